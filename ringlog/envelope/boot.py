@@ -1,0 +1,42 @@
+"""What a supervisor tells an actor when it starts it: one JSON argument, validated at both ends."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ActorBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything one incarnation of an actor needs to know. Paths are absolute."""
+
+    kind: str
+    name: str
+    """`wal_shard-00`; also the process title and the stem of its socket and bell."""
+    engine_id: str
+    incarnation: int
+    """Grows with every start of any actor of this data directory; never reused."""
+    boot_incarnation: int
+    """First incarnation number of this start of the engine: files of other streams below it are history."""
+    boot_id: str
+    """The kernel's boot identity (D-19)."""
+    slot: int
+    """Index of its process slot on the board."""
+    data_dir: str
+    shm_dir: str
+    """Rings, board, sockets and bells of this engine; 0700."""
+    supervisor_pid: int
+    shard: int = -1
+    shards: int = 1
+    config: dict[str, object] = {}
+    """The effective configuration (config.Config as plain values)."""
+    test_stop_points: str = ""
+    """`name:n:action,…` for test builds (FH-6); empty in production."""
+
+
+def dump_boot(boot: ActorBoot) -> str:
+    """Encode for the command line."""
+    return msgspec.json.encode(boot).decode()
+
+
+def load_boot(text: str) -> ActorBoot:
+    """Decode; raises msgspec.ValidationError naming the field."""
+    return msgspec.json.decode(text, type=ActorBoot)

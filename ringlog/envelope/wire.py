@@ -1,0 +1,62 @@
+"""Message <-> bytes.
+
+An envelope is a MessagePack array of four: [version, kind, correlation id, body]. The body is the
+message's fields as an array. Attachments (frames) are further parts of the ZeroMQ message and never
+pass through the codec. Decoding is total: any bytes end in a message or an EnvelopeInvalid.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from ringlog.envelope.messages import KINDS, Message
+from ringlog.errors import InvalidRequest
+from ringlog.limits import ENVELOPE_BYTES_MAX
+
+PROTOCOL = 1
+_CORR_MAX = (1 << 64) - 1
+
+
+class EnvelopeInvalid(InvalidRequest):
+    """Bytes are not an envelope of this protocol."""
+
+
+class Envelope(NamedTuple):
+    """One decoded envelope."""
+
+    kind: str
+    corr: int
+    message: Message
+
+
+_encoder = msgspec.msgpack.Encoder()
+_outer = msgspec.msgpack.Decoder(tuple[int, str, int, msgspec.Raw], strict=True)
+_bodies = {name: msgspec.msgpack.Decoder(kind, strict=True) for name, kind in KINDS.items()}
+
+
+def encode(message: Message, corr: int = 0) -> bytes:
+    """Encode one message under a correlation id (0..2**64-1)."""
+    return _encoder.encode((PROTOCOL, type(message).__name__, corr, message))
+
+
+def decode(data: bytes | memoryview) -> Envelope:
+    """Decode one envelope; raises EnvelopeInvalid for anything else."""
+    if len(data) > ENVELOPE_BYTES_MAX:
+        raise EnvelopeInvalid("envelope too large", bytes=len(data), max=ENVELOPE_BYTES_MAX)
+    try:
+        version, kind, corr, raw = _outer.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise EnvelopeInvalid("not an envelope", reason=str(e)) from None
+    if version != PROTOCOL:
+        raise EnvelopeInvalid("unknown protocol version", version=version, known=PROTOCOL)
+    if not 0 <= corr <= _CORR_MAX:
+        raise EnvelopeInvalid("correlation id out of range", kind=kind)
+    decoder = _bodies.get(kind)
+    if decoder is None:
+        raise EnvelopeInvalid("unknown kind", kind=kind[:64])
+    try:
+        return Envelope(kind, corr, decoder.decode(raw))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise EnvelopeInvalid("malformed message", kind=kind, reason=str(e)) from None

@@ -1,0 +1,138 @@
+"""Frame, version 1: the drawing, the constants, nothing else computes an offset in a header.
+
+A frame is one atomic append of `count` records of one topic. Little-endian; its total size is a
+multiple of 8 and it starts at a multiple of 8 in every buffer, ring and file. The header is ten
+64-bit words, so NumPy handles the headers of a thousand frames as one (n, 10) matrix:
+
+word  bytes   field
+ 0    0..3    frame_len     bytes that follow this field (total size - 4)
+      4       type          FrameType
+      5       version       1
+      6..7    columns       bitmap, bit i = Column i is present
+ 1    8..15   topic_id
+ 2    16..23  base_seq      set by the shard; record i has base_seq + i
+ 3    24..31  commit_ts     set by the shard; microseconds since the epoch
+ 4    32..35  count         records in the frame
+      36..39  epoch         producer: the epoch it means, 0 = whichever is current; shard: the epoch
+ 5    40..47  producer_id   0 = none
+ 6    48..55  producer_seq
+ 7    56..59  raw_len       body bytes before compression
+      60      codec         0 none, 1 LZ4 block, 2 Zstandard
+      61      flags         bits 0-1 durability class, bits 4-5 payload kind, others zero
+      62..63  reserved      zero
+ 8    64..71  body_xxh3     XXH3-64 of the body as stored, by the producer
+ 9    72..79  seal_xxh3     XXH3-64 of bytes 0..71 seeded with the salt of the file it lies in (0 on
+                            the wire), by the shard
+10..  80..    body          the columns in bit order, each padded with zeros to a multiple of 8
+
+A column of bytes is `count + 1` int32 offsets (the first is 0) padded to 8, then the bytes, padded
+to 8. Headers are three parts: `count + 1` int32 list offsets, then a bytes column of all keys, then
+a bytes column of all values, with `list_offsets[count]` entries each. A fixed column is `count`
+values. This is Arrow's memory layout without validity bitmaps; absence is a value:
+
+  key, tag, node, meta   an empty value means that the record has none
+  event_ts               -2**63 means none
+  expires_at, not_before 0 means none
+  priority               0 is the default
+
+The seed of the seal ties a frame to one file of one incarnation, so that stale bytes of an earlier
+life of a file, or a frame written into the wrong file, never verify. Type 0 is invalid, so that
+unwritten space cannot look like a frame.
+
+To change this layout: give it a new version number, teach every decoder both, and only then let
+encoders write it. A reader refuses a version it does not know.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+VERSION = 1
+HEADER_BYTES = 80
+HEADER_WORDS = 10
+SEALED_BYTES = 72
+LEN_FIELD_BYTES = 4
+FRAME_LEN_MIN = HEADER_BYTES - LEN_FIELD_BYTES
+
+# Word numbers of the header matrix.
+W_HEAD = 0
+W_TOPIC = 1
+W_BASE_SEQ = 2
+W_COMMIT_TS = 3
+W_COUNT_EPOCH = 4
+W_PRODUCER_ID = 5
+W_PRODUCER_SEQ = 6
+W_TAIL = 7
+W_BODY_XXH3 = 8
+W_SEAL_XXH3 = 9
+
+# Shifts inside words 0, 4 and 7.
+TYPE_SHIFT = 32
+VERSION_SHIFT = 40
+COLUMNS_SHIFT = 48
+EPOCH_SHIFT = 32
+CODEC_SHIFT = 32
+FLAGS_SHIFT = 40
+RESERVED_SHIFT = 48
+
+LEN_MASK = 0xFFFFFFFF
+PAD_WORD = 0xFFFFFFFF
+"""First word of the padding at the end of a ring: a frame_len no frame can have."""
+
+
+class FrameType(IntEnum):
+    """What a frame records. Control frames carry a MessagePack body and no columns."""
+
+    APPEND = 1
+    TOPIC_CREATE = 2
+    TOPIC_DELETE = 3
+    ROUTER_CREATE = 4
+    ROUTER_DELETE = 5
+    DELETE = 6
+    EVICT_WATERMARK = 7
+    CHECKPOINT_MARK = 8
+    CONFIG_UPDATE = 9
+    LEASE = 10
+    HEAD_WATERMARK = 11
+    GROUP_MARK = 12
+    LOST_RANGE = 13
+    IDEMPOTENCY_KEY = 14
+
+
+FRAME_TYPE_MAX = max(FrameType)
+TYPES_WITH_COLUMNS = frozenset({FrameType.APPEND})
+
+
+class Column(IntEnum):
+    """Bit number of each column; bodies carry them in this order."""
+
+    PAYLOAD = 0
+    KEY = 1
+    TAG = 2
+    NODE = 3
+    HEADERS = 4
+    META = 5
+    EVENT_TS = 6
+    EXPIRES_AT = 7
+    NOT_BEFORE = 8
+    PRIORITY = 9
+
+
+COLUMNS_KNOWN = (1 << (max(Column) + 1)) - 1
+BYTES_COLUMNS = (Column.PAYLOAD, Column.KEY, Column.TAG, Column.NODE, Column.META)
+TIME_COLUMNS = (Column.EVENT_TS, Column.EXPIRES_AT, Column.NOT_BEFORE)
+EVENT_TS_NONE = -(1 << 63)
+
+DURABILITY_MASK = 0x03
+PAYLOAD_KIND_SHIFT = 4
+PAYLOAD_KIND_MASK = 0x30
+FLAGS_KNOWN = DURABILITY_MASK | PAYLOAD_KIND_MASK
+
+assert HEADER_BYTES == HEADER_WORDS * 8
+assert SEALED_BYTES == W_SEAL_XXH3 * 8
+assert COLUMNS_KNOWN < 1 << 16
+
+
+def padded(length: int) -> int:
+    """Round a length in bytes up to a multiple of 8."""
+    return (length + 7) & ~7

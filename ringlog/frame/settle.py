@@ -1,0 +1,76 @@
+"""Settle entries: what a shard tells a producer about one frame. Eight 64-bit words, 64 bytes.
+
+word  meaning                        when refused
+ 0    position                       the same
+ 1    first_seq                      detail a
+ 2    commit_ts, microseconds        detail b
+ 3    bits 0..31 count | bits 32..47 status (errors.Status) | bits 48..63 flags
+ 4    head_seq when it was settled   detail c
+ 5    epoch of the topic             detail d
+ 6    topic_id                       topic_id
+ 7    producer_seq                   producer_seq
+
+`position` is the byte position of the frame in its ring, counted since the ring was made (never
+wraps), or the number of the frame in its message when it came by socket. Entries come in the order
+of positions; one may come twice after a shard restarted, and the second is ignored by position.
+What the details of a refusal mean is in DETAILS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.errors import Refused, Status, refusal
+from ringlog.limits import SETTLE_ENTRY_BYTES
+
+WORDS = SETTLE_ENTRY_BYTES // 8
+S_POSITION, S_FIRST_SEQ, S_COMMIT_TS, S_COUNT_STATUS, S_HEAD_SEQ, S_EPOCH, S_TOPIC, S_PRODUCER_SEQ = range(WORDS)
+STATUS_SHIFT = 32
+FLAGS_SHIFT = 48
+FLAG_DEDUPED = 1
+
+Entries = NDArray[np.uint64]
+"""(n, 8) uint64."""
+
+DETAILS: dict[Status, tuple[str, tuple[str, ...]]] = {
+    Status.INVALID_REQUEST: ("invalid frame", ("field", "found")),
+    Status.BATCH_TOO_LARGE: ("too many records in one write", ("records", "max")),
+    Status.RECORD_TOO_LARGE: ("record too large", ("bytes", "max", "exceeds_cap")),
+    Status.TOPIC_NOT_FOUND: ("no such topic", ()),
+    Status.STALE_EPOCH: ("the topic was deleted and made again", ("sent_epoch", "epoch")),
+    Status.PAYLOAD_TOO_LARGE: ("frame too large", ("bytes", "max")),
+    Status.TOPIC_FULL: ("topic is full", ("cap_records", "cap_bytes", "head_seq", "earliest_seq")),
+    Status.THROTTLED: ("throttled", ("retry_after_ms", "max")),
+    Status.INTERNAL: ("the engine could not write", ()),
+    Status.NOT_READY: ("not ready", ("retry_after_ms",)),
+    Status.SHUTTING_DOWN: ("shutting down", ()),
+    Status.CORRUPT_FRAME: ("frame does not verify", ("offset",)),
+    Status.FORBIDDEN: ("forbidden", ()),
+}
+"""Message and names of details a, b, c, d, by status."""
+
+_DETAIL_WORDS = (S_FIRST_SEQ, S_COMMIT_TS, S_HEAD_SEQ, S_EPOCH)
+
+
+def refused_entry(position: int, status: Status, topic_id: int, producer_seq: int, *details: int) -> list[int]:
+    """Build one refused entry as a list of eight words."""
+    words = [position, 0, 0, int(status) << STATUS_SHIFT, 0, 0, topic_id, producer_seq]
+    for word, value in zip(_DETAIL_WORDS, details, strict=False):
+        words[word] = value & 0xFFFFFFFFFFFFFFFF
+    return words
+
+
+def entry_error(entry: Any, topic: str) -> Refused | None:
+    """Turn one entry (eight words) into the error it carries, or None when it is an ack."""
+    status = (int(entry[S_COUNT_STATUS]) >> STATUS_SHIFT) & 0xFFFF
+    if status == Status.OK:
+        return None
+    try:
+        message, names = DETAILS[Status(status)]
+    except (ValueError, KeyError):
+        message, names = "refused", ()
+    facts = {name: int(entry[word]) for name, word in zip(names, _DETAIL_WORDS, strict=False)}
+    return refusal(status, message, {"topic": topic, **facts})

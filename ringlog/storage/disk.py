@@ -1,0 +1,517 @@
+"""Every call that changes the disk. Nobody else creates, writes, sizes, syncs, renames or unlinks.
+
+What is assumed of the kernel and the device: a write that returned is seen by every later read of the
+same kernel; `fdatasync` that returned 0 makes the file's bytes and its length survive power loss;
+`fsync` of the directory does that for names; `rename` replaces a name as a whole. Nothing is assumed
+about the order or the wholeness of writes that no sync covers.
+
+A failed sync is final. The kernel may drop the pages it could not write and report success next time,
+while reads still show the lost bytes, so a handle whose sync failed refuses everything that would
+build on it (D-17, RD-2): the incarnation ends and its successor copies what it finds.
+
+For every file it made, RealDisk knows what no sync covers yet (RD-9). Renaming a file whose bytes are
+not synced is a programmer error: the name could survive without them (ST-3).
+
+A Disk is used from any thread, but each handle from one thread at a time, except that a sync may run
+while another thread writes: what was written before the sync began counts as covered, no more.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ringlog.errors import DiskError, InvariantViolation
+from ringlog.limits import FILL_CHUNK_BYTES
+from ringlog.storage.layout import TMP_SUFFIX
+
+Buffer = Any
+"""bytes, bytearray, memoryview or a contiguous array: whatever has the buffer interface."""
+
+TRANSIENT_RETRIES_MAX = 8
+"""Refusals without progress (EINTR, EAGAIN) one write survives in a row before it fails (ST-12)."""
+
+IOV_MAX = int(os.sysconf("SC_IOV_MAX"))
+_TRANSIENT = frozenset({errno.EINTR, errno.EAGAIN})
+_NO_ALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+_NO_DIR_SYNC = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
+_HOLDER_BYTES_MAX = 256
+_ZEROS = memoryview(bytes(FILL_CHUNK_BYTES))
+_SAFE_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Outstanding(NamedTuple):
+    """What no sync covers yet of one file."""
+
+    bytes: int
+    length: bool
+    name: bool
+
+
+class Disk(Protocol):
+    """The disk as everything above sees it. A handle is an int that only its own Disk understands.
+
+    Every failure of the system is a DiskError with call, path, errno and strerror. Use of a handle
+    that is closed, or whose sync failed, is an InvariantViolation.
+    """
+
+    def create(self, path: str) -> int:
+        """Make a new file, 0600, for reading and writing; fails when the name exists."""
+        ...
+
+    def open_read(self, path: str) -> int:
+        """Open an existing regular file of ours that has one name; anything else is refused."""
+        ...
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """Write all bytes of all buffers one after another from `offset`; returns how many."""
+        ...
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        """Reserve space and extend the length; bytes already there are kept, new ones read as zero."""
+        ...
+
+    def zero_fill(self, fd: int, offset: int, length: int) -> None:
+        """Overwrite a range with zeros."""
+        ...
+
+    def sync_data(self, fd: int) -> None:
+        """Make bytes and length durable."""
+        ...
+
+    def sync_file(self, fd: int) -> None:
+        """Make bytes, length and the file's other facts durable."""
+        ...
+
+    def truncate(self, fd: int, length: int) -> None:
+        """Set the length in bytes."""
+        ...
+
+    def close(self, fd: int) -> None:
+        """Give the handle back. Syncs nothing."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name, replacing what had it; durable after sync_dir."""
+        ...
+
+    def unlink(self, path: str) -> None:
+        """Remove a name; durable after sync_dir."""
+        ...
+
+    def make_dir(self, path: str) -> None:
+        """Make one directory, 0700; an existing one is fine if it is ours and not a link."""
+        ...
+
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a directory durable."""
+        ...
+
+    def read_at(self, fd: int, length: int, offset: int) -> bytes:
+        """Read `length` bytes, fewer only at the end of the file."""
+        ...
+
+    def read_into(self, fd: int, buffer: Buffer, offset: int) -> int:
+        """Fill a writable buffer; returns the bytes read, fewer only at the end of the file."""
+        ...
+
+    def size(self, fd: int) -> int:
+        """Length of the file in bytes."""
+        ...
+
+    def list_dir(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Say whether the name is there; a failure to look is a DiskError, not an absence."""
+        ...
+
+    def lock(self, path: str) -> int:
+        """Take the exclusive lock of a file, made if absent; DiskError with `holder` when it is held."""
+        ...
+
+    def unlock(self, fd: int) -> None:
+        """Let go of a lock; the file stays."""
+        ...
+
+
+def failed(call: str, path: str, code: int, reason: str = "", **detail: Any) -> DiskError:
+    """Build the error every implementation raises; `reason` defaults to the system's words."""
+    text = reason or os.strerror(code)
+    return DiskError(f"{call} failed: {text}", call=call, path=path, errno=code, strerror=text, **detail)
+
+
+def write_fully(raw: Callable[[list[Buffer], int], int], buffers: Sequence[Buffer], offset: int) -> int:
+    """Call `raw(buffers, offset)` until every byte is written; returns how many there were.
+
+    `raw` writes a prefix and returns its length, or raises OSError. Short counts are continued (ST-11);
+    EINTR and EAGAIN are retried a bounded number of times; no progress is EIO.
+    """
+    first = list(buffers[:IOV_MAX])
+    total = sum([memoryview(b).nbytes for b in buffers])
+    refusals = 0
+    done = 0
+    pending = first
+    while done < total:
+        try:
+            count = raw(pending, offset + done)
+        except OSError as e:
+            refusals += 1
+            if e.errno not in _TRANSIENT or refusals > TRANSIENT_RETRIES_MAX:
+                raise
+            continue
+        if count <= 0:
+            raise OSError(errno.EIO, f"no progress after {done} of {total} bytes")
+        refusals = 0
+        done += count
+        if done < total:
+            pending = _from_byte(buffers, done)
+    return total
+
+
+def _from_byte(buffers: Sequence[Buffer], skip: int) -> list[Buffer]:
+    """Return at most IOV_MAX buffers that begin `skip` bytes into the concatenation."""
+    for index, buffer in enumerate(buffers):
+        view = memoryview(buffer).cast("B")
+        if skip < view.nbytes:
+            return [view[skip:], *buffers[index + 1 : index + IOV_MAX]]
+        skip -= view.nbytes
+    return []
+
+
+class _File:
+    """What RealDisk knows of one open file. Counters only grow, so a sync beside a write stays right."""
+
+    __slots__ = (
+        "changes",
+        "in_doubt",
+        "length",
+        "length_synced",
+        "name_unsynced",
+        "path",
+        "poisoned",
+        "synced",
+    )
+
+    def __init__(self, path: str, length: int, *, is_new: bool) -> None:
+        self.path = path
+        self.changes = 0  # bytes written or zeroed so far
+        self.synced = 0  # `changes` when the last successful sync began
+        self.length = length
+        self.length_synced = length
+        self.name_unsynced = is_new
+        self.in_doubt = False  # its directory's sync failed; a later success proves nothing
+        self.poisoned = ""
+
+    def has_unsynced_bytes(self) -> bool:
+        return self.changes != self.synced or self.length != self.length_synced
+
+
+class RealDisk:
+    """The host's file system. Handles are file descriptors, so pread and poll may be used on them."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, _File] = {}
+        # Files closed with unsynced bytes: nobody may rename them. Bounded by what was written unsynced.
+        self._left_unsynced: set[str] = set()
+
+    def outstanding(self, fd: int) -> Outstanding:
+        """Say what no sync covers yet of this file."""
+        file = self._file(fd)
+        return Outstanding(file.changes - file.synced, file.length != file.length_synced, file.name_unsynced)
+
+    # -- handles --------------------------------------------------------------------------------------
+
+    def create(self, path: str) -> int:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFE_OPEN, 0o600)
+        except OSError as e:
+            raise _system("create", path, e) from None
+        self._files[fd] = _File(path, 0, is_new=True)
+        return fd
+
+    def open_read(self, path: str) -> int:
+        try:
+            # O_NONBLOCK: a FIFO put in a file's place must not hang us before it is refused.
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _SAFE_OPEN)
+        except OSError as e:
+            raise _system("open_read", path, e) from None
+        length = _require_own_file("open_read", path, fd)
+        self._files[fd] = _File(path, length, is_new=False)
+        return fd
+
+    def close(self, fd: int) -> None:
+        file = self._file(fd)
+        del self._files[fd]
+        if file.has_unsynced_bytes():
+            self._left_unsynced.add(file.path)
+        try:
+            os.close(fd)
+        except OSError as e:
+            raise _system("close", file.path, e) from None
+
+    def _file(self, fd: int) -> _File:
+        try:
+            return self._files[fd]
+        except KeyError:
+            raise InvariantViolation("not an open handle of this disk", fd=fd) from None
+
+    def _changeable(self, fd: int, call: str) -> _File:
+        try:
+            file = self._files[fd]
+        except KeyError:
+            raise InvariantViolation("not an open handle of this disk", fd=fd, call=call) from None
+        if file.poisoned:
+            raise InvariantViolation(
+                "a sync of this file failed; nothing may build on it",
+                call=call,
+                path=file.path,
+                reason=file.poisoned,
+            )
+        return file
+
+    # -- contents -------------------------------------------------------------------------------------
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        file = self._changeable(fd, "write_at")
+        before = file.length
+        try:
+            # One call does it nearly always: no list, no views beyond what the count needs.
+            count = write_fully(lambda pending, at: os.pwritev(fd, pending, at), buffers, offset)
+        except OSError as e:
+            # Some of it may be there: both facts are unknown until the file is given up.
+            file.changes += 1
+            file.length = max(before, _length_or(fd, before))
+            raise _system("write_at", file.path, e, offset=offset) from None
+        file.changes += count
+        if offset + count > before:
+            file.length = offset + count
+        return count
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        file = self._changeable(fd, "allocate")
+        try:
+            os.posix_fallocate(fd, offset, length)
+        except OSError as e:
+            if e.errno not in _NO_ALLOCATE or length <= 0:
+                raise _system("allocate", file.path, e, offset=offset, length=length) from None
+            start = max(offset, self.size(fd))
+            self.zero_fill(fd, start, offset + length - start)
+            return
+        file.length = max(file.length, offset + length)
+
+    def zero_fill(self, fd: int, offset: int, length: int) -> None:
+        stop = offset + length
+        while offset < stop:
+            offset += self.write_at(fd, [_ZEROS[: stop - offset]], offset)
+
+    def truncate(self, fd: int, length: int) -> None:
+        file = self._changeable(fd, "truncate")
+        try:
+            os.ftruncate(fd, length)
+        except OSError as e:
+            raise _system("truncate", file.path, e, length=length) from None
+        file.length = length
+        file.changes += 1
+
+    def sync_data(self, fd: int) -> None:
+        self._sync(fd, "sync_data", os.fdatasync)
+
+    def sync_file(self, fd: int) -> None:
+        self._sync(fd, "sync_file", os.fsync)
+
+    def _sync(self, fd: int, call: str, sync: Callable[[int], None]) -> None:
+        file = self._changeable(fd, call)
+        changes, length = file.changes, file.length
+        try:
+            sync(fd)
+        except OSError as e:
+            file.poisoned = f"{call}: {e.strerror}"
+            raise _system(call, file.path, e) from None
+        file.synced, file.length_synced = changes, length
+
+    # -- names ----------------------------------------------------------------------------------------
+
+    def rename(self, source: str, target: str) -> None:
+        renamed = [file for file in self._files.values() if file.path == source]
+        if source in self._left_unsynced or any(file.has_unsynced_bytes() for file in renamed):
+            raise InvariantViolation(
+                "rename of a file whose bytes are not synced", path=source, target=target
+            )
+        try:
+            os.rename(source, target)
+        except OSError as e:
+            raise _system("rename", source, e, target=target) from None
+        self._left_unsynced.discard(target)
+        for file in renamed:
+            file.path, file.name_unsynced, file.in_doubt = target, True, False
+
+    def unlink(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except OSError as e:
+            raise _system("unlink", path, e) from None
+        self._left_unsynced.discard(path)
+
+    def make_dir(self, path: str) -> None:
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            _require_own_directory(path)
+        except OSError as e:
+            raise _system("make_dir", path, e) from None
+
+    def sync_dir(self, path: str) -> None:
+        inside = [
+            file
+            for file in self._files.values()
+            if file.name_unsynced and os.path.dirname(file.path) == path.rstrip("/")
+        ]
+        try:
+            _sync_directory(path)
+        except OSError as e:
+            for file in inside:
+                file.in_doubt = True
+            raise _system("sync_dir", path, e) from None
+        for file in inside:
+            file.name_unsynced = file.in_doubt
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def read_at(self, fd: int, length: int, offset: int) -> bytes:
+        try:
+            data = os.pread(fd, length, offset)
+            while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
+                data += more
+        except OSError as e:
+            raise _system("read_at", self._file(fd).path, e, offset=offset) from None
+        return data
+
+    def read_into(self, fd: int, buffer: Buffer, offset: int) -> int:
+        view = memoryview(buffer).cast("B")
+        done = 0
+        try:
+            while done < len(view) and (count := os.preadv(fd, [view[done:]], offset + done)):
+                done += count
+        except OSError as e:
+            raise _system("read_into", self._file(fd).path, e, offset=offset + done) from None
+        return done
+
+    def size(self, fd: int) -> int:
+        try:
+            return os.fstat(fd).st_size
+        except OSError as e:
+            raise _system("size", self._file(fd).path, e) from None
+
+    def list_dir(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except OSError as e:
+            raise _system("list_dir", path, e) from None
+
+    def exists(self, path: str) -> bool:
+        try:
+            os.lstat(path)
+        except FileNotFoundError:
+            return False
+        except OSError as e:
+            raise _system("exists", path, e) from None
+        return True
+
+    # -- locks ----------------------------------------------------------------------------------------
+
+    def lock(self, path: str) -> int:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | _SAFE_OPEN, 0o600)
+        except OSError as e:
+            raise _system("lock", path, e) from None
+        length = _require_own_file("lock", path, fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # For people reading the refusal of the next one; never used to decide anything (RD-8).
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"pid {os.getpid()}\n".encode(), 0)
+        except OSError as e:
+            holder = os.pread(fd, _HOLDER_BYTES_MAX, 0).decode("utf-8", "replace").strip()
+            os.close(fd)
+            raise _system("lock", path, e, holder=holder or "unknown") from None
+        self._files[fd] = _File(path, length, is_new=False)
+        return fd
+
+    def unlock(self, fd: int) -> None:
+        self.close(fd)
+
+
+def _system(call: str, path: str, cause: OSError, **detail: Any) -> DiskError:
+    return failed(call, path, cause.errno or 0, cause.strerror or str(cause), **detail)
+
+
+def _length_or(fd: int, otherwise: int) -> int:
+    try:
+        return os.fstat(fd).st_size
+    except OSError:
+        return otherwise
+
+
+def _require_own_file(call: str, path: str, fd: int) -> int:
+    """Return the length of a regular file that is ours and has one name; close and refuse others."""
+    try:
+        facts = os.fstat(fd)
+    except OSError as e:
+        os.close(fd)
+        raise _system(call, path, e) from None
+    reason = ""
+    if not stat.S_ISREG(facts.st_mode):
+        reason = "not a regular file"
+    elif facts.st_uid != os.geteuid():
+        reason = f"owned by uid {facts.st_uid}, not by us"
+    elif facts.st_nlink != 1:
+        reason = f"has {facts.st_nlink} names, must have one"
+    if reason:
+        os.close(fd)
+        raise failed(call, path, errno.EPERM, reason)
+    return facts.st_size
+
+
+def _require_own_directory(path: str) -> None:
+    try:
+        facts = os.lstat(path)
+    except OSError as e:
+        raise _system("make_dir", path, e) from None
+    if not stat.S_ISDIR(facts.st_mode):
+        raise failed("make_dir", path, errno.EEXIST, "exists and is not a directory")
+    if facts.st_uid != os.geteuid():
+        raise failed("make_dir", path, errno.EPERM, f"owned by uid {facts.st_uid}, not by us")
+
+
+def _sync_directory(path: str) -> None:
+    """Sync a directory; file systems that cannot are tolerated (ST-9), and names there may roll back."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFE_OPEN)
+    try:
+        os.fsync(fd)
+    except OSError as e:
+        if e.errno not in _NO_DIR_SYNC:
+            raise
+    finally:
+        os.close(fd)
+
+
+def replace_file(disk: Disk, directory: str, name: str, data: Buffer) -> None:
+    """Make `directory/name` hold `data`, whole and durable, or leave it as it was (ST-3)."""
+    target = os.path.join(directory, name)
+    temporary = target + TMP_SUFFIX
+    if disk.exists(temporary):
+        disk.unlink(temporary)
+    fd = disk.create(temporary)
+    try:
+        disk.write_at(fd, [data], 0)
+        disk.sync_file(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(temporary, target)
+    disk.sync_dir(directory)

@@ -1,0 +1,217 @@
+"""What a topic is configured to be: read from a request, normalised once, stored whole. Pure.
+
+Unknown fields are ignored; a wrong type, an unknown word or a number out of range is InvalidRequest
+that names the field; what is documented as clamped is clamped, so that the stored and echoed value is
+the one in force. A config always states its class: `durability` decides, else `durable` means fsync
+or disk. To add a field: give it a default here and a row in the table; stored configs without it
+then read as that default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import msgspec
+
+from ringlog.errors import CorruptData, InvalidRequest, TopicIncompatible
+from ringlog.topic.names import check_topic_name
+from ringlog.types import Durability
+
+U64_MAX = (1 << 64) - 1
+PRIORITY_MAX = 1_000
+LEASE_MS_MIN = 100
+LEASE_MS_MAX = 86_400_000
+CLAIM_JITTER_MS_MAX = 5_000
+PRIORITY_LEVELS_MAX = 256
+"""The priority column of a frame is one byte."""
+
+LOG = "log"
+QUEUE = "queue"
+DISCARD_OLD = "old"
+DISCARD_REJECT = "reject"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    """One topic's configuration, normalised. Build it with `parse`, which checks; times in milliseconds."""
+
+    type: str = LOG
+    ttl_ms: int = 0
+    """A record older than this is expired; 0 = never."""
+    cap_records: int = 0
+    cap_bytes: int = 0
+    """Most live records and accounted bytes to retain; 0 = no bound."""
+    discard: str = DISCARD_OLD
+    """What a write that would exceed a cap does: evict the oldest, or be refused."""
+    durability: Durability = Durability.DISK
+    priority: int | None = None
+    auto_priority: bool = True
+    auto_create: bool = True
+    idempotency_window_ms: int = 120_000
+    dedupe_node: bool = True
+    lease_ms: int = 30_000
+    claim_jitter_ms: int = 0
+    max_deliveries: int = 0
+    dead_letter: str | None = None
+    leases_durable: bool = False
+    priority_levels: int = 3
+    """Levels of a record's own priority: 0 up to this less one."""
+    expire_unused_ms: int = 0
+    """The topic is removed when nobody used it for this long; 0 = never."""
+    compression: str = "none"
+    """Codec of frames written by the library's own producers: none, lz4 or zstd."""
+
+    @property
+    def durable(self) -> bool:
+        """Shorthand that responses carry: the class is fsync."""
+        return self.durability is Durability.FSYNC
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], topic: str = "") -> TopicConfig:
+        """Check and normalise a request's fields, absent ones taking their defaults (PUT).
+
+        `topic` is the topic's own name, which a queue may not have as its dead letter. Raises
+        InvalidRequest with `field` and what was found.
+        """
+        return cls().merged(given, topic)
+
+    def merged(self, given: Mapping[str, Any], topic: str = "") -> TopicConfig:
+        """Return this config with only the named fields changed; the same checks as `parse`."""
+        if not isinstance(given, Mapping):
+            raise InvalidRequest("a topic config must be an object", field="config", found=_type_of(given))
+        changed = {name: check(name, given[name]) for name, check in _CHECKS.items() if name in given}
+        durable = changed.pop("durable", None)
+        if durable is not None and "durability" not in changed:
+            changed["durability"] = Durability.FSYNC if durable else Durability.DISK
+        config = replace(self, **changed)
+        if topic and config.type == QUEUE and config.dead_letter == topic:
+            raise InvalidRequest("a queue cannot be its own dead letter", field="dead_letter", topic=topic)
+        return config
+
+    def require_type_of(self, existing: TopicConfig, topic: str) -> None:
+        """Raise TopicIncompatible when this config would change an existing topic's type (C-7)."""
+        if self.type != existing.type:
+            raise TopicIncompatible(
+                "the topic exists with another type",
+                topic=topic,
+                existing_type=existing.type,
+                requested_type=self.type,
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain values, as requests and responses carry them."""
+        plain = {name: getattr(self, name) for name in _FIELDS}
+        plain["durability"] = self.durability.label
+        plain["durable"] = self.durable
+        return plain
+
+    def to_bytes(self) -> bytes:
+        """Encode for the log (MessagePack map)."""
+        return msgspec.msgpack.encode(self.to_dict())
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> TopicConfig:
+        """Decode what the log holds; fields of later versions are ignored, missing ones take defaults.
+
+        Raises CorruptData for anything that `to_bytes` of no version could have written.
+        """
+        try:
+            return cls.parse(_decoder.decode(data))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, InvalidRequest) as e:
+            raise CorruptData("stored topic config does not decode", reason=str(e)) from None
+
+
+_decoder = msgspec.msgpack.Decoder(dict[str, Any])
+_FIELDS = tuple(field.name for field in fields(TopicConfig))
+
+Check = Callable[[str, Any], Any]
+
+
+def _type_of(value: object) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _wrong_type(field: str, expected: str, value: object) -> InvalidRequest:
+    return InvalidRequest("wrong type", field=field, expected=expected, found=_type_of(value))
+
+
+def _boolean(field: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong_type(field, "boolean", value)
+    return value
+
+
+def _integer(field: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _wrong_type(field, "integer", value)
+    return value
+
+
+def _unsigned(field: str, value: Any) -> int:
+    number = _integer(field, value)
+    if not 0 <= number <= U64_MAX:
+        raise InvalidRequest("out of range", field=field, min=0, max=U64_MAX, found=str(number)[:32])
+    return number
+
+
+def _clamped(low: int, high: int) -> Check:
+    """Check an unsigned field and move it into [low, high]."""
+    return lambda field, value: min(max(_unsigned(field, value), low), high)
+
+
+def _one_of(*words: str) -> Check:
+    def check(field: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise _wrong_type(field, "string", value)
+        if value not in words:
+            raise InvalidRequest("not one of the words", field=field, words=list(words), found=value[:64])
+        return value
+
+    return check
+
+
+_class_word = _one_of(*(each.label for each in Durability))
+
+
+def _durability(field: str, value: Any) -> Durability:
+    return Durability.parse(_class_word(field, value))
+
+
+def _priority(field: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    return min(max(_integer(field, value), -PRIORITY_MAX), PRIORITY_MAX)
+
+
+def _dead_letter(field: str, value: Any) -> str | None:
+    if value is not None:
+        check_topic_name(value, field)
+    return value if value is None else str(value)
+
+
+_CHECKS: dict[str, Check] = {
+    "type": _one_of(LOG, QUEUE),
+    "ttl_ms": _unsigned,
+    "cap_records": _unsigned,
+    "cap_bytes": _unsigned,
+    "discard": _one_of(DISCARD_OLD, DISCARD_REJECT),
+    "durable": _boolean,
+    "durability": _durability,
+    "priority": _priority,
+    "auto_priority": _boolean,
+    "auto_create": _boolean,
+    "idempotency_window_ms": _unsigned,
+    "dedupe_node": _boolean,
+    "lease_ms": _clamped(LEASE_MS_MIN, LEASE_MS_MAX),
+    "claim_jitter_ms": _clamped(0, CLAIM_JITTER_MS_MAX),
+    "max_deliveries": _unsigned,
+    "dead_letter": _dead_letter,
+    "leases_durable": _boolean,
+    "priority_levels": _clamped(1, PRIORITY_LEVELS_MAX),
+    "expire_unused_ms": _unsigned,
+    "compression": _one_of("none", "lz4", "zstd"),
+}
+
+assert set(_CHECKS) == {*_FIELDS, "durable"}, "every field has its check"

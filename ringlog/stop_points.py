@@ -1,0 +1,113 @@
+"""Named places in production code where a test can kill, pause or break a process (FH-6).
+
+Off, a stop point costs one comparison with None. They are switched on only by
+`ActorBoot.test_stop_points`, which the supervisor fills in for test builds and leaves empty otherwise.
+
+A spec is `name:n:action` pieces joined by commas: at the n-th pass (from 1) of the point do
+
+  kill    SIGKILL to this process: nothing runs after it
+  exit    leave at once with exit status 1, no clean-up
+  pause   SIGSTOP to this process, until somebody sends SIGCONT
+  raise   raise InvariantViolation, as a broken invariant would
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from ringlog.errors import ConfigError, ExitCode, InvariantViolation
+
+POINTS: dict[str, str] = {
+    "log_after_write": "a group is written to the log and no sync has begun",
+    "log_after_sync": "the sync that covers a group returned and nobody was told",
+    "log_after_publish": "the board shows a group's records and no producer is settled",
+    "log_before_settle": "the next effect is a settlement",
+    "settle_before_tail": "settle entries are written and the ring's tail has not moved",
+    "rotate_after_sync": "the old WAL file is synced and the new one not in use",
+    "rotate_before_header": "the new WAL file has its name and no header",
+    "recovery_mid_replay": "recovery applied some frames of the log",
+    "recovery_before_copy": "recovery knows what is in doubt and has copied nothing",
+    "recovery_after_copy": "what was in doubt is copied and synced, and nothing is published",
+    "ring_after_publish": "a producer published a frame and rang no bell",
+    "drain_mid": "an orderly stop has begun and is not done",
+    "supervisor_before_respawn": "an actor's death is known and its successor not started",
+}
+"""Every point, and what is true there."""
+
+Action = Callable[[str], None]
+
+
+def _kill(name: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _pause(name: str) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _exit(name: str) -> None:
+    os._exit(ExitCode.CRASH)
+
+
+def _raise(name: str) -> None:
+    raise InvariantViolation("stop point", point=name)
+
+
+ACTIONS: dict[str, Action] = {"kill": _kill, "pause": _pause, "exit": _exit, "raise": _raise}
+
+
+class _Armed:
+    """Points that wait for their pass. One process, one thread passes each point."""
+
+    def __init__(self, plan: dict[str, dict[int, Action]]) -> None:
+        self._plan = plan
+        self._passes = dict.fromkeys(plan, 0)
+
+    def hit(self, name: str) -> None:
+        if name not in POINTS:
+            raise InvariantViolation("no such stop point", point=name)
+        due = self._plan.get(name)
+        if due is None:
+            return
+        self._passes[name] += 1
+        action = due.get(self._passes[name])
+        if action is not None:
+            action(name)
+
+
+_armed: _Armed | None = None
+
+
+def configure(spec: str) -> None:
+    """Arm the points of `spec`, replacing what was armed; empty disarms all.
+
+    Raises ConfigError naming the piece that is wrong and what is known.
+    """
+    global _armed  # noqa: PLW0603  one per process, set once at boot
+    plan: dict[str, dict[int, Action]] = {}
+    for piece in filter(None, (part.strip() for part in spec.split(","))):
+        name, n, action = _parse(piece)
+        plan.setdefault(name, {})[n] = action
+    _armed = _Armed(plan) if plan else None
+
+
+def _parse(piece: str) -> tuple[str, int, Action]:
+    parts = piece.split(":")
+    if len(parts) != 3:
+        raise ConfigError("a stop point is name:n:action", found=piece)
+    name, number, word = parts
+    if name not in POINTS:
+        raise ConfigError("no such stop point", found=name, known=sorted(POINTS))
+    if not (number.isascii() and number.isdigit()) or int(number) < 1:
+        raise ConfigError("the pass of a stop point counts from 1", found=piece)
+    if word not in ACTIONS:
+        raise ConfigError("no such stop point action", found=word, known=sorted(ACTIONS))
+    return name, int(number), ACTIONS[word]
+
+
+def hit(name: str) -> None:
+    """Pass the point called `name`; does what was configured for this pass."""
+    if _armed is not None:
+        _armed.hit(name)

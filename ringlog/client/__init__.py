@@ -1,0 +1,1 @@
+"""The client: connect, append, produce, read."""

@@ -1,0 +1,97 @@
+"""What reading needs of a client's connection, and nothing else.
+
+`Client` and `aio.Client` hold a Connection as `client.connection`; Reader, Tailer and `read` are written
+against it. Everything that has to wait is a Pending: logic is written as `Steps` (ringlog.link.pending),
+yielding Pendings, and is run by the client it belongs to:
+
+    def read_page(connection: Connection, topic: str, ...) -> Steps[Page]:
+        located = yield connection.locate(topic, after, epoch)
+        ...
+        is_news = yield connection.published_since(shard, seen, timeout_s)
+
+    page = client.run(read_page(client.connection, ...))           # synchronous client
+    page = await client.run(read_page(client.connection, ...))     # asyncio client
+
+Local file reads may be made directly between two yields; they must not sleep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from ringlog.envelope.messages import Located, Read, ReadReply, TopicInfo
+from ringlog.link.pending import Pending
+
+Transport = Literal["ring", "ipc", "tcp"]
+
+
+class Marks(NamedTuple):
+    """How far a shard's logs may be read: (file_id, offset in bytes) of the WAL and of the volatile log."""
+
+    wal: tuple[int, int]
+    volatile: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """A topic's slot on the board, as one consistent reading (ring transport only)."""
+
+    topic_id: int
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    commit_ts: int
+
+
+class Connection(Protocol):
+    """One client's connection, seen by readers. All methods return at once and never block."""
+
+    @property
+    def transport(self) -> Transport:
+        """`ring`: files are read here; `ipc` and `tcp`: `read_remote` asks the gateway."""
+        ...
+
+    @property
+    def data_dir(self) -> str:
+        """The engine's data directory; raises NotConnected before the first `locate` on this transport."""
+        ...
+
+    @property
+    def shm_dir(self) -> str:
+        """The engine's shared-memory directory; a new one after every start of the engine."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Grows when the engine was restarted: locate again and open files anew."""
+        ...
+
+    def resolve(self, topic: str) -> Pending[TopicInfo]:
+        """Who is this topic? Cached; fails with TopicNotFound."""
+        ...
+
+    def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
+        """Ask the topic's shard where records after `after` lie (ring transport)."""
+        ...
+
+    def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
+        """Read the topic's slot on the board now; None when the slot belongs to another topic or epoch."""
+        ...
+
+    def marks(self, shard: int) -> Marks:
+        """Read the shard's published marks on the board now."""
+        ...
+
+    def published_since(self, shard: int, seen: Marks, timeout_s: float) -> Pending[bool]:
+        """Done with True once `marks(shard)` differs from `seen`, with False after the timeout."""
+        ...
+
+    def read_remote(self, request: Read) -> Pending[tuple[ReadReply, memoryview]]:
+        """Send a Read to the gateway; the reply and the buffer of whole frames (ipc and tcp).
+
+        Lasts up to the request's `wait_ms` longer than an ordinary request.
+        """
+        ...

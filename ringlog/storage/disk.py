@@ -18,6 +18,7 @@ while another thread writes: what was written before the sync began counts as co
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -152,11 +153,9 @@ def write_fully(raw: Callable[[list[Buffer], int], int], buffers: Sequence[Buffe
     `raw` writes a prefix and returns its length, or raises OSError. Short counts are continued (ST-11);
     EINTR and EAGAIN are retried a bounded number of times; no progress is EIO.
     """
-    first = list(buffers[:IOV_MAX])
+    pending = list(buffers[:IOV_MAX])
     total = sum([memoryview(b).nbytes for b in buffers])
-    refusals = 0
-    done = 0
-    pending = first
+    refusals = done = 0
     while done < total:
         try:
             count = raw(pending, offset + done)
@@ -177,9 +176,9 @@ def write_fully(raw: Callable[[list[Buffer], int], int], buffers: Sequence[Buffe
 def _from_byte(buffers: Sequence[Buffer], skip: int) -> list[Buffer]:
     """Return at most IOV_MAX buffers that begin `skip` bytes into the concatenation."""
     for index, buffer in enumerate(buffers):
-        view = memoryview(buffer).cast("B")
+        view = memoryview(buffer)
         if skip < view.nbytes:
-            return [view[skip:], *buffers[index + 1 : index + IOV_MAX]]
+            return [view.cast("B")[skip:], *buffers[index + 1 : index + IOV_MAX]]
         skip -= view.nbytes
     return []
 
@@ -281,7 +280,6 @@ class RealDisk:
         file = self._changeable(fd, "write_at")
         before = file.length
         try:
-            # One call does it nearly always: no list, no views beyond what the count needs.
             count = write_fully(lambda pending, at: os.pwritev(fd, pending, at), buffers, offset)
         except OSError as e:
             # Some of it may be there: both facts are unknown until the file is given up.
@@ -338,7 +336,7 @@ class RealDisk:
     # -- names ----------------------------------------------------------------------------------------
 
     def rename(self, source: str, target: str) -> None:
-        renamed = [file for file in self._files.values() if file.path == source]
+        renamed = [file for file in tuple(self._files.values()) if file.path == source]
         if source in self._left_unsynced or any(file.has_unsynced_bytes() for file in renamed):
             raise InvariantViolation(
                 "rename of a file whose bytes are not synced", path=source, target=target
@@ -369,7 +367,7 @@ class RealDisk:
     def sync_dir(self, path: str) -> None:
         inside = [
             file
-            for file in self._files.values()
+            for file in tuple(self._files.values())
             if file.name_unsynced and os.path.dirname(file.path) == path.rstrip("/")
         ]
         try:
@@ -393,8 +391,10 @@ class RealDisk:
         return data
 
     def read_into(self, fd: int, buffer: Buffer, offset: int) -> int:
-        view = memoryview(buffer).cast("B")
         done = 0
+        if memoryview(buffer).nbytes == 0:
+            return 0  # an empty view cannot be cast
+        view = memoryview(buffer).cast("B")
         try:
             while done < len(view) and (count := os.preadv(fd, [view[done:]], offset + done)):
                 done += count
@@ -433,13 +433,11 @@ class RealDisk:
         length = _require_own_file("lock", path, fd)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # For people reading the refusal of the next one; never used to decide anything (RD-8).
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"pid {os.getpid()}\n".encode(), 0)
         except OSError as e:
-            holder = os.pread(fd, _HOLDER_BYTES_MAX, 0).decode("utf-8", "replace").strip()
+            holder = _read_holder(fd)
             os.close(fd)
-            raise _system("lock", path, e, holder=holder or "unknown") from None
+            raise _system("lock", path, e, holder=holder) from None
+        _write_holder(fd)
         self._files[fd] = _File(path, length, is_new=False)
         return fd
 
@@ -449,6 +447,21 @@ class RealDisk:
 
 def _system(call: str, path: str, cause: OSError, **detail: Any) -> DiskError:
     return failed(call, path, cause.errno or 0, cause.strerror or str(cause), **detail)
+
+
+def _read_holder(fd: int) -> str:
+    try:
+        return os.pread(fd, _HOLDER_BYTES_MAX, 0).decode("utf-8", "replace").strip() or "unknown"
+    except OSError:
+        return "unknown"
+
+
+def _write_holder(fd: int) -> None:
+    """Name ourselves for whoever is refused; a pid is for people and decides nothing (RD-8)."""
+    # A full disk must not keep an engine from starting: the lock is held whether or not this is written.
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"pid {os.getpid()}\n".encode(), 0)
 
 
 def _length_or(fd: int, otherwise: int) -> int:

@@ -1,0 +1,116 @@
+"""Fixtures that every test may use, and the check that a test leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from ringlog.testing.clock import ManualClock
+
+T = TypeVar("T", bound="dict | set")
+SHM = Path("/dev/shm")
+SETTLE_S = 5.0
+KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+# How fast an example runs says more about the machine's other work than about the code.
+settings.register_profile(
+    "ringlog", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("ringlog")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands still until the test moves it."""
+    return ManualClock()
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Iterator[Path]:
+    """An empty 0700 directory; afterwards no process may still carry its path on its command line."""
+    path = tmp_path / "data"
+    path.mkdir(mode=0o700)
+    yield path
+    left = _until_empty(lambda: processes_naming(str(path)))
+    assert not left, f"the test left processes that work on its data directory: {left}"
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """No new child process and no new shared-memory directory of ours after the test (O7)."""
+    children, regions = own_children(), shm_entries()
+    yield
+    left = _until_empty(lambda: {k: v for k, v in own_children().items() if k not in children})
+    assert not left, f"the test left child processes: {left}"
+    left_regions = _until_empty(lambda: ours_in_shm(shm_entries() - regions))
+    assert not left_regions, f"the test left shared memory: {sorted(left_regions)}"
+
+
+def _until_empty(look: Callable[[], T]) -> T:
+    """Look until there is nothing or the deadline passes: a killed process takes a moment to be gone."""
+    deadline = time.monotonic() + SETTLE_S
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+def command_of(pid: int) -> str:
+    """A process's command line with spaces; empty when it is gone or a zombie."""
+    try:
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        )
+    except OSError:
+        return ""
+
+
+def own_children() -> dict[int, str]:
+    """Pid and command of our direct children, zombies included."""
+    found: dict[int, str] = {}
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            pids = (task / "children").read_text().split()
+        except OSError:
+            continue
+        for pid in map(int, pids):
+            command = command_of(pid)
+            if not any(kept in command for kept in KEPT_CHILDREN):
+                found[pid] = command
+    return found
+
+
+def processes_naming(path: str) -> dict[int, str]:
+    """Processes other than us whose command line holds `path`."""
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid()]
+    return {pid: command for pid in pids if path in (command := command_of(pid))}
+
+
+def shm_entries() -> set[str]:
+    """Names of shared-memory directories in the engine's style."""
+    return {name for name in os.listdir(SHM) if name.startswith("ringlog-")}
+
+
+def ours_in_shm(names: set[str]) -> set[str]:
+    """Those that no living process outside this test run is using: another run's engine is not our leak."""
+    return {name for name in names if (SHM / name).exists() and not _used_by_strangers(name)}
+
+
+def _used_by_strangers(name: str) -> bool:
+    mine = own_children()
+    return any(
+        pid not in mine and pid != os.getpid() and _uses(pid, name)
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+    )
+
+
+def _uses(pid: int, name: str) -> bool:
+    try:
+        return name in command_of(pid) or name in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False

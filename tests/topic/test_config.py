@@ -1,0 +1,237 @@
+"""Topic configuration, section 5 of the semantics."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog.errors import CorruptData, InvalidRequest, TopicIncompatible
+from ringlog.topic.config import U64_MAX, TopicConfig
+from ringlog.types import Durability
+
+DEFAULTS = {
+    "type": "log", "ttl_ms": 0, "cap_records": 0, "cap_bytes": 0, "discard": "old", "durable": False,
+    "durability": "disk", "priority": None, "auto_priority": True, "auto_create": True,
+    "idempotency_window_ms": 120_000, "dedupe_node": True, "lease_ms": 30_000, "claim_jitter_ms": 0,
+    "max_deliveries": 0, "dead_letter": None, "leases_durable": False, "priority_levels": 3,
+    "expire_unused_ms": 0, "compression": "none",
+}  # fmt: skip
+UNSIGNED = [
+    "ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "lease_ms", "claim_jitter_ms",
+    "max_deliveries", "priority_levels", "expire_unused_ms",
+]  # fmt: skip
+BOOLEANS = ["durable", "auto_priority", "auto_create", "dedupe_node", "leases_durable"]
+WORDS = ["type", "discard", "durability", "compression"]
+NULLABLE = {"priority", "dead_letter"}
+
+
+def test_an_empty_config_lists_every_field_with_its_default():
+    """C-1, C-2."""
+    assert TopicConfig.parse({}).to_dict() == DEFAULTS
+    assert TopicConfig() == TopicConfig.parse({})
+
+
+def test_queue_fields_of_a_log_are_kept():
+    """C-2."""
+    config = TopicConfig.parse({"type": "log", "lease_ms": 500, "dead_letter": "dead"})
+    assert (config.lease_ms, config.dead_letter) == (500, "dead")
+
+
+def test_unknown_fields_are_ignored():
+    """C-3."""
+    assert TopicConfig.parse({"colour": "red", "ttl_ms": 5}).to_dict() == {**DEFAULTS, "ttl_ms": 5}
+
+
+@pytest.mark.parametrize("field", UNSIGNED)
+@pytest.mark.parametrize("value", [-1, U64_MAX + 1, 1.0, "1", True, None, [], {}])
+def test_an_unsigned_field_takes_only_unsigned_integers(field, value):
+    """C-3."""
+    refused(field, value)
+
+
+@pytest.mark.parametrize("field", BOOLEANS)
+@pytest.mark.parametrize("value", [0, 1, "true", None, []])
+def test_a_boolean_field_takes_only_booleans(field, value):
+    """C-3."""
+    refused(field, value)
+
+
+@pytest.mark.parametrize("field", WORDS)
+@pytest.mark.parametrize("value", ["", "LOG", "fsync ", "new", 1, True, None, [], "x" * 10_000])
+def test_a_word_field_takes_only_its_words(field, value):
+    """C-3."""
+    refused(field, value)
+
+
+@pytest.mark.parametrize("value", [1.5, "1", True, []])
+def test_priority_takes_an_integer_or_null(value):
+    """C-3."""
+    refused("priority", value)
+
+
+@pytest.mark.parametrize("value", [1, True, [], "", "../x", "a b"])
+def test_a_dead_letter_must_be_a_topic_name(value):
+    """C-6."""
+    refused("dead_letter", value)
+
+
+def refused(field, value):
+    with pytest.raises(InvalidRequest) as caught:
+        TopicConfig.parse({field: value})
+    assert caught.value.detail["field"] == field
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("field", [field for field in DEFAULTS if field not in NULLABLE])
+def test_null_is_legal_only_where_said(field):
+    """C-3."""
+    refused(field, None)
+
+
+@pytest.mark.parametrize("field", sorted(NULLABLE))
+def test_null_clears_a_nullable_field(field):
+    config = TopicConfig.parse({"priority": 5, "dead_letter": "dead"}).merged({field: None})
+    assert config.to_dict()[field] is None
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "stored"),
+    [
+        ("priority", -1001, -1000), ("priority", -1000, -1000), ("priority", 1000, 1000),
+        ("priority", 10**30, 1000), ("lease_ms", 0, 100), ("lease_ms", 99, 100), ("lease_ms", 100, 100),
+        ("lease_ms", 86_400_000, 86_400_000), ("lease_ms", U64_MAX, 86_400_000),
+        ("claim_jitter_ms", 5000, 5000), ("claim_jitter_ms", 5001, 5000), ("priority_levels", 0, 1),
+        ("priority_levels", 257, 256),
+    ],
+)  # fmt: skip
+def test_a_clamped_field_shows_the_clamped_value(field, given, stored):
+    """C-4, N-8."""
+    assert TopicConfig.parse({field: given}).to_dict()[field] == stored
+
+
+@pytest.mark.parametrize(
+    "field", ["ttl_ms", "cap_records", "cap_bytes", "expire_unused_ms", "max_deliveries"]
+)
+def test_the_largest_unsigned_value_is_kept(field):
+    config = TopicConfig.parse({field: U64_MAX})
+    assert TopicConfig.from_bytes(config.to_bytes()).to_dict()[field] == U64_MAX
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved"),
+    [
+        ({}, "disk"), ({"durable": False}, "disk"), ({"durable": True}, "fsync"),
+        ({"durability": "memory"}, "memory"), ({"durability": "ephemeral", "durable": True}, "ephemeral"),
+        ({"durability": "fsync", "durable": False}, "fsync"), ({"durability": "disk"}, "disk"),
+    ],
+)  # fmt: skip
+def test_the_class_is_resolved_and_durable_follows_it(given, resolved):
+    """C-5."""
+    config = TopicConfig.parse(given)
+    assert config.durability is Durability.parse(resolved)
+    assert config.to_dict()["durability"] == resolved
+    assert config.to_dict()["durable"] is (resolved == "fsync")
+
+
+def test_a_queue_is_not_its_own_dead_letter():
+    """C-6."""
+    with pytest.raises(InvalidRequest) as caught:
+        TopicConfig.parse({"type": "queue", "dead_letter": "jobs"}, "jobs")
+    assert caught.value.detail["field"] == "dead_letter"
+    assert TopicConfig.parse({"type": "log", "dead_letter": "jobs"}, "jobs").dead_letter == "jobs"
+    assert TopicConfig.parse({"type": "queue", "dead_letter": "dead"}, "jobs").dead_letter == "dead"
+
+
+def test_a_merge_changes_only_the_named_fields():
+    before = TopicConfig.parse({"ttl_ms": 5, "durability": "memory", "cap_bytes": 9})
+    after = before.merged({"ttl_ms": 6})
+    assert after == dataclasses.replace(before, ttl_ms=6)
+    assert before.ttl_ms == 5
+
+
+def test_a_merge_of_durable_names_a_class_and_of_neither_keeps_it():
+    memory = TopicConfig.parse({"durability": "memory"})
+    assert memory.merged({"durable": True}).durability is Durability.FSYNC
+    assert memory.merged({"durable": False}).durability is Durability.DISK
+    assert memory.merged({"ttl_ms": 1}).durability is Durability.MEMORY
+
+
+def test_a_merge_that_makes_a_queue_its_own_dead_letter_is_refused():
+    """C-6."""
+    config = TopicConfig.parse({"type": "queue"}, "jobs")
+    with pytest.raises(InvalidRequest):
+        config.merged({"dead_letter": "jobs"}, "jobs")
+
+
+def test_another_type_is_incompatible_and_says_both():
+    """C-7."""
+    log, queue = TopicConfig(), TopicConfig.parse({"type": "queue"})
+    log.require_type_of(TopicConfig.parse({"ttl_ms": 4}), "t")
+    with pytest.raises(TopicIncompatible) as caught:
+        queue.require_type_of(log, "t")
+    assert caught.value.detail == {"topic": "t", "existing_type": "log", "requested_type": "queue"}
+
+
+@pytest.mark.parametrize("given", [None, [], "{}", 3])
+def test_what_is_no_object_is_no_config(given):
+    with pytest.raises(InvalidRequest):
+        TopicConfig.parse(given)
+
+
+def test_a_config_is_a_value():
+    config = TopicConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.ttl_ms = 3
+    assert hash(config) == hash(TopicConfig())
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            **{field: st.integers(0, U64_MAX) for field in UNSIGNED},
+            **{field: st.booleans() for field in BOOLEANS},
+            "type": st.sampled_from(["log", "queue"]),
+            "discard": st.sampled_from(["old", "reject"]),
+            "durability": st.sampled_from([each.label for each in Durability]),
+            "compression": st.sampled_from(["none", "lz4", "zstd"]),
+            "priority": st.none() | st.integers(),
+            "dead_letter": st.sampled_from([None, "dead", "a:b.c-d_e", "x" * 255]),
+        },
+    )
+)
+def test_every_legal_config_survives_its_own_echo_and_the_log(given):
+    """C-4: normalising what was normalised changes nothing."""
+    config = TopicConfig.parse(given)
+    assert TopicConfig.parse(config.to_dict()) == config
+    assert TopicConfig.from_bytes(config.to_bytes()) == config
+
+
+def test_a_stored_config_of_an_older_version_takes_defaults_for_newer_fields():
+    old = msgspec.msgpack.encode({"type": "queue", "ttl_ms": 7, "durability": "fsync"})
+    assert TopicConfig.from_bytes(old) == TopicConfig.parse({"type": "queue", "ttl_ms": 7, "durable": True})
+
+
+def test_a_stored_config_of_a_newer_version_is_read_without_what_is_unknown():
+    newer = msgspec.msgpack.encode({**TopicConfig().to_dict(), "later": [1, 2]})
+    assert TopicConfig.from_bytes(newer) == TopicConfig()
+
+
+@given(st.binary(max_size=60))
+def test_any_stored_bytes_end_in_a_config_or_in_corrupt_data(data):
+    """RD-24."""
+    try:
+        config = TopicConfig.from_bytes(data)
+    except CorruptData:
+        return
+    assert isinstance(config, TopicConfig)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x90", b"\x81\xa6ttl_ms\xff", b"\xc1", b"\x81\x01\x02"])
+def test_stored_bytes_that_are_no_config_are_corrupt(data):
+    with pytest.raises(CorruptData):
+        TopicConfig.from_bytes(data)

@@ -1,0 +1,119 @@
+"""Where an engine is: URLs, the file a running engine leaves in its run directory, a topic's home."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import msgspec
+import xxhash
+
+from ringlog.errors import UsageError
+
+URL_VARIABLE = "RINGLOG_URL"
+ENGINE_FILE = "engine.json"
+DEFAULT_RUN_DIR = "ringlog-data/run"
+_RULE = "ringlog:///run/directory or ringlog://host:port?server_key=<40 characters>"
+KEY_CHARS = 40
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What a running engine says about itself in `engine.json`. A new `start_id` is a new start."""
+
+    engine_id: str
+    start_id: str
+    shm_dir: str
+    data_dir: str
+    shards: int
+    protocol: int = 1
+    version: str = ""
+    supervisor_pid: int = 0
+    gateway_ipc: str = ""
+    gateway_tcp: str = ""
+    public_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed URL: a run directory on this host, or a TCP endpoint with the server's public key."""
+
+    run_dir: str = ""
+    endpoint: str = ""
+    server_key: str = ""
+
+    @property
+    def is_local(self) -> bool:
+        """The engine runs on this host."""
+        return not self.endpoint
+
+    def __str__(self) -> str:
+        return f"ringlog://{self.run_dir}" if self.is_local else self.endpoint.replace("tcp", "ringlog", 1)
+
+
+def parse_url(url: str | None) -> Address:
+    """Read a URL; None means RINGLOG_URL, else the default run directory. Raises UsageError."""
+    if url is None:
+        url = os.environ.get(URL_VARIABLE) or f"ringlog://{Path(DEFAULT_RUN_DIR).absolute()}"
+    parts = urlsplit(url)
+    if parts.scheme != "ringlog":
+        raise UsageError("not a ringlog URL", url=url, expected=_RULE)
+    if not parts.netloc:
+        if not parts.path.startswith("/"):
+            raise UsageError("the run directory of a URL is absolute", url=url, expected=_RULE)
+        return Address(run_dir=unquote(parts.path).rstrip("/") or "/")
+    return _remote(url)
+
+
+def _remote(url: str) -> Address:
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError as e:
+        raise UsageError("not a port", url=url, reason=str(e)) from None
+    if port is None or not parts.hostname:
+        raise UsageError("a remote URL names host and port", url=url, expected=_RULE)
+    query = parse_qs(parts.query)
+    unknown = sorted(set(query) - {"server_key"})
+    if unknown:
+        raise UsageError("unknown option in URL", url=url, option=unknown[0], known="server_key")
+    server_key = query.get("server_key", [""])[0]
+    if server_key and len(server_key) != KEY_CHARS:
+        raise UsageError("a server key has 40 characters", chars=len(server_key))
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return Address(endpoint=f"tcp://{host}:{port}", server_key=server_key)
+
+
+def read_engine(run_dir: str) -> EngineInfo | None:
+    """Read `engine.json` in `run_dir`, or in `run` below it; None when no engine has left one there."""
+    for directory in (Path(run_dir), Path(run_dir) / "run"):
+        try:
+            return msgspec.json.decode((directory / ENGINE_FILE).read_bytes(), type=EngineInfo)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except msgspec.MsgspecError as e:
+            raise UsageError("engine.json is not readable", run_dir=run_dir, reason=str(e)) from None
+        except PermissionError:
+            raise UsageError("this user may not read the run directory", run_dir=run_dir) from None
+    return None
+
+
+def home_shard(name: str, shards: int) -> int:
+    """Shard at which a topic of this name is created and resolved."""
+    return xxhash.xxh3_64_intdigest(name.encode()) % shards
+
+
+def shard_socket(shm_dir: str, shard: int) -> str:
+    """Endpoint of a shard's control socket."""
+    return f"ipc://{shm_dir}/wal_shard-{shard:02d}.sock"
+
+
+def shard_bell(shm_dir: str, shard: int) -> str:
+    """Path of the named pipe a shard sleeps on."""
+    return f"{shm_dir}/wal_shard-{shard:02d}.bell"
+
+
+def supervisor_socket(shm_dir: str) -> str:
+    """Endpoint of the supervisor's control socket."""
+    return f"ipc://{shm_dir}/supervisor.sock"

@@ -1,0 +1,105 @@
+"""CURVE key files: who a server or a client is on a TCP connection.
+
+A key file is TOML with `public_key` and, in a file of one's own, `secret_key`, both in Z85 (40
+characters). A file with a secret key must be ours and closed to others (0600), or it is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from dataclasses import dataclass, field
+
+from ringlog.errors import ConfigError
+
+KEY_CHARS = 40
+_FILE_BYTES_MAX = 4_096
+_Z85 = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
+
+
+@dataclass(frozen=True, slots=True)
+class CurveKey:
+    """One key pair, or the public half of somebody else's (then `secret` is empty)."""
+
+    public: bytes
+    secret: bytes = field(default=b"", repr=False)
+
+
+def new_key() -> CurveKey:
+    """Make a fresh random key pair."""
+    import zmq
+
+    public, secret = zmq.curve_keypair()
+    return CurveKey(public, secret)
+
+
+def key_file_text(key: CurveKey) -> str:
+    """Text of the key file; write it with mode 0600 when it holds the secret."""
+    lines = [f'public_key = "{key.public.decode()}"']
+    if key.secret:
+        lines.append(f'secret_key = "{key.secret.decode()}"')
+    return "\n".join(lines) + "\n"
+
+
+def read_key_file(path: str, *, needs_secret: bool) -> CurveKey:
+    """Read and check a key file; raises ConfigError naming the file and what is wrong, never a key."""
+    facts = _facts(path, is_private=needs_secret)
+    public = facts.get("public_key")
+    secret = facts.get("secret_key", "")
+    if not is_public_key(public):
+        raise ConfigError("public_key is not 40 characters of Z85", file=path)
+    if needs_secret:
+        if not is_public_key(secret):
+            raise ConfigError("secret_key is not 40 characters of Z85", file=path)
+        _require_pair(path, str(public), str(secret))
+    return CurveKey(str(public).encode(), str(secret).encode() if needs_secret else b"")
+
+
+def read_private_text(path: str, bytes_max: int) -> str:
+    """Read a file that others must not be able to change or read; raises ConfigError."""
+    return _read(path, bytes_max, is_private=True)
+
+
+def is_public_key(text: object) -> bool:
+    """Say whether this is a key in Z85."""
+    return isinstance(text, str) and len(text) == KEY_CHARS and _Z85.issuperset(text)
+
+
+def _facts(path: str, *, is_private: bool) -> dict[str, object]:
+    try:
+        return tomllib.loads(_read(path, _FILE_BYTES_MAX, is_private=is_private))
+    except tomllib.TOMLDecodeError:
+        # The parser's words may quote the line, and the line may hold the secret.
+        raise ConfigError("key file is not TOML", file=path) from None
+
+
+def _read(path: str, bytes_max: int, *, is_private: bool) -> str:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as e:
+        raise ConfigError("key file cannot be opened", file=path, reason=e.strerror) from None
+    with open(fd, "rb") as file:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ConfigError("key file is not a regular file", file=path)
+        if is_private and facts.st_mode & 0o077:
+            raise ConfigError(
+                "key file is open to others", file=path, mode=oct(facts.st_mode & 0o777), needs="0o600"
+            )
+        if is_private and facts.st_uid != os.geteuid():
+            raise ConfigError("key file belongs to somebody else", file=path, uid=facts.st_uid)
+        data = file.read(bytes_max + 1)
+    if len(data) > bytes_max:
+        raise ConfigError("key file is too large", file=path, max=bytes_max)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ConfigError("key file is not UTF-8", file=path) from None
+
+
+def _require_pair(path: str, public: str, secret: str) -> None:
+    import zmq
+
+    if zmq.curve_public(secret.encode()) != public.encode():
+        raise ConfigError("public_key and secret_key do not belong together", file=path)

@@ -1,0 +1,339 @@
+"""Peer: requests to one process, over one connection at a time.
+
+A DEALER here never reconnects by itself. One socket is one connection: what was sent on it arrives in
+order, or the connection ends and we see that. Then a new socket is made and every unanswered request is
+sent again in its old order under its old number. This is what keeps resending safe: on any connection
+the frames of a producer arrive in order and from the first unanswered one on, so that a shard never
+meets a later frame before an earlier one that got lost. (A socket that reconnects by itself may lose
+one request and deliver the next.)
+
+A request lives until its reply or its deadline. `not_ready` and `shutting_down` are no answers for a
+request with `is_patient`: it is sent again after a pause. Everything else is given to who asked.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import zmq
+
+from ringlog.clock import Clock
+from ringlog.envelope.messages import ErrorReply, Message
+from ringlog.envelope.wire import EnvelopeInvalid, decode, encode
+from ringlog.errors import NotConnected, RequestTimeout, RinglogError, Status, refusal
+from ringlog.limits import MESSAGE_BYTES_MAX
+from ringlog.link.pending import Pending
+from ringlog.link.timers import Timer, Timers
+
+MS = 1_000_000
+CONNECT_NS_MIN = 20 * MS
+CONNECT_NS_MAX = 500 * MS
+RETRY_MS = 50
+SILENCE_NS = 5_000 * MS
+"""No word for this long while requests are open: the connection is not to be trusted any more."""
+_COPY_BYTES_MAX = 32_768
+_PAUSES = frozenset({Status.NOT_READY, Status.SHUTTING_DOWN})
+
+
+class Reply(NamedTuple):
+    """An answer and what was attached to it."""
+
+    message: Any
+    attachment: Any = None
+
+
+class Curve(NamedTuple):
+    """Keys of an encrypted connection, 40 characters each."""
+
+    server_key: str
+    public_key: str
+    secret_key: str
+
+
+class FdSet:
+    """Who wants to know when a descriptor becomes readable. The client's shell fills this in."""
+
+    def watch(self, fd: int) -> None:
+        """Wake the owner when `fd` is readable."""
+        raise NotImplementedError
+
+    def unwatch(self, fd: int) -> None:
+        """Stop that; called before `fd` is closed."""
+        raise NotImplementedError
+
+
+class _Request:
+    __slots__ = ("attachment", "data", "is_patient", "kind", "pending", "retry", "timer", "was_sent")
+
+    def __init__(self, kind: str, data: bytes, attachment: Any, is_patient: bool) -> None:
+        self.kind = kind
+        self.data = data
+        self.attachment = attachment
+        self.is_patient = is_patient
+        self.pending: Pending[Reply] = Pending()
+        self.was_sent = False
+        self.timer: Timer | None = None
+        self.retry: Timer | None = None
+
+
+class Peer:
+    """Requests to one process. Not thread-safe; whoever owns it calls `pump` when its descriptor is ready."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        context: zmq.Context[Any],
+        timers: Timers,
+        clock: Clock,
+        fds: FdSet,
+        curve: Curve | None = None,
+        on_change: Callable[[Peer], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.is_up = False
+        self.last_heard_ns = 0
+        self.connections = 0
+        self.resent = 0
+        self.fd = -1
+        self._context, self._timers, self._clock, self._fds = context, timers, clock, fds
+        self._curve = curve
+        self._on_change = on_change
+        self._endpoint = ""
+        self._socket: zmq.Socket[Any] | None = None
+        self._requests: dict[int, _Request] = {}
+        self._corr = random.getrandbits(48) << 8
+        self._connect_ns = CONNECT_NS_MIN
+        self._check: Timer | None = None
+        self._is_receiving = False
+
+    @property
+    def open_requests(self) -> int:
+        """Requests without an answer."""
+        return len(self._requests)
+
+    def point_at(self, endpoint: str) -> None:
+        """Connect there from now on; "" = nowhere. Open requests wait and are sent there in order."""
+        self._endpoint = endpoint
+        self._drop()
+        if endpoint:
+            self._connect_ns = CONNECT_NS_MIN
+            self._connect()
+
+    def request(
+        self, message: Message, deadline_ns: int, attachment: Any = None, *, is_patient: bool = True
+    ) -> Pending[Reply]:
+        """Ask. The result is a Reply; it fails with a typed refusal, RequestTimeout or NotConnected."""
+        self._corr += 1
+        corr = self._corr
+        asked = _Request(type(message).__name__, encode(message, corr), attachment, is_patient)
+        self._requests[corr] = asked
+        asked.timer = self._timers.at(deadline_ns, lambda: self._expire(corr))
+        if self.is_up:
+            self._send(asked)
+            self.pump()
+        return asked.pending
+
+    def pump(self) -> bool:
+        """Take what has arrived and send what may be sent; True when anything happened."""
+        if self._socket is None:
+            return False
+        happened = self._receive()
+        can_send = bool(self._events() & zmq.POLLOUT)
+        if can_send and not self.is_up:
+            self._came_up()
+            return True
+        if not can_send and self.is_up:
+            self._went_down()
+            return True
+        return happened
+
+    def close(self) -> None:
+        """End the connection; open requests fail."""
+        self._endpoint = ""
+        self._drop()
+        requests, self._requests = self._requests, {}
+        for asked in requests.values():
+            self._finish(asked)
+            asked.pending.fail(self._no_answer(asked))
+
+    # -- the connection -----------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        if self._endpoint.startswith("tcp"):
+            socket.setsockopt(zmq.HEARTBEAT_IVL, 1_000)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5_000)
+        if self._curve is not None:
+            socket.setsockopt(zmq.CURVE_SERVERKEY, self._curve.server_key.encode())
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._curve.public_key.encode())
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._curve.secret_key.encode())
+        socket.connect(self._endpoint)
+        self._socket = socket
+        self.fd = socket.getsockopt(zmq.FD)
+        self._fds.watch(self.fd)
+        self._check = self._timers.at(self._clock.monotonic_ns() + self._connect_ns, self._check_connection)
+        self.pump()
+
+    def _drop(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+        if self._socket is not None:
+            self._fds.unwatch(self.fd)
+            self._socket.close(0)
+            self._socket, self.fd = None, -1
+        self.is_up = False
+
+    def _check_connection(self) -> None:
+        """Runs while connecting, and while requests are open on a connection that says nothing."""
+        self._check = None
+        self.pump()
+        now = self._clock.monotonic_ns()
+        if not self.is_up and self._endpoint:
+            self._connect_ns = min(self._connect_ns * 2, CONNECT_NS_MAX)
+            self._drop()
+            self._connect()
+        elif self._requests and now - self.last_heard_ns >= SILENCE_NS and self._may_distrust():
+            self._went_down()
+        elif self.is_up and self._requests:
+            self._watch_for_silence()
+
+    def _watch_for_silence(self) -> None:
+        if self._check is None:
+            self._check = self._timers.at(self._clock.monotonic_ns() + SILENCE_NS, self._check_connection)
+
+    def _may_distrust(self) -> bool:
+        # Two copies of a delete on two connections could straddle a new topic of the same name, and a
+        # waiting read is meant to be silent. Both are left to the end of the connection.
+        return not any(asked.kind in {"TopicDelete", "Read"} for asked in self._requests.values())
+
+    def _came_up(self) -> None:
+        self.is_up = True
+        self.connections += 1
+        self.last_heard_ns = self._clock.monotonic_ns()
+        self._connect_ns = CONNECT_NS_MIN
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+        for asked in list(self._requests.values()):
+            if asked.retry is None:
+                self.resent += asked.was_sent
+                self._send(asked)
+        if self._on_change is not None:
+            self._on_change(self)
+        self._receive()
+
+    def _went_down(self) -> None:
+        self._drop()
+        if self._on_change is not None:
+            self._on_change(self)
+        if self._socket is None and self._endpoint:
+            self._connect()
+
+    # -- requests -----------------------------------------------------------------------------------
+
+    def _events(self) -> int:
+        return int(self._socket.getsockopt(zmq.EVENTS)) if self._socket is not None else 0
+
+    def _send(self, asked: _Request) -> None:
+        assert self._socket is not None
+        try:
+            if asked.attachment is None:
+                self._socket.send(asked.data, zmq.NOBLOCK)
+            else:
+                self._socket.send(asked.data, zmq.NOBLOCK | zmq.SNDMORE)
+                is_small = len(asked.attachment) <= _COPY_BYTES_MAX
+                self._socket.send(asked.attachment, zmq.NOBLOCK, copy=is_small)
+        except zmq.Again:
+            return  # The connection has just ended: pump sees it, and the next one gets the request.
+        asked.was_sent = True
+        self._watch_for_silence()
+
+    def _receive(self) -> bool:
+        # An answer makes its owner ask more, which comes back here: the loop that is running goes on.
+        if self._is_receiving:
+            return False
+        self._is_receiving = True
+        try:
+            return self._receive_all()
+        finally:
+            self._is_receiving = False
+
+    def _receive_all(self) -> bool:
+        happened = False
+        while self._socket is not None:
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            happened = True
+            self._take(parts)
+        return happened
+
+    def _take(self, parts: list[Any]) -> None:
+        self.last_heard_ns = self._clock.monotonic_ns()
+        try:
+            envelope = decode(bytes(parts[0].buffer))
+        except EnvelopeInvalid:
+            return  # Not of this protocol: as good as no answer, and the deadline covers that.
+        asked = self._requests.get(envelope.corr)
+        if asked is None:
+            return  # Answered already, or given up.
+        message = envelope.message
+        if isinstance(message, ErrorReply):
+            if asked.is_patient and message.status in _PAUSES:
+                self._retry_later(envelope.corr, asked, message)
+                return
+            del self._requests[envelope.corr]
+            self._finish(asked)
+            asked.pending.fail(_refused(message))
+            return
+        del self._requests[envelope.corr]
+        self._finish(asked)
+        asked.pending.resolve(Reply(message, parts[1].buffer if len(parts) > 1 else None))
+
+    def _retry_later(self, corr: int, asked: _Request, message: ErrorReply) -> None:
+        wait_ms = int(message.detail.get("retry_after_ms", RETRY_MS)) or RETRY_MS
+        wait_ns = int(min(wait_ms, 1_000) * MS * random.uniform(0.5, 1.0))
+
+        def again() -> None:
+            asked.retry = None
+            if corr in self._requests and self.is_up:
+                self._send(asked)
+                self.pump()
+
+        asked.retry = self._timers.at(self._clock.monotonic_ns() + wait_ns, again)
+
+    def _expire(self, corr: int) -> None:
+        asked = self._requests.pop(corr, None)
+        if asked is not None:
+            self._finish(asked)
+            asked.pending.fail(self._no_answer(asked))
+
+    def _finish(self, asked: _Request) -> None:
+        if asked.timer is not None:
+            asked.timer.cancel()
+        if asked.retry is not None:
+            asked.retry.cancel()
+
+    def _no_answer(self, asked: _Request) -> RinglogError:
+        if asked.was_sent:
+            return RequestTimeout(f"{self.name} did not answer", outcome="unknown", request=asked.kind)
+        return NotConnected(f"{self.name} could not be reached", request=asked.kind)
+
+
+def _refused(message: ErrorReply) -> RinglogError:
+    outcome = "unknown" if message.outcome == "unknown" else "not_applied"
+    detail = {
+        key: value for key, value in message.detail.items() if key not in {"status", "message", "outcome"}
+    }
+    return refusal(message.status, message.message, detail, outcome)  # type: ignore[arg-type]

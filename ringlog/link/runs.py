@@ -1,0 +1,129 @@
+"""Runs of frames on their way: handed over together, matched with settle entries together. Pure.
+
+A run is any number of whole frames of one topic and one producer in one private buffer. The client
+keeps it until every frame has its entry, so that what was in a ring that is gone can be sent again.
+Entries come in the order of the frames, so matching compares one stretch of positions with another
+and costs the same for one frame and for ten thousand.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.errors import RingError, RinglogError
+from ringlog.frame import layout
+from ringlog.frame.settle import S_POSITION, Entries
+
+I64 = NDArray[np.int64]
+
+
+class Run:
+    """Frames `offsets[i]:offsets[i + 1]` of `buffer`, i < count. Subclasses say what their fate means."""
+
+    __slots__ = ("buffer", "count", "is_abandoned", "offsets", "pushed", "settled", "topic")
+
+    def __init__(self, topic: str, buffer: bytearray, offsets: I64) -> None:
+        self.topic = topic
+        self.buffer = buffer
+        self.offsets = offsets
+        self.count = len(offsets) - 1
+        self.pushed = 0
+        """Frames handed to a ring or a socket; those before it may have reached the engine."""
+        self.settled = 0
+        """Frames whose entry has come; they are the first ones."""
+        self.is_abandoned = False
+        """Nobody waits for it any more: what was not pushed must not be pushed."""
+
+    def on_entries(self, first: int, entries: Entries) -> None:
+        """Frames first, first + 1, … have these entries."""
+        raise NotImplementedError
+
+    def on_failed(self, first: int, error: RinglogError) -> None:
+        """Frames from `first` on will not be tried any further, for this reason."""
+        raise NotImplementedError
+
+    def take_entries(self, entries: Entries) -> None:
+        """Pass on the entries of the next frames."""
+        first = self.settled
+        self.settled += len(entries)
+        self.on_entries(first, entries)
+
+    def stamp(self, *, topic_id: int, epoch: int, producer_id: int, first_producer_seq: int) -> None:
+        """Write identity into the headers; frame i gets producer_seq first + i. Not after pushing."""
+        words = np.frombuffer(self.buffer, dtype="<u8")
+        at = self.offsets[:-1] >> 3
+        words[at + layout.W_TOPIC] = topic_id
+        words[at + layout.W_PRODUCER_ID] = producer_id
+        words[at + layout.W_PRODUCER_SEQ] = np.arange(self.count, dtype=np.uint64) + np.uint64(
+            first_producer_seq
+        )
+        counts = words[at + layout.W_COUNT_EPOCH] & np.uint64(0xFFFFFFFF)
+        words[at + layout.W_COUNT_EPOCH] = counts | np.uint64(epoch << layout.EPOCH_SHIFT)
+
+    def copied(self, rows: NDArray[Any]) -> tuple[bytearray, I64]:
+        """Copy the chosen frames into a buffer of their own: (buffer, offsets)."""
+        view = memoryview(self.buffer)
+        spans = [(int(self.offsets[row]), int(self.offsets[row + 1])) for row in rows]
+        offsets = np.zeros(len(spans) + 1, dtype=np.int64)
+        np.cumsum([stop - start for start, stop in spans], out=offsets[1:])
+        return bytearray().join([view[start:stop] for start, stop in spans]), offsets
+
+
+class InFlight:
+    """Frames in one ring, oldest first, with their positions."""
+
+    def __init__(self) -> None:
+        self._stretches: deque[tuple[Run, I64]] = deque()
+        self._matched = 0  # Frames of the first stretch that have their entry.
+        self.frames = 0
+
+    def add(self, run: Run, positions: Any) -> None:
+        """The next frames of `run` lie at these positions, behind all others."""
+        placed = np.asarray(positions, dtype=np.int64)
+        self._stretches.append((run, placed))
+        self.frames += len(placed)
+
+    def match(self, entries: Entries) -> int:
+        """Hand entries to their runs; return how many were new.
+
+        Entries of frames that have one already are repeats after a restart of the shard and are
+        passed over. Raises RingError when an entry is not that of the oldest frame without one.
+        """
+        if self._stretches and len(entries):
+            run, placed = self._stretches[0]
+            oldest = int(placed[self._matched])
+            if int(entries[0, S_POSITION]) < oldest:
+                entries = entries[int(np.searchsorted(entries[:, S_POSITION].astype(np.int64), oldest)) :]
+        elif len(entries):
+            return 0
+        start, total = 0, len(entries)
+        while start < total and self._stretches:
+            run, placed = self._stretches[0]
+            stop = min(total, start + len(placed) - self._matched)
+            part = entries[start:stop]
+            expected = placed[self._matched : self._matched + len(part)]
+            if int(part[0, S_POSITION]) != expected[0] or int(part[-1, S_POSITION]) != expected[-1]:
+                raise RingError(
+                    "a settle entry is not that of the oldest frame",
+                    position=int(part[0, S_POSITION]),
+                    expected=int(expected[0]),
+                )
+            self._matched += len(part)
+            if self._matched == len(placed):
+                self._stretches.popleft()
+                self._matched = 0
+            self.frames -= len(part)
+            start = stop
+            run.take_entries(part)
+        return start
+
+    def drain(self) -> list[Run]:
+        """Forget all, and return the runs that have unsettled frames, oldest first, each once."""
+        runs = list(dict.fromkeys(run for run, _ in self._stretches))
+        self._stretches.clear()
+        self._matched = self.frames = 0
+        return runs

@@ -1,0 +1,82 @@
+"""Things to be done at a time, for one owner. Pure: the owner asks what is next and says what time it is."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+_COMPACT_MIN = 1_024
+
+
+class Timer:
+    """One thing to be done at `when_ns` (monotonic)."""
+
+    __slots__ = ("_callback", "_owner", "when_ns")
+
+    def __init__(self, owner: Timers, when_ns: int, callback: Callable[[], None]) -> None:
+        self._owner = owner
+        self.when_ns = when_ns
+        self._callback: Callable[[], None] | None = callback
+
+    @property
+    def is_live(self) -> bool:
+        """Neither done nor cancelled."""
+        return self._callback is not None
+
+    def cancel(self) -> None:
+        """Do not do it; harmless when it was done."""
+        if self._callback is not None:
+            self._callback = None
+            self._owner.forget_one()
+
+    def fire(self) -> None:
+        """Do it, once."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+    def __lt__(self, other: Timer) -> bool:
+        return self.when_ns < other.when_ns
+
+
+class Timers:
+    """A heap of timers. Cancelled ones leave when they come to the top, or when they are the most."""
+
+    def __init__(self) -> None:
+        self._heap: list[Timer] = []
+        self._cancelled = 0
+
+    def at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
+        """Have `callback` called at `when_ns` or soon after."""
+        timer = Timer(self, when_ns, callback)
+        heapq.heappush(self._heap, timer)
+        return timer
+
+    def next_ns(self) -> int | None:
+        """When the next one is due; None when there is none."""
+        heap = self._heap
+        while heap and not heap[0].is_live:
+            heapq.heappop(heap)
+            self._cancelled -= 1
+        return heap[0].when_ns if heap else None
+
+    def fire(self, now_ns: int) -> int:
+        """Do what is due and return how many that were. What they add is not due before the next call."""
+        due = []
+        while (next_ns := self.next_ns()) is not None and next_ns <= now_ns:
+            due.append(heapq.heappop(self._heap))
+        for timer in due:
+            # One may have cancelled another of these, which is no longer in the heap to be counted.
+            if timer.is_live:
+                timer.fire()
+            else:
+                self._cancelled -= 1
+        return len(due)
+
+    def forget_one(self) -> None:
+        """A timer of ours was cancelled."""
+        self._cancelled += 1
+        if self._cancelled > _COMPACT_MIN and self._cancelled * 2 > len(self._heap):
+            self._heap = [timer for timer in self._heap if timer.is_live]
+            heapq.heapify(self._heap)
+            self._cancelled = 0

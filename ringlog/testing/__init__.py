@@ -11,11 +11,13 @@ from typing import Any
 
 _HOMES = {
     "ManualClock": "ringlog.testing.clock",
+    "Damage": "ringlog.testing.disk",
+    "Fault": "ringlog.testing.disk",
     "FaultyDisk": "ringlog.testing.disk",
     "Halted": "ringlog.testing.disk",
-    "MonitorDisk": "ringlog.testing.disk",
+    "Monitor": "ringlog.testing.disk",
     "RecordingDisk": "ringlog.testing.disk",
-    "SimulatedDisk": "ringlog.testing.simulated_disk",
+    "SimulatedDisk": "ringlog.testing.disk",
     "engine": "ringlog.testing.engine",
 }
 

@@ -1,0 +1,51 @@
+"""Disks for tests, all in one place: in memory, recording, failing, watching.
+
+They stack: `FaultyDisk(SimulatedDisk("/data"), Fault("data_sync", 2, "EIO"))` fails the second data
+sync of a disk in memory, `RecordingDisk` around it keeps what succeeded.
+"""
+
+from __future__ import annotations
+
+from ringlog.testing.faulty_disk import Fault, FaultyDisk, Halted
+from ringlog.testing.monitor_disk import Monitor, MonitorDisk, OrderBroken
+from ringlog.testing.recording_disk import (
+    Allocate,
+    Create,
+    MakeDir,
+    Note,
+    Operation,
+    RecordingDisk,
+    Rename,
+    SetLength,
+    SyncData,
+    SyncDir,
+    SyncFile,
+    Unlink,
+    Write,
+)
+from ringlog.testing.simulated_disk import SimulatedDisk
+from ringlog.testing.simulated_file import Damage
+
+__all__ = [
+    "Allocate",
+    "Create",
+    "Damage",
+    "Fault",
+    "FaultyDisk",
+    "Halted",
+    "MakeDir",
+    "Monitor",
+    "MonitorDisk",
+    "Note",
+    "Operation",
+    "OrderBroken",
+    "RecordingDisk",
+    "Rename",
+    "SetLength",
+    "SimulatedDisk",
+    "SyncData",
+    "SyncDir",
+    "SyncFile",
+    "Unlink",
+    "Write",
+]

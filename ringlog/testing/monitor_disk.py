@@ -1,0 +1,171 @@
+"""A Disk that fails a test at once when things are done in an order that could lose data (FH-4).
+
+One Monitor watches all incarnations of a run; each incarnation works on a MonitorDisk of its own:
+
+    monitor = Monitor()
+    disk = monitor.watch(inner, incarnation=1)
+    ...
+    monitor.require_durable(path, stop)     when a frame that needs a sync is acked or published
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ringlog.storage.disk import Buffer, Disk
+from ringlog.storage.layout import TMP_SUFFIX
+from ringlog.testing.wrapped_disk import WrappedDisk
+
+
+class OrderBroken(AssertionError):
+    """Something was done before what it depends on."""
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What is known of one file: how far it was written and synced, by whom, and whether its name is."""
+
+    incarnation: int
+    written: int = 0
+    synced: int = 0
+    is_dirty: bool = False
+    ever_synced: bool = False
+    name_synced: bool = False
+    sync_failed: bool = False
+
+
+class Monitor:
+    """Facts about files that outlive the processes that wrote them."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, _Facts] = {}
+        self.made: set[str] = set()
+
+    def watch(self, inner: Disk, incarnation: int) -> MonitorDisk:
+        """Return the disk that incarnation is to work on."""
+        return MonitorDisk(inner, self, incarnation)
+
+    def require_written(self, path: str, stop: int) -> None:
+        """Fail unless bytes below `stop` of a file were given to the kernel (class disk, D-1)."""
+        facts = self._facts(path)
+        if facts.written < stop:
+            raise OrderBroken(f"{path} is written up to {facts.written}, relied on up to {stop}")
+
+    def require_durable(self, path: str, stop: int) -> None:
+        """Fail unless a sync covers the bytes below `stop` and the file's name (class fsync, RD-1)."""
+        facts = self._facts(path)
+        if facts.sync_failed:
+            raise OrderBroken(f"{path} is relied on after its sync failed")
+        if facts.synced < stop:
+            raise OrderBroken(f"{path} is synced up to {facts.synced}, relied on up to {stop}")
+        if not facts.name_synced:
+            raise OrderBroken(f"{path} is relied on and no directory sync covers its name")
+
+    def _facts(self, path: str) -> _Facts:
+        try:
+            return self.files[path]
+        except KeyError:
+            raise OrderBroken(f"{path} is relied on and was never made") from None
+
+
+class MonitorDisk(WrappedDisk):
+    """Watches one incarnation."""
+
+    def __init__(self, inner: Disk, monitor: Monitor, incarnation: int) -> None:
+        super().__init__(inner)
+        self._monitor = monitor
+        self._files = monitor.files
+        self._incarnation = incarnation
+
+    def create(self, path: str) -> int:
+        fd = super().create(path)
+        if path in self._monitor.made and not path.endswith(TMP_SUFFIX):
+            self.close(fd)
+            raise OrderBroken(f"{path} is made a second time; a file belongs to one incarnation")
+        self._monitor.made.add(path)
+        self._files[path] = _Facts(self._incarnation)
+        return fd
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        facts = self._changing(fd)
+        count = super().write_at(fd, buffers, offset)
+        facts.written = max(facts.written, offset + count)
+        # Bytes rewritten below the synced point are in doubt again.
+        facts.synced = min(facts.synced, offset)
+        return count
+
+    def zero_fill(self, fd: int, offset: int, length: int) -> None:
+        self._changing(fd)
+        super().zero_fill(fd, offset, length)
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        self._changing(fd)
+        super().allocate(fd, offset, length)
+
+    def truncate(self, fd: int, length: int) -> None:
+        facts = self._changing(fd)
+        super().truncate(fd, length)
+        facts.written = min(facts.written, length)
+        facts.synced = min(facts.synced, length)
+
+    def sync_data(self, fd: int) -> None:
+        self._sync(fd, super().sync_data)
+
+    def sync_file(self, fd: int) -> None:
+        self._sync(fd, super().sync_file)
+
+    def _changing(self, fd: int) -> _Facts:
+        path = self.path_of(fd)
+        facts = self._files.get(path)
+        if facts is None or facts.incarnation != self._incarnation:
+            raise OrderBroken(f"{path} is changed by incarnation {self._incarnation}, which did not make it")
+        if facts.sync_failed:
+            raise OrderBroken(f"{path} is changed after its sync failed")
+        facts.is_dirty = True
+        return facts
+
+    def _sync(self, fd: int, sync: Callable[[int], None]) -> None:
+        facts = self._files.get(self.path_of(fd))
+        if facts is None:
+            sync(fd)
+            return
+        if facts.sync_failed:
+            raise OrderBroken(f"{self.path_of(fd)} is synced again after its sync failed")
+        covered = facts.written
+        facts.sync_failed = True  # until it returns
+        sync(fd)
+        facts.sync_failed = False
+        facts.synced, facts.is_dirty, facts.ever_synced = covered, False, True
+
+    def rename(self, source: str, target: str) -> None:
+        facts = self._files.get(source)
+        if facts is not None and (facts.is_dirty or not facts.ever_synced):
+            raise OrderBroken(f"{source} is renamed to {target} before it is synced")
+        super().rename(source, target)
+        if facts is not None:
+            del self._files[source]
+            self._files[target] = facts
+            facts.name_synced = False
+
+    def unlink(self, path: str) -> None:
+        if not path.endswith(TMP_SUFFIX):
+            self._require_names_durable_beside(path)
+        super().unlink(path)
+        self._files.pop(path, None)
+
+    def _require_names_durable_beside(self, path: str) -> None:
+        """What was synced and named here may be what replaces `path`: its name has to be durable first."""
+        directory = posixpath.dirname(path)
+        for other, facts in self._files.items():
+            if other == path or posixpath.dirname(other) != directory:
+                continue
+            if facts.ever_synced and not facts.name_synced:
+                raise OrderBroken(f"{path} is removed before a directory sync covers {other}")
+
+    def sync_dir(self, path: str) -> None:
+        super().sync_dir(path)
+        for name, facts in self._files.items():
+            if posixpath.dirname(name) == path.rstrip("/"):
+                facts.name_synced = True

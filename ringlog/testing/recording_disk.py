@@ -1,0 +1,172 @@
+"""A Disk that keeps what was done to it, in order, so that every legal state after a crash can be built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringlog.storage.disk import Buffer, Disk
+from ringlog.testing.wrapped_disk import WrappedDisk
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Something that was done and succeeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Create(Operation):
+    """A new, empty file."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write(Operation):
+    """Bytes given to the kernel."""
+
+    path: str
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetLength(Operation):
+    """The file's length was set."""
+
+    path: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate(Operation):
+    """Space was reserved; the length is at least `offset + length` now."""
+
+    path: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncData(Operation):
+    """Bytes and length before this are durable."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class SyncFile(Operation):
+    """Bytes, length and other facts before this are durable."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class SyncDir(Operation):
+    """Names of this directory before this are durable."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rename(Operation):
+    """The file is called `target` now."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unlink(Operation):
+    """The name is gone."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class MakeDir(Operation):
+    """A directory is there."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note(Operation):
+    """What the test wants to see between the operations: an ack, a publication."""
+
+    tag: str
+    payload: Any
+
+
+class RecordingDisk(WrappedDisk):
+    """Keeps the operations that succeeded in `operations`; reads are not kept."""
+
+    def __init__(self, inner: Disk) -> None:
+        super().__init__(inner)
+        self.operations: list[Operation] = []
+
+    def note(self, tag: str, payload: Any = None) -> None:
+        """Put a Note at this place of the record."""
+        self.operations.append(Note(tag, payload))
+
+    def of(self, kind: type[Operation]) -> list[Operation]:
+        """Operations of one kind, in order."""
+        return [each for each in self.operations if isinstance(each, kind)]
+
+    def create(self, path: str) -> int:
+        fd = super().create(path)
+        self.operations.append(Create(path))
+        return fd
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        # Copied before the call: what is written is what was there when it was asked for.
+        data = b"".join([memoryview(buffer).tobytes() for buffer in buffers])
+        count = super().write_at(fd, buffers, offset)
+        self.operations.append(Write(self.path_of(fd), offset, data))
+        return count
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        super().allocate(fd, offset, length)
+        self.operations.append(Allocate(self.path_of(fd), offset, length))
+
+    def zero_fill(self, fd: int, offset: int, length: int) -> None:
+        super().zero_fill(fd, offset, length)
+        self.operations.append(Write(self.path_of(fd), offset, bytes(length)))
+
+    def sync_data(self, fd: int) -> None:
+        super().sync_data(fd)
+        self.operations.append(SyncData(self.path_of(fd)))
+
+    def sync_file(self, fd: int) -> None:
+        super().sync_file(fd)
+        self.operations.append(SyncFile(self.path_of(fd)))
+
+    def truncate(self, fd: int, length: int) -> None:
+        super().truncate(fd, length)
+        self.operations.append(SetLength(self.path_of(fd), length))
+
+    def rename(self, source: str, target: str) -> None:
+        super().rename(source, target)
+        self.operations.append(Rename(source, target))
+
+    def unlink(self, path: str) -> None:
+        super().unlink(path)
+        self.operations.append(Unlink(path))
+
+    def make_dir(self, path: str) -> None:
+        existed = self.inner.exists(path)
+        super().make_dir(path)
+        if not existed:
+            self.operations.append(MakeDir(path))
+
+    def sync_dir(self, path: str) -> None:
+        super().sync_dir(path)
+        self.operations.append(SyncDir(path))
+
+    def lock(self, path: str) -> int:
+        existed = self.inner.exists(path)
+        fd = super().lock(path)
+        if not existed:
+            self.operations.append(Create(path))
+        return fd

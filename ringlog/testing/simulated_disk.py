@@ -1,0 +1,348 @@
+"""A file system in memory that can lose power (FH-2).
+
+Every file has two faces: what the kernel shows to readers (`shown`) and what the device would hold
+after a power cut (`durable`, plus whatever subset of the unsynced changes happened to reach it). A
+directory is a table of names with the same two faces.
+
+A failed sync is as unkind as Linux's: the changes it should have written are forgotten, readers still
+see them, and the next sync through any handle succeeds without writing them (RD-2). They vanish when
+caches are dropped or power is lost. A sync can also lie (nothing reaches the device) or be late (it
+reaches the device a few changes later).
+
+All choices at a power cut come from one seed.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import posixpath
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ringlog.errors import InvariantViolation
+from ringlog.storage.disk import Buffer, failed
+from ringlog.testing.simulated_file import Damage, Directory, FileNode, apply, ever_in, lose_power
+
+
+@dataclass(slots=True, eq=False)
+class _Handle:
+    path: str
+    node: FileNode
+    writable: bool
+    poisoned: bool = False
+
+
+class SimulatedDisk:
+    """A Disk in memory. `directories` exist from the beginning and are durable.
+
+    `lie` makes syncs return without effect; `late_by` lets a sync take effect that many changes later;
+    `fail_syncs` makes that many coming file syncs fail. `changes` counts calls that change something.
+    """
+
+    def __init__(self, *directories: str) -> None:
+        self.lie = False
+        self.late_by = 0
+        self.fail_syncs = 0
+        self.changes = 0
+        self._root = Directory()
+        self._handles: dict[int, _Handle] = {}
+        self._next_fd = 1 << 20  # far from real descriptors, so that a mix-up fails at once
+        self._late: list[tuple[int, Callable[[], None]]] = []
+        for path in directories:
+            self._make_durable_dir(path)
+
+    # -- handles --------------------------------------------------------------------------------------
+
+    def create(self, path: str) -> int:
+        directory, name = self._parent("create", path)
+        if name in directory.shown:
+            raise failed("create", path, errno.EEXIST)
+        self._changed()
+        node = FileNode()
+        directory.change({name: node})
+        return self._open(path, node, writable=True)
+
+    def open_read(self, path: str) -> int:
+        return self._open(path, self._node("open_read", path), writable=False)
+
+    def close(self, fd: int) -> None:
+        self._handle(fd)
+        del self._handles[fd]
+
+    def _open(self, path: str, node: FileNode, *, writable: bool) -> int:
+        fd = self._next_fd
+        self._next_fd += 1
+        self._handles[fd] = _Handle(path, node, writable)
+        return fd
+
+    def _handle(self, fd: int) -> _Handle:
+        try:
+            return self._handles[fd]
+        except KeyError:
+            raise InvariantViolation("not an open handle of this disk", fd=fd) from None
+
+    def _changeable(self, fd: int, call: str) -> _Handle:
+        handle = self._handle(fd)
+        if handle.poisoned:
+            raise InvariantViolation(
+                "a sync of this file failed; nothing may build on it", call=call, path=handle.path
+            )
+        return handle
+
+    def _writable(self, fd: int, call: str) -> FileNode:
+        handle = self._changeable(fd, call)
+        if not handle.writable:
+            raise failed(call, handle.path, errno.EBADF)
+        self._changed()
+        return handle.node
+
+    # -- contents -------------------------------------------------------------------------------------
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        node = self._writable(fd, "write_at")
+        data = b"".join([memoryview(buffer).tobytes() for buffer in buffers])
+        if data:
+            node.change(offset, data)
+        return len(data)
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        node = self._writable(fd, "allocate")
+        if length <= 0:
+            raise failed("allocate", self._handle(fd).path, errno.EINVAL)
+        if offset + length > len(node.shown):
+            node.change(offset + length, None, grows=True)
+
+    def zero_fill(self, fd: int, offset: int, length: int) -> None:
+        self._writable(fd, "zero_fill").change(offset, bytes(length))
+
+    def truncate(self, fd: int, length: int) -> None:
+        self._writable(fd, "truncate").change(length, None)
+
+    def sync_data(self, fd: int) -> None:
+        self._sync(fd, "sync_data")
+
+    def sync_file(self, fd: int) -> None:
+        self._sync(fd, "sync_file")
+
+    def _sync(self, fd: int, call: str) -> None:
+        handle = self._changeable(fd, call)
+        self._changed()
+        if self.fail_syncs > 0:
+            self.fail_syncs -= 1
+            self.fail_sync(fd)
+            raise failed(call, handle.path, errno.EIO)
+        node = handle.node
+        serial = node.serial
+        node.dirty = False
+        self._reach_device(lambda: node.promote(serial))
+
+    def fail_sync(self, fd: int) -> None:
+        """Do what a failed sync does: forget what was unsynced, keep showing it, poison the handle."""
+        handle = self._changeable(fd, "fail_sync")
+        handle.poisoned = True
+        handle.node.pending.clear()
+
+    # -- names ----------------------------------------------------------------------------------------
+
+    def rename(self, source: str, target: str) -> None:
+        node = self._node("rename", source)
+        if node.dirty:
+            raise InvariantViolation(
+                "rename of a file whose bytes are not synced", path=source, target=target
+            )
+        old, old_name = self._parent("rename", source)
+        new, new_name = self._parent("rename", target)
+        if isinstance(new.shown.get(new_name), Directory):
+            raise failed("rename", source, errno.EISDIR, target=target)
+        self._changed()
+        if old is new:
+            old.change({old_name: None, new_name: node})
+        else:
+            new.change({new_name: node})
+            old.change({old_name: None})
+        for handle in self._handles.values():
+            if handle.path == source:
+                handle.path = target
+
+    def unlink(self, path: str) -> None:
+        self._node("unlink", path)
+        directory, name = self._parent("unlink", path)
+        self._changed()
+        directory.change({name: None})
+
+    def make_dir(self, path: str) -> None:
+        directory, name = self._parent("make_dir", path)
+        existing = directory.shown.get(name)
+        if isinstance(existing, FileNode):
+            raise failed("make_dir", path, errno.EEXIST, "exists and is not a directory")
+        if existing is None:
+            self._changed()
+            directory.change({name: Directory()})
+
+    def sync_dir(self, path: str) -> None:
+        directory = self._directory("sync_dir", path)
+        self._changed()
+        upto = directory.changes
+        self._reach_device(lambda: directory.promote(upto))
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def read_at(self, fd: int, length: int, offset: int) -> bytes:
+        return bytes(self._handle(fd).node.shown[offset : offset + length])
+
+    def read_into(self, fd: int, buffer: Buffer, offset: int) -> int:
+        if memoryview(buffer).nbytes == 0:
+            return 0
+        view = memoryview(buffer).cast("B")
+        data = self.read_at(fd, len(view), offset)
+        view[: len(data)] = data
+        return len(data)
+
+    def size(self, fd: int) -> int:
+        return len(self._handle(fd).node.shown)
+
+    def list_dir(self, path: str) -> list[str]:
+        return sorted(self._directory("list_dir", path).shown)
+
+    def exists(self, path: str) -> bool:
+        parent, name = self._find(posixpath.dirname(path)), posixpath.basename(path)
+        if isinstance(parent, FileNode):
+            raise failed("exists", path, errno.ENOTDIR)
+        return parent is not None and (name == "" or name in parent.shown)
+
+    # -- locks ----------------------------------------------------------------------------------------
+
+    def lock(self, path: str) -> int:
+        directory, name = self._parent("lock", path)
+        if name not in directory.shown:
+            self.close(self.create(path))
+        node = self._node("lock", path)
+        if node.locked:
+            raise failed("lock", path, errno.EWOULDBLOCK, holder="simulated")
+        node.locked = True
+        return self._open(path, node, writable=True)
+
+    def unlock(self, fd: int) -> None:
+        self._handle(fd).node.locked = False
+        self.close(fd)
+
+    # -- misfortune -----------------------------------------------------------------------------------
+
+    def process_kill(self) -> None:
+        """The process ends: handles and locks go, what was given to the kernel stays."""
+        self._handles.clear()
+        for node in self._all_nodes():
+            node.locked = False
+            node.dirty = False
+
+    def drop_caches(self) -> None:
+        """Show what the device and the unsynced changes make; what a failed sync forgot is gone."""
+        for node in self._all_nodes():
+            node.shown = bytearray(node.durable)
+            for made in node.pending:
+                apply(node.shown, made)
+
+    def power_loss(self, seed: int, damage: Damage | None = None) -> None:
+        """Cut the power and start again on what the device holds.
+
+        `damage` decides for all files; None lets the seed pick for each. Names are lost from some
+        point on in each directory, all of them under LOST and none under KEPT.
+        """
+        rng = random.Random(seed)
+        self.process_kill()
+        self._late.clear()
+        for directory in self._all_directories():
+            directory.promote(_names_kept(directory, damage, rng))
+            directory.pending.clear()
+        for node in self._all_nodes():
+            lose_power(node, damage or rng.choice(list(Damage)), rng)
+        for directory in self._all_directories():
+            directory.shown = dict(directory.durable)
+
+    def copy(self) -> SimulatedDisk:
+        """Return an independent disk in the same state, open handles included."""
+        if self._late:
+            raise InvariantViolation("a late sync is on its way", waiting=len(self._late))
+        return copy.deepcopy(self)
+
+    def _changed(self) -> None:
+        self.changes += 1
+        due = [effect for at, effect in self._late if at <= self.changes]
+        self._late = [(at, effect) for at, effect in self._late if at > self.changes]
+        for effect in due:
+            effect()
+
+    def _reach_device(self, effect: Callable[[], None]) -> None:
+        if self.lie:
+            return
+        if self.late_by > 0:
+            self._late.append((self.changes + self.late_by, effect))
+        else:
+            effect()
+
+    # -- the tree -------------------------------------------------------------------------------------
+
+    def _find(self, path: str) -> FileNode | Directory | None:
+        at: FileNode | Directory | None = self._root
+        for name in filter(None, path.split("/")):
+            if not isinstance(at, Directory):
+                return None
+            at = at.shown.get(name)
+        return at
+
+    def _directory(self, call: str, path: str) -> Directory:
+        found = self._find(path)
+        if found is None:
+            raise failed(call, path, errno.ENOENT)
+        if not isinstance(found, Directory):
+            raise failed(call, path, errno.ENOTDIR)
+        return found
+
+    def _parent(self, call: str, path: str) -> tuple[Directory, str]:
+        return self._directory(call, posixpath.dirname(path)), posixpath.basename(path)
+
+    def _node(self, call: str, path: str) -> FileNode:
+        found = self._find(path)
+        if found is None:
+            raise failed(call, path, errno.ENOENT)
+        if not isinstance(found, FileNode):
+            raise failed(call, path, errno.EISDIR)
+        return found
+
+    def _make_durable_dir(self, path: str) -> None:
+        at = self._root
+        for name in filter(None, path.split("/")):
+            below = at.shown.setdefault(name, Directory())
+            at.durable[name] = below
+            if not isinstance(below, Directory):
+                raise failed("make_dir", path, errno.ENOTDIR)
+            at = below
+
+    def _all_directories(self) -> list[Directory]:
+        found = [self._root]
+        for directory in found:
+            for below in ever_in(directory):
+                if isinstance(below, Directory) and below not in found:
+                    found.append(below)
+        return found
+
+    def _all_nodes(self) -> list[FileNode]:
+        nodes = [
+            each
+            for directory in self._all_directories()
+            for each in ever_in(directory)
+            if isinstance(each, FileNode)
+        ]
+        nodes += [handle.node for handle in self._handles.values()]
+        return list({id(node): node for node in nodes}.values())
+
+
+def _names_kept(directory: Directory, damage: Damage | None, rng: random.Random) -> int:
+    """How many of a directory's changes a power cut leaves: names are lost from some point on."""
+    if damage is Damage.LOST:
+        return directory.reached
+    if damage is Damage.KEPT:
+        return directory.changes
+    return rng.randint(directory.reached, directory.changes)

@@ -1,0 +1,177 @@
+"""What a simulated disk keeps of one file and one directory, and what a power cut makes of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from enum import Enum
+
+SECTOR_BYTES = 512
+
+
+class Damage(Enum):
+    """What a power cut does to the unsynced changes of a file, all of it legal on some file system."""
+
+    LOST = "lost"
+    """Nothing unsynced reached the device."""
+    KEPT = "kept"
+    """Everything did, contents, lengths and names."""
+    SUBSET = "subset"
+    """Some changes did, in any order."""
+    CUT = "cut"
+    """A subset, and the last write stops at a sector boundary."""
+    HEAD_LOST = "head_lost"
+    """A subset, and the last write's beginning, up to a sector boundary, is zeros."""
+    ZEROED = "zeroed"
+    """A subset, and one sector of the last write is zeros."""
+    GARBLED = "garbled"
+    """A subset, and one sector of the last write is noise."""
+    LENGTH_ONLY = "length_only"
+    """Lengths reached the device, contents did not: zeros."""
+    CONTENT_ONLY = "content_only"
+    """Contents reached the device, lengths did not: what lies beyond the old length is gone."""
+
+
+@dataclass(slots=True)
+class Change:
+    """One unsynced change. `data` None: the length becomes `offset`, or with `grows` at least that.
+
+    `serial` grows within a file.
+    """
+
+    serial: int
+    offset: int
+    data: bytes | None
+    grows: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class FileNode:
+    """A file's contents, whatever it is called: what the kernel shows and what the device holds."""
+
+    shown: bytearray = field(default_factory=bytearray)
+    durable: bytearray = field(default_factory=bytearray)
+    pending: list[Change] = field(default_factory=list)
+    serial: int = 0
+    dirty: bool = False
+    """Changed since the last sync that said it succeeded, in this life of the writer."""
+    locked: bool = False
+
+    def change(self, offset: int, data: bytes | None, *, grows: bool = False) -> None:
+        """Show a change at once and keep it for a sync."""
+        self.serial += 1
+        made = Change(self.serial, offset, data, grows)
+        self.pending.append(made)
+        self.dirty = True
+        apply(self.shown, made)
+
+    def promote(self, upto: int) -> None:
+        """Let the changes up to a serial reach the device."""
+        for made in self.pending:
+            if made.serial <= upto:
+                apply(self.durable, made)
+        self.pending = [made for made in self.pending if made.serial > upto]
+
+
+def apply(image: bytearray, made: Change) -> None:
+    """Make the change in one face of a file."""
+    if made.data is None and not made.grows:
+        del image[made.offset :]
+    image.extend(bytes(max(made.offset - len(image), 0)))
+    if made.data is not None:
+        image[made.offset : made.offset + len(made.data)] = made.data
+
+
+@dataclass(slots=True, eq=False)
+class Directory:
+    """Names in one directory. A value of None in `pending` removes the name."""
+
+    shown: dict[str, FileNode | Directory] = field(default_factory=dict)
+    durable: dict[str, FileNode | Directory] = field(default_factory=dict)
+    pending: list[dict[str, FileNode | Directory | None]] = field(default_factory=list)
+    reached: int = 0
+    """Changes that reached the device so far."""
+
+    def change(self, names: dict[str, FileNode | Directory | None]) -> None:
+        """Show changed names at once and keep them, as one change, for a sync."""
+        self.pending.append(names)
+        _bind(self.shown, names)
+
+    @property
+    def changes(self) -> int:
+        """Changes ever made."""
+        return self.reached + len(self.pending)
+
+    def promote(self, upto: int) -> None:
+        """Let changes reach the device until `upto` have."""
+        count = max(upto - self.reached, 0)
+        for names in self.pending[:count]:
+            _bind(self.durable, names)
+        del self.pending[:count]
+        self.reached += count
+
+
+def _bind(table: dict[str, FileNode | Directory], names: dict[str, FileNode | Directory | None]) -> None:
+    for name, what in names.items():
+        if what is None:
+            table.pop(name, None)
+        else:
+            table[name] = what
+
+
+def ever_in(directory: Directory) -> list[FileNode | Directory]:
+    """Everything that either face of a directory knows or that a pending change brings."""
+    brought = [what for names in directory.pending for what in names.values() if what is not None]
+    return [*directory.shown.values(), *directory.durable.values(), *brought]
+
+
+def lose_power(node: FileNode, damage: Damage, rng: random.Random) -> None:
+    """Decide what the device holds of a file's unsynced changes."""
+    reached = _reached(node, damage, rng)
+    length = len(node.durable)
+    if damage is Damage.LENGTH_ONLY:
+        ends = [made.offset + len(made.data or b"") for made in reached]
+        node.durable.extend(bytes(max([length, *ends]) - length))
+    else:
+        for made in reached[:-1]:
+            apply(node.durable, made)
+        for made in reached[-1:]:
+            apply(node.durable, _torn(made, damage, rng))
+        if damage is Damage.CONTENT_ONLY:
+            del node.durable[length:]
+    node.pending.clear()
+    node.shown = bytearray(node.durable)
+
+
+def _reached(node: FileNode, damage: Damage, rng: random.Random) -> list[Change]:
+    if damage is Damage.LOST:
+        return []
+    if damage in {Damage.KEPT, Damage.LENGTH_ONLY, Damage.CONTENT_ONLY}:
+        return list(node.pending)
+    return rng.sample(node.pending, rng.randint(0, len(node.pending)))
+
+
+def _torn(made: Change, damage: Damage, rng: random.Random) -> Change:
+    """Return the last change as the device got it; sectors are counted from the start of the file."""
+    if made.data is None:
+        return made
+    size = len(made.data)
+    edges = [
+        edge - made.offset for edge in range(_next_sector(made.offset), made.offset + size, SECTOR_BYTES)
+    ]
+    if damage is Damage.CUT:
+        return Change(made.serial, made.offset, made.data[: rng.choice([0, *edges])])
+    if damage is Damage.HEAD_LOST:
+        head = rng.choice([*edges, size])
+        return Change(made.serial, made.offset, bytes(head) + made.data[head:])
+    if damage in {Damage.ZEROED, Damage.GARBLED}:
+        bounds = [0, *edges, size]
+        which = rng.randrange(len(bounds) - 1)
+        start, stop = bounds[which], bounds[which + 1]
+        noise = rng.randbytes(stop - start) if damage is Damage.GARBLED else bytes(stop - start)
+        return Change(made.serial, made.offset, made.data[:start] + noise + made.data[stop:])
+    return made
+
+
+def _next_sector(offset: int) -> int:
+    return (offset // SECTOR_BYTES + 1) * SECTOR_BYTES

@@ -91,6 +91,18 @@ ENVELOPE_PARTS_MAX = 8
 MESSAGE_BYTES_MAX = FRAME_BYTES_MAX + ENVELOPE_BYTES_MAX
 SOCKET_HWM = 4_096
 
+# -- gateway. A connection at its bound is answered Throttled; one that does not take its answers is let go
+GATEWAY_REQUESTS_PER_CONNECTION_MAX = 1_024
+GATEWAY_REQUESTS_PER_KEY_MAX = 8_192
+GATEWAY_BYTES_PER_CONNECTION_MAX = 2 * FRAME_BYTES_MAX
+GATEWAY_BYTES_MAX = 8 * FRAME_BYTES_MAX
+"""Attached frames a gateway holds for all connections together, until they are settled."""
+GATEWAY_OUTBOX_BYTES_MAX = 32 * MIB
+"""Answers kept for one connection that is slow to take them; beyond it the connection is forgotten."""
+GATEWAY_SEND_HWM = 16
+"""Answers handed to libzmq for one connection before they wait in its outbox."""
+GATEWAY_CONNECTIONS_MAX = 4_096
+
 # -- processes -----------------------------------------------------------------------------------------
 SHARDS_MAX = 64
 PROCESSES_MAX = 128

@@ -1,0 +1,174 @@
+"""Who may do what. Pure: keys, scopes, prefixes (A-2, A-3, A-8..A-13); deny by default.
+
+A principal is what a connection proved to be, never what it says it is. On the ipc socket that is
+the file permissions of the shared-memory directory: whoever can open it is the owner of the engine
+(A-16). On TCP it is a CURVE key listed in the keys file:
+
+    [[keys]]
+    name = "billing"
+    public_key = "…40 characters…"
+    scopes = ["read", "write"]          # read, write, delete, admin; absent = all four
+    prefixes = ["billing.", "audit."]   # byte prefixes of topic names; absent = every topic
+
+Keys are held as digests, and looking one up compares with every entry in constant time (A-7).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from ringlog.envelope import messages as m
+from ringlog.errors import ConfigError, Forbidden, Unauthorized
+
+READ, WRITE, DELETE, ADMIN = "read", "write", "delete", "admin"
+SCOPES = frozenset({READ, WRITE, DELETE, ADMIN})
+KEYS_MAX = 10_000
+PREFIXES_PER_KEY_MAX = 256
+LOCAL_ID = "local"
+"""User id of connections over the ipc socket."""
+
+SCOPES_OF: dict[type[m.Message], tuple[str, ...]] = {
+    m.TopicResolve: (READ, WRITE),
+    m.TopicState: (READ,),
+    m.TopicList: (READ,),
+    m.Read: (READ,),
+    m.Append: (WRITE,),
+    m.ProducerState: (WRITE,),
+    m.TopicDelete: (DELETE,),
+    m.TopicPut: (ADMIN,),
+}
+"""Scopes of which an operation needs one (A-8). What is not listed is refused to everybody."""
+OPEN_TO_ALL = frozenset({m.Hello, m.Ping})
+OWNER_ONLY = frozenset({m.Locate})
+"""Names files and the salts of their seals: of use only to processes that may read the files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Somebody who proved who they are."""
+
+    name: str
+    scopes: frozenset[str]
+    prefixes: tuple[str, ...] = ()
+    is_owner: bool = False
+
+    def covers(self, topic: str) -> bool:
+        """True when this name lies under one of the prefixes; no prefixes means every name (A-3, A-9)."""
+        return not self.prefixes or topic.startswith(self.prefixes)
+
+
+OWNER = Principal("owner", SCOPES, is_owner=True)
+
+
+class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    public_key: str
+    scopes: list[str] | None = None
+    prefixes: list[str] | None = None
+
+
+class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
+    keys: list[_KeyEntry] = []
+
+
+def key_id(public_key: str) -> str:
+    """User id of a connection that holds this CURVE key (Z85): its SHA-256, so that no key is held."""
+    return hashlib.sha256(public_key.encode()).hexdigest()
+
+
+class KeyRing:
+    """The keys that are admitted, by digest."""
+
+    def __init__(self, principals: Iterable[tuple[str, Principal]] = ()) -> None:
+        self._entries = tuple((digest.encode(), principal) for digest, principal in principals)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, user_id: str) -> Principal | None:
+        """Return who has this user id, or None. Looks at every entry, whatever it finds."""
+        wanted, found = user_id.encode(), None
+        for digest, principal in self._entries:
+            if hmac.compare_digest(digest, wanted):
+                found = principal
+        return found
+
+
+def parse_keys(text: str, file: str) -> KeyRing:
+    """Read a keys file; raises ConfigError naming file, key name and field, never a key (A-4)."""
+    try:
+        entries = msgspec.convert(tomllib.loads(text), _KeyFile).keys
+    except tomllib.TOMLDecodeError:
+        raise ConfigError("keys file is not TOML", file=file) from None
+    except msgspec.ValidationError as e:
+        raise ConfigError("keys file has a wrong entry", file=file, reason=str(e)) from None
+    if len(entries) > KEYS_MAX:
+        raise ConfigError("too many keys", file=file, keys=len(entries), max=KEYS_MAX)
+    found = {}
+    for entry in entries:
+        digest = key_id(entry.public_key)
+        if digest in found:
+            raise ConfigError("one key is listed twice", file=file, name=entry.name)
+        found[digest] = _principal(entry, file)
+    return KeyRing(found.items())
+
+
+def _principal(entry: _KeyEntry, file: str) -> Principal:
+    scopes = SCOPES if entry.scopes is None else frozenset(entry.scopes)
+    prefixes = tuple(entry.prefixes or ())
+    reason = ""
+    if len(entry.public_key) != 40:
+        reason = "public_key is not 40 characters of Z85"
+    elif not entry.name:
+        reason = "name is empty"
+    elif not scopes <= SCOPES:
+        reason = f"scopes are {', '.join(sorted(SCOPES))}"
+    elif entry.prefixes is not None and (not prefixes or "" in prefixes):
+        reason = "prefixes, when given, are not empty"
+    elif len(prefixes) > PREFIXES_PER_KEY_MAX:
+        reason = f"more than {PREFIXES_PER_KEY_MAX} prefixes"
+    if reason:
+        raise ConfigError("keys file has a wrong entry", file=file, name=entry.name, reason=reason)
+    return Principal(entry.name, scopes, prefixes)
+
+
+def authorise(principal: Principal | None, message: m.Message) -> None:
+    """Let the operation pass, or raise Unauthorized or Forbidden. Looks at nothing but its arguments, so
+    that a refusal says nothing about what exists (A-13)."""
+    if principal is None:
+        raise Unauthorized("unknown credential")
+    kind = type(message)
+    if kind in OPEN_TO_ALL:
+        return
+    if kind in OWNER_ONLY:
+        if not principal.is_owner:
+            raise Forbidden("only for processes on the engine's host")
+        return
+    scopes = needed_scopes(message)
+    if principal.scopes.isdisjoint(scopes):
+        raise Forbidden("the key lacks a scope", required_scope=" or ".join(scopes))
+    topic = getattr(message, "topic", None)
+    if topic is not None and not principal.covers(topic):
+        raise Forbidden("the key does not reach this topic", topic=topic)
+
+
+def needed_scopes(message: m.Message) -> tuple[str, ...]:
+    """Scopes of which the operation needs one (A-8); raises Forbidden for what is no operation here."""
+    if isinstance(message, m.TopicPut) and message.mode == "create" and not message.config:
+        # Plain auto-creation by a writer: nothing is configured (W-6).
+        return (WRITE, ADMIN)
+    scopes = SCOPES_OF.get(type(message))
+    if scopes is None:
+        raise Forbidden("not an operation of this endpoint", kind=type(message).__name__)
+    return scopes
+
+
+def needs_admin_to_create(principal: Principal, message: m.Append) -> bool:
+    """True when this append may write but not create: an inline config needs `admin` too (W-6)."""
+    return bool(message.create and message.config and ADMIN not in principal.scopes)

@@ -1,0 +1,607 @@
+"""The gateway's decisions: who may ask what, and how an answer comes about. Pure.
+
+A request is checked in this order: who asks, is there room, may they, is it well-formed (A-13). Then it
+becomes a *flow*: a generator that yields the effects it needs one at a time, is resumed with their
+completions, and returns the reply. Holding a flow costs no thread, and a flow that waits for records
+holds nothing that could block a write (DR-22).
+
+G1  nothing reaches a shard that `auth.authorise` did not let pass.
+G2  a client's appends to one topic reach the shard in the order they were sent: producer numbers must
+    arrive ascending, or an unsettled frame would be taken for a repeat.
+G3  frames are pushed as they came, with the client's own producer numbers, and only appends of the topic
+    that was named; so a repeat after any failure is recognised.
+G4  every request gets at most one reply, and every bound of limits.py is an answer.
+G5  requests held never exceed the bounds, for one connection, for one key, for all.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.gateway import events as ev
+from actors.gateway.auth import LOCAL_ID, OWNER, KeyRing, Principal, authorise, needs_admin_to_create
+from actors.gateway.inspect import check_frames
+from ringlog.contract import DrainRequested, Reply, Stop, Tick
+from ringlog.envelope import messages as m
+from ringlog.errors import (
+    CorruptData,
+    ExitCode,
+    Forbidden,
+    InvalidRequest,
+    Refused,
+    RinglogError,
+    ShuttingDown,
+    StaleEpoch,
+    Status,
+    Throttled,
+    TopicNotFound,
+)
+from ringlog.limits import (
+    FRAME_BYTES_MAX,
+    GATEWAY_BYTES_MAX,
+    GATEWAY_BYTES_PER_CONNECTION_MAX,
+    GATEWAY_REQUESTS_PER_CONNECTION_MAX,
+    GATEWAY_REQUESTS_PER_KEY_MAX,
+    LIST_PAGE_MAX,
+    READ_BYTES_DEFAULT,
+    READ_BYTES_MAX,
+    READ_LIMIT_DEFAULT,
+    READ_LIMIT_MAX,
+    REQUEST_BYTES_MAX,
+    WAIT_MS_MAX,
+)
+from ringlog.topic.names import home_shard
+from ringlog.topic.tombstone import Floors, ReadPlan, plan_read
+
+Flow = Generator[Any, Any, tuple[m.Message, Any]]
+_TOPICS_CACHED_MAX = 10_000
+_RETRY_AFTER_MS = 50
+_MS = 1_000_000
+_HIDDEN_DETAILS = frozenset({"file", "path", "offset"})
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What this gateway says about the engine."""
+
+    engine_id: str
+    version: str
+    protocol: int
+    shards: int
+    incarnation: int
+    ring_frame_bytes_max: int
+    """A frame larger than this goes to its shard by socket."""
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One request being answered."""
+
+    client: bytes
+    corr: int
+    message: Any
+    principal: Principal
+    data: Any
+    flow: Flow | None = None
+    deadline_ns: int = 0
+    """While it waits for records: when it stops waiting."""
+
+    @property
+    def bytes(self) -> int:
+        return len(self.data) if self.data is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolve:
+    """Asked for by flows: who is this topic? Those who ask together are answered in order (G2)."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Enter:
+    """Asked for by appends: my turn on this way to the shard (G2)."""
+
+    by_socket: bool
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Appends of one connection to one topic. The two ways to the shard must not overtake one another."""
+
+    by_ring: int = 0
+    by_socket: int = 0
+    parked: deque[tuple[_Request, bool]] = field(default_factory=deque)
+
+    def admits(self, *, by_socket: bool) -> bool:
+        # One at a time by socket: a shard that is not ready has it sent again, behind later ones.
+        return not self.by_socket and not (by_socket and self.by_ring)
+
+
+class Gateway:
+    """State machine of one gateway. `requests_held` and the counters are for the board and for tests."""
+
+    def __init__(self, identity: Identity, keys: KeyRing) -> None:
+        self._identity = identity
+        self._keys = keys
+        self._now_ns = 0
+        self._is_draining = False
+        self._is_stopped = False
+        self._ticket = 0
+        self._effects: list[Any] = []
+        self._waiting: dict[int, _Request] = {}
+        self._deadlines: list[tuple[int, int]] = []
+        self._topics: dict[str, m.TopicInfo] = {}
+        self._resolving: dict[str, list[_Request]] = {}
+        self._resolve_tickets: dict[int, str] = {}
+        self._lanes: dict[tuple[bytes, str], _Lane] = {}
+        self._held: dict[_Request, None] = {}
+        self._per_client: dict[bytes, list[int]] = {}
+        self._per_key: dict[str, int] = {}
+        self._bytes = 0
+        self._gone: set[_Request] = set()
+        self.answered = 0
+        self.refused = 0
+
+    @property
+    def requests_held(self) -> int:
+        """Requests without a reply yet."""
+        return len(self._held)
+
+    def handle(self, events: Sequence[Any]) -> list[Any]:
+        """Take events in order; return the effects wanted, in order."""
+        for event in events:
+            self._take(event)
+        if self._is_draining and not self._held and not self._is_stopped:
+            self._is_stopped = True
+            self._effects.append(Stop(ExitCode.OK, "drained"))
+        effects, self._effects = self._effects, []
+        return effects
+
+    def next_deadline_ns(self) -> int | None:
+        """When the next request stops waiting for records."""
+        while self._deadlines and not self._is_current(*self._deadlines[0]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def check(self) -> None:
+        """Assert G5 by counting again."""
+        assert self._bytes == sum(request.bytes for request in self._held)
+        assert sum(count for count, _ in self._per_client.values()) == len(self._held)
+        assert sum(self._per_key.values()) == len(self._held)
+        assert self._bytes <= GATEWAY_BYTES_MAX
+        running = [lane.by_ring + lane.by_socket + len(lane.parked) for lane in self._lanes.values()]
+        assert all(running)
+
+    # -- events ---------------------------------------------------------------------------------------
+
+    def _take(self, event: Any) -> None:
+        match event:
+            case Tick():
+                self._tick(event)
+            case ev.Asked():
+                self._asked(event)
+            case ev.ShardAnswered() if event.ticket in self._resolve_tickets:
+                self._resolved(event)
+            case ev.ShardAnswered():
+                self._resume(event.ticket, event.error or event.message)
+            case ev.FramesSettled():
+                self._resume(event.ticket, event.error or event.entries)
+            case ev.FramesRead():
+                self._resume(event.ticket, event.error or event)
+            case ev.TopicMoved():
+                self._resume(event.ticket, True)
+            case ev.ClientGone():
+                self._client_gone(event.client)
+            case ev.KeysLoaded():
+                self._keys = event.keys
+            case DrainRequested():
+                self._drain()
+
+    def _tick(self, tick: Tick) -> None:
+        self._now_ns = tick.monotonic_ns
+        while (due := self.next_deadline_ns()) is not None and due <= self._now_ns:
+            _, ticket = heapq.heappop(self._deadlines)
+            self._effects.append(ev.Unwatch(ticket))
+            self._resume(ticket, False)
+
+    def _asked(self, asked: ev.Asked) -> None:
+        principal = OWNER if asked.user_id == LOCAL_ID else self._keys.find(asked.user_id)
+        try:
+            authorise(principal, asked.message)
+            assert principal is not None
+            answer = self._said_at_once(asked.message)
+            if answer is not None:
+                self._effects.append(Reply(asked.client, asked.corr, answer))
+                return
+            self._admit(asked, principal)
+        except Refused as e:
+            self._refuse(asked.client, asked.corr, e)
+            return
+        request = _Request(asked.client, asked.corr, asked.message, principal, asked.attachment)
+        self._hold(request)
+        request.flow = self._flow(request)
+        self._advance(request, None)
+
+    def _admit(self, asked: ev.Asked, principal: Principal) -> None:
+        """G5; raises Throttled or ShuttingDown."""
+        if self._is_draining:
+            raise ShuttingDown("the engine is stopping")
+        count, held = self._per_client.get(asked.client, (0, 0))
+        size = len(asked.attachment) if asked.attachment is not None else 0
+        for name, found, most in (
+            ("requests_per_connection", count + 1, GATEWAY_REQUESTS_PER_CONNECTION_MAX),
+            ("bytes_per_connection", held + size, GATEWAY_BYTES_PER_CONNECTION_MAX),
+            ("requests_per_key", self._per_key.get(principal.name, 0) + 1, GATEWAY_REQUESTS_PER_KEY_MAX),
+            ("bytes", self._bytes + size, GATEWAY_BYTES_MAX),
+        ):
+            if found > most:
+                raise Throttled("too much in flight", limit=name, max=most, retry_after_ms=_RETRY_AFTER_MS)
+
+    def _client_gone(self, client: bytes) -> None:
+        """Nobody is there to take the answers. What was sent to a shard goes on: it may be applied."""
+        for ticket, request in list(self._waiting.items()):
+            if request.client == client and request.deadline_ns:
+                self._effects.append(ev.Unwatch(ticket))
+                del self._waiting[ticket]
+                self._release(request)
+        self._gone.update(request for request in self._held if request.client == client)
+
+    def _drain(self) -> None:
+        self._is_draining = True
+        for ticket, request in list(self._waiting.items()):
+            if request.deadline_ns:
+                self._effects.append(ev.Unwatch(ticket))
+                self._resume(ticket, False)
+
+    # -- flows ----------------------------------------------------------------------------------------
+
+    def _resume(self, ticket: int, value: Any) -> None:
+        request = self._waiting.pop(ticket, None)
+        if request is not None:
+            request.deadline_ns = 0
+            self._advance(request, value)
+
+    def _advance(self, request: _Request, value: Any) -> None:
+        """Run a flow until it yields an effect for the shell, or is parked, or has its reply."""
+        assert request.flow is not None
+        try:
+            if isinstance(value, RinglogError):
+                wanted = request.flow.throw(value)
+            else:
+                wanted = request.flow.send(value)
+        except StopIteration as end:
+            self._release(request)
+            self._answer(request, *end.value)
+            return
+        except RinglogError as e:
+            self._release(request)
+            if request not in self._gone:
+                self._refuse(request.client, request.corr, e)
+            self._gone.discard(request)
+            return
+        match wanted:
+            case _Resolve():
+                self._resolve(request, wanted.topic)
+            case _Enter():
+                self._enter(request, by_socket=wanted.by_socket)
+            case _:
+                self._waiting[wanted.ticket] = request
+                self._effects.append(wanted)
+
+    def _flow(self, request: _Request) -> Flow:
+        match request.message:
+            case m.Append():
+                return self._append(request)
+            case m.Read():
+                return self._read(request)
+            case m.TopicList():
+                return self._list(request)
+            case m.TopicPut() | m.TopicResolve():
+                return self._at_home(request.message)
+            case _:
+                return self._at_shard(request.message)
+
+    def _said_at_once(self, message: m.Message) -> m.Message | None:
+        """Answer what needs no shard; None for everything else."""
+        who = self._identity
+        if isinstance(message, m.Ping):
+            return m.Pong(who.incarnation, self.answered)
+        if not isinstance(message, m.Hello):
+            return None
+        if message.protocol != who.protocol:
+            raise InvalidRequest("unknown protocol", found=message.protocol, known=who.protocol)
+        bounds = {
+            "frame_bytes": FRAME_BYTES_MAX, "request_bytes": REQUEST_BYTES_MAX, "read_limit": READ_LIMIT_MAX,
+            "read_bytes": READ_BYTES_MAX, "in_flight": GATEWAY_REQUESTS_PER_CONNECTION_MAX,
+        }  # fmt: skip
+        return m.Welcome(who.protocol, who.version, who.engine_id, who.shards, -1, who.incarnation, bounds)
+
+    def _at_home(self, message: Any) -> Flow:
+        """Creating and finding happen where the name is at home."""
+        shard = home_shard(message.topic, self._identity.shards)
+        answer = yield self._ask(shard, message)
+        if isinstance(answer, m.TopicInfo):
+            self._remember(answer)
+        return answer, None
+
+    def _at_shard(self, message: Any) -> Flow:
+        """Everything else is asked of the shard that holds the topic."""
+        try:
+            info = yield _Resolve(message.topic)
+        except TopicNotFound:
+            if isinstance(message, m.TopicDelete):
+                return m.TopicDeleted(message.topic, False), None
+            raise
+        try:
+            answer = yield self._ask(info.shard, message)
+        except TopicNotFound:
+            self._topics.pop(message.topic, None)
+            raise
+        if isinstance(message, m.TopicDelete):
+            self._topics.pop(message.topic, None)
+        return answer, None
+
+    def _ask(self, shard: int, message: m.Message, attachment: Any = None) -> ev.AskShard:
+        return ev.AskShard(self._next_ticket(), shard, message, attachment)
+
+    def _next_ticket(self) -> int:
+        self._ticket += 1
+        return self._ticket
+
+    # -- resolving ------------------------------------------------------------------------------------
+
+    def _resolve(self, request: _Request, topic: str) -> None:
+        info = self._topics.get(topic)
+        if info is not None:
+            self._advance(request, info)
+            return
+        waiters = self._resolving.setdefault(topic, [])
+        waiters.append(request)
+        if len(waiters) == 1:
+            asked = self._ask(home_shard(topic, self._identity.shards), m.TopicResolve(topic))
+            self._resolve_tickets[asked.ticket] = topic
+            self._effects.append(asked)
+
+    def _resolved(self, event: ev.ShardAnswered) -> None:
+        topic = self._resolve_tickets.pop(event.ticket)
+        if isinstance(event.message, m.TopicInfo):
+            self._remember(event.message)
+        for request in self._resolving.pop(topic):
+            self._advance(request, event.error or event.message)
+
+    def _remember(self, info: m.TopicInfo) -> None:
+        if len(self._topics) >= _TOPICS_CACHED_MAX:
+            self._topics.pop(next(iter(self._topics)))
+        self._topics[info.topic] = info
+
+    # -- appending ------------------------------------------------------------------------------------
+
+    def _append(self, request: _Request) -> Flow:
+        message: m.Append = request.message
+        sent = check_frames(message, request.data)
+        if message.create and (sent.topic_id == 0 or message.config is not None):
+            return (yield from self._append_creating(request))
+        info = yield _Resolve(message.topic)
+        if sent.topic_id not in {0, info.topic_id}:
+            # Our memory of the name may be older than the client's.
+            self._topics.pop(message.topic, None)
+            info = yield _Resolve(message.topic)
+        if sent.topic_id not in {0, info.topic_id}:
+            raise StaleEpoch(
+                "the frames were made for another topic or another life of it", topic=message.topic
+            )
+        if (
+            message.idempotency_key
+            or not sent.topic_id
+            or sent.largest_bytes > self._identity.ring_frame_bytes_max
+        ):
+            return (yield from self._by_socket(request, info.shard, message))
+        yield _Enter(by_socket=False)
+        try:
+            entries = yield ev.PushFrames(
+                self._next_ticket(), info.shard, message.topic, request.data, message.frames
+            )
+        finally:
+            self._leave(request, by_socket=False)
+        if sent.is_refused_for_life(entries):
+            self._topics.pop(message.topic, None)
+        return m.Appended(message.topic, info.topic_id, info.epoch, False, entries), None
+
+    def _append_creating(self, request: _Request) -> Flow:
+        message: m.Append = request.message
+        if needs_admin_to_create(request.principal, message):
+            # Allowed on a topic that exists, where the inline config is not even looked at (W-6).
+            try:
+                yield _Resolve(message.topic)
+            except TopicNotFound:
+                raise Forbidden(
+                    "creating with a configuration needs a scope", required_scope="admin"
+                ) from None
+        shard = home_shard(message.topic, self._identity.shards)
+        if (info := self._topics.get(message.topic)) is not None:
+            shard = info.shard
+        return (yield from self._by_socket(request, shard, message))
+
+    def _by_socket(self, request: _Request, shard: int, message: m.Append) -> Flow:
+        yield _Enter(by_socket=True)
+        try:
+            answer = yield self._ask(shard, message, request.data)
+        except (TopicNotFound, StaleEpoch):
+            self._topics.pop(message.topic, None)
+            raise
+        finally:
+            self._leave(request, by_socket=True)
+        return answer, None
+
+    def _enter(self, request: _Request, *, by_socket: bool) -> None:
+        lane = self._lanes.setdefault((request.client, request.message.topic), _Lane())
+        if lane.parked or not lane.admits(by_socket=by_socket):
+            lane.parked.append((request, by_socket))
+            return
+        self._go(lane, request, by_socket=by_socket)
+
+    def _go(self, lane: _Lane, request: _Request, *, by_socket: bool) -> None:
+        if by_socket:
+            lane.by_socket += 1
+        else:
+            lane.by_ring += 1
+        self._advance(request, None)
+
+    def _leave(self, request: _Request, *, by_socket: bool) -> None:
+        key = (request.client, request.message.topic)
+        lane = self._lanes[key]
+        if by_socket:
+            lane.by_socket -= 1
+        else:
+            lane.by_ring -= 1
+        while lane.parked and lane.admits(by_socket=lane.parked[0][1]):
+            following, is_socket = lane.parked.popleft()
+            self._go(lane, following, by_socket=is_socket)
+        if not (lane.parked or lane.by_ring or lane.by_socket):
+            self._lanes.pop(key, None)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def _read(self, request: _Request) -> Flow:
+        """Locate, decide what to announce, read; when there is nothing, wait for news and walk once more."""
+        message: m.Read = request.message
+        if message.after < 0 or message.epoch < 0 or message.limit < 0 or message.max_bytes < 0:
+            raise InvalidRequest("a number is negative", topic=message.topic)
+        deadline_ns = self._now_ns + max(0, min(message.wait_ms, WAIT_MS_MAX)) * _MS
+        has_waited = False
+        while True:
+            located = yield from self._locate(message)
+            plan = _plan(message, located)
+            read = yield ev.ReadFiles(
+                self._next_ticket(), located, plan.after, plan.stop,
+                min(message.limit, READ_LIMIT_MAX) or READ_LIMIT_DEFAULT,
+                min(message.max_bytes, READ_BYTES_MAX) or READ_BYTES_DEFAULT,
+            )  # fmt: skip
+            reply = _read_reply(located, plan, read)
+            is_news = read.frames or plan.gap is not None or not reply.caught_up
+            if is_news or has_waited or self._is_draining or deadline_ns <= self._now_ns:
+                return reply, read.data
+            # The shell compares with the board when it starts to watch: nothing is slept past (DR-19).
+            watch = ev.WatchTopic(
+                self._next_ticket(), located.shard, located.slot, located.topic_id, located.epoch,
+                located.head_seq,
+            )  # fmt: skip
+            request.deadline_ns = deadline_ns
+            heapq.heappush(self._deadlines, (deadline_ns, watch.ticket))
+            if not (yield watch):
+                return reply, read.data
+            has_waited = True
+
+    def _locate(self, message: m.Read) -> Generator[Any, Any, m.Located]:
+        info = yield _Resolve(message.topic)
+        try:
+            located: m.Located = yield self._ask(
+                info.shard, m.Locate(message.topic, message.after, message.epoch)
+            )
+        except TopicNotFound:
+            self._topics.pop(message.topic, None)
+            raise
+        return located
+
+    # -- listing --------------------------------------------------------------------------------------
+
+    def _list(self, request: _Request) -> Flow:
+        """Merge every shard's share, for every prefix the key may see (A-11)."""
+        message: m.TopicList = request.message
+        size = max(1, min(message.page_size, LIST_PAGE_MAX))
+        found: dict[str, m.TopicStateReply] = {}
+        is_more = False
+        for prefix in _visible_prefixes(request.principal, message.prefix):
+            for shard in range(self._identity.shards):
+                share: m.TopicListReply = yield self._ask(shard, m.TopicList(prefix, message.after, size))
+                found.update((topic.topic, topic) for topic in share.topics)
+                is_more = is_more or share.more
+        names = sorted(found)
+        return m.TopicListReply([found[name] for name in names[:size]], is_more or len(names) > size), None
+
+    # -- accounting and answers -----------------------------------------------------------------------
+
+    def _hold(self, request: _Request) -> None:
+        self._held[request] = None
+        share = self._per_client.setdefault(request.client, [0, 0])
+        share[0] += 1
+        share[1] += request.bytes
+        self._per_key[request.principal.name] = self._per_key.get(request.principal.name, 0) + 1
+        self._bytes += request.bytes
+
+    def _release(self, request: _Request) -> None:
+        del self._held[request]
+        share = self._per_client[request.client]
+        share[0] -= 1
+        share[1] -= request.bytes
+        if not share[0]:
+            del self._per_client[request.client]
+        self._per_key[request.principal.name] -= 1
+        if not self._per_key[request.principal.name]:
+            del self._per_key[request.principal.name]
+        self._bytes -= request.bytes
+
+    def _answer(self, request: _Request, message: m.Message, attachment: Any) -> None:
+        if request in self._gone:
+            self._gone.discard(request)
+            return
+        self.answered += 1
+        self._effects.append(Reply(request.client, request.corr, message, attachment))
+
+    def _refuse(self, client: bytes, corr: int, error: RinglogError) -> None:
+        self.refused += 1
+        self._effects.append(Reply(client, corr, error_reply(error)))
+
+    def _is_current(self, deadline_ns: int, ticket: int) -> bool:
+        request = self._waiting.get(ticket)
+        return request is not None and request.deadline_ns == deadline_ns
+
+
+def error_reply(error: RinglogError) -> m.ErrorReply:
+    """Turn an error into what a client may see: no paths, nothing of our insides (ERR-5)."""
+    detail = {name: value for name, value in error.detail.items() if name not in _HIDDEN_DETAILS}
+    if isinstance(error, Refused):
+        return m.ErrorReply(int(error.status), error.message, detail, error.outcome)
+    if isinstance(error, CorruptData):
+        detail["reason"] = "corrupt_segment"
+        return m.ErrorReply(int(Status.INTERNAL), error.message, detail)
+    return m.ErrorReply(
+        int(Status.NOT_READY if error.retriable else Status.INTERNAL),
+        "the engine could not be asked" if error.retriable else "the engine failed",
+        {"reason": error.code},
+        error.outcome,
+    )
+
+
+def _plan(message: m.Read, located: m.Located) -> ReadPlan:
+    floors = Floors(
+        located.head_seq, located.earliest_seq, located.cap_floor, located.ttl_floor, located.trim_floor
+    )
+    return plan_read(message.after, floors, located.lost, recreated=located.recreated)
+
+
+def _read_reply(located: m.Located, plan: ReadPlan, read: ev.FramesRead) -> m.ReadReply:
+    reached = max(plan.after, read.examined)
+    gap = plan.gap
+    return m.ReadReply(
+        located.topic, located.topic_id, located.epoch, plan.after, reached, located.head_seq,
+        located.earliest_seq, reached == located.head_seq, read.frames,
+        *((gap.gap_from, gap.gap_to, gap.reason) if gap is not None else ()),
+    )  # fmt: skip
+
+
+def _visible_prefixes(principal: Principal, wanted: str) -> list[str]:
+    """Prefixes that cover what is wanted and allowed, none of them inside another."""
+    if not principal.prefixes or wanted.startswith(principal.prefixes):
+        return [wanted]
+    inside = sorted(prefix for prefix in principal.prefixes if prefix.startswith(wanted))
+    kept: list[str] = []
+    for prefix in inside:
+        if not kept or not prefix.startswith(kept[-1]):
+            kept.append(prefix)
+    return kept

@@ -1,0 +1,131 @@
+"""What a gateway is told and what it asks for. Read these two lists and you know what the actor is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from actors.gateway.auth import KeyRing
+from ringlog.envelope.messages import Located, Message
+from ringlog.errors import RinglogError
+
+# -- events ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A client asks. `client` is an opaque reply address; `user_id` is what ZAP established about it."""
+
+    client: bytes
+    user_id: str
+    corr: int
+    message: Message
+    attachment: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardAnswered:
+    """A shard answered what was asked under `ticket`; `error` instead of `message` when it could not."""
+
+    ticket: int
+    message: Message | None
+    error: RinglogError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FramesSettled:
+    """Every frame pushed under `ticket` has its fate: settle entries, one a frame, in order."""
+
+    ticket: int
+    entries: bytes
+    error: RinglogError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FramesRead:
+    """What reading the files gave. `frames` whole frames sealed under 0, up to `last_seq` (0 = none)."""
+
+    ticket: int
+    frames: int
+    records: int
+    last_seq: int
+    examined: int
+    """Last position known to hold nothing more to deliver; never above the plan's stop."""
+    data: Any = None
+    error: RinglogError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMoved:
+    """The topic watched under `ticket` has a new head, or another life."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """A client cannot be reached any more: forget what it waits for."""
+
+    client: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeysLoaded:
+    """The keys file was read again."""
+
+    keys: KeyRing
+
+
+# -- effects --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskShard:
+    """Send a request to a shard. Completion: ShardAnswered."""
+
+    ticket: int
+    shard: int
+    message: Message
+    attachment: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class PushFrames:
+    """Push frames into our ring to a shard, as they are. Completion: FramesSettled."""
+
+    ticket: int
+    shard: int
+    topic: str
+    data: Any
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFiles:
+    """Read frames after `after` up to `stop` from the files. Completion: FramesRead."""
+
+    ticket: int
+    located: Located
+    after: int
+    stop: int
+    limit: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchTopic:
+    """Say TopicMoved once the topic's slot differs from this: another life, or a head above `head_seq`."""
+
+    ticket: int
+    shard: int
+    slot: int
+    topic_id: int
+    epoch: int
+    head_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unwatch:
+    """Forget the watch."""
+
+    ticket: int

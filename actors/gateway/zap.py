@@ -1,0 +1,80 @@
+"""The ZAP handler: libzmq asks it about every new connection, and without its yes nobody gets in.
+
+CURVE alone admits every client that knows the server's public key (SEC-2), so every bound socket has a
+ZAP domain and ZMQ_ZAP_ENFORCE_DOMAIN: a missing or dead handler refuses all. The handler lives in the
+gateway's own loop; when that ends, so does the process (SEC-3). `answer` is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from actors.gateway.auth import LOCAL_ID, KeyRing, key_id
+
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+TCP_DOMAIN = "ringlog.tcp"
+IPC_DOMAIN = "ringlog.ipc"
+_VERSION = b"1.0"
+_CURVE_PARTS = 7
+_NULL_PARTS = 6
+
+
+def answer(parts: Sequence[bytes], keys: KeyRing) -> list[bytes] | None:
+    """Decide one ZAP request: [version, id, domain, address, identity, mechanism, credentials…].
+
+    Returns the reply's frames, or None for what is not a ZAP request at all.
+    """
+    if len(parts) < _NULL_PARTS or parts[0] != _VERSION:
+        return None
+    request_id, domain, mechanism = parts[1], parts[2], parts[5]
+    user_id = ""
+    if domain == IPC_DOMAIN.encode() and mechanism == b"NULL" and len(parts) == _NULL_PARTS:
+        user_id = LOCAL_ID
+    elif domain == TCP_DOMAIN.encode() and mechanism == b"CURVE" and len(parts) == _CURVE_PARTS:
+        user_id = _admitted(parts[6], keys)
+    if not user_id:
+        return [_VERSION, request_id, b"400", b"not admitted", b"", b""]
+    return [_VERSION, request_id, b"200", b"OK", user_id.encode(), b""]
+
+
+def _admitted(raw_key: bytes, keys: KeyRing) -> str:
+    """User id of an admitted 32-byte CURVE key, else the empty string."""
+    if len(raw_key) != 32:
+        return ""
+    user_id = key_id(z85.encode(raw_key).decode())
+    return user_id if keys.find(user_id) is not None else ""
+
+
+class ZapHandler:
+    """Answers ZAP requests on its socket; `socket` is to be polled by the gateway's loop."""
+
+    def __init__(self, context: zmq.Context[Any], keys: Callable[[], KeyRing]) -> None:
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(ZAP_ENDPOINT)
+        self._keys = keys
+        self.admitted = 0
+        self.refused = 0
+
+    def serve(self) -> None:
+        """Answer all requests that are there."""
+        while True:
+            try:
+                parts = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            # [libzmq's routing id, empty delimiter, request…]
+            reply = answer(parts[2:], self._keys())
+            if reply is None:
+                continue
+            self.admitted += reply[2] == b"200"
+            self.refused += reply[2] != b"200"
+            self.socket.send_multipart([*parts[:2], *reply], zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Stop answering: from now on nobody is admitted."""
+        self.socket.close()

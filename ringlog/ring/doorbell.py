@@ -1,0 +1,160 @@
+"""Wake-ups without data.
+
+The protocol, for a sleeper S and whoever has work for it, R:
+
+1. S, with nothing to do, sets its *asleep* word to 1 (a shard: on the board; a client: `wants` of its ring).
+2. S looks at all its sources once more. Only if there is still nothing it waits, on its bell among others,
+   for at most the back-up poll interval.
+3. Awake, S sets the word to 0, drains the bell, looks at all sources.
+4. R publishes its work first, then looks at the word, and rings only when S is asleep.
+
+A ring is a hint: it may be lost (R died before step 4, or its look at the word overtook its own store,
+which processors may do) or doubled (a drained bell rings again). The re-check of step 2 makes losing rare,
+the back-up poll makes it harmless. A sleeper never trusts a bell to mean work.
+
+Processes that share no ancestor use a named pipe: `BellListener` opens it for reading *and* writing, so
+that it never sees an end of file and a ringer never finds nobody. Where both ends inherit it, `EventBell`
+is an eventfd and survives the restart of either.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ringlog.errors import RingError
+
+BELL_MODE = 0o600
+_DRAIN_BYTES = 65_536
+_RING = b"\0"
+
+
+def make_bell(path: str) -> None:
+    """Make a named pipe only we can use; raises RingError when the name is taken or there is no room."""
+    try:
+        os.mkfifo(path, BELL_MODE)
+        os.chmod(path, BELL_MODE)
+    except OSError as e:
+        raise RingError(f"cannot make bell: {e.strerror}", path=path, errno=e.errno) from None
+
+
+def _open_bell(path: str, access: int) -> int:
+    fd = os.open(path, access | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    facts = os.fstat(fd)
+    if not stat.S_ISFIFO(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        os.close(fd)
+        raise RingError("not a private bell of ours", path=path, mode=oct(facts.st_mode), uid=facts.st_uid)
+    return fd
+
+
+class BellListener:
+    """The sleeper's end of a named pipe."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._fd = _open_bell(path, os.O_RDWR)
+        except OSError as e:
+            raise RingError(f"cannot open bell: {e.strerror}", path=path, errno=e.errno) from None
+
+    def fileno(self) -> int:
+        """Descriptor that becomes readable when the bell rings."""
+        return self._fd
+
+    def drain(self) -> int:
+        """Forget all rings so far; returns how many there were, 0 = none."""
+        total = 0
+        try:
+            while count := len(os.read(self._fd, _DRAIN_BYTES)):
+                total += count
+                if count < _DRAIN_BYTES:
+                    break
+        except BlockingIOError:
+            return total
+        return total
+
+    def close(self) -> None:
+        """Let go of the bell. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class BellRinger:
+    """The other end. Opened at the first ring, again after the sleeper was replaced."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = -1
+
+    def ring(self) -> bool:
+        """Wake the sleeper; False when nobody listens there now. A full pipe is already a wake-up."""
+        try:
+            if self._fd < 0:
+                self._fd = _open_bell(self._path, os.O_WRONLY)
+            os.write(self._fd, _RING)
+        except BlockingIOError:
+            return True
+        except OSError as e:
+            self.close()
+            if e.errno in {errno.ENXIO, errno.ENOENT, errno.EPIPE}:
+                return False
+            raise RingError(f"cannot ring: {e.strerror}", path=self._path, errno=e.errno) from None
+        return True
+
+    def close(self) -> None:
+        """Let go of the bell. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+Bell = BellListener | BellRinger
+
+
+class EventBell:
+    """An eventfd both ends have inherited."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @classmethod
+    def create(cls, *, inheritable: bool = False) -> EventBell:
+        """Make one; `inheritable` lets it survive an exec without being passed explicitly."""
+        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        os.set_inheritable(fd, inheritable)
+        return cls(fd)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> EventBell:
+        """Take over an inherited descriptor; raises RingError when it is not open."""
+        try:
+            os.set_blocking(fd, False)
+        except OSError as e:
+            raise RingError(f"not a bell: {e.strerror}", fd=fd, errno=e.errno) from None
+        return cls(fd)
+
+    def fileno(self) -> int:
+        """Descriptor that becomes readable when the bell rings."""
+        return self._fd
+
+    def ring(self) -> bool:
+        """Wake the sleeper."""
+        try:
+            os.eventfd_write(self._fd, 1)
+        except BlockingIOError:
+            return True
+        return True
+
+    def drain(self) -> int:
+        """Forget all rings so far; returns how many there were, 0 = none."""
+        try:
+            return os.eventfd_read(self._fd)
+        except BlockingIOError:
+            return 0
+
+    def close(self) -> None:
+        """Let go of the bell. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

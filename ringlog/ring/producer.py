@@ -1,0 +1,378 @@
+"""The producer's end of a ring: publish whole frames, learn their fate.
+
+Body first, the head word last: a frame is either wholly published or not there. After a crash the next
+producer of the same ring goes on from the words; what was written beyond the head never happened.
+Not for several threads at once.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.clock import Clock, SystemClock
+from ringlog.errors import RingError
+from ringlog.limits import RING_FRAME_FRACTION
+from ringlog.ring.layout import PAD_BYTES, PAD_WORD, SETTLE_WORDS, ConsumerState, ProducerState, Word
+from ringlog.ring.region import RingMemory, lock_for_producer, open_ring, require_engine
+
+JOIN_BYTES_MAX = 1 << 16
+"""Frames pushed together are joined and written at once up to this size; beyond it each is written alone."""
+
+_live: weakref.WeakSet[RingProducer] = weakref.WeakSet()
+
+
+class RingProducer:
+    """One end of a ring. `capacity` and `frame_bytes_max` are bytes, `settle_entries` frames."""
+
+    def __init__(self, memory: RingMemory, lock_fd: int = -1, path: str = "") -> None:
+        self.identity = memory.identity
+        self.path = path
+        self.capacity = self.identity.capacity
+        self.settle_entries = self.identity.settle_entries
+        self.frame_bytes_max = self.capacity // RING_FRAME_FRACTION
+        self._memory = memory
+        self._lock_fd = lock_fd
+        self._pid = os.getpid()
+        self._closed = False
+        self._head = memory.load(Word.HEAD)
+        self._settle_tail = memory.load(Word.SETTLE_TAIL)
+        # Tail before settle_head: a frame below this tail is then surely among the entries read after it.
+        self._tail_seen = memory.load(Word.TAIL)
+        self._require_tail(self._tail_seen)
+        self._settled_below = self._position_after_last_taken()
+        self._in_flight = self._count_in_flight()
+        _live.add(self)
+
+    @classmethod
+    def attach(cls, path: str, *, engine_id: str | None = None, clock: Clock | None = None) -> RingProducer:
+        """Take the producer's end of a ring and go on where its words say.
+
+        Raises RingError when there is a producer already, the producer's or the consumer's end was closed,
+        the file is not this engine's ring, or its words make no sense.
+        """
+        fd, memory = open_ring(path)
+        try:
+            require_engine(memory.identity, engine_id, path)
+            lock_for_producer(fd, path, clock or SystemClock())
+            if memory.load(Word.PRODUCER_STATE) == ProducerState.CLOSED:
+                raise RingError("the ring was closed by its producer", path=path)
+            if memory.load(Word.CONSUMER_STATE) == ConsumerState.CLOSED:
+                reason = memory.load(Word.CONSUMER_REASON)
+                raise RingError("the ring was closed by its consumer", path=path, reason=reason)
+            producer = cls(memory, fd, path)
+        except BaseException:
+            memory.close()
+            os.close(fd)
+            raise
+        memory.store(Word.PRODUCER_STATE, ProducerState.ATTACHED)
+        return producer
+
+    # -- publishing -----------------------------------------------------------------------------------
+
+    def push(self, frames: Sequence[Any]) -> list[int] | None:
+        """Publish whole frames (byte buffers, multiples of 8) at once; returns the position of each.
+
+        None = they do not all fit now. Raises RingError for what could never fit or is no frame.
+        """
+        self._require_usable()
+        if not frames:
+            return []
+        sizes = [len(frame) for frame in frames]
+        self._require_sizes(sizes)
+        positions, turn, stop = self._place(sizes)
+        if stop - self._head > self.capacity or len(sizes) > self.settle_entries:
+            raise RingError(
+                "more frames at once than the ring could ever hold",
+                bytes=stop - self._head, max=self.capacity, frames=len(sizes), frames_max=self.settle_entries,
+            )  # fmt: skip
+        if stop - self._head > self._room(stop - self._head) or len(sizes) > self.free_frames:
+            return None
+        self._write_frames(positions, frames, turn)
+        self._publish(stop, len(sizes))
+        return positions
+
+    def push_run(self, buffer: Any, frame_bytes: int) -> tuple[int, NDArray[np.int64]]:
+        """Publish as many as fit of n frames of `frame_bytes` each that lie back to back in `buffer`.
+
+        Returns how many were taken, from the first on, and their positions, (count,) int64.
+        """
+        self._require_usable()
+        source = memoryview(buffer).cast("B")
+        self._require_sizes([frame_bytes])
+        if len(source) % frame_bytes:
+            raise RingError("buffer is not whole frames", bytes=len(source), frame_bytes=frame_bytes)
+        wanted = min(len(source) // frame_bytes, self.free_frames)
+        room = self._room(wanted * frame_bytes + self.frame_bytes_max)
+        lap_left = self.capacity - self._head % self.capacity
+        first = min(wanted, lap_left // frame_bytes, room // frame_bytes)
+        pad = lap_left - first * frame_bytes
+        second = 0
+        if pad < frame_bytes:
+            second = max(0, min(wanted - first, (room - first * frame_bytes - pad) // frame_bytes))
+        split = first * frame_bytes
+        stop = self._write_laps(source, split, split + second * frame_bytes, lap_left)
+        positions = self._head + np.arange(first + second, dtype=np.int64) * frame_bytes
+        positions[first:] += pad
+        if first + second:
+            self._publish(stop, first + second)
+        return first + second, positions
+
+    def push_buffer(self, buffer: Any, offsets: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
+        """Publish as many as fit of the frames that begin at `offsets` (n,) and lie back to back in `buffer`.
+
+        The first begins at 0 and the last ends where the buffer does. Returns as push_run does.
+        """
+        self._require_usable()
+        source = memoryview(buffer).cast("B")
+        stops = _stops_of(offsets, len(source))
+        sizes = stops - offsets
+        if len(sizes):
+            self._require_sizes([int(sizes.max()), int(sizes.min())])
+            if int(np.bitwise_or.reduce(sizes)) & 7:
+                raise RingError("a frame is not a multiple of 8 bytes")
+        stops = stops[: self.free_frames]
+        room = self._room(len(source) + self.frame_bytes_max)
+        lap_left = self.capacity - self._head % self.capacity
+        first = int(np.searchsorted(stops, min(lap_left, room), side="right"))
+        split = int(stops[first - 1]) if first else 0
+        pad, count = lap_left - split, first
+        if first < len(stops) and int(stops[first]) > lap_left:
+            count = max(first, int(np.searchsorted(stops, split + room - lap_left, side="right")))
+        total = int(stops[count - 1]) if count else 0
+        stop = self._write_laps(source, split, total, lap_left)
+        positions = self._head + offsets[:count]
+        positions[first:] += pad
+        if count:
+            self._publish(stop, count)
+        return count, positions
+
+    # -- fate -----------------------------------------------------------------------------------------
+
+    def settled(self) -> NDArray[np.uint64]:
+        """Take new settle entries, (n, 8) uint64 as in frame/settle.py, a private copy in ring order.
+
+        A frame comes once: what a restarted shard settles again is recognised by its position and dropped.
+        """
+        self._require_usable()
+        entries, head = self._unread_entries()
+        if head == self._settle_tail:
+            return entries
+        fresh = entries[_rising(entries[:, 0], self._settled_below)]
+        if len(fresh):
+            last = int(fresh[-1, 0])
+            if last >= self._head or len(fresh) > self._in_flight:
+                raise self._nonsense(settle_head=head, settled_position=last)
+            self._settled_below = last + 1
+            self._in_flight -= len(fresh)
+        self._settle_tail = head
+        self._memory.store(Word.SETTLE_TAIL, head)
+        return fresh
+
+    @property
+    def in_flight(self) -> int:
+        """Frames pushed and not yet seen settled."""
+        return self._in_flight
+
+    @property
+    def free_frames(self) -> int:
+        """Frames that may be pushed before settlements are taken."""
+        return self.settle_entries - self._in_flight
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that may be written now; padding at the lap's end takes from them."""
+        return self._room(self.capacity)
+
+    @property
+    def head(self) -> int:
+        """Position after the last published frame."""
+        return self._head
+
+    @property
+    def consumer_closed(self) -> int:
+        """0 while the ring is in use, else why the consumer closed it (CloseReason): no more settlements."""
+        if self._memory.load(Word.CONSUMER_STATE) != ConsumerState.CLOSED:
+            return 0
+        return self._memory.load(Word.CONSUMER_REASON)
+
+    @property
+    def consumer_closing(self) -> bool:
+        """True when the consumer asks for nothing more to be pushed; what is in the ring will be settled."""
+        return self._memory.load(Word.CONSUMER_STATE) != ConsumerState.OPEN
+
+    def set_wants(self, bits: int) -> None:
+        """Say what to be woken for (layout.Wants)."""
+        self._require_usable()
+        self._memory.store(Word.WANTS, bits)
+
+    def close(self) -> None:
+        """Say that nothing more will come, give the lock back, unmap. Idempotent.
+
+        In a forked child only the child's own descriptor and mapping go; the parent's ring is untouched.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() == self._pid:
+            self._memory.store(Word.PRODUCER_STATE, ProducerState.CLOSED)
+        self._release_lock()
+        self._memory.close()
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _position_after_last_taken(self) -> int:
+        """Where settlements that an earlier producer of this ring took end: its last entry is still there."""
+        if self._settle_tail == 0:
+            return 0
+        slot = (self._settle_tail - 1) % self.identity.settle_slots
+        return int(_entries_of(self._memory.read_entries(slot, 1))[0, 0]) + 1
+
+    def _count_in_flight(self) -> int:
+        """Count the frames whose settlement is still to be taken: unread entries and what is in the ring."""
+        entries, _ = self._unread_entries()
+        unsettled = {position for position in entries[:, 0].tolist() if position >= self._settled_below}
+        position = self._tail_seen
+        while position < self._head:
+            index = position % self.capacity
+            length = int.from_bytes(self._memory.read(index, 4), "little")
+            if length == PAD_WORD:
+                position += self.capacity - index
+                continue
+            if position >= self._settled_below:
+                unsettled.add(position)
+            position += max(length + 4, 8) + 7 & ~7
+        return len(unsettled)
+
+    def _unread_entries(self) -> tuple[NDArray[np.uint64], int]:
+        head = self._memory.load(Word.SETTLE_HEAD)
+        count = head - self._settle_tail
+        if not 0 <= count <= self.settle_entries:
+            raise self._nonsense(settle_head=head)
+        slots = self.identity.settle_slots
+        slot = self._settle_tail % slots
+        raw = self._memory.read_entries(slot, min(count, slots - slot))
+        if slot + count > slots:
+            raw += self._memory.read_entries(0, slot + count - slots)
+        return _entries_of(raw), head
+
+    def _room(self, wanted: int) -> int:
+        """Free bytes; the consumer's tail is looked at again only when fewer than `wanted` are known free."""
+        room = self.capacity - (self._head - self._tail_seen)
+        if room >= wanted:
+            return room
+        tail = self._memory.load(Word.TAIL)
+        self._require_tail(tail)
+        self._tail_seen = tail
+        return self.capacity - (self._head - tail)
+
+    def _require_tail(self, tail: int) -> None:
+        in_order = self._tail_seen <= tail <= self._head <= tail + self.capacity
+        if not in_order or tail & 7 or self._head & 7:
+            raise self._nonsense(tail=tail)
+
+    def _nonsense(self, **words: Any) -> RingError:
+        return RingError("ring words make no sense", path=self.path, head=self._head, **words)
+
+    def _require_sizes(self, sizes: list[int]) -> None:
+        for size in sizes:
+            if size & 7 or size <= 0:
+                raise RingError("a frame is not a multiple of 8 bytes", bytes=size)
+            if size > self.frame_bytes_max:
+                raise RingError("frame too large for the ring", bytes=size, max=self.frame_bytes_max)
+
+    def _place(self, sizes: list[int]) -> tuple[list[int], int, int]:
+        """Positions for frames of these sizes from the head on; row of the first on a new lap; the end."""
+        capacity = self.capacity
+        position = self._head
+        lap_end = position - position % capacity + capacity
+        positions, turn = [], len(sizes)
+        for row, size in enumerate(sizes):
+            if position + size > lap_end:
+                position, lap_end = lap_end, lap_end + capacity
+                turn = min(turn, row)
+            positions.append(position)
+            position += size
+        return positions, turn, position
+
+    def _write_frames(self, positions: list[int], frames: Sequence[Any], turn: int) -> None:
+        """Write frames[:turn] on this lap, the pad, and the others on the next."""
+        self._write_stretch(positions[:turn], frames[:turn])
+        if turn < len(frames):
+            before = positions[turn - 1] + len(frames[turn - 1]) if turn else self._head
+            self._write_pad(before, positions[turn])
+            self._write_stretch(positions[turn:], frames[turn:])
+
+    def _write_stretch(self, positions: list[int], frames: Sequence[Any]) -> None:
+        if len(frames) > 1 and positions[-1] - positions[0] <= JOIN_BYTES_MAX:
+            frames = [b"".join(frames)]
+        for position, frame in zip(positions, frames, strict=False):
+            self._memory.write(position % self.capacity, frame)
+
+    def _write_pad(self, start: int, stop: int) -> None:
+        """Mark the rest of a lap, [start, stop), as holding no frame."""
+        if start < stop:
+            self._memory.write(start % self.capacity, PAD_BYTES)
+
+    def _write_laps(self, source: memoryview, split: int, total: int, lap_left: int) -> int:
+        """Write source[:split] at the head, the pad, source[split:total] on the next lap; returns the end."""
+        if split:
+            self._memory.write(self._head % self.capacity, source[:split])
+        if total == split:
+            return self._head + split
+        lap_end = self._head + lap_left
+        self._write_pad(self._head + split, lap_end)
+        self._memory.write(0, source[split:total])
+        return lap_end + total - split
+
+    def _publish(self, head: int, frames: int) -> None:
+        # The one store that makes everything written before it visible.
+        self._head = head
+        self._in_flight += frames
+        self._memory.store(Word.HEAD, head)
+
+    def _require_usable(self) -> None:
+        if self._closed:
+            raise RingError("the ring's producer is closed", path=self.path)
+        if os.getpid() != self._pid:
+            raise RingError("a ring's producer must not be used after a fork", path=self.path, pid=self._pid)
+
+    def _release_lock(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def _let_go_after_fork() -> None:
+    # A child's copy of the descriptor would keep the lock alive after the parent's death (RD-7).
+    for producer in list(_live):
+        producer._release_lock()
+
+
+os.register_at_fork(after_in_child=_let_go_after_fork)
+
+
+def _entries_of(raw: bytearray) -> NDArray[np.uint64]:
+    return np.frombuffer(raw, dtype=np.uint64).reshape(-1, SETTLE_WORDS)
+
+
+def _rising(positions: NDArray[np.uint64], least: int) -> NDArray[np.bool_]:
+    """Mark the positions that are at least `least` and above every one before them."""
+    bounds = np.empty(len(positions), dtype=np.uint64)
+    bounds[0] = least
+    np.maximum(positions[:-1] + np.uint64(1), np.uint64(least), out=bounds[1:])
+    keep: NDArray[np.bool_] = positions >= np.maximum.accumulate(bounds)
+    return keep
+
+
+def _stops_of(offsets: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """(n,) where each frame ends; raises RingError unless the frames fill [0, length) in order."""
+    stops = np.append(offsets[1:], length)
+    if (len(offsets) == 0) != (length == 0) or (len(offsets) and offsets[0] != 0) or (stops <= offsets).any():
+        raise RingError("offsets do not divide the buffer into frames", frames=len(offsets), bytes=length)
+    return stops

@@ -1,0 +1,9 @@
+"""A ring's two ends, under one name. See layout.py for the drawing and the rules."""
+
+from __future__ import annotations
+
+from ringlog.ring.consumer import RingConsumer
+from ringlog.ring.layout import CloseReason, ConsumerState, ProducerState, Wants
+from ringlog.ring.producer import RingProducer
+
+__all__ = ["CloseReason", "ConsumerState", "ProducerState", "RingConsumer", "RingProducer", "Wants"]

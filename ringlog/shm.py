@@ -1,0 +1,66 @@
+"""Files in shared memory: made whole, opened with suspicion.
+
+A sparse file on a full tmpfs kills whoever writes to it, so room is allocated before anything is
+mapped. What is opened must be exactly what its maker left: a regular file with one name, ours,
+private and of the right size, so that nobody can slip us a symlink, a pipe or somebody else's file.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ringlog.errors import RinglogError
+
+FILE_MODE = 0o600
+
+
+def make_file(path: str, size: int, first_bytes: bytes, error: type[RinglogError]) -> None:
+    """Create `path` with `size` bytes allocated, zeros but for `first_bytes`; all or nothing.
+
+    Raises `error` naming path and bytes when it exists already or does not fit.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, FILE_MODE)
+    except OSError as e:
+        raise error(f"cannot create: {e.strerror}", path=path, bytes=size, errno=e.errno) from None
+    try:
+        os.fchmod(fd, FILE_MODE)
+        os.posix_fallocate(fd, 0, size)
+        os.pwrite(fd, first_bytes, 0)
+    except OSError as e:
+        os.unlink(path)
+        raise error(f"no room: {e.strerror}", path=path, bytes=size, errno=e.errno) from None
+    finally:
+        os.close(fd)
+
+
+def open_file(path: str, error: type[RinglogError], *, writable: bool = True) -> tuple[int, int]:
+    """Open a file that make_file made; returns (descriptor, size). Raises `error` naming what differs."""
+    access = os.O_RDWR if writable else os.O_RDONLY
+    try:
+        # O_NONBLOCK: opening a pipe somebody put there must not wait for its other end.
+        fd = os.open(path, access | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as e:
+        raise error(f"cannot open: {e.strerror}", path=path, errno=e.errno) from None
+    try:
+        return fd, _checked_size(fd, path, error)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _checked_size(fd: int, path: str, error: type[RinglogError]) -> int:
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode):
+        raise error("not a regular file", path=path, mode=oct(facts.st_mode))
+    if facts.st_uid != os.geteuid():
+        raise error("owned by another user", path=path, uid=facts.st_uid, expected=os.geteuid())
+    if stat.S_IMODE(facts.st_mode) != FILE_MODE:
+        raise error(
+            "mode is not private", path=path, mode=oct(stat.S_IMODE(facts.st_mode)), expected=oct(FILE_MODE)
+        )
+    if facts.st_nlink != 1:
+        raise error("has more or less than one name", path=path, links=facts.st_nlink)
+    return facts.st_size

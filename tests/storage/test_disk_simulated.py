@@ -1,0 +1,550 @@
+"""What the simulated disk does to those who did not sync, and how test disks fail and watch."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from ringlog.errors import DiskError, InvariantViolation, UsageError
+from ringlog.storage.disk import replace_file
+from ringlog.testing.disk import (
+    Allocate,
+    Create,
+    Damage,
+    Fault,
+    FaultyDisk,
+    Halted,
+    MakeDir,
+    Monitor,
+    Note,
+    OrderBroken,
+    RecordingDisk,
+    Rename,
+    SetLength,
+    SimulatedDisk,
+    SyncData,
+    SyncDir,
+    SyncFile,
+    Unlink,
+    Write,
+)
+
+A = "/data/a"
+SEEDS = range(200)
+
+
+@pytest.fixture
+def disk():
+    return SimulatedDisk("/data")
+
+
+def contents(disk, path=A):
+    fd = disk.open_read(path)
+    data = disk.read_at(fd, 1 << 20, 0)
+    disk.close(fd)
+    return data
+
+
+def synced_file(disk, data=b"", path=A):
+    """A durable file, still open."""
+    fd = disk.create(path)
+    disk.write_at(fd, [data], 0)
+    disk.sync_file(fd)
+    disk.sync_dir("/data")
+    return fd
+
+
+def outcomes(disk, damage):
+    """Contents after a power cut, over many seeds."""
+    found = set()
+    for seed in SEEDS:
+        after = disk.copy()
+        after.power_loss(seed, damage)
+        found.add(contents(after))
+    return found
+
+
+# -- what survives -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", [None, *Damage])
+def test_what_was_synced_survives_every_power_cut(disk, damage):
+    """FH-2."""
+    synced_file(disk, b"synced")
+    assert outcomes(disk, damage) == {b"synced"}
+
+
+@pytest.mark.parametrize("damage", [None, *Damage])
+def test_synced_bytes_survive_whatever_happens_to_later_ones(disk, damage):
+    fd = synced_file(disk, b"s" * 1000)
+    disk.write_at(fd, [b"n" * 3000], 1000)
+    assert all(data.startswith(b"s" * 1000) for data in outcomes(disk, damage))
+
+
+def test_a_name_that_no_directory_sync_covers_may_go(disk):
+    """Mutant 3."""
+    fd = disk.create(A)
+    disk.write_at(fd, [b"abc"], 0)
+    disk.sync_file(fd)
+    seen = set()
+    for seed in SEEDS:
+        after = disk.copy()
+        after.power_loss(seed)
+        seen.add(after.exists(A))
+    assert seen == {True, False}
+
+
+def test_directory_changes_are_lost_from_a_point_on(disk):
+    for name in "abc":
+        disk.close(disk.create(f"/data/{name}"))
+    seen = set()
+    for seed in SEEDS:
+        after = disk.copy()
+        after.power_loss(seed)
+        seen.add("".join(after.list_dir("/data")))
+    assert seen == {"", "a", "ab", "abc"}
+
+
+def test_a_removal_that_no_directory_sync_covers_may_come_back(disk):
+    synced_file(disk, b"abc")
+    disk.unlink(A)
+    disk.power_loss(0, Damage.LOST)
+    assert contents(disk) == b"abc"
+
+
+def test_a_replacement_shows_the_old_file_or_the_new_one_never_a_mixture(disk):
+    """ST-3, at every call and many seeds (FH-5)."""
+    replace_file(disk, "/data", "a", b"old" * 500)
+    calls = FaultyDisk(disk.copy())
+    replace_file(calls, "/data", "a", b"new" * 600)
+    total = calls.calls["any"]
+    assert total == 5
+    seen = set()
+    for nth in range(1, total + 2):
+        for seed in range(30):
+            after = disk.copy()
+            try:
+                replace_file(FaultyDisk(after, Fault("any", nth, "halt")), "/data", "a", b"new" * 600)
+            except Halted:
+                assert nth <= total
+            after.power_loss(seed)
+            seen.add(contents(after))
+    assert seen == {b"old" * 500, b"new" * 600}
+
+
+def test_without_the_sync_a_replacement_can_lose_both(disk):
+    """Mutant 4: the simulation is unkind enough to see it."""
+    replace_file(disk, "/data", "a", b"old")
+    disk.lie = True
+    replace_file(disk, "/data", "a", b"new")
+    disk.lie = False
+    disk.sync_dir("/data")
+    disk.power_loss(0, Damage.LENGTH_ONLY)
+    assert contents(disk) == b"\0\0\0"
+
+
+def test_each_damage_does_what_it_says(disk):
+    fd = synced_file(disk, b"s" * 512)
+    disk.write_at(fd, [b"n" * 1024], 512)
+    old, new = b"s" * 512, b"n" * 512
+    assert outcomes(disk, Damage.LOST) == {old}
+    assert outcomes(disk, Damage.KEPT) == {old + new + new}
+    assert outcomes(disk, Damage.SUBSET) == {old, old + new + new}
+    assert outcomes(disk, Damage.CUT) == {old, old + new}
+    assert outcomes(disk, Damage.HEAD_LOST) == {old, old + bytes(512) + new, old + bytes(1024)}
+    assert outcomes(disk, Damage.ZEROED) == {old, old + bytes(512) + new, old + new + bytes(512)}
+    assert outcomes(disk, Damage.LENGTH_ONLY) == {old + bytes(1024)}
+    assert outcomes(disk, Damage.CONTENT_ONLY) == {old}
+    garbled = outcomes(disk, Damage.GARBLED) - {old}
+    assert len(garbled) > 10
+    for data in garbled:
+        assert len(data) == 1536
+        assert [data[512:1024] == new, data[1024:] == new].count(True) == 1
+
+
+def test_content_without_length_keeps_what_lies_inside(disk):
+    fd = synced_file(disk, bytes(1024))
+    disk.write_at(fd, [b"x" * 1024], 512)
+    assert outcomes(disk, Damage.CONTENT_ONLY) == {bytes(512) + b"x" * 512}
+
+
+def test_unsynced_writes_reach_the_device_in_any_order_and_choice(disk):
+    """FH-2: the second may be there without the first."""
+    fd = synced_file(disk, bytes(3))
+    for at, byte in enumerate(b"abc"):
+        disk.write_at(fd, [bytes([byte])], at)
+    expected = {bytes([a, b, c]) for a in (0, 97) for b in (0, 98) for c in (0, 99)}
+    assert outcomes(disk, Damage.SUBSET) == expected
+
+
+def test_allocation_keeps_later_writes_whatever_the_order(disk):
+    fd = synced_file(disk, b"")
+    disk.allocate(fd, 0, 4)
+    disk.write_at(fd, [b"wxyz"], 4)
+    assert outcomes(disk, Damage.SUBSET) == {b"", bytes(4), bytes(4) + b"wxyz"}
+
+
+def test_one_seed_is_one_outcome(disk):
+    """FH-8."""
+    fd = synced_file(disk, b"s" * 700)
+    disk.write_at(fd, [b"n" * 5000], 100)
+    first, second = disk.copy(), disk.copy()
+    first.power_loss(7)
+    second.power_loss(7)
+    assert contents(first) == contents(second)
+
+
+def test_a_killed_process_loses_no_bytes_only_its_handles_and_locks(disk):
+    fd = disk.create(A)
+    disk.lock("/data/LOCK")
+    disk.write_at(fd, [b"abc"], 0)
+    disk.process_kill()
+    assert contents(disk) == b"abc"
+    with pytest.raises(InvariantViolation):
+        disk.write_at(fd, [b"d"], 3)
+    disk.unlock(disk.lock("/data/LOCK"))
+
+
+# -- syncs that fail, lie or are late (FH-2, RD-2) --------------------------------------------------------
+
+
+def test_a_failed_sync_leaves_the_trap_that_linux_leaves(disk):
+    """RD-2: readers see the bytes, the next sync succeeds, the device never gets them."""
+    fd = synced_file(disk, b"old")
+    disk.write_at(fd, [b"new"], 0)
+    disk.fail_syncs = 1
+    with pytest.raises(DiskError) as caught:
+        disk.sync_data(fd)
+    assert caught.value.errno == errno.EIO
+    with pytest.raises(InvariantViolation):
+        disk.write_at(fd, [b"x"], 0)
+    disk.process_kill()
+    successor = disk.open_read(A)
+    assert disk.read_at(successor, 3, 0) == b"new"
+    disk.sync_data(successor)
+    dropped, cut = disk.copy(), disk.copy()
+    dropped.drop_caches()
+    cut.power_loss(0, Damage.KEPT)
+    assert contents(dropped) == contents(cut) == b"old"
+
+
+def test_writing_the_bytes_again_into_a_new_file_escapes_the_trap(disk):
+    """RD-2: copy-forward."""
+    fd = synced_file(disk, b"old")
+    disk.write_at(fd, [b"new"], 0)
+    disk.fail_syncs = 1
+    with pytest.raises(DiskError):
+        disk.sync_data(fd)
+    disk.process_kill()
+    data = contents(disk)
+    synced_file(disk, data, "/data/b")
+    disk.power_loss(0, Damage.LOST)
+    assert contents(disk, "/data/b") == b"new"
+
+
+def test_dropping_caches_keeps_what_is_merely_unsynced(disk):
+    fd = disk.create(A)
+    disk.write_at(fd, [b"abc"], 0)
+    disk.drop_caches()
+    assert contents(disk) == b"abc"
+
+
+def test_a_sync_that_lies_saves_nothing(disk):
+    """RF-44, D-16."""
+    fd = synced_file(disk, b"old")
+    disk.lie = True
+    disk.write_at(fd, [b"new"], 0)
+    disk.sync_data(fd)
+    disk.power_loss(0, Damage.LOST)
+    assert contents(disk) == b"old"
+
+
+@pytest.mark.parametrize(("changes_after", "expected"), [(1, b"old"), (2, b"new")])
+def test_a_late_sync_takes_effect_some_changes_later(disk, changes_after, expected):
+    fd = synced_file(disk, b"old")
+    other = synced_file(disk, b"", "/data/b")
+    disk.late_by = 2
+    disk.write_at(fd, [b"new"], 0)
+    disk.sync_data(fd)
+    disk.write_at(fd, [b"???"], 0)  # the first change after it, and not covered by it
+    for _ in range(changes_after - 1):
+        disk.write_at(other, [b"x"], 0)
+    disk.power_loss(0, Damage.LOST)
+    assert contents(disk) == expected
+
+
+def test_a_late_directory_sync_covers_only_the_names_of_its_time(disk):
+    disk.late_by = 2
+    disk.close(disk.create(A))
+    disk.sync_dir("/data")
+    disk.close(disk.create("/data/b"))
+    disk.close(disk.create("/data/c"))
+    disk.power_loss(0, Damage.LOST)
+    assert disk.list_dir("/data") == ["a"]
+
+
+# -- recording -------------------------------------------------------------------------------------------
+
+
+def test_operations_and_notes_are_kept_in_order(disk):
+    recording = RecordingDisk(disk)
+    recording.make_dir("/data/d")
+    recording.make_dir("/data/d")
+    fd = recording.create("/data/d/a.tmp")
+    recording.allocate(fd, 0, 10)
+    recording.write_at(fd, [b"ab", bytearray(b"c")], 2)
+    recording.zero_fill(fd, 8, 2)
+    recording.truncate(fd, 9)
+    recording.sync_data(fd)
+    recording.note("ack", 7)
+    recording.sync_file(fd)
+    recording.rename("/data/d/a.tmp", "/data/d/a")
+    recording.write_at(fd, [b"x"], 0)
+    recording.close(fd)
+    recording.sync_dir("/data/d")
+    recording.unlink("/data/d/a")
+    tmp = "/data/d/a.tmp"
+    assert recording.operations == [
+        MakeDir("/data/d"), Create(tmp), Allocate(tmp, 0, 10), Write(tmp, 2, b"abc"), Write(tmp, 8, b"\0\0"),
+        SetLength(tmp, 9), SyncData(tmp), Note("ack", 7), SyncFile(tmp), Rename(tmp, "/data/d/a"),
+        Write("/data/d/a", 0, b"x"), SyncDir("/data/d"), Unlink("/data/d/a"),
+    ]  # fmt: skip
+    assert recording.of(Note) == [Note("ack", 7)]
+
+
+def test_what_failed_is_not_in_the_record(disk):
+    recording = RecordingDisk(FaultyDisk(disk, Fault("data_sync", 1, "EIO")))
+    fd = recording.create(A)
+    with pytest.raises(DiskError):
+        recording.sync_data(fd)
+    assert recording.operations == [Create(A)]
+
+
+def test_a_record_keeps_the_bytes_as_they_were_written(disk):
+    recording = RecordingDisk(disk)
+    buffer = bytearray(b"abc")
+    fd = recording.create(A)
+    recording.write_at(fd, [buffer], 0)
+    buffer[:] = b"xyz"
+    assert recording.of(Write) == [Write(A, 0, b"abc")]
+
+
+# -- faults ----------------------------------------------------------------------------------------------
+
+CALLS = {
+    "open": lambda disk, fd: disk.create("/data/new"),
+    "write": lambda disk, fd: disk.write_at(fd, [b"xyz"], 0),
+    "data_sync": lambda disk, fd: disk.sync_data(fd),
+    "full_sync": lambda disk, fd: disk.sync_file(fd),
+    "rename": lambda disk, fd: disk.rename(A, "/data/b"),
+    "unlink": lambda disk, fd: disk.unlink(A),
+    "dir_sync": lambda disk, fd: disk.sync_dir("/data"),
+    "size": lambda disk, fd: disk.allocate(fd, 0, 10),
+    "read": lambda disk, fd: disk.read_at(fd, 1, 0),
+    "make_dir": lambda disk, fd: disk.make_dir("/data/d"),
+}
+
+
+@pytest.mark.parametrize("kind", ["EIO", "ENOSPC", "ESTALE"])
+@pytest.mark.parametrize("op", CALLS)
+def test_every_class_of_call_can_fail_with_every_error(disk, op, kind):
+    """FH-3."""
+    faulty = FaultyDisk(disk, Fault(op, 1, kind))
+    synced_file(disk, b"abc")
+    fd = faulty._opened(disk.create("/data/w"), "/data/w")
+    with pytest.raises(DiskError) as caught:
+        CALLS[op](faulty, fd)
+    assert caught.value.errno == getattr(errno, kind)
+    assert caught.value.detail["strerror"]
+    assert faulty.calls[op] == 1
+
+
+def test_a_fault_strikes_once_or_from_then_on(disk):
+    once = FaultyDisk(disk, Fault("make_dir", 2, "EIO"))
+    struck = [strikes(once, f"/data/once{i}") for i in range(4)]
+    for_ever = FaultyDisk(disk, Fault("make_dir", 2, "EIO", always=True))
+    struck_for_ever = [strikes(for_ever, f"/data/ever{i}") for i in range(4)]
+    assert struck == [False, True, False, False]
+    assert struck_for_ever == [False, True, True, True]
+
+
+def strikes(disk, path):
+    try:
+        disk.make_dir(path)
+    except DiskError:
+        return True
+    return False
+
+
+def test_a_short_write_is_continued_in_two_steps(disk):
+    """ST-11: the test sees two writes, the caller one."""
+    recording = RecordingDisk(disk)
+    faulty = FaultyDisk(recording, Fault("write", 1, "short"))
+    fd = faulty.create(A)
+    assert faulty.write_at(fd, [b"abc", b"def"], 0) == 6
+    assert recording.of(Write) == [Write(A, 0, b"abc"), Write(A, 3, b"def")]
+
+
+def test_one_refusal_to_write_is_survived_and_endless_ones_are_not(disk):
+    """ST-12."""
+    faulty = FaultyDisk(disk, Fault("write", 1, "EAGAIN"), Fault("write", 2, "EAGAIN", always=True))
+    fd = faulty.create(A)
+    assert faulty.write_at(fd, [b"abc"], 0) == 3
+    with pytest.raises(DiskError) as caught:
+        faulty.write_at(fd, [b"def"], 0)
+    assert caught.value.errno == errno.EAGAIN
+    assert contents(disk) == b"abc"
+
+
+def test_a_full_disk_takes_half_of_the_write_that_meets_it(disk):
+    """RF-39: what is there of a failed write is not nothing."""
+    faulty = FaultyDisk(disk, Fault("write", 1, "ENOSPC"))
+    fd = faulty.create(A)
+    with pytest.raises(DiskError) as caught:
+        faulty.write_at(fd, [b"abcdef"], 0)
+    assert caught.value.errno == errno.ENOSPC
+    assert contents(disk) == b"abc"
+    assert faulty.write_at(fd, [b"abcdef"], 0) == 6, "room returned (ST-13)"
+
+
+def test_a_write_that_makes_no_progress_fails(disk):
+    """ST-11."""
+    faulty = FaultyDisk(disk, Fault("write", 1, "stuck"))
+    fd = faulty.create(A)
+    with pytest.raises(DiskError) as caught:
+        faulty.write_at(fd, [b"abc"], 0)
+    assert caught.value.errno == errno.EIO
+
+
+@pytest.mark.parametrize("sync", ["sync_data", "sync_file"])
+def test_an_injected_sync_failure_poisons_and_sets_the_trap(disk, sync):
+    """D-17, RD-2; through a recording disk between the two."""
+    fault = Fault("data_sync" if sync == "sync_data" else "full_sync", 1, "EIO")
+    faulty = FaultyDisk(RecordingDisk(disk), fault)
+    fd = faulty.create(A)
+    faulty.write_at(fd, [b"abc"], 0)
+    with pytest.raises(DiskError):
+        getattr(faulty, sync)(fd)
+    for use in (faulty.sync_data, faulty.sync_file, lambda fd: faulty.write_at(fd, [b"x"], 0)):
+        with pytest.raises(InvariantViolation):
+            use(fd)
+    assert contents(disk) == b"abc"
+    disk.drop_caches()
+    assert contents(disk) == b""
+
+
+def test_a_halted_process_does_nothing_more(disk):
+    faulty = FaultyDisk(disk, Fault("any", 3, "halt"))
+    fd = faulty.create(A)
+    faulty.write_at(fd, [b"abc"], 0)
+    with pytest.raises(Halted):
+        faulty.write_at(fd, [b"def"], 3)
+    for act in (lambda: faulty.close(fd), lambda: faulty.unlink(A), lambda: faulty.read_at(fd, 1, 0)):
+        with pytest.raises(Halted):
+            act()
+    assert not issubclass(Halted, Exception)
+    assert contents(disk) == b"abc"
+
+
+def test_only_writes_can_be_short(disk):
+    with pytest.raises(UsageError):
+        FaultyDisk(disk, Fault("data_sync", 1, "short"))
+
+
+# -- the monitor (FH-4) -----------------------------------------------------------------------------------
+
+
+def test_relying_on_a_file_needs_its_bytes_and_its_name_synced(disk):
+    """RD-1."""
+    monitor = Monitor()
+    watched = monitor.watch(disk, incarnation=1)
+    with pytest.raises(OrderBroken, match="never made"):
+        monitor.require_durable(A, 1)
+    fd = watched.create(A)
+    watched.write_at(fd, [b"abc"], 0)
+    monitor.require_written(A, 3)
+    with pytest.raises(OrderBroken, match="written up to 3"):
+        monitor.require_written(A, 4)
+    with pytest.raises(OrderBroken, match="synced up to 0"):
+        monitor.require_durable(A, 3)
+    watched.sync_data(fd)
+    with pytest.raises(OrderBroken, match="name"):
+        monitor.require_durable(A, 3)
+    watched.sync_dir("/data")
+    monitor.require_durable(A, 3)
+    watched.write_at(fd, [b"d"], 3)
+    monitor.require_durable(A, 3)
+    with pytest.raises(OrderBroken, match="synced up to 3"):
+        monitor.require_durable(A, 4)
+
+
+def test_rewritten_bytes_need_their_own_sync(disk):
+    monitor = Monitor()
+    watched = monitor.watch(disk, 1)
+    fd = synced_file(watched, b"abcdef")
+    watched.write_at(fd, [b"x"], 2)
+    monitor.require_durable(A, 2)
+    with pytest.raises(OrderBroken):
+        monitor.require_durable(A, 3)
+
+
+def test_nothing_may_rely_on_a_file_whose_sync_failed(disk):
+    monitor = Monitor()
+    watched = monitor.watch(FaultyDisk(disk, Fault("data_sync", 1, "EIO")), 1)
+    fd = synced_file(watched, b"abc")
+    with pytest.raises(DiskError):
+        watched.sync_data(fd)
+    with pytest.raises(OrderBroken, match="sync failed"):
+        monitor.require_durable(A, 3)
+    with pytest.raises(OrderBroken, match="again"):
+        watched.sync_data(fd)
+
+
+def test_a_file_belongs_to_one_incarnation(disk):
+    """RD-3: not even after it was removed may another make it again."""
+    monitor = Monitor()
+    first, second = monitor.watch(disk, 1), monitor.watch(disk, 2)
+    fd = synced_file(first, b"abc")
+    first.close(fd)
+    first.unlink(A)
+    with pytest.raises(OrderBroken, match="second time"):
+        second.create(A)
+
+
+def test_another_incarnation_may_not_write_a_file_it_did_not_make(disk):
+    monitor = Monitor()
+    fd = monitor.watch(disk, 1).create(A)
+    second = monitor.watch(disk, 2)
+    second.paths[fd] = A  # as if it had inherited the handle
+    with pytest.raises(OrderBroken, match="did not make it"):
+        second.write_at(fd, [b"x"], 0)
+
+
+def test_a_file_is_not_renamed_before_it_is_synced(disk):
+    """FH-4."""
+    watched = Monitor().watch(disk, 1)
+    fd = watched.create("/data/a.tmp")
+    with pytest.raises(OrderBroken, match="before it is synced"):
+        watched.rename("/data/a.tmp", A)
+    watched.sync_file(fd)
+    watched.rename("/data/a.tmp", A)
+
+
+def test_what_a_file_replaces_is_not_removed_before_the_directory_sync(disk):
+    """FH-4."""
+    watched = Monitor().watch(disk, 1)
+    synced_file(watched, b"old")
+    fd = watched.create("/data/b")
+    watched.sync_file(fd)
+    with pytest.raises(OrderBroken, match="before a directory sync"):
+        watched.unlink(A)
+    watched.sync_dir("/data")
+    watched.unlink(A)
+
+
+def test_the_monitor_has_nothing_to_say_about_a_proper_replacement(disk):
+    monitor = Monitor()
+    for incarnation in (1, 2):
+        replace_file(monitor.watch(disk, incarnation), "/data", "a", b"abc")
+    monitor.require_durable(A, 3)

@@ -1,0 +1,32 @@
+"""The test clock and the lazy names of ringlog.testing."""
+
+from __future__ import annotations
+
+import pytest
+
+import ringlog.testing
+from ringlog.errors import UsageError
+
+
+def test_the_manual_clock_moves_only_when_told(clock):
+    """CK-1."""
+    wall, mono = clock.now_us(), clock.monotonic_ns()
+    assert (clock.now_us(), clock.monotonic_ns()) == (wall, mono)
+    clock.sleep(1.5)
+    clock.advance(0.5)
+    assert (clock.now_us() - wall, clock.monotonic_ns() - mono) == (2_000_000, 2_000_000_000)
+    clock.step(-3600)
+    assert (clock.now_us() - wall, clock.monotonic_ns() - mono) == (-3_598_000_000, 2_000_000_000)
+    assert clock.sleeps == [1.5]
+
+
+def test_time_does_not_go_back_by_advancing(clock):
+    with pytest.raises(UsageError):
+        clock.advance(-1)
+
+
+def test_a_name_of_the_package_is_loaded_when_asked_for():
+    assert ringlog.testing.SimulatedDisk("/data").list_dir("/data") == []
+    assert "engine" in dir(ringlog.testing)
+    with pytest.raises(AttributeError):
+        ringlog.testing.unheard_of  # noqa: B018

@@ -1,0 +1,69 @@
+"""What every process of ours asks of the kernel for itself: privileges, limits, parentage, name.
+
+Thin wrappers of prctl(2), setrlimit(2) and /proc; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+
+from ringlog.errors import StartRefused
+
+UMASK = 0o077
+OPEN_FILES_WANTED = 65_536
+"""Rings, bells and log files of one process stay well below; raised only as far as the hard limit."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_NAME = 15
+_PR_SET_NO_NEW_PRIVS = 38
+_COMM_BYTES_MAX = 15
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def harden(*, may_profile: bool) -> None:
+    """Drop what a daemon does not need (SEC-20, SEC-26); `may_profile` keeps ptrace by our own user."""
+    os.umask(UMASK)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(_PR_SET_DUMPABLE, 1 if may_profile else 0)
+    # A core file would hold records and keys (SEC-29).
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(OPEN_FILES_WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def die_with_parent(parent_pid: int) -> bool:
+    """Ask for SIGTERM when the parent dies; False when it is dead already (RD-7, PR-10)."""
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    # The parent may have died before the request: then nobody will ever send the signal.
+    return os.getppid() == parent_pid
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps` and `top` show; the kernel keeps 15 bytes."""
+    _libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:_COMM_BYTES_MAX]), 0, 0, 0)
+
+
+def set_oom_score(pid: int, score: int) -> None:
+    """Tell the kernel whom to kill first when memory runs out; silently impossible without the right."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
+        file.write(str(score))
+
+
+def boot_id() -> str:
+    """The kernel's boot identity as 32 hex digits (D-19)."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip().replace("-", "")
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise StartRefused("prctl failed", option=option, errno=number, reason=os.strerror(number))

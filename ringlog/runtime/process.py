@@ -1,0 +1,162 @@
+"""From `python -m actors.<kind> <boot>` to a running actor, and from its end to an exit code.
+
+Shared by every actor's `__main__`: parse the boot message, confine the process, make sure the parent
+lives, show the process on the board, build the actor, run it. The single `except Exception` of an
+actor's process is here; it tells the story and ends the process with a code the supervisor decides by.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Protocol
+
+import msgspec
+
+from ringlog import config, hardening, logs, stop_points
+from ringlog.board.board import Board
+from ringlog.board.layout import P, ProcessState
+from ringlog.clock import SystemClock
+from ringlog.envelope.boot import ActorBoot, load_boot
+from ringlog.errors import (
+    ConfigError,
+    CorruptData,
+    DiskError,
+    ExitCode,
+    InvariantViolation,
+    RinglogError,
+    StartRefused,
+)
+from ringlog.signals import StopFlag
+
+log = logging.getLogger("ringlog.process")
+
+_STORY_CHARS_MAX = 400
+_REASON_CHARS_MAX = 2_000
+
+
+class Runner(Protocol):
+    """A built actor."""
+
+    def run(self, stop: StopFlag) -> int:
+        """Work until `stop` is set or the actor ends by itself; returns an errors.ExitCode.
+
+        It publishes ProcessState READY, DRAINING and its turns on its process slot itself. The
+        descriptor `stop.fileno()` belongs into its poll, so that a signal ends the wait.
+        """
+        ...
+
+
+Build = Callable[[ActorBoot], Runner]
+
+
+def main(build: Build) -> NoReturn:
+    """Be the actor that the command line describes; never returns."""
+    code = run_process(build, sys.argv[1:])
+    logging.shutdown()
+    sys.stderr.flush()
+    if code != ExitCode.OK:
+        # A thread stuck in a dead disk, or a socket that lingers, must not keep a failed process alive.
+        os._exit(code)
+    sys.exit(code)
+
+
+def run_process(build: Build, arguments: list[str]) -> int:
+    """Boot, run, end; returns the exit code."""
+    try:
+        boot = _read_boot(arguments)
+        _confine(boot)
+    except (ConfigError, StartRefused) as e:
+        print(f"cannot boot: {e}", file=sys.stderr)  # noqa: T201  no log yet
+        return ExitCode.CANNOT_BOOT
+    if not hardening.die_with_parent(boot.supervisor_pid):
+        return ExitCode.ORPHANED
+    stop = StopFlag(logs.reopen)
+    try:
+        return _run(build, boot, stop)
+    finally:
+        stop.close()
+
+
+def _read_boot(arguments: list[str]) -> ActorBoot:
+    if len(arguments) != 1:
+        raise StartRefused("an actor is started by the supervisor with one argument", found=len(arguments))
+    try:
+        return load_boot(arguments[0])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise StartRefused("the boot message does not decode", reason=str(e)) from None
+
+
+def _confine(boot: ActorBoot) -> None:
+    settings = config.from_plain(boot.config)
+    hardening.harden(may_profile=settings.profile.allow)
+    hardening.name_process(boot.name)
+    faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)
+    stop_points.configure(boot.test_stop_points)
+    logs.configure(
+        level=settings.log.level,
+        format=settings.log.format,
+        file=settings.log.file,
+        actor=boot.name,
+        incarnation=boot.incarnation,
+    )
+
+
+def _run(build: Build, boot: ActorBoot, stop: StopFlag) -> int:
+    slot: Any = None
+    is_built = False
+    try:
+        slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
+        _announce(slot, boot)
+        runner = build(boot)
+        is_built = True
+        code = ExitCode(runner.run(stop))
+    except Exception as e:  # noqa: BLE001  the one of this process: it ends here
+        code = exit_code_for(e, is_built=is_built)
+        _tell(e, code)
+    if slot is not None:
+        slot.set(P.STATE, ProcessState.STOPPED if code == ExitCode.OK else ProcessState.FAILED)
+    logs.say(log, logging.INFO, "actor ends", code=code.name)
+    return code
+
+
+def _announce(slot: Any, boot: ActorBoot) -> None:
+    slot.set(P.PID, os.getpid())
+    slot.set(P.INCARNATION, boot.incarnation)
+    slot.set(P.STARTED_NS, SystemClock().monotonic_ns())
+    slot.set(P.STATE, ProcessState.STARTING)
+
+
+def exit_code_for(error: Exception, *, is_built: bool) -> ExitCode:
+    """Code that tells the supervisor what kind of end this was; `is_built` = the actor had started."""
+    if isinstance(error, InvariantViolation):
+        return ExitCode.INVARIANT
+    if isinstance(error, DiskError):
+        # Somebody else holds what only one may hold: we are not the one (RD-6).
+        return ExitCode.FENCED if error.detail.get("holder") else ExitCode.DISK_FAILED
+    if isinstance(error, CorruptData):
+        return ExitCode.CORRUPT
+    if isinstance(error, StartRefused | ConfigError):
+        return ExitCode.CANNOT_BOOT
+    return ExitCode.CRASH if is_built else ExitCode.CANNOT_BOOT
+
+
+def _tell(error: Exception, code: ExitCode) -> None:
+    """Log why the process ends: facts in one line, then the core's last events, then the traceback."""
+    detail: Mapping[str, Any] = error.detail if isinstance(error, RinglogError) else {}
+    logs.say(
+        log,
+        logging.CRITICAL,
+        "actor failed",
+        code=code.name,
+        error=type(error).__name__,
+        reason=error.message if isinstance(error, RinglogError) else str(error)[:_REASON_CHARS_MAX],
+        detail={name: value for name, value in detail.items() if name != "story"},
+    )
+    for told in detail.get("story", ()):
+        logs.say(log, logging.CRITICAL, "story", told=repr(told)[:_STORY_CHARS_MAX])
+    log.critical("traceback", exc_info=error)

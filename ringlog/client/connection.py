@@ -17,13 +17,12 @@ Local file reads may be made directly between two yields; they must not sleep.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from ringlog.board.topics import TopicFacts
 from ringlog.envelope.messages import Located, Read, ReadReply, TopicInfo
 from ringlog.link.pending import Pending
-
-Transport = Literal["ring", "ipc", "tcp"]
+from ringlog.link.protocol import Transport
 
 
 class Marks(NamedTuple):
@@ -31,19 +30,6 @@ class Marks(NamedTuple):
 
     wal: tuple[int, int]
     volatile: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class TopicFacts:
-    """A topic's slot on the board, as one consistent reading (ring transport only)."""
-
-    topic_id: int
-    epoch: int
-    head_seq: int
-    earliest_seq: int
-    count: int
-    bytes: int
-    commit_ts: int
 
 
 class Connection(Protocol):
@@ -78,7 +64,7 @@ class Connection(Protocol):
         ...
 
     def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
-        """Read the topic's slot on the board now; None when the slot belongs to another topic or epoch."""
+        """Read the topic's slot on the board now; None when it holds another topic or life, or is unstable."""
         ...
 
     def marks(self, shard: int) -> Marks:

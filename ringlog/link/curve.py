@@ -79,10 +79,11 @@ def _read(path: str, bytes_max: int, *, is_private: bool) -> str:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as e:
         raise ConfigError("key file cannot be opened", file=path, reason=e.strerror) from None
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode):
+        os.close(fd)
+        raise ConfigError("key file is not a regular file", file=path)
     with open(fd, "rb") as file:
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode):
-            raise ConfigError("key file is not a regular file", file=path)
         if is_private and facts.st_mode & 0o077:
             raise ConfigError(
                 "key file is open to others", file=path, mode=oct(facts.st_mode & 0o777), needs="0o600"

@@ -24,13 +24,15 @@ I64 = NDArray[np.int64]
 class Run:
     """Frames `offsets[i]:offsets[i + 1]` of `buffer`, i < count. Subclasses say what their fate means."""
 
-    __slots__ = ("buffer", "count", "is_abandoned", "offsets", "pushed", "settled", "topic")
+    __slots__ = ("buffer", "count", "deadline_ns", "is_abandoned", "offsets", "pushed", "settled", "topic")
 
-    def __init__(self, topic: str, buffer: bytearray, offsets: I64) -> None:
+    def __init__(self, topic: str, buffer: bytearray, offsets: I64, deadline_ns: int) -> None:
         self.topic = topic
         self.buffer = buffer
         self.offsets = offsets
         self.count = len(offsets) - 1
+        self.deadline_ns = deadline_ns
+        """When it is given up; the owner sees to it and sets `is_abandoned`."""
         self.pushed = 0
         """Frames handed to a ring or a socket; those before it may have reached the engine."""
         self.settled = 0
@@ -42,8 +44,8 @@ class Run:
         """Frames first, first + 1, … have these entries."""
         raise NotImplementedError
 
-    def on_failed(self, first: int, error: RinglogError) -> None:
-        """Frames from `first` on will not be tried any further, for this reason."""
+    def on_failed(self, first: int, count: int, error: RinglogError) -> None:
+        """Frames first to first + count - 1 got no entries, for this reason."""
         raise NotImplementedError
 
     def take_entries(self, entries: Entries) -> None:
@@ -51,6 +53,29 @@ class Run:
         first = self.settled
         self.settled += len(entries)
         self.on_entries(first, entries)
+
+    def fail_next(self, count: int, error: RinglogError) -> None:
+        """The next `count` frames get no entries."""
+        first = self.settled
+        self.settled += count
+        self.pushed = max(self.pushed, self.settled)
+        self.on_failed(first, count, error)
+
+    def size_of(self, row: int) -> int:
+        """Bytes of one frame."""
+        return int(self.offsets[row + 1] - self.offsets[row])
+
+    def first_larger(self, frame_bytes: int) -> int:
+        """Row of the first frame not pushed that is larger than this; `count` when there is none."""
+        if len(self.buffer) <= frame_bytes:
+            return self.count
+        larger = np.diff(self.offsets[self.pushed :]) > frame_bytes
+        at = int(larger.argmax())
+        return self.pushed + at if larger[at] else self.count
+
+    def view(self, start: int, stop: int) -> memoryview:
+        """The bytes of frames start to stop - 1."""
+        return memoryview(self.buffer)[int(self.offsets[start]) : int(self.offsets[stop])]
 
     def stamp(self, *, topic_id: int, epoch: int, producer_id: int, first_producer_seq: int) -> None:
         """Write identity into the headers; frame i gets producer_seq first + i. Not after pushing."""
@@ -88,18 +113,10 @@ class InFlight:
         self.frames += len(placed)
 
     def match(self, entries: Entries) -> int:
-        """Hand entries to their runs; return how many were new.
+        """Hand entries, as they came from the ring, to their runs; return how many there were.
 
-        Entries of frames that have one already are repeats after a restart of the shard and are
-        passed over. Raises RingError when an entry is not that of the oldest frame without one.
+        Raises RingError when an entry is not that of the oldest frame without one.
         """
-        if self._stretches and len(entries):
-            run, placed = self._stretches[0]
-            oldest = int(placed[self._matched])
-            if int(entries[0, S_POSITION]) < oldest:
-                entries = entries[int(np.searchsorted(entries[:, S_POSITION].astype(np.int64), oldest)) :]
-        elif len(entries):
-            return 0
         start, total = 0, len(entries)
         while start < total and self._stretches:
             run, placed = self._stretches[0]

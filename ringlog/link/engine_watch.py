@@ -1,0 +1,53 @@
+"""EngineWatch: which engine is running in a run directory, and is it another one than before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ringlog.clock import Clock
+from ringlog.errors import UsageError
+from ringlog.link.address import EngineInfo, read_engine
+from ringlog.link.peer import MS
+from ringlog.link.timers import Timer, Timers
+
+LOOK_NS_MIN = 20 * MS
+LOOK_NS_MAX = 250 * MS
+
+
+class EngineWatch:
+    """Looks into the run directory, ever more slowly, while it is told that the engine is not there."""
+
+    def __init__(
+        self, run_dir: str, *, clock: Clock, timers: Timers, on_engine: Callable[[EngineInfo], None]
+    ) -> None:
+        self.engine: EngineInfo | None = None
+        self.starts_seen = 0
+        self._run_dir = run_dir
+        self._clock, self._timers, self._on_engine = clock, timers, on_engine
+        self._timer: Timer | None = None
+        self._pause_ns = LOOK_NS_MIN
+
+    def start(self) -> None:
+        """Look now and keep looking until `stop`."""
+        if self._timer is None:
+            self._pause_ns = LOOK_NS_MIN
+            self._look()
+
+    def stop(self) -> None:
+        """The engine is there: no need to look."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = self._timers.at(self._clock.monotonic_ns() + self._pause_ns, self._look)
+        self._pause_ns = min(self._pause_ns * 2, LOOK_NS_MAX)
+        try:
+            found = read_engine(self._run_dir)
+        except UsageError:
+            return  # Unreadable now; who waits gets NotConnected at the deadline.
+        if found is not None and (self.engine is None or found.start_id != self.engine.start_id):
+            self.engine = found
+            self.starts_seen += 1
+            self._pause_ns = LOOK_NS_MIN
+            self._on_engine(found)

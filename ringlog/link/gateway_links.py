@@ -1,0 +1,205 @@
+"""GatewayLinks: one client's connection to a gateway, over a local socket or encrypted TCP.
+
+Everything is a request. Frames travel as attachments of Append messages, a bounded number of them
+unanswered at a time; the connection keeps their order and so does resending them (see Peer).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import zmq
+
+from ringlog.clock import Clock
+from ringlog.envelope.messages import Append, Message
+from ringlog.errors import InvariantViolation, NotConnected, RinglogError
+from ringlog.frame.settle import WORDS
+from ringlog.limits import MIB
+from ringlog.link.address import Address, EngineInfo
+from ringlog.link.engine_watch import EngineWatch
+from ringlog.link.peer import Curve, FdSet, Peer, Reply
+from ringlog.link.pending import Pending
+from ringlog.link.protocol import LinkFacts, Transport
+from ringlog.link.runs import Run
+from ringlog.link.timers import Timers
+
+APPEND_BYTES_MAX = 1 * MIB
+"""Frames are gathered into one message up to this size; one frame that is larger goes alone."""
+WINDOW_BYTES = 16 * MIB
+WINDOW_APPENDS = 128
+
+
+class GatewayLinks:
+    """One DEALER to a gateway. Implements protocol.Links with transport `ipc` or `tcp`."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        clock: Clock,
+        timers: Timers,
+        fds: FdSet,
+        curve: Curve | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.transport: Transport = "ipc" if address.is_local else "tcp"
+        self._address = address
+        self._on_change = on_change
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._peer = Peer(
+            "the gateway", context=self._context, timers=timers, clock=clock, fds=fds, curve=curve,
+            on_change=self._peer_changed,
+        )  # fmt: skip
+        self._watch = EngineWatch(address.run_dir, clock=clock, timers=timers, on_engine=self._adopt)
+        self._connecting: Pending[None] = Pending()
+        self._outbox: deque[Run] = deque()
+        self._window_bytes = self._window_appends = 0
+        self._is_sending = False
+
+    @property
+    def shards(self) -> int:
+        """A gateway speaks for all of them."""
+        return 1 if self._connecting.is_done else 0
+
+    @property
+    def is_ready(self) -> bool:
+        """The socket is connected."""
+        return self._peer.is_up
+
+    @property
+    def generation(self) -> int:
+        """Connections made so far."""
+        return self._peer.connections
+
+    @property
+    def facts(self) -> LinkFacts:
+        """Counters."""
+        peer = self._peer
+        return LinkFacts(peer.connections, max(0, peer.connections - 1), 0, peer.resent, peer.last_heard_ns)
+
+    def connect(self) -> Pending[None]:
+        """Begin connecting if that was not done; done once the gateway has been met."""
+        if not self._connecting.is_done and self._peer.fd < 0:
+            if self._address.is_local:
+                self._watch.start()
+            else:
+                self._peer.point_at(self._address.endpoint)
+        return self._connecting
+
+    def home(self, topic: str) -> int:
+        """The gateway."""
+        return 0
+
+    def request(
+        self,
+        shard: int,
+        message: Message,
+        deadline_ns: int,
+        attachment: Any = None,
+        *,
+        is_patient: bool = True,
+    ) -> Pending[Reply]:
+        """Ask the gateway; it knows which shard has what."""
+        return self._peer.request(message, deadline_ns, attachment, is_patient=is_patient)
+
+    def submit(self, shard: int, run: Run) -> None:
+        """Send frames behind all others."""
+        self._outbox.append(run)
+        self._send()
+
+    def pump(self) -> bool:
+        """Take replies; True when anything happened."""
+        return self._peer.pump()
+
+    def on_readable(self, fd: int) -> None:
+        """This descriptor became readable."""
+        if fd == self._peer.fd:
+            self._peer.pump()
+
+    def arm(self) -> bool:
+        """A socket always wakes; False when something was there already."""
+        return not self._peer.pump()
+
+    def disarm(self) -> None:
+        """A socket needs no telling that its owner is awake."""
+
+    def close(self) -> list[Run]:
+        """End the connection; returns the runs that were not answered."""
+        self._watch.stop()
+        left = [run for run in self._outbox if not run.is_abandoned]
+        self._outbox.clear()
+        self._peer.close()
+        self._context.term()
+        return left
+
+    def _peer_changed(self, peer: Peer) -> None:
+        if peer.is_up:
+            self._watch.stop()
+            self._connecting.resolve(None)
+        elif self._address.is_local:
+            self._watch.start()
+        self._on_change()
+
+    def _adopt(self, engine: EngineInfo) -> None:
+        if engine.gateway_ipc:
+            endpoint = engine.gateway_ipc
+            self._peer.point_at(endpoint if "://" in endpoint else f"ipc://{endpoint}")
+
+    # -- frames -------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        # Asking may answer others, whose owners submit more: one loop is enough.
+        if self._is_sending:
+            return
+        self._is_sending = True
+        try:
+            while (
+                self._outbox and self._window_appends < WINDOW_APPENDS and self._window_bytes < WINDOW_BYTES
+            ):
+                run = self._outbox[0]
+                if not run.is_abandoned:
+                    self._send_part(run)
+                if run.is_abandoned or run.pushed >= run.count:
+                    self._outbox.popleft()
+        finally:
+            self._is_sending = False
+
+    def _send_part(self, run: Run) -> None:
+        start = run.pushed
+        limit = int(run.offsets[start]) + APPEND_BYTES_MAX
+        stop = max(start + 1, int(np.searchsorted(run.offsets, limit, side="right")) - 1)
+        run.pushed = stop
+        part = run.view(start, stop)
+        self._window_bytes += len(part)
+        self._window_appends += 1
+        answer = self._peer.request(Append(run.topic, stop - start), run.deadline_ns, part, is_patient=False)
+        answer.when_done(lambda done: self._answered(run, stop - start, len(part), done))
+
+    def _answered(self, run: Run, count: int, size: int, answer: Pending[Reply]) -> None:
+        self._window_bytes -= size
+        self._window_appends -= 1
+        if answer.error is None:
+            entries = np.frombuffer(answer.take().message.entries, dtype=np.uint64).reshape(-1, WORDS)
+            if len(entries) != count:
+                raise InvariantViolation(
+                    "a reply has another number of entries", sent=count, found=len(entries)
+                )
+            run.take_entries(entries)
+        elif isinstance(answer.error, RinglogError):
+            run.fail_next(count, answer.error)
+        else:
+            raise InvariantViolation("a request failed with a foreign error") from answer.error
+        self._send()
+
+
+def curve_of(server_key: str, secret_key: str) -> Curve:
+    """Keys of a connection from the server's public and the client's secret key; a new pair for none."""
+    if not server_key:
+        raise NotConnected("a TCP address needs the engine's public key: ?server_key=…")
+    if secret_key:
+        return Curve(server_key, zmq.curve_public(secret_key.encode()).decode(), secret_key)
+    public, secret = zmq.curve_keypair()
+    return Curve(server_key, public.decode(), secret.decode())

@@ -1,0 +1,289 @@
+"""LocalLinks: one client's connections to an engine on the same host, all shards of it.
+
+It knows the engine by its `engine.json`. The socket to the supervisor is kept open and tells when the
+engine ends; then the run directory is watched for its next start, and with that everything is opened
+anew: board, sockets, rings. Open requests and unsettled frames are carried over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import zmq
+
+from ringlog.board.board import Board, BoardError
+from ringlog.board.layout import P
+from ringlog.board.topics import TopicTable
+from ringlog.clock import Clock
+from ringlog.envelope.messages import Message
+from ringlog.errors import NotConnected
+from ringlog.link.address import EngineInfo, home_shard, shard_socket, supervisor_socket
+from ringlog.link.engine_watch import EngineWatch
+from ringlog.link.peer import MS, FdSet, Peer, Reply
+from ringlog.link.pending import Pending
+from ringlog.link.protocol import LinkFacts, Transport
+from ringlog.link.publication import PublicationWatch
+from ringlog.link.ring_channel import RingChannel, RingPlace
+from ringlog.link.runs import Run
+from ringlog.link.timers import Timers
+
+OPEN_BOARD_RETRY_NS = 20 * MS
+
+
+class ShardLink(NamedTuple):
+    """All there is between one client and one shard."""
+
+    control: Peer
+    channel: RingChannel
+    publication: PublicationWatch
+
+
+class LocalLinks:
+    """Rings and sockets to every shard. Implements protocol.Links with transport `ring`."""
+
+    transport: Transport = "ring"
+
+    def __init__(
+        self,
+        run_dir: str,
+        *,
+        client_id: str,
+        clock: Clock,
+        timers: Timers,
+        fds: FdSet,
+        ring_bytes: int = 0,
+        on_displaced: Callable[[Run], None] | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._client_id = client_id
+        self._clock, self._timers, self._fds = clock, timers, fds
+        self._ring_bytes = ring_bytes
+        self._on_displaced = on_displaced
+        self._on_change = on_change
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._supervisor = self._peer("the supervisor", self._supervisor_changed)
+        self._watch = EngineWatch(run_dir, clock=clock, timers=timers, on_engine=self._adopt)
+        self._links: list[ShardLink] = []
+        self._board: Board | None = None
+        self._connecting: Pending[None] = Pending()
+        self._tables: dict[int, TopicTable] = {}
+
+    # -- facts --------------------------------------------------------------------------------------
+
+    @property
+    def shards(self) -> int:
+        """The engine's shards; 0 while none was met."""
+        return self._watch.engine.shards if self._watch.engine else 0
+
+    @property
+    def is_ready(self) -> bool:
+        """The supervisor's socket is connected."""
+        return self._supervisor.is_up and self._board is not None
+
+    @property
+    def generation(self) -> int:
+        """Starts of the engine seen."""
+        return self._watch.starts_seen
+
+    @property
+    def engine(self) -> EngineInfo:
+        """The engine met last; raises NotConnected before the first."""
+        if self._watch.engine is None:
+            raise NotConnected("no engine was found yet")
+        return self._watch.engine
+
+    @property
+    def board(self) -> Board:
+        """The engine's board; raises NotConnected while there is none."""
+        if self._board is None:
+            raise NotConnected("the engine is not there now")
+        return self._board
+
+    def topic_table(self, shard: int) -> TopicTable:
+        """The shard's topic table; raises NotConnected or BoardError while there is none."""
+        table = self._tables.get(shard)
+        if table is None:
+            table = self._tables[shard] = TopicTable.open(self.engine.shm_dir, shard)
+        return table
+
+    @property
+    def facts(self) -> LinkFacts:
+        """Counters."""
+        peers = [self._supervisor, *(link.control for link in self._links)]
+        return LinkFacts(
+            connections=sum(peer.connections for peer in peers),
+            reconnections=max(0, self._supervisor.connections - 1),
+            frames_resent=sum(link.channel.frames_resent for link in self._links),
+            requests_resent=sum(peer.resent for peer in peers),
+            last_heard_ns=max(peer.last_heard_ns for peer in peers),
+        )
+
+    # -- work ---------------------------------------------------------------------------------------
+
+    def connect(self) -> Pending[None]:
+        """Begin connecting if that was not done; done once the engine has been met."""
+        if not self._connecting.is_done and not self._supervisor.is_up:
+            self._watch.start()
+        return self._connecting
+
+    def home(self, topic: str) -> int:
+        """The shard that resolves this name."""
+        return home_shard(topic, self.shards)
+
+    def request(
+        self,
+        shard: int,
+        message: Message,
+        deadline_ns: int,
+        attachment: Any = None,
+        *,
+        is_patient: bool = True,
+    ) -> Pending[Reply]:
+        """Ask a shard; raises NotConnected for one there is not."""
+        link = self._link(shard)
+        if link.control.fd < 0 and self._board is not None:
+            link.control.point_at(shard_socket(self.engine.shm_dir, shard))
+        return link.control.request(message, deadline_ns, attachment, is_patient=is_patient)
+
+    def ask_supervisor(self, message: Message, deadline_ns: int) -> Pending[Reply]:
+        """Ask the supervisor."""
+        return self._supervisor.request(message, deadline_ns)
+
+    def submit(self, shard: int, run: Run) -> None:
+        """Push frames into the shard's ring, or queue them until there is room."""
+        self._link(shard).channel.submit(run)
+
+    def published_since(
+        self, shard: int, marks: Callable[[], Any], seen: Any, deadline_ns: int
+    ) -> Pending[bool]:
+        """Wait for a publication; `marks` reads the shard's marks now."""
+        return self._link(shard).publication.wait(marks, seen, deadline_ns)
+
+    def pump(self) -> bool:
+        """Take settlements of all rings and push what has room; True when anything happened."""
+        happened = False
+        for link in self._links:
+            happened |= link.channel.pump()
+        return happened
+
+    def on_readable(self, fd: int) -> None:
+        """This descriptor became readable."""
+        if self._supervisor.fd == fd:
+            self._supervisor.pump()
+            return
+        for link in self._links:
+            if link.control.fd == fd:
+                link.control.pump()
+                return
+            link.channel.on_bell(fd)
+            link.publication.on_bell(fd)
+
+    def arm(self) -> bool:
+        """Ask to be woken for settlements; False when some were there already."""
+        for link in self._links:
+            link.channel.arm(is_wanted=True)
+        return not self.pump()
+
+    def disarm(self) -> None:
+        """The owner is awake."""
+        for link in self._links:
+            link.channel.arm(is_wanted=False)
+
+    def close(self) -> list[Run]:
+        """End everything; returns the runs that were not settled."""
+        left: list[Run] = []
+        self._watch.stop()
+        for link in self._links:
+            left += link.channel.close()
+            link.publication.close_ring()
+            link.control.close()
+        self._supervisor.close()
+        self._context.term()
+        board, self._board = self._board, None
+        if board is not None:
+            board.close()
+        return left
+
+    # -- the engine comes and goes --------------------------------------------------------------------
+
+    def _peer(self, name: str, on_change: Callable[[Peer], None] | None = None) -> Peer:
+        return Peer(
+            name,
+            context=self._context,
+            timers=self._timers,
+            clock=self._clock,
+            fds=self._fds,
+            on_change=on_change,
+        )
+
+    def _link(self, shard: int) -> ShardLink:
+        if not 0 <= shard < len(self._links):
+            raise NotConnected("no such shard", shard=shard, shards=len(self._links))
+        return self._links[shard]
+
+    def _supervisor_changed(self, supervisor: Peer) -> None:
+        if supervisor.is_up:
+            self._watch.stop()
+            self._connecting.resolve(None)
+        else:
+            self._watch.start()
+        self._on_change()
+
+    def _adopt(self, engine: EngineInfo) -> None:
+        """A start of the engine we have not seen: move everything there."""
+        before, self._board = self._board, None
+        self._tables = {}
+        try:
+            self._board = Board.open(engine.shm_dir, writable=False)
+        except BoardError:
+            # Not there yet, or the engine is gone already: the file may be replaced at any moment.
+            self._timers.at(
+                self._clock.monotonic_ns() + OPEN_BOARD_RETRY_NS, lambda: self._adopt_again(engine)
+            )
+            self._move(engine, is_there=False)
+        else:
+            self._move(engine, is_there=True)
+        if before is not None:
+            before.close()  # Only now: the links looked at its words until they were moved.
+        self._on_change()
+
+    def _move(self, engine: EngineInfo, *, is_there: bool) -> None:
+        self._supervisor.point_at(supervisor_socket(engine.shm_dir) if is_there else "")
+        while len(self._links) < engine.shards:
+            self._links.append(self._new_link())
+        for shard, link in enumerate(self._links):
+            place = self._place(engine, shard) if is_there and shard < engine.shards else None
+            if link.control.open_requests or place is None:
+                link.control.point_at(shard_socket(engine.shm_dir, shard) if place else "")
+            else:
+                link.control.point_at("")  # Connected again with the next request.
+            link.channel.move(place)
+            link.publication.move(place)
+
+    def _adopt_again(self, engine: EngineInfo) -> None:
+        if self._watch.engine is engine and self._board is None:
+            self._adopt(engine)
+
+    def _place(self, engine: EngineInfo, shard: int) -> RingPlace:
+        process = self.board.process(1 + shard)
+        return RingPlace(
+            engine.shm_dir, engine.engine_id, self._supervisor, shard, lambda: bool(process.get(P.ASLEEP))
+        )
+
+    def _new_link(self) -> ShardLink:
+        shard = len(self._links)
+        control = self._peer(f"shard {shard}")
+
+        def displaced(run: Run) -> None:
+            if self._on_displaced is None:
+                self._links[shard].channel.submit(run)
+            else:
+                self._on_displaced(run)
+
+        channel = RingChannel(
+            self._client_id, clock=self._clock, timers=self._timers, fds=self._fds, control=control,
+            ring_bytes=self._ring_bytes, on_displaced=displaced,
+        )  # fmt: skip
+        publication = PublicationWatch(self._client_id, clock=self._clock, timers=self._timers, fds=self._fds)
+        return ShardLink(control, channel, publication)

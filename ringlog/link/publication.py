@@ -1,0 +1,134 @@
+"""PublicationWatch: wait until a shard has published something new.
+
+It has a small ring of its own to each shard that somebody waits for: nothing is ever pushed into it, it
+is there for its `wants` word and its bell. While the ring is not there (or its shard is restarting) a
+back-up look at the board makes waiting slower, never wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ringlog.clock import Clock
+from ringlog.envelope.messages import RingOpen
+from ringlog.errors import RinglogError
+from ringlog.limits import RING_BYTES_MIN
+from ringlog.link.peer import MS, FdSet, Reply
+from ringlog.link.pending import Pending, resolved
+from ringlog.link.ring_channel import OPEN_REQUEST_NS, OPEN_RETRY_NS, ClientRing, RingPlace
+from ringlog.link.timers import Timer, Timers
+from ringlog.ring.layout import Wants
+
+BACKUP_NS = 100 * MS
+
+
+@dataclass(slots=True)
+class _Waiter:
+    marks: Callable[[], Any]
+    seen: Any
+    deadline_ns: int
+    pending: Pending[bool]
+
+
+class PublicationWatch:
+    """Waiting readers of one shard."""
+
+    def __init__(self, client_id: str, *, clock: Clock, timers: Timers, fds: FdSet) -> None:
+        self._client_id = client_id
+        self._clock, self._timers, self._fds = clock, timers, fds
+        self._place: RingPlace | None = None
+        self._ring: ClientRing | None = None
+        self._opening: Pending[Reply] | None = None
+        self._open_again_ns = 0
+        self._waiters: list[_Waiter] = []
+        self._timer: Timer | None = None
+
+    def wait(self, marks: Callable[[], Any], seen: Any, deadline_ns: int) -> Pending[bool]:
+        """Done with True once `marks()`, the shard's published marks, differs from `seen`; else False."""
+        if marks() != seen:
+            return resolved(True)
+        waiter = _Waiter(marks, seen, deadline_ns, Pending())
+        self._waiters.append(waiter)
+        if self._ring is None:
+            self._open()
+        else:
+            self._ring.want(Wants.PUBLICATION)
+        self._look()  # Only now: what was published before we asked to be woken rings no bell.
+        return waiter.pending
+
+    def on_bell(self, fd: int) -> None:
+        """The descriptor became readable; look when it is ours."""
+        if self._ring is not None and self._ring.fd == fd:
+            self._ring.hush()
+            self._look()
+
+    def move(self, place: RingPlace | None) -> None:
+        """The engine is elsewhere: waiters go on with its marks, which surely differ."""
+        self.close_ring()
+        self._place = place
+        if self._waiters:
+            self._open()
+            self._look()
+
+    def close_ring(self) -> None:
+        """Let go of the ring; waiters are looked after by the back-up timer."""
+        ring, self._ring = self._ring, None
+        self._opening, self._place = None, None
+        if ring is not None:
+            ring.close()
+
+    def _look(self) -> None:
+        """Answer whoever may go on; arrange the next look for the others."""
+        now = self._clock.monotonic_ns()
+        waiters, self._waiters = self._waiters, []
+        ready: list[tuple[_Waiter, bool]] = []
+        for waiter in waiters:
+            if waiter.marks() != waiter.seen:
+                ready.append((waiter, True))
+            elif now >= waiter.deadline_ns:
+                ready.append((waiter, False))
+            else:
+                self._waiters.append(waiter)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiters:
+            next_ns = min(now + BACKUP_NS, *(waiter.deadline_ns for waiter in self._waiters))
+            self._timer = self._timers.at(next_ns, self._look_again)
+        elif self._ring is not None:
+            self._ring.want(0)
+        for waiter, is_news in ready:
+            waiter.pending.resolve(is_news)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        ring = self._ring
+        if ring is not None and ring.producer.consumer_closed:
+            self._ring = None
+            ring.close()
+        if self._ring is None:
+            self._open()
+        self._look()
+
+    def _open(self) -> None:
+        place, now = self._place, self._clock.monotonic_ns()
+        if place is None or self._opening is not None or now < self._open_again_ns:
+            return
+        self._open_again_ns = now + OPEN_RETRY_NS
+        request = RingOpen(f"{self._client_id}.reads", os.getpid(), place.shard, RING_BYTES_MIN)
+        self._opening = opening = place.supervisor.request(request, now + OPEN_REQUEST_NS)
+        opening.when_done(lambda done: self._opened(place, done))
+
+    def _opened(self, place: RingPlace, opening: Pending[Reply]) -> None:
+        if self._place is not place:
+            return  # Asked of an engine that is no more; its successor removes what it may have left.
+        self._opening = None
+        try:
+            self._ring = ClientRing(place, opening.take().message, self._fds)
+        except RinglogError:
+            return  # The back-up timer looks at the board and tries again.
+        self._ring.want(Wants.PUBLICATION if self._waiters else 0)
+        self._look()

@@ -1,0 +1,337 @@
+"""RingChannel: frames to one shard through a ring, and their settlements back.
+
+Runs wait in the outbox until the ring has room, then they are in flight until they are settled. The
+ring is opened with the first run and again whenever it is gone; what was in flight goes back to the
+front of the outbox, in order, and is pushed again under the same producer numbers, which the shard
+recognises. A frame too large for the ring goes by Append message, and everything behind it waits until
+it is answered: a lower producer number must never arrive after a higher one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringlog.clock import Clock
+from ringlog.envelope.messages import Append, RingClose, RingOpen, RingOpened
+from ringlog.errors import CorruptFrame, InvariantViolation, RingError, RinglogError
+from ringlog.frame.settle import WORDS
+from ringlog.link.address import shard_bell
+from ringlog.link.peer import MS, FdSet, Peer, Reply
+from ringlog.link.pending import Pending
+from ringlog.link.runs import InFlight, Run
+from ringlog.link.timers import Timer, Timers
+from ringlog.ring.doorbell import BellListener, BellRinger
+from ringlog.ring.layout import Wants
+from ringlog.ring.producer import RingProducer
+
+OPEN_REQUEST_NS = 2_000 * MS
+OPEN_RETRY_NS = 100 * MS
+STRIKES_MAX = 2
+"""Rings that may be closed on us with the same frame oldest before that frame is given up."""
+
+
+@dataclass(slots=True)
+class RingPlace:
+    """Where a client's rings to one shard are made and how its shard is woken."""
+
+    shm_dir: str
+    engine_id: str
+    supervisor: Peer
+    shard: int
+    is_asleep: Callable[[], bool]
+    """Reads the shard's *asleep* word on the board."""
+
+
+class ClientRing:
+    """One ring of ours with the bell we sleep on and the bell that wakes its shard."""
+
+    def __init__(self, place: RingPlace, opened: RingOpened, fds: FdSet) -> None:
+        self.name = opened.ring
+        self._place, self._fds = place, fds
+        self.producer = RingProducer.attach(f"{place.shm_dir}/{opened.ring}", engine_id=place.engine_id)
+        try:
+            self._bell = BellListener(f"{place.shm_dir}/{opened.bell}")
+        except BaseException:
+            self.producer.close()
+            raise
+        self._shard_bell = BellRinger(shard_bell(place.shm_dir, place.shard))
+        self._wants = 0
+        fds.watch(self._bell.fileno())
+
+    @property
+    def fd(self) -> int:
+        """Becomes readable when the shard rang."""
+        return self._bell.fileno()
+
+    def hush(self) -> None:
+        """Forget the rings so far."""
+        self._bell.drain()
+
+    def want(self, bits: int) -> None:
+        """Say what to be woken for."""
+        if bits != self._wants:
+            self._wants = bits
+            self.producer.set_wants(bits)
+
+    def wake_shard(self) -> None:
+        """Ring the shard's bell when it sleeps; after publishing, never before."""
+        if self._place.is_asleep():
+            self._shard_bell.ring()
+
+    def close(self) -> None:
+        """Let go of the ring; the shard settles what it holds and the supervisor removes it."""
+        self._fds.unwatch(self._bell.fileno())
+        self.producer.close()
+        self._bell.close()
+        self._shard_bell.close()
+
+
+class RingChannel:
+    """The frames of one client to one shard. Not thread-safe."""
+
+    def __init__(
+        self,
+        client_id: str,
+        *,
+        clock: Clock,
+        timers: Timers,
+        fds: FdSet,
+        control: Peer,
+        ring_bytes: int,
+        on_displaced: Callable[[Run], None],
+    ) -> None:
+        self._client_id = client_id
+        self._clock, self._timers, self._fds = clock, timers, fds
+        self._control = control
+        self._ring_bytes = ring_bytes
+        self._on_displaced = on_displaced
+        self._place: RingPlace | None = None
+        self._ring: ClientRing | None = None
+        self._opening: Pending[Reply] | None = None
+        self._retry: Timer | None = None
+        self._outbox: deque[Run] = deque()
+        self._in_flight = InFlight()
+        self._is_sending_large = False
+        self._last_oldest: tuple[Run, int] | None = None
+        self._strikes = 0
+        self.frames_resent = 0
+
+    # -- what the owner calls -----------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Frames are waiting or in flight."""
+        return bool(self._outbox) or self._in_flight.frames > 0
+
+    @property
+    def is_open(self) -> bool:
+        """There is a ring."""
+        return self._ring is not None
+
+    def submit(self, run: Run) -> None:
+        """Send the run behind all that was submitted before."""
+        self._outbox.append(run)
+        if len(self._outbox) == 1:
+            self._push()
+
+    def pump(self) -> bool:
+        """Take settlements and push what has room; True when anything happened."""
+        ring = self._ring
+        if ring is None:
+            return False
+        try:
+            count = self._in_flight.match(ring.producer.settled())
+        except RingError as e:
+            self._displace(f"ring unusable: {e}")
+            return True
+        if ring.producer.consumer_closed and self._ring is ring:
+            # Read after the entries: what was settled before the end has been taken, or comes now.
+            self._in_flight.match(ring.producer.settled())
+            self._displace(f"ring closed by its shard, reason {ring.producer.consumer_closed}")
+            return True
+        if count or self._outbox:
+            self._push()
+        return count > 0
+
+    def on_bell(self, fd: int) -> None:
+        """The descriptor became readable; forget the rings when it is ours."""
+        if self._ring is not None and self._ring.fd == fd:
+            self._ring.hush()
+
+    def arm(self, *, is_wanted: bool) -> None:
+        """Be woken by settlements, or not any more."""
+        if self._ring is not None:
+            self._ring.want(Wants.SETTLEMENTS if is_wanted and self.has_work else 0)
+
+    def move(self, place: RingPlace | None) -> None:
+        """The engine is elsewhere (or gone): rings are opened there, unsettled frames are displaced."""
+        self._place = None
+        self._close_ring()
+        self._strikes = 0
+        runs = self._take_back()
+        self._place = place
+        for run in runs:
+            self._on_displaced(run)
+
+    def close(self) -> list[Run]:
+        """Let go; returns the runs that are not settled, oldest first."""
+        self._place = None
+        ring = self._ring
+        if ring is not None:
+            self._in_flight.match(ring.producer.settled())
+        self._close_ring()
+        return self._take_back()
+
+    # -- the ring -----------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        place = self._place
+        if place is None or self._opening is not None or self._retry is not None:
+            return
+        deadline = self._clock.monotonic_ns() + OPEN_REQUEST_NS
+        request = RingOpen(self._client_id, os.getpid(), place.shard, self._ring_bytes)
+        self._opening = opening = place.supervisor.request(request, deadline)
+        opening.when_done(lambda done: self._opened(place, done))
+
+    def _opened(self, place: RingPlace, opening: Pending[Reply]) -> None:
+        if self._place is not place or self._opening is not opening:
+            if opening.error is None:
+                # Made by an engine that came meanwhile, for a place we have left: nobody will use it.
+                deadline = self._clock.monotonic_ns() + OPEN_REQUEST_NS
+                place.supervisor.request(RingClose(opening.take().message.ring), deadline)
+            return
+        self._opening = None
+        try:
+            self._ring = ClientRing(place, opening.take().message, self._fds)
+        except RinglogError:
+            # No ring now (no room, shard away, engine going): frames wait for the next try or their deadline.
+            self._retry = self._timers.at(self._clock.monotonic_ns() + OPEN_RETRY_NS, self._try_again)
+            return
+        self._push()
+
+    def _try_again(self) -> None:
+        self._retry = None
+        if self._outbox:
+            self._push()
+
+    def _close_ring(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        self._opening = None
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            ring.close()
+
+    def _displace(self, reason: str) -> None:
+        """This ring is of no use any more: open another and push again what it still held."""
+        ring, place = self._ring, self._place
+        self._close_ring()
+        if ring is not None and place is not None:
+            place.supervisor.request(RingClose(ring.name), self._clock.monotonic_ns() + OPEN_REQUEST_NS)
+        self._outbox.extend(self._take_back())
+        self._count_strike(reason)
+        self._push()
+
+    def _count_strike(self, reason: str) -> None:
+        if not self._outbox:
+            return
+        oldest = (self._outbox[0], self._outbox[0].settled)
+        self._strikes = self._strikes + 1 if oldest == self._last_oldest else 1
+        self._last_oldest = oldest
+        if self._strikes > STRIKES_MAX:
+            self._strikes = 0
+            run = self._outbox[0]
+            run.fail_next(
+                1, CorruptFrame("the shard would not take this frame", outcome="unknown", reason=reason)
+            )
+            if run.settled == run.count:
+                self._outbox.popleft()
+
+    def _take_back(self) -> list[Run]:
+        """All unsettled runs, oldest first, as if none of their unsettled frames had been pushed."""
+        runs = list(dict.fromkeys([*self._in_flight.drain(), *self._outbox]))
+        self._outbox.clear()
+        self._is_sending_large = False
+        kept = []
+        for run in runs:
+            if run.is_abandoned or run.settled == run.count:
+                continue
+            self.frames_resent += run.pushed - run.settled
+            run.pushed = run.settled
+            kept.append(run)
+        return kept
+
+    # -- pushing ------------------------------------------------------------------------------------
+
+    def _push(self) -> None:
+        ring = self._ring
+        if ring is None:
+            if self._outbox:
+                self._open()
+            return
+        pushed = 0
+        while self._outbox and not self._is_sending_large and not ring.producer.consumer_closing:
+            run = self._outbox[0]
+            if run.is_abandoned:
+                self._outbox.popleft()
+                continue
+            large_at = run.first_larger(ring.producer.frame_bytes_max)
+            if large_at == run.pushed:
+                if self._in_flight.frames == 0:
+                    self._send_large(run)
+                break
+            count = self._push_part(ring.producer, run, large_at)
+            pushed += count
+            if run.pushed == run.count:
+                self._outbox.popleft()
+            elif run.pushed < large_at:
+                break
+        if pushed:
+            ring.wake_shard()
+
+    def _push_part(self, producer: RingProducer, run: Run, stop: int) -> int:
+        """Push frames of the run up to `stop`, as many as fit."""
+        start = run.pushed
+        if stop - start == 1:
+            positions: Any = producer.push([run.view(start, stop)])
+            if positions is None:
+                return 0
+        else:
+            offsets = run.offsets[start:stop]
+            _, positions = producer.push_buffer(run.view(start, stop), offsets - offsets[0])
+        count = len(positions)
+        if count:
+            run.pushed += count
+            self._in_flight.add(run, positions)
+        return count
+
+    def _send_large(self, run: Run) -> None:
+        """Send the next frame of the run, too large for the ring, by message; nothing passes it."""
+        self._is_sending_large = True
+        row = run.pushed
+        run.pushed += 1
+        request = Append(run.topic, 1)
+        frame = run.view(row, row + 1)
+        answer = self._control.request(request, run.deadline_ns, frame, is_patient=False)
+        answer.when_done(lambda done: self._large_done(run, row, done))
+
+    def _large_done(self, run: Run, row: int, answer: Pending[Reply]) -> None:
+        if run.settled != row or run.pushed != row + 1 or not self._is_sending_large:
+            return  # Taken back meanwhile: it is being sent again.
+        self._is_sending_large = False
+        if run.pushed == run.count and self._outbox and self._outbox[0] is run:
+            self._outbox.popleft()
+        if answer.error is None:
+            run.take_entries(np.frombuffer(answer.take().message.entries, dtype=np.uint64).reshape(-1, WORDS))
+        elif isinstance(answer.error, RinglogError):
+            run.fail_next(1, answer.error)
+        else:
+            raise InvariantViolation("a request failed with a foreign error") from answer.error
+        self._push()

@@ -8,11 +8,19 @@ private and of the right size, so that nobody can slip us a symlink, a pipe or s
 from __future__ import annotations
 
 import os
+import platform
+import secrets
 import stat
 
 from ringlog.errors import RinglogError
 
 FILE_MODE = 0o600
+ORDERED_MACHINES = frozenset({"x86_64", "AMD64"})
+
+
+def stores_are_ordered() -> bool:
+    """True when other processors see one's aligned 8-byte stores whole and in the order they were made."""
+    return platform.machine() in ORDERED_MACHINES
 
 
 def make_file(path: str, size: int, first_bytes: bytes, error: type[RinglogError]) -> None:
@@ -20,17 +28,22 @@ def make_file(path: str, size: int, first_bytes: bytes, error: type[RinglogError
 
     Raises `error` naming path and bytes when it exists already or does not fit.
     """
+    if os.path.lexists(path):
+        raise error("cannot create: the name is taken", path=path, bytes=size)
+    # Under another name first: a maker that dies half-way leaves nothing that looks like the file.
+    unfinished = f"{path}.{secrets.token_hex(4)}.tmp"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags, FILE_MODE)
+        fd = os.open(unfinished, flags, FILE_MODE)
     except OSError as e:
         raise error(f"cannot create: {e.strerror}", path=path, bytes=size, errno=e.errno) from None
     try:
         os.fchmod(fd, FILE_MODE)
         os.posix_fallocate(fd, 0, size)
         os.pwrite(fd, first_bytes, 0)
+        os.rename(unfinished, path)
     except OSError as e:
-        os.unlink(path)
+        os.unlink(unfinished)
         raise error(f"no room: {e.strerror}", path=path, bytes=size, errno=e.errno) from None
     finally:
         os.close(fd)

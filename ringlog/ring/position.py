@@ -15,18 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ringlog.errors import RingError
-
-ORDERED_MACHINES = frozenset({"x86_64", "AMD64"})
-
-
-def plain_words_are_ordered() -> bool:
-    """True when an ordinary aligned store is also a release store."""
-    return platform.machine() in ORDERED_MACHINES
+from ringlog.shm import stores_are_ordered
 
 
 def require_words() -> None:
     """Raise RingError when this machine cannot run a ring safely."""
-    if not plain_words_are_ordered():
+    if not stores_are_ordered():
         _atomics()
 
 
@@ -50,7 +44,7 @@ class Words:
     store: Callable[[int, int], None]
 
     def __init__(self, page: memoryview) -> None:
-        if plain_words_are_ordered():
+        if stores_are_ordered():
             self._words = page.cast("B").cast("Q")
             self.load = self._words.__getitem__
             self.store = self._words.__setitem__

@@ -1,0 +1,209 @@
+"""The board's files: the drawing, the constants, nothing else knows where anything lies.
+
+The board is facts that one process writes and any process of ours reads without asking: `board` holds a
+page for each process, `topics-NN-CC` the topics of shard NN, chunk CC. All words are 64 bits.
+
+`board`:
+
+byte           part
+0              header page, 4096 bytes: identity
+4096 * (i+1)   page of process i
+
+`topics-NN-CC`:
+
+byte           part
+0              header page, 4096 bytes: identity
+4096+128*i     slot of topic 4096 * CC + i of shard NN
+
+The identity, in both:
+
+ 0     8     magic             b"RLBOARD\\0" or b"RLTOPIC\\0"
+ 8     4     version           1
+ 12    4     shard             topics: NN; board: 0
+ 16    8     slots             board: processes; topics: 4096
+ 24    8     chunk             topics: CC; board: 0
+ 32    8     xxh3              XXH3-64 of bytes 0..31
+
+A process page, in words:
+
+ 0..63       numbers by P
+ 64..87      three marks of 8 words: [sequence, file_id, offset, check, 4 spare]
+ 96..479     three histograms of 128 words: [sum, 127 buckets]
+
+A topic slot, in words:
+
+ 0  sequence      4  head_seq        8  trim_floor
+ 1  topic_id      5  earliest_seq    9  count
+ 2  epoch         6  cap_floor      10  bytes
+ 3  state         7  ttl_floor      11  last_write_us     12..15 spare
+    | durability bits << 32
+
+Marks and topic slots are seqlocks: the writer makes the sequence odd, writes, makes it even; a reader
+takes the words only when the sequence was even before and is the same afterwards. A writer that died in
+between leaves it odd: readers give up after a bounded time, and the next writer's first write repairs it.
+A mark carries a check word besides, because a successor's recovery is built on it.
+
+Each word has one writer. Assumed: aligned 8-byte stores are whole and are seen in order (x86-64). They
+are made through a view of 64-bit words, never by struct.pack_into, which clears its destination first.
+
+To change a layout: new version number; a board never outlives the engine's start.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+import xxhash
+
+from ringlog.errors import RinglogError
+
+VERSION = 1
+BOARD_MAGIC = b"RLBOARD\0"
+TOPICS_MAGIC = b"RLTOPIC\0"
+BOARD_NAME = "board"
+PAGE_BYTES = 4096
+PAGE_WORDS = PAGE_BYTES // 8
+
+_IDENTITY = struct.Struct("<8sIIQQ")
+IDENTITY_BYTES = _IDENTITY.size + 8
+
+
+class BoardUnstable(RinglogError):
+    """A slot's words are being rewritten, or their writer died in between; ask again or do without."""
+
+    code = "not_ready"
+    retriable = True
+
+
+class BoardError(RinglogError):
+    """A board file is not what it should be; names what differs."""
+
+    code = "board"
+
+
+class P(IntEnum):
+    """Numbers on a process page. Written by the process itself but where the supervisor is named."""
+
+    STATE = 0
+    PID = 1
+    INCARNATION = 2
+    STARTED_NS = 3
+    TURNS = 4
+    """Passes of the duty cycle: progress, not liveness (RD-18)."""
+    HEARTBEAT_NS = 5
+    ASLEEP = 6
+    """1 while the process waits and wants its bell rung."""
+    BUSY_NS = 7
+    PROGRESS = 8
+    """Recovery, in thousandths."""
+    RESTARTS = 9
+    """Supervisor: starts after the first one."""
+    EXIT = 10
+    """Supervisor: how the last incarnation ended, exit code, or 256 + the signal that killed it."""
+    EXIT_NS = 11
+    """Supervisor: when."""
+    SHARD = 12
+    """Number of the shard plus 1; 0 = not a shard."""
+    KIND = 13
+    """Supervisor: index in its list of kinds of actor."""
+    FRAMES = 16
+    RECORDS = 17
+    BYTES = 18
+    GROUPS = 19
+    SYNCS = 20
+    SYNC_NS = 21
+    DUPLICATES = 22
+    REFUSED = 23
+    RINGS = 24
+    WAL_BYTES = 25
+    WAL_FILES = 26
+    UNSYNCED = 27
+    """Bytes acked without a sync and not synced yet."""
+    CORRUPT = 28
+    RECOVERY_NS = 29
+    TRUNCATED = 30
+    """Bytes of a torn tail that recovery dropped."""
+    REQUESTS = 31
+    TOPICS = 32
+    RING_BYTES = 33
+    """Bytes waiting in rings when last looked at."""
+    SETTLED = 34
+    CONNECTIONS = 35
+    RINGS_CLOSED = 36
+    """Rings closed because their words or frames made no sense."""
+    RECOVERED_FRAMES = 37
+    VOLATILE_BYTES = 38
+    EVICTED = 39
+
+
+class ProcessState(IntEnum):
+    """P.STATE."""
+
+    EMPTY = 0
+    STARTING = 1
+    RECOVERING = 2
+    READY = 3
+    DRAINING = 4
+    STOPPED = 5
+    FAILED = 6
+
+
+class Mark(IntEnum):
+    """Which mark: (file_id, offset) up to which frames of a shard's files may be read or are durable."""
+
+    PUBLISHED = 0
+    DURABLE = 1
+    VOLATILE = 2
+
+
+class H(IntEnum):
+    """Which histogram. COMMIT and SYNC are nanoseconds, GROUP_FRAMES a count."""
+
+    COMMIT = 0
+    SYNC = 1
+    GROUP_FRAMES = 2
+
+
+PROCESS_WORDS = 64
+MARK_BASE = 64
+MARK_WORDS = 8
+HISTOGRAM_BASE = 96
+HISTOGRAM_WORDS = 128
+
+TOPIC_SLOT_BYTES = 128
+TOPIC_SLOT_WORDS = TOPIC_SLOT_BYTES // 8
+TOPICS_PER_CHUNK = 4096
+CHUNK_BYTES = PAGE_BYTES + TOPICS_PER_CHUNK * TOPIC_SLOT_BYTES
+TOPIC_DURABILITY_SHIFT = 32
+
+
+def chunk_name(shard: int, chunk: int) -> str:
+    """File name of a chunk of a shard's topic table."""
+    return f"topics-{shard:02d}-{chunk:02d}"
+
+
+def encode_identity(magic: bytes, shard: int, slots: int, chunk: int) -> bytes:
+    """First bytes of a board file."""
+    body = _IDENTITY.pack(magic, VERSION, shard, slots, chunk)
+    return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
+
+
+def decode_identity(data: bytes, magic: bytes, path: str) -> tuple[int, int, int]:
+    """(shard, slots, chunk); raises BoardError naming what differs."""
+    if len(data) < IDENTITY_BYTES:
+        raise BoardError("not a board file: too short", path=path, bytes=len(data))
+    found, version, shard, slots, chunk = _IDENTITY.unpack_from(data)
+    if found != magic:
+        raise BoardError("not a board file: magic differs", path=path, found=found, expected=magic)
+    if version != VERSION:
+        raise BoardError("board file of another version", path=path, found=version, expected=VERSION)
+    stored = int.from_bytes(data[_IDENTITY.size : IDENTITY_BYTES], "little")
+    if xxhash.xxh3_64_intdigest(data[: _IDENTITY.size]) != stored:
+        raise BoardError("board identity does not verify", path=path)
+    return shard, slots, chunk
+
+
+assert max(P) < PROCESS_WORDS <= MARK_BASE
+assert MARK_BASE + len(Mark) * MARK_WORDS <= HISTOGRAM_BASE
+assert HISTOGRAM_BASE + len(H) * HISTOGRAM_WORDS <= PAGE_WORDS

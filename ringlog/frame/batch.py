@@ -17,10 +17,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from ringlog.frame import layout
-from ringlog.limits import FRAME_BYTES_MAX
+from ringlog.limits import FRAME_BYTES_MAX, SEQ_MAX
+from ringlog.types import Codec
 
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 _HEADER_INDEX = np.arange(layout.HEADER_WORDS, dtype=np.int64)
 _RUN_LOOKAHEAD_MIN = 8
@@ -83,7 +85,7 @@ def scan(buffer: Any, start: int = 0, stop: int | None = None, *, frames_max: in
     """
     words = buffer if isinstance(buffer, np.ndarray) else words_of(buffer)
     limit = len(words) * 8 if stop is None else stop
-    lengths = memoryview(words).cast("B").cast("I")
+    lengths = words.data.cast("B").cast("I")
     parts: list[I64] = []
     singles: list[int] = []
     found, offset, lookahead = 0, start, _RUN_LOOKAHEAD_MIN
@@ -143,7 +145,8 @@ def _run_length(words: U64, offset: int, total: int, frame_len: int, most: int) 
 
 def headers_at(words: U64, offsets: I64) -> U64:
     """Copy the headers at byte `offsets` into an (n, 10) matrix."""
-    return words[(offsets >> 3)[:, None] + _HEADER_INDEX]
+    found: U64 = words[(offsets >> 3)[:, None] + _HEADER_INDEX]
+    return found
 
 
 def put_headers(words: U64, batch: FrameBatch) -> None:
@@ -162,8 +165,8 @@ def body_hashes(buffer: Any, batch: FrameBatch) -> U64:
     uniform = (
         count >= 4
         and 0 < body <= 4096
-        and int(batch.offsets[-1]) - first == (count - 1) * total
         and bool((totals == total).all())
+        and bool((np.diff(batch.offsets) == total).all())
     )
     if uniform:
         bodies = np.ndarray(
@@ -175,7 +178,9 @@ def body_hashes(buffer: Any, batch: FrameBatch) -> U64:
     stops = (batch.offsets + totals).tolist()
     header = layout.HEADER_BYTES
     return np.fromiter(
-        [_hash(view[a + header : b]) for a, b in zip(starts, stops, strict=True)], dtype=np.uint64, count=count
+        [_hash(view[a + header : b]) for a, b in zip(starts, stops, strict=True)],
+        dtype=np.uint64,
+        count=count,
     )
 
 
@@ -196,7 +201,7 @@ def first_bad_seal(batch: FrameBatch, seed: int) -> int | None:
     return first_true(seals(batch.words, seed) != batch.words[:, layout.W_SEAL_XXH3])
 
 
-def first_true(mask: NDArray[np.bool_]) -> int | None:
+def first_true(mask: Mask) -> int | None:
     """Index of the first True, or None."""
     if not len(mask):
         return None
@@ -244,16 +249,43 @@ def flags_of(words: U64) -> U64:
     return (words[:, layout.W_TAIL] >> np.uint64(layout.FLAGS_SHIFT)) & np.uint64(0xFF)
 
 
-def malformed(words: U64) -> NDArray[np.bool_]:
-    """(n,) True where a header is not one this version may hold: type, version, columns, reserved bits."""
+def malformed(words: U64) -> Mask:
+    """(n,) True where a header is not one this version may hold: see header.header_fault, which agrees.
+
+    frame_len is taken as judged: scan does that.
+    """
     types = types_of(words)
     tail = words[:, layout.W_TAIL]
-    return (
+    counts, columns, flags = counts_of(words), columns_of(words), flags_of(words)
+    kinds = flags & np.uint64(layout.PAYLOAD_KIND_MASK)
+    appends = types == layout.FrameType.APPEND
+    wrong: Mask = (
         (types == 0)
         | (types > layout.FRAME_TYPE_MAX)
         | (versions_of(words) != layout.VERSION)
-        | ((columns_of(words) & np.uint64(0xFFFF & ~layout.COLUMNS_KNOWN)) != 0)
+        | ((columns & np.uint64(0xFFFF & ~layout.COLUMNS_KNOWN)) != 0)
         | ((tail >> np.uint64(layout.RESERVED_SHIFT)) != 0)
-        | ((flags_of(words) & np.uint64(0xFF & ~layout.FLAGS_KNOWN)) != 0)
-        | (codecs_of(words) > 2)
+        | ((flags & np.uint64(0xFF & ~layout.FLAGS_KNOWN)) != 0)
+        | (kinds == layout.PAYLOAD_KIND_MASK)
+        | (words[:, layout.W_BASE_SEQ] > np.uint64(SEQ_MAX + 1) - counts)
+        | (words[:, layout.W_COMMIT_TS] > SEQ_MAX)
+        | (appends & ((counts == 0) | ((columns & np.uint64(1 << layout.Column.PAYLOAD)) == 0)))
+        | (~appends & ((counts | columns | codecs_of(words)) != 0))
+        | _wrong_raw_len(words, appends)
     )
+    return wrong
+
+
+def _wrong_raw_len(words: U64, appends: Mask) -> Mask:
+    """(n,) True where raw_len or codec do not agree with the body's size or the limits."""
+    raw_lens, codecs = raw_lens_of(words), codecs_of(words)
+    stored = (words[:, layout.W_HEAD] & np.uint64(layout.LEN_MASK)) - np.uint64(layout.FRAME_LEN_MIN)
+    plain = codecs == 0
+    possible = (raw_lens > 0) & (raw_lens <= FRAME_BYTES_MAX - layout.HEADER_BYTES)
+    wrong: Mask = (
+        (codecs > max(Codec))
+        | (appends & ((raw_lens & np.uint64(7)) != 0))
+        | (plain & (((raw_lens + np.uint64(7)) & ~np.uint64(7)) != stored))
+        | (~plain & ~possible)
+    )
+    return wrong

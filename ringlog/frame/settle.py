@@ -27,7 +27,9 @@ from ringlog.errors import Refused, Status, refusal
 from ringlog.limits import SETTLE_ENTRY_BYTES
 
 WORDS = SETTLE_ENTRY_BYTES // 8
-S_POSITION, S_FIRST_SEQ, S_COMMIT_TS, S_COUNT_STATUS, S_HEAD_SEQ, S_EPOCH, S_TOPIC, S_PRODUCER_SEQ = range(WORDS)
+S_POSITION, S_FIRST_SEQ, S_COMMIT_TS, S_COUNT_STATUS, S_HEAD_SEQ, S_EPOCH, S_TOPIC, S_PRODUCER_SEQ = range(
+    WORDS
+)
 STATUS_SHIFT = 32
 FLAGS_SHIFT = 48
 FLAG_DEDUPED = 1
@@ -55,7 +57,9 @@ DETAILS: dict[Status, tuple[str, tuple[str, ...]]] = {
 _DETAIL_WORDS = (S_FIRST_SEQ, S_COMMIT_TS, S_HEAD_SEQ, S_EPOCH)
 
 
-def refused_entry(position: int, status: Status, topic_id: int, producer_seq: int, *details: int) -> list[int]:
+def refused_entry(
+    position: int, status: Status, topic_id: int, producer_seq: int, *details: int
+) -> list[int]:
     """Build one refused entry as a list of eight words."""
     words = [position, 0, 0, int(status) << STATUS_SHIFT, 0, 0, topic_id, producer_seq]
     for word, value in zip(_DETAIL_WORDS, details, strict=False):

@@ -1,0 +1,292 @@
+"""Frames to Arrow and back, without a copy of what is already laid out like Arrow.
+
+pyarrow is optional and imported where it is used (extra `arrow`).
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.errors import InvalidRequest, UsageError
+from ringlog.frame.body import Span, columns_in
+from ringlog.frame.columns import (
+    BytesInput,
+    Columns,
+    HeadersInput,
+    RecordsInput,
+    check_record_count,
+    encode_input,
+    fixed_input,
+    input_of_buffer,
+)
+from ringlog.frame.layout import COLUMNS_KNOWN, EVENT_TS_NONE, TIME_COLUMNS, Column
+from ringlog.frame.view import FrameView
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NAMES = {column: column.name.lower() for column in Column}
+"""Arrow field of each column."""
+_TEXT = frozenset({Column.TAG, Column.NODE, Column.META})
+
+
+def to_arrow(view: FrameView, *, nulls: bool = False, columns: int | None = None) -> pa.RecordBatch:
+    """View a frame's records as a RecordBatch: seq, ts, then columns in bit order.
+
+    seq uint64; ts, event_ts, expires_at, not_before timestamp[us, UTC]; payload, key binary; tag, node,
+    meta string; headers list<struct<key: string, value: binary>>; priority uint8. Values are the
+    format's own: an empty key, tag, node or meta, an event_ts of -2**63 and an expires_at or not_before
+    of 0 mean that the record has none. With `nulls` those become nulls. `columns` (a bitmap; default:
+    those the frame has) fixes the schema: a column the frame lacks is filled with absent values.
+    Raises UsageError for a control frame and when pyarrow is missing.
+    """
+    arrow = _pyarrow()
+    if not view.columns:
+        raise UsageError("a control frame has no records", frame_type=view.frame_type.name)
+    wanted = view.columns if columns is None else (columns & COLUMNS_KNOWN) | 1
+    body = arrow.py_buffer(view.body)
+    count = view.count
+    seqs = np.arange(view.first_seq, view.first_seq + count, dtype=np.uint64)
+    times = arrow.array(np.full(count, view.commit_ts, dtype=np.int64))
+    fields = ["seq", "ts"]
+    arrays = [arrow.array(seqs), times.view(arrow.timestamp("us", tz="UTC"))]
+    for column in columns_in(wanted):
+        fields.append(NAMES[column])
+        arrays.append(_arrow_column(arrow, view, body, column, nulls))
+    return arrow.RecordBatch.from_arrays(arrays, names=fields)
+
+
+def encode_arrow(source: Any) -> Columns:
+    """Encode an Arrow array of payloads, or a RecordBatch or Table with fields named as in to_arrow.
+
+    Payloads may be (large_)binary or (large_)string; nulls mean that the record has none, and are
+    refused for payloads. Slices are read where they lie. Raises as encode_records, and UsageError for
+    unknown fields, types that do not convert and when pyarrow is missing.
+    """
+    arrow = _pyarrow()
+    named = _named_arrays(arrow, source)
+    try:
+        return encode_input(_arrow_input(arrow, named))
+    except arrow.ArrowException as e:
+        raise UsageError("an Arrow column does not convert", reason=str(e)) from None
+
+
+# -- out ----------------------------------------------------------------------------------------------
+
+
+def _arrow_column(arrow: ModuleType, view: FrameView, body: Any, column: Column, nulls: bool) -> Any:
+    if not view.columns >> column & 1:
+        return _absent_column(arrow, column, view.count, nulls)
+    if column == Column.HEADERS:
+        return _arrow_headers(arrow, view, body)
+    if column in view.places.spans:
+        valid = None
+        if nulls and column != Column.PAYLOAD:
+            found = view.bytes_column(column)
+            assert found is not None, "spans hold what the bitmap names"
+            valid = np.diff(found.offsets) > 0
+        span = view.places.spans[column]
+        return _arrow_bytes(arrow, body, span, view.start, view.count, column in _TEXT, valid)
+    return _arrow_fixed(arrow, view, body, column, nulls)
+
+
+def _arrow_bytes(
+    arrow: ModuleType,
+    body: Any,
+    span: Span,
+    start: int,
+    count: int,
+    text: bool,
+    valid: NDArray[np.bool_] | None,
+) -> Any:
+    offsets = body.slice(span.offsets_at + 4 * start, 4 * (count + 1))
+    data = body.slice(span.data_at, span.data_bytes)
+    kind = arrow.StringArray if text else arrow.BinaryArray
+    if text:
+        return kind.from_buffers(count, offsets, data, _bitmap(arrow, valid))
+    return kind.from_buffers(arrow.binary(), count, [_bitmap(arrow, valid), offsets, data])
+
+
+def _arrow_headers(arrow: ModuleType, view: FrameView, body: Any) -> Any:
+    found = view.places.headers
+    assert found is not None, "headers are there when the bitmap names them"
+    keys = _arrow_bytes(arrow, body, found.keys, 0, found.keys.entries, True, None)
+    values = _arrow_bytes(arrow, body, found.values, 0, found.values.entries, False, None)
+    pairs = arrow.StructArray.from_arrays([keys, values], fields=list(_pair_type(arrow)))
+    lists = body.slice(found.lists_at + 4 * view.start, 4 * (view.count + 1))
+    return arrow.ListArray.from_buffers(
+        arrow.list_(_pair_type(arrow)), view.count, [None, lists], children=[pairs]
+    )
+
+
+def _arrow_fixed(arrow: ModuleType, view: FrameView, body: Any, column: Column, nulls: bool) -> Any:
+    width = 1 if column == Column.PRIORITY else 8
+    values = body.slice(view.places.fixed[column] + width * view.start, width * view.count)
+    valid = None
+    if nulls and column in TIME_COLUMNS:
+        found = view.fixed_column(column)
+        assert found is not None, "places hold what the bitmap names"
+        valid = np.asarray(found != _absent(column))
+    return arrow.Array.from_buffers(_fixed_type(arrow, column), view.count, [_bitmap(arrow, valid), values])
+
+
+def _absent_column(arrow: ModuleType, column: Column, count: int, nulls: bool) -> Any:
+    if column == Column.HEADERS:
+        return arrow.array([[]] * count, type=arrow.list_(_pair_type(arrow)))
+    if column in TIME_COLUMNS:
+        kind, value = _fixed_type(arrow, column), _absent(column)
+        return arrow.nulls(count, kind) if nulls else arrow.array(np.full(count, value)).view(kind)
+    if column == Column.PRIORITY:
+        return arrow.array(np.zeros(count, dtype=np.uint8))
+    kind = arrow.string() if column in _TEXT else arrow.binary()
+    return arrow.nulls(count, kind) if nulls else arrow.array([b""] * count, type=arrow.binary()).cast(kind)
+
+
+def _bitmap(arrow: ModuleType, valid: NDArray[np.bool_] | None) -> Any:
+    return None if valid is None else arrow.py_buffer(np.packbits(valid, bitorder="little").tobytes())
+
+
+def _pair_type(arrow: ModuleType) -> Any:
+    return arrow.struct(
+        [
+            arrow.field("key", arrow.string(), nullable=False),
+            arrow.field("value", arrow.binary(), nullable=False),
+        ]
+    )
+
+
+def _fixed_type(arrow: ModuleType, column: Column) -> Any:
+    return arrow.uint8() if column == Column.PRIORITY else arrow.timestamp("us", tz="UTC")
+
+
+def _absent(column: Column) -> int:
+    return EVENT_TS_NONE if column == Column.EVENT_TS else 0
+
+
+# -- in -----------------------------------------------------------------------------------------------
+
+
+def _pyarrow() -> ModuleType:
+    try:
+        import pyarrow
+    except ImportError:
+        raise UsageError(
+            "pyarrow is not installed; install ringlog with the extra 'arrow'", extra="arrow"
+        ) from None
+    module: ModuleType = pyarrow
+    return module
+
+
+def _named_arrays(arrow: ModuleType, source: Any) -> dict[Column, Any]:
+    if isinstance(source, arrow.Array | arrow.ChunkedArray):
+        return {Column.PAYLOAD: _one_array(arrow, source)}
+    if not isinstance(source, arrow.RecordBatch | arrow.Table):
+        raise UsageError("an Arrow array, RecordBatch or Table is wanted", found=type(source).__name__)
+    by_name = {name: column for column, name in NAMES.items()}
+    unknown = [name for name in source.schema.names if name not in by_name]
+    if (
+        unknown
+        or len(set(source.schema.names)) != len(source.schema.names)
+        or "payload" not in source.schema.names
+    ):
+        raise UsageError(
+            "Arrow fields must be a payload and others of these, once each",
+            found=source.schema.names,
+            known=list(by_name),
+        )
+    return {by_name[name]: _one_array(arrow, source.column(name)) for name in source.schema.names}
+
+
+def _one_array(arrow: ModuleType, values: Any) -> Any:
+    if isinstance(values, arrow.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, arrow.ChunkedArray):
+        values = (
+            arrow.concat_arrays(values.chunks) if values.num_chunks else arrow.array([], type=values.type)
+        )
+    return values.dictionary_decode() if arrow.types.is_dictionary(values.type) else values
+
+
+def _arrow_input(arrow: ModuleType, named: dict[Column, Any]) -> RecordsInput:
+    payloads = named[Column.PAYLOAD]
+    count = len(payloads)
+    check_record_count(count)
+    if payloads.null_count:
+        index = payloads.is_null().index(True).as_py()
+        raise InvalidRequest("a record without a payload", index=index)
+    spans: dict[Column, BytesInput] = {
+        column: _bytes_of(arrow, NAMES[column], values, column in _TEXT)
+        for column, values in named.items()
+        if column <= Column.META and column != Column.HEADERS
+    }
+    fixed: dict[Column, NDArray[Any]] = {
+        column: fixed_input(column, _numbers_of(arrow, column, values), count)
+        for column, values in named.items()
+        if column > Column.META
+    }
+    headers = named.get(Column.HEADERS)
+    return RecordsInput(count, spans, None if headers is None else _headers_of(arrow, headers), fixed)
+
+
+def _bytes_of(arrow: ModuleType, name: str, values: Any, text: bool) -> BytesInput:
+    """Read a bytes column where it lies; a null slot may hide bytes, so it is emptied first."""
+    types = arrow.types
+    if values.null_count:
+        values = values.fill_null(
+            "" if types.is_string(values.type) or types.is_large_string(values.type) else b""
+        )
+    if text and not (types.is_string(values.type) or types.is_large_string(values.type)):
+        values = values.cast(arrow.string())
+    wide = types.is_large_binary(values.type) or types.is_large_string(values.type)
+    if not (wide or types.is_binary(values.type) or types.is_string(values.type)):
+        values = values.cast(arrow.binary())
+    _, offsets, data = values.buffers()
+    if not len(values):
+        return BytesInput(np.empty(0, dtype=np.int64), [], 0)
+    dtype = np.dtype("<i8" if wide else "<i4")
+    bounds = np.frombuffer(offsets, dtype=dtype, count=len(values) + 1, offset=values.offset * dtype.itemsize)
+    return input_of_buffer(name, b"" if data is None else data, bounds)
+
+
+def _numbers_of(arrow: ModuleType, column: Column, values: Any) -> NDArray[Any]:
+    if arrow.types.is_temporal(values.type):
+        values = values.cast(arrow.timestamp("us", tz=getattr(values.type, "tz", None))).view(arrow.int64())
+    elif not arrow.types.is_integer(values.type):
+        raise UsageError(f"{NAMES[column]}: integers or timestamps are wanted", found=str(values.type))
+    if values.null_count:
+        values = values.cast(arrow.int64()).fill_null(_absent(column))
+    numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _headers_of(arrow: ModuleType, values: Any) -> HeadersInput:
+    """Take list<struct<key, value>> or map<string, binary>; a null list has no headers."""
+    types = arrow.types
+    if not (types.is_list(values.type) or types.is_large_list(values.type) or types.is_map(values.type)):
+        raise UsageError("headers: list<struct<key, value>> or map is wanted", found=str(values.type))
+    counts = np.diff(np.asarray(values.offsets).astype(np.int64))
+    if values.null_count:
+        # A null list may still span entries: take the valid lists only, and count none for the others.
+        valid = np.asarray(values.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
+        counts = np.where(valid, counts, 0)
+        values = values.drop_null()
+    if types.is_map(values.type):
+        first, last = int(values.offsets[0].as_py()), int(values.offsets[-1].as_py())
+        keys, items = values.keys.slice(first, last - first), values.items.slice(first, last - first)
+    else:
+        pairs = values.flatten()
+        if not types.is_struct(pairs.type) or {f.name for f in pairs.type} != {"key", "value"}:
+            raise UsageError("headers: entries must be struct<key, value>", found=str(pairs.type))
+        if pairs.null_count:
+            raise InvalidRequest("headers: an entry is null")
+        flat = dict(zip((f.name for f in pairs.type), pairs.flatten(), strict=True))
+        keys, items = flat["key"], flat["value"]
+    if keys.null_count:
+        raise InvalidRequest("headers: a key is null")
+    return HeadersInput(
+        counts, _bytes_of(arrow, "header keys", keys, True), _bytes_of(arrow, "header values", items, False)
+    )

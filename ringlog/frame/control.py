@@ -1,0 +1,116 @@
+"""Bodies of control frames: exactly one MessagePack value of plain types, checked before it is decoded.
+
+Decoders differ in what they let pass (extension types, doubled keys, keys that are not text, deep
+nesting), so the format says what a body may hold and this walk holds it to that (SEC-13): integers,
+floats, booleans, nil, text in UTF-8, byte strings, arrays, and maps whose keys are distinct text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ringlog.errors import FrameInvalid
+from ringlog.limits import ENVELOPE_BYTES_MAX
+
+CONTROL_DEPTH_MAX = 16
+"""Arrays and maps inside one another; ours need four."""
+CONTROL_BYTES_MAX = ENVELOPE_BYTES_MAX
+"""What a control frame says arrived in an envelope, so it is never larger than one."""
+
+_SCALAR_BYTES = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8} | dict(
+    zip(range(0xCC, 0xD4), (1, 2, 4, 8, 1, 2, 4, 8), strict=True)
+)
+_BIN = {0xC4: 1, 0xC5: 2, 0xC6: 4}
+_STR = {0xD9: 1, 0xDA: 2, 0xDB: 4}
+_ARRAY = {0xDC: 2, 0xDD: 4}
+_MAP = {0xDE: 2, 0xDF: 4}
+
+
+def check_control(body: bytes) -> None:
+    """Raise FrameInvalid (its offset counts in the body) unless `body` is one value as described above."""
+    if len(body) > CONTROL_BYTES_MAX:
+        raise FrameInvalid("control body too large", bytes=len(body), max=CONTROL_BYTES_MAX)
+    if _past_value(body, 0, 0) != len(body):
+        raise FrameInvalid("bytes left over after the control body")
+
+
+def decode_control(body: bytes) -> Any:
+    """Decode a body that passed check_control."""
+    return msgspec.msgpack.decode(body)
+
+
+def _past_value(body: bytes, at: int, depth: int) -> int:
+    """Return the offset just past the value at `at`. Recurses at most CONTROL_DEPTH_MAX deep."""
+    if at >= len(body):
+        raise FrameInvalid("control body is cut short", offset=at)
+    first = body[at]
+    if first < 0x80 or first >= 0xE0:
+        return at + 1
+    if first < 0x90:
+        return _past_map(body, at + 1, first & 0x0F, depth)
+    if first < 0xA0:
+        return _past_array(body, at + 1, first & 0x0F, depth)
+    if first < 0xC0:
+        return _past_text(body, at + 1, first & 0x1F)
+    if first in _SCALAR_BYTES:
+        return _past_bytes(body, at + 1, _SCALAR_BYTES[first])
+    for widths, past in ((_BIN, _past_bytes), (_STR, _past_text)):
+        if first in widths:
+            return past(body, *_length(body, at + 1, widths[first]))
+    for widths, past_all in ((_ARRAY, _past_array), (_MAP, _past_map)):
+        if first in widths:
+            return past_all(body, *_length(body, at + 1, widths[first]), depth)
+    raise FrameInvalid("control body holds a type that is not allowed", offset=at)
+
+
+def _length(body: bytes, at: int, width: int) -> tuple[int, int]:
+    stop = _past_bytes(body, at, width)
+    return stop, int.from_bytes(body[at:stop], "big")
+
+
+def _past_bytes(body: bytes, at: int, length: int) -> int:
+    if length > len(body) - at:
+        raise FrameInvalid("control body is cut short", offset=at)
+    return at + length
+
+
+def _past_text(body: bytes, at: int, length: int) -> int:
+    stop = _past_bytes(body, at, length)
+    try:
+        body[at:stop].decode()
+    except UnicodeDecodeError:
+        raise FrameInvalid("control body holds text that is not UTF-8", offset=at) from None
+    return stop
+
+
+def _past_array(body: bytes, at: int, length: int, depth: int) -> int:
+    _check_depth(at, depth)
+    for _ in range(length):
+        at = _past_value(body, at, depth + 1)
+    return at
+
+
+def _past_map(body: bytes, at: int, length: int, depth: int) -> int:
+    _check_depth(at, depth)
+    keys: set[bytes] = set()
+    for _ in range(length):
+        if not _is_text_at(body, at):
+            raise FrameInvalid("control body holds a key that is not text", offset=at)
+        stop = _past_value(body, at, depth + 1)
+        # The same key may be written with a length field of another width: compare the text alone.
+        keys.add(body[at + 1 + _STR.get(body[at], 0) : stop])
+        at = _past_value(body, stop, depth + 1)
+    if len(keys) != length:
+        raise FrameInvalid("control body holds a doubled key", offset=at)
+    return at
+
+
+def _is_text_at(body: bytes, at: int) -> bool:
+    return at < len(body) and (0xA0 <= body[at] < 0xC0 or body[at] in _STR)
+
+
+def _check_depth(at: int, depth: int) -> None:
+    if depth >= CONTROL_DEPTH_MAX:
+        raise FrameInvalid("control body is nested too deeply", offset=at, max=CONTROL_DEPTH_MAX)

@@ -16,7 +16,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
     """Base of all messages."""
 
 
-class ErrorReply(Message):
+class ErrorReply(Message, frozen=True):
     """The request was refused. `status` is an errors.Status; `detail` holds the facts."""
 
     status: int
@@ -28,7 +28,7 @@ class ErrorReply(Message):
 # -- meeting ------------------------------------------------------------------------------------------
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """First message on a connection; asks who answers."""
 
     protocol: int
@@ -36,7 +36,7 @@ class Hello(Message):
     pid: int = 0
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True):
     """Who answers: engine, shard layout and the limits a client should know."""
 
     protocol: int
@@ -49,11 +49,11 @@ class Welcome(Message):
     limits: dict[str, int] = {}
 
 
-class Ping(Message):
+class Ping(Message, frozen=True):
     """Is anybody there? Answered with Pong by every actor."""
 
 
-class Pong(Message):
+class Pong(Message, frozen=True):
     """I am here and made this many turns."""
 
     incarnation: int
@@ -63,7 +63,7 @@ class Pong(Message):
 # -- rings: client -> supervisor ----------------------------------------------------------------------
 
 
-class RingOpen(Message):
+class RingOpen(Message, frozen=True):
     """Make a ring to `shard` for this client; the supervisor owns its life."""
 
     client: str
@@ -73,7 +73,7 @@ class RingOpen(Message):
     """0 = the configured default."""
 
 
-class RingOpened(Message):
+class RingOpened(Message, frozen=True):
     """The ring is there and its shard knows it. Attach with ring.open_producer(path)."""
 
     ring: str
@@ -82,13 +82,13 @@ class RingOpened(Message):
     """Named pipe the client sleeps on, same directory."""
 
 
-class RingClose(Message):
+class RingClose(Message, frozen=True):
     """The client is done with this ring: settle what it holds, then remove it."""
 
     ring: str
 
 
-class RingClosed(Message):
+class RingClosed(Message, frozen=True):
     """The ring is gone, or will be when it is drained."""
 
     ring: str
@@ -97,7 +97,7 @@ class RingClosed(Message):
 # -- rings: supervisor -> shard -----------------------------------------------------------------------
 
 
-class RingAttach(Message):
+class RingAttach(Message, frozen=True):
     """Start draining this ring."""
 
     ring: str
@@ -105,20 +105,20 @@ class RingAttach(Message):
     client: str
 
 
-class RingAttached(Message):
+class RingAttached(Message, frozen=True):
     """The shard drains it now."""
 
     ring: str
 
 
-class RingDetach(Message):
+class RingDetach(Message, frozen=True):
     """The producer is gone: settle what was published, then say RingDetached. `dead` = it died."""
 
     ring: str
     dead: bool
 
 
-class RingDetached(Message):
+class RingDetached(Message, frozen=True):
     """The shard let go of the ring; the supervisor may unlink it."""
 
     ring: str
@@ -129,7 +129,7 @@ class RingDetached(Message):
 # -- topics -------------------------------------------------------------------------------------------
 
 
-class TopicPut(Message):
+class TopicPut(Message, frozen=True):
     """Create or configure a topic (T-1..T-7). `config` holds fields of semantics section 5 by name."""
 
     topic: str
@@ -139,7 +139,7 @@ class TopicPut(Message):
     only the named fields of an existing topic and is topic_not_found for an absent one."""
 
 
-class TopicInfo(Message):
+class TopicInfo(Message, frozen=True):
     """A topic as it stands: identity, place and configuration. Also the reply to TopicPut."""
 
     topic: str
@@ -152,20 +152,20 @@ class TopicInfo(Message):
     config: dict[str, Any]
 
 
-class TopicResolve(Message):
+class TopicResolve(Message, frozen=True):
     """Who is this topic? Never creates."""
 
     topic: str
 
 
-class TopicState(Message):
+class TopicState(Message, frozen=True):
     """State of a topic (TS-1); never creates. `touch` refreshes last_read_ts."""
 
     topic: str
     touch: bool = True
 
 
-class TopicStateReply(Message):
+class TopicStateReply(Message, frozen=True):
     """Fields of semantics section 6, milliseconds for stamps."""
 
     topic: str
@@ -183,7 +183,7 @@ class TopicStateReply(Message):
     config: dict[str, Any]
 
 
-class TopicList(Message):
+class TopicList(Message, frozen=True):
     """Names after `after`, in byte order, at most `page_size` (T-10..T-14). One shard's share."""
 
     prefix: str = ""
@@ -191,21 +191,21 @@ class TopicList(Message):
     page_size: int = 100
 
 
-class TopicListReply(Message):
+class TopicListReply(Message, frozen=True):
     """One page of one shard; `more` = further names exist."""
 
     topics: list[TopicStateReply]
     more: bool
 
 
-class TopicDelete(Message):
+class TopicDelete(Message, frozen=True):
     """Remove a topic and all it holds (T-15..T-18)."""
 
     topic: str
     if_empty: bool = False
 
 
-class TopicDeleted(Message):
+class TopicDeleted(Message, frozen=True):
     """`deleted` is false when there was no such topic."""
 
     topic: str
@@ -215,7 +215,7 @@ class TopicDeleted(Message):
 # -- writing by socket: frames follow as one further part ---------------------------------------------
 
 
-class Append(Message):
+class Append(Message, frozen=True):
     """Append the whole frames in the attached part, in order; all of one topic instance.
 
     `create` makes an absent topic (with `config`) first; the frames then carry topic_id 0 and the
@@ -229,7 +229,7 @@ class Append(Message):
     idempotency_key: str = ""
 
 
-class Appended(Message):
+class Appended(Message, frozen=True):
     """Reply to Append: `entries` are settle entries (ring/layout.py), one for each frame, in order."""
 
     topic: str
@@ -239,14 +239,14 @@ class Appended(Message):
     entries: bytes
 
 
-class ProducerState(Message):
+class ProducerState(Message, frozen=True):
     """What did the shard last settle for this producer on this topic? (I-13, decision 11)"""
 
     topic: str
     producer_id: int
 
 
-class ProducerStateReply(Message):
+class ProducerStateReply(Message, frozen=True):
     """Highest settled producer_seq (0 = never seen) and the numbers its frame got."""
 
     topic: str
@@ -260,7 +260,7 @@ class ProducerStateReply(Message):
 # -- reading ------------------------------------------------------------------------------------------
 
 
-class Locate(Message):
+class Locate(Message, frozen=True):
     """Where do the records after `after` lie? For readers on the same host, which read files themselves.
 
     `epoch` 0 = whichever is current.
@@ -271,7 +271,7 @@ class Locate(Message):
     epoch: int = 0
 
 
-class Extent(Message):
+class Extent(Message, frozen=True):
     """A stretch of one WAL file in which frames of the topic lie, others' between them."""
 
     path: str
@@ -284,7 +284,7 @@ class Extent(Message):
     """0 = open end: follow the shard's published mark."""
 
 
-class Located(Message):
+class Located(Message, frozen=True):
     """Facts and extents for one read. `lost` are ranges lost in restarts: [first, last, first, last, …]."""
 
     topic: str
@@ -303,7 +303,7 @@ class Located(Message):
     lost: list[int] = []
 
 
-class Read(Message):
+class Read(Message, frozen=True):
     """Read by message, for clients of the gateway: whole frames come back in a further part."""
 
     topic: str
@@ -314,7 +314,7 @@ class Read(Message):
     wait_ms: int = 0
 
 
-class ReadReply(Message):
+class ReadReply(Message, frozen=True):
     """Frames holding records after `after` (the first may begin before it), sealed under seed 0."""
 
     topic: str
@@ -337,11 +337,11 @@ class ReadReply(Message):
 # -- operating ----------------------------------------------------------------------------------------
 
 
-class EngineStatus(Message):
+class EngineStatus(Message, frozen=True):
     """How is the engine?"""
 
 
-class ProcessStatus(Message):
+class ProcessStatus(Message, frozen=True):
     """One supervised process."""
 
     name: str
@@ -357,7 +357,7 @@ class ProcessStatus(Message):
     last_exit: str
 
 
-class EngineStatusReply(Message):
+class EngineStatusReply(Message, frozen=True):
     """The engine at a glance."""
 
     engine_id: str
@@ -372,15 +372,15 @@ class EngineStatusReply(Message):
     recovery_s: float = 0.0
 
 
-class Drain(Message):
+class Drain(Message, frozen=True):
     """Supervisor -> actor: finish what you hold, then exit. SIGTERM means the same."""
 
 
-class EngineStop(Message):
+class EngineStop(Message, frozen=True):
     """Operator -> supervisor: stop the engine in good order."""
 
 
-class EngineStopping(Message):
+class EngineStopping(Message, frozen=True):
     """The engine is stopping."""
 
 

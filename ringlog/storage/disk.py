@@ -68,6 +68,10 @@ class Disk(Protocol):
         """Open an existing regular file of ours that has one name; anything else is refused."""
         ...
 
+    def open_cut(self, path: str) -> int:
+        """Open an existing file to give back its unused end: for truncate and sync, never to append."""
+        ...
+
     def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write all bytes of all buffers one after another from `offset`; returns how many."""
         ...
@@ -235,12 +239,18 @@ class RealDisk:
         return fd
 
     def open_read(self, path: str) -> int:
+        return self._open_existing("open_read", path, os.O_RDONLY)
+
+    def open_cut(self, path: str) -> int:
+        return self._open_existing("open_cut", path, os.O_RDWR)
+
+    def _open_existing(self, call: str, path: str, access: int) -> int:
         try:
             # O_NONBLOCK: a FIFO put in a file's place must not hang us before it is refused.
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _SAFE_OPEN)
+            fd = os.open(path, access | os.O_NONBLOCK | _SAFE_OPEN)
         except OSError as e:
-            raise _system("open_read", path, e) from None
-        length = _require_own_file("open_read", path, fd)
+            raise _system(call, path, e) from None
+        length = _require_own_file(call, path, fd)
         self._files[fd] = _File(path, length, is_new=False)
         return fd
 

@@ -21,17 +21,18 @@ byte   size  field
  72    8     created_us
  80    8     file_bytes      size the file was made with
  88    8     prev_file       pack_file(incarnation, n) of the file before it in this stream, or 0
- 96    8     prev_stop       where its valid bytes end
+ 96    8     prev_stop       where its bytes end that were known to be durable
  104   8     prev_seal       seal of its last frame, or 0
  112   8     flags           bit 0: the predecessor ended in good order
  4088  8     header_xxh3     XXH3-64 of bytes 0..4087
 
 The first frame of every group is a GROUP_MARK, whose MessagePack body is [group, prev_stop,
-prev_seal, durable_stop, group_bytes, flags]: the group's number in this file, where the previous
-group ended and its last seal (the chain), how far a sync had succeeded when this was written, how
-many bytes the group has (mark included), and flags (1: everything of earlier files that was still
-in doubt has been copied into this file before this point and synced; 2: the last mark of an orderly
-stop). A mark without further frames follows when a stream goes idle.
+prev_seal, durable_stop, group_bytes, flags, settled]: the group's number in this file, where the
+previous group ended and its last seal (the chain), how far a sync had succeeded when this was
+written, how many bytes the group has (mark included), flags (1 = MARK_COPIED: all that was in doubt
+in earlier files lies again in this file before this mark, and is synced; 2 = MARK_ORDERLY: the last
+mark of an orderly stop), and, with MARK_COPIED, pairs [file, stop]: where each earlier file that
+held doubtful frames ends from now on. A mark without further frames follows when a stream goes idle.
 
 To change a layout: new version number, teach the readers both, then write it.
 """

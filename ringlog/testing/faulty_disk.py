@@ -104,6 +104,10 @@ class FaultyDisk(WrappedDisk):
         act = super().open_read
         return self._pass("open", "open_read", path, lambda: act(path), changes=False)
 
+    def open_cut(self, path: str) -> int:
+        act = super().open_cut
+        return self._pass("open", "open_cut", path, lambda: act(path), changes=False)
+
     def close(self, fd: int) -> None:
         if self.halted:
             raise Halted("the process is dead")

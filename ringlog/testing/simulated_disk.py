@@ -67,6 +67,9 @@ class SimulatedDisk:
     def open_read(self, path: str) -> int:
         return self._open(path, self._node("open_read", path), writable=False)
 
+    def open_cut(self, path: str) -> int:
+        return self._open(path, self._node("open_cut", path), writable=True)
+
     def close(self, fd: int) -> None:
         self._handle(fd)
         del self._handles[fd]

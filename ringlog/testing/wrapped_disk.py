@@ -21,6 +21,9 @@ class WrappedDisk:
     def open_read(self, path: str) -> int:
         return self._opened(self.inner.open_read(path), path)
 
+    def open_cut(self, path: str) -> int:
+        return self._opened(self.inner.open_cut(path), path)
+
     def close(self, fd: int) -> None:
         self.paths.pop(fd, None)
         self.inner.close(fd)

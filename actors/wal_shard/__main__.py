@@ -1,0 +1,32 @@
+"""`python -m actors.wal_shard <boot>`: started by the supervisor."""
+
+from __future__ import annotations
+
+from actors.wal_shard.admission import Limits
+from actors.wal_shard.core import Settings
+from actors.wal_shard.shell import Shell
+from ringlog import config
+from ringlog.envelope.boot import ActorBoot
+from ringlog.runtime.process import main
+
+
+def build(boot: ActorBoot) -> Shell:
+    """Make the shard that `boot` describes."""
+    settings = config.from_plain(boot.config)
+    limits = Limits(
+        batch_records=settings.limits.max_batch_records,
+        record_bytes=settings.limits.max_record_bytes,
+        flush_interval_us=settings.wal.flush_interval_ms * 1_000,
+    )
+    return Shell(
+        boot,
+        Settings(settings.wal.flush_interval_ms, limits),
+        file_bytes=settings.wal.file_bytes,
+        volatile_bytes=settings.wal.volatile_bytes,
+        is_lenient=settings.wal.corruption == "truncate",
+        topics_max=settings.limits.max_topics,
+    )
+
+
+if __name__ == "__main__":
+    main(build)

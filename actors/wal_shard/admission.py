@@ -1,0 +1,360 @@
+"""Admitting frames: from a buffer somebody sent to numbered rows that may be logged. Pure.
+
+All checks run on the header matrix of a whole buffer. Rows then go through in stretches of one topic
+and one producer, which is how producers send; a stretch costs the same for one frame and for
+thousands. A row's fate is an entry (frame/settle.py): admitted, repeated or refused; entries keep
+the order of the frames.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.errors import Status
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.batch import FrameBatch
+from ringlog.frame.measure import Fault, measure
+from ringlog.frame.settle import (
+    FLAG_DEDUPED,
+    FLAGS_SHIFT,
+    S_COMMIT_TS,
+    S_COUNT_STATUS,
+    S_EPOCH,
+    S_FIRST_SEQ,
+    S_HEAD_SEQ,
+    S_POSITION,
+    S_PRODUCER_SEQ,
+    S_TOPIC,
+    STATUS_SHIFT,
+    WORDS,
+    Entries,
+    refused_entry,
+)
+from ringlog.limits import (
+    BATCH_RECORDS_MAX,
+    KEY_BYTES_MAX,
+    META_BYTES_MAX,
+    NODE_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    SEQ_MAX,
+    TAG_BYTES_MAX,
+)
+from ringlog.topic.config import DISCARD_REJECT
+from ringlog.topic.state import Topic
+from ringlog.types import Durability
+
+U64 = np.uint64
+_EPOCH_SHIFT = U64(layout.EPOCH_SHIFT)
+_LOW32 = U64(0xFFFFFFFF)
+_DURABILITY_CLEAR = U64(0xFFFFFFFFFFFFFFFF ^ (layout.DURABILITY_MASK << layout.FLAGS_SHIFT))
+_FLAGS_SHIFT = U64(layout.FLAGS_SHIFT)
+_DURABILITY_MASK = U64(layout.DURABILITY_MASK)
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Admitted rows [start, stop) of one intake, all of one topic."""
+
+    topic: Topic
+    start: int
+    stop: int
+    is_volatile: bool
+
+
+@dataclass(slots=True)
+class Intake:
+    """One buffer of frames on its way through the shard."""
+
+    buffer: bytearray
+    batch: FrameBatch
+    entries: Entries
+    stretches: list[Stretch] = field(default_factory=list)
+    accounted: NDArray[np.int64] | None = None
+    largest: NDArray[np.int64] | None = None
+    records: int = 0
+    frames: int = 0
+    refused: int = 0
+    repeats: int = 0
+    needs_sync: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits that configuration may change; the rest are ringlog.limits."""
+
+    batch_records: int = BATCH_RECORDS_MAX
+    record_bytes: int = RECORD_BYTES_MAX
+    flush_interval_us: int = 100_000
+
+
+_FAULT_DETAILS: dict[int, tuple[Status, tuple[int, int]]] = {
+    Fault.STRUCTURE: (Status.CORRUPT_FRAME, (0, 0)),
+    Fault.TEXT: (Status.INVALID_REQUEST, (0, 0)),
+    Fault.TAG_TOO_LONG: (Status.INVALID_REQUEST, (layout.Column.TAG, TAG_BYTES_MAX)),
+    Fault.NODE_TOO_LONG: (Status.INVALID_REQUEST, (layout.Column.NODE, NODE_BYTES_MAX)),
+    Fault.KEY_TOO_LONG: (Status.INVALID_REQUEST, (layout.Column.KEY, KEY_BYTES_MAX)),
+    Fault.META_TOO_LONG: (Status.INVALID_REQUEST, (layout.Column.META, META_BYTES_MAX)),
+    Fault.HEADERS_TOO_LARGE: (Status.INVALID_REQUEST, (layout.Column.HEADERS, 0)),
+}
+
+
+class Admission:
+    """Turns buffers into intakes, staging what it admits in the topics' state."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.is_volatile_closed = False
+        """No room for ephemeral frames: they are refused until there is."""
+
+    def open(self, buffer: bytearray, batch: FrameBatch, positions: NDArray[np.int64]) -> Intake:
+        """Begin an intake; entries carry positions, topics and producer numbers already."""
+        entries = np.zeros((len(batch), WORDS), dtype=U64)
+        entries[:, S_POSITION] = positions
+        entries[:, S_PRODUCER_SEQ] = batch.words[:, layout.W_PRODUCER_SEQ]
+        return Intake(buffer, batch, entries)
+
+    def admit(self, intake: Intake, topics: dict[int, Topic], now_us: int, closed: Status | None) -> None:
+        """Give every frame of the intake its fate. `closed` refuses all with that status."""
+        words = intake.batch.words
+        intake.entries[:, S_TOPIC] = words[:, layout.W_TOPIC]
+        if closed is not None:
+            for row in range(len(words)):
+                self._refuse(intake, row, closed, 100)
+            return
+        faults = self._faults(intake)
+        for start, stop in _stretches(words, faults):
+            if faults[start]:
+                for row in range(start, stop):
+                    self._refuse_fault(intake, row, int(faults[row]))
+                continue
+            topic = topics.get(int(words[start, layout.W_TOPIC]))
+            if topic is None:
+                for row in range(start, stop):
+                    self._refuse(intake, row, Status.TOPIC_NOT_FOUND)
+                continue
+            self._admit_stretch(intake, topic, start, stop, now_us)
+
+    def _faults(self, intake: Intake) -> NDArray[np.int64]:
+        """(n,) 0 for a sound frame, else a code >= 1: what is wrong with it by itself."""
+        batch, words = intake.batch, intake.batch.words
+        counts = frames.counts_of(words)
+        faults = np.zeros(len(words), dtype=np.int64)
+        unsound = (
+            frames.malformed(words)
+            | (frames.types_of(words) != layout.FrameType.APPEND)
+            | (words[:, layout.W_PRODUCER_ID] == 0)
+            | (counts == 0)
+        )
+        faults[frames.body_hashes(intake.buffer, batch) != words[:, layout.W_BODY_XXH3]] = _CORRUPT
+        faults[unsound] = _UNSOUND
+        if faults.any():
+            # Only sound rows may be measured: the others' lengths mean nothing.
+            sound = np.flatnonzero(faults == 0)
+            measures = measure(intake.buffer, batch.take(sound))
+            intake.accounted = np.zeros(len(words), dtype=np.int64)
+            intake.largest = np.zeros(len(words), dtype=np.int64)
+            intake.accounted[sound] = measures.accounted
+            intake.largest[sound] = measures.largest
+            faults[sound] = np.where(measures.bad != 0, measures.bad.astype(np.int64) + _MEASURED, 0)
+        else:
+            measures = measure(intake.buffer, batch)
+            intake.accounted, intake.largest = measures.accounted, measures.largest
+            if measures.bad.any():
+                faults = np.where(measures.bad != 0, measures.bad.astype(np.int64) + _MEASURED, 0)
+        faults[(faults == 0) & (counts > self._limits.batch_records)] = _TOO_MANY
+        faults[(faults == 0) & (intake.largest > self._limits.record_bytes)] = _RECORD_LARGE
+        return faults
+
+    def _refuse_fault(self, intake: Intake, row: int, fault: int) -> None:
+        if fault == _CORRUPT:
+            self._refuse(intake, row, Status.CORRUPT_FRAME, int(intake.batch.offsets[row]))
+        elif fault == _UNSOUND:
+            self._refuse(
+                intake,
+                row,
+                Status.INVALID_REQUEST,
+                0,
+                int(frames.types_of(intake.batch.words[row : row + 1])[0]),
+            )
+        elif fault == _TOO_MANY:
+            count = int(frames.counts_of(intake.batch.words[row : row + 1])[0])
+            self._refuse(intake, row, Status.BATCH_TOO_LARGE, count, self._limits.batch_records)
+        elif fault == _RECORD_LARGE:
+            assert intake.largest is not None
+            self._refuse(
+                intake, row, Status.RECORD_TOO_LARGE, int(intake.largest[row]), self._limits.record_bytes
+            )
+        else:
+            status, details = _FAULT_DETAILS[fault - _MEASURED]
+            self._refuse(intake, row, status, *details)
+
+    def _refuse(self, intake: Intake, row: int, status: Status, *details: int) -> None:
+        entry = intake.entries[row]
+        intake.entries[row] = np.array(
+            refused_entry(
+                int(entry[S_POSITION]), status, int(entry[S_TOPIC]), int(entry[S_PRODUCER_SEQ]), *details
+            ),
+            dtype=U64,
+        )
+        intake.refused += 1
+
+    def _admit_stretch(self, intake: Intake, topic: Topic, start: int, stop: int, now_us: int) -> None:
+        words = intake.batch.words[start:stop]
+        if self.is_volatile_closed and topic.config.durability == Durability.EPHEMERAL:
+            for row in range(start, stop):
+                self._refuse(intake, row, Status.THROTTLED, 1_000)
+            return
+        epochs = words[:, layout.W_COUNT_EPOCH] >> _EPOCH_SHIFT
+        stale = (epochs != 0) & (epochs != topic.epoch)
+        if stale.any():
+            self._row_by_row(intake, topic, start, stop, now_us, stale)
+            return
+        producer_id = int(words[0, layout.W_PRODUCER_ID])
+        producer = topic.producers.admit(producer_id)
+        if producer is None:
+            for row in range(start, stop):
+                self._refuse(intake, row, Status.THROTTLED, 1_000, len(topic.producers))
+            return
+        seqs = words[:, layout.W_PRODUCER_SEQ]
+        ascending = len(seqs) == 1 or bool((seqs[1:] > seqs[:-1]).all())
+        if int(seqs[0]) <= producer.highest or not ascending:
+            if stop - start > 1:
+                for row in range(start, stop):
+                    self._admit_stretch(intake, topic, row, row + 1, now_us)
+                return
+            self._repeat(intake, topic, start)
+            return
+        if topic.config.discard == DISCARD_REJECT and (topic.config.cap_records or topic.config.cap_bytes):
+            if stop - start > 1:
+                for row in range(start, stop):
+                    self._admit_stretch(intake, topic, row, row + 1, now_us)
+                return
+            if self._over_cap(intake, topic, start):
+                return
+        self._stage(intake, topic, producer_id, start, stop, now_us)
+
+    def _row_by_row(
+        self, intake: Intake, topic: Topic, start: int, stop: int, now_us: int, stale: Any
+    ) -> None:
+        for row in range(start, stop):
+            if stale[row - start]:
+                sent = int(intake.batch.words[row, layout.W_COUNT_EPOCH] >> _EPOCH_SHIFT)
+                self._refuse(intake, row, Status.STALE_EPOCH, sent, topic.epoch)
+            else:
+                self._admit_stretch(intake, topic, row, row + 1, now_us)
+
+    def _repeat(self, intake: Intake, topic: Topic, row: int) -> None:
+        """A frame this topic has already: answer with the numbers it got then."""
+        producer = topic.producers.get(int(intake.batch.words[row, layout.W_PRODUCER_ID]))
+        assert producer is not None
+        found = producer.find(int(intake.entries[row, S_PRODUCER_SEQ]))
+        first_seq, count = found or (0, int(frames.counts_of(intake.batch.words[row : row + 1])[0]))
+        entry = intake.entries[row]
+        entry[S_FIRST_SEQ] = first_seq
+        entry[S_COMMIT_TS] = topic.last_ts
+        entry[S_COUNT_STATUS] = count | (FLAG_DEDUPED << FLAGS_SHIFT)
+        entry[S_HEAD_SEQ] = topic.next_seq - 1
+        entry[S_EPOCH] = topic.epoch
+        intake.repeats += 1
+        # The first copy may be in this very group, so the answer waits for the group like any other.
+
+    def _over_cap(self, intake: Intake, topic: Topic, row: int) -> bool:
+        """Refuse a frame that would exceed the caps of a `discard: reject` topic (W-12 to W-14)."""
+        assert intake.accounted is not None
+        config = topic.config
+        count = int(frames.counts_of(intake.batch.words[row : row + 1])[0])
+        size = int(intake.accounted[row])
+        if (config.cap_records and count > config.cap_records) or (
+            config.cap_bytes and size > config.cap_bytes
+        ):
+            most = (
+                config.cap_records if config.cap_records and count > config.cap_records else config.cap_bytes
+            )
+            self._refuse(intake, row, Status.RECORD_TOO_LARGE, size, most, 1)
+            return True
+        full = (config.cap_records and topic.staged_count + count > config.cap_records) or (
+            config.cap_bytes and topic.staged_bytes + size > config.cap_bytes
+        )
+        if full:
+            head, earliest = topic.next_seq - 1, topic.earliest_seq
+            self._refuse(intake, row, Status.TOPIC_FULL, config.cap_records, config.cap_bytes, head, earliest)
+        return bool(full)
+
+    def _stage(
+        self, intake: Intake, topic: Topic, producer_id: int, start: int, stop: int, now_us: int
+    ) -> None:
+        """Assign numbers and stamps to rows [start, stop) and count them in (W1, CK-3)."""
+        assert intake.accounted is not None
+        words = intake.batch.words[start:stop]
+        counts = words[:, layout.W_COUNT_EPOCH] & _LOW32
+        ends = np.cumsum(counts)
+        total = int(ends[-1])
+        if topic.next_seq + total - 1 > SEQ_MAX:
+            for row in range(start, stop):
+                self._refuse(intake, row, Status.INTERNAL)
+            return
+        bases = ends - counts + U64(topic.next_seq)
+        stamp = max(now_us, topic.last_ts)
+        words[:, layout.W_BASE_SEQ] = bases
+        words[:, layout.W_COMMIT_TS] = stamp
+        words[:, layout.W_COUNT_EPOCH] = counts | U64(topic.epoch << layout.EPOCH_SHIFT)
+        durability = self._effective_class(topic, words)
+        tail = words[:, layout.W_TAIL]
+        words[:, layout.W_TAIL] = (tail & _DURABILITY_CLEAR) | U64(durability << layout.FLAGS_SHIFT)
+        topic.producers.record(producer_id, words[:, layout.W_PRODUCER_SEQ], bases, counts)
+        topic.next_seq += total
+        topic.last_ts = stamp
+        topic.staged_count += total
+        topic.staged_bytes += int(intake.accounted[start:stop].sum())
+        entries = intake.entries[start:stop]
+        entries[:, S_FIRST_SEQ] = bases
+        entries[:, S_COMMIT_TS] = stamp
+        entries[:, S_COUNT_STATUS] = counts
+        entries[:, S_HEAD_SEQ] = topic.next_seq - 1
+        entries[:, S_EPOCH] = topic.epoch
+        is_volatile = durability == Durability.EPHEMERAL
+        intake.stretches.append(Stretch(topic, start, stop, is_volatile))
+        intake.records += total
+        intake.frames += stop - start
+        intake.needs_sync |= durability == Durability.FSYNC
+
+    @staticmethod
+    def _effective_class(topic: Topic, words: NDArray[np.uint64]) -> int:
+        """The topic's class, or a stronger one that a frame of the stretch asks for.
+
+        A stretch is one producer's, so one class for all of it is what its frames ask for. Records of
+        an ephemeral topic stay ephemeral: they have no place in the log.
+        """
+        own = int(topic.config.durability)
+        if own == Durability.EPHEMERAL:
+            return own
+        asked = int(((words[:, layout.W_TAIL] >> _FLAGS_SHIFT) & _DURABILITY_MASK).max())
+        return max(own, asked)
+
+
+_CORRUPT, _UNSOUND, _TOO_MANY, _RECORD_LARGE, _MEASURED = 1, 2, 3, 4, 16
+
+
+def _stretches(words: NDArray[np.uint64], faults: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """[start, stop) of rows with equal topic, producer and soundness."""
+    if len(words) == 0:
+        return []
+    if len(words) == 1:
+        return [(0, 1)]
+    changes = (
+        (words[1:, layout.W_TOPIC] != words[:-1, layout.W_TOPIC])
+        | (words[1:, layout.W_PRODUCER_ID] != words[:-1, layout.W_PRODUCER_ID])
+        | ((faults[1:] != 0) != (faults[:-1] != 0))
+    )
+    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(words)]
+    return list(itertools.pairwise(edges))
+
+
+assert S_COUNT_STATUS == 3
+assert STATUS_SHIFT == 32

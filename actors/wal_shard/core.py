@@ -1,0 +1,541 @@
+"""The WAL shard, decided: takes frames from many producers, makes them one group, has it written and
+synced when a frame asks for that, tells readers how far they may read, then settles with each producer.
+
+Invariants (docs/invariants.md):
+
+- W1 a topic's seqs are dense: the first record of a frame gets `next_seq`; none is skipped or reused.
+- W2 no frame is settled as acked before its write completed, and no fsync-class frame before a sync
+  that covers it completed.
+- W3 `head_seq` is published before the ack: who has the ack can read the record.
+- W4 a (topic, producer_id, producer_seq) is appended at most once, whatever is sent again.
+- W5 a frame for another epoch than the topic's is refused and changes nothing.
+- W6 a ring's tail never passes an unsettled frame.
+- W7 after a failed write or sync nothing more is acked: the shell ends the incarnation.
+- W8 a group never spans files.
+
+States: recovering -> active -> draining -> stopped. At most one group is in flight. What is staged is
+in the topics' memory already, but unpublished; a failure to make it durable ends the incarnation, so
+nothing staged ever has to be taken back.
+
+    waiting for   means                                   ended by
+    NOTHING       free to take more                       -
+    WRITE         the group is with the shell             GroupWritten
+    SYNC          the group's sync is with the shell      Synced
+    FLUSH         a sync for earlier groups               Synced
+    ROLL          the old file's sync before a roll       Synced
+    FILE          the next file is not ready yet          FileReady (FileFailed: tried again)
+    OPEN          the next file's header                  FileOpened
+    VOLATILE      a fresh volatile file                   VolatileOpened
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from actors.wal_shard.admission import Admission, Intake, Limits
+from actors.wal_shard.events import (
+    Committed,
+    FileFailed,
+    FileOpened,
+    FileReady,
+    FramesArrived,
+    GroupWritten,
+    OpenFile,
+    OpenVolatile,
+    PrepareFile,
+    PublishMarks,
+    PublishTopics,
+    RetireTopic,
+    Settle,
+    Sync,
+    Synced,
+    VolatileFailed,
+    VolatileOpened,
+    WriteGroup,
+    WriteVolatile,
+)
+from actors.wal_shard.group import MARK_BYTES_MAX, Group, LogPosition, lay_out, lay_out_volatile
+from actors.wal_shard.records import HeadReserved, frame_of
+from actors.wal_shard.requests import Identity, Places, Requests
+from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
+from ringlog.envelope.messages import Append
+from ringlog.errors import ExitCode, InvariantViolation, Status
+from ringlog.limits import GROUP_BYTES_MAX, STORY_EVENTS_MAX, UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
+from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY
+from ringlog.topic.directory import Directory
+from ringlog.topic.state import Topic
+from ringlog.types import Durability
+
+_FILE_RETRY_NS = 1_000_000_000
+_SLACK = 64 << 10
+"""Room kept for control frames beside a turn's intake when it is judged whether a file takes it."""
+
+
+class Waiting(Enum):
+    """What the core waits for; see the module's table."""
+
+    NOTHING = 0
+    WRITE = 1
+    SYNC = 2
+    FLUSH = 3
+    ROLL = 4
+    FILE = 5
+    OPEN = 6
+    VOLATILE = 7
+
+
+class Phase(Enum):
+    """Life of a shard."""
+
+    RECOVERING = 0
+    ACTIVE = 1
+    DRAINING = 2
+    STOPPED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What configuration decides about a shard."""
+
+    flush_interval_ms: int = 100
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(slots=True)
+class _Owed:
+    """What is owed to one party when the group is durable."""
+
+    source: int
+    intake: Intake
+    new_tail: int
+
+
+class ShardCore:
+    """One shard's decisions. `handle` takes events and returns effects in the order to perform them."""
+
+    def __init__(self, identity: Identity, settings: Settings | None = None) -> None:
+        self.identity = identity
+        self.settings = settings or Settings()
+        self.directory = Directory(identity.shard, identity.shards)
+        self.places = Places({}, {}, {}, {})
+        self.admission = Admission(self.settings.limits)
+        self.requests = Requests(identity, self.directory, self.admission, self.places)
+        self.log = LogPosition()
+        self.volatile = LogPosition()
+        self.phase = Phase.RECOVERING
+        self.waiting = Waiting.NOTHING
+        self.story: deque[str] = deque(maxlen=STORY_EVENTS_MAX)
+        self._group = Group()
+        self._owed: list[_Owed] = []
+        self._replies: list[Reply] = []
+        self._held: deque[FramesArrived | ControlReceived] = deque()
+        self._effects: list[Any] = []
+        self._now_us = 0
+        self._now_ns = 0
+        self._ready_capacity = 0
+        self._preparing = False
+        self._file_failed = ""
+        self._file_retry_ns = 0
+        self._unsynced = 0
+        self._flush_at_ns: int | None = None
+        self._mark_at_ns: int | None = None
+        self._mark_flags = 0
+        self._settled_pairs: list[tuple[int, int]] = []
+        self._prev = (0, 0, 0, False)
+        self._volatile_failed = ""
+        self._volatile_retry_ns = 0
+        self._has_begun = False
+        self._has_copied = False
+        self._final_mark_written = False
+        self._topics_of_volatile: dict[int, dict[int, tuple[Topic, int, int, int]]] = {}
+
+    # -- what the shell asks --------------------------------------------------------------------------
+
+    @property
+    def wants_intake(self) -> bool:
+        """May the shell hand over more frames? No while a group is in flight or frames are held back."""
+        return self.waiting is Waiting.NOTHING and not self._held
+
+    def next_deadline_ns(self) -> int | None:
+        """Monotonic time of the next thing that time alone brings about, or None."""
+        times = [t for t in (self._flush_at_ns, self._mark_at_ns) if t is not None]
+        if self._file_failed:
+            times.append(self._file_retry_ns)
+        return min(times) if times else None
+
+    def handle(self, events: Sequence[Any]) -> list[Any]:
+        """Take events in order; return the effects, in the order in which they must be performed."""
+        for event in events:
+            self._dispatch(event)
+        self._advance()
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _dispatch(self, event: Any) -> None:
+        kind = type(event)
+        if kind is Tick:
+            self._now_us, self._now_ns = event.now_us, event.monotonic_ns
+            return
+        if kind is FramesArrived or kind is ControlReceived:
+            if self._held or self.waiting is not Waiting.NOTHING or not self._has_room(event):
+                self._held.append(event)
+            else:
+                self._take(event)
+            return
+        self.story.append(f"{self._now_ns} {self.waiting.name} {event!r:.200}")
+        if kind is GroupWritten:
+            self._on_written()
+        elif kind is Synced:
+            self._on_synced()
+        elif kind is FileReady:
+            self._ready_capacity, self._preparing, self._file_failed = event.capacity, False, ""
+            if self.waiting is Waiting.FILE:
+                self.waiting = Waiting.NOTHING
+        elif kind is FileFailed:
+            self._preparing, self._file_failed = False, event.reason
+            self._file_retry_ns = self._now_ns + _FILE_RETRY_NS
+        elif kind is FileOpened:
+            self._on_opened(event)
+        elif kind is VolatileOpened:
+            self._on_volatile_opened(event)
+        elif kind is VolatileFailed:
+            self.waiting = Waiting.NOTHING
+            self._volatile_failed = event.reason
+            self._volatile_retry_ns = self._now_ns + _FILE_RETRY_NS
+        elif kind is DrainRequested:
+            if self.phase is not Phase.STOPPED:
+                self.phase = Phase.DRAINING
+        else:
+            raise InvariantViolation("a shard was told something it does not know", event=kind.__name__)
+
+    # -- taking in ------------------------------------------------------------------------------------
+
+    def _has_room(self, event: FramesArrived | ControlReceived) -> bool:
+        """Is there certainly a file for what this event may add? If making one failed, it is refused instead."""
+        data = event.buffer if isinstance(event, FramesArrived) else event.attachment
+        if data and self._may_be_ephemeral(event) and not self._has_volatile_room(len(data)):
+            return False
+        needed = self._group.bytes + len(data or b"") + _SLACK
+        if self.log.is_open and self.log.fits(needed):
+            return True
+        if self._ready_capacity >= needed + WAL_HEADER_BYTES + MARK_BYTES_MAX:
+            return True
+        self._prepare(needed)
+        return bool(self._file_failed)
+
+    def _may_be_ephemeral(self, event: FramesArrived | ControlReceived) -> bool:
+        if self.directory.ephemeral:
+            return True
+        message = event.message if isinstance(event, ControlReceived) else None
+        return isinstance(message, Append) and (message.config or {}).get("durability") == "ephemeral"
+
+    def _has_volatile_room(self, length: int) -> bool:
+        """Have a volatile file ready before frames are numbered; if there is none to be had they are refused."""
+        needed = self.volatile_staged + length
+        if self.volatile.is_open and self.volatile.fits(needed):
+            return True
+        if self._volatile_failed and self._now_ns < self._volatile_retry_ns:
+            return True
+        self._volatile_failed = ""
+        self._effects.append(OpenVolatile(needed + WAL_HEADER_BYTES + MARK_BYTES_MAX))
+        self.waiting = Waiting.VOLATILE
+        return False
+
+    @property
+    def volatile_staged(self) -> int:
+        """Bytes of ephemeral frames in the group that is being gathered."""
+        return self._group.volatile_bytes
+
+    def _prepare(self, needed: int) -> None:
+        if not self._preparing and not (self._file_failed and self._now_ns < self._file_retry_ns):
+            self._preparing = True
+            self._effects.append(PrepareFile(needed + WAL_HEADER_BYTES + MARK_BYTES_MAX))
+
+    def _take(self, event: FramesArrived | ControlReceived) -> None:
+        if isinstance(event, FramesArrived):
+            intake = self.admission.open(event.buffer, event.batch, event.batch.offsets + event.position)
+            self.admission.is_volatile_closed = bool(self._volatile_failed)
+            self.admission.admit(intake, self.directory.by_id, self._now_us, self._closed())
+            self._group.add_intake(intake)
+            self._owed.append(_Owed(event.source, intake, event.end_position))
+            return
+        retired = len(self.requests.retired)
+        reply = self.requests.handle(event, self._group, self._now_us)
+        if reply is None:
+            return
+        if self._group.parts or len(self.requests.retired) > retired:
+            self._replies.append(reply)
+        else:
+            self._effects.append(reply)
+
+    def _closed(self) -> Status | None:
+        """Why every frame must be refused now, if it must."""
+        if self._file_failed and not self.log.fits(GROUP_BYTES_MAX):
+            return Status.INTERNAL
+        return None
+
+    # -- the group's way ------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Take the next step that is possible; every step ends in an effect whose completion calls again."""
+        while self._held and self.waiting is Waiting.NOTHING and self._has_room(self._held[0]):
+            self._take(self._held.popleft())
+        if self.waiting is not Waiting.NOTHING:
+            return
+        if self.phase is Phase.RECOVERING:
+            self._advance_recovery()
+        elif self._group.parts or self._owed:
+            self._begin_group()
+        elif self._due(self._flush_at_ns) and self._unsynced:
+            self._sync(Waiting.FLUSH)
+        elif self._due(self._mark_at_ns) and self._can_mark():
+            self._write_mark()
+        elif self.phase is Phase.DRAINING and not self._held:
+            self._finish_draining()
+
+    def _due(self, at_ns: int | None) -> bool:
+        return at_ns is not None and self._now_ns >= at_ns
+
+    def _can_mark(self) -> bool:
+        self._mark_at_ns = None
+        return self.log.is_open and self.log.marked_durable < self.log.durable and self.log.fits(0)
+
+    def _begin_group(self) -> None:
+        group = self._group
+        self._reserve_heads(group)
+        if group.volatile_bytes:
+            self._write_volatile(group)
+        if not group.bytes:
+            self._finish_group()
+            return
+        if not (self.log.is_open and self.log.fits(group.bytes)):
+            self._roll(group.bytes)
+            return
+        self._write(group)
+
+    def _write(self, group: Group) -> None:
+        start = self.log.offset
+        flags, self._mark_flags = self._mark_flags, 0
+        settled = self._settled_pairs if flags & MARK_COPIED else ()
+        buffers = lay_out(group, self.log, flags, settled)
+        self._effects.append(WriteGroup(buffers, start, self.log.offset - start))
+        self.waiting = Waiting.WRITE
+
+    def _reserve_heads(self, group: Group) -> None:
+        """Reserve numbers for `disk` topics before their records can be acknowledged (D-9, D-10)."""
+        interval = self.settings.limits.flush_interval_us
+        for topic in list(group.dirty.values()):
+            last = topic.next_seq - 1
+            if topic.config.durability == Durability.DISK and last and topic.reservation.needed(last):
+                reserved = topic.reservation.extend(last, self._now_us, interval)
+                frame = frame_of(HeadReserved(reserved, False), topic.topic_id, topic.epoch)
+                group.add_control(frame, topic)
+
+    def _on_written(self) -> None:
+        group = self._group
+        self._unsynced = self.log.offset - self.log.durable
+        if group.needs_sync or self._unsynced > UNSYNCED_BYTES_MAX or self._due(self._flush_at_ns):
+            self._sync(Waiting.SYNC)
+            return
+        if self._flush_at_ns is None:
+            self._flush_at_ns = self._now_ns + self.settings.flush_interval_ms * 1_000_000
+        self._finish_group()
+
+    def _sync(self, waiting: Waiting) -> None:
+        self._effects.append(Sync())
+        self.waiting = waiting
+
+    def _on_synced(self) -> None:
+        waited, self.waiting = self.waiting, Waiting.NOTHING
+        self.log.durable = self.log.offset
+        self._unsynced = 0
+        self._flush_at_ns = None
+        self._mark_at_ns = self._now_ns + self.settings.flush_interval_ms * 1_000_000
+        if waited is Waiting.SYNC:
+            self._finish_group()
+        elif waited is Waiting.FLUSH:
+            self._effects.append(self._marks())
+        elif waited is Waiting.ROLL:
+            self._open()
+
+    def _finish_group(self) -> None:
+        """The group is as durable as its members asked: publish, then settle, then answer (W2, W3)."""
+        group, self._group = self._group, Group()
+        owed, self._owed = self._owed, []
+        replies, self._replies = self._replies, []
+        retired, self.requests.retired = self.requests.retired, []
+        self.waiting = Waiting.NOTHING
+        topics = list(group.dirty.values())
+        for topic in topics:
+            topic.publish()
+        if topics:
+            self._effects.append(PublishTopics(topics))
+        self._effects.extend(RetireTopic(topic) for topic in retired)
+        if group.parts:
+            self._effects.append(self._marks())
+        self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
+        self._effects.extend(replies)
+        intakes = [part for part in group.parts if isinstance(part, Intake)]
+        if intakes:
+            self._effects.append(
+                Committed(
+                    frames=sum(i.frames for i in intakes),
+                    records=sum(i.records for i in intakes),
+                    bytes=group.bytes + group.volatile_bytes,
+                    refused=sum(i.refused for i in intakes),
+                    repeats=sum(i.repeats for i in intakes),
+                )
+            )
+        self._prepare_ahead()
+
+    def _marks(self) -> PublishMarks:
+        log, volatile = self.log, self.volatile
+        return PublishMarks(log.file_id, log.offset, log.durable, volatile.file_id, volatile.offset)
+
+    def _write_mark(self) -> None:
+        """An idle stream says how far it is durable (RD-4)."""
+        self._group.needs_sync = True
+        self._write(self._group)
+
+    # -- files ----------------------------------------------------------------------------------------
+
+    def _prepare_ahead(self) -> None:
+        """Have the next file made as soon as the current one is half full."""
+        if self.log.is_open and not self._ready_capacity and self.log.offset * 2 > self.log.capacity:
+            self._prepare(0)
+
+    def _roll(self, needed: int) -> None:
+        if self._ready_capacity < needed + WAL_HEADER_BYTES + MARK_BYTES_MAX:
+            self._ready_capacity = 0
+            self._prepare(needed)
+            self.waiting = Waiting.FILE
+        elif self.log.is_open and self.log.durable < self.log.offset:
+            self._sync(Waiting.ROLL)
+        else:
+            self._open()
+
+    def _open(self) -> None:
+        if self.log.is_open:
+            self._prev = (self.log.file_id, self.log.offset, self.log.last_seal, False)
+        self._ready_capacity = 0
+        self._effects.append(OpenFile(*self._prev))
+        self.waiting = Waiting.OPEN
+
+    def _on_opened(self, event: FileOpened) -> None:
+        self.waiting = Waiting.NOTHING
+        if self.log.is_open:
+            self.places.stops[self.log.file_id] = self.log.offset
+        self.log.opened(event.file_id, event.salt, event.start, event.capacity)
+        self.places.starts[event.file_id] = event.start
+        self.places.salts[event.file_id] = event.salt
+
+    # -- the volatile log -----------------------------------------------------------------------------
+
+    def _write_volatile(self, group: Group) -> None:
+        """Write the ephemeral part; room for it was made before it was numbered."""
+        start = self.volatile.offset
+        buffers = lay_out_volatile(group, self.volatile)
+        self._effects.append(WriteVolatile(buffers, start, self.volatile.offset - start))
+        held = self._topics_of_volatile.setdefault(self.volatile.file_id, {})
+        for part in group.parts:
+            if isinstance(part, Intake):
+                _count_volatile(part, held)
+        group.volatile_bytes = 0
+
+    def _on_volatile_opened(self, event: VolatileOpened) -> None:
+        self.waiting = Waiting.NOTHING
+        if self.volatile.is_open:
+            self.places.stops[self.volatile.file_id] = self.volatile.offset
+        self.volatile.opened(event.file_id, event.salt, event.start, event.capacity)
+        self.places.starts[event.file_id] = event.start
+        self.places.salts[event.file_id] = event.salt
+        if event.dropped:
+            self._evict_volatile(event.dropped)
+
+    def _evict_volatile(self, file_id: int) -> None:
+        """The oldest ephemeral records made room: their topics' floors say so (TB-2, reason cap)."""
+        for topic, floor, records, accounted in self._topics_of_volatile.pop(file_id, {}).values():
+            if self.directory.by_id.get(topic.topic_id) is topic:
+                topic.evict_below(floor, records, accounted)
+                topic.index.drop_file(file_id)
+                self._group.dirty[topic.topic_id] = topic
+        for table in (self.places.paths, self.places.salts, self.places.stops, self.places.starts):
+            table.pop(file_id, None)
+
+    # -- beginning and ending -------------------------------------------------------------------------
+
+    def begin(
+        self, group: Group, prev: tuple[int, int, int, bool], settled: list[tuple[int, int]]
+    ) -> list[Any]:
+        """Recovery is over: have what it found in doubt written into this incarnation's first file (RD-2).
+
+        `prev` is (file, stop, seal, orderly) of the file before; `settled` says where earlier files end
+        from now on. The copies are synced before the mark that says so is written, and that mark is
+        synced before the shard becomes active. Feed completions to `handle` until `phase` is ACTIVE.
+        """
+        self._group, self._prev, self._settled_pairs = group, prev, settled
+        group.needs_sync = True
+        self._has_begun = True
+        return self.handle([])
+
+    def _advance_recovery(self) -> None:
+        if not self._has_begun:
+            return
+        if not self.log.is_open:
+            self._roll(self._group.bytes)
+        elif self._group.parts:
+            self._begin_group()
+        elif not self._has_copied:
+            self._has_copied = True
+            self._group.needs_sync = True
+            self._mark_flags = MARK_COPIED
+            self._write(self._group)
+        else:
+            self.phase = Phase.ACTIVE
+            self._effects.append(self._marks())
+            self._prepare(0)
+
+    def _finish_draining(self) -> None:
+        """Everything is settled: write the mark of an orderly stop, sync it, stop."""
+        if self._final_mark_written or not self.log.is_open or not self.log.fits(0):
+            if self._unsynced:
+                self._sync(Waiting.FLUSH)
+                return
+            self.phase = Phase.STOPPED
+            self._effects.append(Stop(int(ExitCode.OK), "drained"))
+            return
+        if self._unsynced:
+            self._sync(Waiting.FLUSH)
+            return
+        self._final_mark_written = True
+        self._mark_flags = MARK_ORDERLY
+        self._write_mark()
+
+    def check(self) -> None:
+        """Assert what must be true between turns; raises InvariantViolation with the story."""
+        for topic in self.directory.by_id.values():
+            topic.check()
+        if self.log.durable > self.log.offset:
+            raise InvariantViolation(
+                "more is durable than was written", durable=self.log.durable, offset=self.log.offset
+            )
+
+
+def _count_volatile(intake: Intake, held: dict[int, tuple[Topic, int, int, int]]) -> None:
+    """Note what a volatile file holds of each topic: (topic, one past its last seq, records, bytes)."""
+    assert intake.accounted is not None
+    counts = intake.batch.words[:, 4] & np.uint64(0xFFFFFFFF)
+    for stretch in intake.stretches:
+        if not stretch.is_volatile:
+            continue
+        rows = slice(stretch.start, stretch.stop)
+        records, accounted = int(counts[rows].sum()), int(intake.accounted[rows].sum())
+        floor = int(intake.batch.words[stretch.stop - 1, 2] + counts[stretch.stop - 1])
+        _, _, had, had_bytes = held.get(stretch.topic.topic_id, (stretch.topic, 0, 0, 0))
+        held[stretch.topic.topic_id] = (stretch.topic, floor, had + records, had_bytes + accounted)

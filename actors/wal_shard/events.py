@@ -1,0 +1,173 @@
+"""What a shard is told and what it asks for. Read these two lists and you know what the actor is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ringlog.frame.batch import FrameBatch
+from ringlog.frame.settle import Entries
+from ringlog.topic.state import Topic
+
+# -- events ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FramesArrived:
+    """Frames copied out of one ring into a private buffer (RD-13): checked here, written from here."""
+
+    source: int
+    """Number of the ring in this incarnation."""
+    position: int
+    """Ring position of byte 0 of `buffer`."""
+    buffer: bytearray
+    batch: FrameBatch
+    end_position: int
+    """Where the ring's tail may move once every frame of this event has its fate."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileReady:
+    """The next WAL file is made and filled. `capacity` is its size in bytes."""
+
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileFailed:
+    """The next WAL file could not be made; it is tried again. `reason` is for people."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileOpened:
+    """The prepared file is the current one: header durable, groups go behind it."""
+
+    file_id: int
+    salt: int
+    start: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWritten:
+    """The write call for the group returned; every byte is with the kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """A device sync that covers everything written so far returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolatileOpened:
+    """A new file of the volatile log is current; `dropped` names the one evicted for it, or 0."""
+
+    file_id: int
+    salt: int
+    start: int
+    capacity: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class VolatileFailed:
+    """Shared memory has no room for another volatile file; frames of ephemeral topics are refused for now."""
+
+    reason: str
+
+
+# -- effects --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WriteGroup:
+    """Write these buffers, in order, at the log's end. Completion: GroupWritten."""
+
+    buffers: list[Any]
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteVolatile:
+    """The same for the volatile log; has no completion, since memory does not fail politely."""
+
+    buffers: list[Any]
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Sync the current file. Completion: Synced. A failure ends the incarnation (D-17)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFile:
+    """Make the next WAL file, of at least this size, off the hot path. Completion: FileReady or FileFailed."""
+
+    at_least: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """Begin the prepared file: write and sync its header. Completion: FileOpened."""
+
+    prev_file: int
+    prev_stop: int
+    prev_seal: int
+    orderly: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVolatile:
+    """Begin a new volatile file of at least this size, dropping the oldest beyond the budget."""
+
+    at_least: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishTopics:
+    """Write the topics' facts to the board; their records are readable from now on."""
+
+    topics: list[Topic]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishMarks:
+    """Write the marks: everything below (file, offset) may be read; (file, durable) is synced."""
+
+    file_id: int
+    published: int
+    durable: int
+    volatile_file: int
+    volatile: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetireTopic:
+    """The topic is gone; its slot says so."""
+
+    topic: Topic
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Tell a ring's producer the fate of its frames, then move the tail."""
+
+    source: int
+    entries: Entries
+    new_tail: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Facts about one group, for counters and histograms."""
+
+    frames: int
+    records: int
+    bytes: int
+    refused: int
+    repeats: int

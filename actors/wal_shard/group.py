@@ -1,0 +1,205 @@
+"""Groups: what one write call and at most one sync cover, and the chain that ties them together. Pure.
+
+A group opens with a mark that names the end and the last seal of the group before it and says how far
+the log was durable when it was written (storage/layout.py). So a reader of the file knows what must
+be there (below a mark's durable_stop) and what may be torn (above the last one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from actors.wal_shard.admission import Intake
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.codec import control_frame
+from ringlog.frame.layout import FrameType
+from ringlog.topic.state import Topic
+
+_encode = msgspec.msgpack.Encoder().encode
+
+MARK_BYTES_MAX = 4_096
+"""Room kept for a mark when a group's size is judged; only a mark with settled pairs comes near it."""
+
+
+@dataclass(slots=True)
+class LogPosition:
+    """Where the next group goes in one file, and the chain up to there."""
+
+    file_id: int = 0
+    salt: int = 0
+    offset: int = 0
+    capacity: int = 0
+    group: int = 0
+    last_seal: int = 0
+    prev_stop: int = 0
+    durable: int = 0
+    """How far a sync has succeeded in this file."""
+    marked_durable: int = 0
+    """durable_stop of the last mark written."""
+    frames_at_mark: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """True once a file was opened."""
+        return self.file_id != 0
+
+    def fits(self, length: int) -> bool:
+        """Does a group of this many bytes, mark not counted, fit into the rest of the file?"""
+        return self.offset + length + MARK_BYTES_MAX <= self.capacity
+
+    def opened(self, file_id: int, salt: int, start: int, capacity: int) -> None:
+        """A new file is current. The chain starts again; its header carries the link."""
+        self.file_id, self.salt, self.capacity = file_id, salt, capacity
+        self.offset = self.prev_stop = self.durable = self.marked_durable = start
+        self.group = 0
+        self.last_seal = 0
+
+
+@dataclass(slots=True)
+class Control:
+    """A control frame waiting for its place in a group."""
+
+    frame: bytearray
+    topic: Topic | None = None
+
+
+@dataclass(slots=True)
+class Group:
+    """Everything staged for the next write, in order."""
+
+    parts: list[Intake | Control] = field(default_factory=list)
+    bytes: int = 0
+    """Bytes of logged frames, mark not counted."""
+    volatile_bytes: int = 0
+    needs_sync: bool = False
+    dirty: dict[int, Topic] = field(default_factory=dict)
+
+    def add_intake(self, intake: Intake) -> None:
+        """Take in the admitted rows of an intake."""
+        totals = intake.batch.total_bytes
+        for stretch in intake.stretches:
+            length = int(totals[stretch.start : stretch.stop].sum())
+            if stretch.is_volatile:
+                self.volatile_bytes += length
+            else:
+                self.bytes += length
+            self.dirty[stretch.topic.topic_id] = stretch.topic
+        self.parts.append(intake)
+        self.needs_sync |= intake.needs_sync
+
+    def add_control(self, frame: bytearray, topic: Topic | None = None, *, sync: bool = True) -> None:
+        """Take in one control frame; `topic` is published with the group."""
+        self.parts.append(Control(frame, topic))
+        self.bytes += len(frame)
+        self.needs_sync |= sync
+        if topic is not None:
+            self.dirty[topic.topic_id] = topic
+
+
+def mark_frame(
+    position: LogPosition, body_bytes: int, flags: int, settled: Iterable[tuple[int, int]] = ()
+) -> bytearray:
+    """Build the mark of a group with `body_bytes` further bytes; seals are filled in by seal_frames."""
+
+    def build(group_bytes: int) -> bytearray:
+        body = [position.group, position.prev_stop, position.last_seal, position.durable, group_bytes, flags]
+        return control_frame(FrameType.GROUP_MARK, 0, _encode([*body, [list(pair) for pair in settled]]))
+
+    # The mark counts itself, and its size depends on the number; sizes settle after one round,
+    # because frames are padded to 8.
+    mark = build(body_bytes)
+    for _ in range(3):
+        total = body_bytes + len(mark)
+        mark = build(total)
+        if body_bytes + len(mark) == total:
+            return mark
+    return build(body_bytes + len(mark))
+
+
+def lay_out(
+    group: Group, position: LogPosition, flags: int = 0, settled: Iterable[tuple[int, int]] = ()
+) -> list[Any]:
+    """Seal the logged parts of a group for its place in the file; returns the buffers to write.
+
+    Afterwards `position` stands behind the group and the topics' indexes know where it lies.
+    """
+    mark = mark_frame(position, group.bytes, flags, settled)
+    buffers: list[Any] = [mark]
+    seal = seal_frame(mark, position.salt)
+    offset = position.offset + len(mark)
+    for part in group.parts:
+        if isinstance(part, Control):
+            seal = seal_frame(part.frame, position.salt)
+            buffers.append(part.frame)
+            offset += len(part.frame)
+        else:
+            offset, last = _lay_out_intake(
+                part, position.file_id, position.salt, offset, buffers, is_volatile=False
+            )
+            seal = last or seal
+    position.marked_durable = position.durable
+    position.prev_stop = position.offset = offset
+    position.group += 1
+    position.last_seal = seal
+    return buffers
+
+
+def lay_out_volatile(group: Group, position: LogPosition) -> list[Any]:
+    """The same for the volatile parts: no marks, since a volatile file does not outlive its writer."""
+    buffers: list[Any] = []
+    offset = position.offset
+    for part in group.parts:
+        if isinstance(part, Intake):
+            offset, _ = _lay_out_intake(
+                part, position.file_id, position.salt, offset, buffers, is_volatile=True
+            )
+    position.offset = offset
+    return buffers
+
+
+def _lay_out_intake(
+    intake: Intake, file_id: int, salt: int, offset: int, buffers: list[Any], *, is_volatile: bool
+) -> tuple[int, int]:
+    """Seal the intake's stretches of one kind, append their bytes to `buffers`; (next offset, last seal)."""
+    view = memoryview(intake.buffer)
+    starts, totals = intake.batch.offsets, intake.batch.total_bytes
+    words = frames.words_of(intake.buffer)
+    run_start = run_stop = -1
+    seal = 0
+    for stretch in intake.stretches:
+        if stretch.is_volatile != is_volatile:
+            continue
+        rows = intake.batch.take(slice(stretch.start, stretch.stop))
+        sealed = frames.seals(rows.words, salt)
+        rows.words[:, layout.W_SEAL_XXH3] = sealed
+        frames.put_headers(words, rows)
+        seal = int(sealed[-1])
+        first = int(starts[stretch.start])
+        stop = int(starts[stretch.stop - 1] + totals[stretch.stop - 1])
+        places = starts[stretch.start : stretch.stop] + (offset - first)
+        stretch.topic.index.add_run(rows.words[:, layout.W_BASE_SEQ], file_id, places)
+        offset += stop - first
+        if first == run_stop:
+            run_stop = stop
+        else:
+            if run_start >= 0:
+                buffers.append(view[run_start:run_stop])
+            run_start, run_stop = first, stop
+    if run_start >= 0:
+        buffers.append(view[run_start:run_stop])
+    return offset, seal
+
+
+def seal_frame(frame: bytearray, salt: int) -> int:
+    """Seal one control frame in place."""
+    words = np.frombuffer(frame, dtype="<u8")
+    header = words[: layout.HEADER_WORDS].reshape(1, -1)
+    seal = int(frames.seals(header, salt)[0])
+    words[layout.W_SEAL_XXH3] = seal
+    return seal

@@ -1,0 +1,137 @@
+"""Bodies of control frames: what they say, encoded and decoded in one place (docs/format.md).
+
+Every body is a MessagePack array; a reader ignores further elements, so fields may be appended.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ringlog.errors import CorruptData
+from ringlog.frame.codec import control_frame
+from ringlog.frame.layout import FrameType
+from ringlog.topic.state import Topic
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class TopicCreated(NamedTuple):
+    """A topic instance begins."""
+
+    name: str
+    epoch: int
+    config: bytes
+
+
+class TopicRemoved(NamedTuple):
+    """The instance (topic id, epoch) ends."""
+
+    epoch: int
+
+
+class ConfigChanged(NamedTuple):
+    """The instance's full config from here on."""
+
+    epoch: int
+    config: bytes
+
+
+class HeadReserved(NamedTuple):
+    """Numbers up to `reserved` may have been acknowledged; with `settled` none above it were."""
+
+    reserved: int
+    settled: bool
+
+
+class FloorsRaised(NamedTuple):
+    """Resulting floors; they only ever grow."""
+
+    cap_floor: int
+    ttl_floor: int
+    trim_floor: int
+    records: int
+    bytes: int
+
+
+class RangeLost(NamedTuple):
+    """Numbers first..last were skipped in a restart and may have held acknowledged records."""
+
+    first: int
+    last: int
+
+
+class KeyUsed(NamedTuple):
+    """The append frame right behind this one was sent under this idempotency key."""
+
+    key: str
+    first_seq: int
+    records: int
+    commit_ts: int
+    created_us: int
+
+
+class GroupMark(NamedTuple):
+    """See storage/layout.py."""
+
+    group: int
+    prev_stop: int
+    prev_seal: int
+    durable_stop: int
+    group_bytes: int
+    flags: int
+    settled: list[list[int]]
+
+
+Body = (
+    TopicCreated
+    | TopicRemoved
+    | ConfigChanged
+    | HeadReserved
+    | FloorsRaised
+    | RangeLost
+    | KeyUsed
+    | GroupMark
+)
+
+_KINDS: dict[int, Any] = {
+    FrameType.TOPIC_CREATE: TopicCreated,
+    FrameType.TOPIC_DELETE: TopicRemoved,
+    FrameType.CONFIG_UPDATE: ConfigChanged,
+    FrameType.HEAD_WATERMARK: HeadReserved,
+    FrameType.EVICT_WATERMARK: FloorsRaised,
+    FrameType.LOST_RANGE: RangeLost,
+    FrameType.IDEMPOTENCY_KEY: KeyUsed,
+    FrameType.GROUP_MARK: GroupMark,
+}
+_TYPES = {kind: number for number, kind in _KINDS.items()}
+_DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _KINDS.items()}
+
+
+def frame_of(body: Body, topic_id: int, epoch: int = 0) -> bytearray:
+    """Build the control frame that says `body` about a topic."""
+    return control_frame(FrameType(_TYPES[type(body)]), topic_id, _encode(body), epoch=epoch)
+
+
+def create_frame(topic: Topic) -> bytearray:
+    """The frame that begins a topic instance."""
+    return frame_of(
+        TopicCreated(topic.name, topic.epoch, topic.config.to_bytes()), topic.topic_id, topic.epoch
+    )
+
+
+def config_frame(topic: Topic) -> bytearray:
+    """The frame that carries a topic's full config."""
+    return frame_of(ConfigChanged(topic.epoch, topic.config.to_bytes()), topic.topic_id, topic.epoch)
+
+
+def decode_body(frame_type: int, body: Any) -> Body:
+    """Decode a control frame's exact body; raises CorruptData for one that no version wrote."""
+    decoder = _DECODERS.get(frame_type)
+    if decoder is None:
+        raise CorruptData("control frame of a kind this engine does not know", type=frame_type)
+    try:
+        return decoder.decode(body)  # type: ignore[no-any-return]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise CorruptData("control frame does not decode", type=frame_type, reason=str(e)) from None

@@ -1,0 +1,394 @@
+"""Requests that come by socket: topics, appends by message, places for readers. Pure.
+
+Mutations are staged into the group like frames are; their replies wait until the group is durable
+(T-5, T-18, C-9). Everything else is answered from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actors.wal_shard.admission import Admission, Intake
+from actors.wal_shard.group import Group
+from actors.wal_shard.records import HeadReserved, KeyUsed, TopicRemoved, config_frame, create_frame, frame_of
+from ringlog import __version__
+from ringlog.contract import ControlReceived, Reply
+from ringlog.envelope import messages as m
+from ringlog.envelope.wire import PROTOCOL
+from ringlog.errors import (
+    InvalidRequest,
+    Refused,
+    Throttled,
+    TopicNotEmpty,
+    TopicNotFound,
+)
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.settle import (
+    FLAG_DEDUPED,
+    FLAGS_SHIFT,
+    S_COMMIT_TS,
+    S_COUNT_STATUS,
+    S_EPOCH,
+    S_FIRST_SEQ,
+    S_HEAD_SEQ,
+    S_PRODUCER_SEQ,
+    S_TOPIC,
+    WORDS,
+)
+from ringlog.limits import (
+    EXTENTS_PER_LOCATE_MAX,
+    FRAME_BYTES_MAX,
+    IDEMPOTENCY_KEY_BYTES_MAX,
+    LIST_PAGE_MAX,
+    RECORD_BYTES_MAX,
+    REQUEST_BYTES_MAX,
+)
+from ringlog.topic.config import TopicConfig
+from ringlog.topic.directory import Directory
+from ringlog.topic.idempotency import Remembered
+from ringlog.topic.names import check_topic_name, home_shard
+from ringlog.topic.state import Topic
+
+_MODES = ("upsert", "create", "merge")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this shard is."""
+
+    engine_id: str
+    shard: int
+    shards: int
+    incarnation: int
+    topics_max: int
+
+
+@dataclass(slots=True)
+class Places:
+    """Which files of this shard's log can be read, for Locate."""
+
+    paths: dict[int, str]
+    salts: dict[int, int]
+    stops: dict[int, int]
+    """Where a file that nobody writes any more ends; the current ones are absent."""
+    starts: dict[int, int]
+
+
+class Requests:
+    """Answers requests against the directory, staging changes into the group."""
+
+    def __init__(
+        self, identity: Identity, directory: Directory, admission: Admission, places: Places
+    ) -> None:
+        self._me = identity
+        self._directory = directory
+        self._admission = admission
+        self._places = places
+        self.retired: list[Topic] = []
+        """Topics whose removal is staged; the core retires their slots when the group is durable."""
+        self._handlers: dict[
+            type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
+        ] = {
+            m.Hello: self._hello,
+            m.TopicPut: self._put,
+            m.TopicResolve: self._resolve,
+            m.TopicState: self._state,
+            m.TopicList: self._list,
+            m.TopicDelete: self._delete,
+            m.Append: self._append,
+            m.ProducerState: self._producer_state,
+            m.Locate: self._locate,
+        }
+
+    def handle(self, event: ControlReceived, group: Group, now_us: int) -> Reply | None:
+        """Answer one request; None when the answer is an append's and comes with its intake."""
+        handler = self._handlers.get(type(event.message))
+        try:
+            if handler is None:
+                raise InvalidRequest("a shard does not take this request", kind=type(event.message).__name__)
+            answer = handler(event.message, event, group, now_us)
+        except Refused as e:
+            answer = error_reply(e)
+        return None if answer is None else Reply(event.client, event.corr, answer)
+
+    # -- topics ---------------------------------------------------------------------------------------
+
+    def _hello(self, message: m.Hello, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        if message.protocol != PROTOCOL:
+            raise InvalidRequest("unknown protocol version", version=message.protocol, known=PROTOCOL)
+        me = self._me
+        limits = {
+            "record_bytes": RECORD_BYTES_MAX,
+            "request_bytes": REQUEST_BYTES_MAX,
+            "topics": me.topics_max,
+        }
+        return m.Welcome(PROTOCOL, __version__, me.engine_id, me.shards, me.shard, me.incarnation, limits)
+
+    def _put(self, message: m.TopicPut, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        if message.mode not in _MODES:
+            raise InvalidRequest("unknown mode", field="mode", found=message.mode, known=list(_MODES))
+        check_topic_name(message.topic)
+        topic = self._directory.find(message.topic)
+        if topic is None and (elsewhere := self._elsewhere(message.topic)):
+            return elsewhere
+        if topic is None:
+            if message.mode == "merge":
+                raise TopicNotFound("no such topic", topic=message.topic)
+            return self.info(self._create(message.topic, message.config, group), created=True)
+        if message.mode == "merge":
+            config = topic.config.merged(message.config, topic.name)
+        else:
+            config = TopicConfig.parse(message.config, topic.name)
+        config.require_type_of(topic.config, topic.name)
+        if message.mode != "create" and config != topic.config:
+            self._reconfigure(topic, config, group)
+        return self.info(topic, created=False)
+
+    def _reconfigure(self, topic: Topic, config: TopicConfig, group: Group) -> None:
+        was_volatile = topic.config.durability == 0
+        topic.config = config
+        self._directory.note_class(topic)
+        group.add_control(config_frame(topic), topic)
+        if was_volatile and config.durability != 0:
+            # The log has none of the records so far: their numbers become a base for what follows (C-11).
+            topic.reservation.recovered(topic.next_seq)
+            group.add_control(head_base_frame(topic), topic)
+
+    def _create(self, name: str, config: dict[str, Any] | None, group: Group) -> Topic:
+        check_topic_name(name)
+        parsed = TopicConfig.parse(config or {}, name)
+        if self._me.topics_max and len(self._directory) >= self._me.topics_max:
+            raise Throttled(
+                "too many topics", limit="max_topics", max=self._me.topics_max, retry_after_ms=1_000
+            )
+        topic_id, epoch = self._directory.next_identity()
+        topic = Topic(topic_id, epoch, name, parsed)
+        self._directory.add(topic)
+        group.add_control(create_frame(topic), topic)
+        return topic
+
+    def _elsewhere(self, name: str) -> m.TopicInfo | None:
+        """A pointer for a name that another shard looks after; None when it is ours to decide."""
+        if name in self._directory.elsewhere:
+            shard = self._directory.elsewhere[name]
+        else:
+            shard = home_shard(name, self._me.shards)
+            if name in self._directory.adopted:
+                shard = self._me.shard
+        if shard == self._me.shard:
+            return None
+        return m.TopicInfo(name, 0, 0, shard, -1, False, {})
+
+    def _resolve(
+        self, message: m.TopicResolve, event: ControlReceived, group: Group, now_us: int
+    ) -> m.Message:
+        topic = self._directory.find(message.topic)
+        if topic is not None:
+            return self.info(topic, created=False)
+        elsewhere = self._elsewhere(message.topic)
+        if elsewhere is not None:
+            return elsewhere
+        raise TopicNotFound("no such topic", topic=message.topic)
+
+    def info(self, topic: Topic, *, created: bool) -> m.TopicInfo:
+        """A topic's identity and place."""
+        return m.TopicInfo(
+            topic.name,
+            topic.topic_id,
+            topic.epoch,
+            self._me.shard,
+            topic.slot,
+            created,
+            topic.config.to_dict(),
+        )
+
+    def _find(self, name: str) -> Topic:
+        topic = self._directory.find(name)
+        if topic is None:
+            raise TopicNotFound("no such topic", topic=name)
+        return topic
+
+    def _state(self, message: m.TopicState, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        topic = self._find(message.topic)
+        if message.touch:
+            topic.last_read_us = now_us
+        return self._state_of(topic)
+
+    def _state_of(self, topic: Topic) -> m.TopicStateReply:
+        return m.TopicStateReply(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            epoch=topic.epoch,
+            shard=self._me.shard,
+            type=topic.config.type,
+            head_seq=topic.head_seq,
+            earliest_seq=topic.earliest_seq,
+            count=topic.staged_count,
+            bytes=topic.staged_bytes,
+            evict_floor=topic.evict_floor,
+            last_write_ts=topic.last_ts // 1000 or None,
+            last_read_ts=topic.last_read_us // 1000 or None,
+            config=topic.config.to_dict(),
+        )
+
+    def _list(self, message: m.TopicList, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        size = min(max(message.page_size, 1), LIST_PAGE_MAX)
+        topics, more = self._directory.page(message.prefix, message.after, size)
+        return m.TopicListReply([self._state_of(topic) for topic in topics], more)
+
+    def _delete(self, message: m.TopicDelete, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        topic = self._directory.find(message.topic)
+        if topic is None:
+            return m.TopicDeleted(message.topic, False)
+        if message.if_empty and topic.staged_count > 0:
+            raise TopicNotEmpty("topic holds records", topic=topic.name, count=topic.staged_count)
+        group.add_control(frame_of(TopicRemoved(topic.epoch), topic.topic_id, topic.epoch))
+        group.dirty.pop(topic.topic_id, None)
+        self._directory.remove(topic)
+        self.retired.append(topic)
+        return m.TopicDeleted(topic.name, True)
+
+    # -- appends by message ---------------------------------------------------------------------------
+
+    def _append(
+        self, message: m.Append, event: ControlReceived, group: Group, now_us: int
+    ) -> m.Message | None:
+        batch = self._frames_of(message, event)
+        created = False
+        topic = self._directory.find(message.topic)
+        if topic is None:
+            if not message.create or self._elsewhere(message.topic) is not None:
+                raise TopicNotFound("no such topic", topic=message.topic)
+            topic = self._create(message.topic, message.config, group)
+            created = True
+        elif message.config is not None:
+            TopicConfig.parse(message.config, topic.name)
+        key = message.idempotency_key
+        window = topic.config.idempotency_window_ms
+        if key and (seen := topic.keys.find(key, now_us, window)):
+            return self._appended(topic, created, _repeat_entries(topic, batch, seen))
+        ids = batch.words[:, layout.W_TOPIC]
+        if ((ids != 0) & (ids != topic.topic_id)).any():
+            raise InvalidRequest(
+                "a frame belongs to another topic", topic=topic.name, topic_id=topic.topic_id
+            )
+        batch.words[:, layout.W_TOPIC] = topic.topic_id
+        assert event.attachment is not None
+        intake = self._admission.open(event.attachment, batch, np.arange(len(batch), dtype=np.int64))
+        self._admission.admit(intake, {topic.topic_id: topic}, now_us, None)
+        if key and intake.frames == 1:
+            self._remember_key(topic, key, intake, group, now_us)
+        group.add_intake(intake)
+        return self._appended(topic, created, intake.entries)
+
+    def _frames_of(self, message: m.Append, event: ControlReceived) -> frames.FrameBatch:
+        data = event.attachment
+        if data is None or len(data) % 8 or not data:
+            raise InvalidRequest("frames are missing or not a multiple of 8 bytes", bytes=len(data or b""))
+        if len(data) > FRAME_BYTES_MAX:
+            raise InvalidRequest("message too large", bytes=len(data), max=FRAME_BYTES_MAX)
+        batch = frames.scan(data)
+        if batch.stop != len(data) or len(batch) != message.frames or not len(batch):
+            raise InvalidRequest(
+                "attached bytes are not the frames announced", announced=message.frames, found=len(batch),
+                reason=batch.reason or batch.end.value,
+            )  # fmt: skip
+        if len(message.idempotency_key.encode()) > IDEMPOTENCY_KEY_BYTES_MAX:
+            raise InvalidRequest("idempotency key too long", max=IDEMPOTENCY_KEY_BYTES_MAX)
+        if message.idempotency_key and len(batch) != 1:
+            raise InvalidRequest("an idempotency key covers exactly one frame", found=len(batch))
+        return batch
+
+    def _appended(self, topic: Topic, created: bool, entries: Any) -> m.Appended:
+        return m.Appended(topic.name, topic.topic_id, topic.epoch, created, entries.tobytes())
+
+    def _remember_key(self, topic: Topic, key: str, intake: Intake, group: Group, now_us: int) -> None:
+        entry = intake.entries[0]
+        first, stamp = int(entry[S_FIRST_SEQ]), int(entry[S_COMMIT_TS])
+        seen = Remembered(first, intake.records, stamp, now_us)
+        topic.keys.remember(key, seen, topic.config.idempotency_window_ms)
+        # Ahead of its append: replay believes a key only when the append right behind it is there,
+        # so a torn tail takes both or neither.
+        used = frame_of(KeyUsed(key, first, intake.records, stamp, now_us), topic.topic_id, topic.epoch)
+        if topic.config.durability != 0:
+            group.add_control(used, sync=False)
+
+    def _producer_state(
+        self, message: m.ProducerState, event: ControlReceived, group: Group, now_us: int
+    ) -> m.Message:
+        topic = self._find(message.topic)
+        producer = topic.producers.get(message.producer_id)
+        highest = producer.highest if producer else 0
+        first, count = (producer.find(highest) if producer and highest else None) or (0, 0)
+        return m.ProducerStateReply(topic.name, topic.epoch, message.producer_id, highest, first, count)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def _locate(self, message: m.Locate, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        topic = self._find(message.topic)
+        topic.last_read_us = now_us
+        recreated = bool(message.epoch and message.epoch != topic.epoch) or message.after > topic.head_seq
+        after = 0 if recreated else message.after
+        extents = self._extents(topic, max(after, topic.earliest_seq - 1))
+        return m.Located(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            epoch=topic.epoch,
+            shard=self._me.shard,
+            slot=topic.slot,
+            head_seq=topic.head_seq,
+            earliest_seq=topic.earliest_seq,
+            cap_floor=topic.cap_floor,
+            ttl_floor=topic.ttl_floor,
+            trim_floor=topic.trim_floor,
+            recreated=recreated,
+            extents=extents,
+            lost=[n for pair in topic.lost for n in pair],
+        )
+
+    def _extents(self, topic: Topic, after: int) -> list[m.Extent]:
+        places = topic.index.places(after)[:EXTENTS_PER_LOCATE_MAX]
+        known = {file_id for file_id, _ in places}
+        current = [f for f in self._places.paths if f not in self._places.stops]
+        wanted_volatile = topic.config.durability == 0
+        for file_id in current:
+            # The open end: what is appended from now on will lie there.
+            if file_id not in known and self._places.paths[file_id].startswith("@") == wanted_volatile:
+                places.append((file_id, self._places.starts[file_id]))
+        return [
+            m.Extent(
+                path=self._places.paths[file_id],
+                file_id=file_id,
+                salt=self._places.salts[file_id],
+                start=offset,
+                stop=self._places.stops.get(file_id, 0),
+            )
+            for file_id, offset in places
+        ]
+
+
+def head_base_frame(topic: Topic) -> bytearray:
+    """Makes the topic's head so far a durable base for the appends that follow (C-11)."""
+    return frame_of(HeadReserved(topic.next_seq - 1, settled=True), topic.topic_id, topic.epoch)
+
+
+def error_reply(error: Refused) -> m.ErrorReply:
+    """The wire form of a refusal."""
+    return m.ErrorReply(int(error.status), error.message, error.detail, error.outcome)
+
+
+def _repeat_entries(topic: Topic, batch: frames.FrameBatch, seen: Remembered) -> Any:
+    entries = np.zeros((1, WORDS), dtype=np.uint64)
+    entries[0, S_FIRST_SEQ] = seen.first_seq
+    entries[0, S_COMMIT_TS] = seen.commit_ts
+    entries[0, S_COUNT_STATUS] = seen.records | (FLAG_DEDUPED << FLAGS_SHIFT)
+    entries[0, S_HEAD_SEQ] = topic.head_seq
+    entries[0, S_EPOCH] = topic.epoch
+    entries[0, S_TOPIC] = topic.topic_id
+    entries[0, S_PRODUCER_SEQ] = batch.words[0, layout.W_PRODUCER_SEQ]
+    return entries

@@ -1,0 +1,187 @@
+"""The rings of one shard: attach, drain fairly, settle, let go. Part of the shell: no decision about a frame.
+
+A ring whose words or frames make no sense is closed with a reason and dropped; the others go on
+(RF-25, RF-32). What it had published and was sound is settled first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from actors.wal_shard.events import FramesArrived
+from ringlog.errors import RingError, Status
+from ringlog.frame import batch as frames
+from ringlog.frame.batch import End
+from ringlog.frame.layout import LEN_FIELD_BYTES
+from ringlog.frame.settle import Entries
+from ringlog.limits import DRAIN_BYTES_PER_RING_MAX, GROUP_BYTES_MAX, GROUP_FRAMES_MAX
+from ringlog.logs import say
+from ringlog.ring.doorbell import BellRinger
+from ringlog.ring.ring import RingConsumer
+
+log = logging.getLogger("ringlog.shard")
+
+WANTS_SETTLED = 1
+WANTS_PUBLISHED = 2
+
+
+@dataclass(slots=True)
+class _Ring:
+    name: str
+    consumer: RingConsumer
+    bell: BellRinger
+    detach_requests: list[tuple[bytes, int]]
+    is_detaching: bool = False
+    is_broken: bool = False
+    settled_since: int = 0
+    in_flight: int = 0
+    is_due: bool = False
+
+
+class Rings:
+    """All rings one shard drains, in a fair order."""
+
+    def __init__(self, shm_dir: str, shard: int, engine_id: str) -> None:
+        self._shm_dir = shm_dir
+        self._shard = shard
+        self._engine_id = engine_id
+        self._by_number: dict[int, _Ring] = {}
+        self._by_name: dict[str, int] = {}
+        self._next_number = 1
+        self._first = 0
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def attach(self, name: str, bell: str) -> None:
+        """Begin to drain a ring; a ring that is attached already stays as it is. Raises RingError."""
+        if name in self._by_name:
+            return
+        consumer = RingConsumer.attach(
+            f"{self._shm_dir}/{name}", shard=self._shard, engine_id=self._engine_id
+        )
+        ring = _Ring(name, consumer, BellRinger(f"{self._shm_dir}/{bell}"), [])
+        self._by_number[self._next_number] = ring
+        self._by_name[name] = self._next_number
+        self._next_number += 1
+
+    def request_detach(self, name: str, client: bytes, corr: int) -> bool:
+        """Let a ring go when it is empty; False when it is not attached."""
+        number = self._by_name.get(name)
+        if number is None:
+            return False
+        ring = self._by_number[number]
+        ring.is_detaching = True
+        ring.detach_requests.append((client, corr))
+        return True
+
+    def has_pending(self) -> bool:
+        """Is there anything to drain? Cheap: a few loads a ring."""
+        return any(not ring.is_broken and self._pending(ring) for ring in self._by_number.values())
+
+    def _pending(self, ring: _Ring) -> int:
+        try:
+            return ring.consumer.pending
+        except RingError as e:
+            self._break(ring, str(e))
+            return 0
+
+    def drain(self) -> list[FramesArrived]:
+        """Copy out what is there, one share a ring, at most one group's worth in all."""
+        events: list[FramesArrived] = []
+        room, frames_left = GROUP_BYTES_MAX, GROUP_FRAMES_MAX
+        numbers = list(self._by_number)
+        for i in range(len(numbers)):
+            number = numbers[(self._first + i) % len(numbers)]
+            ring = self._by_number[number]
+            if ring.is_broken or not self._pending(ring):
+                continue
+            event = self._drain_one(number, ring, min(room, DRAIN_BYTES_PER_RING_MAX), frames_left)
+            if event is not None:
+                events.append(event)
+                room -= len(event.buffer)
+                frames_left -= len(event.batch)
+            if room <= 0 or frames_left <= 0:
+                break
+        self._first += 1
+        return events
+
+    def _drain_one(self, number: int, ring: _Ring, limit: int, frames_left: int) -> FramesArrived | None:
+        consumer = ring.consumer
+        frames_max = min(consumer.settle_free - ring.in_flight, frames_left)
+        while frames_max > 0:
+            copied = consumer.copy(limit)
+            if copied is None:
+                return None
+            position, buffer = copied
+            batch = frames.scan(buffer, frames_max=frames_max)
+            if batch.end is End.PARTIAL and not len(batch):
+                # One frame larger than the share: it is taken alone.
+                total = int.from_bytes(buffer[:4], "little") + LEN_FIELD_BYTES
+                if total <= len(buffer) or total > self._pending(ring):
+                    self._break(ring, "a published frame is longer than what was published")
+                    return None
+                limit = total
+                continue
+            if batch.end is End.INVALID:
+                self._break(ring, batch.reason)
+            elif batch.end is End.CLEAN and batch.stop < len(buffer):
+                self._break(ring, "zeros were published")
+            consumer.advance(batch.stop)
+            if batch.end is End.PAD:
+                consumer.skip_lap()
+            if len(batch):
+                ring.in_flight += len(batch)
+                return FramesArrived(number, position, buffer, batch, consumer.read_position)
+            if batch.end is not End.PAD:
+                return None
+        return None
+
+    def _break(self, ring: _Ring, reason: str) -> None:
+        if not ring.is_broken:
+            ring.is_broken = True
+            say(log, logging.WARNING, "ring closed", ring=ring.name, reason=reason)
+            ring.consumer.close(int(Status.CORRUPT_FRAME))
+            ring.bell.ring()
+
+    def settle(self, source: int, entries: Entries, new_tail: int) -> None:
+        """Hand the fates to the producer, then free the space."""
+        ring = self._by_number.get(source)
+        if ring is None:
+            return
+        ring.in_flight -= len(entries)
+        ring.settled_since += len(entries)
+        ring.is_due = True
+        ring.consumer.settle(entries, new_tail)
+
+    def ring_bells(self, *, has_published: bool) -> None:
+        """Wake the clients that sleep and want to know."""
+        for ring in self._by_number.values():
+            wants = ring.consumer.wants
+            if wants and (
+                (ring.is_due and wants & WANTS_SETTLED) or (has_published and wants & WANTS_PUBLISHED)
+            ):
+                ring.bell.ring()
+            ring.is_due = False
+
+    def let_go(self) -> Iterator[tuple[str, int, list[tuple[bytes, int]]]]:
+        """Detach rings that were asked to go and are empty; yields (name, frames settled, who asked)."""
+        for number, ring in list(self._by_number.items()):
+            if not ring.is_detaching or ring.in_flight:
+                continue
+            if not ring.is_broken and self._pending(ring):
+                continue
+            del self._by_number[number], self._by_name[ring.name]
+            ring.consumer.detach()
+            ring.bell.close()
+            yield ring.name, ring.settled_since, ring.detach_requests
+
+    def close(self) -> None:
+        """Unmap everything; the rings themselves belong to the supervisor."""
+        for ring in self._by_number.values():
+            ring.consumer.detach()
+            ring.bell.close()
+        self._by_number.clear()
+        self._by_name.clear()

@@ -1,0 +1,461 @@
+"""The WAL shard, performed: rings, socket, files, board. A table from effects to a few lines each.
+
+One turn: gather what is there (bounded), let the core decide, do what it asks in order, feed the
+completions back. No rule about frames or topics lives here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from actors.wal_shard import events as ev
+from actors.wal_shard.core import Phase, Settings, ShardCore
+from actors.wal_shard.preparer import Preparer
+from actors.wal_shard.recover import Recovery, stream_directory
+from actors.wal_shard.replay import Replay
+from actors.wal_shard.requests import Identity, error_reply
+from actors.wal_shard.rings import Rings
+from actors.wal_shard.volatile import VolatileLog
+from ringlog import stop_points
+from ringlog.board.board import Board
+from ringlog.board.layout import H, Mark, P, ProcessState
+from ringlog.board.topics import TopicFacts, TopicTable
+from ringlog.clock import Clock, SystemClock
+from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
+from ringlog.envelope import messages as m
+from ringlog.envelope.boot import ActorBoot
+from ringlog.errors import DiskError, InvariantViolation, NotReady, Refused, RingError, StartRefused
+from ringlog.limits import HEARTBEAT_INTERVAL_MS, WAL_HEADER_BYTES
+from ringlog.logs import say
+from ringlog.ring.doorbell import BellListener
+from ringlog.runtime.router_socket import RouterSocket
+from ringlog.signals import StopFlag
+from ringlog.storage.disk import Disk, RealDisk
+from ringlog.storage.layout import LOCK_NAME, META_DIR, WAL_DIR, WAL_FLAG_PREV_ORDERLY
+from ringlog.storage.wal import PreparedFile, StreamIdentity, WalWriter
+from ringlog.topic.state import Topic
+
+log = logging.getLogger("ringlog.shard")
+
+SLEEP_MS_MAX = 100
+"""Back-up poll: a lost doorbell costs at most this (RF-35)."""
+REQUESTS_PER_TURN = 256
+LOCK_TRIES = 600
+LOCK_WAIT_S = 0.05
+CHECK_EVERY_TURNS = 4_096
+
+
+class Shell:
+    """One incarnation of one shard."""
+
+    def __init__(
+        self, boot: ActorBoot, settings: Settings, *, file_bytes: int, volatile_bytes: int, is_lenient: bool,
+        topics_max: int, disk: Disk | None = None, clock: Clock | None = None,
+    ) -> None:  # fmt: skip
+        self._boot = boot
+        self._disk = disk or RealDisk()
+        self._clock = clock or SystemClock()
+        self._is_lenient = is_lenient
+        identity = Identity(boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max)
+        self.core = ShardCore(identity, settings)
+        self._board = Board.open(boot.shm_dir, writable=True)
+        self._slot = self._board.process(boot.slot)
+        self._table = TopicTable.create(boot.shm_dir, boot.shard)
+        self._socket = RouterSocket(f"ipc://{boot.shm_dir}/{boot.name}.sock")
+        self._bell = BellListener(f"{boot.shm_dir}/{boot.name}.bell")
+        self._rings = Rings(boot.shm_dir, boot.shard, boot.engine_id)
+        self._directory = stream_directory(boot.data_dir, boot.shard)
+        stream = StreamIdentity(
+            self._directory, boot.shard, boot.shards, boot.incarnation,
+            bytes.fromhex(boot.boot_id.replace("-", "")), bytes.fromhex(boot.engine_id),
+        )  # fmt: skip
+        self._writer = WalWriter(self._disk, stream, file_bytes)
+        self._preparer = Preparer(self._writer)
+        self._prepared: PreparedFile | None = None
+        self._volatile = VolatileLog(boot, volatile_bytes)
+        self._lock = -1
+        self._stop: Stop | None = None
+        self._turns = 0
+        self._commit_from_ns = 0
+        self._has_published = False
+        self._poll = select.epoll()
+        self._control: deque[ControlReceived] = deque()
+        self._perform: dict[type, Callable[[Any], Any]] = {
+            ev.WriteGroup: self._write_group,
+            ev.WriteVolatile: self._write_volatile,
+            ev.Sync: self._sync,
+            ev.PrepareFile: self._prepare_file,
+            ev.OpenFile: self._open_file,
+            ev.OpenVolatile: self._open_volatile,
+            ev.PublishTopics: self._publish_topics,
+            ev.PublishMarks: self._publish_marks,
+            ev.RetireTopic: self._retire_topic,
+            ev.Settle: self._settle,
+            ev.Committed: self._committed,
+            Reply: self._reply,
+            Stop: self._note_stop,
+        }
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def run(self, stop: StopFlag) -> int:
+        """Recover, serve until stopped, drain; returns the exit code."""
+        self._recover()
+        for fd in (self._bell.fileno(), self._socket.fileno(), self._preparer.bell.fileno(), stop.fileno()):
+            self._poll.register(fd, select.EPOLLIN)
+        self._slot.set(P.STATE, ProcessState.READY)
+        say(log, logging.INFO, "ready", shard=self._boot.shard, topics=len(self.core.directory))
+        is_draining = False
+        while self._stop is None:
+            events = self._gather()
+            if stop.is_set() and not is_draining and not self._rings.has_pending():
+                is_draining = True
+                self._slot.set(P.STATE, ProcessState.DRAINING)
+                stop_points.hit("drain_mid")
+                events.append(DrainRequested())
+            is_idle = len(events) == 1
+            self._pump(events)
+            self._let_rings_go()
+            self._beat()
+            if is_idle and self._stop is None:
+                self._sleep()
+        self._close()
+        return self._stop.code
+
+    def _close(self) -> None:
+        left = self._preparer.finish()
+        for prepared in (self._prepared, left):
+            if prepared is not None:
+                self._writer.discard(prepared)
+        self._writer.close(truncate=True)
+        self._disk.sync_dir(self._directory)
+        self._rings.close()
+        self._socket.close()
+        self._bell.close()
+        self._preparer.close()
+        self._volatile.close()
+        self._poll.close()
+        self._slot.set(P.STATE, ProcessState.STOPPED)
+        self._disk.unlock(self._lock)
+
+    def _tick(self) -> Tick:
+        return Tick(self._clock.now_us(), self._clock.monotonic_ns())
+
+    def _gather(self) -> list[Any]:
+        """Everything that arrived, bounded; the first event is always the Tick."""
+        events: list[Any] = [self._tick()]
+        self._receive()
+        result = self._preparer.take()
+        if isinstance(result, PreparedFile):
+            self._prepared = result
+            events.append(ev.FileReady(result.capacity))
+        elif isinstance(result, DiskError):
+            say(log, logging.ERROR, "cannot make the next WAL file", reason=str(result))
+            events.append(ev.FileFailed(str(result)))
+        if self.core.wants_intake:
+            events.extend(self._rings.drain())
+            while self._control:
+                events.append(self._control.popleft())
+        if len(events) == 1 and self._is_due(events[0].monotonic_ns):
+            events.append(events[0])
+        return events
+
+    def _is_due(self, now_ns: int) -> bool:
+        deadline = self.core.next_deadline_ns()
+        return deadline is not None and now_ns >= deadline
+
+    def _pump(self, events: list[Any]) -> None:
+        """Decide and do until nothing is left to do."""
+        self._commit_from_ns = self._clock.monotonic_ns()
+        effects = self.core.handle(events)
+        while effects:
+            completions: list[Any] = [self._tick()]
+            for effect in effects:
+                completion = self._perform[type(effect)](effect)
+                if completion is not None:
+                    completions.append(completion)
+            effects = self.core.handle(completions) if len(completions) > 1 else []
+        self._rings.ring_bells(has_published=self._has_published)
+        self._has_published = False
+
+    def _beat(self) -> None:
+        self._turns += 1
+        slot = self._slot
+        slot.set(P.TURNS, self._turns)
+        slot.set(P.HEARTBEAT_NS, self._clock.monotonic_ns())
+        if self._turns % CHECK_EVERY_TURNS == 0:
+            self.core.check()
+
+    def _sleep(self) -> None:
+        """Wait for a bell, a message, a file or the next deadline; look once more after saying so."""
+        slot = self._slot
+        slot.set(P.ASLEEP, 1)
+        if not self._rings.has_pending() and not self._socket.has_input():
+            now = self._clock.monotonic_ns()
+            deadline = self.core.next_deadline_ns()
+            wait_ms = SLEEP_MS_MAX if len(self._rings) else HEARTBEAT_INTERVAL_MS
+            if deadline is not None:
+                wait_ms = min(wait_ms, max((deadline - now) // 1_000_000 + 1, 0))
+            slot.add(P.BUSY_NS, now - self._commit_from_ns)
+            self._poll.poll(wait_ms / 1000)
+        slot.set(P.ASLEEP, 0)
+        self._bell.drain()
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        """Take requests off the socket; ring messages are ours, the rest is the core's."""
+        for client, envelope, attachment in self._socket.receive(REQUESTS_PER_TURN - len(self._control)):
+            message = envelope.message
+            try:
+                if isinstance(message, m.RingAttach):
+                    self._attach(client, envelope.corr, message)
+                elif isinstance(message, m.RingDetach):
+                    self._detach(client, envelope.corr, message)
+                elif isinstance(message, m.Ping):
+                    self._socket.send(client, m.Pong(self._boot.incarnation, self._turns), envelope.corr)
+                else:
+                    self._control.append(ControlReceived(client, envelope.corr, message, attachment))
+            except Refused as e:
+                self._socket.send(client, error_reply(e), envelope.corr)
+
+    def _attach(self, client: bytes, corr: int, message: m.RingAttach) -> None:
+        try:
+            self._rings.attach(message.ring, message.bell)
+        except RingError as e:
+            raise NotReady("ring cannot be attached", ring=message.ring, reason=str(e)) from e
+        self._slot.set(P.RINGS, len(self._rings))
+        self._socket.send(client, m.RingAttached(message.ring), corr)
+
+    def _detach(self, client: bytes, corr: int, message: m.RingDetach) -> None:
+        if not self._rings.request_detach(message.ring, client, corr):
+            self._socket.send(client, m.RingDetached(message.ring, 0), corr)
+
+    def _let_rings_go(self) -> None:
+        for name, settled, requests in self._rings.let_go():
+            for client, corr in requests:
+                self._socket.send(client, m.RingDetached(name, settled), corr)
+            self._slot.set(P.RINGS, len(self._rings))
+
+    # -- effects --------------------------------------------------------------------------------------
+
+    def _write_group(self, effect: ev.WriteGroup) -> ev.GroupWritten:
+        if self._slot.get(P.INCARNATION) != self._boot.incarnation:
+            # Not the fence (that is death, RD-6), but a stopped process that wakes up sees it here.
+            raise DiskError("a newer incarnation is alive", holder=self._slot.get(P.INCARNATION))
+        self._writer.append(effect.buffers, effect.offset, effect.length)
+        stop_points.hit("log_after_write")
+        return ev.GroupWritten()
+
+    def _write_volatile(self, effect: ev.WriteVolatile) -> None:
+        self._volatile.append(effect.buffers, effect.offset)
+
+    def _sync(self, effect: ev.Sync) -> ev.Synced:
+        started = self._clock.monotonic_ns()
+        self._writer.sync()
+        took = self._clock.monotonic_ns() - started
+        self._slot.add(P.SYNCS, 1)
+        self._slot.add(P.SYNC_NS, took)
+        self._slot.histogram(H.SYNC).record(took)
+        stop_points.hit("log_after_sync")
+        return ev.Synced()
+
+    def _prepare_file(self, effect: ev.PrepareFile) -> None:
+        if self._prepared is not None:
+            self._writer.discard(self._prepared)
+            self._prepared = None
+        self._preparer.request(effect.at_least)
+
+    def _open_file(self, effect: ev.OpenFile) -> ev.FileOpened:
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            raise InvariantViolation("no file was prepared")
+        stop_points.hit("rotate_before_header")
+        header = self._writer.open(
+            prepared,
+            salt=int.from_bytes(os.urandom(8), "little") | 1,
+            created_us=self._clock.now_us(),
+            prev=(effect.prev_file, effect.prev_stop, effect.prev_seal),
+            flags=WAL_FLAG_PREV_ORDERLY if effect.orderly else 0,
+        )
+        stop_points.hit("rotate_after_sync")
+        self.core.places.paths[header.file_id] = self._writer.path[len(self._boot.data_dir) + 1 :]
+        self._slot.add(P.WAL_FILES, 1)
+        return ev.FileOpened(header.file_id, header.salt, WAL_HEADER_BYTES, prepared.capacity)
+
+    def _open_volatile(self, effect: ev.OpenVolatile) -> ev.VolatileOpened | ev.VolatileFailed:
+        opened = self._volatile.open(effect.at_least, self._clock.now_us())
+        if isinstance(opened, ev.VolatileFailed):
+            return opened
+        self.core.places.paths[opened.file_id] = self._volatile.path
+        return opened
+
+    def _publish_topics(self, effect: ev.PublishTopics) -> None:
+        for topic in effect.topics:
+            if topic.slot < 0:
+                topic.slot = self._table.allocate()
+            self._table.publish(topic.slot, _facts(topic, 1))
+        self._has_published = True
+
+    def _retire_topic(self, effect: ev.RetireTopic) -> None:
+        if effect.topic.slot >= 0:
+            self._table.publish(effect.topic.slot, _facts(effect.topic, 2))
+            self._table.release(effect.topic.slot)
+
+    def _publish_marks(self, effect: ev.PublishMarks) -> None:
+        slot = self._slot
+        slot.set_mark(Mark.PUBLISHED, effect.file_id, effect.published)
+        slot.set_mark(Mark.DURABLE, effect.file_id, effect.durable)
+        if effect.volatile_file:
+            slot.set_mark(Mark.VOLATILE, effect.volatile_file, effect.volatile)
+        self._has_published = True
+        stop_points.hit("log_after_publish")
+
+    def _settle(self, effect: ev.Settle) -> None:
+        stop_points.hit("log_before_settle")
+        self._rings.settle(effect.source, effect.entries, effect.new_tail)
+
+    def _committed(self, effect: ev.Committed) -> None:
+        slot = self._slot
+        slot.add(P.GROUPS, 1)
+        slot.add(P.FRAMES, effect.frames)
+        slot.add(P.RECORDS, effect.records)
+        slot.add(P.BYTES, effect.bytes)
+        if effect.refused:
+            slot.add(P.REFUSED, effect.refused)
+        if effect.repeats:
+            slot.add(P.DUPLICATES, effect.repeats)
+        slot.histogram(H.GROUP_FRAMES).record(effect.frames)
+        slot.histogram(H.COMMIT).record(self._clock.monotonic_ns() - self._commit_from_ns)
+
+    def _reply(self, effect: Reply) -> None:
+        message = effect.message
+        if isinstance(message, m.TopicInfo) and message.slot < 0 and message.shard == self._boot.shard:
+            # The slot is given when the topic is first published, which is after the reply was staged.
+            topic = self.core.directory.by_id.get(message.topic_id)
+            if topic is not None:
+                message = self.core.requests.info(topic, created=message.created)
+        self._socket.send(effect.client, message, effect.corr, effect.attachment)
+
+    def _note_stop(self, effect: Stop) -> None:
+        self._stop = effect
+
+    # -- recovery -------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        boot, slot = self._boot, self._slot
+        started = self._clock.monotonic_ns()
+        slot.set(P.STATE, ProcessState.RECOVERING)
+        self._take_lock()
+        slot.repair_marks()
+        self._volatile.sweep()
+        self._table.reset()
+        replay = Replay(self.core.identity, self.core.directory, self._is_lenient)
+        recovery = Recovery(
+            self._disk,
+            boot.data_dir,
+            replay,
+            shard=boot.shard,
+            shards=boot.shards,
+            incarnation=boot.incarnation,
+            boot_incarnation=boot.boot_incarnation,
+            boot_id=bytes.fromhex(boot.boot_id.replace("-", "")),
+            durable_mark=slot.mark(Mark.DURABLE),
+            progress=self._report_progress,
+        )
+        found = recovery.run()
+        for path in found.unused:
+            self._disk.unlink(f"{boot.data_dir}/{path}")
+        places = self.core.places
+        places.paths.update(recovery.paths)
+        places.salts.update(recovery.salts)
+        places.stops.update(recovery.stops)
+        stop_points.hit("recovery_before_copy")
+        self._begin(found.group, found.prev, found.settled)
+        stop_points.hit("recovery_after_copy")
+        self._cut(found.cut)
+        self._publish_topics(ev.PublishTopics(list(self.core.directory.by_id.values())))
+        slot.set(P.TRUNCATED, found.truncated_bytes)
+        slot.set(P.RECOVERY_NS, self._clock.monotonic_ns() - started)
+        for topic, first, last in found.announced:
+            say(
+                log, logging.WARNING, "records lost in a restart", topic=topic, first_seq=first, last_seq=last
+            )
+        took_ms = (self._clock.monotonic_ns() - started) // 1_000_000
+        say(log, logging.INFO, "recovered", records=replay.records, log_bytes=found.bytes, duration_ms=took_ms)
+
+    def _take_lock(self) -> None:
+        """Hold the stream's lock; an orphan of a killed engine may hold it for a moment still (RF-15)."""
+        for directory in (
+            f"{self._boot.data_dir}/{WAL_DIR}",
+            f"{self._boot.data_dir}/{META_DIR}",
+            self._directory,
+        ):
+            self._disk.make_dir(directory)
+        for left in range(LOCK_TRIES, 0, -1):
+            try:
+                self._lock = self._disk.lock(f"{self._directory}/{LOCK_NAME}")
+                return
+            except DiskError as e:
+                if left == 1:
+                    raise StartRefused("another process writes this shard's log", lock=str(e)) from e
+                self._report_progress(0, 1)
+                self._clock.sleep(LOCK_WAIT_S)
+
+    def _report_progress(self, done: int, total: int) -> None:
+        self._turns += 1
+        self._slot.set(P.TURNS, self._turns)
+        self._slot.set(P.HEARTBEAT_NS, self._clock.monotonic_ns())
+        self._slot.set(P.PROGRESS, done * 1000 // total)
+
+    def _begin(self, group: Any, prev: tuple[int, int, int, bool], settled: list[tuple[int, int]]) -> None:
+        """Have the core write what was in doubt; files are made in line, since nobody waits yet."""
+        self._slot.set(P.PROGRESS, 1000)
+        effects = self.core.begin(group, prev, settled)
+        while self.core.phase is Phase.RECOVERING:
+            completions: list[Any] = [self._tick()]
+            for effect in effects:
+                completion = self._perform[type(effect)](effect)
+                if completion is not None:
+                    completions.append(completion)
+            if len(completions) == 1:
+                prepared = self._preparer.finish()
+                if prepared is None:
+                    raise DiskError("cannot make the first WAL file", directory=self._directory)
+                self._prepared = prepared
+                completions.append(ev.FileReady(prepared.capacity))
+            effects = self.core.handle(completions)
+        for effect in effects:
+            self._perform[type(effect)](effect)
+
+    def _cut(self, cut: list[tuple[str, int]]) -> None:
+        """Give back the unused end of files that are settled now."""
+        for path, stop in cut:
+            fd = self._disk.open_cut(f"{self._boot.data_dir}/{path}")
+            try:
+                self._disk.truncate(fd, stop)
+                self._disk.sync_file(fd)
+            finally:
+                self._disk.close(fd)
+
+
+def _facts(topic: Topic, state: int) -> TopicFacts:
+    return TopicFacts(
+        topic_id=topic.topic_id,
+        epoch=topic.epoch,
+        state=state,
+        head_seq=topic.head_seq,
+        earliest_seq=topic.earliest_seq,
+        cap_floor=topic.cap_floor,
+        ttl_floor=topic.ttl_floor,
+        trim_floor=topic.trim_floor,
+        count=topic.staged_count,
+        bytes=topic.staged_bytes,
+        last_write_us=topic.last_ts,
+        durability_bits=int(topic.config.durability),
+    )

@@ -1,0 +1,128 @@
+"""What a topic remembers of its producers: a frame sent twice is appended once (I-13, I-14, W4).
+
+A producer numbers its frames; the topic remembers the highest number it has settled for each
+producer, for ever, and where the recent ones went, so that a repeat gets its original answer.
+Memory is O(runs): consecutive numbers with equal counts, which is what a busy producer sends, are one
+entry.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER, PRODUCERS_PER_TOPIC_MAX
+
+SESSION_BIT = 1 << 63
+"""Set in ids the client library draws at random; such a producer may be forgotten, a named one not."""
+
+_RUNS_MAX = 4_096
+
+
+@dataclass(slots=True)
+class Run:
+    """`frames` consecutive producer_seqs from `first`, each of `count` records, from `base_seq` on."""
+
+    first: int
+    frames: int
+    base_seq: int
+    count: int
+
+    def find(self, producer_seq: int) -> tuple[int, int] | None:
+        """(first_seq, count) of that frame, or None when it is not in this run."""
+        at = producer_seq - self.first
+        if 0 <= at < self.frames:
+            return self.base_seq + at * self.count, self.count
+        return None
+
+
+@dataclass(slots=True)
+class Producer:
+    """One producer's settled past on one topic."""
+
+    highest: int = 0
+    runs: deque[Run] = field(default_factory=deque)
+    remembered: int = 0
+
+    def extend(self, first: int, frames: int, base_seq: int, count: int) -> None:
+        """Remember a run of consecutive fresh frames; `first` is above `highest`."""
+        last = self.runs[-1] if self.runs else None
+        if (
+            last is not None
+            and last.count == count
+            and last.first + last.frames == first
+            and last.base_seq + last.frames * count == base_seq
+        ):
+            last.frames += frames
+        else:
+            self.runs.append(Run(first, frames, base_seq, count))
+        self.highest = first + frames - 1
+        self.remembered += frames
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        # Whole runs are dropped, so slightly more than the bound may be kept, never less than it
+        # unless the runs themselves are too many.
+        while len(self.runs) > 1 and (
+            self.remembered - self.runs[0].frames >= DEDUP_FRAMES_PER_PRODUCER or len(self.runs) > _RUNS_MAX
+        ):
+            self.remembered -= self.runs.popleft().frames
+
+    def find(self, producer_seq: int) -> tuple[int, int] | None:
+        """(first_seq, count) a settled frame got, or None when it is too long ago."""
+        for run in reversed(self.runs):
+            if run.first <= producer_seq:
+                return run.find(producer_seq)
+        return None
+
+
+class Producers:
+    """All producers of one topic, the longest silent first."""
+
+    def __init__(self, most: int = PRODUCERS_PER_TOPIC_MAX) -> None:
+        self._most = most
+        self._by_id: OrderedDict[int, Producer] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, producer_id: int) -> Producer | None:
+        """The producer's past, or None when it never wrote here (or was forgotten)."""
+        return self._by_id.get(producer_id)
+
+    def admit(self, producer_id: int) -> Producer | None:
+        """The producer to write under, made when new; None when the table is full of named producers."""
+        producer = self._by_id.get(producer_id)
+        if producer is not None:
+            self._by_id.move_to_end(producer_id)
+            return producer
+        if len(self._by_id) >= self._most and not self._forget_one():
+            return None
+        producer = self._by_id[producer_id] = Producer()
+        return producer
+
+    def _forget_one(self) -> bool:
+        for producer_id in self._by_id:
+            if producer_id & SESSION_BIT:
+                del self._by_id[producer_id]
+                return True
+        return False
+
+    def record(self, producer_id: int, producer_seqs: NDArray[np.uint64], base_seqs: NDArray[np.uint64],
+               counts: NDArray[np.uint64]) -> None:  # fmt: skip
+        """Remember fresh frames of an admitted producer, ascending producer_seqs; (n,) arrays, n >= 1."""
+        producer = self._by_id[producer_id]
+        frames = len(producer_seqs)
+        first, count = int(producer_seqs[0]), int(counts[0])
+        if int(producer_seqs[-1]) - first == frames - 1 and (frames == 1 or bool((counts == count).all())):
+            producer.extend(first, frames, int(base_seqs[0]), count)
+            return
+        for seq, base, n in zip(producer_seqs.tolist(), base_seqs.tolist(), counts.tolist(), strict=True):
+            producer.extend(seq, 1, base, n)
+
+    def items(self) -> list[tuple[int, Producer]]:
+        """(producer_id, past) of every producer, the longest silent first."""
+        return list(self._by_id.items())

@@ -1,0 +1,89 @@
+"""The topics of one shard, by id and by name, and the numbers for new ones.
+
+Ids and epochs only grow and are never reused (ST-15, E-6). A shard hands out only ids that map to
+itself, so shards never collide; after a change of the shard count every shard has seen all earlier
+creations and starts above them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+
+from ringlog.topic.names import shard_of
+from ringlog.topic.state import Topic
+from ringlog.types import Durability
+
+
+class Directory:
+    """Topics this shard owns, and names homed here whose topic lives in another shard."""
+
+    def __init__(self, shard: int, shards: int) -> None:
+        self._shard = shard
+        self._shards = shards
+        self.by_id: dict[int, Topic] = {}
+        self._by_name: dict[str, Topic] = {}
+        self._names: list[str] = []
+        self.elsewhere: dict[str, int] = {}
+        """Names homed here that another shard looks after since the shard count changed -> that shard."""
+        self.adopted: set[str] = set()
+        """Names homed elsewhere that this shard looks after since the shard count changed."""
+        self._last_id = 0
+        self._last_epoch = 0
+        self._has_ephemeral = False
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    @property
+    def ephemeral(self) -> bool:
+        """Was any topic here ever of the ephemeral class? Only then the volatile log is looked after."""
+        return self._has_ephemeral
+
+    def note_class(self, topic: Topic) -> None:
+        """A topic was made or configured."""
+        self._has_ephemeral = self._has_ephemeral or topic.config.durability == Durability.EPHEMERAL
+
+    def find(self, name: str) -> Topic | None:
+        """The live topic of this name, if this shard owns it."""
+        return self._by_name.get(name)
+
+    def next_identity(self) -> tuple[int, int]:
+        """(topic_id, epoch) for a new topic of this shard."""
+        topic_id = self._last_id + 1
+        while shard_of(topic_id, self._shards) != self._shard:
+            topic_id += 1
+        return topic_id, self._last_epoch + 1
+
+    def seen(self, topic_id: int, epoch: int) -> None:
+        """Numbers up to these are taken."""
+        self._last_id = max(self._last_id, topic_id)
+        self._last_epoch = max(self._last_epoch, epoch)
+
+    def add(self, topic: Topic) -> None:
+        """Take in a topic; an older instance of the same name is replaced."""
+        old = self._by_name.get(topic.name)
+        if old is not None:
+            self.remove(old)
+        self.seen(topic.topic_id, topic.epoch)
+        self.note_class(topic)
+        self.by_id[topic.topic_id] = topic
+        self._by_name[topic.name] = topic
+        insort(self._names, topic.name)
+
+    def remove(self, topic: Topic) -> None:
+        """Forget a topic."""
+        del self.by_id[topic.topic_id]
+        del self._by_name[topic.name]
+        del self._names[bisect_left(self._names, topic.name)]
+
+    def page(self, prefix: str, after: str, size: int) -> tuple[list[Topic], bool]:
+        """Up to `size` topics whose names begin with `prefix` and lie after `after`, by name; and: more?"""
+        start = max(bisect_left(self._names, prefix), bisect_right(self._names, after) if after else 0)
+        topics: list[Topic] = []
+        for name in self._names[start : start + size + 1]:
+            if not name.startswith(prefix):
+                return topics, False
+            if len(topics) == size:
+                return topics, True
+            topics.append(self._by_name[name])
+        return topics, False

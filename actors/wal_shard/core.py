@@ -217,7 +217,7 @@ class ShardCore:
     # -- taking in ------------------------------------------------------------------------------------
 
     def _has_room(self, event: FramesArrived | ControlReceived) -> bool:
-        """Is there certainly a file for what this event may add? If making one failed, it is refused instead."""
+        """Is there surely a file for what this event may add? If making one failed, it is refused instead."""
         data = event.buffer if isinstance(event, FramesArrived) else event.attachment
         if data and self._may_be_ephemeral(event) and not self._has_volatile_room(len(data)):
             return False
@@ -236,7 +236,7 @@ class ShardCore:
         return isinstance(message, Append) and (message.config or {}).get("durability") == "ephemeral"
 
     def _has_volatile_room(self, length: int) -> bool:
-        """Have a volatile file ready before frames are numbered; if there is none to be had they are refused."""
+        """Have a volatile file ready before frames are numbered; without one they are refused."""
         needed = self.volatile_staged + length
         if self.volatile.is_open and self.volatile.fits(needed):
             return True

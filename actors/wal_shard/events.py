@@ -106,7 +106,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class PrepareFile:
-    """Make the next WAL file, of at least this size, off the hot path. Completion: FileReady or FileFailed."""
+    """Make the next WAL file, at least this large, off the hot path. Completion: FileReady or FileFailed."""
 
     at_least: int
 

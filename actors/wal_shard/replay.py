@@ -175,7 +175,7 @@ class Replay:
         )
 
     def _ownerless(self, topic_id: int, piece: Piece, rows: NDArray[Any], path: str) -> None:
-        """Records of a topic that was deleted later are passed over; of one never made, they are damage (RE-12)."""
+        """Records of a topic deleted later are passed over; of one never made, they are damage (RE-12)."""
         if topic_id in self._gone:
             return
         offset = piece.file_offset + int(piece.batch.offsets[rows[0]])

@@ -386,8 +386,8 @@ class Shell:
             say(
                 log, logging.WARNING, "records lost in a restart", topic=topic, first_seq=first, last_seq=last
             )
-        took_ms = (self._clock.monotonic_ns() - started) // 1_000_000
-        say(log, logging.INFO, "recovered", records=replay.records, log_bytes=found.bytes, duration_ms=took_ms)
+        ms = (self._clock.monotonic_ns() - started) // 1_000_000
+        say(log, logging.INFO, "recovered", records=replay.records, log_bytes=found.bytes, duration_ms=ms)
 
     def _take_lock(self) -> None:
         """Hold the stream's lock; an orphan of a killed engine may hold it for a moment still (RF-15)."""

@@ -64,7 +64,8 @@ class VolatileLog:
         salt = int.from_bytes(os.urandom(8), "little") | 1
         header = WalHeader(
             boot.shard, boot.shards, self._next_n, boot.incarnation, salt,
-            bytes.fromhex(boot.boot_id.replace("-", "")), bytes.fromhex(boot.engine_id), now_us, capacity, 0, 0, 0, 0,
+            bytes.fromhex(boot.boot_id.replace("-", "")), bytes.fromhex(boot.engine_id), now_us,
+            capacity, 0, 0, 0, 0,
         )  # fmt: skip
         self._write(fd, [header.encode()], 0)
         if self._fd >= 0:

@@ -1,0 +1,42 @@
+"""Is a child getting on? Progress, not liveness (RD-18). Pure.
+
+A child whose facts on the board stand still is stuck, whether it spins, hangs in a device or was
+stopped. Time counts only as far as the supervisor itself was running: after a frozen container or a
+suspended host wakes up, nobody is accused of the time nobody had.
+"""
+
+from __future__ import annotations
+
+from ringlog.board.layout import ProcessState
+from ringlog.limits import HEARTBEAT_INTERVAL_MS
+from ringlog.supervision.restart import NS_PER_MS, NS_PER_S
+
+LOOK_MAX_NS = 2 * HEARTBEAT_INTERVAL_MS * NS_PER_MS
+"""Two looks further apart than this count as this far apart."""
+RECOVERY_PATIENCE = 10
+"""A recovering child reports in thousandths of its log, so each step may take longer."""
+
+Facts = tuple[int, ...]
+
+
+class Progress:
+    """What one incarnation showed so far."""
+
+    def __init__(self, now_ns: int) -> None:
+        self._facts: Facts = ()
+        self._looked_ns = now_ns
+        self.still_ns = 0
+        """How long the facts have stood still."""
+
+    def look(self, facts: Facts, now_ns: int) -> None:
+        """Note the facts of this moment: any numbers that change as long as work is done."""
+        if facts != self._facts:
+            self._facts, self.still_ns = facts, 0
+        else:
+            self.still_ns += min(now_ns - self._looked_ns, LOOK_MAX_NS)
+        self._looked_ns = now_ns
+
+    def is_stuck(self, state: ProcessState, stuck_after_s: float) -> bool:
+        """True when a child in this state should have moved on by now."""
+        patience = RECOVERY_PATIENCE if state == ProcessState.RECOVERING else 1
+        return self.still_ns >= stuck_after_s * patience * NS_PER_S

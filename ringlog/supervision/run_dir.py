@@ -1,0 +1,168 @@
+"""The directories of a running engine: checked, made, announced, removed.
+
+`data_dir` and `run_dir` are ours and 0700, or the start is refused naming the fix (SEC-20). `shm_dir`
+is new for every start, below /dev/shm, with random bits in its name. `<run_dir>/engine.json` is written
+when the engine is ready and is how clients find it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+
+import msgspec
+
+from ringlog.errors import DiskError, NotConnected, StartRefused
+from ringlog.storage.disk import Disk, replace_file
+
+SHM_ROOT = "/dev/shm"
+ENGINE_JSON = "engine.json"
+SUPERVISOR_SOCKET = "supervisor.sock"
+ALIVE_NAME = "board"
+"""File in shm_dir on which every actor holds a shared lock for as long as it lives."""
+_ENGINE_JSON_BYTES_MAX = 65_536
+_SHM_TRIES = 16
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Contents of engine.json: how to reach the engine. Fields may be added."""
+
+    engine_id: str
+    start_id: str
+    """New for every start: a client that sees another one opens new rings and resends."""
+    shm_dir: str
+    data_dir: str
+    shards: int
+    protocol: int
+    version: str
+    supervisor_pid: int
+    """For people."""
+    gateway_ipc: str = ""
+    gateway_tcp: str = ""
+    public_key: str = ""
+    """CURVE key of the TCP endpoint (Z85)."""
+
+
+def require_private_dir(path: str, what: str) -> None:
+    """Raise StartRefused unless `path` is a directory of ours that nobody else may enter."""
+    facts = os.lstat(path)
+    if not stat.S_ISDIR(facts.st_mode):
+        raise StartRefused(f"{what} is not a directory", dir=path)
+    if facts.st_uid != os.geteuid():
+        raise StartRefused(f"{what} belongs to somebody else", dir=path, uid=facts.st_uid, ours=os.geteuid())
+    if facts.st_mode & 0o077:
+        mode = oct(stat.S_IMODE(facts.st_mode))
+        raise StartRefused(f"{what} is open to others; run: chmod 700 {path}", dir=path, mode=mode)
+
+
+def make_private_dir(disk: Disk, path: str, what: str) -> None:
+    """Make a directory 0700 where there is none, and check it; its parent must exist."""
+    if not os.path.isdir(os.path.dirname(path)):
+        raise StartRefused(f"the parent of the {what} does not exist; make it first", dir=path)
+    try:
+        if not os.path.lexists(path):
+            disk.make_dir(path)
+    except DiskError as e:
+        raise StartRefused(f"{what} cannot be made", dir=path, reason=e.detail.get("strerror", "")) from None
+    require_private_dir(path, what)
+
+
+# -- shared memory ------------------------------------------------------------------------------------
+
+
+def shm_pattern() -> re.Pattern[str]:
+    """Paths of shared-memory directories that an engine of our user may have made."""
+    return re.compile(rf"^{SHM_ROOT}/ringlog-{os.geteuid()}-[0-9a-f]{{8}}$")
+
+
+def make_shm_dir() -> str:
+    """Make a new shared-memory directory; returns its path."""
+    for _ in range(_SHM_TRIES):
+        path = f"{SHM_ROOT}/ringlog-{os.geteuid()}-{secrets.token_hex(4)}"
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            continue
+        except OSError as e:
+            raise StartRefused("shared memory cannot be used", dir=path, reason=e.strerror) from None
+        return path
+    raise StartRefused("no free name in shared memory", dir=SHM_ROOT)
+
+
+def require_shm_space(needed: int) -> None:
+    """Raise StartRefused, naming the options, when /dev/shm cannot hold what the engine itself needs."""
+    facts = os.statvfs(SHM_ROOT)
+    free = facts.f_bavail * facts.f_frsize
+    if free < needed:
+        raise StartRefused(
+            "/dev/shm is too small: give it more room (containers: --shm-size=1g) or lower run.ring_bytes "
+            "or wal.shards",
+            free_bytes=free,
+            needed_bytes=needed,
+        )
+
+
+def orphans_alive(shm_dir: str) -> bool:
+    """True while an actor of the engine that used this directory lives."""
+    try:
+        fd = os.open(os.path.join(shm_dir, ALIVE_NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+def is_leftover(path: str) -> bool:
+    """True for an existing shared-memory directory with a name of ours, owned by us, not a link."""
+    if not shm_pattern().match(path):
+        return False
+    try:
+        facts = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+
+
+def remove_shm_dir(path: str) -> None:
+    """Remove a shared-memory directory and all in it; refuses a path that is not one of ours."""
+    if is_leftover(path):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+# -- engine.json --------------------------------------------------------------------------------------
+
+
+def announce(disk: Disk, run_dir: str, info: EngineInfo) -> None:
+    """Write engine.json as a whole: the engine is ready."""
+    replace_file(disk, run_dir, ENGINE_JSON, msgspec.json.encode(info))
+
+
+def withdraw(disk: Disk, run_dir: str) -> None:
+    """Remove engine.json if it is there."""
+    with contextlib.suppress(DiskError):
+        disk.unlink(os.path.join(run_dir, ENGINE_JSON))
+
+
+def read_engine_json(run_dir: str) -> EngineInfo:
+    """Read engine.json; raises NotConnected when there is none or it is no announcement."""
+    path = os.path.join(run_dir, ENGINE_JSON)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_ENGINE_JSON_BYTES_MAX)
+    except OSError as e:
+        raise NotConnected("no engine is running here", file=path, reason=e.strerror) from None
+    try:
+        return msgspec.json.decode(data, type=EngineInfo)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+        raise NotConnected("engine.json does not decode", file=path, reason=str(e)) from None

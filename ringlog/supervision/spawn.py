@@ -1,0 +1,102 @@
+"""Start a child, signal it, know for certain that it is dead.
+
+A child is spawned, never forked, with every descriptor but the standard three closed: a lock the
+supervisor holds must not live on in it (RD-7). It is watched and signalled through a pidfd, because a
+pid may be somebody else's by the time it is used (RD-8).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+import ringlog
+from ringlog import hardening
+
+CHILD_OOM_SCORE = 0
+SUPERVISOR_OOM_SCORE = -500
+"""When memory runs out the kernel should take a child, which is replaced, and not who replaces it."""
+
+_KEPT_VARIABLES = frozenset(
+    {
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "LANG",
+        "TZ",
+        "TMPDIR",
+        "VIRTUAL_ENV",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+    }
+)
+_KEPT_PREFIXES = ("LC_", "PYTHON", "MALLOC_")
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""NumPy's linear algebra is not used; its thread pools would only cost memory."""
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a child may know of our environment: no settings, no secrets (SEC-28), and our own code first.
+
+    Settings travel in the boot message; everything not known to be harmless stays behind.
+    """
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
+    }
+    root = os.path.dirname(os.path.dirname(os.path.abspath(ringlog.__file__)))
+    if os.path.basename(root) not in {"site-packages", "dist-packages"}:
+        # A checkout that is not installed: the child must find the same code wherever it runs.
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH", ""))))
+    return {**_ONE_THREAD, **kept}
+
+
+def actor_command(kind: str, boot: str) -> list[str]:
+    """Command line of an actor. `-P`: a file in the working directory must not pose as a module."""
+    return [sys.executable, "-P", "-m", f"actors.{kind}", boot]
+
+
+class Child:
+    """One started process."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start it in a process group of its own, so that a terminal's Ctrl-C reaches only the supervisor,
+        which stops children in order. Raises OSError when the system cannot."""
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            # Whatever a library prints goes with the log; standard output is the operator's.
+            stdout=sys.__stderr__.fileno() if sys.__stderr__ else None,
+            close_fds=True,
+            process_group=0,
+            cwd="/",
+            env=dict(environ),
+        )
+        self.pid = self._process.pid
+        # Nobody else reaps our children, so the pid is still this child's.
+        self.pidfd = os.pidfd_open(self.pid)
+        hardening.set_oom_score(self.pid, CHILD_OOM_SCORE)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; no error when the child is dead already."""
+        if self.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def reap(self) -> int:
+        """Collect the exit status of a child whose pidfd is readable; returns code or minus signal."""
+        status = self._process.wait()
+        self.close()
+        return status
+
+    def close(self) -> None:
+        """Let go of the pidfd. Idempotent."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1

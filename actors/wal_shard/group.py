@@ -7,21 +7,21 @@ be there (below a mark's durable_stop) and what may be torn (above the last one)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
+import xxhash
 
 from actors.wal_shard.admission import Intake
+from actors.wal_shard.records import GroupMark, frame_of
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.frame.codec import control_frame
 from ringlog.frame.layout import FrameType
 from ringlog.topic.state import Topic
-
-_encode = msgspec.msgpack.Encoder().encode
+from ringlog.types import Durability
 
 MARK_BYTES_MAX = 4_096
 """Room kept for a mark when a group's size is judged; only a mark with settled pairs comes near it."""
@@ -102,36 +102,69 @@ class Group:
             self.dirty[topic.topic_id] = topic
 
 
+_MARK_BODY = struct.Struct(">B" + "BQ" * 6 + "B")
+_MARK_FIXED_BYTES = layout.HEADER_BYTES + _MARK_BODY.size
+_MARK_HEADER = struct.Struct("<9Q")
+_U64, _ARRAY_OF_7, _ARRAY_OF_0 = 0xCF, 0x97, 0x90
+assert _MARK_BODY.size % 8 == 0, "the mark's body needs no padding"
+
+
 def mark_frame(
-    position: LogPosition, body_bytes: int, flags: int, settled: Iterable[tuple[int, int]] = ()
-) -> bytearray:
-    """Build the mark of a group with `body_bytes` further bytes; seals are filled in by seal_frames."""
+    position: LogPosition, body_bytes: int, flags: int, settled: Sequence[tuple[int, int]] = ()
+) -> tuple[bytearray, int]:
+    """Build the sealed mark of a group with `body_bytes` further bytes; returns (frame, seal).
+
+    One is written for every group, so it is put together by hand: numbers of fixed width make its size
+    known beforehand. It is the same MessagePack array that `frame_of(GroupMark(...))` decodes.
+    """
+    body = _MARK_BODY.pack(
+        _ARRAY_OF_7, _U64, position.group, _U64, position.prev_stop, _U64, position.last_seal, _U64,
+        position.durable, _U64, body_bytes + _MARK_FIXED_BYTES, _U64, flags, _ARRAY_OF_0,
+    )  # fmt: skip
+    if settled:
+        return _mark_with_pairs(position, body_bytes, flags, settled)
+    header = _MARK_HEADER.pack(
+        _MARK_FIXED_BYTES - layout.LEN_FIELD_BYTES | FrameType.GROUP_MARK << layout.TYPE_SHIFT
+        | layout.VERSION << layout.VERSION_SHIFT,
+        0, 0, 0, 0, 0, 0, len(body) | Durability.FSYNC << layout.FLAGS_SHIFT, xxhash.xxh3_64_intdigest(body),
+    )  # fmt: skip
+    seal = xxhash.xxh3_64_intdigest(header, position.salt)
+    return bytearray().join((header, seal.to_bytes(8, "little"), body)), seal
+
+
+def _mark_with_pairs(
+    position: LogPosition, body_bytes: int, flags: int, settled: Sequence[tuple[int, int]]
+) -> tuple[bytearray, int]:
+    """The rare mark that carries pairs. It counts itself: its size is found first, by a draft."""
+    pairs = [list(pair) for pair in settled]
 
     def build(group_bytes: int) -> bytearray:
-        body = [position.group, position.prev_stop, position.last_seal, position.durable, group_bytes, flags]
-        return control_frame(FrameType.GROUP_MARK, 0, _encode([*body, [list(pair) for pair in settled]]))
+        return frame_of(
+            GroupMark(
+                position.group, position.prev_stop, position.last_seal, position.durable, group_bytes, flags,
+                pairs,
+            ),
+            0,
+        )  # fmt: skip
 
-    # The mark counts itself, and its size depends on the number; sizes settle after one round,
-    # because frames are padded to 8.
-    mark = build(body_bytes)
-    for _ in range(3):
-        total = body_bytes + len(mark)
-        mark = build(total)
-        if body_bytes + len(mark) == total:
-            return mark
-    return build(body_bytes + len(mark))
+    # A size above 2**16 always takes the same width, and frames are padded to 8: one draft is enough
+    # once the number it is drafted with has its final width.
+    total = body_bytes + len(build(body_bytes + (1 << 16)))
+    mark = build(total)
+    if body_bytes + len(mark) != total:
+        mark = build(body_bytes + len(mark))
+    return mark, seal_frame(mark, position.salt)
 
 
 def lay_out(
-    group: Group, position: LogPosition, flags: int = 0, settled: Iterable[tuple[int, int]] = ()
+    group: Group, position: LogPosition, flags: int = 0, settled: Sequence[tuple[int, int]] = ()
 ) -> list[Any]:
     """Seal the logged parts of a group for its place in the file; returns the buffers to write.
 
     Afterwards `position` stands behind the group and the topics' indexes know where it lies.
     """
-    mark = mark_frame(position, group.bytes, flags, settled)
+    mark, seal = mark_frame(position, group.bytes, flags, settled)
     buffers: list[Any] = [mark]
-    seal = seal_frame(mark, position.salt)
     offset = position.offset + len(mark)
     for part in group.parts:
         if isinstance(part, Control):

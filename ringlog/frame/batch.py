@@ -58,6 +58,7 @@ class FrameBatch:
     stop: int
     end: End
     reason: str = ""
+    _totals: I64 | None = None
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -65,7 +66,10 @@ class FrameBatch:
     @property
     def total_bytes(self) -> I64:
         """(n,) whole size of each frame, in bytes."""
-        return (self.words[:, layout.W_HEAD] & np.uint64(layout.LEN_MASK)).astype(np.int64) + 4
+        if self._totals is None:
+            lengths = self.words[:, layout.W_HEAD] & np.uint64(layout.LEN_MASK)
+            self._totals = lengths.astype(np.int64) + layout.LEN_FIELD_BYTES
+        return self._totals
 
     def take(self, rows: slice | NDArray[Any]) -> FrameBatch:
         """Return the batch of the chosen rows; headers are shared when `rows` is a slice."""

@@ -120,6 +120,25 @@ def measure(buffer: Any, batch: FrameBatch) -> Measures:
     return found
 
 
+def single_payload_lengths(buffer: Any, batch: FrameBatch) -> I64 | None:
+    """(n,) payload bytes of one-record, payload-only, uncompressed frames of one length.
+
+    None when a frame's structure is anything but that; `measure` then says what is wrong.
+    """
+    words = buffer if isinstance(buffer, np.ndarray) else words_of(buffer)
+    at = (batch.offsets >> 3) + layout.HEADER_WORDS
+    prefixes = words[at]
+    first = int(prefixes[0])
+    length, body_words = first >> 32, (int(batch.total_bytes[0]) >> 3) - layout.HEADER_WORDS
+    if first & 0xFFFFFFFF or body_words != 1 + ((length + 7) >> 3):
+        return None
+    if len(prefixes) > 1 and (prefixes != prefixes[0]).any():
+        return None
+    if length & 7 and (words[at + (body_words - 1)] >> np.uint64(8 * (length & 7))).any():
+        return None
+    return np.full(len(prefixes), length, dtype=np.int64)
+
+
 # -- frames of one record, all at once ----------------------------------------------------------------
 
 

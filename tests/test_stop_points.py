@@ -56,7 +56,8 @@ def test_several_points_and_passes_may_be_armed():
     "spec",
     [
         "nowhere:1:kill", "log_after_write", "log_after_write:1", "log_after_write:1:kill:2",
-        "log_after_write:0:kill", "log_after_write:-1:kill", "log_after_write:x:kill", "log_after_write:²:kill",
+        "log_after_write:0:kill", "log_after_write:-1:kill", "log_after_write:x:kill",
+        "log_after_write:²:kill",
         "log_after_write::kill", "log_after_write:1:explode", "drain_mid:1:kill,nowhere:1:kill",
     ],
 )  # fmt: skip

@@ -1,0 +1,359 @@
+"""Who may import whom, as one table; and nothing pure imports anything that is not.
+
+A wish to import upwards usually means that a type lives one layer too high. The checks work on
+{module name: source}, so that each is itself tested on a few lines that break it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+BASE = {
+    "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
+    "shm",
+}  # fmt: skip
+
+PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
+WIRE = {"base", "frame", "ring", "board", "envelope"}
+CLI = {*WIRE, "link", "client", "supervision", "verify", "storage.reader", "cli", "root"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "base": {"base"},
+    "frame": {"base", "frame"},
+    "ring": {"base", "ring"},
+    "board": {"base", "board"},
+    "envelope": {"base", "frame", "envelope"},
+    "storage": {"base", "frame", "storage"},
+    "storage.reader": {"base", "frame", "storage", "board"},
+    "topic": {"base", "frame", "topic", *PURE_STORAGE},
+    "contract": {"base", "frame", "envelope"},
+    "runtime": {*WIRE, "contract", "runtime"},
+    "link": {*WIRE, "link"},
+    # On the engine's host the client reads files itself: with the reader, through the disk seam it asks
+    # for, and with the same decision about tombstones as the gateway.
+    "client": {*WIRE, "link", "client", "storage.reader", "storage.disk", "topic.tombstone", "root"},
+    "spark": {"base", "frame", "envelope", "client", "storage.reader", "spark"},
+    # The supervisor locks the data directory and keeps meta/engine, and the disk is changed in one place.
+    "supervision": {
+        "base", "ring", "board", "envelope", "storage.disk", "storage.layout", "supervision", "root",
+    },
+    "supervisor": {"base", "supervision", "root"},
+    # Written from the format page, so that it shares no decoder with the engine (RD-25).
+    "verify": {"base", "verify"},
+    "cli": CLI,
+    "cli.chaos": {*CLI, "testing"},
+    "testing": {
+        *WIRE, "contract", "runtime", "storage", "storage.reader", "topic", "link", "client", "spark",
+        "supervision", "verify", "testing", "root",
+    },
+    "actors.core": {"base", "frame", "envelope", "contract", "topic", *PURE_STORAGE, "root"},
+    "actors.shell": {*WIRE, "contract", "topic", "runtime", "storage", "storage.reader", "link", "root"},
+    "actors.__main__": {"base", "envelope", "runtime"},
+    # `ringlog.connect` is loaded when it is first asked for.
+    "root": {"client"},
+}  # fmt: skip
+"""Unit -> units it may import. An actor also imports modules of its own package; see `own_package`."""
+
+SHELL_SIDE: dict[str, str] = {
+    "actors.wal_shard.shell": "the effect table",
+    "actors.wal_shard.preparer": "the thread that makes the next WAL file",
+    "actors.wal_shard.recover": "reads the data directory for the pure replay",
+    "actors.wal_shard.rings": "drains and settles rings in shared memory",
+    "actors.wal_shard.volatile": "writes the volatile log in shared memory",
+    "actors.gateway.shell": "the effect table",
+    "actors.gateway.zap": "answers libzmq's question about a connection",
+}
+"""Modules of actors that may do I/O, each with what it does. Every other module of an actor is pure."""
+
+IMPURE = {
+    "asyncio", "concurrent", "fcntl", "logging", "mmap", "multiprocessing", "os", "random", "secrets",
+    "select", "selectors", "signal", "socket", "subprocess", "tempfile", "threading", "time", "uuid", "zmq",
+}  # fmt: skip
+
+IMPURE_ALLOWED = {
+    ("ringlog.frame.compress", "threading"): "one compressor for each thread; no thread is started",
+}
+
+PURE_UNITS = {"frame", "envelope", "topic", "contract", "actors.core"}
+PURE_MODULES = {
+    "ringlog.errors",
+    "ringlog.types",
+    "ringlog.limits",
+    *(f"ringlog.{name}" for name in PURE_STORAGE),
+}
+PURE_TO_NAME = {"ringlog", "ringlog.clock"}
+"""Pure code may name these: the version, and the Clock it is handed."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement's meaning: which module, where, and whether it runs when the module is loaded."""
+
+    target: str
+    line: int
+    is_at_load: bool
+
+
+Sources = dict[str, str]
+
+
+@cache
+def tree_of(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+def sources() -> Sources:
+    """Every module there is, by dotted name."""
+    files = [*(ROOT / "ringlog").rglob("*.py"), *(ROOT / "actors").rglob("*.py"), *ROOT.glob("supervisor.py")]
+    return {name_of(file): file.read_text() for file in files}
+
+
+def name_of(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(module: str, modules: Sources) -> Iterator[Import]:
+    """Imports of a module; names of submodules are resolved to them."""
+    tree = tree_of(modules[module])
+    at_load = set(map(id, _run_at_load(tree)))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, id(node) in at_load)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno} imports relatively"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield Import(
+                    inner if inner in modules else str(node.module), node.lineno, id(node) in at_load
+                )
+
+
+def _run_at_load(tree: ast.AST) -> Iterator[ast.AST]:
+    """Nodes outside functions and outside `if TYPE_CHECKING`."""
+    for node in ast.iter_child_nodes(tree):
+        is_typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not is_typing and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            yield from _run_at_load(node)
+
+
+def unit_of(module: str) -> str:
+    """The row of the table a module belongs to."""
+    first, *rest = module.split(".")
+    if first == "actors":
+        if not rest:
+            return "actors"
+        if module in SHELL_SIDE:
+            return "actors.shell"
+        return "actors.__main__" if rest[-1] == "__main__" else "actors.core"
+    if first == "supervisor":
+        return "supervisor"
+    if not rest:
+        return "root"
+    if rest[0] in BASE:
+        return "base"
+    dotted = ".".join(rest[:2])
+    return dotted if dotted in MAY_IMPORT else rest[0]
+
+
+def is_allowed(importer: str, target: str) -> bool:
+    """Say whether the table lets one module of ours import another."""
+    if importer.startswith("actors.") and target.startswith("actors."):
+        return own_package(importer, target)
+    allowed = MAY_IMPORT[unit_of(importer)]
+    unit = unit_of(target)
+    return unit in allowed or target.removeprefix("ringlog.") in allowed
+
+
+def own_package(importer: str, target: str) -> bool:
+    """Actors never import one another, and an actor's pure modules never its shell."""
+    is_own = importer.split(".")[1] == target.split(".")[1]
+    is_pure_side = unit_of(importer) == "actors.core"
+    return is_own and not (is_pure_side and unit_of(target) != "actors.core")
+
+
+def is_ours(target: str) -> bool:
+    return target.split(".", maxsplit=1)[0] in {"ringlog", "actors", "supervisor", "tests", "chaos", "bench"}
+
+
+def is_pure(module: str) -> bool:
+    return unit_of(module) in PURE_UNITS or module in PURE_MODULES
+
+
+def upward_imports(modules: Sources) -> list[str]:
+    """Imports of ours that the table does not have."""
+    return [
+        f"{module}:{each.line} imports {each.target}"
+        for module in sorted(modules)
+        for each in imports_of(module, modules)
+        if is_ours(each.target) and not is_allowed(module, each.target)
+    ]
+
+
+def impure_imports(modules: Sources) -> list[str]:
+    """Imports by pure modules of what does I/O, tells the time or rolls dice, ours or not."""
+    found = []
+    for module in filter(is_pure, sorted(modules)):
+        for each in imports_of(module, modules):
+            first = each.target.split(".")[0]
+            ours = is_ours(each.target) and not is_pure(each.target) and each.target not in PURE_TO_NAME
+            theirs = first in IMPURE and (module, first) not in IMPURE_ALLOWED
+            if theirs or (ours and not _is_empty_package(each.target, modules)):
+                found.append(f"{module}:{each.line} imports {each.target}")
+    return found
+
+
+def _is_empty_package(target: str, modules: Sources) -> bool:
+    return any(name.startswith(target + ".") for name in modules) and not list(imports_of(target, modules))
+
+
+def cycle(modules: Sources) -> list[str]:
+    """One import cycle among modules as they are loaded, or nothing."""
+    graph = {
+        module: {
+            each.target for each in imports_of(module, modules) if each.is_at_load and each.target in modules
+        }
+        for module in modules
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as e:
+        return list(e.args[1])
+    return []
+
+
+# -- the tree as it is --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def modules() -> Sources:
+    found = sources()
+    assert len(found) > 40, "the tree was found"
+    return found
+
+
+def test_every_module_has_its_row_in_the_table(modules):
+    unknown = [name for name in modules if unit_of(name) not in {*MAY_IMPORT, "actors"}]
+    assert not unknown
+
+
+def test_imports_go_only_where_the_table_lets_them(modules):
+    assert not upward_imports(modules)
+
+
+def test_nothing_pure_imports_anything_that_is_not(modules):
+    assert not impure_imports(modules)
+
+
+def test_no_module_imports_itself_in_a_circle(modules):
+    assert not cycle(modules)
+
+
+def test_an_exception_that_nobody_uses_is_removed(modules):
+    for module, library in IMPURE_ALLOWED:
+        if module in modules:
+            assert library in {each.target for each in imports_of(module, modules)}, module
+
+
+def test_importing_ringlog_loads_no_client(modules):
+    """`import ringlog` starts nothing and stays cheap."""
+    assert not [each for each in imports_of("ringlog", modules) if each.is_at_load and is_ours(each.target)]
+
+
+# -- the checks themselves ----------------------------------------------------------------------------
+
+UPWARD = {
+    "ringlog.errors": "from ringlog.frame import layout",
+    "ringlog.frame.codec": "from ringlog.ring.layout import X",
+    "ringlog.ring.ring": "import ringlog.frame.layout",
+    "ringlog.envelope.wire": "from ringlog.contract import Tick",
+    "ringlog.storage.wal": "from ringlog.board.board import Board",
+    "ringlog.topic.state": "from ringlog.storage.disk import Disk",
+    "ringlog.client.reader": "from ringlog.storage.wal import WalWriter",
+    "ringlog.client.api": "from actors.wal_shard.core import Core",
+    "ringlog.link.peer": "from ringlog.client import connect",
+    "ringlog.runtime.process": "def f():\n    from ringlog.topic.state import Topic",
+    "ringlog.supervision.tree": "from actors.gateway import core",
+    "ringlog.verify.files": "from ringlog.frame.codec import decode",
+    "ringlog.cli.serve": "from ringlog.testing import ManualClock",
+    "ringlog.clock": "import tests.conftest",
+    "actors.gateway.core": "from actors.wal_shard.events import X",
+    "actors.gateway.shell": "from ringlog.client import connect",
+    "actors.gateway.route": "from actors.gateway.shell import Shell",
+    "actors.wal_shard.shell": "from ringlog.testing.clock import ManualClock",
+    "actors.wal_shard.__main__": "from ringlog.storage.disk import RealDisk",
+    "supervisor": "from actors.wal_shard import core",
+}
+STUBS = {
+    "ringlog.frame.layout": "", "ringlog.frame.codec": "", "ringlog.ring.layout": "", "ringlog.contract": "",
+    "ringlog.board.board": "", "ringlog.storage.disk": "", "ringlog.storage.wal": "", "ringlog.client": "",
+    "ringlog.topic.state": "", "ringlog.testing": "", "ringlog.testing.clock": "", "actors.gateway": "",
+    "actors.gateway.core": "", "actors.gateway.shell": "", "actors.wal_shard.core": "",
+    "actors.wal_shard.events": "", "actors.wal_shard": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("module", UPWARD)
+def test_an_upward_import_is_found(module):
+    assert len(upward_imports({**STUBS, module: UPWARD[module]})) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("ringlog.storage.reader", "from ringlog.board.board import Board"),
+        ("ringlog.client.tailer", "from ringlog.storage.reader import TopicReader"),
+        ("actors.gateway.shell", "from ringlog.link.peer import Peer\nfrom actors.gateway.core import Core"),
+        ("ringlog.topic.state", "from ringlog.storage.layout import pack_file"),
+        ("ringlog.supervision.engine", "from ringlog.storage.disk import RealDisk"),
+    ],
+)
+def test_an_import_that_the_table_has_is_not_found(module, source):
+    assert not upward_imports({**STUBS, module: source})
+
+
+@pytest.mark.parametrize("library", sorted(IMPURE))
+@pytest.mark.parametrize("module", ["actors.gateway.core", "ringlog.topic.names", "ringlog.storage.recovery"])
+def test_an_impure_import_in_pure_code_is_found(module, library):
+    for source in (f"import {library}", f"from {library} import x", f"def f():\n    import {library}.inner"):
+        assert len(impure_imports({module: source})) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("actors.gateway.core", "from ringlog.storage.disk import Disk"),
+        ("actors.gateway.route", "from ringlog import stop_points"),
+        ("ringlog.topic.state", "from ringlog.shm import make_file"),
+        ("ringlog.frame.codec", "from ringlog.logs import log"),
+    ],
+)
+def test_pure_code_that_reaches_io_through_our_own_modules_is_found(module, source):
+    stubs = {"ringlog.storage.disk": "", "ringlog.stop_points": "", "ringlog.shm": "", "ringlog.logs": ""}
+    assert len(impure_imports({**stubs, module: source})) == 1
+
+
+def test_a_shell_may_import_what_a_core_may_not():
+    assert not impure_imports(
+        {"actors.gateway.shell": "import zmq, os, time", "ringlog.ring.region": "import mmap"}
+    )
+
+
+def test_a_circle_is_found_and_one_that_waits_for_a_call_is_none():
+    at_load = {"ringlog.a": "from ringlog import b", "ringlog.b": "import ringlog.a", "ringlog": ""}
+    lazily = {**at_load, "ringlog.b": "def f():\n    import ringlog.a"}
+    for_types = {**at_load, "ringlog.b": "if TYPE_CHECKING:\n    import ringlog.a"}
+    assert set(cycle(at_load)) == {"ringlog.a", "ringlog.b"}
+    assert not cycle(lazily)
+    assert not cycle(for_types)

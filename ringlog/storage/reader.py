@@ -118,8 +118,14 @@ class FrameRun:
     @property
     def last_seq(self) -> int:
         """Number of the last record of the last frame."""
-        words = self.batch.words[-1:]
-        return int(words[0, layout.W_BASE_SEQ] + frames.counts_of(words)[0]) - 1
+        return int(_last_seqs(self.batch)[-1])
+
+    def after(self, seq: int) -> FrameRun:
+        """The frames that hold records after `seq`; the first may begin before it."""
+        if self.first_seq > seq:
+            return self
+        row = int(np.searchsorted(_last_seqs(self.batch), seq, side="right"))
+        return FrameRun(self.buffer, self.batch.take(slice(row, None)), self.salt, self.path, self.origin)
 
 
 class _Window(NamedTuple):

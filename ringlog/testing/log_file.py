@@ -42,14 +42,17 @@ def sealed_frame(
     epoch: int = 1,
     commit_ts: int = TS_US,
     kind: int = layout.FrameType.APPEND,
+    control: bytes = b"",
 ) -> bytes:
-    """One whole frame of bytes columns, sealed under `salt`."""
-    count = len(next(iter(columns.values())))
+    """One whole frame, sealed under `salt`: bytes columns, or with none the body of a control frame."""
+    count = len(next(iter(columns.values()))) if columns else 0
     bitmap = sum(1 << column for column in columns)
     body = b"".join([bytes_column(columns[column]) for column in sorted(columns)])
+    raw_len = len(body) or len(control)
+    body = body or control.ljust(layout.padded(len(control)), b"\0")
     head = _FRAME.pack(
         layout.HEADER_BYTES + len(body) - layout.LEN_FIELD_BYTES, kind, layout.VERSION, bitmap, topic_id,
-        base_seq, commit_ts, count, epoch, 0, 0, len(body), 0, 0, 0, xxhash.xxh3_64_intdigest(body),
+        base_seq, commit_ts, count, epoch, 0, 0, raw_len, 0, 0, 0, xxhash.xxh3_64_intdigest(body),
     )  # fmt: skip
     return head + xxhash.xxh3_64_intdigest(head, salt).to_bytes(8, "little") + body
 

@@ -170,7 +170,7 @@ def test_another_life_of_the_topic_is_passed_over(world):
 
 def test_control_frames_are_checked_but_not_delivered(world):
     file = world.file()
-    file.write(sealed_frame({0: [b"cfg"]}, topic_id=5, base_seq=0, salt=file.salt, kind=2))
+    file.write(sealed_frame({}, topic_id=5, base_seq=0, salt=file.salt, kind=2, control=b"\xc0"))
     file.append(5, 1, [b"a"])
     world.publish(file)
     assert spans(world.reader([file.extent()]))[0] == [(1, 1)]

@@ -1,0 +1,298 @@
+"""Reading a topic: one page at a time, or record by record for as long as one likes.
+
+`read_page` is written once, as Steps, for both clients. Reader is the synchronous iterator over it;
+ringlog.aio has the same for asyncio. The iterator makes a Record object for every record, which costs
+about a microsecond each; `pages()` with `page.bytes()`, or the tailer, are the fast ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from math import inf
+from typing import Any, Protocol
+
+import numpy as np
+
+from ringlog.client.connection import Connection
+from ringlog.client.pages import (
+    EARLIEST,
+    LATEST,
+    Cursor,
+    Filters,
+    Page,
+    Piece,
+    Position,
+    Record,
+    Start,
+    TagFilter,
+    Tombstone,
+    check_after,
+    node_filter,
+    tag_filter,
+)
+from ringlog.client.source import Portion, Source, open_source
+from ringlog.errors import UsageError
+from ringlog.limits import READ_BYTES_DEFAULT, READ_BYTES_MAX, READ_LIMIT_DEFAULT, READ_LIMIT_MAX, WAIT_MS_MAX
+from ringlog.link.pending import Steps
+
+SCAN_RECORDS_MAX = 100_000
+"""Records one page examines at most when a filter passes over them (DR-14)."""
+ITERATOR_PAGE_RECORDS = 4_096
+_EPOCH_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Runs(Protocol):
+    """What a Reader needs of its client."""
+
+    @property
+    def connection(self) -> Connection:
+        """The client's connection."""
+        ...
+
+    def run(self, steps: Steps[Any]) -> Any:
+        """Run to the end, waiting as needed."""
+        ...
+
+
+class _Tray:
+    """A page being filled: knows its limits and how far it got."""
+
+    def __init__(self, after: int, limit: int, max_bytes: int, filters: Filters) -> None:
+        self.pieces: list[Piece] = []
+        self.seq = after
+        self.is_full = False
+        self._records_left = limit
+        self._bytes_left = max_bytes
+        self._filters = filters
+
+    def take(self, portion: Portion, topic: str) -> None:
+        """Add what fits of a portion and move `seq` to the last position examined (DR-10..DR-13)."""
+        for view in portion.views(topic):
+            piece = Piece(view, self._filters.rows(view) if self._filters else None)
+            fits = self._fitting(piece)
+            self._records_left -= fits
+            if fits < len(piece):
+                self.is_full = True
+                self.seq = piece.seq_at(fits) - 1
+                if fits:
+                    self.pieces.append(piece.cut(fits))
+                return
+            if len(piece):
+                self.pieces.append(piece)
+            self.seq = view.last_seq
+        self.seq = max(self.seq, portion.examined)
+        self.is_full = self._records_left <= 0 or self._bytes_left <= 0
+
+    def _fitting(self, piece: Piece) -> int:
+        """How many of the piece's first records fit; the page's very first always does (DR-12)."""
+        count = min(len(piece), max(self._records_left, 0))
+        if not count:
+            return 0
+        ends = np.cumsum(piece.sizes()[:count])
+        fits = int(np.searchsorted(ends, self._bytes_left, side="right"))
+        if not fits and not self.pieces:
+            fits = 1
+        if fits:
+            self._bytes_left -= int(ends[fits - 1])
+        return fits
+
+
+def read_page(
+    source: Source, topic: str, cursor: Cursor, *, limit: int, max_bytes: int = READ_BYTES_MAX,
+    wait_s: float = 0.0, filters: Filters = Filters(),  # noqa: B008  an immutable default
+) -> Steps[Page]:  # fmt: skip
+    """Fill one page from `cursor` on: up to `limit` records that pass the filters, or `max_bytes` of them."""
+    portion = yield from source.fetch(cursor, limit=limit, bytes_max=max_bytes, wait_s=wait_s)
+    tray = _Tray(portion.after, limit, max_bytes, filters)
+    first = portion
+    while True:
+        tray.take(portion, topic)
+        is_done = not filters or tray.is_full or tray.seq - first.after >= SCAN_RECORDS_MAX
+        if is_done or tray.seq >= portion.head_seq:
+            break
+        seq = tray.seq
+        portion = yield from source.fetch(
+            Cursor(portion.epoch, seq), limit=limit, bytes_max=max_bytes, wait_s=0.0
+        )
+        if portion.gap is not None or portion.epoch != first.epoch or portion.examined <= seq:
+            break  # The next page begins with it, or there is nothing more for now.
+    tombstone = None
+    if first.gap is not None:
+        gap = first.gap
+        tombstone = Tombstone(topic, gap.gap_from, gap.gap_to, gap.reason, first.earliest_seq, first.head_seq)
+    return Page(
+        topic, tray.pieces, Cursor(first.epoch, tray.seq), tombstone=tombstone, head_seq=first.head_seq,
+        earliest_seq=first.earliest_seq,
+    )  # fmt: skip
+
+
+def read(
+    connection: Connection, topic: str, after: Cursor | int = 0, *, limit: int = READ_LIMIT_DEFAULT,
+    max_bytes: int = READ_BYTES_DEFAULT, wait_ms: int = 0, tags: TagFilter | None = None,
+    node: str | list[str] | None = None,
+) -> Steps[Page]:  # fmt: skip
+    """One difference read (section 17): `limit` 1..1000, 0 = 256; `wait_ms` 0..30000; larger is clamped."""
+    cursor = after if isinstance(after, Cursor) else Cursor(0, check_after(after))
+    if limit < 0 or max_bytes < 0 or wait_ms < 0:
+        raise UsageError(
+            "a read's limits are not negative", limit=limit, max_bytes=max_bytes, wait_ms=wait_ms
+        )
+    filters = yield from resolve_filters(connection, topic, tags, node)
+    source = open_source(connection, topic)
+    try:
+        return (
+            yield from read_page(
+                source, topic, cursor,
+                limit=min(limit or READ_LIMIT_DEFAULT, READ_LIMIT_MAX),
+                max_bytes=min(max_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX),
+                wait_s=min(wait_ms, WAIT_MS_MAX) / 1000, filters=filters,
+            )
+        )  # fmt: skip
+    finally:
+        source.close()
+
+
+def resolve_filters(
+    connection: Connection, topic: str, tags: TagFilter | None, node: str | list[str] | None
+) -> Steps[Filters]:
+    """Build the filters; a topic with dedupe_node=false ignores node ids (NF-5)."""
+    nodes = node_filter(node)
+    if nodes:
+        info = yield connection.resolve(topic)
+        if not info.config.get("dedupe_node", True):
+            nodes = frozenset()
+    return Filters(nodes, tag_filter(tags))
+
+
+def resolve_start(connection: Connection, source: Source, topic: str, start: Start) -> Steps[Cursor]:
+    """Turn any Start into a cursor; EARLIEST on a topic without records is a cursor at its head."""
+    if isinstance(start, Cursor):
+        return start
+    if start is EARLIEST:
+        return Cursor(0, 0)
+    if start is LATEST or isinstance(start, datetime):
+        # Any cursor tells the head; this one is never taken for one of an earlier life.
+        portion = yield from source.fetch(Cursor(0, 0), limit=1, bytes_max=1, wait_s=0.0)
+        if isinstance(start, datetime):
+            return (yield from _before_time(source, topic, portion, start))
+        return Cursor(portion.epoch, portion.head_seq)
+    if isinstance(start, Position):
+        raise UsageError("not a place to start", found=repr(start))
+    return Cursor(0, check_after(start))
+
+
+def _before_time(source: Source, topic: str, portion: Portion, start: datetime) -> Steps[Cursor]:
+    """Cursor before the first record committed at `start` or later: a bisection, since times never fall."""
+    if start.tzinfo is None:
+        raise UsageError("a time to start at needs a time zone", found=str(start))
+    wanted_us = round((start - _EPOCH_TIME).total_seconds() * 1_000_000)
+    low, high = portion.earliest_seq - 1, portion.head_seq
+    while low < high:
+        middle = (low + high) // 2
+        page = yield from read_page(source, topic, Cursor(portion.epoch, middle), limit=1)
+        if page.epoch != portion.epoch:
+            return Cursor(page.epoch, 0)
+        if not page.pieces or page.pieces[0].view.commit_ts >= wanted_us:
+            high = middle
+        else:
+            low = page.cursor.seq
+    return Cursor(portion.epoch, high)
+
+
+class Reader:
+    """Iterates over the records and tombstones of a topic, in order: `for item in client.reader("t")`.
+
+    Without `follow` it ends at the head it finds; with it, it waits for more until it is closed. Either
+    way nothing is passed over silently. `cursor` is behind the last item given; keep it to go on later.
+    """
+
+    def __init__(
+        self, client: Runs, topic: str, start: Start = EARLIEST, *, follow: bool = False,
+        tags: TagFilter | None = None, node: str | list[str] | None = None,
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._topic = topic
+        self._follow = follow
+        self._tags, self._node = tags, node
+        self._filters: Filters | None = None
+        self._source = open_source(client.connection, topic)
+        self._start: Start | None = start
+        self._cursor = Cursor(0, 0)
+        self._is_closed = False
+
+    @property
+    def cursor(self) -> Cursor:
+        """Behind the last item given. Asks the engine when the start was not yet looked up."""
+        self._settle_start()
+        return self._cursor
+
+    def seek(self, start: Start) -> None:
+        """Go on from there."""
+        self._start = start
+
+    def pages(self, limit: int = READ_LIMIT_MAX) -> Iterator[Page]:
+        """Iterate page by page; with `follow` never ends by itself."""
+        while not self._is_closed:
+            page = self._next_page(limit)
+            if page.tombstone is None and not len(page) and page.caught_up and not self._follow:
+                return
+            self._cursor = page.cursor
+            if page.tombstone is not None or len(page):
+                yield page
+
+    def __iter__(self) -> Iterator[Record | Tombstone]:
+        while not self._is_closed:
+            page = self._next_page(ITERATOR_PAGE_RECORDS)
+            epoch = page.epoch
+            if page.tombstone is not None:
+                self._cursor = Cursor(epoch, self._before(page))
+                yield page.tombstone
+            for record in page.records:
+                self._cursor = Cursor(epoch, record.seq)
+                yield record
+                if self._start is not None or self._is_closed:
+                    break  # Sought elsewhere, or closed, by who got the record.
+            else:
+                self._cursor = page.cursor
+                if page.caught_up and not self._follow:
+                    return
+
+    def close(self) -> None:
+        """End the iteration and let go of files."""
+        self._is_closed = True
+        self._source.close()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _settle_start(self) -> None:
+        if self._start is not None:
+            steps = resolve_start(self._client.connection, self._source, self._topic, self._start)
+            self._cursor = self._client.run(steps)
+            self._start = None
+
+    def _next_page(self, limit: int) -> Page:
+        self._settle_start()
+        page: Page = self._client.run(self._page_steps(limit))
+        return page
+
+    def _page_steps(self, limit: int) -> Steps[Page]:
+        if self._filters is None:
+            self._filters = yield from resolve_filters(
+                self._client.connection, self._topic, self._tags, self._node
+            )
+        return (
+            yield from read_page(
+                self._source, self._topic, self._cursor, limit=limit,
+                wait_s=inf if self._follow else 0.0, filters=self._filters,
+            )
+        )  # fmt: skip
+
+    @staticmethod
+    def _before(page: Page) -> int:
+        """Position right before the page's first record."""
+        return page.pieces[0].seq_at(0) - 1 if page.pieces else page.cursor.seq

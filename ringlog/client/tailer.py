@@ -1,0 +1,263 @@
+"""Tailer: the fast way to read on the engine's own host.
+
+It maps the log's files and hands out stretches of them, verified but not copied: a gigabyte a second and
+more into Arrow. A stretch keeps its mapping alive as long as it, or anything viewed from it, lives.
+
+What that costs: if the disk fails under a mapping, the kernel kills the process with SIGBUS. A tailer
+belongs in a process that may die and be started again; elsewhere use `reader().pages()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.client.pages import EARLIEST, Cursor, Piece, Record, Start, Tombstone
+from ringlog.client.reader import Runs, resolve_start
+from ringlog.client.source import LocalSource, Portion
+from ringlog.errors import UsageError
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.layout import Column
+from ringlog.frame.view import FrameView
+from ringlog.limits import MIB
+from ringlog.storage.reader import FrameRun
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+WINDOW_BYTES = 4 * MIB
+"""Log scanned for one batch."""
+_OFFSETS_BYTES = 8
+_NO_LIMIT = 1 << 62
+
+
+class TailBatch:
+    """Consecutive records, as they lie in the log. All views are read-only.
+
+    `frames()` gives the frames one by one; the other methods give all records at once. Zero-copy where
+    a frame is not compressed: `memoryviews()`, `arrow()`, `frames()`; copied: `bytes()`, `records()`,
+    and `numpy()` when there is more than one frame.
+    """
+
+    def __init__(self, topic: str, epoch: int, run: FrameRun, after: int) -> None:
+        self.topic = topic
+        self.epoch = epoch
+        self.first_seq = max(run.first_seq, after + 1)
+        self.last_seq = run.last_seq
+        self._run = run.after(after)
+        self._portion = Portion(epoch, run.last_seq, 1, None, after, (run,), run.last_seq)
+
+    def __len__(self) -> int:
+        return int(frames.counts_of(self._run.batch.words).sum()) - (self.first_seq - self._run.first_seq)
+
+    def __repr__(self) -> str:
+        return f"<TailBatch {self.topic} {self.first_seq}..{self.last_seq}>"
+
+    @property
+    def ts(self) -> int:
+        """When the last record was committed, in microseconds since the epoch."""
+        return int(self._run.batch.words[-1, layout.W_COMMIT_TS])
+
+    @property
+    def cursor(self) -> Cursor:
+        """Behind the last record."""
+        return Cursor(self.epoch, self.last_seq)
+
+    def frames(self) -> Iterator[FrameView]:
+        """View the frames; the first may begin inside of one."""
+        return self._portion.views(self.topic)
+
+    def bytes(self) -> list[bytes]:
+        """The payloads, copied out."""
+        spans = self._single_spans
+        if spans is not None:
+            starts, stops = spans
+            first = int(starts[0])
+            whole = bytes(self._view[first : int(stops[-1])])
+            bounds = zip((starts - first).tolist(), (stops - first).tolist(), strict=True)
+            return [whole[a:b] for a, b in bounds]
+        return [payload for view in self.frames() for payload in view.to_list()]
+
+    def memoryviews(self) -> list[memoryview]:
+        """The payloads as views of the log."""
+        if self._single_spans is not None:
+            view = self._view
+            starts, stops = self._single_spans
+            return [view[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+        found: list[memoryview] = []
+        for frame in self.frames():
+            payloads = frame.payloads
+            data = payloads.data.data
+            ends = payloads.offsets.tolist()
+            found += [data[a:b] for a, b in pairwise(ends)]
+        return found
+
+    def numpy(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """(data, offsets): payload i is `data[offsets[i]:offsets[i + 1]]`; offsets is (n + 1,) int64."""
+        columns = [view.payloads for view in self.frames()]
+        if len(columns) == 1:
+            return columns[0].data, columns[0].offsets.astype(np.int64)
+        parts = [column.data[column.offsets[0] : column.offsets[-1]] for column in columns]
+        sizes = np.concatenate([np.diff(column.offsets) for column in columns])
+        offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+        np.cumsum(sizes, out=offsets[1:])
+        return np.concatenate(parts), offsets
+
+    def record_batches(self, *, nulls: bool = False, columns: int | None = None) -> list[pa.RecordBatch]:
+        """One Arrow RecordBatch for each frame, without a copy: seq, ts and the columns of the frame.
+
+        `columns` (a bitmap of layout.Column) and `nulls` as in FrameView.to_arrow. Needs pyarrow.
+        """
+        if self._single_spans is not None and columns is None:
+            return [self._gathered()]
+        return [view.to_arrow(nulls=nulls, columns=columns) for view in self.frames()]
+
+    def arrow(self, *, nulls: bool = False) -> pa.Table:
+        """All records as one Arrow table whose chunks are the frames, without a copy."""
+        import pyarrow
+
+        bitmap = int(np.bitwise_or.reduce(frames.columns_of(self._run.batch.words)))
+        wanted = None if bitmap == 1 << Column.PAYLOAD else bitmap
+        return pyarrow.Table.from_batches(self.record_batches(nulls=nulls, columns=wanted))
+
+    def records(self) -> list[Record]:
+        """The records as objects: slow, for convenience."""
+        return [record for view in self.frames() for record in Piece(view).records()]
+
+    @property
+    def _view(self) -> memoryview:
+        return memoryview(self._run.buffer).cast("B").toreadonly()
+
+    @cached_property
+    def _single_spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Where the payloads lie when every frame is one record without further columns, else None.
+
+        Such frames are what unbatched writers make; opening each would cost more than all the rest.
+        """
+        batch = self._run.batch
+        words = batch.words
+        is_single = (
+            (frames.counts_of(words) == 1)
+            & (frames.columns_of(words) == 1 << Column.PAYLOAD)
+            & (frames.codecs_of(words) == 0)
+        )
+        if len(batch) < 4 or not is_single.all():
+            return None
+        body = batch.offsets + layout.HEADER_BYTES
+        ends = np.ndarray(len(self._run.buffer) // 8, "<u8", self._run.buffer)[body >> 3]
+        lengths = (ends >> np.uint64(32)).astype(np.int64)
+        starts = body + _OFFSETS_BYTES
+        fits = ((ends & np.uint64(0xFFFFFFFF)) == 0) & (starts + lengths <= batch.offsets + batch.total_bytes)
+        return (starts, starts + lengths) if fits.all() else None
+
+    def _gathered(self) -> pa.RecordBatch:
+        import pyarrow
+
+        words = self._run.batch.words
+        seqs = pyarrow.array(words[:, layout.W_BASE_SEQ].copy())
+        times = pyarrow.array(words[:, layout.W_COMMIT_TS].astype(np.int64))
+        kind = pyarrow.timestamp("us", tz="UTC")
+        payloads = pyarrow.array(self.bytes(), type=pyarrow.binary())
+        return pyarrow.RecordBatch.from_arrays([seqs, times.view(kind), payloads], ["seq", "ts", "payload"])
+
+
+class Tailer:
+    """Iterates over TailBatch and Tombstone items of one topic; `for item in client.tailer("t")`.
+
+    With `follow` (the default) it waits for more until it is closed; `next(timeout)` waits a bounded time.
+    """
+
+    def __init__(self, client: Runs, topic: str, start: Start = EARLIEST, *, follow: bool = True) -> None:
+        if client.connection.transport != "ring":
+            raise UsageError(
+                "a tailer reads the engine's files and must run on its host",
+                transport=client.connection.transport,
+                instead="reader().pages()",
+            )
+        self._client = client
+        self._topic = topic
+        self._follow = follow
+        self._source = LocalSource(client.connection, topic, is_mapped=True)
+        self._start: Start | None = start
+        self._cursor = Cursor(0, 0)
+        self._ready: list[TailBatch | Tombstone] = []
+        self._resume = 0
+        self._is_caught_up = False
+        self._is_closed = False
+
+    @property
+    def cursor(self) -> Cursor:
+        """Behind the last item given."""
+        self._settle_start()
+        return self._cursor
+
+    def seek(self, start: Start) -> None:
+        """Go on from there."""
+        self._start = start
+        self._ready.clear()
+
+    def next(self, timeout: float | None = None) -> TailBatch | Tombstone | None:
+        """Return the next item, or None after `timeout` seconds without one; None = wait for ever."""
+        self._settle_start()
+        if not self._ready:
+            self._fetch(inf if timeout is None else timeout)
+        if not self._ready:
+            return None
+        item = self._ready.pop(0)
+        if isinstance(item, TailBatch):
+            self._cursor = item.cursor
+        else:
+            self._cursor = Cursor(self._cursor.epoch, self._resume)
+        return item
+
+    def __iter__(self) -> Iterator[TailBatch | Tombstone]:
+        while not self._is_closed:
+            item = self.next(None if self._follow else 0.0)
+            if item is not None:
+                yield item
+            elif not self._follow and self._is_caught_up:
+                return
+
+    def close(self) -> None:
+        """End the iteration and let go of files. What was handed out stays valid."""
+        self._is_closed = True
+        self._ready.clear()
+        self._source.close()
+
+    def __enter__(self) -> Tailer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _settle_start(self) -> None:
+        if self._start is not None:
+            steps = resolve_start(self._client.connection, self._source, self._topic, self._start)
+            self._cursor = self._client.run(steps)
+            self._start = None
+
+    def _fetch(self, wait_s: float) -> None:
+        steps = self._source.fetch(self._cursor, limit=_NO_LIMIT, bytes_max=WINDOW_BYTES, wait_s=wait_s)
+        portion: Portion = self._client.run(steps)
+        self._resume = portion.after
+        self._is_caught_up = portion.examined >= portion.head_seq
+        self._cursor = Cursor(portion.epoch, self._cursor.seq)
+        if (gap := portion.gap) is not None:
+            self._ready.append(
+                Tombstone(
+                    self._topic, gap.gap_from, gap.gap_to, gap.reason, portion.earliest_seq, portion.head_seq
+                )
+            )
+        after = portion.after
+        for run in portion.runs:
+            self._ready.append(TailBatch(self._topic, portion.epoch, run, after))
+            after = run.last_seq
+        if not self._ready:
+            self._cursor = Cursor(portion.epoch, max(self._cursor.seq, portion.examined))

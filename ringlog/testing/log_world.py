@@ -1,0 +1,206 @@
+"""A topic on real files without an engine: the files, the facts a shard would publish, and a client.
+
+`LogWorld` is a Connection of the ring transport and can run Steps, so Reader, Tailer and `read` work on it
+as on a client. It never waits: `run` fails for Steps that would, and `begin` gives their Pending, which
+`publish` or `time_out` lets go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from ringlog.board.topics import TOPIC_LIVE, TopicFacts
+from ringlog.client.connection import Marks
+from ringlog.envelope.messages import Extent, Located, Read, ReadReply, TopicInfo
+from ringlog.errors import InvariantViolation, TopicNotFound, UsageError
+from ringlog.frame.layout import Column
+from ringlog.link.pending import Pending, Steps, resolved, start
+from ringlog.storage.disk import RealDisk
+from ringlog.testing.clock import ManualClock
+from ringlog.testing.log_file import TS_US, LogFile
+
+
+class LogWorld:
+    """One topic, id 5, in shard 0; what other topics write lies between its frames."""
+
+    def __init__(self, root: str, topic: str = "t") -> None:
+        self.topic = topic
+        self.topic_id = 5
+        self.epoch = 1
+        self.head_seq = 0
+        self.earliest_seq = 1
+        self.cap_floor = self.ttl_floor = self.trim_floor = 1
+        self.lost: list[int] = []
+        self.exists = True
+        self.config: dict[str, Any] = {}
+        self.locates = 0
+        self.clock = ManualClock()
+        self.disk = RealDisk()
+        self.transport: Literal["ring", "ipc", "tcp"] = "ring"
+        self.data_dir = self.shm_dir = root
+        self.generation = 0
+        self._written = 0
+        self._files: list[LogFile] = []
+        self._extents: list[Extent] = []
+        self._mark = (0, 0)
+        self._waiting: list[Pending[bool]] = []
+
+    # -- the shard ------------------------------------------------------------------------------------
+
+    def roll(self, **facts: Any) -> LogFile:
+        """Go on in a new file."""
+        if self._files:
+            self._extents.append(self.file.extent(self.file.stop))
+        n = len(self._files)
+        self._files.append(LogFile(self.disk, self.data_dir, **({"n": n, "salt": 11 + n} | facts)))
+        return self.file
+
+    @property
+    def file(self) -> LogFile:
+        """The file being written."""
+        return self._files[-1]
+
+    def write(
+        self, payloads: Sequence[bytes], columns: Mapping[Column, Sequence[bytes]] | None = None,
+        ts: int = 0,
+    ) -> int:  # fmt: skip
+        """Write one frame of the topic, not published yet; returns its offset."""
+        if not self._files:
+            self.roll()
+        offset = self.file.append(
+            self.topic_id, self._written + 1, payloads, epoch=self.epoch, columns=columns,
+            commit_ts=ts or TS_US + self._written,
+        )  # fmt: skip
+        self._written += len(payloads)
+        return offset
+
+    def write_other(self, payload: bytes = b"not yours") -> None:
+        """Write a frame of some other topic."""
+        if not self._files:
+            self.roll()
+        self.file.append(6, 1, [payload])
+
+    def skip_to(self, seq: int) -> None:
+        """Let the next record have this number."""
+        self._written = seq - 1
+
+    def publish(self, *, with_head: bool = True) -> None:
+        """Publish everything written."""
+        if with_head:
+            self.head_seq = self._written
+        if self._files:
+            self._mark = (self.file.file_id, self.file.stop)
+        self._wake(is_news=True)
+
+    def append(
+        self, payloads: Sequence[bytes], columns: Mapping[Column, Sequence[bytes]] | None = None
+    ) -> None:
+        """Write and publish one frame."""
+        self.write(payloads, columns)
+        self.publish()
+
+    def recreate(self) -> None:
+        """Delete the topic and make it again."""
+        self.topic_id += 10
+        self.epoch += 1
+        self._written = self.head_seq = 0
+        self.earliest_seq = self.cap_floor = self.ttl_floor = self.trim_floor = 1
+        self.lost = []
+        self._wake(is_news=True)
+
+    def delete(self) -> None:
+        """Delete the topic."""
+        self.exists = False
+        self._wake(is_news=True)
+
+    def restart(self) -> None:
+        """The engine was restarted."""
+        self.generation += 1
+        self._wake(is_news=True)
+
+    def time_out(self, seconds: float) -> None:
+        """Let time pass; whoever waits for a publication is told that there was none."""
+        self.clock.advance(seconds)
+        self._wake(is_news=False)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+
+    def _wake(self, *, is_news: bool) -> None:
+        waiting, self._waiting = self._waiting, []
+        for pending in waiting:
+            pending.resolve(is_news)
+
+    # -- the client -----------------------------------------------------------------------------------
+
+    @property
+    def connection(self) -> LogWorld:
+        """Itself: enough of a client for readers."""
+        return self
+
+    def begin(self, steps: Steps[Any]) -> Pending[Any]:
+        """Run as far as it goes now."""
+        return start(steps)
+
+    def run(self, steps: Steps[Any]) -> Any:
+        """Run to the end; raises InvariantViolation when that would take waiting."""
+        pending = start(steps)
+        if not pending.is_done:
+            raise InvariantViolation("this would wait for a publication")
+        return pending.take()
+
+    def resolve(self, topic: str) -> Pending[TopicInfo]:
+        """See Connection."""
+        info = TopicInfo(topic, self.topic_id, self.epoch, 0, 0, False, self.config)
+        return resolved(info) if self._is_here(topic) else _absent(topic)
+
+    def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
+        """See Connection."""
+        self.locates += 1
+        if not self._is_here(topic):
+            return _absent(topic)
+        extents = [*self._extents, self.file.extent()] if self._files else []
+        return resolved(
+            Located(
+                topic, self.topic_id, self.epoch, 0, 0, self.head_seq, self.earliest_seq, self.cap_floor,
+                self.ttl_floor, self.trim_floor, epoch not in {0, self.epoch} or after > self.head_seq,
+                extents, list(self.lost),
+            )
+        )  # fmt: skip
+
+    def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
+        """See Connection."""
+        if not self.exists or (info.topic_id, info.epoch) != (self.topic_id, self.epoch):
+            return None
+        return TopicFacts(
+            self.topic_id, self.epoch, TOPIC_LIVE, self.head_seq, self.earliest_seq, self.cap_floor,
+            self.ttl_floor, self.trim_floor, self.head_seq + 1 - self.earliest_seq, 0, TS_US, 0,
+        )  # fmt: skip
+
+    def marks(self, shard: int) -> Marks:
+        """See Connection."""
+        return Marks(self._mark, (0, 0))
+
+    def published_since(self, shard: int, seen: Marks, timeout_s: float) -> Pending[bool]:
+        """See Connection."""
+        if seen != self.marks(shard):
+            return resolved(True)
+        pending: Pending[bool] = Pending()
+        self._waiting.append(pending)
+        return pending
+
+    def read_remote(self, request: Read) -> Pending[tuple[ReadReply, memoryview]]:
+        """See Connection; a subclass that has a gateway answers."""
+        raise UsageError("this world has no gateway", topic=request.topic)
+
+    def _is_here(self, topic: str) -> bool:
+        return self.exists and topic == self.topic
+
+
+def _absent(topic: str) -> Pending[Any]:
+    pending: Pending[Any] = Pending()
+    pending.fail(TopicNotFound("no such topic", topic=topic))
+    return pending

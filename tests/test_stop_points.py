@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -107,3 +109,23 @@ def test_a_paused_process_goes_on_when_told():
         said, _ = child.communicate(timeout=30)
         assert said == "went on\ncleaned up\n"
         assert child.returncode == 0
+
+
+def hits(source: str) -> set[str]:
+    """Names a module passes to `stop_points.hit`, all of which must be spelled out."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("stop_points.hit"):
+            (name,) = node.args
+            assert isinstance(name, ast.Constant), f"line {node.lineno}: a stop point is named by a literal"
+            found.add(name.value)
+    return found
+
+
+def test_every_point_in_the_code_is_a_known_one():
+    root = Path(__file__).parent.parent
+    files = [*(root / "ringlog").rglob("*.py"), *(root / "actors").rglob("*.py")]
+    used = set().union(*(hits(file.read_text()) for file in files))
+    assert used, "production code has stop points"
+    assert not used - set(stop_points.POINTS)
+    assert hits("stop_points.hit('here')\nif x: stop_points.hit('there')") == {"here", "there"}

@@ -69,7 +69,11 @@ class Disk(Protocol):
         ...
 
     def open_cut(self, path: str) -> int:
-        """Open an existing file to give back its unused end: for truncate and sync, never to append."""
+        """Open an existing file, as open_read does, to give back its unused end.
+
+        It can be read, shortened and synced; anything that would add to it is an InvariantViolation,
+        since a file belongs to the incarnation that made it (RD-3).
+        """
         ...
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
@@ -158,7 +162,7 @@ def write_fully(raw: Callable[[list[Buffer], int], int], buffers: Sequence[Buffe
     EINTR and EAGAIN are retried a bounded number of times; no progress is EIO.
     """
     pending = list(buffers[:IOV_MAX])
-    total = sum([memoryview(b).nbytes for b in buffers])
+    total = sum([len(b) if type(b) is bytes else memoryview(b).nbytes for b in buffers])
     refusals = done = 0
     while done < total:
         try:
@@ -196,6 +200,7 @@ class _File:
         "length",
         "length_synced",
         "name_unsynced",
+        "only_shrinks",
         "path",
         "poisoned",
         "synced",
@@ -209,6 +214,7 @@ class _File:
         self.length_synced = length
         self.name_unsynced = is_new
         self.in_doubt = False  # its directory's sync failed; a later success proves nothing
+        self.only_shrinks = False
         self.poisoned = ""
 
     def has_unsynced_bytes(self) -> bool:
@@ -242,7 +248,9 @@ class RealDisk:
         return self._open_existing("open_read", path, os.O_RDONLY)
 
     def open_cut(self, path: str) -> int:
-        return self._open_existing("open_cut", path, os.O_RDWR)
+        fd = self._open_existing("open_cut", path, os.O_RDWR)
+        self._files[fd].only_shrinks = True
+        return fd
 
     def _open_existing(self, call: str, path: str, access: int) -> int:
         try:
@@ -284,10 +292,18 @@ class RealDisk:
             )
         return file
 
+    def _growable(self, fd: int, call: str) -> _File:
+        file = self._changeable(fd, call)
+        if file.only_shrinks:
+            raise _adds(file.path, call)
+        return file
+
     # -- contents -------------------------------------------------------------------------------------
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        file = self._changeable(fd, "write_at")
+        file = self._files.get(fd)  # written out: this is the hot path
+        if file is None or file.poisoned or file.only_shrinks:
+            file = self._growable(fd, "write_at")
         before = file.length
         try:
             count = write_fully(lambda pending, at: os.pwritev(fd, pending, at), buffers, offset)
@@ -302,7 +318,7 @@ class RealDisk:
         return count
 
     def allocate(self, fd: int, offset: int, length: int) -> None:
-        file = self._changeable(fd, "allocate")
+        file = self._growable(fd, "allocate")
         try:
             os.posix_fallocate(fd, offset, length)
         except OSError as e:
@@ -320,6 +336,8 @@ class RealDisk:
 
     def truncate(self, fd: int, length: int) -> None:
         file = self._changeable(fd, "truncate")
+        if file.only_shrinks and length > file.length:
+            raise _adds(file.path, "truncate")
         try:
             os.ftruncate(fd, length)
         except OSError as e:
@@ -453,6 +471,10 @@ class RealDisk:
 
     def unlock(self, fd: int) -> None:
         self.close(fd)
+
+
+def _adds(path: str, call: str) -> InvariantViolation:
+    return InvariantViolation("a file opened to be cut cannot be added to", call=call, path=path)
 
 
 def _system(call: str, path: str, cause: OSError, **detail: Any) -> DiskError:

@@ -78,6 +78,7 @@ class MonitorDisk(WrappedDisk):
         self._monitor = monitor
         self._files = monitor.files
         self._incarnation = incarnation
+        self._cuts: set[int] = set()
 
     def create(self, path: str) -> int:
         fd = super().create(path)
@@ -87,6 +88,15 @@ class MonitorDisk(WrappedDisk):
         self._monitor.made.add(path)
         self._files[path] = _Facts(self._incarnation)
         return fd
+
+    def open_cut(self, path: str) -> int:
+        fd = super().open_cut(path)
+        self._cuts.add(fd)
+        return fd
+
+    def close(self, fd: int) -> None:
+        self._cuts.discard(fd)
+        super().close(fd)
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         facts = self._changing(fd)
@@ -105,6 +115,9 @@ class MonitorDisk(WrappedDisk):
         super().allocate(fd, offset, length)
 
     def truncate(self, fd: int, length: int) -> None:
+        if fd in self._cuts:  # giving back the end of a predecessor's file adds nothing to it
+            super().truncate(fd, length)
+            return
         facts = self._changing(fd)
         super().truncate(fd, length)
         facts.written = min(facts.written, length)
@@ -128,7 +141,7 @@ class MonitorDisk(WrappedDisk):
 
     def _sync(self, fd: int, sync: Callable[[int], None]) -> None:
         facts = self._files.get(self.path_of(fd))
-        if facts is None:
+        if facts is None or fd in self._cuts:
             sync(fd)
             return
         if facts.sync_failed:

@@ -31,6 +31,7 @@ class _Handle:
     path: str
     node: FileNode
     writable: bool
+    only_shrinks: bool = False
     poisoned: bool = False
 
 
@@ -68,7 +69,9 @@ class SimulatedDisk:
         return self._open(path, self._node("open_read", path), writable=False)
 
     def open_cut(self, path: str) -> int:
-        return self._open(path, self._node("open_cut", path), writable=True)
+        fd = self._open(path, self._node("open_cut", path), writable=True)
+        self._handles[fd].only_shrinks = True
+        return fd
 
     def close(self, fd: int) -> None:
         self._handle(fd)
@@ -98,6 +101,8 @@ class SimulatedDisk:
         handle = self._changeable(fd, call)
         if not handle.writable:
             raise failed(call, handle.path, errno.EBADF)
+        if handle.only_shrinks and call != "truncate":
+            raise _adds(handle.path, call)
         self._changed()
         return handle.node
 
@@ -121,6 +126,9 @@ class SimulatedDisk:
         self._writable(fd, "zero_fill").change(offset, bytes(length))
 
     def truncate(self, fd: int, length: int) -> None:
+        handle = self._handle(fd)
+        if handle.only_shrinks and length > len(handle.node.shown):
+            raise _adds(handle.path, "truncate")
         self._writable(fd, "truncate").change(length, None)
 
     def sync_data(self, fd: int) -> None:
@@ -340,6 +348,10 @@ class SimulatedDisk:
         ]
         nodes += [handle.node for handle in self._handles.values()]
         return list({id(node): node for node in nodes}.values())
+
+
+def _adds(path: str, call: str) -> InvariantViolation:
+    return InvariantViolation("a file opened to be cut cannot be added to", call=call, path=path)
 
 
 def _names_kept(directory: Directory, damage: Damage | None, rng: random.Random) -> int:

@@ -60,7 +60,9 @@ class DiskContract:
         assert (facts["call"], facts["path"]) == ("create", self.path("a"))
         assert facts["strerror"] == os.strerror(errno.EEXIST)
 
-    @pytest.mark.parametrize("call", ["create", "open_read", "list_dir", "sync_dir", "unlink", "lock"])
+    @pytest.mark.parametrize(
+        "call", ["create", "open_read", "open_cut", "list_dir", "sync_dir", "unlink", "lock"]
+    )
     def test_what_is_below_no_directory_is_not_found(self, call):
         with pytest.raises(DiskError) as caught:
             getattr(self.disk, call)(self.path("none/a"))
@@ -145,6 +147,24 @@ class DiskContract:
         assert caught.value.errno == errno.EBADF
         self.disk.close(fd)
         assert self.contents("a") == b"abc"
+
+    def test_a_file_opened_to_be_cut_can_only_become_shorter(self):
+        """RD-3: nobody adds to a file that somebody else made."""
+        self.put("a", b"abcdef")
+        fd = self.disk.open_cut(self.path("a"))
+        for add in (
+            lambda: self.disk.write_at(fd, [b"x"], 6),
+            lambda: self.disk.allocate(fd, 0, 10),
+            lambda: self.disk.zero_fill(fd, 0, 1),
+            lambda: self.disk.truncate(fd, 7),
+        ):
+            with pytest.raises((InvariantViolation, AssertionError)):
+                add()
+        assert self.disk.read_at(fd, 10, 0) == b"abcdef"
+        self.disk.truncate(fd, 4)
+        self.disk.sync_file(fd)
+        self.disk.close(fd)
+        assert self.contents("a") == b"abcd"
 
     def test_a_directory_is_not_opened_as_a_file(self):
         """SEC-24."""

@@ -47,7 +47,7 @@ def test_handles_do_not_reach_children(disk, root):
         disk.close(fd)
 
 
-@pytest.mark.parametrize("call", ["create", "open_read", "lock"])
+@pytest.mark.parametrize("call", ["create", "open_read", "open_cut", "lock"])
 def test_a_symbolic_link_is_not_followed(disk, root, call):
     """SEC-24, RF-111."""
     disk.close(disk.create(f"{root}/target"))
@@ -66,7 +66,7 @@ def test_a_dangling_link_is_not_made_into_a_file(disk, root):
     assert not disk.exists(f"{root}/target")
 
 
-@pytest.mark.parametrize("call", ["open_read", "lock"])
+@pytest.mark.parametrize("call", ["open_read", "open_cut", "lock"])
 def test_a_file_with_two_names_is_refused(disk, root, call):
     """SEC-24."""
     disk.close(disk.create(f"{root}/a"))
@@ -76,7 +76,7 @@ def test_a_file_with_two_names_is_refused(disk, root, call):
     assert "2 names" in str(caught.value)
 
 
-@pytest.mark.parametrize("call", ["open_read", "lock"])
+@pytest.mark.parametrize("call", ["open_read", "open_cut", "lock"])
 def test_a_pipe_is_refused_and_does_not_hang(disk, root, call):
     """SEC-24."""
     os.mkfifo(f"{root}/pipe")
@@ -109,7 +109,7 @@ def test_a_directory_that_is_a_link_is_refused(disk, root):
 def test_refused_files_leave_no_descriptor_open(disk, root):
     os.mkfifo(f"{root}/pipe")
     before = len(os.listdir("/proc/self/fd"))
-    for call in ("open_read", "lock"):
+    for call in ("open_read", "open_cut", "lock"):
         with pytest.raises(DiskError):
             getattr(disk, call)(f"{root}/pipe")
     held = disk.lock(f"{root}/LOCK")

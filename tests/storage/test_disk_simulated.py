@@ -521,6 +521,24 @@ def test_another_incarnation_may_not_write_a_file_it_did_not_make(disk):
         second.write_at(fd, [b"x"], 0)
 
 
+def test_a_successor_may_cut_the_end_of_a_predecessors_file_even_after_a_failed_sync(disk):
+    """RD-2, RD-3: it adds nothing, and nothing of it counts as synced."""
+    monitor = Monitor()
+    first = monitor.watch(FaultyDisk(disk, Fault("data_sync", 1, "EIO")), 1)
+    fd = synced_file(first, b"abcdef")
+    with pytest.raises(DiskError):
+        first.sync_data(fd)
+    disk.process_kill()
+    second = monitor.watch(disk, 2)
+    cut = second.open_cut(A)
+    second.truncate(cut, 3)
+    second.sync_file(cut)
+    second.close(cut)
+    assert contents(disk) == b"abc"
+    with pytest.raises(OrderBroken):
+        monitor.require_durable(A, 3)
+
+
 def test_a_file_is_not_renamed_before_it_is_synced(disk):
     """FH-4."""
     watched = Monitor().watch(disk, 1)

@@ -372,7 +372,9 @@ def _rising(positions: NDArray[np.uint64], least: int) -> NDArray[np.bool_]:
 
 def _stops_of(offsets: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     """(n,) where each frame ends; raises RingError unless the frames fill [0, length) in order."""
+    if len(offsets) == 0 == length:
+        return offsets
     stops = np.append(offsets[1:], length)
-    if (len(offsets) == 0) != (length == 0) or (len(offsets) and offsets[0] != 0) or (stops <= offsets).any():
+    if len(offsets) == 0 or offsets[0] != 0 or (stops <= offsets).any():
         raise RingError("offsets do not divide the buffer into frames", frames=len(offsets), bytes=length)
     return stops

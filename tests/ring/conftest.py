@@ -1,0 +1,35 @@
+"""A shared-memory directory of the engine's style, and rings in it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ringlog.ring.region import create_ring
+
+
+@pytest.fixture
+def shm_dir() -> Iterator[Path]:
+    """An empty 0700 directory in /dev/shm."""
+    path = Path(f"/dev/shm/ringlog-{os.getuid()}-{secrets.token_hex(4)}")
+    path.mkdir(mode=0o700)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def make_ring(shm_dir: Path) -> Callable[..., str]:
+    """make_ring(**changes) -> path of a new ring of 64 KiB with 64 settle entries."""
+
+    def make(name: str = "ring", **changes: object) -> str:
+        path = str(shm_dir / name)
+        facts: dict = {"ring_bytes": 65_536, "settle_entries": 64, "shard": 3, "engine_id": "e", "client": "c"}
+        create_ring(path, **{**facts, **changes})
+        return path
+
+    return make

@@ -1,0 +1,59 @@
+"""Frames a ring can carry, and a consumer that takes them as a shard does."""
+
+from __future__ import annotations
+
+import numpy as np
+import xxhash
+
+from ringlog.ring.consumer import RingConsumer
+from ringlog.ring.layout import PAD_WORD
+
+
+def frame_of(number: int, length: int = 64) -> bytes:
+    """`length` bytes: frame_len, number, filling, checksum."""
+    body = (length - 4).to_bytes(8, "little") + number.to_bytes(8, "little")
+    body += bytes((number + i) & 0xFF for i in range(length - 24))
+    return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
+
+
+def number_of(frame: bytes | bytearray) -> int | None:
+    """The frame's number, or None when it does not verify."""
+    if xxhash.xxh3_64_intdigest(bytes(frame[:-8])) != int.from_bytes(frame[-8:], "little"):
+        return None
+    return int.from_bytes(frame[8:16], "little")
+
+
+def split(position: int, data: bytes | bytearray) -> tuple[list[tuple[int, bytes]], bool]:
+    """([(position, frame)] of the whole frames in what copy gave, whether padding follows)."""
+    frames, offset = [], 0
+    while offset + 8 <= len(data):
+        length = int.from_bytes(data[offset : offset + 4], "little")
+        if length == PAD_WORD:
+            return frames, True
+        if offset + length + 4 > len(data):
+            break
+        frames.append((position + offset, bytes(data[offset : offset + length + 4])))
+        offset += length + 4
+    return frames, False
+
+
+def take(consumer: RingConsumer, limit: int = 1 << 20, frames_max: int = 1 << 20) -> list[tuple[int, bytes]]:
+    """Copy and advance over what is there, up to the lap's end; does not settle."""
+    got = consumer.copy(limit)
+    if got is None:
+        return []
+    frames, is_padded = split(*got)
+    is_padded = is_padded and len(frames) <= frames_max
+    frames = frames[:frames_max]
+    consumer.advance(sum(len(frame) for _, frame in frames))
+    if is_padded:
+        consumer.skip_lap()
+    return frames
+
+
+def settle(consumer: RingConsumer, frames: list[tuple[int, bytes]]) -> None:
+    """Settle frames that `take` gave."""
+    entries = np.zeros((len(frames), 8), dtype=np.uint64)
+    entries[:, 0] = [position for position, _ in frames]
+    position, last = frames[-1]
+    consumer.settle(entries, position + len(last))

@@ -81,8 +81,10 @@ class _Tray:
             if len(piece):
                 self.pieces.append(piece)
             self.seq = view.last_seq
+            if self._records_left <= 0:
+                self.is_full = True
+                return
         self.seq = max(self.seq, portion.examined)
-        self.is_full = self._records_left <= 0 or self._bytes_left <= 0
 
     def _fitting(self, piece: Piece) -> int:
         """How many of the piece's first records fit; the page's very first always does (DR-12)."""

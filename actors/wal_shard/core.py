@@ -21,7 +21,7 @@ nothing staged ever has to be taken back.
     NOTHING       free to take more                       -
     WRITE         the group is with the shell             GroupWritten
     SYNC          the group's sync is with the shell      Synced
-    FLUSH         a sync for earlier groups               Synced
+    FLUSH         a sync for earlier groups               Synced, or Flushed when one runs beside the work
     ROLL          the old file's sync before a roll       Synced
     FILE          the next file is not ready yet          FileReady (FileFailed: tried again)
     OPEN          the next file's header                  FileOpened
@@ -44,6 +44,8 @@ from actors.wal_shard.events import (
     FileFailed,
     FileOpened,
     FileReady,
+    Flush,
+    Flushed,
     FramesArrived,
     GroupWritten,
     OpenFile,
@@ -73,6 +75,10 @@ from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
 _FILE_RETRY_NS = 1_000_000_000
+_FILL_WHEN_HALF_TAKES_NS = 1_000_000_000
+"""A file whose first half lasted this long is followed by one filled beforehand. Faster streams get
+theirs only allocated: filling would take half of the device's bandwidth away from them, and their
+groups are large enough for the longer syncs not to matter."""
 _SLACK = 64 << 10
 """Room kept for control frames beside a turn's intake when it is judged whether a file takes it."""
 
@@ -130,7 +136,8 @@ class ShardCore:
         self.volatile = LogPosition()
         self.phase = Phase.RECOVERING
         self.waiting = Waiting.NOTHING
-        self.story: deque[str] = deque(maxlen=STORY_EVENTS_MAX)
+        self.story: deque[tuple[int, Waiting, Any]] = deque(maxlen=STORY_EVENTS_MAX)
+        """The last completions: when, in which state, what. Told when an invariant breaks."""
         self._group = Group()
         self._owed: list[_Owed] = []
         self._replies: list[Reply] = []
@@ -144,6 +151,8 @@ class ShardCore:
         self._file_retry_ns = 0
         self._unsynced = 0
         self._flush_at_ns: int | None = None
+        self._flushing: Flush | None = None
+        self._opened_ns = 0
         self._mark_at_ns: int | None = None
         self._mark_flags = 0
         self._settled_pairs: list[tuple[int, int]] = []
@@ -188,11 +197,13 @@ class ShardCore:
             else:
                 self._take(event)
             return
-        self.story.append(f"{self._now_ns} {self.waiting.name} {event!r:.200}")
+        self.story.append((self._now_ns, self.waiting, event))
         if kind is GroupWritten:
             self._on_written()
         elif kind is Synced:
             self._on_synced()
+        elif kind is Flushed:
+            self._on_flushed(event)
         elif kind is FileReady:
             self._ready_capacity, self._preparing, self._file_failed = event.capacity, False, ""
             if self.waiting is Waiting.FILE:
@@ -255,7 +266,8 @@ class ShardCore:
     def _prepare(self, needed: int) -> None:
         if not self._preparing and not (self._file_failed and self._now_ns < self._file_retry_ns):
             self._preparing = True
-            self._effects.append(PrepareFile(needed + WAL_HEADER_BYTES + MARK_BYTES_MAX))
+            fill = not self.log.is_open or self._now_ns - self._opened_ns > _FILL_WHEN_HALF_TAKES_NS
+            self._effects.append(PrepareFile(needed + WAL_HEADER_BYTES + MARK_BYTES_MAX, fill))
 
     def _take(self, event: FramesArrived | ControlReceived) -> None:
         if isinstance(event, FramesArrived):
@@ -293,7 +305,7 @@ class ShardCore:
         elif self._group.parts or self._owed:
             self._begin_group()
         elif self._due(self._flush_at_ns) and self._unsynced:
-            self._sync(Waiting.FLUSH)
+            self._flush()
         elif self._due(self._mark_at_ns) and self._can_mark():
             self._write_mark()
         elif self.phase is Phase.DRAINING and not self._held:
@@ -340,12 +352,35 @@ class ShardCore:
     def _on_written(self) -> None:
         group = self._group
         self._unsynced = self.log.offset - self.log.durable
-        if group.needs_sync or self._unsynced > UNSYNCED_BYTES_MAX or self._due(self._flush_at_ns):
+        if group.needs_sync or self._unsynced > UNSYNCED_BYTES_MAX:
             self._sync(Waiting.SYNC)
             return
-        if self._flush_at_ns is None:
+        if self._unsynced > UNSYNCED_BYTES_MAX // 2 or self._due(self._flush_at_ns):
+            self._flush()
+        elif self._flush_at_ns is None:
             self._flush_at_ns = self._now_ns + self.settings.flush_interval_ms * 1_000_000
         self._finish_group()
+
+    def _flush(self) -> None:
+        """Begin a sync beside the work, one at a time: nobody waits for it, so nobody is held up (D-4)."""
+        self._flush_at_ns = None
+        if self._flushing is None:
+            self._flushing = Flush(self.log.file_id, self.log.offset)
+            self._effects.append(self._flushing)
+
+    def _on_flushed(self, event: Flushed) -> None:
+        self._flushing = None
+        if self.waiting is Waiting.FLUSH:
+            self.waiting = Waiting.NOTHING
+        if event.file_id != self.log.file_id or event.stop <= self.log.durable:
+            return
+        self.log.durable = event.stop
+        self._unsynced = self.log.offset - event.stop
+        if self._unsynced:
+            self._flush_at_ns = self._now_ns + self.settings.flush_interval_ms * 1_000_000
+        else:
+            self._mark_at_ns = self._now_ns + self.settings.flush_interval_ms * 1_000_000
+        self._effects.append(self._marks())
 
     def _sync(self, waiting: Waiting) -> None:
         self._effects.append(Sync())
@@ -415,6 +450,9 @@ class ShardCore:
             self._ready_capacity = 0
             self._prepare(needed)
             self.waiting = Waiting.FILE
+        elif self._flushing is not None:
+            # It runs on the file that is about to be closed.
+            self.waiting = Waiting.FLUSH
         elif self.log.is_open and self.log.durable < self.log.offset:
             self._sync(Waiting.ROLL)
         else:
@@ -432,6 +470,7 @@ class ShardCore:
         if self.log.is_open:
             self.places.stops[self.log.file_id] = self.log.offset
         self.log.opened(event.file_id, event.salt, event.start, event.capacity)
+        self._opened_ns = self._now_ns
         self.places.starts[event.file_id] = event.start
         self.places.salts[event.file_id] = event.salt
 
@@ -503,6 +542,9 @@ class ShardCore:
 
     def _finish_draining(self) -> None:
         """Everything is settled: write the mark of an orderly stop, sync it, stop."""
+        if self._flushing is not None:
+            self.waiting = Waiting.FLUSH
+            return
         if self._final_mark_written or not self.log.is_open or not self.log.fits(0):
             if self._unsynced:
                 self._sync(Waiting.FLUSH)

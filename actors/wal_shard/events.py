@@ -61,6 +61,14 @@ class Synced:
 
 
 @dataclass(frozen=True, slots=True)
+class Flushed:
+    """A sync in the background returned: the file is durable up to `stop`, where it ended when that began."""
+
+    file_id: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class VolatileOpened:
     """A new file of the volatile log is current; `dropped` names the one evicted for it, or 0."""
 
@@ -105,10 +113,20 @@ class Sync:
 
 
 @dataclass(frozen=True, slots=True)
+class Flush:
+    """Sync the current file beside the work, for records nobody waits for. Completion: Flushed."""
+
+    file_id: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class PrepareFile:
     """Make the next WAL file, at least this large, off the hot path. Completion: FileReady or FileFailed."""
 
     at_least: int
+    fill: bool
+    """Touch every block beforehand (later syncs are shorter), or only allocate (made at once)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,16 +19,18 @@ class Preparer:
         self._results: deque[PreparedFile | DiskError] = deque()
         self._thread: threading.Thread | None = None
 
-    def request(self, at_least: int) -> None:
+    def request(self, at_least: int, *, fill: bool = True) -> None:
         """Begin to make a file of at least this size; the result comes by `take`."""
         if self._thread is not None:
             self._thread.join()
-        self._thread = threading.Thread(target=self._make, args=(at_least,), name="wal-preparer", daemon=True)
+        self._thread = threading.Thread(
+            target=self._make, args=(at_least, fill), name="wal-preparer", daemon=True
+        )
         self._thread.start()
 
-    def _make(self, at_least: int) -> None:
+    def _make(self, at_least: int, fill: bool) -> None:
         try:
-            self._results.append(self._writer.prepare(at_least))
+            self._results.append(self._writer.prepare(at_least, fill=fill))
         except DiskError as e:
             self._results.append(e)
         self.bell.ring()

@@ -15,6 +15,7 @@ from typing import Any
 
 from actors.wal_shard import events as ev
 from actors.wal_shard.core import Phase, Settings, ShardCore
+from actors.wal_shard.flusher import Flusher
 from actors.wal_shard.preparer import Preparer
 from actors.wal_shard.recover import Recovery, stream_directory
 from actors.wal_shard.replay import Replay
@@ -76,6 +77,7 @@ class Shell:
         )  # fmt: skip
         self._writer = WalWriter(self._disk, stream, file_bytes)
         self._preparer = Preparer(self._writer)
+        self._flusher = Flusher(self._writer)
         self._prepared: PreparedFile | None = None
         self._volatile = VolatileLog(boot, volatile_bytes)
         self._lock = -1
@@ -89,6 +91,7 @@ class Shell:
             ev.WriteGroup: self._write_group,
             ev.WriteVolatile: self._write_volatile,
             ev.Sync: self._sync,
+            ev.Flush: self._flush,
             ev.PrepareFile: self._prepare_file,
             ev.OpenFile: self._open_file,
             ev.OpenVolatile: self._open_volatile,
@@ -106,7 +109,8 @@ class Shell:
     def run(self, stop: StopFlag) -> int:
         """Recover, serve until stopped, drain; returns the exit code."""
         self._recover()
-        for fd in (self._bell.fileno(), self._socket.fileno(), self._preparer.bell.fileno(), stop.fileno()):
+        bells = (self._bell, self._preparer.bell, self._flusher.bell)
+        for fd in (self._socket.fileno(), stop.fileno(), *(bell.fileno() for bell in bells)):
             self._poll.register(fd, select.EPOLLIN)
         self._slot.set(P.STATE, ProcessState.READY)
         say(log, logging.INFO, "ready", shard=self._boot.shard, topics=len(self.core.directory))
@@ -138,6 +142,7 @@ class Shell:
         self._socket.close()
         self._bell.close()
         self._preparer.close()
+        self._flusher.close()
         self._volatile.close()
         self._poll.close()
         self._slot.set(P.STATE, ProcessState.STOPPED)
@@ -157,6 +162,10 @@ class Shell:
         elif isinstance(result, DiskError):
             say(log, logging.ERROR, "cannot make the next WAL file", reason=str(result))
             events.append(ev.FileFailed(str(result)))
+        flushed = self._flusher.take()
+        if flushed is not None:
+            self._slot.add(P.SYNCS, 1)
+            events.append(flushed)
         if self.core.wants_intake:
             events.extend(self._rings.drain())
             while self._control:
@@ -170,7 +179,14 @@ class Shell:
         return deadline is not None and now_ns >= deadline
 
     def _pump(self, events: list[Any]) -> None:
-        """Decide and do until nothing is left to do."""
+        """Decide and do until nothing is left to do; a broken invariant takes the core's story with it."""
+        try:
+            self._decide_and_do(events)
+        except InvariantViolation as e:
+            e.detail.setdefault("story", list(self.core.story))
+            raise
+
+    def _decide_and_do(self, events: list[Any]) -> None:
         self._commit_from_ns = self._clock.monotonic_ns()
         effects = self.core.handle(events)
         while effects:
@@ -265,11 +281,14 @@ class Shell:
         stop_points.hit("log_after_sync")
         return ev.Synced()
 
+    def _flush(self, effect: ev.Flush) -> None:
+        self._flusher.request(effect)
+
     def _prepare_file(self, effect: ev.PrepareFile) -> None:
         if self._prepared is not None:
             self._writer.discard(self._prepared)
             self._prepared = None
-        self._preparer.request(effect.at_least)
+        self._preparer.request(effect.at_least, fill=effect.fill)
 
     def _open_file(self, effect: ev.OpenFile) -> ev.FileOpened:
         prepared, self._prepared = self._prepared, None

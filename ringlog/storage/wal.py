@@ -60,10 +60,11 @@ class WalWriter:
         self.offset = 0
         self.capacity = 0
 
-    def prepare(self, at_least: int) -> PreparedFile:
+    def prepare(self, at_least: int, *, fill: bool = True) -> PreparedFile:
         """Make the next file; may run in another thread while groups are written. Raises DiskError.
 
-        A failure leaves no file behind that would be in the way of another try.
+        With `fill` every block is touched, so that later syncs move no metadata; without it the file is
+        only allocated, which takes no time. A failure leaves no file behind that would be in the way of another try.
         """
         n = self._next_n
         path = f"{self._identity.directory}/{wal_name(self._identity.incarnation, n)}"
@@ -74,7 +75,7 @@ class WalWriter:
         try:
             self._disk.allocate(fd, 0, capacity)
             # In steps with a sync each, so that no group's sync ever waits behind 64 MiB of zeros.
-            for start in range(0, capacity, _FILL_STEP_BYTES):
+            for start in range(0, capacity, _FILL_STEP_BYTES) if fill else ():
                 self._disk.zero_fill(fd, start, min(_FILL_STEP_BYTES, capacity - start))
                 self._disk.sync_data(fd)
             self._disk.sync_file(fd)

@@ -1,0 +1,196 @@
+"""Many frames at once, against a walk that takes them one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ringlog.frame import batch as frames
+from ringlog.frame import encode_records, frame, frames_of_one, layout, open_frame, seal
+from ringlog.frame.batch import End, FrameBatch, scan
+from ringlog.limits import FRAME_BYTES_MAX
+
+
+def naive_scan(data: bytes, start: int, stop: int, most: int) -> tuple[list[int], int, End]:
+    """The contract of scan, one frame at a time."""
+    found: list[int] = []
+    at = start
+    while len(found) < most:
+        if at == stop:
+            return found, at, End.CLEAN
+        if stop - at < 8:
+            return found, at, End.INVALID
+        length = int.from_bytes(data[at : at + 4], "little")
+        if length == 0:
+            return found, at, End.INVALID if any(data[at + 4 : at + 8]) else End.CLEAN
+        if length == layout.PAD_WORD:
+            return found, at, End.PAD
+        total = length + 4
+        if total < 80 or total % 8 or total > FRAME_BYTES_MAX:
+            return found, at, End.INVALID
+        if at + total > stop:
+            return found, at, End.PARTIAL
+        found.append(at)
+        at += total
+    return found, at, End.LIMIT
+
+
+def bare(total: int, fill: int = 1) -> bytes:
+    """A frame as scan sees one: a length and anything."""
+    return (total - 4).to_bytes(4, "little") + bytes([fill]) * (total - 4)
+
+
+runs = st.lists(
+    st.tuples(st.sampled_from([80, 88, 88, 96, 104, 400]), st.integers(1, 12) | st.sampled_from([70, 600])),
+    max_size=6,
+)
+tails = st.sampled_from(
+    [
+        b"",
+        bytes(8),
+        bytes(64),
+        b"\xff" * 8,
+        bytes(4) + b"\1" * 4,
+        bare(96)[:88],
+        bare(96)[:8],
+        b"\x01" + bytes(15),
+        (79).to_bytes(4, "little") + bytes(100),
+        FRAME_BYTES_MAX.to_bytes(4, "little") + bytes(84),
+    ]
+)
+
+
+@given(runs, tails, st.integers(0, 3), st.integers(0, 1_300) | st.just(1 << 62))
+@example([(88, 8_192 + 64 + 8 + 9 + 5)], b"", 0, 1 << 62)
+@example([(88, 20), (96, 1), (88, 20)], bytes(8), 0, 17)
+@settings(max_examples=200)
+def test_scan_finds_what_a_naive_walk_finds(
+    runs: list[tuple[int, int]], tail: bytes, lead: int, most: int
+) -> None:
+    body = b"".join(bare(total, i & 255) * count for i, (total, count) in enumerate(runs)) + tail
+    data = bare(80) * lead + body[: len(body) & ~7]
+    found = scan(data, 80 * lead, frames_max=most)
+    assert (found.offsets.tolist(), found.stop, found.end) == naive_scan(data, 80 * lead, len(data), most)
+    assert bool(found.reason) == (found.end in {End.INVALID, End.PARTIAL})
+    for offset, row in zip(found.offsets.tolist(), found.words, strict=True):
+        assert row.tobytes() == data[offset : offset + 80]
+
+
+@given(runs, st.integers(0, 400))
+def test_scan_of_a_range_never_looks_past_its_stop(runs: list[tuple[int, int]], cut: int) -> None:
+    data = b"".join(bare(total) * count for total, count in runs) + bare(80)
+    stop = max(0, len(data) - 8 * cut)
+    found = scan(data, 0, stop)
+    assert (found.offsets.tolist(), found.stop, found.end) == naive_scan(data, 0, stop, 1 << 62)
+    assert found.stop <= stop
+
+
+def test_scan_of_nothing_is_empty_and_clean() -> None:
+    found = scan(b"")
+    assert (len(found), found.stop, found.end) == (0, 0, End.CLEAN)
+    assert len(frames.body_hashes(b"", found)) == len(frames.seals(found.words, 1)) == 0
+    assert frames.first_bad_body(b"", found) is None
+    assert frames.first_bad_seal(found, 1) is None
+    assert not frames.malformed(found.words).any()
+
+
+payload_runs = st.lists(
+    st.tuples(st.binary(max_size=40) | st.just(b"x" * 100), st.integers(1, 9)), min_size=1, max_size=5
+)
+
+
+def joined(runs: list[tuple[bytes, int]]) -> bytearray:
+    return frames_of_one([payload for payload, count in runs for _ in range(count)], topic_id=3)[0]
+
+
+@given(payload_runs, st.randoms(use_true_random=False))
+def test_body_hashes_are_those_of_each_body_in_any_order_of_rows(
+    runs: list[tuple[bytes, int]], random: object
+) -> None:
+    """Rows of one length that are taken out of order must not be mistaken for a run."""
+    buffer = joined(runs)
+    whole = scan(buffer)
+    order = list(range(len(whole)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    for batch in (whole, whole.take(np.array(order)), whole.take(slice(0, None, 2))):
+        expected = [
+            xxhash.xxh3_64_intdigest(bytes(buffer[a + 80 : a + n]))
+            for a, n in zip(batch.offsets.tolist(), batch.total_bytes.tolist(), strict=True)
+        ]
+        assert frames.body_hashes(buffer, batch).tolist() == expected
+        assert frames.first_bad_body(buffer, batch) is None
+
+
+def test_frames_swapped_inside_a_run_of_equals_hash_to_their_own() -> None:
+    """The first and last rows lie where a run would have them, those between do not."""
+    buffer, offsets = frames_of_one([bytes([i]) * 16 for i in range(6)], topic_id=1)
+    batch = scan(buffer).take(np.array([0, 2, 1, 3, 4, 5]))
+    assert int(batch.offsets[-1] - batch.offsets[0]) == 5 * int(offsets[1])
+    assert frames.first_bad_body(buffer, batch) is None
+
+
+@given(payload_runs, st.data())
+def test_the_first_damaged_body_is_named(runs: list[tuple[bytes, int]], data: st.DataObject) -> None:
+    buffer = joined(runs)
+    batch = scan(buffer)
+    row = data.draw(st.integers(0, len(batch) - 1))
+    at = data.draw(st.integers(80, int(batch.total_bytes[row]) - 1))
+    buffer[int(batch.offsets[row]) + at] ^= 0x10
+    assert frames.first_bad_body(buffer, batch) == row
+
+
+@given(payload_runs, st.integers(0, (1 << 64) - 1), st.data())
+def test_sealing_many_is_sealing_each_and_damage_is_named(
+    runs: list[tuple[bytes, int]], seed: int, data: st.DataObject
+) -> None:
+    buffer = joined(runs)
+    batch = scan(buffer)
+    batch.words[:, layout.W_BASE_SEQ] = np.arange(len(batch), dtype=np.uint64)
+    batch.words[:, layout.W_SEAL_XXH3] = frames.seals(batch.words, seed)
+    frames.put_headers(frames.words_of(buffer), batch)
+    again = scan(buffer)
+    assert frames.first_bad_seal(again, seed) is None
+    assert frames.first_bad_seal(again, seed ^ 1) == 0
+    copy = bytearray(buffer)
+    for row, offset in enumerate(batch.offsets.tolist()):
+        assert open_frame(buffer, offset, seed=seed).base_seq == row
+        assert seal(copy, seed, offset) == int(batch.words[row, layout.W_SEAL_XXH3])
+    assert copy == buffer
+    row = data.draw(st.integers(0, len(batch) - 1))
+    again.words[row, data.draw(st.integers(0, 8))] ^= np.uint64(1)
+    assert frames.first_bad_seal(again, seed) == row
+
+
+def test_columns_of_the_matrix_are_the_fields_of_each_header() -> None:
+    buffer = frame(encode_records([b"a", b"b"], tags=["t", "u"]), topic_id=1, epoch=9) + frame(
+        encode_records([b"c"]), topic_id=2
+    )
+    words = scan(buffer).words
+    views = [open_frame(buffer, 0, seed=None), open_frame(buffer, int(scan(buffer).offsets[1]), seed=None)]
+    for column, name in (
+        (frames.types_of, "type"),
+        (frames.versions_of, "version"),
+        (frames.columns_of, "columns"),
+        (frames.counts_of, "records"),
+        (frames.epochs_of, "epoch"),
+        (frames.raw_lens_of, "raw_len"),
+        (frames.codecs_of, "codec"),
+        (frames.flags_of, "flags"),
+    ):
+        assert column(words).tolist() == [getattr(view.header, name) for view in views], name
+
+
+def test_taking_rows_keeps_their_headers_together() -> None:
+    batch: FrameBatch = scan(joined([(b"a", 3), (b"bcdefghij", 2)]))
+    for rows in (slice(1, 4), np.array([4, 0]), np.array([True, False, False, True, True])):
+        part = batch.take(rows)
+        assert part.offsets.tolist() == batch.offsets[rows].tolist()
+        assert part.total_bytes.tolist() == batch.total_bytes[rows].tolist()
+
+
+def test_a_buffer_that_is_not_whole_words_is_a_usage_mistake() -> None:
+    with pytest.raises(ValueError, match="multiple"):
+        scan(b"\0" * 12)

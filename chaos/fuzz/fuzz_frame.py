@@ -1,0 +1,93 @@
+"""Coverage-guided fuzzing of the frame decoders: `python -m chaos.fuzz.fuzz_frame -runs=100000`.
+
+Each input is decoded as it is and once more with its checksums put right, so that mutations reach the
+structure behind them. Anything but a view or FrameInvalid is a finding, and so is a disagreement of
+the engine's decoder, the offline one and measure. Needs the extra `fuzz`. Seeds are the golden frames.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["ringlog.frame", "ringlog.verify"]):
+    import xxhash
+
+    from ringlog.errors import FrameInvalid
+    from ringlog.frame import FrameView, measure, open_frame
+    from ringlog.frame.batch import End, scan
+    from ringlog.frame.measure import FORMAT_FAULTS
+    from ringlog.verify.frame_decoder import DecodedFrame, VerifyError, decode_frame
+
+GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "frames"
+SIDE_BY_SIDE = 13
+
+
+def check(data: bytes) -> None:
+    """One input: total, and judged alike by all three."""
+    scan(data[: len(data) & ~7])
+    decode_both(data)
+    if len(data) < 80:
+        return
+    mended = bytearray(data[: len(data) & ~7])
+    mended[0:4] = (len(mended) - 4).to_bytes(4, "little")
+    mended[64:72] = xxhash.xxh3_64_intdigest(bytes(mended[80:])).to_bytes(8, "little")
+    view = decode_both(bytes(mended))
+    for times in (1, SIDE_BY_SIDE):
+        whole = bytes(mended) * times
+        batch = scan(whole)
+        if batch.end is not End.CLEAN or len(batch) != times:
+            raise AssertionError("scan does not find what was put there")
+        bad = set(measure(whole, batch).bad.tolist())
+        if len(bad) != 1 or bool(bad & FORMAT_FAULTS) != (view is None):
+            raise AssertionError(f"measure says {bad}, open_frame {view!r}")
+
+
+def decode_both(data: bytes) -> FrameView | None:
+    """Decode with both; raises AssertionError where they differ."""
+    view: FrameView | None = None
+    found: DecodedFrame | None = None
+    try:
+        view = open_frame(data, seed=None)
+    except FrameInvalid as e:
+        view = None if e.reason else view
+    try:
+        found = decode_frame(data)
+    except VerifyError as e:
+        found = None if e.message else found
+    if (view is None) != (found is None):
+        raise AssertionError(f"the engine reads {view!r}, the verifier {found!r}")
+    if view is not None and found is not None:
+        compare(view, found)
+    return view
+
+
+def compare(view: FrameView, found: DecodedFrame) -> None:
+    """Raise AssertionError where two readings of one frame differ."""
+    if not view.columns:
+        if repr(view.control()) != repr(found.control):
+            raise AssertionError("control bodies differ")
+        return
+    records = view.records()
+    if records.payloads != found.columns["payload"]:
+        raise AssertionError("payloads differ")
+    if records.tags is not None and [tag or "" for tag in records.tags] != found.columns["tag"]:
+        raise AssertionError("tags differ")
+    if records.headers is not None and records.headers != found.columns["headers"]:
+        raise AssertionError("headers differ")
+
+
+def main() -> None:
+    """Run libFuzzer over the golden frames and what it makes of them."""
+    with tempfile.TemporaryDirectory() as corpus:
+        for path in GOLDEN.glob("*.hex"):
+            (Path(corpus) / path.stem).write_bytes(bytes.fromhex(path.read_text()))
+        atheris.Setup([*sys.argv, corpus, "-max_len=4096"], check)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -24,7 +24,8 @@ BASE = {
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
 WIRE = {"base", "frame", "ring", "board", "envelope"}
-CLI = {*WIRE, "link", "client", "supervision", "verify", "storage.reader", "cli", "root"}
+# `storage.disk`: doctor tries what the disk under a data directory can do.
+CLI = {*WIRE, "link", "client", "supervision", "verify", "storage.disk", "storage.reader", "cli", "root"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "base": {"base"},
@@ -65,6 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 SHELL_SIDE: dict[str, str] = {
     "actors.wal_shard.shell": "the effect table",
+    "actors.wal_shard.flusher": "the thread that syncs",
     "actors.wal_shard.preparer": "the thread that makes the next WAL file",
     "actors.wal_shard.recover": "reads the data directory for the pure replay",
     "actors.wal_shard.rings": "drains and settles rings in shared memory",

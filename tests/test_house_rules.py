@@ -34,8 +34,8 @@ class Rule:
     good: tuple[str, ...]
     scope: tuple[str, ...] = EVERYWHERE
     excused: dict[str, str] = field(default_factory=dict)
-    at_most: int = 1 << 30
-    """Most findings in one excused file."""
+    most: dict[str, int] = field(default_factory=dict)
+    """Most findings in an excused file, where they are counted."""
 
 
 @cache
@@ -343,8 +343,15 @@ RULES = [
         excused={
             "ringlog/runtime/process.py": "the top of an actor's loop: the process ends here",
             "ringlog/link/pending.py": "a failed operation's error travels to whoever waits for its result",
+            "ringlog/client/shell.py": "an operation's error goes to its own code; a callback's is the program's",
+            "ringlog/cli/app.py": "the top of a command: a person gets one line, a script an exit code",
         },
-        at_most=1,
+        most={
+            "ringlog/runtime/process.py": 1,
+            "ringlog/link/pending.py": 1,
+            "ringlog/client/shell.py": 2,
+            "ringlog/cli/app.py": 1,
+        },
     ),
     Rule(
         "a type error that is ignored says which",
@@ -393,7 +400,7 @@ def test_the_house_keeps_its_rule(rule):
         f"{path}:{line}" for path, lines in broken.items() if not is_excused(path, rule) for line in lines
     ]
     assert not unexcused, rule.name
-    too_many = [path for path, lines in broken.items() if len(lines) > rule.at_most]
+    too_many = [path for path, most in rule.most.items() if len(broken.get(path, [])) > most]
     assert not too_many, rule.name
 
 

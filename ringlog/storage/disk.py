@@ -28,16 +28,9 @@ from typing import Any, NamedTuple, Protocol
 
 from ringlog.errors import DiskError, InvariantViolation
 from ringlog.limits import FILL_CHUNK_BYTES
+from ringlog.storage.gather import Buffer, write_fully
 from ringlog.storage.layout import TMP_SUFFIX
 
-Buffer = Any
-"""bytes, bytearray, memoryview or a contiguous array: whatever has the buffer interface."""
-
-TRANSIENT_RETRIES_MAX = 8
-"""Refusals without progress (EINTR, EAGAIN) one write survives in a row before it fails (ST-12)."""
-
-IOV_MAX = int(os.sysconf("SC_IOV_MAX"))
-_TRANSIENT = frozenset({errno.EINTR, errno.EAGAIN})
 _NO_ALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _NO_DIR_SYNC = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
 _HOLDER_BYTES_MAX = 256
@@ -153,42 +146,6 @@ def failed(call: str, path: str, code: int, reason: str = "", **detail: Any) -> 
     """Build the error every implementation raises; `reason` defaults to the system's words."""
     text = reason or os.strerror(code)
     return DiskError(f"{call} failed: {text}", call=call, path=path, errno=code, strerror=text, **detail)
-
-
-def write_fully(raw: Callable[[list[Buffer], int], int], buffers: Sequence[Buffer], offset: int) -> int:
-    """Call `raw(buffers, offset)` until every byte is written; returns how many there were.
-
-    `raw` writes a prefix and returns its length, or raises OSError. Short counts are continued (ST-11);
-    EINTR and EAGAIN are retried a bounded number of times; no progress is EIO.
-    """
-    pending = list(buffers[:IOV_MAX])
-    total = sum([len(b) if type(b) is bytes else memoryview(b).nbytes for b in buffers])
-    refusals = done = 0
-    while done < total:
-        try:
-            count = raw(pending, offset + done)
-        except OSError as e:
-            refusals += 1
-            if e.errno not in _TRANSIENT or refusals > TRANSIENT_RETRIES_MAX:
-                raise
-            continue
-        if count <= 0:
-            raise OSError(errno.EIO, f"no progress after {done} of {total} bytes")
-        refusals = 0
-        done += count
-        if done < total:
-            pending = _from_byte(buffers, done)
-    return total
-
-
-def _from_byte(buffers: Sequence[Buffer], skip: int) -> list[Buffer]:
-    """Return at most IOV_MAX buffers that begin `skip` bytes into the concatenation."""
-    for index, buffer in enumerate(buffers):
-        view = memoryview(buffer)
-        if skip < view.nbytes:
-            return [view.cast("B")[skip:], *buffers[index + 1 : index + IOV_MAX]]
-        skip -= view.nbytes
-    return []
 
 
 class _File:

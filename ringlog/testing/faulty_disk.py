@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from ringlog.errors import DiskError, InvariantViolation, UsageError
-from ringlog.storage.disk import Buffer, Disk, failed, write_fully
+from ringlog.storage.disk import Disk, failed
+from ringlog.storage.gather import Buffer, write_fully
 from ringlog.testing.wrapped_disk import WrappedDisk
 
 OpClass = Literal[

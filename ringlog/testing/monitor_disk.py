@@ -14,7 +14,8 @@ import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ringlog.storage.disk import Buffer, Disk
+from ringlog.storage.disk import Disk
+from ringlog.storage.gather import Buffer
 from ringlog.storage.layout import TMP_SUFFIX
 from ringlog.testing.wrapped_disk import WrappedDisk
 

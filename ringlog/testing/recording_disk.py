@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringlog.storage.disk import Buffer, Disk
+from ringlog.storage.disk import Disk
+from ringlog.storage.gather import Buffer
 from ringlog.testing.wrapped_disk import WrappedDisk
 
 

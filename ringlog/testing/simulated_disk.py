@@ -22,7 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ringlog.errors import InvariantViolation
-from ringlog.storage.disk import Buffer, failed
+from ringlog.storage.disk import failed
+from ringlog.storage.gather import Buffer
 from ringlog.testing.simulated_file import Damage, Directory, FileNode, apply, ever_in, lose_power
 
 

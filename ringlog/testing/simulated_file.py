@@ -67,10 +67,11 @@ class FileNode:
 
     def promote(self, upto: int) -> None:
         """Let the changes up to a serial reach the device."""
-        for made in self.pending:
-            if made.serial <= upto:
-                apply(self.durable, made)
-        self.pending = [made for made in self.pending if made.serial > upto]
+        covered = [made for made in self.pending if made.serial <= upto]
+        for made in covered:
+            apply(self.durable, made)
+        # Serials grow, so these come first; removed in place, since another thread may be writing.
+        del self.pending[: len(covered)]
 
 
 def apply(image: bytearray, made: Change) -> None:

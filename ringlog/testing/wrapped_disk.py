@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringlog.errors import InvariantViolation
-from ringlog.storage.disk import Buffer, Disk
+from ringlog.storage.disk import Disk
+from ringlog.storage.gather import Buffer
 
 
 class WrappedDisk:

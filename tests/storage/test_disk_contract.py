@@ -10,7 +10,8 @@ import pytest
 
 from ringlog.errors import DiskError, InvariantViolation
 from ringlog.limits import FILL_CHUNK_BYTES
-from ringlog.storage.disk import IOV_MAX, Disk, RealDisk, replace_file
+from ringlog.storage.disk import Disk, RealDisk, replace_file
+from ringlog.storage.gather import IOV_MAX
 from ringlog.testing.disk import FaultyDisk, Monitor, RecordingDisk, SimulatedDisk
 
 

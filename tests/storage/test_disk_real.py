@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ringlog.errors import DiskError, InvariantViolation
-from ringlog.storage import disk as disk_module
-from ringlog.storage.disk import TRANSIENT_RETRIES_MAX, Outstanding, RealDisk, write_fully
+from ringlog.storage import gather
+from ringlog.storage.disk import Outstanding, RealDisk
+from ringlog.storage.gather import TRANSIENT_RETRIES_MAX, write_fully
 
 
 @pytest.fixture
@@ -386,7 +387,7 @@ def test_a_short_write_is_continued_from_where_it_stopped(step):
 
 
 def test_no_call_gets_more_buffers_than_it_takes(monkeypatch):
-    monkeypatch.setattr(disk_module, "IOV_MAX", 4)
+    monkeypatch.setattr(gather, "IOV_MAX", 4)
     kernel = Kernel(5)
     buffers = [bytes([i]) * (i % 4) for i in range(40)]
     write_fully(kernel, buffers, 0)

@@ -1,0 +1,56 @@
+"""One gathered write, whole: short counts are continued, refusals that mean nothing are retried.
+
+Apart from the disk module so that test disks, which make writes short or refuse them, run the same loop.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Buffer = Any
+"""bytes, bytearray, memoryview or a contiguous array: whatever has the buffer interface."""
+
+TRANSIENT_RETRIES_MAX = 8
+"""Refusals without progress (EINTR, EAGAIN) one write survives in a row before it fails (ST-12)."""
+
+IOV_MAX = int(os.sysconf("SC_IOV_MAX"))
+_TRANSIENT = frozenset({errno.EINTR, errno.EAGAIN})
+
+
+def write_fully(raw: Callable[[list[Buffer], int], int], buffers: Sequence[Buffer], offset: int) -> int:
+    """Call `raw(buffers, offset)` until every byte is written; returns how many there were.
+
+    `raw` writes a prefix and returns its length, or raises OSError. Short counts are continued (ST-11);
+    EINTR and EAGAIN are retried a bounded number of times; no progress is EIO.
+    """
+    pending = list(buffers[:IOV_MAX])
+    total = sum([len(b) if type(b) is bytes else memoryview(b).nbytes for b in buffers])
+    refusals = done = 0
+    while done < total:
+        try:
+            count = raw(pending, offset + done)
+        except OSError as e:
+            refusals += 1
+            if e.errno not in _TRANSIENT or refusals > TRANSIENT_RETRIES_MAX:
+                raise
+            continue
+        if count <= 0:
+            raise OSError(errno.EIO, f"no progress after {done} of {total} bytes")
+        refusals = 0
+        done += count
+        if done < total:
+            pending = _from_byte(buffers, done)
+    return total
+
+
+def _from_byte(buffers: Sequence[Buffer], skip: int) -> list[Buffer]:
+    """Return at most IOV_MAX buffers that begin `skip` bytes into the concatenation."""
+    for index, buffer in enumerate(buffers):
+        view = memoryview(buffer)
+        if skip < view.nbytes:
+            return [view.cast("B")[skip:], *buffers[index + 1 : index + IOV_MAX]]
+        skip -= view.nbytes
+    return []

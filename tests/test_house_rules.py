@@ -343,7 +343,7 @@ RULES = [
         excused={
             "ringlog/runtime/process.py": "the top of an actor's loop: the process ends here",
             "ringlog/link/pending.py": "a failed operation's error travels to whoever waits for its result",
-            "ringlog/client/shell.py": "an operation's error goes to its own code; a callback's is the program's",
+            "ringlog/client/shell.py": "an operation's error goes to its own code, a callback's to the log",
             "ringlog/cli/app.py": "the top of a command: a person gets one line, a script an exit code",
         },
         most={

@@ -317,6 +317,7 @@ class RealDisk:
             file.poisoned = f"{call}: {e.strerror}"
             raise _system(call, file.path, e) from None
         file.synced, file.length_synced = changes, length
+        self._left_unsynced.discard(file.path)
 
     # -- names ----------------------------------------------------------------------------------------
 

@@ -228,6 +228,14 @@ class DiskContract:
         if is_open:
             self.disk.close(fd)
 
+    def test_a_file_left_unsynced_may_be_renamed_once_another_handle_synced_it(self):
+        self.disk.close(self.made("a", b"abc"))
+        fd = self.disk.open_read(self.path("a"))
+        self.disk.sync_file(fd)
+        self.disk.close(fd)
+        self.disk.rename(self.path("a"), self.path("b"))
+        assert self.contents("b") == b"abc"
+
     def test_an_absent_file_is_not_renamed_or_removed(self):
         for act in (
             lambda: self.disk.rename(self.path("a"), self.path("b")),

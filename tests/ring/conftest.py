@@ -28,7 +28,13 @@ def make_ring(shm_dir: Path) -> Callable[..., str]:
 
     def make(name: str = "ring", **changes: object) -> str:
         path = str(shm_dir / name)
-        facts: dict = {"ring_bytes": 65_536, "settle_entries": 64, "shard": 3, "engine_id": "e", "client": "c"}
+        facts: dict = {
+            "ring_bytes": 65_536,
+            "settle_entries": 64,
+            "shard": 3,
+            "engine_id": "e",
+            "client": "c",
+        }
         create_ring(path, **{**facts, **changes})
         return path
 

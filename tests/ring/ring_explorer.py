@@ -146,7 +146,9 @@ def frame_of(number: int) -> bytes:
 
 
 def freeze(end: Any) -> Frozen:
-    return tuple(sorted((name, value) for name, value in vars(end).items() if name not in {"_memory", "identity"}))
+    return tuple(
+        sorted((name, value) for name, value in vars(end).items() if name not in {"_memory", "identity"})
+    )
 
 
 def thaw(kind: type[Any], memory: StepMemory, frozen: Frozen) -> Any:
@@ -222,7 +224,8 @@ class Explorer:
     def first(self) -> World:
         plan = self.plan
         return World(
-            words=(0,) * len(WORDS), data=bytes(plan.capacity), entries=bytes(64 * self.identity.settle_slots),
+            words=(0,) * len(WORDS), data=bytes(plan.capacity),
+            entries=bytes(64 * self.identity.settle_slots),
             log=(), producer=Side(None), consumer=Side(None), intended=(), told=(),
             producer_crashes=plan.producer_crashes, consumer_crashes=plan.consumer_crashes,
         )  # fmt: skip
@@ -250,7 +253,10 @@ class Explorer:
         return "producer_push" if self._may_push(world, mine) else ""
 
     def _may_push(self, world: World, mine: dict[str, Any]) -> bool:
-        if self._number_after(world, mine) > self.plan.frames or mine["_in_flight"] >= self.plan.settle_entries:
+        if (
+            self._number_after(world, mine) > self.plan.frames
+            or mine["_in_flight"] >= self.plan.settle_entries
+        ):
             return False
         stop = self._place_stop(mine["_head"])
         return stop - world.words[WORDS.index(Word.TAIL)] <= self.plan.capacity
@@ -367,7 +373,7 @@ class Explorer:
         if dict(world.producer.private or ()).get("_in_flight") != 0:
             raise Broken("the producer still waits for settlements at the end")
 
-    # -- the walk ---------------------------------------------------------------------------------------------
+    # -- the walk ---------------------------------------------------------------------------------------
 
     def run(self) -> Explorer:
         """Visit every state once; raises Broken for the first schedule that breaks a promise."""

@@ -16,7 +16,7 @@ def frame_of(number: int, length: int = 64) -> bytes:
     return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
 
 
-def number_of(frame: bytes | bytearray) -> int | None:
+def number_of(frame: bytes | bytearray | memoryview) -> int | None:
     """The frame's number, or None when it does not verify."""
     if xxhash.xxh3_64_intdigest(bytes(frame[:-8])) != int.from_bytes(frame[-8:], "little"):
         return None

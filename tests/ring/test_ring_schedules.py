@@ -121,7 +121,9 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.parametrize(("mutant", "changes", "promise"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("mutant", "changes", "promise"), MUTANTS, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_the_explorer_catches(mutant: type, changes: dict, promise: str) -> None:
     """Section 7, mutant 20 and its neighbours: some schedule must break the promise the mistake is about."""
     side = "producer" if issubclass(mutant, RingProducer) else "consumer"

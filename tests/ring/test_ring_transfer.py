@@ -293,7 +293,11 @@ class Pair:
 def test_any_mix_of_calls_gives_back_what_was_pushed(todo: list[tuple]) -> None:
     """INV-17 without crashes inside calls: same frames, same positions, same order, each settled once."""
     pair = Pair()
-    names = {"buffer": "buffer_", "restart consumer": "restart_consumer", "restart producer": "restart_producer"}
+    names = {
+        "buffer": "buffer_",
+        "restart consumer": "restart_consumer",
+        "restart producer": "restart_producer",
+    }
     for name, argument in todo:
         getattr(pair, names.get(name, name))(argument)
         assert pair.taken == pair.pushed[: len(pair.taken)]

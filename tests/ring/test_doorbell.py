@@ -1,0 +1,126 @@
+"""Bells wake a sleeper, and losing or doubling a ring harms nobody."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+import pytest
+from ring_children import Child
+
+from ringlog.errors import RingError
+from ringlog.ring.doorbell import BellListener, BellRinger, EventBell, make_bell
+
+
+def is_ringing(bell: BellListener | EventBell, wait_s: float = 0.0) -> bool:
+    return bool(select.select([bell], [], [], wait_s)[0])
+
+
+def test_a_ring_wakes_the_sleeper_and_draining_forgets_it(shm_dir: Path) -> None:
+    path = str(shm_dir / "bell")
+    make_bell(path)
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    listener, ringer = BellListener(path), BellRinger(path)
+    assert not is_ringing(listener)
+    assert (ringer.ring(), ringer.ring()) == (True, True)
+    assert is_ringing(listener)
+    assert listener.drain() == 2
+    assert (is_ringing(listener), listener.drain()) == (False, 0)
+    listener.close()
+    ringer.close()
+
+
+def test_another_process_rings_and_its_death_does_not_end_the_pipe(shm_dir: Path) -> None:
+    path = str(shm_dir / "bell")
+    make_bell(path)
+    listener = BellListener(path)
+    assert Child(lambda: BellRinger(path).ring()).wait() == 0
+    assert is_ringing(listener, 5.0)
+    assert listener.drain() == 1
+    assert not is_ringing(listener), "a dead ringer is no end of file"
+    listener.close()
+
+
+def test_a_full_pipe_is_already_a_wake_up(shm_dir: Path) -> None:
+    """RF-35: the ringer never blocks."""
+    path = str(shm_dir / "bell")
+    make_bell(path)
+    listener, ringer = BellListener(path), BellRinger(path)
+    assert all(ringer.ring() for _ in range(70_000))
+    assert listener.drain() >= 4_096
+    assert not is_ringing(listener)
+    listener.close()
+    ringer.close()
+
+
+def test_ringing_where_nobody_listens_is_no_error_and_works_again_later(shm_dir: Path) -> None:
+    path = str(shm_dir / "bell")
+    ringer = BellRinger(path)
+    assert ringer.ring() is False, "no pipe"
+    make_bell(path)
+    assert ringer.ring() is False, "no listener"
+    first = BellListener(path)
+    assert ringer.ring() is True
+    first.close()
+    assert ringer.ring() is False, "the listener died"
+    second = BellListener(path)
+    assert ringer.ring() is True
+    assert is_ringing(second)
+    second.close()
+    second.close()
+    ringer.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "symlink", "loose"])
+def test_what_is_not_a_private_pipe_of_ours_is_refused(shm_dir: Path, kind: str) -> None:
+    """RF-111: neither end writes into somebody's file."""
+    path, bell = shm_dir / "bell", shm_dir / "real"
+    make_bell(str(bell))
+    if kind == "file":
+        path.write_bytes(b"")
+    elif kind == "symlink":
+        path.symlink_to(bell)
+    else:
+        os.rename(bell, path)
+        path.chmod(0o666)
+        somebody = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    for use in (BellListener, lambda p: BellRinger(p).ring()):
+        with pytest.raises(RingError, match=r"bell|ring"):
+            use(str(path))
+    if kind == "loose":
+        os.close(somebody)
+
+
+def test_a_bell_is_never_made_over_something(shm_dir: Path) -> None:
+    make_bell(str(shm_dir / "bell"))
+    with pytest.raises(RingError, match="File exists"):
+        make_bell(str(shm_dir / "bell"))
+
+
+def test_an_event_bell_counts_rings_and_is_shared_with_a_child() -> None:
+    bell = EventBell.create(inheritable=True)
+    assert bell.drain() == 0
+    assert Child(lambda: EventBell.from_fd(bell.fileno()).ring()).wait() == 0
+    assert bell.ring()
+    assert is_ringing(bell)
+    assert (bell.drain(), bell.drain()) == (2, 0)
+    assert os.get_inheritable(bell.fileno())
+    bell.close()
+    bell.close()
+
+
+def test_a_descriptor_that_is_not_open_is_no_bell() -> None:
+    bell = EventBell.create()
+    fd = bell.fileno()
+    bell.close()
+    with pytest.raises(RingError, match="not a bell"):
+        EventBell.from_fd(fd)
+
+
+def test_an_event_bell_at_its_limit_still_wakes() -> None:
+    bell = EventBell.create()
+    os.eventfd_write(bell.fileno(), (1 << 64) - 2)
+    assert bell.ring()
+    assert is_ringing(bell)
+    bell.close()

@@ -8,6 +8,7 @@ actor's process is here; it tells the story and ends the process with a code the
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import logging
 import os
 import signal
@@ -19,7 +20,7 @@ import msgspec
 
 from ringlog import config, hardening, logs, stop_points
 from ringlog.board.board import Board
-from ringlog.board.layout import P, ProcessState
+from ringlog.board.layout import BOARD_NAME, P, ProcessState
 from ringlog.clock import SystemClock
 from ringlog.envelope.boot import ActorBoot, load_boot
 from ringlog.errors import (
@@ -73,13 +74,29 @@ def run_process(build: Build, arguments: list[str]) -> int:
     except (ConfigError, StartRefused) as e:
         print(f"cannot boot: {e}", file=sys.stderr)  # noqa: T201  no log yet
         return ExitCode.CANNOT_BOOT
-    if not hardening.die_with_parent(boot.supervisor_pid):
+    # The lock comes first: if the parent dies in between, its successor either sees us or we see that.
+    alive = _show_alive(boot.shm_dir)
+    if alive < 0 or not hardening.die_with_parent(boot.supervisor_pid):
         return ExitCode.ORPHANED
     stop = StopFlag(logs.reopen)
     try:
         return _run(build, boot, stop)
     finally:
         stop.close()
+        os.close(alive)
+
+
+def _show_alive(shm_dir: str) -> int:
+    """Hold a shared lock on the board for as long as this process lives; -1 when the board is gone.
+
+    A supervisor that finds it held waits: no second engine runs beside orphans of the first (PR-10).
+    """
+    try:
+        fd = os.open(os.path.join(shm_dir, BOARD_NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
 
 
 def _read_boot(arguments: list[str]) -> ActorBoot:

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import stat
+import tomllib
 
 import msgspec
 
@@ -90,3 +91,12 @@ def _require_private_file(key: str, path: str) -> None:
             file=path,
             mode=oct(facts.st_mode & 0o777),
         )
+
+
+def public_key_of(curve_key_file: str) -> str:
+    """Public half of the server's CURVE key, for clients on this host to check against; empty if absent."""
+    try:
+        with open(curve_key_file, "rb") as file:
+            return str(tomllib.load(file).get("public_key", ""))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise ConfigError("native.curve_key_file: not a key file", file=curve_key_file) from None

@@ -17,14 +17,13 @@ import stat
 
 import msgspec
 
+from ringlog.board.layout import BOARD_NAME
 from ringlog.errors import DiskError, NotConnected, StartRefused
 from ringlog.storage.disk import Disk, replace_file
 
 SHM_ROOT = "/dev/shm"
 ENGINE_JSON = "engine.json"
 SUPERVISOR_SOCKET = "supervisor.sock"
-ALIVE_NAME = "board"
-"""File in shm_dir on which every actor holds a shared lock for as long as it lives."""
 _ENGINE_JSON_BYTES_MAX = 65_536
 _SHM_TRIES = 16
 
@@ -108,9 +107,9 @@ def require_shm_space(needed: int) -> None:
 
 
 def orphans_alive(shm_dir: str) -> bool:
-    """True while an actor of the engine that used this directory lives."""
+    """True while an actor of the engine that used this directory lives: each holds a lock on its board."""
     try:
-        fd = os.open(os.path.join(shm_dir, ALIVE_NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(os.path.join(shm_dir, BOARD_NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -17,6 +17,9 @@ GATEWAY = "gateway"
 KINDS = (WAL_SHARD, GATEWAY)
 """Kinds of actor; the index is what the board's P.KIND holds."""
 
+SUPERVISOR_SLOT = 0
+"""The supervisor's own process slot; shard n has slot 1 + n, the gateway the one after the last shard."""
+
 _STOP_FIRST = 0
 _STOP_LAST = 1
 
@@ -61,6 +64,11 @@ class Tree:
         return "\n".join(["supervisor", *(f"  {spec}" for spec in self.children)])
 
 
+def shard_slot(shard: int) -> int:
+    """Process slot of a shard."""
+    return SUPERVISOR_SLOT + 1 + shard
+
+
 def build_tree(config: Config) -> Tree:
     """The tree this configuration asks for."""
     supervisor = config.supervisor
@@ -78,8 +86,8 @@ def build_tree(config: Config) -> Tree:
         )
 
     shards = config.wal.shards
-    children = [child(WAL_SHARD, f"{WAL_SHARD}-{n:02d}", n, _STOP_LAST, n) for n in range(shards)]
+    children = [child(WAL_SHARD, f"{WAL_SHARD}-{n:02d}", shard_slot(n), _STOP_LAST, n) for n in range(shards)]
     if config.gateway.enabled:
-        children.append(child(GATEWAY, GATEWAY, shards, _STOP_FIRST))
-    assert len(children) <= PROCESSES_MAX
+        children.append(child(GATEWAY, GATEWAY, shard_slot(shards), _STOP_FIRST))
+    assert 1 + len(children) <= PROCESSES_MAX
     return Tree(tuple(children))

@@ -1,0 +1,59 @@
+"""Asking a running engine from another process: `ringlog status`, `ringlog stop`."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+import zmq
+
+from ringlog.envelope.messages import (
+    EngineStatus,
+    EngineStatusReply,
+    EngineStop,
+    EngineStopping,
+    ErrorReply,
+    Message,
+)
+from ringlog.envelope.wire import EnvelopeInvalid, decode, encode
+from ringlog.errors import NotConnected, RequestTimeout, refusal
+from ringlog.limits import ENVELOPE_BYTES_MAX
+from ringlog.supervision.run_dir import SUPERVISOR_SOCKET, read_engine_json
+
+TIMEOUT_S = 5.0
+_CORR = 1
+
+R = TypeVar("R", bound=Message)
+
+
+def status(run_dir: str, timeout_s: float = TIMEOUT_S) -> EngineStatusReply:
+    """How the engine announced in `run_dir` is.
+
+    Raises NotConnected when none is announced or its socket is gone, RequestTimeout when it does not
+    answer in time, Refused when it says no.
+    """
+    return _ask(run_dir, EngineStatus(), EngineStatusReply, timeout_s)
+
+
+def stop(run_dir: str, timeout_s: float = TIMEOUT_S) -> None:
+    """Ask the engine announced in `run_dir` to stop in good order; raises as `status` does."""
+    _ask(run_dir, EngineStop(), EngineStopping, timeout_s)
+
+
+def _ask(run_dir: str, request: Message, wanted: type[R], timeout_s: float) -> R:
+    socket_path = os.path.join(read_engine_json(run_dir).shm_dir, SUPERVISOR_SOCKET)
+    if not os.path.exists(socket_path):
+        raise NotConnected("the engine announced here is gone", socket=socket_path)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, ENVELOPE_BYTES_MAX)
+        socket.connect(f"ipc://{socket_path}")
+        socket.send(encode(request, _CORR))
+        if not socket.poll(round(timeout_s * 1000)):
+            raise RequestTimeout("the supervisor did not answer", outcome="unknown", timeout_s=timeout_s)
+        reply = decode(socket.recv_multipart()[0]).message
+    if isinstance(reply, ErrorReply):
+        raise refusal(reply.status, reply.message, reply.detail)
+    if not isinstance(reply, wanted):
+        raise EnvelopeInvalid("unexpected reply", kind=type(reply).__name__)
+    return reply

@@ -1,0 +1,240 @@
+"""Keeping the children alive: start, watch, replace, stop. Decisions are restart.decide's; here they happen.
+
+A successor starts only after its predecessor's pidfd became readable: the fence is death (RD-6). Each
+start takes a new incarnation number, durable before the process exists. Between two incarnations the
+process slot on the board belongs to the supervisor, which says there that nobody serves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ringlog import stop_points
+from ringlog.board.board import Board, P, ProcessSlot, ProcessState
+from ringlog.clock import Clock
+from ringlog.envelope.boot import ActorBoot, dump_boot
+from ringlog.errors import ExitCode
+from ringlog.logs import say
+from ringlog.supervision import restart
+from ringlog.supervision.progress import Progress
+from ringlog.supervision.restart import Exit, GiveUp, History, Wait
+from ringlog.supervision.spawn import Child, actor_command
+from ringlog.supervision.tree import KINDS, ChildSpec, Tree
+
+log = logging.getLogger("ringlog.supervision")
+
+READY = "ready"
+DOWN = "down"
+GIVEN_UP = "given_up"
+
+
+class Change(NamedTuple):
+    """Something happened to a child: it became READY, went DOWN, or was GIVEN_UP (after its DOWN)."""
+
+    what: str
+    ward: Ward
+
+
+@dataclass(slots=True)
+class Ward:
+    """One child of the tree through all its incarnations."""
+
+    spec: ChildSpec
+    slot: ProcessSlot
+    child: Child | None = None
+    incarnation: int = 0
+    starts: int = 0
+    history: History = field(default_factory=History)
+    progress: Progress = field(default_factory=lambda: Progress(0))
+    is_ready: bool = False
+    start_at_ns: int | None = None
+    """A start that is due at this monotonic time; None when none is wanted."""
+    started_ns: int = 0
+    kill_reason: str = ""
+    given_up: str = ""
+    """Why the child was given up; empty while it is kept alive."""
+    last_exit: Exit | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """It serves, or it was given up: nothing more is to be waited for."""
+        return self.is_ready or bool(self.given_up)
+
+    @property
+    def restarts(self) -> int:
+        return max(self.starts - 1, 0)
+
+
+MakeBoot = Callable[[ChildSpec, int, str], ActorBoot]
+"""(spec, incarnation, stop points) -> boot message."""
+
+
+class Children:
+    """All children. The caller polls `pidfds`, and calls `reap` and `look`; both return what changed."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        *,
+        board: Board,
+        take_incarnation: Callable[[], int],
+        make_boot: MakeBoot,
+        environ: Mapping[str, str],
+        clock: Clock,
+        test_stop_points: str = "",
+    ) -> None:
+        self.wards = tuple(Ward(spec, board.process(spec.slot)) for spec in tree)
+        self._take_incarnation = take_incarnation
+        self._make_boot = make_boot
+        self._environ = environ
+        self._clock = clock
+        self._test_stop_points = test_stop_points
+        self._is_stopping = False
+        for ward in self.wards:
+            ward.slot.set(P.KIND, KINDS.index(ward.spec.kind))
+            ward.slot.set(P.SHARD, ward.spec.shard + 1)
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def of_kind(self, kind: str) -> list[Ward]:
+        """The children of one kind."""
+        return [ward for ward in self.wards if ward.spec.kind == kind]
+
+    def pidfds(self) -> dict[int, Ward]:
+        """Descriptors that become readable when a child dies."""
+        return {ward.child.pidfd: ward for ward in self.wards if ward.child is not None}
+
+    def next_deadline_ns(self) -> int | None:
+        """When the next start is due."""
+        return min((ward.start_at_ns for ward in self.wards if ward.start_at_ns is not None), default=None)
+
+    def is_any_coming(self) -> bool:
+        """True while a started child is not READY yet."""
+        return any(ward.child is not None and not ward.is_ready for ward in self.wards)
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def start(self, ward: Ward) -> None:
+        """Ask for the first start of a child; it happens in the next `look`."""
+        ward.start_at_ns = self._clock.monotonic_ns()
+
+    def look(self) -> list[Change]:
+        """Start what is due, see who became ready, kill who is stuck."""
+        now = self._clock.monotonic_ns()
+        changes = []
+        for ward in self.wards:
+            if ward.start_at_ns is not None and ward.start_at_ns <= now and not self._is_stopping:
+                changes += self._spawn(ward, now)
+            if ward.child is not None:
+                changes += self._watch(ward, now)
+        return changes
+
+    def reap(self, ward: Ward) -> list[Change]:
+        """Take note that a child's pidfd is readable: it is dead for certain."""
+        if ward.child is None:
+            return []
+        exit = Exit(
+            ward.child.reap(), ward.is_ready or ward.slot.state == ProcessState.READY, ward.kill_reason
+        )
+        ward.child = None
+        return self._died(ward, exit)
+
+    def _spawn(self, ward: Ward, now: int) -> list[Change]:
+        ward.start_at_ns = None
+        if ward.starts:
+            stop_points.hit("supervisor_before_respawn")
+        ward.incarnation = self._take_incarnation()
+        ward.starts += 1
+        ward.started_ns, ward.is_ready, ward.kill_reason = now, False, ""
+        ward.progress = Progress(now)
+        ward.slot.set(P.RESTARTS, ward.restarts)
+        ward.slot.set(P.INCARNATION, ward.incarnation)
+        ward.slot.set(P.STATE, ProcessState.STARTING)
+        # A plan for a test is for the first life: the successor must be able to recover.
+        plan = self._test_stop_points if ward.starts == 1 else ""
+        boot = dump_boot(self._make_boot(ward.spec, ward.incarnation, plan))
+        try:
+            ward.child = Child(actor_command(ward.spec.kind, boot), self._environ)
+        except OSError as e:
+            # No process, no memory or no descriptor: an end like any other, with the same patience.
+            return self._died(ward, Exit(ExitCode.CRASH, was_ready=False, why=f"not started: {e.strerror}"))
+        say(log, logging.INFO, "child started", child=ward.spec.name, pid=ward.child.pid,
+            child_incarnation=ward.incarnation)  # fmt: skip
+        return []
+
+    def _watch(self, ward: Ward, now: int) -> list[Change]:
+        slot, state = ward.slot, ward.slot.state
+        facts = (state, *(slot.get(word) for word in (P.TURNS, P.PROGRESS, P.HEARTBEAT_NS)))
+        ward.progress.look(facts, now)
+        if not ward.is_ready and state == ProcessState.READY:
+            ward.is_ready = True
+            say(log, logging.INFO, "child ready", child=ward.spec.name, child_incarnation=ward.incarnation,
+                after_ms=(now - ward.started_ns) // 1_000_000)  # fmt: skip
+            return [Change(READY, ward)]
+        is_stuck = ward.progress.is_stuck(state, ward.spec.stuck_after_s)
+        if is_stuck and not ward.kill_reason and not self._is_stopping:
+            self.kill(ward, f"no progress for {ward.progress.still_ns / restart.NS_PER_S:.1f} s")
+        return []
+
+    def _died(self, ward: Ward, exit: Exit) -> list[Change]:
+        now = self._clock.monotonic_ns()
+        ward.last_exit, ward.is_ready = exit, False
+        ward.slot.set(P.STATE, ProcessState.STOPPED if exit.is_orderly else ProcessState.FAILED)
+        ward.slot.set(P.EXIT, exit.word)
+        ward.slot.set(P.EXIT_NS, now)
+        level = logging.INFO if self._is_stopping and exit.is_orderly else logging.ERROR
+        say(
+            log,
+            level,
+            "child ended",
+            child=ward.spec.name,
+            child_incarnation=ward.incarnation,
+            exit=str(exit),
+        )
+        if self._is_stopping:
+            return [Change(DOWN, ward)]
+        ward.history = ward.history.after(ward.spec, exit, now)
+        decision = restart.decide(ward.spec, ward.history, exit, now)
+        if isinstance(decision, GiveUp):
+            ward.given_up = decision.reason
+            ward.slot.set(P.STATE, ProcessState.FAILED)
+            say(log, logging.CRITICAL, "child given up", child=ward.spec.name, reason=decision.reason)
+            return [Change(DOWN, ward), Change(GIVEN_UP, ward)]
+        ward.start_at_ns = decision.until_ns if isinstance(decision, Wait) else now
+        return [Change(DOWN, ward)]
+
+    # -- ends -----------------------------------------------------------------------------------------
+
+    def kill(self, ward: Ward, reason: str) -> None:
+        """End a child for certain; `reap` follows when its pidfd says so."""
+        if ward.child is not None:
+            ward.kill_reason = reason
+            say(log, logging.ERROR, "child killed", child=ward.spec.name, pid=ward.child.pid, reason=reason)
+            ward.child.send(signal.SIGKILL)
+
+    def stop_restarting(self) -> None:
+        """From now on the dead stay dead."""
+        self._is_stopping = True
+        for ward in self.wards:
+            ward.start_at_ns = None
+
+    def send_ready(self, number: signal.Signals) -> None:
+        """Pass a signal on to every child that serves: the others may not handle it yet."""
+        for ward in self.wards:
+            if ward.child is not None and ward.is_ready:
+                ward.child.send(number)
+
+    def resident_bytes(self, ward: Ward) -> int:
+        """Memory a child has in use; 0 when it is dead."""
+        if ward.child is None:
+            return 0
+        try:
+            with open(f"/proc/{ward.child.pid}/statm") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError):
+            return 0

@@ -1,0 +1,78 @@
+"""Stopping in good order: those who accept work first, then those who keep promises (SD-1..SD-4)."""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+from ringlog.clock import Clock
+from ringlog.logs import say
+from ringlog.supervision.children import Children, Ward
+from ringlog.supervision.restart import NS_PER_S
+
+log = logging.getLogger("ringlog.supervision")
+
+
+class Drain:
+    """One orderly stop. Call `look` once a turn, after the dead were reaped."""
+
+    def __init__(self, children: Children, *, drain_s: float, clock: Clock) -> None:
+        self._children = children
+        self._drain_ns = round(drain_s * NS_PER_S)
+        self._clock = clock
+        # Who is down or given up now has not ended in good order.
+        self._is_degraded = any(ward.starts and ward.child is None for ward in children.wards)
+        children.stop_restarting()
+        orders = {ward.spec.stop_order for ward in children.wards}
+        self._stages = [self._of(order) for order in sorted(orders)]
+        self._stage = -1
+        self._deadline_ns: int | None = None
+
+    def _of(self, order: int) -> list[Ward]:
+        return [w for w in self._children.wards if w.spec.stop_order == order and w.child is not None]
+
+    def look(self) -> bool:
+        """Take the next step that is due; True when every child is dead."""
+        if not self._is_stage_over():
+            if self._deadline_ns is not None and self._clock.monotonic_ns() >= self._deadline_ns:
+                self._kill_stage()
+            return False
+        while self._stage + 1 < len(self._stages):
+            self._begin(self._stage + 1)
+            if not self._is_stage_over():
+                return False
+        return True
+
+    def hurry(self) -> None:
+        """End the waiting: kill everybody (the second signal of SD-1)."""
+        for ward in self._children.wards:
+            self._children.kill(ward, "told to hurry")
+
+    def is_orderly(self) -> bool:
+        """True when every child that had been started ended by itself and well. Ask after the drain."""
+        return not self._is_degraded and all(self._ended_well(w) for stage in self._stages for w in stage)
+
+    @staticmethod
+    def _ended_well(ward: Ward) -> bool:
+        exit = ward.last_exit
+        if exit is None:
+            return False
+        # A child that had not begun to serve has nothing to put in order.
+        return exit.is_orderly or (exit.status == -signal.SIGTERM and not exit.was_ready)
+
+    def _is_stage_over(self) -> bool:
+        return self._stage < 0 or all(ward.child is None for ward in self._stages[self._stage])
+
+    def _begin(self, stage: int) -> None:
+        self._stage = stage
+        self._deadline_ns = self._clock.monotonic_ns() + self._drain_ns
+        for ward in self._stages[stage]:
+            if ward.child is not None:
+                ward.child.send(signal.SIGTERM)
+
+    def _kill_stage(self) -> None:
+        # After SIGKILL there is nothing left to do but to wait for the death itself.
+        self._deadline_ns = None
+        for ward in self._stages[self._stage]:
+            self._children.kill(ward, "drain limit reached")
+        say(log, logging.ERROR, "drain limit reached", limit_s=self._drain_ns / NS_PER_S)

@@ -1,0 +1,383 @@
+"""The supervisor's loop: one poll over everything that can happen, then one small step for each thing.
+
+starting -> serving -> stopping -> stopped
+
+starting   shards first; when each serves or was given up, the gateway; then engine.json says: ready
+serving    the dead are replaced, the stuck are killed and replaced, rings come and go
+stopping   see drain.py; a second signal ends the waiting
+
+No data passes through here. Nothing waits but the poll, which ends at a death, a signal, a message, a
+deadline or the tick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import partial
+
+import zmq
+
+import ringlog
+from ringlog import config as configuration
+from ringlog import hardening, logs
+from ringlog.board.board import P, ProcessSlot, ProcessState
+from ringlog.clock import Clock, SystemClock
+from ringlog.config import Config
+from ringlog.envelope.boot import ActorBoot
+from ringlog.envelope.wire import PROTOCOL
+from ringlog.errors import StartRefused
+from ringlog.limits import HEARTBEAT_INTERVAL_MS
+from ringlog.logs import say
+from ringlog.signals import SignalInbox
+from ringlog.storage.disk import Disk, RealDisk
+from ringlog.supervision import run_dir
+from ringlog.supervision.children import DOWN, GIVEN_UP, READY, Change, Children, Ward
+from ringlog.supervision.drain import Drain
+from ringlog.supervision.endpoints import IPC, check_listeners, public_key_of
+from ringlog.supervision.ground import Ground
+from ringlog.supervision.notify import Notifier
+from ringlog.supervision.reception import Reception
+from ringlog.supervision.restart import NS_PER_MS
+from ringlog.supervision.rings import RingKeeper
+from ringlog.supervision.run_dir import EngineInfo
+from ringlog.supervision.sockets import Desk, ShardLink
+from ringlog.supervision.spawn import SUPERVISOR_OOM_SCORE, child_environment
+from ringlog.supervision.topics import TopicsAtStart
+from ringlog.supervision.tree import GATEWAY, SUPERVISOR_SLOT, WAL_SHARD, ChildSpec, Tree, build_tree
+
+log = logging.getLogger("ringlog.supervision")
+
+TICK_MS = HEARTBEAT_INTERVAL_MS
+STARTING_TICK_MS = 20
+"""While a child is coming up; its READY is a word on the board, which wakes nobody."""
+STOP_POINTS_VARIABLE = "RINGLOG_TEST_STOP_POINTS"
+_LINGER_MS = 200
+EXIT_ORDERLY = 0
+EXIT_DEGRADED = 1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Phase(Enum):
+    """Where the engine is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+def run_engine(
+    config: Config,
+    *,
+    environ: Mapping[str, str] | None = None,
+    on_ready: Callable[[EngineInfo], None] | None = None,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+) -> int:
+    """Be the engine: start, serve until told to stop, stop. Belongs to the main thread.
+
+    Returns 0 after an orderly stop, 1 after a degraded one. Raises ConfigError and StartRefused when the
+    engine must not start; then nothing of it is left.
+    """
+    config = check_listeners(config)
+    environ = os.environ if environ is None else environ
+    clock = clock or SystemClock()
+    with contextlib.ExitStack() as undo:
+        signals = SignalInbox(_SIGNALS)
+        undo.callback(signals.close)
+        tree = build_tree(config)
+        ground = Ground(config, tree, disk=disk or RealDisk(), clock=clock, is_cancelled=signals.has_any)
+        undo.callback(ground.close)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        undo.callback(context.destroy, linger=_LINGER_MS)
+        engine = Engine(
+            config, tree, ground, context, signals, environ=environ, clock=clock, on_ready=on_ready
+        )
+        undo.callback(engine.close)
+        return engine.run()
+
+
+class Engine:
+    """One start of an engine, on the ground it stands on."""
+
+    def __init__(
+        self,
+        config: Config,
+        tree: Tree,
+        ground: Ground,
+        context: zmq.Context[zmq.Socket[bytes]],
+        signals: SignalInbox,
+        *,
+        environ: Mapping[str, str],
+        clock: Clock,
+        on_ready: Callable[[EngineInfo], None] | None = None,
+    ) -> None:
+        """Build everything; no process is started before `run`."""
+        self.config = config
+        self.phase = Phase.STARTING
+        self._ground, self._context, self._signals, self._clock = ground, context, signals, clock
+        self._on_ready = on_ready
+        self._started_ns = clock.monotonic_ns()
+        self._plain = configuration.to_plain(config)
+        self._boot_id = hardening.boot_id()
+        self._notifier = Notifier(environ)
+        self._slot = self._show_on_board()
+        self._rings = RingKeeper(
+            ground.shm_dir,
+            engine_id=ground.identity.engine_id,
+            shards=config.wal.shards,
+            settings=config.run,
+            clock=clock,
+        )
+        self._topics = TopicsAtStart(config.topics, config.wal.shards)
+        self._children = Children(
+            tree,
+            board=ground.board,
+            take_incarnation=ground.identity.take,
+            make_boot=self._make_boot,
+            environ=child_environment(environ),
+            clock=clock,
+            test_stop_points=environ.get(STOP_POINTS_VARIABLE, ""),
+        )
+        self._desk = Desk(context, f"ipc://{ground.shm_dir}/{run_dir.SUPERVISOR_SOCKET}")
+        self._reception = Reception(
+            self.info(),
+            self._rings,
+            self._children,
+            slot=self._slot,
+            state=self.state,
+            stop=self.stop,
+            clock=clock,
+        )
+        self._drain: Drain | None = None
+        self._failure = ""
+
+    def run(self) -> int:
+        """Run until stopped; see run_engine."""
+        hardening.set_oom_score(os.getpid(), SUPERVISOR_OOM_SCORE)
+        say(
+            log,
+            logging.INFO,
+            "engine starts",
+            data_dir=self._ground.data_dir,
+            shards=self.config.wal.shards,
+            first_incarnation=self._ground.boot_incarnation,
+            config=self._plain,
+        )
+        for ward in self._children.of_kind(WAL_SHARD):
+            self._children.start(ward)
+        while self.phase != Phase.STOPPED:
+            self._turn()
+        if self._failure:
+            raise StartRefused(self._failure)
+        is_orderly = self._drain is not None and self._drain.is_orderly()
+        say(log, logging.INFO, "engine stopped", orderly=is_orderly)
+        return EXIT_ORDERLY if is_orderly else EXIT_DEGRADED
+
+    def close(self) -> None:
+        """Let go of everything. Children alive here mean that we failed: they go with us, for certain."""
+        for ward in self._children.wards:
+            self._children.kill(ward, "supervisor failed")
+            self._children.reap(ward)
+        self._rings.close_all()
+        self._desk.close()
+
+    # -- start ----------------------------------------------------------------------------------------
+
+    def _show_on_board(self) -> ProcessSlot:
+        slot = self._ground.board.process(SUPERVISOR_SLOT)
+        slot.set(P.PID, os.getpid())
+        slot.set(P.INCARNATION, self._ground.identity.take())
+        slot.set(P.STARTED_NS, self._started_ns)
+        slot.set(P.STATE, ProcessState.STARTING)
+        return slot
+
+    def _make_boot(self, spec: ChildSpec, incarnation: int, test_stop_points: str) -> ActorBoot:
+        ground = self._ground
+        return ActorBoot(
+            kind=spec.kind,
+            name=spec.name,
+            engine_id=ground.identity.engine_id,
+            incarnation=incarnation,
+            boot_incarnation=ground.boot_incarnation,
+            boot_id=self._boot_id,
+            slot=spec.slot,
+            data_dir=ground.data_dir,
+            shm_dir=ground.shm_dir,
+            supervisor_pid=os.getpid(),
+            shard=spec.shard,
+            shards=self.config.wal.shards,
+            config=self._plain,
+            test_stop_points=test_stop_points,
+        )
+
+    def info(self) -> EngineInfo:
+        """What engine.json says."""
+        ground, native = self._ground, self.config.native
+        is_tcp = self.config.gateway.enabled and native.endpoint != IPC
+        return EngineInfo(
+            engine_id=ground.identity.engine_id,
+            start_id=ground.start_id,
+            shm_dir=ground.shm_dir,
+            data_dir=ground.data_dir,
+            shards=self.config.wal.shards,
+            protocol=PROTOCOL,
+            version=ringlog.__version__,
+            supervisor_pid=os.getpid(),
+            gateway_ipc=f"ipc://{ground.shm_dir}/{GATEWAY}.sock" if self.config.gateway.enabled else "",
+            gateway_tcp=native.endpoint if is_tcp else "",
+            public_key=public_key_of(native.curve_key_file) if is_tcp else "",
+        )
+
+    # -- one turn -------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        readable = self._wait()
+        changes: list[Change] = []
+        # The dead first: a pid that a new message names may be a dead client's, used again.
+        for fd, ward in self._children.pidfds().items():
+            if fd in readable:
+                changes += self._children.reap(ward)
+        for fd, pid in self._rings.pidfds().items():
+            if fd in readable:
+                self._rings.client_died(pid)
+        for number in self._signals.take():
+            self._take_signal(number)
+        self._apply(changes)
+        self._apply(self._children.look())
+        for shard, link in self._rings.links().items():
+            self._take_replies(shard, link)
+        for address, envelope in self._desk.receive():
+            answer = partial(self._desk.send, address, envelope.corr)
+            self._reception.take(envelope.message, answer)
+        self._rings.look()
+        self._slot.add(P.TURNS, 1)
+        self._slot.set(P.HEARTBEAT_NS, self._clock.monotonic_ns())
+        self._advance()
+
+    def _wait(self) -> set[int]:
+        """Poll everything there is; returns readable descriptors. Sockets are looked at in any case."""
+        poller = zmq.Poller()
+        poller.register(self._signals.fileno(), zmq.POLLIN)
+        poller.register(self._desk.socket, zmq.POLLIN)
+        for link in self._rings.links().values():
+            poller.register(link.socket, zmq.POLLIN)
+        for fd in (*self._children.pidfds(), *self._rings.pidfds()):
+            poller.register(fd, zmq.POLLIN)
+        return {ready for ready, _ in poller.poll(self._timeout_ms()) if isinstance(ready, int)}
+
+    def _timeout_ms(self) -> int:
+        tick = STARTING_TICK_MS if self._children.is_any_coming() else TICK_MS
+        deadline = self._children.next_deadline_ns()
+        if deadline is None:
+            return tick
+        left_ns = deadline - self._clock.monotonic_ns()
+        return min(tick, max(0, -(-left_ns // NS_PER_MS)))
+
+    def _take_replies(self, shard: int, link: ShardLink) -> None:
+        for envelope in link.receive():
+            self._rings.take_reply(shard, envelope.corr, envelope.message)
+            self._topics.take_reply(shard, envelope.message)
+
+    def _apply(self, changes: list[Change]) -> None:
+        for what, ward in changes:
+            if ward.spec.kind == WAL_SHARD:
+                self._shard_changed(what, ward)
+
+    def _shard_changed(self, what: str, ward: Ward) -> None:
+        shard = ward.spec.shard
+        if what == READY:
+            link = ShardLink(self._context, f"ipc://{self._ground.shm_dir}/{ward.spec.name}.sock")
+            self._rings.shard_ready(shard, link)
+            self._topics.shard_ready(shard, link)
+        elif what == DOWN:
+            self._rings.shard_down(shard)
+        elif what == GIVEN_UP:
+            self._rings.shard_failed(shard, ward.given_up)
+
+    # -- phases ---------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        if self.phase == Phase.STARTING:
+            self._advance_start()
+        elif self.phase == Phase.SERVING:
+            self._beat()
+        elif self._drain is not None and self._drain.look():
+            self.phase = Phase.STOPPED
+
+    def _advance_start(self) -> None:
+        shards = self._children.of_kind(WAL_SHARD)
+        if not all(ward.is_settled for ward in shards):
+            self._notifier.status(self._recovery_text(shards))
+            return
+        if not any(ward.is_ready for ward in shards):
+            self._failure = f"no shard could start: {shards[0].given_up}"
+            self.stop(self._failure)
+            return
+        gateways = self._children.of_kind(GATEWAY)
+        for ward in gateways:
+            if not ward.starts and ward.start_at_ns is None:
+                self._children.start(ward)
+        if all(ward.is_settled for ward in gateways):
+            self._become_ready()
+
+    def _become_ready(self) -> None:
+        self.phase = Phase.SERVING
+        info = self.info()
+        self._ground.announce(info)
+        self._slot.set(P.STATE, ProcessState.READY)
+        self._notifier.ready()
+        took_ms = (self._clock.monotonic_ns() - self._started_ns) // NS_PER_MS
+        say(log, logging.INFO, "engine ready", after_ms=took_ms, shm_dir=info.shm_dir)
+        if self._on_ready is not None:
+            self._on_ready(info)
+
+    def _recovery_text(self, shards: list[Ward]) -> str:
+        parts = [
+            f"{ward.spec.name} {ward.slot.get(P.PROGRESS) / 10:.1f} %"
+            for ward in shards
+            if not ward.is_settled
+        ]
+        return "recovering " + ", ".join(parts)
+
+    def _beat(self) -> None:
+        if all(ward.is_ready for ward in self._children.of_kind(WAL_SHARD)):
+            self._notifier.beat()
+
+    def state(self) -> str:
+        """starting, ready, degraded (a child that should serve does not) or draining."""
+        if self.phase == Phase.SERVING:
+            return "ready" if all(ward.is_ready for ward in self._children.wards) else "degraded"
+        return "starting" if self.phase == Phase.STARTING else "draining"
+
+    # -- stop -----------------------------------------------------------------------------------------
+
+    def stop(self, reason: str) -> None:
+        """Begin the orderly stop, once."""
+        if self._drain is not None:
+            return
+        say(log, logging.INFO, "engine stops", reason=reason)
+        self.phase = Phase.STOPPING
+        self._slot.set(P.STATE, ProcessState.DRAINING)
+        self._notifier.stopping()
+        self._drain = Drain(self._children, drain_s=self.config.supervisor.drain_s, clock=self._clock)
+
+    def _take_signal(self, number: signal.Signals) -> None:
+        if number in {signal.SIGTERM, signal.SIGINT}:
+            if self._drain is None:
+                self.stop(number.name)
+            else:
+                self._drain.hurry()
+        elif number == signal.SIGHUP:
+            logs.reopen()
+            self._children.send_ready(signal.SIGHUP)
+        elif number == signal.SIGQUIT:
+            faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+            self._children.send_ready(signal.SIGQUIT)

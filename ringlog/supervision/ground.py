@@ -1,0 +1,143 @@
+"""What an engine stands on: its directories, locked and checked, before any process is started.
+
+The order matters. Nothing is modified before the lock is held (SY-1, FX-20); nothing of a predecessor
+is removed before its last process is gone (PR-10); nothing is used that others could reach (SEC-20).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Callable
+
+from ringlog.board.board import Board
+from ringlog.board.layout import CHUNK_BYTES, PAGE_BYTES, P
+from ringlog.clock import Clock
+from ringlog.config import Config
+from ringlog.errors import DiskError, StartRefused
+from ringlog.limits import PROCESSES_MAX
+from ringlog.logs import say
+from ringlog.ring.doorbell import make_bell
+from ringlog.storage.disk import Disk
+from ringlog.storage.layout import LOCK_NAME
+from ringlog.supervision import run_dir
+from ringlog.supervision.identity import Identity
+from ringlog.supervision.rings import ring_file_bytes
+from ringlog.supervision.tree import WAL_SHARD, Tree
+
+log = logging.getLogger("ringlog.supervision")
+
+ORPHAN_GRACE_S = 5.0
+_ORPHAN_LOOK_S = 0.05
+
+
+class Ground:
+    """The engine's directories, lock, identity and board. `close` gives all of it back."""
+
+    def __init__(
+        self, config: Config, tree: Tree, *, disk: Disk, clock: Clock, is_cancelled: Callable[[], bool]
+    ) -> None:
+        """Take possession; raises StartRefused, and then nothing is held and no shared memory is left."""
+        self._disk = disk
+        self.run_dir = config.run.dir
+        self.start_id = secrets.token_hex(8)
+        with contextlib.ExitStack() as undo:
+            _require_user(config)
+            self.data_dir = os.path.realpath(config.data.dir)
+            run_dir.make_private_dir(disk, self.data_dir, "data directory")
+            self._lock = _take_lock(disk, self.data_dir)
+            undo.callback(disk.unlock, self._lock)
+            run_dir.make_private_dir(disk, self.run_dir, "run directory")
+            _require_disk_space(config, self.data_dir)
+            self.identity = Identity(disk, self.data_dir)
+            self._clear_predecessor(config, clock, is_cancelled)
+            run_dir.require_shm_space(needed_shm_bytes(config))
+            self.shm_dir = run_dir.make_shm_dir()
+            undo.callback(run_dir.remove_shm_dir, self.shm_dir)
+            self.boot_incarnation = self.identity.begin(self.shm_dir, 1 + len(tree.children))
+            self.board = Board.create(self.shm_dir)
+            for spec in tree.of_kind(WAL_SHARD):
+                make_bell(os.path.join(self.shm_dir, f"{spec.name}.bell"))
+            undo.pop_all()
+
+    def _clear_predecessor(self, config: Config, clock: Clock, is_cancelled: Callable[[], bool]) -> None:
+        """Wait for processes a killed supervisor left, then remove its shared memory. Kills nobody."""
+        run_dir.withdraw(self._disk, self.run_dir)
+        previous = self.identity.previous_shm_dir
+        if not run_dir.is_leftover(previous):
+            return
+        deadline = clock.monotonic_ns() + round((config.supervisor.drain_s + ORPHAN_GRACE_S) * 1e9)
+        while run_dir.orphans_alive(previous):
+            if is_cancelled() or clock.monotonic_ns() > deadline:
+                raise StartRefused(
+                    "processes of a supervisor that was killed are still running; end them first",
+                    pids=_pids_on_board(previous),
+                )
+            clock.sleep(_ORPHAN_LOOK_S)
+        say(log, logging.WARNING, "the previous engine left shared memory, it is removed", dir=previous)
+        run_dir.remove_shm_dir(previous)
+
+    def announce(self, info: run_dir.EngineInfo) -> None:
+        """Say in engine.json that the engine is ready."""
+        run_dir.announce(self._disk, self.run_dir, info)
+
+    def close(self) -> None:
+        """Remove the announcement and the shared memory, then release the lock. Every child must be dead."""
+        self.board.close()
+        run_dir.withdraw(self._disk, self.run_dir)
+        run_dir.remove_shm_dir(self.shm_dir)
+        try:
+            self.identity.forget_shm_dir()
+        except DiskError as e:
+            # Only a note that there is nothing to clean; the next start looks and finds nothing.
+            say(log, logging.ERROR, "meta/engine not updated", reason=str(e))
+        self._disk.unlock(self._lock)
+
+
+def needed_shm_bytes(config: Config) -> int:
+    """Shared memory the engine itself needs: board, topic tables, and a ring to each shard for one client."""
+    board = PAGE_BYTES * (PROCESSES_MAX + 1)
+    return board + config.wal.shards * (CHUNK_BYTES + ring_file_bytes(config.run))
+
+
+def _require_user(config: Config) -> None:
+    if os.geteuid() == 0 and not config.run.allow_root:
+        raise StartRefused(
+            "running as root is refused: use another user, or say so with --set run.allow_root=true "
+            "(or RINGLOG_ALLOW_ROOT=1)"
+        )
+
+
+def _take_lock(disk: Disk, data_dir: str) -> int:
+    path = os.path.join(data_dir, LOCK_NAME)
+    try:
+        return disk.lock(path)
+    except DiskError as e:
+        holder = e.detail.get("holder")
+        if holder is None:
+            raise StartRefused("the data directory cannot be locked", path=path, reason=e.message) from None
+        raise StartRefused(
+            "another engine runs on this data directory", dir=data_dir, holder=holder
+        ) from None
+
+
+def _require_disk_space(config: Config, data_dir: str) -> None:
+    facts = os.statvfs(data_dir)
+    free = facts.f_bavail * facts.f_frsize
+    if free < config.data.min_free_bytes:
+        raise StartRefused(
+            "the disk is nearly full; free some space or lower data.min_free_bytes",
+            dir=data_dir, free_bytes=free, min_free_bytes=config.data.min_free_bytes,
+        )  # fmt: skip
+
+
+def _pids_on_board(shm_dir: str) -> list[int]:
+    """Pids a dead supervisor's board shows, for people to look at."""
+    board = Board.open(shm_dir, writable=False)
+    try:
+        pids = {board.process(slot).get(P.PID) for slot in range(board.processes)}
+    finally:
+        board.close()
+    return sorted(pid for pid in pids if pid and os.path.exists(f"/proc/{pid}"))

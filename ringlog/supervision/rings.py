@@ -1,0 +1,330 @@
+"""Rings and their lives: made when a client asks, known to their shard, removed when the client is gone.
+
+A ring goes through OPENING (made, its shard not told yet or has not answered), LIVE, and LEAVING (its
+client is gone; the shard settles what was published). It outlives any number of incarnations of its
+shard: each new one is told of all rings, those LEAVING included, so that what a client published is
+settled whoever dies in which order (PR-2, PR-6).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from ringlog.clock import Clock
+from ringlog.config import Run
+from ringlog.envelope.messages import (
+    ErrorReply,
+    Message,
+    RingAttach,
+    RingAttached,
+    RingDetach,
+    RingDetached,
+    RingOpen,
+    RingOpened,
+)
+from ringlog.errors import Internal, InvalidRequest, NotReady, RingError, Throttled
+from ringlog.limits import (
+    RING_BYTES_MAX,
+    RING_BYTES_MIN,
+    RINGS_PER_SHARD_MAX,
+    SETTLE_ENTRY_BYTES,
+)
+from ringlog.logs import say
+from ringlog.ring.doorbell import make_bell
+from ringlog.ring.region import create_ring, producer_alive, remove_ring
+from ringlog.supervision.restart import NS_PER_S
+from ringlog.supervision.sockets import ShardLink, error_reply
+
+log = logging.getLogger("ringlog.supervision")
+
+CLIENT_ID_BYTES_MAX = 256
+RETRY_AFTER_MS = 1_000
+LOCK_LOOK_NS = NS_PER_S
+ATTACH_GRACE_NS = 30 * NS_PER_S
+"""A client whose death we cannot watch has this long to attach to its ring for the first time."""
+
+Answer = Callable[[Message], None]
+
+
+class Life(Enum):
+    """Where a ring is in its life."""
+
+    OPENING = "opening"
+    LIVE = "live"
+    LEAVING = "leaving"
+
+
+@dataclass(slots=True)
+class Ring:
+    """One ring."""
+
+    name: str
+    bell: str
+    shard: int
+    client: str
+    pid: int
+    made_ns: int
+    life: Life = Life.OPENING
+    is_dead: bool = False
+    """LEAVING because the client died, not because it said so."""
+    opener: Answer | None = None
+    """Who still waits for RingOpened."""
+    was_held: bool = False
+    """The producer's lock was seen held, so that finding it free means something."""
+
+
+class RingKeeper:
+    """All rings of this start of the engine."""
+
+    def __init__(self, shm_dir: str, *, engine_id: str, shards: int, settings: Run, clock: Clock) -> None:
+        self._shm_dir = shm_dir
+        self._engine_id = engine_id
+        self._settings = settings
+        self._clock = clock
+        self._rings: list[dict[str, Ring]] = [{} for _ in range(shards)]
+        self._links: list[ShardLink | None] = [None] * shards
+        self._failed: list[str] = [""] * shards
+        self._asked: list[dict[int, str]] = [{} for _ in range(shards)]
+        self._pidfds: dict[int, int] = {}  # pid -> pidfd, for clients whose death the kernel tells us
+        self._made = 0
+        self._next_look_ns = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rings))
+
+    def __iter__(self) -> Iterator[Ring]:
+        return (ring for rings in self._rings for ring in tuple(rings.values()))
+
+    def pidfds(self) -> dict[int, int]:
+        """pidfd -> pid of clients; one becomes readable when its client dies."""
+        return {fd: pid for pid, fd in self._pidfds.items()}
+
+    # -- clients --------------------------------------------------------------------------------------
+
+    def open(self, request: RingOpen, answer: Answer) -> None:
+        """Make a ring; `answer` gets RingOpened when its shard drains it, or an ErrorReply.
+
+        Raises Refused: InvalidRequest, Throttled, NotReady.
+        """
+        self._check(request)
+        ring = self._make(request)
+        ring.opener = answer
+        self._rings[ring.shard][ring.name] = ring
+        self._watch(ring.pid)
+        self._attach(ring)
+
+    def close(self, name: str) -> None:
+        """The client is done with a ring; one that is not there any more is closed already."""
+        ring = self._find(name)
+        if ring is not None and ring.life != Life.LEAVING:
+            self._leave(ring, is_dead=False)
+
+    def client_died(self, pid: int) -> None:
+        """A pidfd became readable: every ring of that client is drained, then removed."""
+        fd = self._pidfds.pop(pid, None)
+        if fd is not None:
+            os.close(fd)
+        for ring in self:
+            if ring.pid == pid and ring.life != Life.LEAVING:
+                self._leave(ring, is_dead=True)
+
+    def look(self) -> None:
+        """Once a second, find dead clients that have no pidfd by the lock they held."""
+        now = self._clock.monotonic_ns()
+        if now < self._next_look_ns:
+            return
+        self._next_look_ns = now + LOCK_LOOK_NS
+        for ring in self:
+            if ring.pid not in self._pidfds and ring.life != Life.LEAVING:
+                self._look_at_lock(ring, now)
+
+    def _check(self, request: RingOpen) -> None:
+        if not 0 <= request.shard < len(self._rings):
+            raise InvalidRequest("no such shard", shard=request.shard, shards=len(self._rings))
+        if len(request.client.encode("utf-8", "surrogatepass")) > CLIENT_ID_BYTES_MAX:
+            raise InvalidRequest("client id is too long", max_bytes=CLIENT_ID_BYTES_MAX)
+        if request.ring_bytes and not RING_BYTES_MIN <= request.ring_bytes <= RING_BYTES_MAX:
+            raise InvalidRequest(
+                "ring size out of bounds", bytes=request.ring_bytes, min=RING_BYTES_MIN, max=RING_BYTES_MAX
+            )
+        if self._failed[request.shard]:
+            raise NotReady("the shard failed", reason="shard_failed", shard=request.shard)
+        if len(self._rings[request.shard]) >= RINGS_PER_SHARD_MAX:
+            raise Throttled(
+                "too many rings to this shard", shard=request.shard, max=RINGS_PER_SHARD_MAX,
+                retry_after_ms=RETRY_AFTER_MS,
+            )  # fmt: skip
+
+    def _make(self, request: RingOpen) -> Ring:
+        self._made += 1
+        # No client's string becomes part of a path (SEC-25).
+        stem = f"ring-{request.shard:02d}-{self._made:06d}-{secrets.token_hex(4)}"
+        ring = Ring(
+            name=f"{stem}.ring",
+            bell=f"{stem}.bell",
+            shard=request.shard,
+            client=request.client,
+            pid=request.pid,
+            made_ns=self._clock.monotonic_ns(),
+        )
+        try:
+            create_ring(
+                self._path(ring.name),
+                ring_bytes=request.ring_bytes or self._settings.ring_bytes,
+                settle_entries=self._settings.settle_entries,
+                shard=ring.shard,
+                engine_id=self._engine_id,
+                client=ring.client,
+                clock=self._clock,
+            )
+            make_bell(self._path(ring.bell))
+        except RingError as e:
+            self._unlink(ring)
+            raise Throttled(
+                "no room for a ring in shared memory: lower run.ring_bytes or enlarge /dev/shm",
+                reason=e.message, retry_after_ms=RETRY_AFTER_MS,
+            ) from None  # fmt: skip
+        return ring
+
+    def _watch(self, pid: int) -> None:
+        if pid <= 0 or pid in self._pidfds:
+            return
+        # A client in another pid namespace, or gone already: its lock tells instead.
+        with contextlib.suppress(OSError):
+            self._pidfds[pid] = os.pidfd_open(pid)
+
+    def _look_at_lock(self, ring: Ring, now: int) -> None:
+        try:
+            is_held = producer_alive(self._path(ring.name))
+        except RingError as e:
+            say(log, logging.ERROR, "ring file is not ours any more", ring=ring.name, reason=str(e))
+            is_held = False
+        if is_held:
+            ring.was_held = True
+        elif ring.was_held or now - ring.made_ns > ATTACH_GRACE_NS:
+            self._leave(ring, is_dead=True)
+
+    # -- shards ---------------------------------------------------------------------------------------
+
+    def shard_ready(self, shard: int, link: ShardLink) -> None:
+        """A new incarnation serves: tell it of all its rings."""
+        self._links[shard] = link
+        for ring in tuple(self._rings[shard].values()):
+            self._attach(ring)
+
+    def shard_down(self, shard: int) -> None:
+        """The incarnation is dead; its rings wait for the next one."""
+        link, self._links[shard] = self._links[shard], None
+        self._asked[shard].clear()
+        if link is not None:
+            link.close()
+
+    def shard_failed(self, shard: int, reason: str) -> None:
+        """No further incarnation will come: nobody will ever drain these rings."""
+        self._failed[shard] = reason
+        for ring in tuple(self._rings[shard].values()):
+            self._answer(ring, error_reply(NotReady("the shard failed", reason="shard_failed", shard=shard)))
+            if ring.life == Life.LEAVING:
+                self._remove(ring)
+
+    def links(self) -> dict[int, ShardLink]:
+        """Shard -> link of those that serve."""
+        return {shard: link for shard, link in enumerate(self._links) if link is not None}
+
+    def take_reply(self, shard: int, corr: int, message: Message) -> None:
+        """A shard answered about a ring."""
+        asked = self._asked[shard].pop(corr, "")
+        if isinstance(message, RingAttached):
+            self._attached(shard, message.ring)
+        elif isinstance(message, RingDetached):
+            ring = self._rings[shard].get(message.ring)
+            if ring is not None and ring.life == Life.LEAVING:
+                self._remove(ring)
+        elif isinstance(message, ErrorReply) and asked:
+            self._refused(shard, asked, message)
+
+    def _attached(self, shard: int, name: str) -> None:
+        ring = self._rings[shard].get(name)
+        if ring is None or ring.life != Life.OPENING:
+            return
+        ring.life = Life.LIVE
+        self._answer(ring, RingOpened(ring.name, ring.bell))
+
+    def _refused(self, shard: int, name: str, error: ErrorReply) -> None:
+        """The shard cannot use the ring: it is of no use to its client either."""
+        say(log, logging.ERROR, "shard refused a ring", shard=shard, ring=name, reason=error.message)
+        ring = self._rings[shard].get(name)
+        if ring is not None:
+            self._answer(ring, error)
+            self._remove(ring)
+
+    def _attach(self, ring: Ring) -> None:
+        link = self._links[ring.shard]
+        if link is None:
+            return
+        self._ask(ring, link, RingAttach(ring.name, ring.bell, ring.client))
+        if ring.life == Life.LEAVING:
+            self._ask(ring, link, RingDetach(ring.name, ring.is_dead))
+
+    def _leave(self, ring: Ring, *, is_dead: bool) -> None:
+        say(log, logging.DEBUG, "ring leaves", ring=ring.name, dead=is_dead)
+        ring.life, ring.is_dead = Life.LEAVING, is_dead
+        self._answer(ring, error_reply(Internal("the ring was closed before it was open")))
+        if self._failed[ring.shard]:
+            self._remove(ring)
+            return
+        link = self._links[ring.shard]
+        if link is not None:
+            self._ask(ring, link, RingDetach(ring.name, is_dead))
+
+    def _ask(self, ring: Ring, link: ShardLink, message: Message) -> None:
+        corr = link.send(message)
+        if corr:
+            self._asked[ring.shard][corr] = ring.name
+        else:
+            # Its high-water mark is above two messages for each of the most rings there may be, so this
+            # shard has not read for long; the watch on its progress will replace it, and rings are told anew.
+            say(log, logging.ERROR, "shard takes no messages", shard=ring.shard, ring=ring.name)
+
+    # -- ends -----------------------------------------------------------------------------------------
+
+    def _answer(self, ring: Ring, message: Message) -> None:
+        opener, ring.opener = ring.opener, None
+        if opener is not None:
+            opener(message)
+
+    def _remove(self, ring: Ring) -> None:
+        del self._rings[ring.shard][ring.name]
+        self._unlink(ring)
+        if ring.pid in self._pidfds and not any(other.pid == ring.pid for other in self):
+            os.close(self._pidfds.pop(ring.pid))
+
+    def _unlink(self, ring: Ring) -> None:
+        remove_ring(self._path(ring.name))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(ring.bell))
+
+    def _find(self, name: str) -> Ring | None:
+        return next((rings[name] for rings in self._rings if name in rings), None)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._shm_dir, name)
+
+    def close_all(self) -> None:
+        """Let go of every descriptor; the files go with the shared-memory directory."""
+        for shard in range(len(self._links)):
+            self.shard_down(shard)
+        for fd in self._pidfds.values():
+            os.close(fd)
+        self._pidfds.clear()
+
+
+def ring_file_bytes(settings: Run) -> int:
+    """About how much shared memory one ring of the configured size takes."""
+    return settings.ring_bytes + settings.settle_entries * SETTLE_ENTRY_BYTES + 8_192

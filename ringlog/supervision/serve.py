@@ -1,0 +1,114 @@
+"""`ringlog serve` and `python -m supervisor`: settings to a running engine, in this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import zmq
+
+from ringlog import hardening, logs
+from ringlog.config import LoadedConfig, load_config, parse_flags
+from ringlog.errors import ConfigError, RinglogError, StartRefused
+from ringlog.logs import say
+from ringlog.supervision.endpoints import check_listeners
+from ringlog.supervision.engine import run_engine
+from ringlog.supervision.run_dir import EngineInfo
+from ringlog.supervision.tree import build_tree
+
+log = logging.getLogger("ringlog.supervision")
+
+EXIT_REFUSED = 1
+EXIT_USAGE = 2
+ZMQ_VERSION_MIN = (4, 3, 5)
+"""Older ones have bugs that a remote peer can use (SEC-8)."""
+
+
+def serve(
+    *,
+    config_file: str | None = None,
+    sets: Sequence[str] = (),
+    data_dir: str | None = None,
+    check: bool = False,
+    show: bool = False,
+    environ: Mapping[str, str] | None = None,
+) -> int:
+    """Run the engine in the foreground until it is told to stop; returns the exit status.
+
+    `sets` are `section.key=value`; `check` only validates the settings, `show` only prints the process
+    tree. 0 orderly, 1 refused or degraded, 2 wrong settings; the reason goes to standard error.
+    """
+    os.umask(hardening.UMASK)
+    try:
+        loaded = load_settings(config_file=config_file, sets=sets, data_dir=data_dir, environ=environ)
+        if check or show:
+            check_listeners(loaded.config)
+            _print(str(build_tree(loaded.config)) if show else "settings are valid")
+            return 0
+        _prepare_process(loaded)
+        return run_engine(loaded.config, environ=environ, on_ready=lambda info: _greet(info, loaded))
+    except ConfigError as e:
+        _complain(e)
+        return EXIT_USAGE
+    except RinglogError as e:
+        _complain(e)
+        return EXIT_REFUSED
+
+
+def load_settings(
+    *,
+    config_file: str | None = None,
+    sets: Sequence[str] = (),
+    data_dir: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> LoadedConfig:
+    """The settings as `serve` sees them; raises ConfigError."""
+    flags = parse_flags(sets)
+    if data_dir is not None:
+        flags["data.dir"] = data_dir
+    return load_config(flags, environ, os.getcwd(), config_file=config_file)
+
+
+def _prepare_process(loaded: LoadedConfig) -> None:
+    if zmq.zmq_version_info() < ZMQ_VERSION_MIN:
+        raise StartRefused(
+            "libzmq is too old", found=zmq.zmq_version(), min=".".join(map(str, ZMQ_VERSION_MIN))
+        )
+    settings = loaded.config.log
+    hardening.harden(may_profile=loaded.config.profile.allow)
+    hardening.name_process("ringlog")
+    logs.configure(level=settings.level, format=settings.format, file=settings.file, actor="supervisor")
+    for warning in loaded.warnings:
+        say(log, logging.WARNING, "setting ignored", reason=warning)
+
+
+def _greet(info: EngineInfo, loaded: LoadedConfig) -> None:
+    """Where it listens, where the data is, and three lines to try."""
+    url = f"ringlog://{loaded.config.run.dir}"
+    tcp = (
+        f"\n            {info.gateway_tcp} (CURVE, public key {info.public_key})" if info.gateway_tcp else ""
+    )
+    _print(
+        f"ringlog {info.version} is ready\n"
+        f"  listens   {url}{tcp}\n"
+        f"  data      {info.data_dir} ({info.shards} shards)\n"
+        f"  try       export RINGLOG_URL={url}\n"
+        f"            echo hello | ringlog write greetings --lines\n"
+        f"            ringlog tail greetings"
+    )
+
+
+def _print(text: str) -> None:
+    # Who started us may have closed its end of the pipe; that is no reason to stop serving.
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except OSError as e:
+        say(log, logging.WARNING, "standard output is gone", reason=e.strerror)
+
+
+def _complain(error: RinglogError) -> None:
+    sys.stderr.write(f"ringlog: {error}\n")
+    sys.stderr.flush()

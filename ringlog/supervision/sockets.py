@@ -1,0 +1,107 @@
+"""The supervisor's sockets: where clients ask, and one to each shard. Neither ever blocks.
+
+The socket to a shard lives as long as one incarnation of it: what was queued for a dead one must not
+reach its successor, which is told everything anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import zmq
+
+from ringlog.envelope.messages import ErrorReply, Message
+from ringlog.envelope.wire import Envelope, EnvelopeInvalid, decode, encode
+from ringlog.errors import Refused
+from ringlog.limits import ENVELOPE_BYTES_MAX, ENVELOPE_PARTS_MAX, SOCKET_HWM
+from ringlog.logs import say
+
+log = logging.getLogger("ringlog.supervision")
+
+RECEIVE_MAX = 256
+"""Messages one turn takes from one socket, so that no peer keeps the children waiting."""
+_LINGER_MS = 200
+
+
+def _bound(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.LINGER, _LINGER_MS)
+    socket.setsockopt(zmq.SNDHWM, SOCKET_HWM)
+    socket.setsockopt(zmq.RCVHWM, SOCKET_HWM)
+    socket.setsockopt(zmq.MAXMSGSIZE, ENVELOPE_BYTES_MAX)
+
+
+def error_reply(error: Refused) -> ErrorReply:
+    """The message that carries a refusal."""
+    return ErrorReply(int(error.status), error.message, error.detail, error.outcome)
+
+
+class Desk:
+    """Where clients, the gateway and the command line ask. `address` below is an opaque reply address."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self.socket = context.socket(zmq.ROUTER)
+        _bound(self.socket)
+        # A reply to somebody who left fails instead of vanishing (SEC-11).
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.bind(endpoint)
+
+    def receive(self) -> Iterator[tuple[bytes, Envelope]]:
+        """Requests that wait, as (address, envelope); malformed ones are answered here."""
+        for _ in range(RECEIVE_MAX):
+            try:
+                address, *parts = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                if not 1 <= len(parts) <= ENVELOPE_PARTS_MAX:
+                    raise EnvelopeInvalid("wrong number of parts", parts=len(parts))
+                yield address, decode(parts[0])
+            except EnvelopeInvalid as e:
+                self.send(address, 0, error_reply(e))
+
+    def send(self, address: bytes, corr: int, message: Message) -> None:
+        """Answer; who does not read, or left, goes without."""
+        try:
+            self.socket.send_multipart([address, encode(message, corr)], zmq.NOBLOCK)
+        except zmq.ZMQError as e:
+            say(log, logging.WARNING, "reply not delivered", kind=type(message).__name__, reason=e.strerror)
+
+    def close(self) -> None:
+        """Send what is queued for a moment, then let go."""
+        self.socket.close()
+
+
+class ShardLink:
+    """The way to one incarnation of one shard."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        _bound(self.socket)
+        self.socket.connect(endpoint)
+        self._corr = 0
+
+    def send(self, message: Message) -> int:
+        """Queue a message; returns its correlation id, or 0 when the shard takes no more now."""
+        self._corr += 1
+        try:
+            self.socket.send(encode(message, self._corr), zmq.NOBLOCK)
+        except zmq.Again:
+            return 0
+        return self._corr
+
+    def receive(self) -> Iterator[Envelope]:
+        """Replies that wait; what is not an envelope is dropped and said."""
+        for _ in range(RECEIVE_MAX):
+            try:
+                parts = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                yield decode(parts[0])
+            except EnvelopeInvalid as e:
+                say(log, logging.WARNING, "shard reply does not decode", reason=str(e))
+
+    def close(self) -> None:
+        """Drop what is queued and let go."""
+        self.socket.close(linger=0)

@@ -1,1 +1,29 @@
-"""The client: connect, append, produce, read."""
+"""The client: connect, append, produce, read. Everything public is named here."""
+
+from __future__ import annotations
+
+from ringlog.client.client import Client, connect
+from ringlog.client.fields import NewRecord, Payload, RecordFields
+from ringlog.client.pages import EARLIEST, LATEST, Cursor, Page, Record, Start, Tombstone
+from ringlog.client.payload import JSON, RAW, TEXT, PayloadCodec, msgspec_codec
+from ringlog.client.producer import Producer
+from ringlog.client.results import (
+    Appended,
+    AppendedEach,
+    ClientEvent,
+    ClientHealth,
+    ClientState,
+    CloseReport,
+    FlushReport,
+    ProducerStats,
+)  # fmt: skip
+from ringlog.client.ticket import Ticket
+from ringlog.client.topics import TopicDescription, Topics, TopicSummary
+
+__all__ = [
+    "EARLIEST", "JSON", "LATEST", "RAW", "TEXT",
+    "Appended", "AppendedEach", "Client", "ClientEvent", "ClientHealth", "ClientState", "CloseReport", "Cursor",
+    "FlushReport", "NewRecord", "Page", "Payload", "PayloadCodec", "Producer", "ProducerStats", "Record",
+    "RecordFields", "Start", "Ticket", "Tombstone", "TopicDescription", "TopicSummary", "Topics",
+    "connect", "msgspec_codec",
+]  # fmt: skip

@@ -64,7 +64,7 @@ class Connection(Protocol):
         ...
 
     def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
-        """Read the topic's slot on the board now; None when it holds another topic or life, or is unstable."""
+        """Read the topic's slot on the board now; None when it holds another life or cannot be read."""
         ...
 
     def marks(self, shard: int) -> Marks:

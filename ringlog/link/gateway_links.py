@@ -75,6 +75,11 @@ class GatewayLinks:
         return self._peer.connections
 
     @property
+    def open_requests(self) -> int:
+        """Requests without an answer."""
+        return self._peer.open_requests
+
+    @property
     def facts(self) -> LinkFacts:
         """Counters."""
         peer = self._peer
@@ -134,6 +139,9 @@ class GatewayLinks:
         self._peer.close()
         self._context.term()
         return left
+
+    def let_go_in_child(self) -> None:
+        """After a fork, in the child: the socket is the parent's and must not be touched."""
 
     def _peer_changed(self, peer: Peer) -> None:
         if peer.is_up:

@@ -108,6 +108,11 @@ class LocalLinks:
         return table
 
     @property
+    def open_requests(self) -> int:
+        """Requests without an answer."""
+        return self._supervisor.open_requests + sum(link.control.open_requests for link in self._links)
+
+    @property
     def facts(self) -> LinkFacts:
         """Counters."""
         peers = [self._supervisor, *(link.control for link in self._links)]
@@ -204,6 +209,12 @@ class LocalLinks:
         if board is not None:
             board.close()
         return left
+
+    def let_go_in_child(self) -> None:
+        """After a fork, in the child: close our copies of rings and bells. The sockets must not be touched."""
+        for link in self._links:
+            link.channel.close_ring()
+            link.publication.close_ring()
 
     # -- the engine comes and goes --------------------------------------------------------------------
 

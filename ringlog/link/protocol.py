@@ -53,6 +53,11 @@ class Links(Protocol):
         ...
 
     @property
+    def open_requests(self) -> int:
+        """Requests without an answer."""
+        ...
+
+    @property
     def facts(self) -> LinkFacts:
         """Counters."""
         ...
@@ -99,4 +104,8 @@ class Links(Protocol):
 
     def close(self) -> list[Run]:
         """End all connections; returns the runs that were not settled. Open requests fail."""
+        ...
+
+    def let_go_in_child(self) -> None:
+        """After a fork, in the child: close our copies of what can be closed without harm to the parent."""
         ...

@@ -172,7 +172,7 @@ class RingChannel:
     def move(self, place: RingPlace | None) -> None:
         """The engine is elsewhere (or gone): rings are opened there, unsettled frames are displaced."""
         self._place = None
-        self._close_ring()
+        self.close_ring()
         self._strikes = 0
         runs = self._take_back()
         self._place = place
@@ -185,7 +185,7 @@ class RingChannel:
         ring = self._ring
         if ring is not None:
             self._in_flight.match(ring.producer.settled())
-        self._close_ring()
+        self.close_ring()
         return self._take_back()
 
     # -- the ring -----------------------------------------------------------------------------------
@@ -220,7 +220,8 @@ class RingChannel:
         if self._outbox:
             self._push()
 
-    def _close_ring(self) -> None:
+    def close_ring(self) -> None:
+        """Let go of the ring; what was in it is still counted as in flight."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -232,7 +233,7 @@ class RingChannel:
     def _displace(self, reason: str) -> None:
         """This ring is of no use any more: open another and push again what it still held."""
         ring, place = self._ring, self._place
-        self._close_ring()
+        self.close_ring()
         if ring is not None and place is not None:
             place.supervisor.request(RingClose(ring.name), self._clock.monotonic_ns() + OPEN_REQUEST_NS)
         self._outbox.extend(self._take_back())

@@ -1,0 +1,45 @@
+"""Assembler: records of one frame that is still open. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringlog.frame.columns import Columns, encode_records
+
+RECORD_OVERHEAD_BYTES = 8
+"""What a record without fields costs in a frame beside its payload: an offset and its share of padding."""
+
+
+class Assembler:
+    """Collects payloads and, for the columns that any record has, one value a record."""
+
+    __slots__ = ("bytes", "columns", "payloads")
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.columns: dict[str, list[Any]] = {}
+        self.bytes = 0
+        """Payload bytes so far, and an estimate of the fields'."""
+
+    def add(self, payload: bytes, values: dict[str, Any] | None = None) -> int:
+        """Add a record, `values` by column; returns its index in the frame."""
+        index = len(self.payloads)
+        self.payloads.append(payload)
+        self.bytes += len(payload) + RECORD_OVERHEAD_BYTES
+        if values:
+            for name in values.keys() - self.columns.keys():
+                self.columns[name] = [None] * index
+            self.bytes += sum(_size(value) for value in values.values())
+        if self.columns:
+            given = values or {}
+            for name, column in self.columns.items():
+                column.append(given.get(name))
+        return index
+
+    def encode(self) -> Columns:
+        """All records as a frame's body; raises RecordTooLarge or InvalidRequest naming the index."""
+        return encode_records(self.payloads, **self.columns)
+
+
+def _size(value: Any) -> int:
+    return len(value) + RECORD_OVERHEAD_BYTES if isinstance(value, bytes | str) else 32

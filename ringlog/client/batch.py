@@ -1,0 +1,205 @@
+"""Batch: records that share a fate report, and the frames they travel in.
+
+A batch is either one frame of n records or n frames of one record each. It is done when every frame has
+its entry or has failed. Frames refused for the moment travel again in a further Shipment; the batch
+only counts what is still missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.client.results import Appended, AppendedEach
+from ringlog.errors import RinglogError, Status
+from ringlog.frame.settle import (
+    FLAG_DEDUPED,
+    FLAGS_SHIFT,
+    S_COMMIT_TS,
+    S_COUNT_STATUS,
+    S_EPOCH,
+    S_FIRST_SEQ,
+    STATUS_SHIFT,
+    Entries,
+    entry_error,
+)
+from ringlog.link.pending import Pending
+from ringlog.link.runs import Run
+from ringlog.link.timers import Timer
+
+if TYPE_CHECKING:
+    from ringlog.client.stream import Stream
+
+_STATUS_MASK = np.uint64(0xFFFF << STATUS_SHIFT)
+_COUNT_MASK = 0xFFFFFFFF
+
+
+class Batch(Pending[Appended]):
+    """Resolved with an Appended (one frame) or AppendedEach (many); fails with the first refusal."""
+
+    __slots__ = ("bytes", "commit_ts", "deduped", "epoch", "failed_frames", "first_error", "frames",
+                 "missing", "records", "seqs", "stream")  # fmt: skip
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        self.stream = stream
+        self.records = 0
+        self.frames = 1
+        self.missing = 1
+        """Frames without a fate."""
+        self.bytes = 0
+        """Bytes of frames, for the producer's bound."""
+        self.epoch = 0
+        self.commit_ts = 0
+        self.deduped = False
+        self.failed_frames = 0
+        self.first_error: RinglogError | None = None
+        self.seqs: NDArray[np.uint64] | None = None
+        """(n,) numbers of one-record frames; None for a batch of one frame."""
+
+    @property
+    def is_each(self) -> bool:
+        """One frame a record."""
+        return self.seqs is not None
+
+    def expect_each(self, count: int) -> None:
+        """Become a batch of `count` one-record frames."""
+        self.records = self.frames = self.missing = count
+        self.seqs = np.zeros(count, dtype=np.uint64)
+
+    def settle_one(self, entry: list[int]) -> None:
+        """The only frame was appended."""
+        count = entry[S_COUNT_STATUS] & _COUNT_MASK
+        first = entry[S_FIRST_SEQ]
+        self.missing = 0
+        self.deduped = bool(entry[S_COUNT_STATUS] >> FLAGS_SHIFT & FLAG_DEDUPED)
+        last = first + count - 1 if first else 0
+        stream = self.stream
+        appended = Appended(
+            stream.topic, entry[S_EPOCH], first, last, count, stream.met_durability, self.deduped,
+            entry[S_COMMIT_TS],
+        )  # fmt: skip
+        stream.batch_done(self, acked=count)
+        self.resolve(appended)
+
+    def settle_each(self, rows: NDArray[Any] | slice, entries: Entries) -> None:
+        """These one-record frames were appended."""
+        assert self.seqs is not None
+        self.seqs[rows] = entries[:, S_FIRST_SEQ]
+        self.missing -= len(entries)
+        self.commit_ts = max(self.commit_ts, int(entries[-1, S_COMMIT_TS]))
+        self.epoch = int(entries[-1, S_EPOCH])
+        if bool((entries[:, S_COUNT_STATUS] >> np.uint64(FLAGS_SHIFT)).any()):
+            self.deduped = True
+        if not self.missing:
+            self._finish_all()
+
+    def lose(self, count: int, error: RinglogError) -> None:
+        """This many frames will not be tried any further."""
+        self.failed_frames += count
+        self.missing -= count
+        if self.first_error is None:
+            self.first_error = error
+        if self.missing <= 0:
+            self._finish_all()
+
+    def _finish_all(self) -> None:
+        error = self.first_error
+        if error is not None:
+            if self.is_each:
+                error.detail |= {"failed": self.failed_frames, "of": self.frames}
+            acked = self.frames - self.failed_frames if self.is_each else 0
+            self.stream.batch_done(self, acked=acked, error=error)
+            self.fail(error)
+            return
+        assert self.seqs is not None
+        self.stream.batch_done(self, acked=self.records)
+        known = self.seqs[self.seqs > 0]
+        first, last = (int(known.min()), int(known.max())) if len(known) else (0, 0)
+        self.resolve(
+            AppendedEach(
+                self.stream.topic, self.epoch, first, last, self.records, self.stream.met_durability,
+                self.deduped, self.commit_ts, self.seqs,
+            )
+        )  # fmt: skip
+
+
+class Shipment(Run):
+    """Frames of one batch on their way. `rows` says which frames of the batch; None = all of them."""
+
+    __slots__ = ("attempts", "batch", "is_stamped", "rows", "timer")
+
+    def __init__(
+        self,
+        batch: Batch,
+        buffer: bytearray,
+        offsets: NDArray[np.int64],
+        deadline_ns: int,
+        rows: NDArray[Any] | None = None,
+        attempts: int = 0,
+    ) -> None:
+        super().__init__(batch.stream.topic, buffer, offsets, deadline_ns)
+        self.batch = batch
+        self.rows = rows
+        self.is_stamped = False
+        self.timer: Timer | None = None
+        self.attempts = attempts
+
+    def on_entries(self, first: int, entries: Entries) -> None:
+        """Settle what was appended; hand what was refused to the stream."""
+        self._mark_progress()
+        if self.is_abandoned:
+            return
+        batch = self.batch
+        if not batch.is_each and not int(entries[0, S_COUNT_STATUS]) >> STATUS_SHIFT & 0xFFFF:
+            batch.settle_one(entries[0].tolist())
+            return
+        refused = (entries[:, S_COUNT_STATUS] & _STATUS_MASK) != 0
+        if not refused.any():
+            batch.settle_each(self._rows_of(first, len(entries)), entries)
+            return
+        acked = np.flatnonzero(~refused)
+        if len(acked):
+            batch.settle_each(self._rows_at(first + acked), entries[acked])
+        self._refused(first, entries, np.flatnonzero(refused))
+
+    def on_failed(self, first: int, count: int, error: RinglogError) -> None:
+        """These frames have no entries: the request that carried them was refused or not answered."""
+        self._mark_progress()
+        if not self.is_abandoned:
+            self.batch.stream.refused(self, np.arange(first, first + count), error)
+
+    def abandon(self) -> None:
+        """Nobody waits any more: let the bytes go."""
+        self.is_abandoned = True
+        self.buffer = bytearray()
+        if self.timer is not None:
+            self.timer.cancel()
+
+    def _mark_progress(self) -> None:
+        if self.settled == self.count:
+            if self.timer is not None:
+                self.timer.cancel()
+            self.batch.stream.shipment_settled(self)
+
+    def rows_in_batch(self, frames: NDArray[Any]) -> NDArray[Any]:
+        """Rows in the batch of these frames of the shipment."""
+        return frames if self.rows is None else self.rows[frames]
+
+    def _rows_of(self, first: int, count: int) -> slice | NDArray[Any]:
+        return slice(first, first + count) if self.rows is None else self.rows[first : first + count]
+
+    def _rows_at(self, frames: NDArray[Any]) -> NDArray[Any]:
+        return self.rows_in_batch(frames)
+
+    def _refused(self, first: int, entries: Entries, at: NDArray[Any]) -> None:
+        """Frames refused for the same reason go back to the stream together."""
+        statuses = (entries[at, S_COUNT_STATUS] & _STATUS_MASK) >> np.uint64(STATUS_SHIFT)
+        for status in np.unique(statuses).tolist():
+            chosen = at[statuses == status]
+            error = entry_error(entries[chosen[0]], self.topic)
+            assert error is not None
+            assert status != Status.OK
+            self.batch.stream.refused(self, first + chosen, error)

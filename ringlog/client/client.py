@@ -1,0 +1,403 @@
+"""connect() and Client: the synchronous client."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+
+from ringlog.client.assembler import Assembler
+from ringlog.client.connection import Connection
+from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
+from ringlog.client.fields import NewRecord, Payload, RecordFields
+from ringlog.client.locked import LockedConnection
+from ringlog.client.pages import EARLIEST, Cursor, Page, Record, Start, TagFilter
+from ringlog.client.payload import RAW, PayloadCodec
+from ringlog.client.producer import Producer
+from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState, CloseReport
+from ringlog.client.session import Session, new_client_id
+from ringlog.client.shell import Shell
+from ringlog.client.topics import Topics
+from ringlog.errors import InvalidRequest, NotConnected, UsageError
+from ringlog.limits import IDEMPOTENCY_KEY_BYTES_MAX
+from ringlog.link.address import Address, parse_url
+from ringlog.link.peer import FdSet
+from ringlog.link.pending import Steps, start
+from ringlog.link.protocol import Transport
+from ringlog.types import Codec, Durability
+
+if TYPE_CHECKING:
+    from ringlog.client.reader import Reader
+    from ringlog.client.tailer import Tailer
+
+T = TypeVar("T")
+KEY_VARIABLE = "RINGLOG_KEY"
+TIMEOUT_VARIABLE = "RINGLOG_TIMEOUT_MS"
+TIMEOUT_MS_DEFAULT = 10_000
+TIMEOUT_MS_MAX = 3_600_000
+EXIT_CLOSE_S = 2.0
+log = logging.getLogger("ringlog.client")
+log.addHandler(logging.NullHandler())
+_live: weakref.WeakSet[Client] = weakref.WeakSet()
+_parents: list[Session] = []
+"""Sessions of the process we were forked from: freeing their sockets here would disturb it."""
+
+
+class ClientOptions:
+    """Checked options of connect, with what the environment adds."""
+
+    def __init__(
+        self, url: str | None, client_id: str | None, key: str | None, timeout_ms: int | None, transport: str
+    ) -> None:
+        self.address: Address = parse_url(url)
+        self.client_id = client_id
+        self.secret_key = key if key is not None else _key_of_environment()
+        self.timeout_ms = _timeout_ms(timeout_ms)
+        self.transport: Transport = _transport(self.address, transport)
+
+
+def _transport(address: Address, asked: str) -> Transport:
+    if asked not in {"auto", "ring", "ipc", "tcp"}:
+        raise UsageError("transport is auto, ring, ipc or tcp", found=asked)
+    if address.is_local:
+        if asked == "tcp":
+            raise UsageError("tcp needs an address ringlog://host:port", address=str(address))
+        return "ipc" if asked == "ipc" else "ring"
+    if asked not in {"auto", "tcp"}:
+        raise UsageError(f"{asked} needs a run directory on this host", address=str(address))
+    return "tcp"
+
+
+def _key_of_environment() -> str:
+    path = os.environ.get(f"{KEY_VARIABLE}_FILE")
+    if path:
+        try:
+            return Path(path).read_text().strip()
+        except OSError as e:
+            raise UsageError(f"{KEY_VARIABLE}_FILE cannot be read", reason=e.strerror) from None
+    return os.environ.get(KEY_VARIABLE, "")
+
+
+def _timeout_ms(asked: int | None) -> int:
+    found: Any = asked if asked is not None else os.environ.get(TIMEOUT_VARIABLE, TIMEOUT_MS_DEFAULT)
+    try:
+        value = int(found)
+    except (TypeError, ValueError):
+        raise UsageError("timeout_ms is a number of milliseconds", found=found) from None
+    if not 1 <= value <= TIMEOUT_MS_MAX:
+        raise UsageError("timeout_ms out of range", found=value, min=1, max=TIMEOUT_MS_MAX)
+    return value
+
+
+def connect(
+    url: str | None = None,
+    *,
+    client_id: str | None = None,
+    key: str | None = None,
+    timeout_ms: int | None = None,
+    wait: float | None = None,
+    reconnect: bool = True,
+    transport: Literal["auto", "ring", "ipc", "tcp"] = "auto",
+) -> Client:
+    """Connect to an engine: `ringlog:///run/dir` on this host or `ringlog://host:port?server_key=…`.
+
+    Without a URL: RINGLOG_URL, else ./ringlog-data/run. Connecting is lazy; `wait` seconds prove it, or
+    NotConnected is raised. `timeout_ms` (default RINGLOG_TIMEOUT_MS or 10,000) bounds every request and
+    every ticket. `key` is the secret key of a TCP connection. Without `reconnect` the client ends when its
+    engine goes away. Raises UsageError for options that make no sense.
+    """
+    options = ClientOptions(url, client_id, key, timeout_ms, transport)
+    client = Client(options, reconnect=reconnect)
+    if wait is not None:
+        try:
+            client.wait_ready(wait)
+        except BaseException:
+            client.close(0)
+            raise
+    return client
+
+
+class Client:
+    """One connection to one engine. Context manager; may be shared by threads; reopens itself after fork()."""
+
+    def __init__(self, options: ClientOptions, *, reconnect: bool = True) -> None:
+        self._options = options
+        self._reconnect = reconnect
+        self._shell = Shell(self._new_session)
+        self._appenders: dict[tuple[str, Durability | None, bool], ProducerCore] = {}
+        self._producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
+        self._connection = LockedConnection(self._shell)
+        self.topics = Topics(self._shell)
+        _live.add(self)
+
+    def _new_session(self, fds: FdSet) -> Session:
+        options = self._options
+        return Session(
+            options.address, client_id=options.client_id or new_client_id(), timeout_ms=options.timeout_ms,
+            fds=fds, transport=options.transport, secret_key=options.secret_key, reconnect=self._reconnect,
+        )  # fmt: skip
+
+    # -- how it is ----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> ClientState:
+        """How this client and its engine stand, looked at now."""
+        with self._shell.lock:
+            return self._shell.look().state
+
+    def health(self) -> ClientHealth:
+        """Everything a liveness check may ask."""
+        with self._shell.lock:
+            return self._shell.look().health()
+
+    def events(self) -> Iterator[ClientEvent]:
+        """What happened to the connection, oldest first; the last 256."""
+        with self._shell.lock:
+            return iter(list(self._shell.look().events))
+
+    @property
+    def client_id(self) -> str:
+        """This client's name as the engine knows it."""
+        return self._shell.session.client_id
+
+    @property
+    def transport(self) -> Transport:
+        """How it talks to the engine."""
+        return self._options.transport
+
+    @property
+    def connection(self) -> Connection:
+        """What readers need."""
+        return self._connection
+
+    def wait_ready(self, timeout: float) -> None:
+        """Wait until the engine was met; raises NotConnected after `timeout` seconds."""
+        with self._shell.locked() as session:
+            connecting = session.links.connect()
+        if not self._shell.wait(connecting, timeout):
+            raise NotConnected("no engine answers", address=str(self._options.address), timeout_s=timeout)
+
+    def run(self, steps: Steps[T]) -> T:
+        """Run an operation over `connection` in this thread."""
+        return self._shell.run(steps)
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: str,
+        data: Payload,
+        /,
+        *,
+        durability: Durability | str | None = None,
+        create: bool = True,
+        **record: Unpack[RecordFields],
+    ) -> Appended:
+        """Append one record and wait until it met its class; the topic is made if absent, unless told not to.
+
+        Raises a Refused by what was wrong, RequestTimeout when the fate is unknown, NotConnected when
+        there was no engine and nothing was applied.
+        """
+        shell = self._shell
+        with shell.locked() as session:
+            core = self._appender(session, topic, parse_durability(durability), create)
+            records = Assembler()
+            records.add(core.encode(data), core.fields(dict(record)) if record else None)
+            batch = core.add_frame(records)
+            shell.wait_locked(batch, None)
+        return batch.take()
+
+    def append_many(
+        self,
+        topic: str,
+        records: Iterable[Record | NewRecord | Payload],
+        /,
+        *,
+        idempotency_key: str | None = None,
+        durability: Durability | str | None = None,
+        create: bool = True,
+    ) -> Appended:
+        """Append records in one atomic write, all or nothing, at most 10,000.
+
+        With an `idempotency_key` a repeat inside the topic's window appends nothing and returns the numbers
+        of the first time.
+        """
+        asked = parse_durability(durability)
+        key = _checked_key(idempotency_key)
+        with self._shell.locked() as session:
+            core = self._appender(session, topic, asked, create)
+        assembled = core.assemble(records)
+        if key:
+            frame = core.keyed_frame(assembled)
+            return self._shell.ask(
+                lambda session: start(session.append_keyed(core.keyed_stream(), frame, key))
+            )
+        with self._shell.locked():
+            batch = core.add_frame(assembled)
+        self._shell.wait(batch, None)
+        return batch.take()
+
+    @overload
+    def producer(
+        self, topic: str, *, linger_ms: float = ..., max_frame_records: int = ..., max_frame_bytes: int = ...,
+        max_buffer_bytes: int = ..., on_full: Literal["wait", "raise"] = ...,
+        durability: Durability | str | None = ..., codec: Codec | str | None = ..., create: bool = ...,
+        name: str | None = ...,
+    ) -> Producer[bytes]: ...  # fmt: skip
+
+    @overload
+    def producer(
+        self, topic: str, *, linger_ms: float = ..., max_frame_records: int = ..., max_frame_bytes: int = ...,
+        max_buffer_bytes: int = ..., on_full: Literal["wait", "raise"] = ...,
+        durability: Durability | str | None = ..., codec: Codec | str | None = ...,
+        payload: PayloadCodec[T], create: bool = ..., name: str | None = ...,
+    ) -> Producer[T]: ...  # fmt: skip
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        linger_ms: float = 2.0,
+        max_frame_records: int = 4096,
+        max_frame_bytes: int = 1 << 20,
+        max_buffer_bytes: int = 32 << 20,
+        on_full: Literal["wait", "raise"] = "wait",
+        durability: Durability | str | None = None,
+        codec: Codec | str | None = None,
+        payload: PayloadCodec[Any] = RAW,
+        create: bool = True,
+        name: str | None = None,
+    ) -> Producer[Any]:
+        """A producer of many records to one topic, gathered into frames.
+
+        A frame leaves when it has `max_frame_records` or `max_frame_bytes`, or `linger_ms` after its first
+        record. `max_buffer_bytes` bounds what is not settled. `durability` asks for more than the topic's
+        class. `codec` compresses frames. A `name` makes the producer's identity last: the engine remembers
+        what it settled of it, and `producer.resume()` asks.
+        """
+        options = ProducerOptions(
+            linger_ms, max_frame_records, max_frame_bytes, max_buffer_bytes, on_full,
+            parse_durability(durability), parse_codec(codec), payload, create, name,
+        )  # fmt: skip
+        producer: Producer[Any] = Producer(self._shell, topic, options)
+        self._producers.add(producer)
+        return producer
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        topic: str,
+        after: Cursor | int = 0,
+        *,
+        limit: int = 256,
+        wait_ms: int = 0,
+        tags: TagFilter | None = None,
+        node: str | None = None,
+    ) -> Page:
+        """One page of records after `after`; empty when there are none (CL-5). See ringlog.client.reader."""
+        from ringlog.client.reader import read_page
+
+        return self.run(
+            read_page(self._connection, topic, after, limit=limit, wait_ms=wait_ms, tags=tags, node=node)
+        )
+
+    def reader(self, topic: str, start: Start = EARLIEST, *, follow: bool = False, **options: Any) -> Reader:
+        """Iterate over records and tombstones; with `follow` wait for more for ever."""
+        from ringlog.client.reader import Reader
+
+        return Reader(self, topic, start, follow=follow, **options)
+
+    def tailer(self, topic: str, start: Start = EARLIEST, *, follow: bool = True) -> Tailer:
+        """Fast reading on the engine's host: mapped files, memoryviews, NumPy, Arrow."""
+        from ringlog.client.tailer import Tailer
+
+        return Tailer(self, topic, start, follow=follow)
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def close(self, timeout: float = 10.0) -> CloseReport:
+        """Send what was gathered, wait up to `timeout` seconds, end; says what was not delivered. Idempotent."""
+        shell = self._shell
+        if shell.is_closed:
+            return CloseReport(0, 0, 0)
+        with shell.locked() as session:
+            cores: list[ProducerCore] = list(session.cores)
+            waits = [core.idle() for core in cores]
+        shell.wait_all(waits, timeout)
+        with shell.lock:
+            left = [core.end() for core in cores]
+            requests = shell.session.links.open_requests
+        shell.close()
+        _live.discard(self)
+        return CloseReport(sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left), requests)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client {self._options.address} {self._shell.session.state.value}>"
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _appender(
+        self, session: Session, topic: str, durability: Durability | None, create: bool
+    ) -> ProducerCore:
+        """The producer behind `append`: one record a frame, sent at once."""
+        key = (topic, durability, create)
+        core = self._appenders.get(key)
+        if core is None:
+            options = ProducerOptions(
+                linger_ms=0,
+                max_frame_records=1,
+                max_buffer_bytes=1 << 40,
+                durability=durability,
+                create=create,
+            )
+            core = self._appenders[key] = ProducerCore(session, topic, options)
+        return core
+
+    def _restart_in_child(self) -> None:
+        _parents.append(self._shell.restart_in_child())
+        self._appenders.clear()
+        session = self._shell.session
+        session.note("forked", pid=os.getpid())
+        for producer in list(self._producers):
+            producer.restart_in_child(session)
+
+
+def _checked_key(key: str | None) -> str:
+    """An idempotency key as it travels; "" is none (I-1)."""
+    if key is None:
+        return ""
+    if not isinstance(key, str):
+        raise UsageError("an idempotency key is a str", found=type(key).__name__)
+    size = len(key.encode())
+    if size > IDEMPOTENCY_KEY_BYTES_MAX:
+        raise InvalidRequest("idempotency key too long", bytes=size, max=IDEMPOTENCY_KEY_BYTES_MAX)
+    return key
+
+
+def _restart_all_in_child() -> None:
+    for client in list(_live):
+        client._restart_in_child()
+
+
+def _close_all() -> None:
+    """At the end of the program: what was sent and not flushed still gets a moment."""
+    for client in list(_live):
+        client.close(EXIT_CLOSE_S)
+
+
+os.register_at_fork(after_in_child=_restart_all_in_child)
+atexit.register(_close_all)

@@ -1,0 +1,326 @@
+"""ProducerCore: what a producer does apart from waiting; shared by both clients.
+
+Records gather in an open batch until it is full, its linger ends or somebody flushes; then it becomes
+one frame and goes to the producer's Stream. The bound on memory counts everything from the first record
+gathered to the settlement of its frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ringlog.client.assembler import RECORD_OVERHEAD_BYTES, Assembler
+from ringlog.client.batch import Batch
+from ringlog.client.fields import column_values, fields_of
+from ringlog.client.payload import RAW, PayloadCodec
+from ringlog.client.results import FlushReport, ProducerStats
+from ringlog.client.session import Session
+from ringlog.client.stream import SESSION_BIT, Stream
+from ringlog.errors import Backpressure, InvalidRequest, RecordTooLarge, RinglogError, UsageError
+from ringlog.frame import codec as frame_codec
+from ringlog.frame.columns import Columns
+from ringlog.frame.layout import HEADER_BYTES
+from ringlog.limits import BATCH_RECORDS_MAX, RECORD_BYTES_MAX, REQUEST_BYTES_MAX
+from ringlog.link.pending import Pending, resolved
+from ringlog.link.timers import Timer
+from ringlog.types import Codec, Durability
+
+FRAME_OVERHEAD_BYTES = HEADER_BYTES + 16
+EACH_PART_RECORDS = 8_192
+"""One-record frames are handed over in runs of this many, so that the first are on their way early."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """Checked options of a producer."""
+
+    linger_ms: float = 2.0
+    max_frame_records: int = 4096
+    max_frame_bytes: int = 1 << 20
+    max_buffer_bytes: int = 32 << 20
+    on_full: str = "wait"
+    durability: Durability | None = None
+    codec: Codec = Codec.NONE
+    payload: PayloadCodec[Any] = RAW
+    create: bool = True
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        bounds = (
+            ("linger_ms", self.linger_ms, 0, 60_000),
+            ("max_frame_records", self.max_frame_records, 1, BATCH_RECORDS_MAX),
+            ("max_frame_bytes", self.max_frame_bytes, 1, REQUEST_BYTES_MAX),
+            ("max_buffer_bytes", self.max_buffer_bytes, 1, 1 << 40),
+        )
+        for name, value, low, high in bounds:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+                raise UsageError(f"{name} out of range", found=value, min=low, max=high)
+        if self.on_full not in {"wait", "raise"}:
+            raise UsageError("on_full is wait or raise", found=self.on_full)
+
+
+def parse_durability(value: Durability | str | None) -> Durability | None:
+    """A class by its name or itself; raises UsageError naming the four there are."""
+    if value is None or isinstance(value, Durability):
+        return value
+    try:
+        return Durability.parse(value)
+    except (ValueError, AttributeError) as e:
+        raise UsageError(str(e)) from None
+
+
+def parse_codec(value: Codec | str | None) -> Codec:
+    """A frame codec by its name or itself; raises UsageError."""
+    if value is None or isinstance(value, Codec):
+        return value or Codec.NONE
+    try:
+        return Codec[value.upper()]
+    except (KeyError, AttributeError):
+        raise UsageError("codec is none, lz4 or zstd", found=value) from None
+
+
+def named_producer_id(name: str) -> int:
+    """The id of a producer that has a name: always the same, top bit clear, never 0."""
+    if not name:
+        raise UsageError("a producer's name is not empty")
+    return (xxhash.xxh3_64_intdigest(name.encode()) & (SESSION_BIT - 1)) or 1
+
+
+class ProducerCore:
+    """One producer. Not thread-safe: its shell holds the client's lock, or lives in one loop."""
+
+    def __init__(self, session: Session, topic: str, options: ProducerOptions) -> None:
+        self.session = session
+        self.topic = topic
+        self.options = options
+        producer_id = None if options.name is None else named_producer_id(options.name)
+        self.stream: Stream = session.open_stream(
+            topic, producer_id=producer_id, create=options.create, durability=options.durability
+        )
+        self.stream.on_batch_done = self._batch_done
+        self._encode = None if options.payload is RAW else options.payload.encode
+        self._keyed: Stream | None = None
+        self._open: Batch | None = None
+        self._records = Assembler()
+        self._linger_ns = int(options.linger_ms * 1_000_000)
+        self._linger: Timer | None = None
+        self._records_sent = self._waits = 0
+        self._reported_acked = self._reported_failed = 0
+        self._first_error: RinglogError | None = None
+        self._room: list[Pending[None]] = []
+        self._idle: list[Pending[None]] = []
+
+        session.cores.add(self)
+
+    @property
+    def is_gathering(self) -> bool:
+        """Records wait for their frame to be full, or for its linger."""
+        return self._open is not None
+
+    def keyed_stream(self) -> Stream:
+        """The identity of frames that go by message: their numbers must not mix with those of the ring."""
+        if self._keyed is None:
+            self._keyed = self.session.open_stream(
+                self.topic, create=self.options.create, durability=self.options.durability
+            )
+        return self._keyed
+
+    # -- taking records -----------------------------------------------------------------------------
+
+    def encode(self, data: Any) -> bytes:
+        """The payload of a value; raises RecordTooLarge or what the payload codec raises."""
+        payload = data if type(data) is bytes and self._encode is None else self.options.payload.encode(data)
+        if len(payload) > RECORD_BYTES_MAX:
+            raise RecordTooLarge(
+                "record too large", topic=self.topic, bytes=len(payload), max=RECORD_BYTES_MAX
+            )
+        return payload
+
+    def fields(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Check a record's fields; values by frame column."""
+        return column_values(record, self.session.clock)
+
+    def has_room(self, size: int) -> bool:
+        """May this many bytes more be taken? One record is always taken when there is nothing else."""
+        held = self.stream.pending_bytes + self._records.bytes
+        return held + size + FRAME_OVERHEAD_BYTES <= self.options.max_buffer_bytes or not held
+
+    def add(self, payload: bytes, values: dict[str, Any] | None = None) -> tuple[Batch, int]:
+        """Gather one record; returns its batch and its index there."""
+        batch = self._open
+        if batch is None:
+            batch = self._begin()
+        index = self._records.add(payload, values)
+        batch.records = index + 1
+        self._records_sent += 1
+        options = self.options
+        if index + 1 >= options.max_frame_records or self._records.bytes >= options.max_frame_bytes:
+            self.flush_open()
+        return batch, index
+
+    def flush_open(self) -> None:
+        """Make a frame of what was gathered and send it."""
+        batch, records = self._open, self._records
+        if batch is None:
+            return
+        self._open, self._records = None, Assembler()
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        try:
+            frame = self._frame(records.encode())
+        except RinglogError as e:
+            self.stream.reject(batch, e)
+            return
+        self.stream.ship(batch, frame, np.array([0, len(frame)], dtype=np.int64))
+
+    def add_frame(self, records: Assembler) -> Batch:
+        """Send these records as one frame of their own, behind what was gathered."""
+        frame = self._frame(records.encode())
+        self.flush_open()
+        batch = Batch(self.stream)
+        batch.records = len(records.payloads)
+        self._records_sent += batch.records
+        self.stream.ship(batch, frame, np.array([0, len(frame)], dtype=np.int64))
+        return batch
+
+    def assemble(self, items: Iterable[Any]) -> Assembler:
+        """Check and gather values, NewRecords and Records that are to be one frame."""
+        records = Assembler()
+        for item in items:
+            found = fields_of(item)
+            if found is None:
+                records.add(self.encode(item))
+            else:
+                records.add(self.encode(found[0]), self.fields(found[1]))
+        if not records.payloads:
+            raise InvalidRequest("a write holds at least one record", records=0, min=1)
+        return records
+
+    def add_each(self, payloads: list[bytes]) -> Batch:
+        """Send every payload as a frame of its own, behind what was gathered; one batch for all."""
+        self.flush_open()
+        stream = self.stream
+        parts = [
+            frame_codec.frames_of_one(
+                payloads[start : start + EACH_PART_RECORDS], topic_id=0,
+                durability=self.options.durability or Durability.EPHEMERAL,
+                payload_kind=self.options.payload.kind,
+            )
+            for start in range(0, len(payloads), EACH_PART_RECORDS)
+        ]  # fmt: skip
+        batch = Batch(stream)
+        batch.expect_each(len(payloads))
+        self._records_sent += len(payloads)
+        stream.ship_parts(batch, parts)
+        return batch
+
+    def _begin(self) -> Batch:
+        batch = self._open = Batch(self.stream)
+        session = self.session
+        self._linger = session.timers.at(session.clock.monotonic_ns() + self._linger_ns, self._linger_over)
+        return batch
+
+    def _linger_over(self) -> None:
+        self._linger = None
+        self.flush_open()
+
+    def _frame(self, columns: Columns) -> bytearray:
+        # A class of 0 asks for nothing beyond the topic's own.
+        options = self.options
+        return frame_codec.frame(
+            columns, topic_id=0, durability=options.durability or Durability.EPHEMERAL,
+            payload_kind=options.payload.kind, codec=options.codec,
+        )  # fmt: skip
+
+    def keyed_frame(self, records: Assembler) -> bytearray:
+        """One frame that goes by message, under an idempotency key."""
+        return self._frame(records.encode())
+
+    # -- waiting --------------------------------------------------------------------------------------
+
+    def room(self) -> Pending[None]:
+        """Done when something was settled; then ask `has_room` again. Sends what was gathered first."""
+        self._waits += 1
+        self.flush_open()
+        pending: Pending[None] = Pending()
+        self._room.append(pending)
+        return pending
+
+    def full(self) -> Backpressure:
+        """The error of a send that found no room in time."""
+        return Backpressure(
+            "the producer's buffer is full", topic=self.topic, pending_bytes=self.stream.pending_bytes,
+            max_buffer_bytes=self.options.max_buffer_bytes,
+        )  # fmt: skip
+
+    def idle(self) -> Pending[None]:
+        """Done when everything sent so far has its fate. Sends what was gathered first."""
+        self.flush_open()
+        if not self.stream.pending_records:
+            return resolved(None)
+        pending: Pending[None] = Pending()
+        self._idle.append(pending)
+        return pending
+
+    def report(self) -> FlushReport:
+        """What happened since the last report."""
+        stream = self.stream
+        acked = stream.records_acked - self._reported_acked
+        failed = stream.records_failed - self._reported_failed
+        self._reported_acked, self._reported_failed = stream.records_acked, stream.records_failed
+        error, self._first_error = self._first_error, None
+        unfinished = stream.pending_records + len(self._records.payloads)
+        return FlushReport(acked, failed, unfinished, error)
+
+    def stats(self) -> ProducerStats:
+        """Counters."""
+        stream, buffered = self.stream, len(self._records.payloads)
+        return ProducerStats(
+            self._records_sent, stream.records_acked, stream.records_failed, stream.records_deduped,
+            stream.frames_sent, stream.bytes_sent, buffered, stream.pending_records + buffered,
+            stream.pending_bytes + self._records.bytes, stream.retries, self._waits,
+        )  # fmt: skip
+
+    def end(self) -> tuple[int, int]:
+        """Give up everything that is not settled; returns (records unsent, records of unknown fate)."""
+        self.flush_open()
+        unsent, unknown = self.stream.unfinished()
+        self.stream.fail_all(_closed)
+        self.leave()
+        return unsent, unknown
+
+    def leave(self) -> None:
+        """Nothing more will be sent."""
+        self.session.cores.discard(self)
+        self.session.streams.discard(self.stream)
+        if self._keyed is not None:
+            self.session.streams.discard(self._keyed)
+
+    def _batch_done(self, batch: Batch, error: RinglogError | None) -> None:
+        if error is not None and self._first_error is None:
+            self._first_error = error
+        if self._room:
+            waiting, self._room = self._room, []
+            for pending in waiting:
+                pending.resolve(None)
+        if self._idle and not self.stream.pending_records:
+            waiting, self._idle = self._idle, []
+            for pending in waiting:
+                pending.resolve(None)
+
+
+def size_of(payload: bytes) -> int:
+    """What a record without fields will take."""
+    return len(payload) + RECORD_OVERHEAD_BYTES
+
+
+def _closed(was_sent: bool) -> RinglogError:
+    return UsageError(
+        "the client was closed before this was settled", outcome="unknown" if was_sent else "not_applied"
+    )

@@ -1,0 +1,164 @@
+"""A record's fields beside its payload, as a program gives them and as frame columns want them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+import msgspec
+
+from ringlog.clock import Clock
+from ringlog.errors import InvalidRequest, UsageError
+from ringlog.frame.columns import encode_records
+from ringlog.limits import KEY_BYTES_MAX, NODE_BYTES_MAX, TAG_BYTES_MAX
+
+Payload = bytes | bytearray | memoryview
+_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+_MICROSECOND = timedelta(microseconds=1)
+_encode_json = msgspec.json.Encoder().encode
+
+
+class RecordFields(TypedDict, total=False):
+    """What may be said of a record by keyword. Times are aware datetimes or microseconds since the epoch."""
+
+    key: bytes
+    tag: str
+    node: str
+    meta: Mapping[str, Any]
+    headers: Mapping[str, bytes]
+    event_ts: datetime | int
+    ttl_ms: int
+    expires_at: datetime | int
+    not_before: datetime | int
+    priority: int
+
+
+class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A record to be written, for the calls that take many: fields as in RecordFields, None = absent."""
+
+    data: Any
+    key: bytes | None = None
+    tag: str | None = None
+    node: str | None = None
+    meta: Mapping[str, Any] | None = None
+    headers: Mapping[str, bytes] | None = None
+    event_ts: datetime | int | None = None
+    ttl_ms: int | None = None
+    expires_at: datetime | int | None = None
+    not_before: datetime | int | None = None
+    priority: int | None = None
+
+
+COLUMNS = {
+    "key": "keys", "tag": "tags", "node": "nodes", "meta": "metas", "headers": "headers",
+    "event_ts": "event_ts", "expires_at": "expires_at", "not_before": "not_before", "priority": "priorities",
+}  # fmt: skip
+"""Field of a record -> argument of frame.columns.encode_records."""
+_BYTES_MAX = {"key": KEY_BYTES_MAX, "tag": TAG_BYTES_MAX, "node": NODE_BYTES_MAX}
+PRIORITY_MAX = 255
+
+
+def column_values(fields: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
+    """Turn fields into values by column, checked one by one so that no frame fails for one record's sake.
+
+    Raises TypeError for an unknown field (CL-13), UsageError for a value of the wrong type, InvalidRequest
+    for one over its limit.
+    """
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        if value is None:
+            continue
+        if name == "ttl_ms":
+            if fields.get("expires_at") is not None:
+                raise UsageError("give ttl_ms or expires_at, not both")
+            values["expires_at"] = clock.now_us() + _positive(name, value) * 1_000
+        elif name not in COLUMNS:
+            raise TypeError(f"a record has no field {name!r}; it may have {', '.join([*COLUMNS, 'ttl_ms'])}")
+        else:
+            values[COLUMNS[name]] = _CHECKS[name](name, value)
+    return values
+
+
+def fields_of(record: Any) -> tuple[Any, dict[str, Any]] | None:
+    """(payload, fields) of a NewRecord or of a Record that was read; None for a bare payload."""
+    if isinstance(record, NewRecord):
+        return record.data, {
+            name: getattr(record, name) for name in NewRecord.__struct_fields__ if name != "data"
+        }
+    from ringlog.client.pages import Record
+
+    if isinstance(record, Record):
+        fields = {
+            name: getattr(record, name) for name in COLUMNS if name not in {"meta", "headers", "priority"}
+        }
+        fields |= {"meta": record.meta_json, "headers": dict(record.headers) or None}
+        return record.data, fields | {"priority": record.priority or None}
+    return None
+
+
+def _positive(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise UsageError(f"{name} is a positive number of milliseconds", found=value)
+    return value
+
+
+def _microseconds(name: str, value: Any) -> int:
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise UsageError(f"{name} needs a time zone", found=value.isoformat())
+        return (value - _EPOCH) // _MICROSECOND
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise UsageError(f"{name} is a datetime or microseconds since the epoch", found=type(value).__name__)
+
+
+def _bytes(name: str, value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise UsageError(f"{name} is bytes", found=type(value).__name__)
+    _require_bounded(name, len(value))
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{name} is a str", found=type(value).__name__)
+    _require_bounded(name, len(value) if value.isascii() else len(value.encode(errors="surrogatepass")))
+    return value
+
+
+def _require_bounded(name: str, size: int) -> None:
+    if size > _BYTES_MAX[name]:
+        raise InvalidRequest(f"{name} too long", bytes=size, max=_BYTES_MAX[name])
+
+
+def _priority(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= PRIORITY_MAX:
+        raise UsageError(f"{name} is a whole number", found=value, min=0, max=PRIORITY_MAX)
+    return value
+
+
+def _headers(name: str, value: Any) -> Any:
+    encode_records([b""], headers=[value])
+    return value
+
+
+def _meta(name: str, value: Any) -> bytes:
+    encoded = value if isinstance(value, bytes) else _meta_json(value)
+    encode_records([b""], metas=[encoded])
+    return encoded
+
+
+def _meta_json(value: Any) -> bytes:
+    if not isinstance(value, Mapping):
+        raise UsageError("meta is a mapping", found=type(value).__name__)
+    try:
+        return _encode_json(dict(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as e:
+        raise UsageError("meta cannot be written as JSON", reason=str(e)) from None
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "key": _bytes, "tag": _text, "node": _text, "meta": _meta, "headers": _headers, "priority": _priority,
+    "event_ts": _microseconds, "expires_at": _microseconds, "not_before": _microseconds,
+}  # fmt: skip

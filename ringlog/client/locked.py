@@ -1,0 +1,74 @@
+"""LockedConnection: a session as readers see it, safe to use from many threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ringlog.board.topics import TopicFacts
+from ringlog.client.connection import Marks
+from ringlog.client.session import Session
+from ringlog.client.shell import Shell
+from ringlog.envelope.messages import Located, Read, ReadReply, TopicInfo
+from ringlog.link.pending import Pending
+from ringlog.link.protocol import Transport
+
+T = TypeVar("T")
+
+
+class LockedConnection:
+    """Implements client.connection.Connection by asking the session with the client's lock held."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    @property
+    def transport(self) -> Transport:
+        """How the client talks to the engine."""
+        return self._shell.session.transport
+
+    @property
+    def data_dir(self) -> str:
+        """The engine's data directory."""
+        return self._shell.session.data_dir
+
+    @property
+    def shm_dir(self) -> str:
+        """The engine's shared-memory directory."""
+        return self._shell.session.shm_dir
+
+    @property
+    def generation(self) -> int:
+        """Grows when the engine was restarted."""
+        return self._shell.session.generation
+
+    def resolve(self, topic: str) -> Pending[TopicInfo]:
+        """Who is this topic?"""
+        return self._begin(lambda session: session.resolve(topic))
+
+    def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
+        """Where do records after `after` lie?"""
+        return self._begin(lambda session: session.locate(topic, after, epoch))
+
+    def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
+        """Read the topic's slot on the board now."""
+        with self._shell.lock:
+            return self._shell.session.facts(info)
+
+    def marks(self, shard: int) -> Marks:
+        """Read the shard's published marks now."""
+        with self._shell.lock:
+            return self._shell.session.marks(shard)
+
+    def published_since(self, shard: int, seen: Marks, timeout_s: float) -> Pending[bool]:
+        """Wait for a publication."""
+        return self._begin(lambda session: session.published_since(shard, seen, timeout_s))
+
+    def read_remote(self, request: Read) -> Pending[tuple[ReadReply, memoryview]]:
+        """Send a Read to the gateway."""
+        return self._begin(lambda session: session.read_remote(request))
+
+    def _begin(self, ask: Callable[[Session], Pending[T]]) -> Pending[T]:
+        self._shell.require_open()
+        with self._shell.lock:
+            return ask(self._shell.session)

@@ -1,0 +1,149 @@
+"""Producer: many records to one topic, gathered into frames."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Generic, TypeVar, Unpack
+
+from ringlog.client.core import ProducerCore, ProducerOptions, size_of
+from ringlog.client.fields import NewRecord, RecordFields
+from ringlog.client.pages import Record
+from ringlog.client.results import FlushReport, ProducerStats
+from ringlog.client.session import Session
+from ringlog.client.shell import Shell
+from ringlog.client.ticket import Ticket
+from ringlog.envelope.messages import ProducerStateReply
+from ringlog.errors import RequestTimeout, UsageError
+
+T = TypeVar("T")
+
+
+class Producer(Generic[T]):
+    """Context manager: leaving it flushes, and raises when something was not appended. Thread-safe."""
+
+    def __init__(self, shell: Shell, topic: str, options: ProducerOptions) -> None:
+        self.topic = topic
+        self._shell = shell
+        self._options = options
+        self._is_closed = False
+        with shell.locked() as session:
+            self._core = ProducerCore(session, topic, options)
+
+    # -- sending ------------------------------------------------------------------------------------
+
+    def send(self, data: T, /, **record: Unpack[RecordFields]) -> Ticket:
+        """Add one record to the frame being gathered; its ticket resolves when that is settled.
+
+        On a full buffer it waits up to the client's timeout, then raises Backpressure; nothing is dropped.
+        Raises RecordTooLarge, InvalidRequest or UsageError for a record that cannot be written.
+        """
+        core = self._core
+        payload = core.encode(data)
+        values = core.fields(dict(record)) if record else None
+        shell = self._shell
+        with shell.lock:
+            if self._is_closed or not core.has_room(size_of(payload)):
+                self._require_room(size_of(payload))
+            batch, index = self._core.add(payload, values)
+            if index == 0 or not core.is_gathering:
+                core.session.links.pump()
+                shell.see_to_it()
+        if shell.has_calls:
+            shell.run_calls()
+        return Ticket(shell, batch, index)
+
+    def send_many(self, data: Iterable[T | Record | NewRecord], /) -> Ticket:
+        """Send records as one frame: one ticket, all or nothing; raises BatchTooLarge beyond 10,000."""
+        core = self._core
+        records = core.assemble(data)
+        with self._shell.locked() as session:
+            self._require_room(records.bytes)
+            batch = self._core.add_frame(records)
+            session.links.pump()
+        return Ticket(self._shell, batch)
+
+    def send_each(self, payloads: Sequence[T], /) -> Ticket:
+        """Send every record as a frame of its own, each durable for itself; one ticket for all.
+
+        The result is an AppendedEach whose `seqs` are the numbers of the records in order. One refused
+        record does not undo the others: the error says how many failed.
+        """
+        core = self._core
+        encoded = [core.encode(value) for value in payloads]
+        size = sum(map(size_of, encoded)) + 80 * len(encoded)
+        with self._shell.locked() as session:
+            self._require_room(size)
+            batch = self._core.add_each(encoded)
+            session.links.pump()
+        return Ticket(self._shell, batch)
+
+    def flush(self, timeout: float | None = None) -> FlushReport:
+        """Send what was gathered and wait until everything has its fate, at most `timeout` seconds."""
+        shell = self._shell
+        with shell.locked():
+            idle = self._core.idle()
+        shell.wait(idle, timeout)
+        with shell.lock:
+            return self._core.report()
+
+    def stats(self) -> ProducerStats:
+        """Counters."""
+        with self._shell.lock:
+            return self._core.stats()
+
+    @property
+    def resumed(self) -> ProducerStateReply | None:
+        """For a named producer, once it has sent or `resume` was called: what the engine had of it before."""
+        return self._core.stream.resumed
+
+    def resume(self) -> ProducerStateReply | None:
+        """Ask the engine now what it last settled of this named producer; None for one without a name."""
+        return self._shell.ask(lambda _: self._core.stream.meet())
+
+    def close(self, timeout: float | None = None) -> FlushReport:
+        """Flush and end. What is not settled by then goes on without a report. Idempotent."""
+        if self._is_closed:
+            return FlushReport(0, 0, 0)
+        report = self.flush(timeout)
+        self._is_closed = True
+        if not report.unfinished:
+            with self._shell.lock:
+                self._core.leave()
+        return report
+
+    def __enter__(self) -> Producer[T]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        report = self.close()
+        if kind is None and not report.is_complete:
+            raise report.error or RequestTimeout(
+                "records were not settled", outcome="unknown", topic=self.topic, records=report.unfinished
+            )
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _require_room(self, size: int) -> None:
+        """With the lock held: wait for room, or raise Backpressure."""
+        shell = self._shell
+        shell.require_open()
+        if self._is_closed:
+            raise UsageError("the producer is closed", topic=self.topic)
+        core = self._core
+        if core.has_room(size):
+            return
+        if self._options.on_full == "raise":
+            core.room()
+            raise core.full()
+        deadline = time.monotonic() + core.session.timeout_ms / 1000
+        while not core.has_room(size):
+            if not shell.wait_locked(core.room(), deadline):
+                raise core.full()
+
+    def restart_in_child(self, session: Session) -> None:
+        """After a fork: a new identity and an empty buffer; the parent's records are the parent's."""
+        self._core = ProducerCore(session, self.topic, self._options)

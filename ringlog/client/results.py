@@ -1,0 +1,133 @@
+"""What the client's calls return. All immutable; times are microseconds since the Unix epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.errors import RinglogError
+from ringlog.types import Durability
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Records were appended: numbers first_seq..last_seq, both included, met `durability` at `commit_ts`.
+
+    `deduped`: the engine had them already and these are the numbers they got then (0: it no longer knows).
+    """
+
+    topic: str
+    epoch: int
+    first_seq: int
+    last_seq: int
+    count: int
+    durability: Durability
+    deduped: bool
+    commit_ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedEach(Appended):
+    """Records were appended one frame each, so that others' may lie between them."""
+
+    seqs: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, dtype=np.uint64), compare=False)
+    """(count,) the number of each, in the order given; ascending unless a refused one was tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushReport:
+    """What became of all records sent before the flush."""
+
+    acked: int
+    """Records appended since the last report."""
+    failed: int
+    """Records that were refused or given up since the last report; `error` is the first reason."""
+    unfinished: int
+    """Records whose fate was not known when the timeout ended."""
+    error: RinglogError | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Everything was appended."""
+        return not self.failed and not self.unfinished
+
+
+@dataclass(frozen=True, slots=True)
+class CloseReport:
+    """What closing could not deliver."""
+
+    unsent: int
+    """Records that never left the client: certainly not applied."""
+    unknown: int
+    """Records that may or may not have been applied."""
+    requests: int
+    """Requests that were open."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing was left."""
+        return not (self.unsent or self.unknown or self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStats:
+    """One producer's counters since it was opened; sizes in bytes."""
+
+    records_sent: int
+    records_acked: int
+    records_failed: int
+    records_deduped: int
+    frames_sent: int
+    bytes_sent: int
+    buffered_records: int
+    pending_records: int
+    """Handed over and not settled, the buffered ones included."""
+    pending_bytes: int
+    retries: int
+    waits: int
+    """How often a send found the buffer full."""
+
+
+class ClientState(Enum):
+    """How a client and its engine stand."""
+
+    CONNECTING = "connecting"
+    """The engine has not been met yet."""
+    READY = "ready"
+    RECONNECTING = "reconnecting"
+    """The engine was there and is not now; every handle goes on by itself when it is back."""
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEvent:
+    """Something that happened to the connection: `connecting`, `connected`, `disconnected`, `reconnected`,
+    `engine_restarted`, `forked` or `closed`."""
+
+    at_us: int
+    kind: str
+    detail: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHealth:
+    """The client at a glance (CL-8)."""
+
+    state: ClientState
+    state_since_us: int
+    transport: str
+    engine_id: str
+    engine_starts_seen: int
+    last_heard_age_s: float | None
+    """Seconds since a peer's socket last said something; None = never."""
+    reconnections: int
+    frames_resent: int
+    requests_resent: int
+    retries: int
+    """Frames the engine refused for now and that were sent again."""
+    pending_records: int
+    pending_bytes: int

@@ -1,0 +1,399 @@
+"""Session: one client's state between its user and its links, without waiting and without locks.
+
+The synchronous and the asyncio client are shells around this: they wait for its descriptors and its next
+timer, call `turn`, and make results of Pendings. Everything the client can do is here once. Implements
+client.connection.Connection.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ringlog.board.board import BoardError, BoardUnstable
+from ringlog.board.layout import Mark
+from ringlog.board.topics import TOPIC_LIVE, TopicFacts
+from ringlog.client.batch import Shipment
+from ringlog.client.connection import Marks
+from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState
+from ringlog.client.stream import Stream, class_met
+from ringlog.clock import Clock, SystemClock
+from ringlog.envelope.messages import (
+    Append,
+    Locate,
+    Located,
+    Message,
+    Read,
+    ReadReply,
+    TopicInfo,
+    TopicPut,
+    TopicResolve,
+)  # fmt: skip
+from ringlog.envelope.messages import Appended as AppendedMessage
+from ringlog.errors import NotConnected, NotReady, Outcome, ShuttingDown, StaleEpoch, Throttled, TopicNotFound
+from ringlog.frame.codec import patch
+from ringlog.frame.settle import (
+    FLAG_DEDUPED,
+    FLAGS_SHIFT,
+    S_COMMIT_TS,
+    S_COUNT_STATUS,
+    S_FIRST_SEQ,
+    WORDS,
+    entry_error,
+)  # fmt: skip
+from ringlog.link.address import Address
+from ringlog.link.gateway_links import GatewayLinks, curve_of
+from ringlog.link.local_links import LocalLinks
+from ringlog.link.peer import MS, FdSet
+from ringlog.link.pending import Pending, Steps, resolved, start
+from ringlog.link.protocol import Transport
+from ringlog.link.runs import Run
+from ringlog.link.timers import Timers
+
+KEYED_RETRY_S = 0.05
+EVENTS_MAX = 256
+BACKUP_S = 0.1
+"""Longest sleep with frames in flight: a lost wake-up costs this much and nothing else."""
+
+
+class Session:
+    """One client's connection and caches. Not thread-safe."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        client_id: str,
+        timeout_ms: int,
+        fds: FdSet,
+        transport: Transport,
+        secret_key: str = "",
+        reconnect: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self.address = address
+        self.client_id = client_id
+        self.timeout_ms = timeout_ms
+        self.clock: Clock = clock or SystemClock()
+        self.timers = Timers()
+        self.streams: set[Stream] = set()
+        self.cores: set[Any] = set()
+        """Producers that are open (ProducerCore)."""
+        self.events: deque[ClientEvent] = deque(maxlen=EVENTS_MAX)
+        self.retries = 0
+        self._topics: dict[str, TopicInfo] = {}
+        self._topics_generation = 0
+        self._resolving: dict[tuple[str, bool], Pending[TopicInfo]] = {}
+        self._state = ClientState.CONNECTING
+        self._state_since_us = self.clock.now_us()
+        self._is_closed = False
+        self._reconnects = reconnect
+        self.links: LocalLinks | GatewayLinks
+        if transport == "ring":
+            self.links = LocalLinks(
+                address.run_dir, client_id=client_id, clock=self.clock, timers=self.timers, fds=fds,
+                on_displaced=self._displaced, on_change=self._links_changed,
+            )  # fmt: skip
+        else:
+            curve = None if address.is_local else curve_of(address.server_key, secret_key)
+            self.links = GatewayLinks(
+                address,
+                clock=self.clock,
+                timers=self.timers,
+                fds=fds,
+                curve=curve,
+                on_change=self._links_changed,
+            )
+
+    # -- turns: what a shell calls --------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Something will happen by itself: frames or requests are open, or something has a time."""
+        return self.timers.next_ns() is not None
+
+    def turn(self, ready: Iterable[int] = ()) -> bool:
+        """Serve readable descriptors, rings and timers; True when anything happened."""
+        for fd in ready:
+            self.links.on_readable(fd)
+        happened = self.links.pump()
+        next_ns = self.timers.next_ns()
+        if next_ns is not None and next_ns <= self.clock.monotonic_ns():
+            happened |= self.timers.fire(self.clock.monotonic_ns()) > 0
+        return happened
+
+    def sleep_s(self) -> float:
+        """How long the owner may sleep after `links.arm()` said that nothing was there."""
+        next_ns = self.timers.next_ns()
+        if next_ns is None:
+            return BACKUP_S
+        return min(BACKUP_S, max(0.0, (next_ns - self.clock.monotonic_ns()) / 1e9))
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> ClientState:
+        """How we and the engine stand."""
+        return self._state
+
+    def health(self) -> ClientHealth:
+        """The client at a glance."""
+        facts = self.links.facts
+        age = (self.clock.monotonic_ns() - facts.last_heard_ns) / 1e9 if facts.last_heard_ns else None
+        engine = self.links.engine.engine_id if self.transport == "ring" and self.links.generation else ""  # type: ignore[union-attr]
+        return ClientHealth(
+            self._state, self._state_since_us, self.transport, engine, self.links.generation, age,
+            facts.reconnections, facts.frames_resent, facts.requests_resent, self.retries,
+            sum(stream.pending_records for stream in self.streams),
+            sum(stream.pending_bytes for stream in self.streams),
+        )  # fmt: skip
+
+    def note(self, kind: str, **detail: Any) -> None:
+        """Remember an event."""
+        self.events.append(ClientEvent(self.clock.now_us(), kind, detail))
+
+    def _links_changed(self) -> None:
+        generation = self.links.generation
+        if generation != self._topics_generation:
+            if self._topics_generation and self.transport == "ring":
+                self.note("engine_restarted", starts_seen=generation)
+            self._topics_generation = generation
+            self._topics.clear()
+        if self.links.is_ready and self._state is not ClientState.READY:
+            self.note("reconnected" if self._state is ClientState.RECONNECTING else "connected")
+            self._set_state(ClientState.READY)
+        elif not self.links.is_ready and self._state is ClientState.READY:
+            self.note("disconnected")
+            self._set_state(ClientState.RECONNECTING)
+            if not self._reconnects:
+                # Not from here: whoever noticed is in the middle of the links' own work.
+                self.timers.at(self.clock.monotonic_ns(), self._end_for_good)
+
+    def _set_state(self, state: ClientState) -> None:
+        self._state = state
+        self._state_since_us = self.clock.now_us()
+
+    # -- asking ---------------------------------------------------------------------------------------
+
+    def deadline_ns(self, extra_ms: int = 0) -> int:
+        """When a request made now is given up."""
+        return self.clock.monotonic_ns() + (self.timeout_ms + extra_ms) * MS
+
+    def met(self) -> Pending[None]:
+        """Done once the engine was met; fails with NotConnected after the timeout."""
+        connecting = self.links.connect()
+        if connecting.is_done:
+            return connecting
+        result: Pending[None] = Pending()
+        where = str(self.address)
+        timer = self.timers.at(
+            self.deadline_ns(), lambda: result.fail(NotConnected("no engine answers", address=where))
+        )
+
+        def is_met(_: Pending[None]) -> None:
+            timer.cancel()
+            result.resolve(None)
+
+        connecting.when_done(is_met)
+        return result
+
+    def ask(self, shard: int, message: Message, *, extra_ms: int = 0, attachment: Any = None) -> Pending[Any]:
+        """Send a request to a shard; resolved with the reply's message."""
+        return start(self._ask_steps(shard, message, extra_ms, attachment))
+
+    def ask_topic(self, info: TopicInfo, message: Message, *, attachment: Any = None) -> Pending[Any]:
+        """Send a request about a topic to its shard."""
+        return self.ask(info.shard, message, attachment=attachment)
+
+    def _ask_steps(self, shard: int, message: Message, extra_ms: int, attachment: Any) -> Steps[Any]:
+        yield self.met()
+        reply = yield self.links.request(shard, message, self.deadline_ns(extra_ms), attachment)
+        return reply.message
+
+    # -- topics ---------------------------------------------------------------------------------------
+
+    def resolve(self, topic: str, *, create: bool = False) -> Pending[TopicInfo]:
+        """Who is this topic? Cached; fails with TopicNotFound, or makes it with defaults if `create`."""
+        known = self._topics.get(topic)
+        if known is not None and self._topics_generation == self.links.generation:
+            return resolved(known)
+        asking = self._resolving.get((topic, create))
+        if asking is None:
+            asking = start(self._resolve_steps(topic, create))
+            self._resolving[topic, create] = asking
+            asking.when_done(lambda _: self._resolved(topic, create))
+        return asking
+
+    def _resolved(self, topic: str, create: bool) -> None:
+        self._resolving.pop((topic, create), None)
+
+    def remember(self, info: TopicInfo) -> TopicInfo:
+        """Keep what a shard said of a topic."""
+        self._topics[info.topic] = info
+        return info
+
+    def forget(self, topic: str) -> None:
+        """What is known of the topic is not true any more."""
+        self._topics.pop(topic, None)
+
+    def _resolve_steps(self, topic: str, create: bool) -> Steps[TopicInfo]:
+        yield self.met()
+        message: Message = TopicPut(topic, {}, "create") if create else TopicResolve(topic)
+        return self.remember((yield self.ask(self.links.home(topic), message)))
+
+    def about(self, topic: str, make: Any) -> Steps[Any]:
+        """Ask a topic's shard `make(info)`; once more when the topic turns out to be another than we knew."""
+        info = yield self.resolve(topic)
+        try:
+            return (yield self.ask_topic(info, make(info)))
+        except (TopicNotFound, StaleEpoch):
+            self.forget(topic)
+            info = yield self.resolve(topic)
+            return (yield self.ask_topic(info, make(info)))
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def open_stream(self, topic: str, **options: Any) -> Stream:
+        """A new producer identity on a topic."""
+        stream = Stream(self, topic, **options)
+        self.streams.add(stream)
+        if not self.links.connect().is_done and self._state is ClientState.CONNECTING and not self.events:
+            self.note("connecting", address=str(self.address))
+        return stream
+
+    def append_keyed(self, stream: Stream, frame: bytearray, key: str) -> Steps[Appended]:
+        """Append one frame under an idempotency key, by message; the key makes repeating it safe (I-4)."""
+        deadline = self.deadline_ns()
+        while True:
+            try:
+                return (yield from self._append_keyed_once(stream, frame, key))
+            except (TopicNotFound, StaleEpoch):
+                self.forget(stream.topic)
+                if not stream.create or self.clock.monotonic_ns() >= deadline:
+                    raise
+            except (Throttled, NotReady, ShuttingDown):
+                if self.clock.monotonic_ns() >= deadline:
+                    raise
+            yield self.pause(KEYED_RETRY_S)
+
+    def _append_keyed_once(self, stream: Stream, frame: bytearray, key: str) -> Steps[Appended]:
+        topic = stream.topic
+        info: TopicInfo = yield self.resolve(topic, create=stream.create)
+        private = bytearray(frame)
+        patch(
+            private, topic_id=info.topic_id, epoch=info.epoch, producer_id=stream.producer_id,
+            producer_seq=stream.take_seq(),
+        )  # fmt: skip
+        message = Append(topic, 1, idempotency_key=key)
+        reply: AppendedMessage = yield self.ask_topic(info, message, attachment=private)
+        entry = np.frombuffer(reply.entries, dtype=np.uint64).reshape(-1, WORDS)[0].tolist()
+        error = entry_error(entry, topic)
+        if error is not None:
+            raise error
+        first, count = entry[S_FIRST_SEQ], entry[S_COUNT_STATUS] & 0xFFFFFFFF
+        is_deduped = bool(entry[S_COUNT_STATUS] >> FLAGS_SHIFT & FLAG_DEDUPED)
+        met = class_met(info, stream.durability)
+        return Appended(
+            topic, reply.epoch, first, first + count - 1, count, met, is_deduped, entry[S_COMMIT_TS]
+        )
+
+    def pause(self, seconds: float) -> Pending[None]:
+        """Done after a while."""
+        result: Pending[None] = Pending()
+        self.timers.at(self.clock.monotonic_ns() + int(seconds * 1e9), lambda: result.resolve(None))
+        return result
+
+    def _displaced(self, run: Run) -> None:
+        if isinstance(run, Shipment):
+            run.batch.stream.displaced(run)
+
+    # -- reading: client.connection.Connection --------------------------------------------------------
+
+    @property
+    def transport(self) -> Transport:
+        """How this client talks to the engine."""
+        return self.links.transport
+
+    @property
+    def data_dir(self) -> str:
+        """The engine's data directory."""
+        return self._local().engine.data_dir
+
+    @property
+    def shm_dir(self) -> str:
+        """The engine's shared-memory directory."""
+        return self._local().engine.shm_dir
+
+    @property
+    def generation(self) -> int:
+        """Grows when the engine was restarted."""
+        return self.links.generation
+
+    def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
+        """Ask the topic's shard where records after `after` lie."""
+        return start(self.about(topic, lambda _: Locate(topic, after, epoch)))
+
+    def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
+        """Read the topic's slot on the board now."""
+        try:
+            found = self._local().topic_table(info.shard).read(info.slot)
+        except (BoardUnstable, BoardError, NotConnected):
+            return None
+        is_it = found.topic_id == info.topic_id and found.epoch == info.epoch and found.state == TOPIC_LIVE
+        return found if is_it else None
+
+    def marks(self, shard: int) -> Marks:
+        """Read the shard's published marks now; (0, 0) while they cannot be read: nothing is published."""
+        try:
+            process = self._local().board.process(1 + shard)
+            return Marks(process.mark(Mark.PUBLISHED), process.mark(Mark.VOLATILE))
+        except (BoardUnstable, BoardError, NotConnected):
+            return Marks((0, 0), (0, 0))
+
+    def published_since(self, shard: int, seen: Marks, timeout_s: float) -> Pending[bool]:
+        """Done with True once the marks differ from `seen`, with False after the timeout."""
+        deadline = self.clock.monotonic_ns() + int(timeout_s * 1e9)
+        return self._local().published_since(shard, lambda: self.marks(shard), seen, deadline)
+
+    def read_remote(self, request: Read) -> Pending[tuple[ReadReply, memoryview]]:
+        """Send a Read to the gateway."""
+        return start(self._read_steps(request))
+
+    def _read_steps(self, request: Read) -> Steps[tuple[ReadReply, memoryview]]:
+        yield self.met()
+        reply = yield self.links.request(0, request, self.deadline_ns(request.wait_ms))
+        return reply.message, memoryview(reply.attachment or b"")
+
+    def _local(self) -> LocalLinks:
+        if not isinstance(self.links, LocalLinks):
+            raise NotConnected("files are read on the engine's host only", transport=self.transport)
+        return self.links
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    def _end_for_good(self) -> None:
+        for stream in self.streams:
+            stream.fail_all(lambda was_sent: _gone("unknown" if was_sent else "not_applied"))
+        self.close()
+
+    def close(self) -> None:
+        """End all connections."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.links.close()
+            self.note("closed")
+            self._set_state(ClientState.CLOSED)
+
+
+def _gone(outcome: Outcome) -> NotConnected:
+    return NotConnected("the engine went away and this client does not reconnect", outcome=outcome)
+
+
+def new_client_id() -> str:
+    """A name for a client that was given none: process and chance."""
+    return f"py-{os.getpid()}-{random.getrandbits(48):012x}"

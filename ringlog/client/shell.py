@@ -1,0 +1,357 @@
+"""Shell: waiting for a synchronous client, with many threads and no thread in the way.
+
+One lock guards the session. A thread that waits for something becomes the *leader*: it sleeps on the
+session's descriptors itself and serves what comes in for everybody, so that a lone append costs no switch
+between threads. Others that wait meanwhile are *followers*: they sleep until their own result is there
+or the leadership is free. A daemon thread leads whenever something is open and nobody waits, so that
+lingering frames go out and tickets resolve by themselves (CL-2, CL-3). With nothing open everybody
+sleeps without a timeout.
+
+Functions of the user (`Ticket.on_done`) are called without the lock, by whichever thread served the result.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ringlog.client.session import Session
+from ringlog.errors import UsageError
+from ringlog.link.peer import FdSet
+from ringlog.link.pending import Pending, Steps
+
+T = TypeVar("T")
+log = logging.getLogger("ringlog.client")
+_EVENTS_PER_POLL = 64
+
+
+class Descriptors(FdSet):
+    """The descriptors a session waits for, in an epoll set; threads may sleep on it while it changes."""
+
+    def __init__(self) -> None:
+        self.epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_ours = True
+        self.epoll.register(self._bell, select.EPOLLIN)
+
+    def watch(self, fd: int) -> None:
+        """Wake the sleeper when `fd` is readable."""
+        if self._is_ours:
+            self.epoll.register(fd, select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop that."""
+        if self._is_ours:
+            self.epoll.unregister(fd)
+
+    def kick(self) -> None:
+        """Wake the sleeper: there is an earlier time to wake up at."""
+        os.eventfd_write(self._bell, 1)
+
+    def sleep(self, seconds: float) -> list[int]:
+        """Wait for a descriptor; returns those that are readable, our own bell excepted."""
+        ready = [fd for fd, _ in self.epoll.poll(seconds, _EVENTS_PER_POLL)]
+        if self._bell in ready:
+            ready.remove(self._bell)
+            try:
+                os.eventfd_read(self._bell)
+            except BlockingIOError:
+                return ready  # Another sleeper took it.
+        return ready
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: close our copies. The set itself is the parent's, changes would be his."""
+        self._is_ours = False
+        self.epoll.close()
+        os.close(self._bell)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        if self._is_ours:
+            self._is_ours = False
+            self.epoll.close()
+            os.close(self._bell)
+
+
+class Shell:
+    """Locks, leads and waits. `make_session` is called anew in a forked child."""
+
+    def __init__(self, make_session: Callable[[FdSet], Session]) -> None:
+        self._make_session = make_session
+        self._begin()
+
+    def _begin(self) -> None:
+        self.lock = threading.Lock()
+        self.descriptors = Descriptors()
+        self.session = self._make_session(self.descriptors)
+        self._leader: object | None = None
+        self._wakes_ns = 0  # When the sleeping leader will look at the time again; 0 = it is awake.
+        self._followers: dict[int, threading.Lock] = {}
+        self._calls: deque[Callable[[], None]] = deque()
+        self._background: threading.Thread | None = None
+        self._is_background_asleep = False
+        self._background_turn = threading.Condition(self.lock)
+        self._is_closed = False
+
+    # -- for everybody ------------------------------------------------------------------------------
+
+    @contextmanager
+    def locked(self) -> Iterator[Session]:
+        """Use the session; afterwards somebody looks after what was begun."""
+        self.require_open()
+        with self.lock:
+            try:
+                yield self.session
+            finally:
+                self.see_to_it()
+        self.run_calls()
+
+    def require_open(self) -> None:
+        """Raise UsageError after close."""
+        if self._is_closed:
+            raise UsageError("the client is closed")
+
+    @property
+    def is_closed(self) -> bool:
+        """After close."""
+        return self._is_closed
+
+    @property
+    def has_calls(self) -> bool:
+        """Functions of the user are to be called; see `run_calls`."""
+        return bool(self._calls)
+
+    def look(self) -> Session:
+        """With the lock held: the session, after a look at all its descriptors."""
+        if not self._is_closed and self._leader is None:
+            self.session.turn(self.descriptors.sleep(0))
+            self.see_to_it()
+        return self.session
+
+    def wait(self, pending: Pending[Any], timeout: float | None) -> bool:
+        """Sleep until it is done; False when the timeout, in seconds, ended first. Not with the lock held."""
+        if not pending.is_done:
+            deadline = None if timeout is None else time.monotonic() + timeout
+            with self.lock:
+                self._wait(pending, deadline)
+        self.run_calls()
+        return pending.is_done
+
+    def wait_locked(self, pending: Pending[Any], deadline: float | None) -> bool:
+        """As `wait`, for a caller that holds the lock; `deadline` is on time.monotonic."""
+        self._wait(pending, deadline)
+        return pending.is_done
+
+    def wait_all(self, pendings: Iterable[Pending[Any]], timeout: float) -> bool:
+        """Wait for several, `timeout` seconds in all; False when that was not enough."""
+        deadline = time.monotonic() + timeout
+        return all([self.wait(pending, max(0.0, deadline - time.monotonic())) for pending in pendings])
+
+    def run(self, steps: Steps[T]) -> T:
+        """Run an operation in this thread: its own code without the lock, waiting in between.
+
+        For operations over a LockedConnection; the session's own are for `ask`.
+        """
+        self.require_open()
+        try:
+            waits_for = next(steps)
+            while True:
+                self.wait(waits_for, None)
+                try:
+                    value = waits_for.take()
+                except Exception as e:  # noqa: BLE001  the operation decides what its steps' errors mean
+                    waits_for = steps.throw(e)
+                else:
+                    waits_for = steps.send(value)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def ask(self, begin: Callable[[Session], Pending[T]]) -> T:
+        """Begin something with the lock held and wait for its result."""
+        self.require_open()
+        with self.lock:
+            pending = begin(self.session)
+            self._wait(pending, None)
+            self.see_to_it()
+        self.run_calls()
+        return pending.take()
+
+    def call_later(self, call: Callable[[], None]) -> None:
+        """Call a function of the user soon, without the lock."""
+        self._calls.append(call)
+
+    def run_calls(self) -> None:
+        """Call what `call_later` was given. Without the lock."""
+        while self._calls:
+            try:
+                call = self._calls.popleft()
+            except IndexError:
+                return  # Another thread was faster.
+            try:
+                call()
+            except Exception:
+                log.exception("a callback of the program failed")
+
+    def see_to_it(self) -> None:
+        """Make sure that somebody will serve what is open, in time. With the lock held."""
+        next_ns = self.session.timers.next_ns()
+        if next_ns is None and not self._calls:
+            return
+        if self._leader is not None:
+            if self._wakes_ns and next_ns is not None and next_ns < self._wakes_ns:
+                self.descriptors.kick()
+        elif self._followers:
+            self._release_one()
+        else:
+            self._wake_background()
+
+    # -- leading ------------------------------------------------------------------------------------
+
+    def _wait(self, pending: Pending[Any], deadline: float | None) -> None:
+        while not pending.is_done:
+            if deadline is not None and time.monotonic() >= deadline:
+                return
+            if self._leader is None or self._leader is self._background:
+                self._lead(pending, deadline)
+            else:
+                self._follow(pending, deadline)
+
+    def _lead(self, pending: Pending[Any], deadline: float | None) -> None:
+        """Serve everybody until our own result is there or our time is up."""
+        me = self._leader = threading.current_thread()
+        try:
+            while not pending.is_done:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return
+                self._turn(left)
+        finally:
+            if self._leader is me:
+                self._leader = None
+            self.see_to_it()
+
+    def _turn(self, longest: float | None) -> None:
+        """Sleep without the lock until something happens, at most `longest` seconds, and serve it."""
+        session, descriptors = self.session, self.descriptors
+        ready: list[int] = []
+        if session.links.arm():
+            seconds = session.sleep_s()
+            if longest is not None and longest < seconds:
+                seconds = longest
+            if seconds > 0:
+                me = self._leader
+                is_background = me is self._background
+                self._is_background_asleep |= is_background
+                self._wakes_ns = time.monotonic_ns() + int(seconds * 1e9)
+                self.lock.release()
+                try:
+                    ready = descriptors.sleep(seconds)
+                finally:
+                    self.lock.acquire()
+                    self._is_background_asleep &= not is_background
+                    if self._leader is me:
+                        self._wakes_ns = 0
+                if self._leader is not me or self._is_closed:
+                    return  # A thread that waits took over: what is ready is ready for it as well.
+            session.links.disarm()
+        session.turn(ready)
+
+    def _follow(self, pending: Pending[Any], deadline: float | None) -> None:
+        """Sleep until our result is there, or until we may lead."""
+        baton = threading.Lock()
+        baton.acquire()
+        key = id(baton)
+        self._followers[key] = baton
+        pending.when_done(lambda _: self._release(key))
+        self.lock.release()
+        try:
+            baton.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic()))
+        finally:
+            self.lock.acquire()
+            self._followers.pop(key, None)
+
+    def _release(self, key: int) -> None:
+        baton = self._followers.pop(key, None)
+        if baton is not None:
+            baton.release()
+
+    def _release_one(self) -> None:
+        self._release(next(iter(self._followers)))
+
+    # -- the daemon thread ----------------------------------------------------------------------------
+
+    def _wake_background(self) -> None:
+        if self._is_closed:
+            return
+        if self._background is None:
+            self._background = threading.Thread(
+                target=self._run_background, name="ringlog-client", daemon=True
+            )
+            self._background.start()
+        elif self._is_background_asleep:
+            self.descriptors.kick()  # It still sleeps from before a thread took the lead from it.
+        else:
+            self._background_turn.notify()
+
+    def _run_background(self) -> None:
+        me = threading.current_thread()
+        with self.lock:
+            while not self._is_closed:
+                if self._leader is None and (self.session.has_work or self._calls):
+                    self._leader = me
+                    try:
+                        while self._leader is me and self.session.has_work and not self._calls:
+                            self._turn(None)
+                            if self._is_closed:
+                                return
+                    except Exception:
+                        log.exception("serving the connection failed")
+                        raise
+                    finally:
+                        if self._leader is me:
+                            self._leader = None
+                if self._calls:
+                    self.lock.release()
+                    try:
+                        self.run_calls()
+                    finally:
+                        self.lock.acquire()
+                elif self._leader is not None or not self.session.has_work:
+                    self._background_turn.wait()
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the session and the daemon thread; waiting threads come back."""
+        with self.lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self.session.close()
+            for key in list(self._followers):
+                self._release(key)
+            self.descriptors.kick()
+            self._background_turn.notify_all()
+            background = self._background
+        if background is not None and background is not threading.current_thread():
+            background.join(5.0)
+        self.descriptors.close()
+        self.run_calls()
+
+    def restart_in_child(self) -> Session:
+        """Begin anew after a fork; returns the parent's session, which must neither be used nor freed."""
+        parents = self.session
+        self.descriptors.leave_to_parent()
+        parents.links.let_go_in_child()
+        was_closed = self._is_closed
+        self._begin()
+        self._is_closed = was_closed
+        return parents

@@ -1,0 +1,294 @@
+"""Stream: one producer's identity on one topic. It numbers frames, keeps their order, tries again.
+
+Frames wait here until it is known which topic they belong to, then they are stamped with topic, epoch and
+the next producer numbers and go to the topic's shard in that order. What a shard refuses for the moment
+(throttled, not ready), or because the topic was made anew, is copied, stamped with *new* numbers and sent
+again until its deadline: the old number was not remembered and would be taken for a repeat once a later
+one is settled. Everything else is the batch's error.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.client.batch import Batch, Shipment
+from ringlog.envelope.messages import ProducerState, ProducerStateReply, TopicInfo
+from ringlog.errors import (
+    ConnectionTrouble,
+    NotConnected,
+    NotReady,
+    RequestTimeout,
+    RinglogError,
+    ShuttingDown,
+    StaleEpoch,
+    Throttled,
+    TopicNotFound,
+)
+from ringlog.link.peer import MS
+from ringlog.link.pending import Pending, Steps, start
+from ringlog.types import Durability
+
+RETRY_MS = 20
+RETRY_MS_MAX = 1_000
+_LATER = (Throttled, NotReady, ShuttingDown)
+_ELSEWHERE = (StaleEpoch, TopicNotFound)
+SESSION_BIT = 1 << 63
+
+
+def class_met(info: TopicInfo, asked: Durability | None) -> Durability:
+    """The class an ack stands for, as the shard decides it.
+
+    A frame may ask for more than its topic's class, but for nothing of an ephemeral topic.
+    """
+    own = Durability.parse(str(info.config.get("durability", "disk")))
+    return own if own is Durability.EPHEMERAL else max(own, asked or own)
+
+
+class Stream:
+    """Frames of one producer id to one topic. `host` is the Session it belongs to."""
+
+    def __init__(
+        self,
+        host: Any,
+        topic: str,
+        *,
+        producer_id: int | None = None,
+        create: bool = True,
+        durability: Durability | None = None,
+        timeout_ms: int = 0,
+    ) -> None:
+        self.topic = topic
+        self.create = create
+        self.durability = durability
+        self.producer_id = producer_id if producer_id is not None else random.getrandbits(63) | SESSION_BIT
+        self.next_seq = 1
+        self.resumed: ProducerStateReply | None = None
+        """What the shard had of this producer when it was first asked; named producers only."""
+        self.pending_records = self.pending_bytes = 0
+        self.records_acked = self.records_failed = self.records_deduped = 0
+        self.frames_sent = self.bytes_sent = self.retries = 0
+        self.on_batch_done: Callable[[Batch, RinglogError | None], None] | None = None
+        self._host = host
+        self._timeout_ns = (timeout_ms or host.timeout_ms) * MS
+        self.met_durability = durability or Durability.DISK
+        """The class that an ack of this stream's frames stands for."""
+        self._info: TopicInfo | None = None
+        self._generation = -1
+        self._queue: deque[Shipment] = deque()
+        self._locating: Pending[TopicInfo] | None = None
+        self._live: set[Shipment] = set()
+
+    # -- sending ------------------------------------------------------------------------------------
+
+    def ship(self, batch: Batch, buffer: bytearray, offsets: NDArray[np.int64]) -> None:
+        """Send the only frame, or all frames, of a new batch."""
+        self.ship_parts(batch, [(buffer, offsets)])
+
+    def ship_parts(self, batch: Batch, parts: Sequence[tuple[bytearray, NDArray[np.int64]]]) -> None:
+        """Send the frames of a new batch, given as buffers with offsets, in this order."""
+        batch.bytes = sum(len(buffer) for buffer, _ in parts)
+        self.pending_records += batch.records
+        self.pending_bytes += batch.bytes
+        self.frames_sent += batch.frames
+        self.bytes_sent += batch.bytes
+        deadline = self._host.clock.monotonic_ns() + self._timeout_ns
+        start_row = 0
+        for buffer, offsets in parts:
+            count = len(offsets) - 1
+            rows = None if len(parts) == 1 else np.arange(start_row, start_row + count)
+            self._enqueue(Shipment(batch, buffer, offsets, deadline, rows))
+            start_row += count
+
+    def reject(self, batch: Batch, error: RinglogError) -> None:
+        """A new batch could not be made into frames."""
+        self.pending_records += batch.records
+        batch.lose(batch.missing, error)
+
+    def displaced(self, shipment: Shipment) -> None:
+        """The engine was restarted before this was settled: send it again under the same numbers."""
+        self._queue.append(shipment)
+        self._locate()
+
+    def meet(self) -> Pending[ProducerStateReply | None]:
+        """Find the topic, and for a named producer what the engine had of it; resolved with that."""
+        return start(self._meet_steps())
+
+    def _meet_steps(self) -> Steps[ProducerStateReply | None]:
+        if not self._is_located():
+            self._locate()
+            if self._locating is not None:
+                yield self._locating
+        return self.resumed
+
+    def take_seq(self) -> int:
+        """The next producer number, for a frame that does not go through this stream's queue."""
+        self.next_seq += 1
+        return self.next_seq - 1
+
+    def unfinished(self) -> tuple[int, int]:
+        """(records that never left, records whose fate is unknown) of what is pending now."""
+        unsent = sum(s.batch.records for s in self._live if s.pushed == 0)
+        return unsent, self.pending_records - unsent
+
+    def _enqueue(self, shipment: Shipment) -> None:
+        self._live.add(shipment)
+        shipment.timer = self._host.timers.at(shipment.deadline_ns, lambda: self._expire(shipment))
+        if self._queue or not self._is_located():
+            self._queue.append(shipment)
+            self._locate()
+        else:
+            self._send(shipment)
+
+    def _send(self, shipment: Shipment) -> None:
+        info = self._info
+        assert info is not None
+        if not shipment.is_stamped:
+            shipment.stamp(
+                topic_id=info.topic_id, epoch=info.epoch, producer_id=self.producer_id,
+                first_producer_seq=self.next_seq,
+            )  # fmt: skip
+            shipment.is_stamped = True
+            self.next_seq += shipment.count
+        self._host.links.submit(info.shard, shipment)
+
+    # -- where is the topic? --------------------------------------------------------------------------
+
+    def _is_located(self) -> bool:
+        return self._info is not None and self._generation == self._host.links.generation
+
+    def _locate(self) -> None:
+        if self._locating is None:
+            self._locating = locating = start(self._locate_steps())
+            locating.when_done(self._located)
+
+    def _locate_steps(self) -> Steps[TopicInfo]:
+        info: TopicInfo = yield self._host.resolve(self.topic, create=self.create)
+        if not self.producer_id & SESSION_BIT and (self.resumed is None or self.resumed.epoch != info.epoch):
+            reply: ProducerStateReply = yield self._host.ask_topic(
+                info, ProducerState(self.topic, self.producer_id)
+            )
+            self.resumed = reply
+            self.next_seq = max(self.next_seq, reply.producer_seq + 1)
+        return info
+
+    def _located(self, found: Pending[TopicInfo]) -> None:
+        self._locating = None
+        if found.error is not None:
+            self._not_located(found.error)
+            return
+        self._info = info = found.take()
+        self.met_durability = class_met(info, self.durability)
+        self._generation = self._host.links.generation
+        while self._queue and self._is_located():
+            shipment = self._queue.popleft()
+            if not shipment.is_abandoned:
+                self._send(shipment)
+
+    def _not_located(self, error: BaseException) -> None:
+        queued, self._queue = self._queue, deque()
+        if isinstance(error, ConnectionTrouble):
+            # The engine is away: what still has time waits for it, what has not has failed by its timer.
+            self._queue.extend(shipment for shipment in queued if not shipment.is_abandoned)
+            if self._queue:
+                self._host.timers.at(self._host.clock.monotonic_ns() + RETRY_MS * MS, self._locate_again)
+            return
+        for shipment in queued:
+            if not shipment.is_abandoned:
+                self._lose(shipment, shipment.count - shipment.settled, error)
+
+    def _locate_again(self) -> None:
+        if self._queue and not self._is_located():
+            self._locate()
+
+    # -- fate -----------------------------------------------------------------------------------------
+
+    def refused(self, shipment: Shipment, frames: NDArray[Any], error: RinglogError) -> None:
+        """These frames of the shipment were not appended: try again what may be, else fail the batch."""
+        now = self._host.clock.monotonic_ns()
+        delay_ns = self._pause_ns(error, shipment.attempts)
+        may_retry = isinstance(error, _LATER) or (
+            isinstance(error, _ELSEWHERE) and (self.create or isinstance(error, StaleEpoch))
+        )
+        if not may_retry or now + delay_ns >= shipment.deadline_ns or error.outcome != "not_applied":
+            self._lose(shipment, len(frames), error)
+            return
+        self.retries += len(frames)
+        self._host.retries += len(frames)
+        buffer, offsets = shipment.copied(frames)
+        again = Shipment(
+            shipment.batch, buffer, offsets, shipment.deadline_ns, shipment.rows_in_batch(frames),
+            shipment.attempts + 1,
+        )  # fmt: skip
+        if isinstance(error, _ELSEWHERE):
+            self._info = None
+            self._host.forget(self.topic)
+        self._live.add(again)
+        self._drop_if_finished(shipment)
+        again.timer = self._host.timers.at(now + delay_ns, lambda: self._retry(again))
+
+    def batch_done(self, batch: Batch, *, acked: int, error: RinglogError | None = None) -> None:
+        """All frames of a batch have their fate."""
+        self.pending_records -= batch.records
+        self.pending_bytes -= batch.bytes
+        self.records_acked += acked
+        self.records_failed += batch.records - acked
+        if batch.deduped:
+            self.records_deduped += acked
+        if self.on_batch_done is not None:
+            self.on_batch_done(batch, error)
+
+    def shipment_settled(self, shipment: Shipment) -> None:
+        """Every frame of the shipment has its entry."""
+        self._live.discard(shipment)
+
+    def fail_all(self, error_of: Callable[[bool], RinglogError]) -> None:
+        """Give up everything; `error_of(was_sent)` makes the reason."""
+        for shipment in list(self._live):
+            self._give_up(shipment, error_of(shipment.pushed > 0))
+        self._queue.clear()
+
+    def _retry(self, shipment: Shipment) -> None:
+        self._live.discard(shipment)
+        if not shipment.is_abandoned:
+            self._enqueue(shipment)
+
+    @staticmethod
+    def _pause_ns(error: RinglogError, attempts: int) -> int:
+        asked_ms = int(error.detail.get("retry_after_ms", 0) or 0)
+        wait_ms = min(max(asked_ms, RETRY_MS << min(attempts, 5)), RETRY_MS_MAX)
+        return int(wait_ms * random.uniform(0.5, 1.0) * MS)
+
+    def _drop_if_finished(self, shipment: Shipment) -> None:
+        if shipment.settled >= shipment.count:
+            self._live.discard(shipment)
+
+    def _lose(self, shipment: Shipment, count: int, error: BaseException) -> None:
+        self._drop_if_finished(shipment)
+        reason = error if isinstance(error, RinglogError) else NotConnected(str(error))
+        shipment.batch.lose(count, reason)
+
+    def _expire(self, shipment: Shipment) -> None:
+        was_sent = shipment.pushed > 0
+        waited_s = self._timeout_ns / 1e9
+        if was_sent:
+            error: RinglogError = RequestTimeout(
+                "the engine did not settle in time", outcome="unknown", topic=self.topic, timeout_s=waited_s
+            )
+        elif self._host.links.generation:
+            error = RequestTimeout("the engine was not there in time", topic=self.topic, timeout_s=waited_s)
+        else:
+            error = NotConnected("no engine was found in time", topic=self.topic, timeout_s=waited_s)
+        self._give_up(shipment, error)
+
+    def _give_up(self, shipment: Shipment, error: RinglogError) -> None:
+        left = shipment.count - shipment.settled
+        shipment.abandon()
+        self._live.discard(shipment)
+        if left:
+            shipment.batch.lose(left, error)

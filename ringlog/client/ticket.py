@@ -1,0 +1,66 @@
+"""Ticket: what became of records that were sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ringlog.client.batch import Batch
+from ringlog.client.results import Appended
+from ringlog.errors import RequestTimeout
+
+if TYPE_CHECKING:
+    from ringlog.client.shell import Shell
+
+
+def own_result(batch: Batch, index: int) -> Appended:
+    """The result of one record of a batch of one frame, or of the whole batch for index -1."""
+    whole = batch.take()
+    if index < 0:
+        return whole
+    seq = whole.first_seq + index if whole.first_seq else 0
+    return Appended(whole.topic, whole.epoch, seq, seq, 1, whole.durability, whole.deduped, whole.commit_ts)
+
+
+class Ticket:
+    """Resolves by itself when the engine settled the records (CL-3). Thread-safe."""
+
+    __slots__ = ("_batch", "_index", "_shell")
+
+    def __init__(self, shell: Shell, batch: Batch, index: int = -1) -> None:
+        self._shell = shell
+        self._batch = batch
+        self._index = index
+
+    def done(self) -> bool:
+        """True when the fate is known."""
+        return self._batch.is_done
+
+    def result(self, timeout: float | None = None) -> Appended:
+        """Wait for the fate, at most `timeout` seconds; the numbers the records got.
+
+        Raises what they were refused for, RequestTimeout (outcome unknown) when the engine did not settle
+        in time, and RequestTimeout too when `timeout` ended first: then the ticket is still open.
+        """
+        batch = self._batch
+        if not batch.is_done and not self._shell.wait(batch, timeout):
+            raise RequestTimeout(
+                "not settled yet", outcome="unknown", topic=batch.stream.topic, timeout_s=timeout
+            )
+        return own_result(batch, self._index)
+
+    def error(self) -> Exception | None:
+        """The reason of a failure; None when it is done well or not done."""
+        found = self._batch.error
+        return found if isinstance(found, Exception) else None
+
+    def on_done(self, fn: Callable[[Ticket], None]) -> None:
+        """Call `fn(ticket)` when the fate is known, from whichever thread learns it; at once if it is."""
+        shell = self._shell
+        with shell.lock:
+            self._batch.when_done(lambda _: shell.call_later(lambda: fn(self)))
+        shell.run_calls()
+
+    def __repr__(self) -> str:
+        how = "done" if self.done() else "open"
+        return f"<Ticket {self._batch.stream.topic} {how}>"

@@ -1,0 +1,182 @@
+"""Topics: create, configure, look at, list, delete. The operations are written once, for both clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ringlog.client.session import Session
+from ringlog.client.shell import Shell
+from ringlog.envelope.messages import (
+    TopicDelete,
+    TopicDeleted,
+    TopicInfo,
+    TopicList,
+    TopicListReply,
+    TopicPut,
+    TopicState,
+    TopicStateReply,
+)
+from ringlog.errors import TopicIncompatible, TopicNotFound, UsageError
+from ringlog.limits import LIST_PAGE_DEFAULT, LIST_PAGE_MAX
+from ringlog.link.pending import Steps, start
+from ringlog.types import Durability
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic's identity and configuration; `created` = by this call."""
+
+    topic: str
+    epoch: int
+    created: bool
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSummary:
+    """A topic's state (semantics section 6). Times are microseconds since the epoch or None."""
+
+    topic: str
+    type: str
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    evict_floor: int
+    last_write_ts: int | None
+    last_read_ts: int | None
+    config: dict[str, Any]
+
+    @property
+    def next_seq(self) -> int:
+        """The number the next record gets."""
+        return self.head_seq + 1
+
+
+def plain_config(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as it travels: enumerations by their names."""
+    return {name: value.label if isinstance(value, Durability) else value for name, value in config.items()}
+
+
+def create(session: Session, topic: str, exist_ok: bool, config: dict[str, Any]) -> Steps[TopicDescription]:
+    """Make a topic; an existing one is left as it is, and refused unless `exist_ok`."""
+    yield session.met()
+    put = TopicPut(topic, plain_config(config), "create")
+    info: TopicInfo = session.remember((yield session.ask(session.links.home(topic), put)))
+    if not info.created and not exist_ok:
+        raise TopicIncompatible("the topic exists", topic=topic, epoch=info.epoch, hint="exist_ok=True")
+    return TopicDescription(topic, info.epoch, info.created, info.config)
+
+
+def configure(session: Session, topic: str, config: dict[str, Any]) -> Steps[TopicDescription]:
+    """Change the named settings of an existing topic."""
+
+    def change(_: TopicInfo) -> TopicPut:
+        return TopicPut(topic, plain_config(config), "merge")
+
+    info: TopicInfo = session.remember((yield from session.about(topic, change)))
+    return TopicDescription(topic, info.epoch, False, info.config)
+
+
+def state(session: Session, topic: str, touch: bool) -> Steps[TopicSummary]:
+    """A topic's numbers."""
+    reply = yield from session.about(topic, lambda _: TopicState(topic, touch))
+    return summary_of(reply)
+
+
+def delete(session: Session, topic: str, if_empty: bool) -> Steps[bool]:
+    """Remove a topic; False when there was none."""
+    try:
+        info: TopicInfo = yield session.resolve(topic)
+    except TopicNotFound:
+        return False
+    session.forget(topic)
+    reply: TopicDeleted = yield session.ask_topic(info, TopicDelete(topic, if_empty))
+    return reply.deleted
+
+
+def summary_of(reply: TopicStateReply) -> TopicSummary:
+    """What a shard said, in the units of this library."""
+    return TopicSummary(
+        reply.topic, reply.type, reply.epoch, reply.head_seq, reply.earliest_seq, reply.count, reply.bytes,
+        reply.evict_floor, _microseconds(reply.last_write_ts), _microseconds(reply.last_read_ts), reply.config,
+    )  # fmt: skip
+
+
+def _microseconds(milliseconds: int | None) -> int | None:
+    return None if milliseconds is None else milliseconds * 1_000
+
+
+class TopicMerge:
+    """Pages of all shards, merged by name; each name once, in byte order."""
+
+    def __init__(self, session: Session, prefix: str, page_size: int) -> None:
+        if not 1 <= page_size <= LIST_PAGE_MAX:
+            raise UsageError("page_size out of range", found=page_size, min=1, max=LIST_PAGE_MAX)
+        self._session = session
+        self._prefix = prefix
+        self._page_size = page_size
+        self._pages: list[list[TopicStateReply]] = []
+        self._after: list[str | None] = []
+        self._last = ""
+
+    def next_page(self) -> Steps[list[TopicSummary]]:
+        """The next topics; an empty list is the end."""
+        session = self._session
+        yield session.met()
+        if not self._pages:
+            self._pages = [[] for _ in range(session.links.shards)]
+            self._after = [""] * len(self._pages)
+        found: list[TopicSummary] = []
+        while len(found) < self._page_size:
+            for shard, after in enumerate(self._after):
+                if not self._pages[shard] and after is not None:
+                    request = TopicList(self._prefix, after, self._page_size)
+                    reply: TopicListReply = yield session.ask(shard, request)
+                    self._pages[shard] = list(reply.topics)
+                    self._after[shard] = reply.topics[-1].topic if reply.more and reply.topics else None
+            heads = [(page[0].topic.encode(), shard) for shard, page in enumerate(self._pages) if page]
+            if not heads:
+                break
+            reply_of = self._pages[min(heads)[1]].pop(0)
+            if reply_of.topic != self._last:
+                found.append(summary_of(reply_of))
+            self._last = reply_of.topic
+        return found
+
+
+class Topics:
+    """`client.topics`."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    def create(self, topic: str, *, exist_ok: bool = False, **config: Any) -> TopicDescription:
+        """Make a topic with these settings (durability="fsync", ttl_ms=…, cap_records=…, discard=…, …).
+
+        An existing topic is never changed: it is described if `exist_ok`, else TopicIncompatible. Raises
+        InvalidRequest naming the setting that is wrong.
+        """
+        return self._shell.ask(lambda session: start(create(session, topic, exist_ok, config)))
+
+    def configure(self, topic: str, **config: Any) -> TopicDescription:
+        """Change the named settings, keep the others; raises TopicNotFound, InvalidRequest."""
+        return self._shell.ask(lambda session: start(configure(session, topic, config)))
+
+    def state(self, topic: str, *, touch: bool = True) -> TopicSummary:
+        """A topic's numbers; `touch` counts as use of the topic. Raises TopicNotFound; never creates."""
+        return self._shell.ask(lambda session: start(state(session, topic, touch)))
+
+    def list(self, prefix: str = "", *, page_size: int = LIST_PAGE_DEFAULT) -> Iterator[TopicSummary]:
+        """All topics whose name begins with `prefix`, in byte order of names, fetched page by page."""
+        self._shell.require_open()
+        merge = TopicMerge(self._shell.session, prefix, page_size)
+        while page := self._shell.ask(lambda _: start(merge.next_page())):
+            yield from page
+
+    def delete(self, topic: str, *, if_empty: bool = False) -> bool:
+        """Remove a topic and all it holds; False when there was none. Raises TopicNotEmpty if asked to care."""
+        return self._shell.ask(lambda session: start(delete(session, topic, if_empty)))

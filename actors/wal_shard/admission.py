@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from ringlog.errors import Status
@@ -127,7 +128,9 @@ class Admission:
             for row in range(len(words)):
                 self._refuse(intake, row, closed, 100)
             return
-        if len(words) and self._admit_alike(intake, topics, now_us):
+        if len(words) == 1 and self._admit_one(intake, topics, now_us):
+            return
+        if len(words) > 1 and self._admit_alike(intake, topics, now_us):
             return
         faults = self._faults(intake)
         for start, stop in _stretches(words, faults):
@@ -141,6 +144,80 @@ class Admission:
                     self._refuse(intake, row, Status.TOPIC_NOT_FOUND)
                 continue
             self._admit_stretch(intake, topic, start, stop, now_us)
+
+    def _admit_one(self, intake: Intake, topics: dict[int, Topic], now_us: int) -> bool:
+        """One sound fresh frame, without NumPy: a lone append is all latency. False, with nothing done,
+        when the general path has to look.
+        """
+        header = intake.batch.words[0].tolist()
+        head, topic_id, _, _, count_epoch, producer_id, producer_seq, tail, body_xxh3, _ = header
+        topic = topics.get(topic_id)
+        count = count_epoch & 0xFFFFFFFF
+        if topic is None or not producer_id or not 0 < count <= self._limits.batch_records:
+            return False
+        if (head >> 32) & 0xFFFF != _APPEND_HEAD or not _is_plain(head, tail):
+            return False
+        own = int(topic.config.durability)
+        has_cap = topic.config.discard == DISCARD_REJECT and (
+            topic.config.cap_records or topic.config.cap_bytes
+        )
+        if count_epoch >> 32 not in (0, topic.epoch) or has_cap or own == Durability.EPHEMERAL:
+            return False
+        accounted = self._accounted_of_one(intake, head, count, body_xxh3)
+        if accounted < 0 or topic.next_seq + count - 1 > SEQ_MAX:
+            return False
+        producer = topic.producers.admit(producer_id)
+        if producer is None or producer_seq <= producer.highest:
+            return False
+        durability = max(own, tail >> layout.FLAGS_SHIFT & layout.DURABILITY_MASK)
+        base, stamp = topic.next_seq, max(now_us, topic.last_ts)
+        row = intake.batch.words[0]
+        row[layout.W_BASE_SEQ] = base
+        row[layout.W_COMMIT_TS] = stamp
+        row[layout.W_COUNT_EPOCH] = count | topic.epoch << layout.EPOCH_SHIFT
+        row[layout.W_TAIL] = tail & int(_DURABILITY_CLEAR) | durability << layout.FLAGS_SHIFT
+        producer.extend(producer_seq, 1, base, count)
+        topic.next_seq = base + count
+        topic.last_ts = stamp
+        topic.staged_count += count
+        topic.staged_bytes += accounted
+        position = intake.entries[0, S_POSITION]
+        intake.entries[0] = (
+            position,
+            base,
+            stamp,
+            count,
+            base + count - 1,
+            topic.epoch,
+            topic_id,
+            producer_seq,
+        )
+        intake.stretches.append(Stretch(topic, 0, 1, False))
+        intake.records, intake.frames = count, 1
+        intake.needs_sync = durability == Durability.FSYNC
+        return True
+
+    def _accounted_of_one(self, intake: Intake, head: int, count: int, body_xxh3: int) -> int:
+        """Accounted bytes of the intake's only frame, or -1 when anything about its body is not plain."""
+        start = int(intake.batch.offsets[0])
+        with memoryview(intake.buffer) as view:
+            body = view[
+                start + layout.HEADER_BYTES : start + (head & layout.LEN_MASK) + layout.LEN_FIELD_BYTES
+            ]
+            if xxhash.xxh3_64_intdigest(body) != body_xxh3:
+                return -1
+            if count == 1 and head >> layout.COLUMNS_SHIFT == 1:
+                length = int.from_bytes(body[4:8], "little")
+                is_plain = (
+                    len(body) == 8 + layout.padded(length)
+                    and not any(body[:4])
+                    and not any(body[8 + length :])
+                )
+                return length if is_plain and length <= self._limits.record_bytes else -1
+        measures = measure(intake.buffer, intake.batch)
+        if measures.bad[0] or measures.largest[0] > self._limits.record_bytes:
+            return -1
+        return int(measures.accounted[0])
 
     def _admit_alike(self, intake: Intake, topics: dict[int, Topic], now_us: int) -> bool:
         """The common case at a fraction of the cost: sound frames of one producer that differ in nothing

@@ -226,6 +226,8 @@ class Shell:
 
     def _receive(self) -> None:
         """Take requests off the socket; ring messages are ours, the rest is the core's."""
+        if not self._socket.has_input():
+            return
         for client, envelope, attachment in self._socket.receive(REQUESTS_PER_TURN - len(self._control)):
             message = envelope.message
             try:

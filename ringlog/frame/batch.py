@@ -88,6 +88,10 @@ def scan(buffer: Any, start: int = 0, stop: int | None = None, *, frames_max: in
     length. Runs of equally long frames, the common case, are found with one strided comparison.
     """
     words = buffer if isinstance(buffer, np.ndarray) else words_of(buffer)
+    if not start and stop is None and frames_max > 0 and len(words) >= layout.HEADER_WORDS:
+        lone = _lone_frame(words)
+        if lone is not None:
+            return lone
     limit = len(words) * 8 if stop is None else stop
     lengths = words.data.cast("B").cast("I")
     parts: list[I64] = []
@@ -136,6 +140,15 @@ def scan(buffer: Any, start: int = 0, stop: int | None = None, *, frames_max: in
         parts.append(np.array(singles, dtype=np.int64))
     offsets = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return FrameBatch(offsets, headers_at(words, offsets), offset, end, reason)
+
+
+def _lone_frame(words: U64) -> FrameBatch | None:
+    """The whole buffer as one frame, when it is exactly that: what a lone append looks like."""
+    total = (int(words[0]) & layout.LEN_MASK) + layout.LEN_FIELD_BYTES
+    if total != len(words) * 8 or total > FRAME_BYTES_MAX:
+        return None
+    headers = words[: layout.HEADER_WORDS].reshape(1, layout.HEADER_WORDS).copy()
+    return FrameBatch(np.zeros(1, dtype=np.int64), headers, total, End.CLEAN)
 
 
 def _run_length(words: U64, offset: int, total: int, frame_len: int, most: int) -> int:

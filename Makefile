@@ -1,0 +1,62 @@
+# What everybody types. Every target sets up what it needs; `make setup` alone only does that.
+
+PYTHON ?= $(firstword $(foreach name,python3.13 python3.12 python3.11 python3,$(shell command -v $(name) 2>/dev/null)))
+VENV := .venv
+PY := $(VENV)/bin/python
+WORKERS ?= 2
+STAMP := $(VENV)/.installed
+FUZZ_STAMP := $(VENV)/.installed-fuzz
+
+.PHONY: help setup demo test check bench fmt clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo              run the main job on real data, with kills on the way"
+	@echo "make test              all tests (WORKERS=$(WORKERS))"
+	@echo "make check             format, lint, types, house rules: under a minute"
+	@echo "make bench AREA=commit measure one area; without AREA list them"
+	@echo "make chaos             faults under load, and fuzzing, for a bounded time"
+	@echo "make fmt clean setup"
+
+setup: $(STAMP)
+
+# Once for each change of what the project needs.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no python3 found; Python 3.11 or newer is needed"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
+	test -x $(PY) || "$(PYTHON)" -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
+	@touch $@
+
+$(FUZZ_STAMP): $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,fuzz]" -c constraints.txt
+	@touch $@
+
+demo: $(STAMP)
+	$(PY) -m demo
+
+test: $(STAMP)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile -q tests
+
+check: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -m pytest -q tests/test_architecture.py tests/test_house_rules.py
+
+bench: $(STAMP)
+	$(PY) -m bench $(AREA)
+
+ifneq ($(wildcard chaos/__main__.py),)
+.PHONY: chaos
+chaos: $(FUZZ_STAMP)
+	$(PY) -m chaos
+endif
+
+fmt: $(STAMP)
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -not -path "./$(VENV)/*" -prune -exec rm -rf {} +

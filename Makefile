@@ -1,6 +1,8 @@
 # What everybody types. Every target sets up what it needs; `make setup` alone only does that.
 
-PYTHON ?= $(firstword $(foreach name,python3.13 python3.12 python3.11 python3,$(shell command -v $(name) 2>/dev/null)))
+# The first interpreter that is new enough and really there (a version manager's shim may not be).
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+  $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 PY := $(VENV)/bin/python
 WORKERS ?= 2
@@ -22,8 +24,7 @@ setup: $(STAMP)
 
 # Once for each change of what the project needs.
 $(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "no python3 found; Python 3.11 or newer is needed"; exit 1; }
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed; set PYTHON=/path/to/it"; exit 1; }
 	test -x $(PY) || "$(PYTHON)" -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
 	@touch $@

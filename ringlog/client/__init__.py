@@ -22,8 +22,9 @@ from ringlog.client.topics import TopicDescription, Topics, TopicSummary
 
 __all__ = [
     "EARLIEST", "JSON", "LATEST", "RAW", "TEXT",
-    "Appended", "AppendedEach", "Client", "ClientEvent", "ClientHealth", "ClientState", "CloseReport", "Cursor",
-    "FlushReport", "NewRecord", "Page", "Payload", "PayloadCodec", "Producer", "ProducerStats", "Record",
+    "Appended", "AppendedEach", "Client", "ClientEvent", "ClientHealth", "ClientState", "CloseReport",
+    "Cursor", "FlushReport", "NewRecord", "Page", "Payload", "PayloadCodec", "Producer", "ProducerStats",
+    "Record",
     "RecordFields", "Start", "Ticket", "Tombstone", "TopicDescription", "TopicSummary", "Topics",
     "connect", "msgspec_codec",
 ]  # fmt: skip

@@ -123,7 +123,7 @@ def connect(
 
 
 class Client:
-    """One connection to one engine. Context manager; may be shared by threads; reopens itself after fork()."""
+    """One connection to one engine. Context manager, thread-safe, reopens itself after fork()."""
 
     def __init__(self, options: ClientOptions, *, reconnect: bool = True) -> None:
         self._options = options
@@ -301,11 +301,10 @@ class Client:
         node: str | None = None,
     ) -> Page:
         """One page of records after `after`; empty when there are none (CL-5). See ringlog.client.reader."""
-        from ringlog.client.reader import read_page
+        from ringlog.client.reader import read
 
-        return self.run(
-            read_page(self._connection, topic, after, limit=limit, wait_ms=wait_ms, tags=tags, node=node)
-        )
+        steps = read(self._connection, topic, after, limit=limit, wait_ms=wait_ms, tags=tags, node=node)
+        return self.run(steps)
 
     def reader(self, topic: str, start: Start = EARLIEST, *, follow: bool = False, **options: Any) -> Reader:
         """Iterate over records and tombstones; with `follow` wait for more for ever."""
@@ -322,7 +321,7 @@ class Client:
     # -- the end ------------------------------------------------------------------------------------
 
     def close(self, timeout: float = 10.0) -> CloseReport:
-        """Send what was gathered, wait up to `timeout` seconds, end; says what was not delivered. Idempotent."""
+        """Send what was gathered, wait up to `timeout` seconds, end. Says what was not delivered."""
         shell = self._shell
         if shell.is_closed:
             return CloseReport(0, 0, 0)

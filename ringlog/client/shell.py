@@ -152,7 +152,10 @@ class Shell:
     def wait_all(self, pendings: Iterable[Pending[Any]], timeout: float) -> bool:
         """Wait for several, `timeout` seconds in all; False when that was not enough."""
         deadline = time.monotonic() + timeout
-        return all([self.wait(pending, max(0.0, deadline - time.monotonic())) for pending in pendings])
+        left = [
+            pending for pending in pendings if not self.wait(pending, max(0.0, deadline - time.monotonic()))
+        ]
+        return not left
 
     def run(self, steps: Steps[T]) -> T:
         """Run an operation in this thread: its own code without the lock, waiting in between.
@@ -310,8 +313,6 @@ class Shell:
                     try:
                         while self._leader is me and self.session.has_work and not self._calls:
                             self._turn(None)
-                            if self._is_closed:
-                                return
                     except Exception:
                         log.exception("serving the connection failed")
                         raise

@@ -101,8 +101,9 @@ def delete(session: Session, topic: str, if_empty: bool) -> Steps[bool]:
 def summary_of(reply: TopicStateReply) -> TopicSummary:
     """What a shard said, in the units of this library."""
     return TopicSummary(
-        reply.topic, reply.type, reply.epoch, reply.head_seq, reply.earliest_seq, reply.count, reply.bytes,
-        reply.evict_floor, _microseconds(reply.last_write_ts), _microseconds(reply.last_read_ts), reply.config,
+        reply.topic, reply.type, reply.epoch, reply.head_seq, reply.earliest_seq, reply.count,
+        reply.bytes, reply.evict_floor, _microseconds(reply.last_write_ts),
+        _microseconds(reply.last_read_ts), reply.config,
     )  # fmt: skip
 
 
@@ -178,5 +179,5 @@ class Topics:
             yield from page
 
     def delete(self, topic: str, *, if_empty: bool = False) -> bool:
-        """Remove a topic and all it holds; False when there was none. Raises TopicNotEmpty if asked to care."""
+        """Remove a topic and all it holds; False when there was none. `if_empty` may raise TopicNotEmpty."""
         return self._shell.ask(lambda session: start(delete(session, topic, if_empty)))

@@ -132,6 +132,12 @@ class LocalLinks:
             self._watch.start()
         return self._connecting
 
+    def join(self, engine: EngineInfo) -> None:
+        """Work with this engine, of which the caller is a part: it is there before it says so in its file."""
+        self._watch.engine = engine
+        self._watch.starts_seen += 1
+        self._adopt(engine)
+
     def home(self, topic: str) -> int:
         """The shard that resolves this name."""
         return home_shard(topic, self.shards)
@@ -211,7 +217,7 @@ class LocalLinks:
         return left
 
     def let_go_in_child(self) -> None:
-        """After a fork, in the child: close our copies of rings and bells. The sockets must not be touched."""
+        """After a fork, in the child: close our copies of rings and bells, leave the sockets alone."""
         for link in self._links:
             link.channel.close_ring()
             link.publication.close_ring()

@@ -1,0 +1,338 @@
+"""engine(): a real engine for a test, in a directory of its own, with the means to hurt it.
+
+    with ringlog.testing.engine(wal={"shards": 2}) as running:
+        client = ringlog.connect(running.url)
+        running.kill("wal_shard", shard=0)
+
+It is the program users run, `supervisor`, in a process of its own. Everything is waited for by
+condition and with a deadline. When the block ends the engine is stopped in good order; whatever is left
+then is killed, named and removed: no process and no shared memory stay behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+import ringlog
+from ringlog.board.board import Board, BoardError, P
+from ringlog.clock import SystemClock
+from ringlog.envelope.messages import EngineStatus, EngineStatusReply
+from ringlog.envelope.wire import decode, encode
+from ringlog.errors import NotConnected, RequestTimeout, StartRefused, UsageError
+from ringlog.link.address import EngineInfo, read_engine, supervisor_socket
+
+READY_S = 20.0
+STOP_S = 20.0
+STATUS_S = 5.0
+LOOK_S = 0.005
+LOG_TAIL_CHARS = 4_000
+
+
+class TestEngine:
+    """A running engine. `url`, `run_dir`, `data_dir` stay the same over restarts."""
+
+    __test__ = False  # Not a test case, whatever its name makes pytest think.
+
+    def __init__(self, root: Path, settings: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+        self.data_dir = str(root / "data")
+        self.run_dir = str(root / "data" / "run")
+        self.url = f"ringlog://{self.run_dir}"
+        self.log_path = root / "engine.log"
+        self._settings = dict(settings)
+        self._environ = dict(environ)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._clock = SystemClock()
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    def start(self) -> EngineInfo:
+        """Start it and wait until it is ready; raises StartRefused with the end of its log."""
+        if self._process is not None and self._process.poll() is None:
+            raise UsageError("the engine is running", data_dir=self.data_dir)
+        command = [
+            sys.executable,
+            "-P",
+            "-c",
+            _MAIN,
+            "--data-dir",
+            self.data_dir,
+            "--set",
+            "run.allow_root=true",
+        ]
+        for key, value in self._settings.items():
+            command += ["--set", f"{key}={_text(value)}"]
+        before = read_engine(self.run_dir)
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ
+            )
+        found: list[EngineInfo] = []
+
+        def is_ready() -> bool:
+            info = read_engine(self.run_dir)
+            if info is not None and (before is None or info.start_id != before.start_id):
+                found.append(info)
+            return bool(found) or self._has_ended()
+
+        wait_until(is_ready, READY_S, "the engine to be ready", self._log_tail)
+        if not found:
+            raise StartRefused("the engine ended while starting", log=self._log_tail())
+        return found[0]
+
+    def stop(self, timeout: float = STOP_S) -> int:
+        """Stop it in good order (SIGTERM) and return its exit status; killed when it takes too long."""
+        process = self._process
+        if process is None:
+            return 0
+        shm_dir = self._shm_dir()
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill("supervisor")
+            raise RequestTimeout("the engine did not stop", timeout_s=timeout, log=self._log_tail()) from None
+        finally:
+            self._clear(shm_dir)
+            self._process = None
+        return status
+
+    def restart(self) -> EngineInfo:
+        """Stop it in good order and start it again on the same data."""
+        self.stop()
+        return self.start()
+
+    def crash(self) -> None:
+        """Kill every process of it at once, as a power cut does, disk cache apart. Then `start` it again."""
+        pids = [process.pid for process in self.status().processes]
+        for pid in {self.pid, *pids}:
+            _kill(pid)
+        if self._process is not None:
+            self._process.wait(STOP_S)
+        for pid in pids:
+            wait_until(lambda pid=pid: not _is_alive(pid), STOP_S, f"process {pid} to end")  # type: ignore[misc]
+
+    def kill(self, kind: str, *, shard: int = 0) -> int:
+        """SIGKILL one process: "supervisor", "gateway" or "wal_shard" number `shard`; returns its pid.
+
+        Returns once that process is gone; its successor may not be there yet (see `wait_ready`).
+        """
+        if kind == "supervisor":
+            pid = self.pid
+            _kill(pid)
+            if self._process is not None:
+                self._process.wait(STOP_S)
+            return pid
+        pid = self.pid_of(kind, shard)
+        _kill(pid)
+        wait_until(lambda: not _is_alive(pid), STOP_S, f"{kind} {pid} to end")
+        return pid
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's."""
+        if self._process is None:
+            raise UsageError("the engine is not running")
+        return self._process.pid
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine says of itself; raises NotConnected when there is none."""
+        info = read_engine(self.run_dir)
+        if info is None:
+            raise NotConnected("no engine is running", run_dir=self.run_dir)
+        return info
+
+    def pid_of(self, kind: str, shard: int = 0) -> int:
+        """Pid of an actor now alive; waits for a successor that is being started."""
+        info = self.info
+        slot = 1 + shard if kind == "wal_shard" else 1 + info.shards
+        if kind not in {"wal_shard", "gateway"} or (kind == "wal_shard" and shard >= info.shards):
+            raise UsageError("no such process", kind=kind, shard=shard, shards=info.shards)
+        found: list[int] = []
+
+        def is_there() -> bool:
+            pid = self._word(info, slot, P.PID)
+            if pid and _is_alive(pid):
+                found.append(pid)
+            return bool(found)
+
+        wait_until(is_there, READY_S, f"{kind} {shard} to be there", self._log_tail)
+        return found[0]
+
+    def status(self) -> EngineStatusReply:
+        """What the supervisor says; raises RequestTimeout."""
+        context: zmq.Context[Any] = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        try:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(supervisor_socket(self.info.shm_dir))
+            socket.send(encode(EngineStatus(), 1))
+            if not socket.poll(STATUS_S * 1000):
+                raise RequestTimeout(
+                    "the supervisor did not answer", timeout_s=STATUS_S, log=self._log_tail()
+                )
+            message = decode(socket.recv()).message
+        finally:
+            socket.close(0)
+            context.term()
+        assert isinstance(message, EngineStatusReply), message
+        return message
+
+    def wait_ready(self, kind: str = "wal_shard", *, timeout: float = READY_S) -> None:
+        """Wait until every process of this kind serves."""
+
+        def is_ready() -> bool:
+            states = [process.state for process in self.status().processes if process.kind == kind]
+            return bool(states) and all(state == "ready" for state in states)
+
+        wait_until(is_ready, timeout, f"{kind} to be ready", self._log_tail)
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _word(self, info: EngineInfo, slot: int, word: P) -> int:
+        try:
+            board = Board.open(info.shm_dir, writable=False)
+        except BoardError:
+            return 0
+        try:
+            return board.process(slot).get(word)
+        finally:
+            board.close()
+
+    def _has_ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    def _shm_dir(self) -> str:
+        try:
+            return self.info.shm_dir
+        except NotConnected:
+            return ""
+
+    def _clear(self, shm_dir: str) -> None:
+        """Whatever happened, nothing of this engine stays."""
+        left = [pid for pid in _processes_naming(self.data_dir) if pid != os.getpid()]
+        for pid in left:
+            _kill(pid)
+        for pid in left:
+            wait_until(lambda pid=pid: not _is_alive(pid), STOP_S, f"process {pid} to end")  # type: ignore[misc]
+        if shm_dir and Path(shm_dir).is_dir():
+            shutil.rmtree(shm_dir, ignore_errors=True)
+
+    def _log_tail(self) -> str:
+        try:
+            return self.log_path.read_text(errors="replace")[-LOG_TAIL_CHARS:]
+        except OSError:
+            return ""
+
+
+_MAIN = "import sys; from supervisor import main; sys.argv[0] = 'supervisor'; sys.exit(main())"
+
+
+@contextlib.contextmanager
+def engine(
+    *,
+    directory: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    **config: Any,
+) -> Iterator[TestEngine]:
+    """Run an engine in a temporary directory (or `directory`, which is kept) for the length of the block.
+
+    `config` are settings by section: `engine(wal={"shards": 2}, run={"ring_bytes": 1 << 20})`, or by dotted
+    key in a dictionary: `engine(**{"wal.shards": 2})`. `environ` adds environment variables.
+    """
+    root = Path(directory) if directory is not None else Path(tempfile.mkdtemp(prefix="ringlog-test-"))
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    running = TestEngine(root, _flatten(config), _environment(environ or {}))
+    try:
+        running.start()
+        yield running
+    finally:
+        try:
+            running.stop()
+        finally:
+            if directory is None:
+                shutil.rmtree(root, ignore_errors=True)
+
+
+def wait_until(
+    condition: Callable[[], bool], timeout: float, what: str, facts: Callable[[], str] = lambda: ""
+) -> None:
+    """Look at a condition until it holds; raises RequestTimeout naming `what` was waited for."""
+    deadline = time.monotonic() + timeout
+    clock = SystemClock()
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise RequestTimeout(f"waited in vain for {what}", timeout_s=timeout, facts=facts())
+        clock.sleep(LOOK_S)
+
+
+def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {"wal.shards": 1, "gateway.enabled": False}
+    for section, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{section}.{key}": one for key, one in value.items()}
+        else:
+            flat[section] = value
+    return flat
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _environment(added: Mapping[str, str]) -> dict[str, str]:
+    """Ours without settings meant for another engine, and with this very code first on the path."""
+    root = str(Path(ringlog.__file__).resolve().parent.parent)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RINGLOG_")}
+    kept["PYTHONPATH"] = os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH", ""))))
+    return kept | dict(added)
+
+
+def _kill(pid: int) -> None:
+    """SIGKILL by pidfd: never a stranger who got the number meanwhile."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(pidfd)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except OSError:
+        return False
+
+
+def _processes_naming(path: str) -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            command = Path(f"/proc/{entry}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if path.encode() in command and _is_alive(int(entry)):
+            found.append(int(entry))
+    return found

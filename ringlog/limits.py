@@ -101,7 +101,6 @@ GATEWAY_OUTBOX_BYTES_MAX = 32 * MIB
 """Answers kept for one connection that is slow to take them; beyond it the connection is forgotten."""
 GATEWAY_SEND_HWM = 16
 """Answers handed to libzmq for one connection before they wait in its outbox."""
-GATEWAY_CONNECTIONS_MAX = 4_096
 
 # -- processes -----------------------------------------------------------------------------------------
 SHARDS_MAX = 64

@@ -64,6 +64,7 @@ class Principal:
 
 
 OWNER = Principal("owner", SCOPES, is_owner=True)
+ANYONE = Principal("anyone", SCOPES)
 
 
 class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,17 +84,18 @@ def key_id(public_key: str) -> str:
 
 
 class KeyRing:
-    """The keys that are admitted, by digest."""
+    """The keys that are admitted, by digest. `admits_all`: no keys are configured, any key will do (A-5)."""
 
-    def __init__(self, principals: Iterable[tuple[str, Principal]] = ()) -> None:
+    def __init__(self, principals: Iterable[tuple[str, Principal]] = (), *, admits_all: bool = False) -> None:
         self._entries = tuple((digest.encode(), principal) for digest, principal in principals)
+        self._otherwise = ANYONE if admits_all else None
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def find(self, user_id: str) -> Principal | None:
         """Return who has this user id, or None. Looks at every entry, whatever it finds."""
-        wanted, found = user_id.encode(), None
+        wanted, found = user_id.encode(), self._otherwise if user_id else None
         for digest, principal in self._entries:
             if hmac.compare_digest(digest, wanted):
                 found = principal

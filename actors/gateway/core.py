@@ -404,7 +404,7 @@ class Gateway:
         yield _Enter(by_socket=False)
         try:
             entries = yield ev.PushFrames(
-                self._next_ticket(), info.shard, message.topic, request.data, message.frames
+                self._next_ticket(), info.shard, message.topic, request.data, sent.offsets
             )
         finally:
             self._leave(request, by_socket=False)

@@ -97,7 +97,8 @@ class PushFrames:
     shard: int
     topic: str
     data: Any
-    frames: int
+    offsets: Any
+    """(n + 1,) int64: where each frame begins, and where the last one ends."""
 
 
 @dataclass(frozen=True, slots=True)

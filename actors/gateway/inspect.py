@@ -15,7 +15,7 @@ import numpy as np
 from ringlog.envelope.messages import Append
 from ringlog.errors import CorruptFrame, InvalidRequest, PayloadTooLarge, Status
 from ringlog.frame import batch, layout
-from ringlog.frame.batch import End
+from ringlog.frame.batch import I64, End
 from ringlog.frame.settle import S_COUNT_STATUS, STATUS_SHIFT, WORDS
 from ringlog.limits import FRAME_BYTES_MAX, GROUP_FRAMES_MAX
 
@@ -29,6 +29,8 @@ class SentFrames:
     topic_id: int
     """The topic all of them name; 0 = the one the message names."""
     largest_bytes: int
+    offsets: I64
+    """(n + 1,) where each frame begins, and where the last one ends."""
 
     @staticmethod
     def is_refused_for_life(entries: bytes) -> bool:
@@ -67,4 +69,5 @@ def check_frames(message: Append, data: Any) -> SentFrames:
     topics = found.words[:, layout.W_TOPIC]
     if (topics != topics[0]).any():
         raise InvalidRequest("the frames name more than one topic", topic=message.topic)
-    return SentFrames(int(topics[0]), int(found.total_bytes.max()))
+    offsets = np.append(found.offsets, found.stop)
+    return SentFrames(int(topics[0]), int(found.total_bytes.max()), offsets)

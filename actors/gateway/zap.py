@@ -8,7 +8,7 @@ gateway's own loop; when that ends, so does the process (SEC-3). `answer` is pur
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import zmq
 from zmq.utils import z85
@@ -74,6 +74,10 @@ class ZapHandler:
             self.admitted += reply[2] == b"200"
             self.refused += reply[2] != b"200"
             self.socket.send_multipart([*parts[:2], *reply], zmq.NOBLOCK)
+
+    def fileno(self) -> int:
+        """Descriptor that becomes readable when the state changes (edge-triggered)."""
+        return cast(int, self.socket.getsockopt(zmq.FD))
 
     def close(self) -> None:
         """Stop answering: from now on nobody is admitted."""

@@ -1,0 +1,402 @@
+"""The gateway, performed: sockets, links to the shards, files. A table from effects to a few lines each.
+
+One turn: take what arrived at every socket, let the core decide, do what it asks. Nothing in it waits:
+requests to shards and frames in rings come back as completions, reads are made from the page cache,
+and a topic that is watched is compared with the board when its shard says that it published.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zmq
+
+from actors.gateway import events as ev
+from actors.gateway.auth import KeyRing, parse_keys
+from actors.gateway.core import Gateway, Identity
+from actors.gateway.files import read_files
+from actors.gateway.router import GatewayRouter, require_libzmq
+from actors.gateway.zap import IPC_DOMAIN, TCP_DOMAIN, ZapHandler
+from ringlog import __version__
+from ringlog.board.board import Board, BoardError, BoardUnstable
+from ringlog.board.layout import Mark, P, ProcessState
+from ringlog.board.topics import TOPIC_LIVE
+from ringlog.clock import Clock, SystemClock
+from ringlog.contract import DrainRequested, Reply, Stop, Tick
+from ringlog.envelope import messages as m
+from ringlog.envelope.boot import ActorBoot
+from ringlog.envelope.wire import PROTOCOL
+from ringlog.errors import ConfigError, RequestTimeout, RinglogError
+from ringlog.frame.settle import S_POSITION, WORDS, Entries
+from ringlog.limits import HEARTBEAT_INTERVAL_MS, RING_FRAME_FRACTION
+from ringlog.link.address import EngineInfo
+from ringlog.link.curve import CurveKey, read_private_text
+from ringlog.link.local_links import LocalLinks
+from ringlog.link.peer import FdSet
+from ringlog.link.pending import Pending
+from ringlog.link.runs import I64, Run
+from ringlog.link.timers import Timers
+from ringlog.logs import say
+from ringlog.signals import StopFlag
+from ringlog.storage.disk import RealDisk
+from ringlog.storage.reader import Mark as ReadMark
+
+log = logging.getLogger("ringlog.gateway")
+
+REQUESTS_PER_TURN = 256
+ASK_NS = 10_000_000_000
+APPEND_NS = 30_000_000_000
+WATCH_NS = 60_000_000_000
+KEYS_LOOK_NS = 2_000_000_000
+"""A key that is taken out of the file is refused within this time and a turn (SEC-7)."""
+BEHIND_WAIT_MS = 5
+KEYS_FILE_BYTES_MAX = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Where to listen and whom to admit. `tcp` empty = this host only."""
+
+    tcp: str = ""
+    server_key: CurveKey | None = None
+    keys_file: str = ""
+
+
+class _Descriptors(FdSet):
+    def __init__(self) -> None:
+        self.epoll = select.epoll()
+
+    def watch(self, fd: int) -> None:
+        self.epoll.register(fd, select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        self.epoll.unregister(fd)
+
+
+class _PushedRun(Run):
+    """Frames of one Append on their way through our ring; `done` gets the entries or the error."""
+
+    __slots__ = ("_done", "_entries", "_error")
+
+    def __init__(
+        self, topic: str, buffer: Any, offsets: I64, deadline_ns: int,
+        done: Callable[[bytes, RinglogError | None], None],
+    ) -> None:  # fmt: skip
+        super().__init__(topic, buffer, offsets, deadline_ns)
+        self._done = done
+        self._entries = np.zeros((self.count, WORDS), dtype=np.uint64)
+        self._error: RinglogError | None = None
+
+    def on_entries(self, first: int, entries: Entries) -> None:
+        """Keep them; the position a client sees is the number of the frame in its message."""
+        kept = self._entries[first : first + len(entries)]
+        kept[:] = entries
+        kept[:, S_POSITION] = np.arange(first, first + len(entries))
+        self._finish()
+
+    def on_failed(self, first: int, count: int, error: RinglogError) -> None:
+        """One frame without a fate makes the fate of the whole message unknown."""
+        self._error = self._error or error
+        self._finish()
+
+    def give_up(self) -> None:
+        """Its time is over."""
+        if not self.is_abandoned and self.settled < self.count:
+            self.is_abandoned = True
+            self._done(b"", RequestTimeout("the frames were not settled in time", outcome="unknown"))
+
+    def _finish(self) -> None:
+        if self.settled == self.count and not self.is_abandoned:
+            self._done(self._entries.tobytes(), self._error)
+
+
+class Shell:
+    """One incarnation of the gateway."""
+
+    def __init__(
+        self, boot: ActorBoot, listeners: Listeners, *, ring_bytes: int, clock: Clock | None = None
+    ) -> None:
+        require_libzmq()
+        self._boot, self._listeners = boot, listeners
+        self._clock = clock or SystemClock()
+        self._disk = RealDisk()
+        self._timers = Timers()
+        self._fds = _Descriptors()
+        self._slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
+        self._keys_facts: tuple[int, int, int] | None = None
+        self._keys_look_ns = 0
+        self._keys = self._first_keys()
+        identity = Identity(
+            boot.engine_id, __version__, PROTOCOL, boot.shards, boot.incarnation,
+            ring_bytes // RING_FRAME_FRACTION,
+        )  # fmt: skip
+        self.core = Gateway(identity, self._keys)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._zap = ZapHandler(self._context, lambda: self._keys)
+        self._routers = [
+            GatewayRouter(self._context, f"ipc://{boot.shm_dir}/{boot.name}.sock", b"i", IPC_DOMAIN)
+        ]
+        if listeners.tcp:
+            self._routers.append(
+                GatewayRouter(self._context, listeners.tcp, b"t", TCP_DOMAIN, listeners.server_key)
+            )
+        self._links = LocalLinks(
+            boot.shm_dir, client_id=boot.name, clock=self._clock, timers=self._timers, fds=self._fds,
+            ring_bytes=ring_bytes,
+        )  # fmt: skip
+        self._events: list[Any] = []
+        self._watches: dict[int, ev.WatchTopic] = {}
+        self._waits: dict[int, Pending[bool]] = {}
+        self._stop: Stop | None = None
+        self._turns = 0
+        self._perform: dict[type, Callable[[Any], None]] = {
+            Reply: self._reply,
+            ev.AskShard: self._ask,
+            ev.PushFrames: self._push,
+            ev.ReadFiles: self._read,
+            ev.WatchTopic: self._watch,
+            ev.Unwatch: self._unwatch,
+            Stop: self._note_stop,
+        }
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where it listens."""
+        return [router.endpoint for router in self._routers]
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def run(self, stop: StopFlag) -> int:
+        """Serve until stopped, then answer what is held; returns the exit code."""
+        boot = self._boot
+        self._links.join(
+            EngineInfo(boot.engine_id, f"{boot.boot_incarnation}", boot.shm_dir, boot.data_dir, boot.shards)
+        )
+        for fd in (stop.fileno(), self._zap.fileno(), *(router.fileno() for router in self._routers)):
+            self._fds.watch(fd)
+        self._slot.set(P.STATE, ProcessState.READY)
+        say(log, logging.INFO, "ready", endpoints=self.endpoints, keys=len(self._keys))
+        is_draining = False
+        while self._stop is None:
+            if stop.is_set() and not is_draining:
+                is_draining = True
+                self._slot.set(P.STATE, ProcessState.DRAINING)
+                self._events.append(DrainRequested())
+            is_busy = self.turn()
+            if not is_busy and self._stop is None:
+                self._sleep()
+        self.close()
+        return self._stop.code
+
+    def turn(self) -> bool:
+        """One pass: gather, decide, do. True when there was something to do."""
+        now_ns = self._clock.monotonic_ns()
+        fired = self._timers.fire(now_ns)
+        self._links.pump()
+        self._zap.serve()
+        self._look_at_keys(now_ns)
+        self._receive()
+        events, self._events = self._events, []
+        effects = self.core.handle([Tick(self._clock.now_us(), now_ns), *events])
+        for effect in effects:
+            self._perform[type(effect)](effect)
+        for router in self._routers:
+            if router.is_behind:
+                self._events += [ev.ClientGone(client) for client in router.flush()]
+        self._beat()
+        return bool(events or effects or fired or self._events)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._links.close()
+        for router in self._routers:
+            router.close()
+        self._zap.close()
+        self._context.term()
+        self._fds.epoll.close()
+
+    def _receive(self) -> None:
+        for router in self._routers:
+            for request in router.receive(REQUESTS_PER_TURN):
+                self._slot.add(P.REQUESTS, 1)
+                self._events.append(
+                    ev.Asked(
+                        request.client, request.user_id, request.envelope.corr, request.envelope.message,
+                        request.attachment,
+                    )
+                )  # fmt: skip
+
+    def _sleep(self) -> None:
+        """Wait for a descriptor or the next deadline; look once more after asking to be woken."""
+        if not self._links.arm() or self._events or any(router.has_input() for router in self._routers):
+            self._links.disarm()
+            return
+        # Edge-triggered descriptors: what came since the last look shows only here.
+        wait_ms = (
+            BEHIND_WAIT_MS if any(router.is_behind for router in self._routers) else HEARTBEAT_INTERVAL_MS
+        )
+        now_ns = self._clock.monotonic_ns()
+        for due_ns in (self._timers.next_ns(), self.core.next_deadline_ns()):
+            if due_ns is not None:
+                wait_ms = min(wait_ms, max((due_ns - now_ns) // 1_000_000 + 1, 0))
+        ready = self._fds.epoll.poll(wait_ms / 1000)
+        self._links.disarm()
+        for fd, _ in ready:
+            self._links.on_readable(fd)
+
+    def _beat(self) -> None:
+        self._turns += 1
+        self._slot.set(P.TURNS, self._turns)
+        self._slot.set(P.HEARTBEAT_NS, self._clock.monotonic_ns())
+
+    # -- keys -----------------------------------------------------------------------------------------
+
+    def _first_keys(self) -> KeyRing:
+        if not self._listeners.keys_file:
+            return KeyRing(admits_all=True)
+        self._keys_facts = _facts(self._listeners.keys_file)
+        return self._read_keys()
+
+    def _read_keys(self) -> KeyRing:
+        path = self._listeners.keys_file
+        return parse_keys(read_private_text(path, KEYS_FILE_BYTES_MAX), path)
+
+    def _look_at_keys(self, now_ns: int) -> None:
+        """Take over a changed file; a broken one leaves the keys as they are and is said aloud."""
+        if not self._listeners.keys_file or now_ns < self._keys_look_ns:
+            return
+        self._keys_look_ns = now_ns + KEYS_LOOK_NS
+        facts = _facts(self._listeners.keys_file)
+        if facts == self._keys_facts:
+            return
+        self._keys_facts = facts
+        try:
+            self._keys = self._read_keys()
+        except ConfigError as e:
+            say(log, logging.ERROR, "keys file not taken over", reason=e.message, **e.detail)
+            return
+        say(log, logging.INFO, "keys changed", keys=len(self._keys))
+        self._events.append(ev.KeysLoaded(self._keys))
+
+    # -- effects --------------------------------------------------------------------------------------
+
+    def _reply(self, effect: Reply) -> None:
+        for router in self._routers:
+            if router.owns(effect.client):
+                if not router.send(effect.client, effect.message, effect.corr, effect.attachment):
+                    self._events.append(ev.ClientGone(effect.client))
+                return
+
+    def _ask(self, effect: ev.AskShard) -> None:
+        is_append = isinstance(effect.message, m.Append)
+        deadline_ns = self._clock.monotonic_ns() + (APPEND_NS if is_append else ASK_NS)
+
+        def answered(asked: Pending[Any]) -> None:
+            error = asked.error
+            if error is not None and not isinstance(error, RinglogError):
+                raise error
+            message = None if error is not None else asked.take().message
+            self._events.append(ev.ShardAnswered(effect.ticket, message, error))
+
+        try:
+            asked = self._links.request(
+                effect.shard, effect.message, deadline_ns, effect.attachment, is_patient=not is_append
+            )
+        except RinglogError as e:
+            self._events.append(ev.ShardAnswered(effect.ticket, None, e))
+            return
+        asked.when_done(answered)
+
+    def _push(self, effect: ev.PushFrames) -> None:
+        deadline_ns = self._clock.monotonic_ns() + APPEND_NS
+
+        def done(entries: bytes, error: RinglogError | None) -> None:
+            timer.cancel()
+            self._events.append(ev.FramesSettled(effect.ticket, entries, error))
+
+        run = _PushedRun(effect.topic, effect.data, effect.offsets, deadline_ns, done)
+        timer = self._timers.at(deadline_ns, run.give_up)
+        try:
+            self._links.submit(effect.shard, run)
+        except RinglogError as e:
+            run.is_abandoned = True
+            done(b"", e)
+
+    def _read(self, effect: ev.ReadFiles) -> None:
+        shard = effect.located.shard
+        try:
+            read = read_files(
+                effect, data_dir=self._boot.data_dir, shm_dir=self._boot.shm_dir, disk=self._disk,
+                marks=lambda is_volatile: self._mark(shard, is_volatile=is_volatile),
+            )  # fmt: skip
+        except BoardUnstable as e:
+            # Its shard died while it published; the next incarnation repairs the mark.
+            read = ev.FramesRead(effect.ticket, 0, 0, 0, effect.after, None, e)
+        self._events.append(read)
+
+    def _mark(self, shard: int, *, is_volatile: bool) -> ReadMark:
+        page = self._links.board.process(1 + shard)
+        return ReadMark(*page.mark(Mark.VOLATILE if is_volatile else Mark.PUBLISHED))
+
+    def _marks(self, shard: int) -> Any:
+        try:
+            return self._mark(shard, is_volatile=False), self._mark(shard, is_volatile=True)
+        except BoardError:
+            return None
+
+    def _note_stop(self, effect: Stop) -> None:
+        self._stop = effect
+
+    # -- watching topics ------------------------------------------------------------------------------
+
+    def _watch(self, effect: ev.WatchTopic) -> None:
+        self._watches[effect.ticket] = effect
+        # Marks first, slot second: a publication in between makes the wait end at once (DR-19).
+        self._wait_for(effect.shard)
+        self._compare(effect)
+
+    def _unwatch(self, effect: ev.Unwatch) -> None:
+        self._watches.pop(effect.ticket, None)
+
+    def _wait_for(self, shard: int) -> None:
+        """Have one wait for a publication of the shard as long as some topic of it is watched."""
+        if shard in self._waits:
+            return
+        deadline_ns = self._clock.monotonic_ns() + WATCH_NS
+        waiting = self._links.published_since(
+            shard, lambda: self._marks(shard), self._marks(shard), deadline_ns
+        )
+        self._waits[shard] = waiting
+        waiting.when_done(lambda _: self._published(shard))
+
+    def _published(self, shard: int) -> None:
+        self._waits.pop(shard, None)
+        watched = [watch for watch in self._watches.values() if watch.shard == shard]
+        if watched:
+            self._wait_for(shard)
+        for watch in watched:
+            self._compare(watch)
+
+    def _compare(self, watch: ev.WatchTopic) -> None:
+        try:
+            facts = self._links.topic_table(watch.shard).read(watch.slot)
+        except RinglogError:
+            return  # Not readable just now: the wait for the next publication goes on.
+        is_same = facts.state == TOPIC_LIVE and (facts.topic_id, facts.epoch) == (watch.topic_id, watch.epoch)
+        has_moved = not is_same or facts.head_seq != watch.head_seq
+        if has_moved and self._watches.pop(watch.ticket, None) is not None:
+            self._events.append(ev.TopicMoved(watch.ticket))
+
+
+def _facts(path: str) -> tuple[int, int, int] | None:
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    return facts.st_mtime_ns, facts.st_ino, facts.st_size

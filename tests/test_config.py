@@ -1,0 +1,175 @@
+"""Settings: who wins, what is refused, what is said about it (ecosystem section 6, KN-1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog import config as c
+from ringlog.errors import ConfigError
+
+
+def load(
+    tmp_path: Path, text: str = "", environ: dict[str, str] | None = None, **flags: str
+) -> c.LoadedConfig:
+    (tmp_path / "ringlog.toml").write_text(text)
+    return c.load_config({k.replace("__", "."): v for k, v in flags.items()}, environ or {}, str(tmp_path))
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(tmp_path: Path) -> None:
+    text, env = "[wal]\nshards = 2\n", {"RINGLOG_WAL_SHARDS": "3"}
+    by_default = load(tmp_path)
+    assert by_default.config.wal.shards >= 1
+    assert by_default.sources["wal.shards"] == "default"
+    by_file = load(tmp_path, text)
+    assert (by_file.config.wal.shards, by_file.sources["wal.shards"]) == (2, f"file {tmp_path}/ringlog.toml")
+    by_env = load(tmp_path, text, env)
+    assert (by_env.config.wal.shards, by_env.sources["wal.shards"]) == (3, "environment RINGLOG_WAL_SHARDS")
+    by_flag = load(tmp_path, text, env, wal__shards="4")
+    assert (by_flag.config.wal.shards, by_flag.sources["wal.shards"]) == (4, "flag")
+
+
+@pytest.mark.parametrize("text", ["[wal]\nshard = 2\n", "[wall]\nshards = 2\n"])
+def test_an_unknown_key_in_the_file_is_refused_with_the_nearest_known_name(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean wal") as caught:
+        load(tmp_path, text)
+    assert "ringlog.toml" in str(caught.value)
+
+
+def test_an_unknown_flag_is_refused_with_the_nearest_known_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting wal\.shrds; did you mean wal\.shards\?"):
+        load(tmp_path, wal__shrds="2")
+    with pytest.raises(ConfigError, match=r"did you mean supervisor\.drain_s\?"):
+        load(tmp_path, drain_s="2")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("wal.shards", "0"),
+        ("wal.shards", "65"),
+        ("wal.shards", "two"),
+        ("run.ring_bytes", "1KiB"),
+        ("run.ring_bytes", "64 bananas"),
+        ("wal.corruption", "ignore"),
+        ("wal.flush_interval_ms", "0.5ms"),
+        ("gateway.enabled", "maybe"),
+        ("supervisor.stuck_after_s", "0"),
+        ("limits.max_record_bytes", "2MiB"),
+        ("data.dir", ""),
+    ],
+)
+def test_a_wrong_value_from_a_flag_or_the_file_is_refused_by_its_path(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+        c.load_config({key: value}, {}, str(tmp_path))
+    section, name = key.split(".")
+    with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+        load(tmp_path, f'[{section}]\n{name} = "{value}"\n')
+
+
+def test_a_wrong_type_in_the_file_is_refused_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"wal\.shards: expected `int`"):
+        load(tmp_path, "[wal]\nshards = [1]\n")
+    with pytest.raises(ConfigError, match=r"gateway\.enabled: expected `bool`"):
+        load(tmp_path, "[gateway]\nenabled = 1\n")
+    with pytest.raises(ConfigError, match="wal must be a table"):
+        load(tmp_path, "wal = 3\n")
+
+
+def test_an_unparsable_variable_warns_and_the_default_stays(tmp_path: Path) -> None:
+    """KN-1: unparsable and out of range alike, and the shard count 0."""
+    for text in ("many", "0", "-1", "1e9"):
+        loaded = load(tmp_path, environ={"RINGLOG_WAL_SHARDS": text})
+        assert loaded.config.wal.shards == c.Wal().shards
+        assert loaded.sources["wal.shards"] == "default"
+        assert len(loaded.warnings) == 1
+        assert "RINGLOG_WAL_SHARDS" in loaded.warnings[0]
+
+
+def test_a_variable_that_grants_rights_is_refused_when_it_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="RINGLOG_ALLOW_ROOT"):
+        load(tmp_path, environ={"RINGLOG_ALLOW_ROOT": "perhaps"})
+
+
+def test_the_file_is_found_by_flag_then_variable_then_place(tmp_path: Path) -> None:
+    for n, name in enumerate(("flag.toml", "env.toml", "ringlog.toml"), start=1):
+        (tmp_path / name).write_text(f"[wal]\nshards = {n}\n")
+    cwd, env = str(tmp_path), {"RINGLOG_CONFIG": "env.toml"}
+    assert c.load_config({}, env, cwd, config_file="flag.toml").config.wal.shards == 1
+    assert c.load_config({}, env, cwd).config.wal.shards == 2
+    assert c.load_config({}, {}, cwd).config.wal.shards == 3
+
+
+def test_a_named_file_must_be_there_and_must_be_toml(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        c.load_config({}, {}, str(tmp_path), config_file="absent.toml")
+    (tmp_path / "bad.toml").write_bytes(b"[wal\n\xff")
+    with pytest.raises(ConfigError, match="not TOML"):
+        c.load_config({}, {}, str(tmp_path), config_file="bad.toml")
+
+
+def test_sizes_and_durations_are_written_as_people_write_them(tmp_path: Path) -> None:
+    loaded = load(
+        tmp_path, '[run]\nring_bytes = "4MiB"\n[wal]\nflush_interval_ms = "2s"\n', supervisor__drain_s="500ms"
+    )
+    assert loaded.config.run.ring_bytes == 4 << 20
+    assert loaded.config.wal.flush_interval_ms == 2000
+    assert loaded.config.supervisor.drain_s == 0.5
+
+
+def test_paths_become_absolute_and_the_run_directory_follows_the_data(tmp_path: Path) -> None:
+    loaded = load(tmp_path, data__dir="here")
+    assert loaded.config.data.dir == str(tmp_path / "here")
+    assert loaded.config.run.dir == str(tmp_path / "here" / "run")
+    assert load(tmp_path, run__dir="there").config.run.dir == str(tmp_path / "there")
+
+
+def test_topics_are_tables_of_the_file_and_keep_their_source(tmp_path: Path) -> None:
+    loaded = load(tmp_path, '[topics."a.b"]\ncap_records = 5\n')
+    assert loaded.config.topics == {"a.b": {"cap_records": 5}}
+    assert ('topics."a.b"', {"cap_records": 5}, f"file {tmp_path}/ringlog.toml") in loaded.rows()
+    with pytest.raises(ConfigError, match="must be a table"):
+        load(tmp_path, "[topics]\nx = 1\n")
+    with pytest.raises(ConfigError, match="topics are configured in the file"):
+        load(tmp_path, topics__x="1")
+
+
+def test_every_value_is_shown_with_its_source(tmp_path: Path) -> None:
+    rows = load(tmp_path, wal__shards="2").rows()
+    assert {key for key, _, _ in rows} == set(c.ENVIRONMENT)
+    assert ("wal.shards", 2, "flag") in rows
+
+
+def test_the_configuration_travels_to_an_actor_and_back(tmp_path: Path) -> None:
+    config = load(tmp_path, "[topics.t]\nttl_ms = 1\n", wal__shards="5").config
+    assert c.from_plain(c.to_plain(config)) == config
+    with pytest.raises(ConfigError, match="shards"):
+        c.from_plain({"wal": {"shards": "x"}})
+
+
+def test_a_set_argument_without_a_value_is_refused() -> None:
+    assert c.parse_flags(["wal.shards=2", "log.level=info,a=debug"]) == {
+        "wal.shards": "2",
+        "log.level": "info,a=debug",
+    }
+    with pytest.raises(ConfigError, match=r"section\.key=value"):
+        c.parse_flags(["wal.shards"])
+
+
+@given(st.integers(min_value=0, max_value=1 << 50), st.sampled_from(["", "B", "KiB", "MiB", "KB", "MB"]))
+def test_a_size_is_number_times_unit(number: int, unit: str) -> None:
+    factor = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "KB": 10**3, "MB": 10**6}[unit]
+    assert c.parse_size(f"{number}{unit}") == number * factor
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
+    try:
+        assert c.parse_size(text) >= 0
+    except ValueError as e:
+        assert "not a" in str(e)

@@ -17,14 +17,15 @@ import xxhash
 from numpy.typing import NDArray
 
 from ringlog.frame import layout
+from ringlog.frame.header import shape_fault
 from ringlog.limits import FRAME_BYTES_MAX, SEQ_MAX
-from ringlog.types import Codec
 
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 _HEADER_INDEX = np.arange(layout.HEADER_WORDS, dtype=np.int64)
+_SHAPE_MASK = 0xFFFFFFFF << 32
 _RUN_LOOKAHEAD_MIN = 8
 _RUN_LOOKAHEAD_MAX = 8_192
 _hash = xxhash.xxh3_64_intdigest
@@ -271,38 +272,35 @@ def malformed(words: U64) -> Mask:
 
     frame_len is taken as judged: scan does that.
     """
-    types = types_of(words)
-    tail = words[:, layout.W_TAIL]
-    counts, columns, flags = counts_of(words), columns_of(words), flags_of(words)
-    kinds = flags & np.uint64(layout.PAYLOAD_KIND_MASK)
-    appends = types == layout.FrameType.APPEND
-    wrong: Mask = (
-        (types == 0)
-        | (types > layout.FRAME_TYPE_MAX)
-        | (versions_of(words) != layout.VERSION)
-        | ((columns & np.uint64(0xFFFF & ~layout.COLUMNS_KNOWN)) != 0)
-        | ((tail >> np.uint64(layout.RESERVED_SHIFT)) != 0)
-        | ((flags & np.uint64(0xFF & ~layout.FLAGS_KNOWN)) != 0)
-        | (kinds == layout.PAYLOAD_KIND_MASK)
-        | (words[:, layout.W_BASE_SEQ] > np.uint64(SEQ_MAX + 1) - counts)
-        | (words[:, layout.W_COMMIT_TS] > SEQ_MAX)
-        | (appends & ((counts == 0) | ((columns & np.uint64(1 << layout.Column.PAYLOAD)) == 0)))
-        | (~appends & ((counts | columns | codecs_of(words)) != 0))
-        | _wrong_raw_len(words, appends)
-    )
+    heads, tails = words[:, layout.W_HEAD], words[:, layout.W_TAIL]
+    # What frames of one shape share, as one number: it is judged once, for however many frames.
+    shapes = (heads & np.uint64(_SHAPE_MASK)) | (tails >> np.uint64(32))
+    wrong = _wrong_shapes(shapes)
+    appends = types_of(words) == layout.FrameType.APPEND
+    counts = counts_of(words)
+    wrong |= (counts > 0) != appends
+    wrong |= words[:, layout.W_BASE_SEQ] > np.uint64(SEQ_MAX + 1) - counts
+    wrong |= words[:, layout.W_COMMIT_TS] > SEQ_MAX
+    raw_lens = raw_lens_of(words)
+    stored = (heads & np.uint64(layout.LEN_MASK)) - np.uint64(layout.FRAME_LEN_MIN)
+    plain = codecs_of(words) == 0
+    wrong |= plain & (((raw_lens + np.uint64(7)) & ~np.uint64(7)) != stored)
+    wrong |= ~plain & ((raw_lens == 0) | (raw_lens > FRAME_BYTES_MAX - layout.HEADER_BYTES))
+    wrong |= appends & ((raw_lens & np.uint64(7)) != 0)
     return wrong
 
 
-def _wrong_raw_len(words: U64, appends: Mask) -> Mask:
-    """(n,) True where raw_len or codec do not agree with the body's size or the limits."""
-    raw_lens, codecs = raw_lens_of(words), codecs_of(words)
-    stored = (words[:, layout.W_HEAD] & np.uint64(layout.LEN_MASK)) - np.uint64(layout.FRAME_LEN_MIN)
-    plain = codecs == 0
-    possible = (raw_lens > 0) & (raw_lens <= FRAME_BYTES_MAX - layout.HEADER_BYTES)
-    wrong: Mask = (
-        (codecs > max(Codec))
-        | (appends & ((raw_lens & np.uint64(7)) != 0))
-        | (plain & (((raw_lens + np.uint64(7)) & ~np.uint64(7)) != stored))
-        | (~plain & ~possible)
-    )
-    return wrong
+def _wrong_shapes(shapes: U64) -> Mask:
+    """(n,) True where type, version, columns, codec, flags or reserved bits are not allowed."""
+    if len(shapes) and (shapes == shapes[0]).all():
+        return np.full(len(shapes), _shape_is_wrong(int(shapes[0])))
+    distinct, which = np.unique(shapes, return_inverse=True)
+    found: Mask = np.array([_shape_is_wrong(shape) for shape in distinct.tolist()], dtype=np.bool_)[which]
+    return found
+
+
+def _shape_is_wrong(shape: int) -> bool:
+    """`shape` is bytes 4..7 of a header above its bytes 60..63."""
+    kind, version, columns = shape >> 32 & 0xFF, shape >> 40 & 0xFF, shape >> 48
+    codec, flags, reserved = shape & 0xFF, shape >> 8 & 0xFF, shape >> 16 & 0xFFFF
+    return shape_fault(kind, version, columns, codec, flags, reserved) is not None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ringlog.errors import UsageError
 from ringlog.frame import layout
-from ringlog.frame.layout import Column, FrameType
+from ringlog.frame.layout import Column
 from ringlog.limits import FRAME_BYTES_MAX, SEQ_MAX
 from ringlog.types import Codec
 
@@ -79,34 +79,40 @@ def header_fault(header: Header) -> str | None:
         or header.total_bytes > FRAME_BYTES_MAX
     ):
         return "frame_len is impossible"
-    if not 0 < header.type <= layout.FRAME_TYPE_MAX:
+    fault = shape_fault(
+        header.type, header.version, header.columns, header.codec, header.flags, header.reserved
+    )
+    return fault or _number_fault(header)
+
+
+def shape_fault(
+    frame_type: int, version: int, columns: int, codec: int, flags: int, reserved: int
+) -> str | None:
+    """Judge the fields in which frames of one producer seldom differ."""
+    if not 0 < frame_type <= layout.FRAME_TYPE_MAX:
         return "unknown frame type"
-    if header.version != layout.VERSION:
+    if version != layout.VERSION:
         return "unknown format version"
-    if header.columns & ~layout.COLUMNS_KNOWN:
+    if columns & ~layout.COLUMNS_KNOWN:
         return "unknown column"
-    if header.reserved or header.flags & ~layout.FLAGS_KNOWN:
+    if reserved or flags & ~layout.FLAGS_KNOWN:
         return "reserved bits are set"
-    if header.flags & layout.PAYLOAD_KIND_MASK == layout.PAYLOAD_KIND_MASK:
+    if flags & layout.PAYLOAD_KIND_MASK == layout.PAYLOAD_KIND_MASK:
         return "unknown payload kind"
+    if codec > max(Codec):
+        return "unknown codec"
+    if frame_type in layout.TYPES_WITH_COLUMNS:
+        return None if columns & 1 << Column.PAYLOAD else "records without payloads"
+    return "control frame with columns or a codec" if columns or codec else None
+
+
+def _number_fault(header: Header) -> str | None:
+    holds_records = header.type in layout.TYPES_WITH_COLUMNS
+    if (header.records > 0) != holds_records:
+        return "no records" if holds_records else "control frame with records"
     if header.base_seq + header.records > SEQ_MAX + 1 or header.commit_ts > SEQ_MAX:
         return "seq or time is out of range"
-    return _records_fault(header) or _length_fault(header)
-
-
-def _records_fault(header: Header) -> str | None:
-    if header.type in layout.TYPES_WITH_COLUMNS:
-        if header.records == 0 or not header.columns & 1 << Column.PAYLOAD:
-            return "no records"
-    elif header.records or header.columns or header.codec:
-        return "control frame with records, columns or a codec"
-    return None
-
-
-def _length_fault(header: Header) -> str | None:
-    if header.codec > max(Codec):
-        return "unknown codec"
-    if header.type == FrameType.APPEND and header.raw_len & 7:
+    if holds_records and header.raw_len & 7:
         return "raw_len does not agree with the body"
     if header.codec == Codec.NONE:
         if layout.padded(header.raw_len) != header.stored_bytes:

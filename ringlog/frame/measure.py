@@ -110,9 +110,11 @@ def measure(buffer: Any, batch: FrameBatch) -> Measures:
         & (codecs_of(headers) == Codec.NONE)
         & ((columns & np.uint64(1 << Column.HEADERS)) == 0)
     )
-    kinds = np.unique(columns[single])
-    for bitmap in kinds.tolist():
-        rows = np.flatnonzero(single if len(kinds) == 1 else single & (columns == bitmap))
+    if single.all() and (columns == columns[0]).all():
+        _measure_singles(words, batch, slice(None), int(columns[0]), found)
+        return found
+    for bitmap in np.unique(columns[single]).tolist():
+        rows = np.flatnonzero(single & (columns == bitmap))
         _measure_singles(words, batch, rows, bitmap, found)
     others = np.flatnonzero(~wrong & ~single)
     if len(others):
@@ -142,16 +144,18 @@ def single_payload_lengths(buffer: Any, batch: FrameBatch) -> I64 | None:
 # -- frames of one record, all at once ----------------------------------------------------------------
 
 
-def _measure_singles(words: U64, batch: FrameBatch, rows: NDArray[Any], bitmap: int, found: Measures) -> None:
+def _measure_singles(
+    words: U64, batch: FrameBatch, rows: NDArray[Any] | slice, bitmap: int, found: Measures
+) -> None:
     """Walk the columns of many one-record frames side by side; all have the columns of `bitmap`.
 
     Never looks outside of a frame: a row that failed looks at its own header instead.
     """
     starts = batch.offsets[rows] >> 3
-    stops = (batch.offsets[rows] + batch.total_bytes[rows]) >> 3
+    stops = starts + (batch.total_bytes[rows] >> 3)
     at = starts + layout.HEADER_WORDS
-    good: Mask = np.ones(len(rows), dtype=np.bool_)
-    bad = np.zeros(len(rows), dtype=np.int8)
+    good: Mask = np.ones(len(starts), dtype=np.bool_)
+    bad = np.zeros(len(starts), dtype=np.int8)
     lengths: dict[Column, I64] = {}
     for column in columns_in(bitmap):
         good &= at < stops

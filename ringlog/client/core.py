@@ -7,9 +7,9 @@ gathered to the settlement of its frame.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import xxhash
@@ -20,10 +20,10 @@ from ringlog.client.fields import column_values, fields_of
 from ringlog.client.payload import RAW, PayloadCodec
 from ringlog.client.results import FlushReport, ProducerStats
 from ringlog.client.session import Session
+from ringlog.client.single import single_frame
 from ringlog.client.stream import SESSION_BIT, Stream
 from ringlog.errors import Backpressure, InvalidRequest, RecordTooLarge, RinglogError, UsageError
 from ringlog.frame import codec as frame_codec
-from ringlog.frame.columns import Columns
 from ringlog.frame.layout import HEADER_BYTES
 from ringlog.limits import BATCH_RECORDS_MAX, RECORD_BYTES_MAX, REQUEST_BYTES_MAX
 from ringlog.link.pending import Pending, resolved
@@ -141,6 +141,16 @@ class ProducerCore:
             )
         return payload
 
+    def are_plain(self, items: Any) -> TypeGuard[Sequence[bytes]]:
+        """Payloads as they are to be stored: nothing to do for each of them. Their sizes are checked
+        together when the frame is encoded.
+        """
+        return self._encode is None and type(items) in {list, tuple} and set(map(type, items)) == {bytes}
+
+    def encode_all(self, items: Sequence[Any]) -> Sequence[bytes]:
+        """Payloads of many values; as `encode` for each."""
+        return items if self.are_plain(items) else [self.encode(value) for value in items]
+
     def fields(self, record: dict[str, Any]) -> dict[str, Any]:
         """Check a record's fields; values by frame column."""
         return column_values(record, self.session.clock)
@@ -173,7 +183,7 @@ class ProducerCore:
             self._linger.cancel()
             self._linger = None
         try:
-            frame = self._frame(records.encode())
+            frame = self._frame(records)
         except RinglogError as e:
             self.stream.reject(batch, e)
             return
@@ -181,17 +191,20 @@ class ProducerCore:
 
     def add_frame(self, records: Assembler) -> Batch:
         """Send these records as one frame of their own, behind what was gathered."""
-        frame = self._frame(records.encode())
+        frame = self._frame(records)
         self.flush_open()
         batch = Batch(self.stream)
         batch.records = len(records.payloads)
         self._records_sent += batch.records
-        self.stream.ship(batch, frame, np.array([0, len(frame)], dtype=np.int64))
+        self.stream.ship(batch, frame, np.array((0, len(frame)), dtype=np.int64))
         return batch
 
     def assemble(self, items: Iterable[Any]) -> Assembler:
         """Check and gather values, NewRecords and Records that are to be one frame."""
         records = Assembler()
+        if self.are_plain(items):
+            records.take(items)
+            return records
         for item in items:
             found = fields_of(item)
             if found is None:
@@ -202,7 +215,7 @@ class ProducerCore:
             raise InvalidRequest("a write holds at least one record", records=0, min=1)
         return records
 
-    def add_each(self, payloads: list[bytes]) -> Batch:
+    def add_each(self, payloads: Sequence[bytes]) -> Batch:
         """Send every payload as a frame of its own, behind what was gathered; one batch for all."""
         self.flush_open()
         stream = self.stream
@@ -230,9 +243,14 @@ class ProducerCore:
         self._linger = None
         self.flush_open()
 
-    def _frame(self, columns: Columns) -> bytearray:
+    def _frame(self, records: Assembler) -> bytearray:
         # A class of 0 asks for nothing beyond the topic's own.
         options = self.options
+        if len(records.payloads) == 1 and not records.columns and options.codec is Codec.NONE:
+            return single_frame(
+                records.payloads[0], durability=options.durability or 0, payload_kind=options.payload.kind
+            )
+        columns = records.encode()
         return frame_codec.frame(
             columns, topic_id=0, durability=options.durability or Durability.EPHEMERAL,
             payload_kind=options.payload.kind, codec=options.codec,
@@ -240,7 +258,7 @@ class ProducerCore:
 
     def keyed_frame(self, records: Assembler) -> bytearray:
         """One frame that goes by message, under an idempotency key."""
-        return self._frame(records.encode())
+        return self._frame(records)
 
     # -- waiting --------------------------------------------------------------------------------------
 

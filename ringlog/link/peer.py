@@ -324,6 +324,10 @@ class Peer:
             asked.timer.cancel()
         if asked.retry is not None:
             asked.retry.cancel()
+        if not self._requests and self.is_up and self._check is not None:
+            # Nobody waits: no time to be woken for, so that an idle client sleeps for good.
+            self._check.cancel()
+            self._check = None
 
     def _no_answer(self, asked: _Request) -> RinglogError:
         if asked.was_sent:

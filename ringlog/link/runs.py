@@ -79,6 +79,14 @@ class Run:
 
     def stamp(self, *, topic_id: int, epoch: int, producer_id: int, first_producer_seq: int) -> None:
         """Write identity into the headers; frame i gets producer_seq first + i. Not after pushing."""
+        if self.count == 1:
+            with memoryview(self.buffer) as view, view.cast("Q") as one:
+                one[layout.W_TOPIC] = topic_id
+                one[layout.W_PRODUCER_ID] = producer_id
+                one[layout.W_PRODUCER_SEQ] = first_producer_seq
+                count = one[layout.W_COUNT_EPOCH] & 0xFFFFFFFF
+                one[layout.W_COUNT_EPOCH] = count | epoch << layout.EPOCH_SHIFT
+            return
         words = np.frombuffer(self.buffer, dtype="<u8")
         at = self.offsets[:-1] >> 3
         words[at + layout.W_TOPIC] = topic_id

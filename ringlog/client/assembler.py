@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ringlog.frame.columns import Columns, encode_records
@@ -35,6 +36,11 @@ class Assembler:
             for name, column in self.columns.items():
                 column.append(given.get(name))
         return index
+
+    def take(self, payloads: Sequence[bytes]) -> None:
+        """Be these records, which have no fields; nothing was added before."""
+        self.payloads = list(payloads)
+        self.bytes = sum(map(len, self.payloads)) + RECORD_OVERHEAD_BYTES * len(self.payloads)
 
     def encode(self) -> Columns:
         """All records as a frame's body; raises RecordTooLarge or InvalidRequest naming the index."""

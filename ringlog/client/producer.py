@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar, Unpack
 
-from ringlog.client.core import ProducerCore, ProducerOptions, size_of
+from ringlog.client.core import FRAME_OVERHEAD_BYTES, ProducerCore, ProducerOptions, size_of
 from ringlog.client.fields import NewRecord, RecordFields
 from ringlog.client.pages import Record
 from ringlog.client.results import FlushReport, ProducerStats
@@ -71,8 +71,8 @@ class Producer(Generic[T]):
         record does not undo the others: the error says how many failed.
         """
         core = self._core
-        encoded = [core.encode(value) for value in payloads]
-        size = sum(map(size_of, encoded)) + 80 * len(encoded)
+        encoded = core.encode_all(payloads)
+        size = sum(map(len, encoded)) + FRAME_OVERHEAD_BYTES * len(encoded)
         with self._shell.locked() as session:
             self._require_room(size)
             batch = self._core.add_each(encoded)

@@ -1,0 +1,28 @@
+"""`python -m bench AREA [--only TEXT]`: measure, print the table, write bench/results/AREA.json."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from bench.rows import save, show
+
+AREAS = ("commit",)
+
+
+def main() -> int:
+    """Exit status 0 when measured, whether or not the figures are reached: the table says so."""
+    parser = argparse.ArgumentParser(prog="bench")
+    parser.add_argument("area", choices=AREAS)
+    parser.add_argument("--only", default="", help="rows whose name contains this; nothing is written")
+    arguments = parser.parse_args()
+    rows = importlib.import_module(f"bench.{arguments.area}").rows(arguments.only)
+    show(rows)
+    if not arguments.only:
+        print(f"\nwritten to {save(arguments.area, rows)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""The commit path: from producers to acks, against the disk's own floor. `make bench AREA=commit`."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from bench import encode
+from bench.floor import Floor
+from bench.host import Host
+from bench.kills import kill_rows
+from bench.load import Measured, Shape, run
+from bench.rows import Row, row, say
+from bench.tail import tail_rows
+
+ROUNDS = 5
+SECONDS = 1.5
+
+LOADS: list[tuple[str, Shape, dict[str, float]]] = [
+    ("fsync_1x100B_4x256", Shape(1, 100, 256, 4, "fsync"), {"min": 100_000, "ratio": 0.6}),
+    ("fsync_100x100B_2", Shape(100, 100, 128, 2, "fsync"), {"min": 4_000_000, "ratio": 0.7}),
+    ("fsync_1000x100B_2", Shape(1000, 100, 32, 2, "fsync"), {"min": 4_000_000, "ratio": 0.7}),
+    ("disk_1000x100B_2", Shape(1000, 100, 32, 2, "disk"), {"min": 8_000_000}),
+    ("disk_1000x1KiB_2", Shape(1000, 1024, 8, 2, "disk"), {"ratio": 0.6}),
+]
+
+
+def rows(only: str = "") -> list[Row]:
+    """All rows of the area; `only` chooses those whose id contains it."""
+    found: list[Row] = []
+    if only in "encode_100B_x_10000":
+        say("encode")
+        found += encode.rows()
+    for name, shape, reach in LOADS:
+        if only in name:
+            found.append(_load_row(name, shape, reach))
+    for name, build in (
+        ("lone_fsync", _lone_row),
+        ("start", _start_rows),
+        ("tail", tail_rows),
+        ("kill", kill_rows),
+    ):
+        if only in name:
+            say(name)
+            built = build()
+            found += built if isinstance(built, list) else [built]
+    return found
+
+
+def _load_row(name: str, shape: Shape, reach: dict[str, float]) -> Row:
+    """Rounds of load, each followed by the floor for what it did."""
+    values: list[float] = []
+    floors: list[float] = []
+    groups: list[float] = []
+    with Host(2) as host:
+        floor = Floor(host.directory)
+        run(host, shape, 0.5, "warm")
+        for i in range(ROUNDS):
+            say(f"{name} round {i + 1}/{ROUNDS}")
+            measured = run(host, shape, SECONDS, "load")
+            values.append(measured.frames_per_s * shape.records)
+            floors.append(_floor_rate(floor, measured) * shape.records)
+            groups.append(measured.frames / max(measured.groups, 1))
+        floor.close()
+    unit = "acks/s" if shape.records == 1 else "records/s"
+    note = f"{statistics.median(groups):.0f} frames a group; floor: one loop, same groups, same syncs"
+    return row(name, unit, values, floors, reach=reach, note=note)
+
+
+def _floor_rate(floor: Floor, measured: Measured) -> float:
+    size = measured.bytes // max(measured.groups, 1)
+    return measured.frames / floor.write(size, measured.groups, measured.syncs)
+
+
+def _lone_row() -> Row:
+    """One record at a time, from one thread, to a device sync and back."""
+    values: list[float] = []
+    floors: list[float] = []
+    with Host(2) as host:
+        floor = Floor(host.directory)
+        host.client.topics.create("lone", durability="fsync")
+        payload = bytes(100)
+        for i in range(ROUNDS + 1):
+            times = []
+            for _ in range(300):
+                begun = time.perf_counter()
+                host.client.append("lone", payload)
+                times.append(time.perf_counter() - begun)
+            bare = floor.lone(328, 300)
+            if i:
+                values.append(statistics.median(times) * 1e6)
+                floors.append(statistics.median(bare) * 1e6)
+        floor.close()
+    return row("lone_fsync_append_p50", "us", values, floors, reach={"above_floor": 150})
+
+
+def _start_rows() -> list[Row]:
+    """From the command to ready on an empty directory; then memory and CPU of an engine nobody uses."""
+    starts: list[float] = []
+    memory: list[float] = []
+    busy: list[float] = []
+    for i in range(3):
+        with Host(2, "gateway.enabled=true") as host:
+            starts.append(host.started_s)
+            if i < 2:
+                continue
+            processes = host.processes()
+            time.sleep(1)
+            for _ in range(3):
+                before = sum(sum(p.cpu_times()[:2]) for p in processes)
+                time.sleep(4)
+                busy.append((sum(sum(p.cpu_times()[:2]) for p in processes) - before) / 4 * 100)
+                memory.append(sum(p.memory_full_info().pss for p in processes) / (1 << 20))
+    return [
+        row("start_to_ready_empty", "s", starts, reach={"max": 2.0}, note="2 shards and a gateway"),
+        row(
+            "idle_memory_pss",
+            "MiB",
+            memory,
+            reach={"max": 250},
+            note="whole engine, shared pages counted once",
+        ),
+        row("idle_cpu", "% of a core", busy, reach={"max": 1.0}, note="whole engine"),
+    ]

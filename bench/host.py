@@ -1,0 +1,88 @@
+"""A real engine in a directory of its own, for benchmarks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import ringlog
+
+BUILD = Path(__file__).parent.parent / "build"
+
+
+class Host:
+    """Starts the engine as a user would, stops it and removes what it left."""
+
+    def __init__(self, shards: int, *sets: str) -> None:
+        BUILD.mkdir(exist_ok=True)
+        self.shards = shards
+        self.directory = Path(tempfile.mkdtemp(prefix="bench-", dir=BUILD))
+        self.data_dir = self.directory / "data"
+        self._sets = [f"wal.shards={shards}", "gateway.enabled=false", "log.level=warning", *sets]
+        self.started_s = 0.0
+        self.start()
+
+    def start(self) -> None:
+        """Start and wait until it is ready; `started_s` is how long that took."""
+        command = [sys.executable, "-m", "supervisor", "--data-dir", str(self.data_dir)]
+        for item in self._sets:
+            command += ["--set", item]
+        begun = time.perf_counter()
+        environ = {**os.environ, "RINGLOG_ALLOW_ROOT": "1"}
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environ)
+        path = self.data_dir / "run" / "engine.json"
+        while not path.exists():
+            if self.process.poll() is not None or time.perf_counter() - begun > 60:
+                raise RuntimeError(f"the engine did not start (exit {self.process.poll()})")
+            time.sleep(0.002)
+        self.started_s = time.perf_counter() - begun
+        info: dict[str, Any] = json.loads(path.read_text())
+        self.shm_dir = str(info["shm_dir"])
+        self.url = f"ringlog://{self.data_dir / 'run'}"
+        self.client = ringlog.connect(self.url, wait=10)
+
+    def processes(self) -> list[psutil.Process]:
+        """The supervisor and its children."""
+        parent = psutil.Process(self.process.pid)
+        return [parent, *parent.children()]
+
+    def shard_pids(self) -> list[int]:
+        """Pids of the shards, in order."""
+        found = [
+            (p.cmdline(), p.pid)
+            for p in self.processes()
+            if any("actors.wal_shard" in a for a in p.cmdline())
+        ]
+        return [pid for _, pid in sorted(found, key=lambda item: item[0][-1])]
+
+    def shard_cpu_s(self) -> float:
+        """CPU seconds all shards used so far."""
+        return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in self.shard_pids())
+
+    def stop(self) -> None:
+        """Stop in good order."""
+        self.client.close(1.0)
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(30)
+
+    def close(self) -> None:
+        """Stop and remove everything."""
+        if self.process.poll() is None:
+            self.stop()
+        shutil.rmtree(self.directory)
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

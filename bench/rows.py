@@ -1,0 +1,122 @@
+"""Result rows: what every area writes to bench/results/AREA.json, and the table people read.
+
+A row says what was measured (`id`, `value`, `unit`), how much rounds differed (`spread`: lowest and
+highest round), what it is held against (`against`: the floor or peer, measured in the same rounds), the
+median of the rounds' ratios (`ratio`), what it should reach, and whether it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+Row = dict[str, Any]
+
+
+def row(
+    id: str,
+    unit: str,
+    values: Sequence[float],
+    floors: Sequence[float] = (),
+    *,
+    reach: dict[str, float] | None = None,
+    note: str = "",
+) -> Row:
+    """Build one row from the rounds. `reach` may hold `min`, `max` (of the value), `ratio` (at least)."""
+    value = statistics.median(values)
+    against = statistics.median(floors) if floors else None
+    ratios = [v / f for v, f in zip(values, floors, strict=True)] if floors else []
+    ratio = statistics.median(ratios) if ratios else None
+    met = True
+    for kind, bound in (reach or {}).items():
+        if kind == "min":
+            met &= value >= bound
+        elif kind == "max":
+            met &= value <= bound
+        elif kind == "ratio":
+            met &= ratio is not None and ratio >= bound
+        elif kind == "above_floor":
+            met &= against is not None and value - against <= bound
+    return {
+        "id": id,
+        "value": value,
+        "unit": unit,
+        "spread": [min(values), max(values)],
+        "against": against,
+        "ratio": ratio,
+        "reach": reach,
+        "met": met,
+        "note": note,
+    }
+
+
+def facts() -> dict[str, Any]:
+    """The machine and the moment."""
+    model = ""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return {
+        "cpus": os.cpu_count(),
+        "cpu": model,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load": os.getloadavg()[0],
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print the table."""
+    head = ("workload", "value", "unit", "spread", "against", "ratio", "reach", "met")
+    lines = [head]
+    for r in rows:
+        reach = ", ".join(f"{kind} {_number(bound)}" for kind, bound in (r["reach"] or {}).items())
+        spread = f"{_number(r['spread'][0])} .. {_number(r['spread'][1])}"
+        met = "yes" if r["met"] else "NO"
+        lines.append(
+            (
+                r["id"],
+                _number(r["value"]),
+                r["unit"],
+                spread,
+                _number(r["against"]),
+                _number(r["ratio"]),
+                reach,
+                met,
+            )
+        )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def save(area: str, rows: Sequence[Row]) -> Path:
+    """Write bench/results/AREA.json."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{area}.json"
+    path.write_text(json.dumps({"area": area, "machine": facts(), "rows": rows}, indent=1) + "\n")
+    return path
+
+
+def say(text: str) -> None:
+    """Progress, on standard error."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,181 @@
+"""`ringlog doctor`: is this machine fit to run an engine, and if not, what to do about it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, NamedTuple
+
+from cyclopts import Parameter
+
+from ringlog.cli.options import Options
+from ringlog.cli.outcome import Exit
+from ringlog.cli.places import human_bytes
+from ringlog.cli.probe import existing_parent, time_syncs
+from ringlog.clock import Clock
+from ringlog.config import Config, load_config
+from ringlog.errors import DiskError
+from ringlog.limits import RING_BYTES_DEFAULT
+from ringlog.shm import ORDERED_MACHINES, stores_are_ordered
+
+SYNCS = 100
+SYNC_SLOW_MS = 20.0
+OPEN_FILES_LOW = 1024
+KERNEL_OLDEST = (5, 3)
+"""pidfd_open is there from 5.3 on."""
+PYTHON_OLDEST = (3, 11)
+CLOCK_STEP_NS = 1_000_000
+SHM_BYTES_LOW = 4 * RING_BYTES_DEFAULT
+"""Two producers on two shards with default rings."""
+PACKAGES = ("pyzmq", "msgspec", "msgpack", "numpy", "xxhash", "lz4", "zstandard", "psutil", "cyclopts")
+OPTIONAL = ("pyarrow", "py-spy")
+OK, WARN, BAD = "ok", "warn", "bad"
+
+
+class Finding(NamedTuple):
+    """One thing looked at."""
+
+    check: str
+    verdict: str
+    found: str
+    advice: str = ""
+
+
+def doctor(*, data_dir: str | None = None, options: Annotated[Options, Parameter(parse=False)]) -> int:
+    """Check kernel, shared memory, limits, clock, disk, Python and packages. Fails when something is bad.
+
+    Parameters
+    ----------
+    data_dir
+        Where the data would lie (default: as configured).
+    """
+    config = load_config().config
+    findings = list(examine(config, data_dir or config.data.dir, options.clock))
+    options.printer().rows([finding._asdict() for finding in findings])
+    return Exit.FAILED if any(finding.verdict == BAD for finding in findings) else Exit.DONE
+
+
+def examine(config: Config, data_dir: str, clock: Clock) -> Iterator[Finding]:
+    """Look at everything; each finding stands for itself."""
+    yield check_kernel(platform.system(), platform.release())
+    yield check_machine()
+    yield check_python(sys.version_info[:2], platform.python_version())
+    yield check_shared_memory(config)
+    yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE))
+    yield check_clock(clock)
+    yield check_space(config, data_dir)
+    yield check_sync(data_dir, clock)
+    yield check_messaging()
+    yield from check_packages(importlib.metadata.version)
+
+
+def check_kernel(system: str, release: str) -> Finding:
+    """The engine watches its children by pidfd."""
+    found = f"{system} {release}"
+    match = re.match(r"(\d+)\.(\d+)", release)
+    if system != "Linux" or match is None or (int(match[1]), int(match[2])) < KERNEL_OLDEST:
+        return Finding("kernel", BAD, found, "needs Linux 5.3 or later")
+    return Finding("kernel", OK, found)
+
+
+def check_machine() -> Finding:
+    """Rings need stores that others see in order."""
+    if stores_are_ordered():
+        return Finding("processor", OK, platform.machine())
+    advice = f"rings are used on {', '.join(sorted(ORDERED_MACHINES))} only; clients go by socket here"
+    return Finding("processor", WARN, platform.machine(), advice)
+
+
+def check_python(version: tuple[int, ...], text: str) -> Finding:
+    """Old interpreters lack what we use."""
+    verdict = OK if version >= PYTHON_OLDEST else BAD
+    return Finding("python", verdict, text, "" if verdict == OK else "needs Python 3.11 or later")
+
+
+def check_shared_memory(config: Config, path: str = "/dev/shm") -> Finding:
+    """Rings and the board live there; a container gets 64 MiB unless told otherwise."""
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError as e:
+        return Finding("shared memory", BAD, f"{path}: {e.strerror}", "mount a tmpfs there")
+    found = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free in {path}"
+    if usage.free < config.run.ring_bytes:
+        return Finding("shared memory", BAD, found, "not one ring fits; in a container: --shm-size 1g")
+    if usage.free < max(SHM_BYTES_LOW, 4 * config.run.ring_bytes):
+        return Finding("shared memory", WARN, found, "room for few rings; in a container: --shm-size 1g")
+    return Finding("shared memory", OK, found)
+
+
+def check_open_files(limits: tuple[int, int]) -> Finding:
+    """Every connection and ring costs descriptors."""
+    soft, hard = limits
+    found = f"soft {soft}, hard {hard}"
+    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES_LOW:
+        return Finding("open files", WARN, found, "raise it: ulimit -n 65536, or LimitNOFILE= of the service")
+    return Finding("open files", OK, found)
+
+
+def check_clock(clock: Clock) -> Finding:
+    """Both clocks move, and alike."""
+    wall, steady = clock.now_us(), clock.monotonic_ns()
+    clock.sleep(0.01)
+    drift_ns = (clock.now_us() - wall) * 1000 - (clock.monotonic_ns() - steady)
+    found = f"wall and monotonic differ by {abs(drift_ns) / 1000:.0f} us in 10 ms"
+    if abs(drift_ns) > CLOCK_STEP_NS:
+        return Finding("clock", WARN, found, "the wall clock is being stepped; record times may bunch up")
+    return Finding("clock", OK, found)
+
+
+def check_space(config: Config, data_dir: str) -> Finding:
+    """Below the configured minimum the engine refuses to write."""
+    place = existing_parent(data_dir)
+    free = shutil.disk_usage(place).free
+    found = f"{human_bytes(free)} free for {data_dir}"
+    if free < config.data.min_free_bytes:
+        return Finding("disk space", BAD, found, "below data.min_free_bytes: the engine would not start")
+    if free < config.data.min_free_bytes + 16 * config.wal.file_bytes * config.wal.shards:
+        return Finding("disk space", WARN, found, "little room for logs")
+    return Finding("disk space", OK, found)
+
+
+def check_sync(data_dir: str, clock: Clock) -> Finding:
+    """The floor under every fsync-class append, and the first suspect when they are slow."""
+    place = existing_parent(data_dir)
+    if not os.access(place, os.W_OK | os.X_OK):
+        return Finding("sync", BAD, f"{place} is not writable for us", "choose another data.dir")
+    try:
+        times = time_syncs(place, SYNCS, clock)
+    except DiskError as e:
+        return Finding("sync", BAD, str(e), "the disk cannot be written")
+    median, p99 = times.quantile_ms(0.5), times.quantile_ms(0.99)
+    found = f"fdatasync of 4 KiB: median {median:.2f} ms, p99 {p99:.2f} ms"
+    slow = "slow disk: fsync-class appends wait this long; `disk` class does not"
+    return Finding("sync", WARN, found, slow) if p99 > SYNC_SLOW_MS else Finding("sync", OK, found)
+
+
+def check_messaging() -> Finding:
+    """TCP is served encrypted or not at all."""
+    import zmq
+
+    found = f"libzmq {zmq.zmq_version()}, CURVE {'available' if zmq.has('curve') else 'missing'}"
+    if not zmq.has("curve"):
+        return Finding("messaging", WARN, found, "TCP cannot be served or used; same-host clients can")
+    return Finding("messaging", OK, found)
+
+
+def check_packages(version_of: Callable[[str], Any]) -> Iterator[Finding]:
+    """Which versions are installed."""
+    for name in (*PACKAGES, *OPTIONAL):
+        try:
+            yield Finding(f"package {name}", OK, version_of(name))
+        except importlib.metadata.PackageNotFoundError:
+            if name in OPTIONAL:
+                yield Finding(f"package {name}", OK, "not installed", "optional")
+            else:
+                yield Finding(f"package {name}", BAD, "not installed", f"pip install {name}")

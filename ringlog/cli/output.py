@@ -1,0 +1,253 @@
+"""What commands print: a table for people, JSON for programs, raw bytes for pipes.
+
+`table` is the default on a terminal, `ndjson` elsewhere. Results go to stdout, everything else to
+stderr. In `json` and `ndjson` numbers stay numbers and names stay the protocol's.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from ringlog.client.pages import Record, Tombstone
+
+_BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
+COLORS = {"ok": _GREEN, "ready": _GREEN, "warn": _YELLOW, "bad": _RED, "failed": _RED, "lost": _RED}
+
+
+class Format(Enum):
+    """The choices of --output."""
+
+    TABLE = "table"
+    JSON = "json"
+    NDJSON = "ndjson"
+    RAW = "raw"
+
+
+Row = Mapping[str, Any]
+
+
+class Printer:
+    """Prints results in one format. `is_colored` only ever colors tables."""
+
+    def __init__(self, format: Format, *, is_colored: bool = False, out: IO[str] | None = None) -> None:
+        self.format = format
+        self._is_colored = is_colored and format is Format.TABLE
+        self._out = out or sys.stdout
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Several things of one kind; the first row's keys are the columns."""
+        if self.format is Format.JSON:
+            self._line(to_json(list(rows)))
+        elif self.format is Format.NDJSON:
+            for row in rows:
+                self._line(to_json(row))
+        elif self.format is Format.RAW:
+            for row in rows:
+                self._line("\t".join(plain(value) for value in row.values()))
+        elif rows:
+            for line in table(rows, self._paint):
+                self._line(line)
+
+    def thing(self, facts: Row) -> None:
+        """One thing with its facts."""
+        if self.format in {Format.JSON, Format.NDJSON}:
+            self._line(to_json(facts))
+        elif self.format is Format.RAW:
+            for name, value in facts.items():
+                self._line(f"{name}\t{plain(value)}")
+        else:
+            width = max(map(len, facts), default=0)
+            for name, value in facts.items():
+                self._line(f"{self._paint(name.ljust(width), _BOLD)}  {plain(value)}")
+
+    def say(self, text: str) -> None:
+        """A line of a table's surroundings; nothing in the other formats."""
+        if self.format is Format.TABLE:
+            self._line(text)
+
+    def home(self) -> None:
+        """Begin a repainted screen; nothing in the other formats."""
+        if self.format is Format.TABLE and self._out.isatty():
+            self._out.write("\x1b[H\x1b[2J")
+
+    def flush(self) -> None:
+        """Hand over what is buffered."""
+        self._out.flush()
+
+    def _line(self, text: str) -> None:
+        self._out.write(text + "\n")
+
+    def _paint(self, text: str, color: str = "") -> str:
+        color = color or COLORS.get(text.strip(), "")
+        return f"{color}{text}{_PLAIN}" if self._is_colored and color else text
+
+
+def table(rows: Sequence[Row], paint: Any = lambda text, color="": text) -> Iterable[str]:
+    """Lines of a table: numbers to the right, text to the left, a header."""
+    names = list(rows[0])
+    cells = [[plain(row.get(name)) for name in names] for row in rows]
+    widths = [
+        max(len(name), *(len(line[i]) for line in cells)) if cells else len(name)
+        for i, name in enumerate(names)
+    ]
+    numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
+
+    def fit(text: str, i: int) -> str:
+        return text.rjust(widths[i]) if numeric[i] else text.ljust(widths[i])
+
+    yield paint("  ".join(fit(name, i) for i, name in enumerate(names)).rstrip(), _BOLD)
+    for line in cells:
+        yield "  ".join(paint(fit(text, i)) for i, text in enumerate(line)).rstrip()
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def plain(value: Any) -> str:
+    """A value for a table's cell: always one line."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.3f}".rstrip("0").rstrip(".") if abs(value) < 1e4 else f"{value:,.0f}"
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list | dict):
+        return to_json(value)
+    return str(value)
+
+
+def printable(text: str) -> str:
+    """Text without control characters: what others wrote must not command the reader's terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON."""
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+# -- records --------------------------------------------------------------------------------------------
+
+
+def payload_value(data: bytes) -> Any:
+    """A payload inside JSON: JSON as it is, other text as {"$text": …}, the rest as {"$base64": …}."""
+    try:
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _text_value(data)
+    # A line break between tokens would end an ndjson line early.
+    return msgspec.Raw(msgspec.json.format(data, indent=-1) if b"\n" in data or b"\r" in data else data)
+
+
+def _text_value(data: bytes) -> dict[str, str]:
+    try:
+        return {"$text": data.decode()}
+    except UnicodeDecodeError:
+        return {"$base64": base64.b64encode(data).decode()}
+
+
+def bytes_value(data: bytes) -> Any:
+    """A key or header inside JSON: text when it is text."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"$base64": base64.b64encode(data).decode()}
+
+
+def record_facts(topic: str, record: Record) -> dict[str, Any]:
+    """One record for JSON: the fields it has; times in microseconds."""
+    facts: dict[str, Any] = {"topic": topic, "seq": record.seq, "ts": record.ts}
+    if record.key is not None:
+        facts["key"] = bytes_value(record.key)
+    for name in ("tag", "node", "event_ts", "expires_at", "not_before"):
+        value = getattr(record, name)
+        if value is not None:
+            facts[name] = value
+    if record.priority:
+        facts["priority"] = record.priority
+    if record.meta_json:
+        facts["meta"] = msgspec.Raw(record.meta_json)
+    if record.headers:
+        facts["headers"] = {name: bytes_value(value) for name, value in record.headers.items()}
+    facts["data"] = payload_value(record.data)
+    return facts
+
+
+def tombstone_facts(tombstone: Tombstone) -> dict[str, Any]:
+    """One tombstone for JSON, told from a record by its first key."""
+    return {
+        "tombstone": tombstone.reason,
+        "topic": tombstone.topic,
+        "gap_from": tombstone.gap_from,
+        "gap_to": tombstone.gap_to,
+    }
+
+
+class RecordPrinter:
+    """Prints records and tombstones as they come."""
+
+    def __init__(self, printer: Printer, *, names_topic: bool = False, raw: IO[bytes] | None = None) -> None:
+        self._printer = printer
+        self._names_topic = names_topic
+        self._raw = raw or sys.stdout.buffer
+        self._listed: list[Row] = []
+
+    def record(self, topic: str, record: Record) -> None:
+        """One record: a line, an object, or the payload and a line break."""
+        match self._printer.format:
+            case Format.RAW:
+                self._raw.write(record.data + b"\n")
+            case Format.NDJSON:
+                self._printer.thing(record_facts(topic, record))
+            case Format.JSON:
+                self._listed.append(record_facts(topic, record))
+            case Format.TABLE:
+                self._printer.say(self._human(topic, record))
+
+    def tombstone(self, tombstone: Tombstone) -> None:
+        """One announced loss; with raw output it goes to stderr."""
+        text = f"lost {tombstone.gap_from}..{tombstone.gap_to} of {tombstone.topic}: {tombstone.reason}"
+        match self._printer.format:
+            case Format.RAW:
+                print(text, file=sys.stderr)
+            case Format.NDJSON:
+                self._printer.thing(tombstone_facts(tombstone))
+            case Format.JSON:
+                self._listed.append(tombstone_facts(tombstone))
+            case Format.TABLE:
+                self._printer.say(f"--- {text} ---")
+
+    def flush(self) -> None:
+        """Show what was printed so far."""
+        if self._printer.format is Format.RAW:
+            self._raw.flush()
+        self._printer.flush()
+
+    def close(self) -> None:
+        """The last record was printed."""
+        if self._printer.format is Format.JSON:
+            self._printer.rows(self._listed)
+        self.flush()
+
+    def _human(self, topic: str, record: Record) -> str:
+        from ringlog.cli.places import rfc3339
+
+        parts = [f"{record.seq:>8}", rfc3339(record.ts)]
+        if self._names_topic:
+            parts.insert(0, topic)
+        if record.key is not None:
+            parts.append(f"key={printable(record.key.decode('utf-8', 'backslashreplace'))}")
+        if record.tag is not None:
+            parts.append(f"tag={printable(record.tag)}")
+        parts.append(printable(record.data.decode("utf-8", "backslashreplace")))
+        return "  ".join(parts)

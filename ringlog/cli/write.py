@@ -1,0 +1,218 @@
+"""`ringlog write`: append lines, JSON lines or whole files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import IO, Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+
+from ringlog.cli.options import Options
+from ringlog.cli.places import human_bytes, human_count
+from ringlog.errors import RecordTooLarge, UsageError
+from ringlog.limits import RECORD_BYTES_MAX
+from ringlog.types import Durability, PayloadKind
+
+CHUNK_RECORDS = 1000
+CHUNK_BYTES = 1 << 20
+PROGRESS_EVERY_RECORDS = 10_000
+
+
+def write(
+    topic: str,
+    *files: str,
+    lines: Annotated[bool, Parameter(negative=())] = False,
+    json_lines: Annotated[bool, Parameter(negative=())] = False,
+    whole: Annotated[bool, Parameter(negative=())] = False,
+    key_field: str | None = None,
+    durability: str | None = None,
+    options: Annotated[Options, Parameter(parse=False)],
+) -> None:
+    """Append records from files, or from standard input; says how many were acknowledged.
+
+    Parameters
+    ----------
+    topic
+        Where to; made if absent.
+    files
+        Files to read, - for standard input.
+    lines
+        Every line is one record (the default). Empty lines are passed over.
+    json_lines
+        The same, and every line must be JSON.
+    whole
+        Every file is one record.
+    key_field
+        Field of each JSON line that becomes the record's key.
+    durability
+        Ask for more than the topic's own class: memory, disk or fsync.
+    """
+    if lines + json_lines + whole > 1:
+        raise UsageError("choose one of --lines, --json-lines and --whole")
+    if key_field is not None and not json_lines:
+        raise UsageError("--key-field needs --json-lines")
+    wanted = _durability(durability)
+    records = _records(files or ("-",), is_whole=whole, json_key=(json_lines, key_field))
+    facts = _write(topic, records, json_lines, wanted, options)
+    options.printer().thing(facts)
+
+
+class _JsonLine:
+    """Payload codec of a line that was found to be JSON: the bytes as they are, marked as JSON."""
+
+    kind = PayloadKind.JSON
+
+    def encode(self, value: bytes, /) -> bytes:
+        """The line."""
+        return value
+
+    def decode(self, data: bytes, /) -> bytes:
+        """The line."""
+        return data
+
+
+def _durability(text: str | None) -> Durability | None:
+    try:
+        return None if text is None else Durability.parse(text)
+    except ValueError as e:
+        raise UsageError(str(e)) from None
+
+
+def _write(
+    topic: str, records: Iterable[Any], is_json: bool, durability: Durability | None, options: Options
+) -> dict[str, Any]:
+    from ringlog.client.payload import RAW
+
+    began = options.clock.monotonic_ns()
+    count = size = 0
+    payload = _JsonLine() if is_json else RAW
+    with (
+        options.connect() as client,
+        client.producer(topic, durability=durability, payload=payload) as producer,
+        _progress(options) as show,
+    ):
+        for chunk in chunks(records):
+            producer.send_many(chunk)
+            count += len(chunk)
+            size += sum(map(_size, chunk))
+            show(count, size)
+        report = producer.flush()
+        if report.error is not None:
+            raise report.error
+    seconds = (options.clock.monotonic_ns() - began) / 1e9
+    return {
+        "topic": topic, "records": count, "bytes": size, "seconds": round(seconds, 3),
+        "records_per_s": round(count / seconds) if seconds else 0,
+    }  # fmt: skip
+
+
+def _size(record: Any) -> int:
+    return len(record if isinstance(record, bytes) else record.data)
+
+
+def chunks(records: Iterable[Any]) -> Iterator[list[Any]]:
+    """Lists of records, each small enough for one frame."""
+    chunk: list[Any] = []
+    size = 0
+    for record in records:
+        chunk.append(record)
+        size += _size(record)
+        if len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+# -- input --------------------------------------------------------------------------------------------
+
+
+def _records(files: Iterable[str], *, is_whole: bool, json_key: tuple[bool, str | None]) -> Iterator[Any]:
+    is_json, key_field = json_key
+    for name in files:
+        with _opened(name) as file:
+            if is_whole:
+                yield _whole(file, name)
+            elif is_json:
+                yield from json_records(split_lines(file, name), name, key_field)
+            else:
+                yield from (line for _, line in split_lines(file, name))
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[IO[bytes]]:
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    with open(name, "rb") as file:
+        yield file
+
+
+def _whole(file: IO[bytes], name: str) -> bytes:
+    data = file.read(RECORD_BYTES_MAX + 1)
+    if len(data) > RECORD_BYTES_MAX:
+        raise RecordTooLarge("the file is too large for one record", file=name, max=RECORD_BYTES_MAX)
+    return data
+
+
+def split_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
+    """(number, content) of each line that is not empty, without its line break; bounded in memory."""
+    number = 0
+    while line := file.readline(RECORD_BYTES_MAX + 2):
+        number += 1
+        content = line.rstrip(b"\r\n")
+        if len(content) > RECORD_BYTES_MAX:
+            raise RecordTooLarge(
+                "a line is too long for one record", file=name, line=number, max=RECORD_BYTES_MAX
+            )
+        if content:
+            yield number, content
+
+
+def json_records(lines: Iterable[tuple[int, bytes]], name: str, key_field: str | None) -> Iterator[Any]:
+    """Records of JSON lines, with their keys; raises UsageError naming file and line of a bad one."""
+    from ringlog.client.fields import NewRecord
+
+    decoder = msgspec.json.Decoder()
+    for number, line in lines:
+        try:
+            value = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            raise UsageError("not JSON", file=name, line=number, reason=str(e)) from None
+        if key_field is None:
+            yield line
+        else:
+            yield NewRecord(data=line, key=_key(value, key_field, name, number))
+
+
+def _key(value: Any, field: str, name: str, number: int) -> bytes:
+    found = value.get(field) if isinstance(value, dict) else None
+    if found is None:
+        raise UsageError(f"no field {field!r} to take the key from", file=name, line=number)
+    return found.encode() if isinstance(found, str) else msgspec.json.encode(found)
+
+
+# -- progress -----------------------------------------------------------------------------------------
+
+Show = Callable[[int, int], None]
+
+
+@contextmanager
+def _progress(options: Options) -> Iterator[Show]:
+    if not options.shows_progress:
+        yield lambda records, size: None
+        return
+    from rich.console import Console
+
+    began = options.clock.monotonic_ns()
+    with Console(stderr=True).status("writing") as line:
+
+        def show(records: int, size: int) -> None:
+            seconds = (options.clock.monotonic_ns() - began) / 1e9 or 1.0
+            rate = human_count(records / seconds)
+            line.update(f"{human_count(records)} records, {human_bytes(size)}, {rate} records/s")
+
+        yield show

@@ -1,0 +1,58 @@
+"""Health is progress, not liveness (RD-18)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog.board.layout import ProcessState
+from ringlog.supervision.progress import LOOK_MAX_NS, Progress
+from ringlog.supervision.restart import NS_PER_S
+
+HALF_S = NS_PER_S // 2
+
+
+def test_facts_that_stand_still_for_the_limit_mean_stuck() -> None:
+    progress, now = Progress(0), 0
+    progress.look((1, 1), now)
+    for _ in range(3):
+        now += HALF_S
+        progress.look((1, 1), now)
+        assert not progress.is_stuck(ProcessState.READY, 2.0)
+    progress.look((1, 1), now + HALF_S)
+    assert progress.is_stuck(ProcessState.READY, 2.0)
+
+
+def test_any_fact_that_moves_is_progress() -> None:
+    progress = Progress(0)
+    for n in range(100):
+        progress.look((1, n), n * NS_PER_S)
+        assert not progress.is_stuck(ProcessState.READY, 1.0)
+
+
+def test_a_recovering_child_is_given_more_time() -> None:
+    progress = Progress(0)
+    for n in range(8):
+        progress.look((2,), n * HALF_S)
+    assert progress.is_stuck(ProcessState.READY, 1.0)
+    assert not progress.is_stuck(ProcessState.RECOVERING, 1.0)
+
+
+def test_time_in_which_the_supervisor_did_not_run_accuses_nobody() -> None:
+    progress = Progress(0)
+    progress.look((1,), 0)
+    progress.look((1,), 3600 * NS_PER_S)
+    assert progress.still_ns == LOOK_MAX_NS
+    assert not progress.is_stuck(ProcessState.READY, 60.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10 * NS_PER_S)), max_size=60))
+def test_standing_still_is_never_longer_than_the_time_since_the_last_change(
+    steps: list[tuple[int, int]],
+) -> None:
+    progress, now, changed, last = Progress(0), 0, 0, None
+    for fact, later in steps:
+        now += later
+        progress.look((fact,), now)
+        changed, last = (now, fact) if fact != last else (changed, last)
+        assert 0 <= progress.still_ns <= now - changed

@@ -1,0 +1,138 @@
+"""Who restarts when: every row of the table, and what holds for any sequence of deaths (PR-1, PR-12)."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog.errors import ExitCode
+from ringlog.limits import RESTART_BACKOFF_MS_MAX, RESTART_BACKOFF_MS_MIN
+from ringlog.supervision.restart import (
+    NS_PER_MS,
+    NS_PER_S,
+    Exit,
+    GiveUp,
+    History,
+    Restart,
+    Wait,
+    backoff_ms,
+    decide,
+    describe_exit,
+)
+from ringlog.supervision.tree import ChildSpec
+
+SIGKILLED = Exit(-signal.SIGKILL, was_ready=True)
+NEVER_READY = Exit(ExitCode.CANNOT_BOOT, was_ready=False)
+
+
+def spec(restart_max: int = 5, window_s: float = 60.0) -> ChildSpec:
+    return ChildSpec("wal_shard", "wal_shard-00", 1, 1, restart_max, window_s, 60.0, 0)
+
+
+def die(child: ChildSpec, *deaths: tuple[Exit, int]) -> list[object]:
+    """Decisions for a sequence of (exit, monotonic ns)."""
+    history, decisions = History(), []
+    for exit, now in deaths:
+        history = history.after(child, exit, now)
+        decisions.append(decide(child, history, exit, now))
+    return decisions
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        ExitCode.OK, ExitCode.CRASH, ExitCode.INVARIANT, ExitCode.DISK_FAILED, ExitCode.ORPHANED,
+        ExitCode.CANNOT_BOOT, 3, -signal.SIGKILL, -signal.SIGSEGV,
+    ],
+)  # fmt: skip
+def test_the_first_death_is_followed_by_a_start_at_once(status: int) -> None:
+    assert die(spec(), (Exit(status, was_ready=True), 7)) == [Restart()]
+
+
+@pytest.mark.parametrize(("status", "word"), [(ExitCode.FENCED, "fenced"), (ExitCode.CORRUPT, "damaged")])
+def test_fenced_and_corrupt_are_given_up_at_once_and_the_reason_is_said(status: int, word: str) -> None:
+    [decision] = die(spec(), (Exit(status, was_ready=True), 7))
+    assert isinstance(decision, GiveUp)
+    assert word in decision.reason
+
+
+def test_two_failed_boots_in_a_row_are_poison() -> None:
+    first, second = die(spec(), (NEVER_READY, 0), (NEVER_READY, 1))
+    assert first == Restart()
+    assert isinstance(second, GiveUp)
+    assert "cannot boot" in second.reason
+
+
+def test_a_boot_that_worked_in_between_forgets_the_failed_one() -> None:
+    decisions = die(spec(), (NEVER_READY, 0), (SIGKILLED, NS_PER_S), (NEVER_READY, 2 * NS_PER_S))
+    assert not any(isinstance(decision, GiveUp) for decision in decisions)
+
+
+def test_the_delay_doubles_with_every_death_in_the_window() -> None:
+    decisions = die(spec(restart_max=4), *((SIGKILLED, n) for n in range(4)))
+    waits = [
+        decision.until_ns - n if isinstance(decision, Wait) else 0 for n, decision in enumerate(decisions)
+    ]
+    assert waits == [0, *(RESTART_BACKOFF_MS_MIN * NS_PER_MS << n for n in range(3))]
+
+
+def test_more_deaths_than_allowed_in_the_window_are_given_up() -> None:
+    """PR-12: the limit is crossed by the death after restart_max restarts, no sooner."""
+    decisions = die(spec(restart_max=3), *((SIGKILLED, n * NS_PER_S) for n in range(4)))
+    assert [isinstance(decision, GiveUp) for decision in decisions] == [False, False, False, True]
+    assert "died 4 times in 60 s" in str(decisions[-1])
+
+
+def test_deaths_older_than_the_window_are_forgotten() -> None:
+    apart = 61 * NS_PER_S
+    assert die(spec(restart_max=1), *((SIGKILLED, n * apart) for n in range(50))) == [Restart()] * 50
+
+
+def test_a_child_that_may_not_restart_is_given_up_at_its_first_death() -> None:
+    assert isinstance(die(spec(restart_max=0), (SIGKILLED, 0))[0], GiveUp)
+
+
+exits = st.builds(
+    Exit,
+    st.sampled_from([*ExitCode, -signal.SIGKILL, -signal.SIGTERM, 3]),
+    st.booleans(),
+)
+deaths = st.lists(st.tuples(exits, st.integers(0, 120 * NS_PER_S)), min_size=1, max_size=60)
+
+
+@given(deaths, st.integers(0, 8), st.sampled_from([1.0, 10.0, 60.0]))
+def test_no_sequence_of_deaths_restarts_more_often_than_the_intensity_allows(
+    steps: list[tuple[Exit, int]], restart_max: int, window_s: float
+) -> None:
+    """At no time were there more than restart_max restarts for deaths within one window; no spin."""
+    child, now, history, restarted = spec(restart_max, window_s), 0, History(), []
+    for exit, later in steps:
+        now += later
+        history = history.after(child, exit, now)
+        assert len(history.deaths_ns) <= restart_max + 1
+        decision = decide(child, history, exit, now)
+        if isinstance(decision, GiveUp):
+            break
+        restarted.append(now)
+        recent = [at for at in restarted if now - at < window_s * NS_PER_S]
+        assert len(recent) <= restart_max
+        if isinstance(decision, Wait):
+            assert decision.until_ns - now >= NS_PER_MS * RESTART_BACKOFF_MS_MIN
+            assert decision.until_ns - now <= NS_PER_MS * RESTART_BACKOFF_MS_MAX
+
+
+@given(st.integers(0, 10_000))
+def test_the_delay_grows_and_is_bounded(deaths: int) -> None:
+    assert backoff_ms(deaths) <= backoff_ms(deaths + 1) <= RESTART_BACKOFF_MS_MAX
+
+
+def test_an_exit_is_shown_in_words_and_as_one_number() -> None:
+    assert (SIGKILLED.word, str(SIGKILLED)) == (256 + 9, "SIGKILL")
+    assert str(Exit(ExitCode.INVARIANT, True, "no progress")) == "invariant (no progress)"
+    assert describe_exit(3) == "exit 3"
+    assert describe_exit(256 + 200) == "signal 200"
+    assert Exit(ExitCode.OK, True).is_orderly
+    assert not SIGKILLED.is_orderly

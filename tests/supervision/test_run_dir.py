@@ -1,0 +1,123 @@
+"""Directories: ours, private, and cleaned only where they are ours (SEC-20..22)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from ringlog.board.board import Board
+from ringlog.errors import NotConnected, StartRefused
+from ringlog.storage.disk import RealDisk
+from ringlog.supervision import run_dir as r
+
+
+@pytest.fixture
+def info(tmp_path: Path) -> r.EngineInfo:
+    return r.EngineInfo(
+        engine_id="e", start_id="s", shm_dir="/dev/shm/x", data_dir=str(tmp_path), shards=1, protocol=1,
+        version="1", supervisor_pid=1,
+    )  # fmt: skip
+
+
+def test_a_directory_is_made_private(tmp_path: Path) -> None:
+    path = str(tmp_path / "data")
+    r.make_private_dir(RealDisk(), path, "data directory")
+    assert os.stat(path).st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o701, 0o750, 0o777])
+def test_a_directory_open_to_others_is_refused_naming_the_fix(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "data"
+    path.mkdir()
+    path.chmod(mode)
+    with pytest.raises(StartRefused, match=f"chmod 700 {path}"):
+        r.make_private_dir(RealDisk(), str(path), "data directory")
+
+
+def test_a_file_a_link_and_a_missing_parent_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for name in ("file", "link"):
+        with pytest.raises(StartRefused, match="not a directory"):
+            r.make_private_dir(RealDisk(), str(tmp_path / name), "data directory")
+    with pytest.raises(StartRefused, match="parent"):
+        r.make_private_dir(RealDisk(), str(tmp_path / "a" / "b"), "data directory")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o700)
+    os.chown(tmp_path / "data", 12345, -1)
+    with pytest.raises(StartRefused, match="somebody else"):
+        r.make_private_dir(RealDisk(), str(tmp_path / "data"), "data directory")
+
+
+def test_a_shared_memory_directory_is_private_and_random_and_removable() -> None:
+    one, two = r.make_shm_dir(), r.make_shm_dir()
+    try:
+        assert one != two
+        assert os.stat(one).st_mode & 0o777 == 0o700
+        assert r.is_leftover(one)
+    finally:
+        for path in (one, two):
+            (Path(path) / "ring").write_text("x")
+            r.remove_shm_dir(path)
+    assert not os.path.exists(one)
+    assert not r.is_leftover(one)
+
+
+def test_only_directories_named_like_ours_are_ever_removed(tmp_path: Path) -> None:
+    for path in (
+        str(tmp_path),
+        "/dev/shm",
+        f"/dev/shm/ringlog-{os.geteuid()}-0000000g",
+        "",
+        "/dev/shm/../tmp",
+    ):
+        r.remove_shm_dir(path)
+    assert tmp_path.is_dir()
+    link = Path(f"/dev/shm/ringlog-{os.geteuid()}-{os.getpid():08x}")
+    link.symlink_to(tmp_path)
+    try:
+        assert not r.is_leftover(str(link))
+        r.remove_shm_dir(str(link))
+        assert tmp_path.is_dir()
+    finally:
+        link.unlink()
+
+
+def test_orphans_are_seen_by_the_lock_they_hold_on_the_board(tmp_path: Path) -> None:
+    """PR-10."""
+    assert not r.orphans_alive(str(tmp_path))
+    Board.create(tmp_path).close()
+    assert not r.orphans_alive(str(tmp_path))
+    with open(tmp_path / "board", "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        assert r.orphans_alive(str(tmp_path))
+    assert not r.orphans_alive(str(tmp_path))
+
+
+def test_shared_memory_too_small_is_refused_naming_the_options() -> None:
+    with pytest.raises(StartRefused, match=r"--shm-size.*run\.ring_bytes"):
+        r.require_shm_space(1 << 60)
+
+
+def test_the_announcement_is_read_back_and_withdrawn(tmp_path: Path, info: r.EngineInfo) -> None:
+    r.announce(RealDisk(), str(tmp_path), info)
+    assert r.read_engine_json(str(tmp_path)) == info
+    assert os.stat(tmp_path / "engine.json").st_mode & 0o077 == 0
+    r.withdraw(RealDisk(), str(tmp_path))
+    with pytest.raises(NotConnected, match="no engine"):
+        r.read_engine_json(str(tmp_path))
+    r.withdraw(RealDisk(), str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"engine_id":1}'])
+def test_an_unreadable_announcement_is_no_engine(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "engine.json").write_bytes(content)
+    with pytest.raises(NotConnected, match="does not decode"):
+        r.read_engine_json(str(tmp_path))

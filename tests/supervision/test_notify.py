@@ -1,0 +1,52 @@
+"""The service manager's protocol against a socket of ours (ecosystem section 11)."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringlog.supervision.notify import Notifier
+
+
+@pytest.fixture
+def ear(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        ear.bind(str(tmp_path / "n"))
+        ear.settimeout(5)
+        yield ear
+
+
+def test_the_manager_is_told_of_progress_readiness_and_stop(ear: socket.socket) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": ear.getsockname(), "WATCHDOG_USEC": "30000000"})
+    notifier.status("recovering")
+    notifier.ready()
+    notifier.beat()
+    notifier.stopping()
+    said = [ear.recv(1024).decode() for _ in range(4)]
+    assert said == ["STATUS=recovering", "READY=1\nSTATUS=ready", "WATCHDOG=1", "STOPPING=1\nSTATUS=draining"]
+
+
+def test_without_a_watchdog_no_beat_is_sent(ear: socket.socket) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": ear.getsockname()})
+    notifier.beat()
+    notifier.ready()
+    assert ear.recv(1024).startswith(b"READY")
+
+
+def test_an_abstract_socket_is_reached() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        ear.bind("")
+        name = ear.getsockname()
+        ear.settimeout(5)
+        Notifier({"NOTIFY_SOCKET": "@" + name[1:].decode()}).ready()
+        assert ear.recv(1024).startswith(b"READY=1")
+
+
+def test_nobody_listening_is_no_trouble(tmp_path: Path) -> None:
+    for environ in ({}, {"NOTIFY_SOCKET": str(tmp_path / "gone")}):
+        notifier = Notifier(environ)
+        notifier.ready()
+        notifier.stopping()

@@ -1,0 +1,193 @@
+"""The bootstrap every actor shares, and how its end is told (RD-16, SEC-20, SEC-26)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringlog import config
+from ringlog.board.board import Board, P, ProcessState
+from ringlog.envelope.boot import ActorBoot, dump_boot
+from ringlog.errors import (
+    ConfigError,
+    CorruptData,
+    DiskError,
+    ExitCode,
+    InvariantViolation,
+    RingError,
+    StartRefused,
+)
+from ringlog.runtime.process import exit_code_for
+from ringlog.supervision.run_dir import orphans_alive
+
+SLOT = 3
+PROGRAM = """
+import os, select, sys
+from ringlog import errors
+from ringlog.runtime.process import main
+
+what = sys.argv.pop(2)
+
+class Actor:
+    def run(self, stop):
+        if what == "raise":
+            raise errors.InvariantViolation("W2 is false", story=["first", "second"], seq=7)
+        if what == "facts":
+            import resource
+            status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+            mask = os.umask(0o777)
+            print(status["NoNewPrivs"].strip(), resource.getrlimit(resource.RLIMIT_CORE)[0], oct(mask),
+                  status["Name"].strip(), flush=True)
+            return 0
+        print("up", flush=True)
+        while not stop.is_set():
+            select.select([stop.fileno()], [], [])
+        return 0
+
+def build(boot):
+    if what == "refuse":
+        raise errors.StartRefused("not here")
+    if what == "typo":
+        raise NameError("x")
+    return Actor()
+
+main(build)
+"""
+
+
+@pytest.fixture
+def shm(tmp_path: Path) -> Path:
+    Board.create(tmp_path).close()
+    return tmp_path
+
+
+def start(shm: Path, what: str, **changes: object) -> subprocess.Popen[str]:
+    plain = config.to_plain(config.load_config({"log.format": "json"}, {}, str(shm)).config)
+    facts: dict[str, object] = {
+        "kind": "wal_shard", "name": "wal_shard-00", "engine_id": "0" * 32, "incarnation": 9,
+        "boot_incarnation": 8, "boot_id": "0" * 32, "slot": SLOT, "data_dir": str(shm), "shm_dir": str(shm),
+        "supervisor_pid": os.getpid(), "config": plain,
+    }  # fmt: skip
+    boot = dump_boot(ActorBoot(**{**facts, **changes}))
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, boot, what],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, list[dict[str, object]]]:
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+
+
+def page(shm: Path) -> tuple[ProcessState, int, int]:
+    board = Board.open(shm, writable=False)
+    try:
+        slot = board.process(SLOT)
+        return slot.state, slot.get(P.PID), slot.get(P.INCARNATION)
+    finally:
+        board.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_ends_the_wait_and_the_actor_ends_well(shm: Path, number: signal.Signals) -> None:
+    process = start(shm, "wait")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    assert page(shm) == (ProcessState.STARTING, process.pid, 9)
+    process.send_signal(number)
+    code, _, _ = finish(process)
+    assert (code, page(shm)[0]) == (ExitCode.OK, ProcessState.STOPPED)
+
+
+def test_hangup_and_quit_do_not_end_an_actor(shm: Path) -> None:
+    process = start(shm, "wait")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGQUIT)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (ExitCode.OK, "")
+    assert "most recent call first" in err, "SIGQUIT dumps the stacks"
+
+
+def test_a_living_actor_is_seen_by_the_next_supervisor(shm: Path) -> None:
+    """PR-10."""
+    process = start(shm, "wait")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    assert orphans_alive(str(shm))
+    process.kill()
+    finish(process)
+    assert not orphans_alive(str(shm))
+
+
+def test_a_broken_invariant_tells_its_story_and_has_a_code_of_its_own(shm: Path) -> None:
+    code, _, lines = finish(start(shm, "raise"))
+    assert (code, page(shm)[0]) == (ExitCode.INVARIANT, ProcessState.FAILED)
+    failed = next(line for line in lines if line["event"] == "actor failed")
+    assert (failed["reason"], failed["detail"]) == ("W2 is false", {"seq": 7})
+    assert (failed["actor"], failed["incarnation"], failed["level"]) == ("wal_shard-00", 9, "critical")
+    assert [line["told"] for line in lines if line["event"] == "story"] == ["'first'", "'second'"]
+    assert any("InvariantViolation" in str(line.get("traceback")) for line in lines)
+
+
+@pytest.mark.parametrize("what", ["refuse", "typo"])
+def test_an_actor_that_cannot_be_built_says_so(shm: Path, what: str) -> None:
+    assert finish(start(shm, what))[0] == ExitCode.CANNOT_BOOT
+
+
+def test_a_process_is_confined_before_anything_else(shm: Path) -> None:
+    """SEC-20, SEC-26, SEC-29."""
+    code, out, _ = finish(start(shm, "facts"))
+    assert (code, out.split()) == (ExitCode.OK, ["1", "0", "0o77", "wal_shard-00"])
+
+
+def test_a_malformed_boot_message_is_a_boot_that_failed(shm: Path) -> None:
+    for arguments in (["{}"], ["nonsense"], []):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM.replace("sys.argv.pop(2)", "''"), *arguments],
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert done.returncode == ExitCode.CANNOT_BOOT
+        assert done.stderr.startswith("cannot boot: ")
+
+
+def test_a_process_whose_parent_is_another_one_ends_as_an_orphan(shm: Path) -> None:
+    """RD-7: the parent may be dead before its death signal was asked for."""
+    assert finish(start(shm, "wait", supervisor_pid=1))[0] == ExitCode.ORPHANED
+
+
+def test_a_process_whose_board_is_gone_ends_as_an_orphan(shm: Path, tmp_path: Path) -> None:
+    assert finish(start(shm, "wait", shm_dir=str(tmp_path / "gone")))[0] == ExitCode.ORPHANED
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvariantViolation("x"), ExitCode.INVARIANT),
+        (DiskError("x", errno=5), ExitCode.DISK_FAILED),
+        (DiskError("x", errno=11, holder="pid 3"), ExitCode.FENCED),
+        (CorruptData("x"), ExitCode.CORRUPT),
+        (StartRefused("x"), ExitCode.CANNOT_BOOT),
+        (ConfigError("x"), ExitCode.CANNOT_BOOT),
+        (RingError("x"), ExitCode.CRASH),
+        (MemoryError(), ExitCode.CRASH),
+    ],
+)
+def test_every_kind_of_trouble_has_its_exit_code(error: Exception, code: ExitCode) -> None:
+    assert exit_code_for(error, is_built=True) == code
+
+
+def test_trouble_before_the_actor_was_built_is_a_boot_that_failed() -> None:
+    assert exit_code_for(RuntimeError(), is_built=False) == ExitCode.CANNOT_BOOT
+    assert exit_code_for(DiskError("x"), is_built=False) == ExitCode.DISK_FAILED

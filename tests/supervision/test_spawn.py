@@ -1,0 +1,95 @@
+"""Children are spawned clean, watched by pidfd and known to be dead before they are replaced (RD-6..8)."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+from ringlog.supervision.spawn import Child, actor_command, child_environment
+
+SLEEP = "import signal; print('up', flush=True); signal.pause()"
+
+
+def wait_dead(child: Child, seconds: float = 20.0) -> bool:
+    return bool(select.select([child.pidfd], [], [], seconds)[0])
+
+
+def run_to_end(code: str, *args: str, environ: dict[str, str] | None = None) -> int:
+    child = Child([sys.executable, "-c", code, *args], environ or child_environment(os.environ))
+    assert wait_dead(child)
+    return child.reap()
+
+
+def test_the_pidfd_of_a_live_child_is_quiet_and_readable_once_it_is_dead() -> None:
+    child = Child([sys.executable, "-c", SLEEP], child_environment(os.environ))
+    assert not wait_dead(child, 0)
+    child.send(signal.SIGKILL)
+    assert wait_dead(child)
+    assert child.reap() == -signal.SIGKILL
+    child.send(signal.SIGTERM)
+    child.close()
+
+
+def test_a_stopped_child_dies_from_sigkill() -> None:
+    """RD-6: the fence works for a process that does not run."""
+    child = Child([sys.executable, "-c", SLEEP], child_environment(os.environ))
+    child.send(signal.SIGSTOP)
+    child.send(signal.SIGKILL)
+    assert wait_dead(child)
+    assert child.reap() == -signal.SIGKILL
+
+
+def test_the_exit_code_of_a_child_arrives() -> None:
+    assert run_to_end("raise SystemExit(72)") == 72
+
+
+def test_no_descriptor_of_ours_lives_on_in_a_child(tmp_path: Path) -> None:
+    """RD-7: a lock the supervisor holds is not inherited, even when the descriptor is inheritable."""
+    with open(tmp_path / "LOCK", "w") as lock:
+        os.set_inheritable(lock.fileno(), True)
+        code = (
+            "import os, sys\n"
+            "held = []\n"
+            "for fd in os.listdir('/proc/self/fd'):\n"
+            "    path = f'/proc/self/fd/{fd}'\n"
+            "    held += [os.readlink(path)] if os.path.exists(path) else []\n"
+            "sys.exit(any('LOCK' in path for path in held))"
+        )
+        assert run_to_end(code) == 0
+
+
+def test_a_child_has_a_process_group_of_its_own_and_no_input() -> None:
+    code = (
+        "import os,sys; sys.exit(os.getpgrp() != os.getpid() or sys.stdin.read() != '' or os.getcwd() != '/')"
+    )
+    assert run_to_end(code) == 0
+
+
+def test_secrets_and_settings_do_not_reach_a_child(tmp_path: Path) -> None:
+    """SEC-28."""
+    secrets = {
+        "RINGLOG_API_KEYS": "k", "RINGLOG_KEY": "k", "AWS_SECRET_ACCESS_KEY": "k", "MY_TOKEN": "k",
+        "NOTIFY_SOCKET": "/s", "RINGLOG_TEST_STOP_POINTS": "x",
+    }  # fmt: skip
+    environ = child_environment({**os.environ, **secrets, "LC_ALL": "C.UTF-8", "TZ": "UTC"})
+    assert not set(secrets) & set(environ)
+    assert (environ["LC_ALL"], environ["TZ"], environ["OPENBLAS_NUM_THREADS"]) == ("C.UTF-8", "UTC", "1")
+    path = tmp_path / "environ.json"
+    code = f"import json,os; open({str(path)!r}, 'w').write(json.dumps(dict(os.environ)))"
+    assert run_to_end(code, environ=environ) == 0
+    assert not set(secrets) & set(json.loads(path.read_text()))
+
+
+def test_a_child_finds_the_same_code_wherever_it_runs() -> None:
+    import ringlog
+
+    code = f"import ringlog, actors, sys; sys.exit(ringlog.__file__ != {ringlog.__file__!r})"
+    assert run_to_end(code, environ=child_environment({"PATH": os.environ["PATH"]})) == 0
+
+
+def test_an_actor_is_started_by_its_kind_and_never_from_the_working_directory() -> None:
+    assert actor_command("wal_shard", "{}") == [sys.executable, "-P", "-m", "actors.wal_shard", "{}"]

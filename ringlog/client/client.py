@@ -228,7 +228,7 @@ class Client:
         of the first time.
         """
         asked = parse_durability(durability)
-        key = _checked_key(idempotency_key)
+        key = checked_key(idempotency_key)
         with self._shell.locked() as session:
             core = self._appender(session, topic, asked, create)
         assembled = core.assemble(records)
@@ -375,7 +375,7 @@ class Client:
             producer.restart_in_child(session)
 
 
-def _checked_key(key: str | None) -> str:
+def checked_key(key: str | None) -> str:
     """An idempotency key as it travels; "" is none (I-1)."""
     if key is None:
         return ""

@@ -1,0 +1,288 @@
+"""connect() and Client for asyncio."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Generator, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Literal, TypeVar, Unpack, overload
+
+from ringlog.aio.producer import Producer
+from ringlog.aio.reader import Reader, Tailer
+from ringlog.aio.shell import LoopShell
+from ringlog.aio.topics import Topics
+from ringlog.client.assembler import Assembler
+from ringlog.client.client import ClientOptions, checked_key
+from ringlog.client.connection import Connection
+from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
+from ringlog.client.fields import NewRecord, Payload, RecordFields
+from ringlog.client.pages import EARLIEST, Cursor, Page, Record, Start, TagFilter
+from ringlog.client.payload import RAW, PayloadCodec
+from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState, CloseReport
+from ringlog.client.session import Session, new_client_id
+from ringlog.errors import NotConnected
+from ringlog.link.peer import FdSet
+from ringlog.link.pending import Steps, gather
+from ringlog.link.protocol import Transport
+from ringlog.types import Codec, Durability
+
+T = TypeVar("T")
+_live: weakref.WeakSet[Client] = weakref.WeakSet()
+_parents: list[Session] = []
+"""Sessions of the process we were forked from: freeing their sockets here would disturb it."""
+
+
+def connect(
+    url: str | None = None,
+    *,
+    client_id: str | None = None,
+    key: str | None = None,
+    timeout_ms: int | None = None,
+    wait: float | None = None,
+    reconnect: bool = True,
+    transport: Literal["auto", "ring", "ipc", "tcp"] = "auto",
+) -> Client:
+    """Make a client; options as in ringlog.connect. `await` it or enter it to have `wait` respected."""
+    options = ClientOptions(url, client_id, key, timeout_ms, transport)
+    return Client(options, wait=wait, reconnect=reconnect)
+
+
+class Client:
+    """One connection to one engine, for one loop. `async with connect(…) as client`."""
+
+    def __init__(self, options: ClientOptions, *, wait: float | None, reconnect: bool) -> None:
+        self._options = options
+        self._wait = wait
+        self._reconnect = reconnect
+        self._shell = LoopShell(self._new_session)
+        self._appenders: dict[tuple[str, Durability | None, bool], ProducerCore] = {}
+        self._producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
+        self.topics = Topics(self._shell)
+        _live.add(self)
+
+    def _new_session(self, fds: FdSet) -> Session:
+        options = self._options
+        return Session(
+            options.address, client_id=options.client_id or new_client_id(), timeout_ms=options.timeout_ms,
+            fds=fds, transport=options.transport, secret_key=options.secret_key, reconnect=self._reconnect,
+        )  # fmt: skip
+
+    # -- how it is ----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> ClientState:
+        """How this client and its engine stand."""
+        if self._shell.is_closed:
+            return ClientState.CLOSED
+        session = self._shell.session_or_none
+        return session.state if session is not None else ClientState.CONNECTING
+
+    def health(self) -> ClientHealth:
+        """Everything a liveness check may ask."""
+        return self._shell.session.health()
+
+    def events(self) -> Iterator[ClientEvent]:
+        """What happened to the connection, oldest first; the last 256."""
+        session = self._shell.session_or_none
+        return iter(list(session.events) if session is not None else [])
+
+    @property
+    def transport(self) -> Transport:
+        """How it talks to the engine."""
+        return self._options.transport
+
+    @property
+    def connection(self) -> Connection:
+        """What readers need."""
+        return self._shell.session
+
+    async def wait_ready(self, timeout: float) -> None:
+        """Wait until the engine was met; raises NotConnected after `timeout` seconds."""
+        try:
+            await self._shell.wait(self._shell.session.links.connect(), timeout)
+        except TimeoutError:
+            where = str(self._options.address)
+            raise NotConnected("no engine answers", address=where, timeout_s=timeout) from None
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Run an operation over `connection`."""
+        return await self._shell.run(steps)
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    async def append(
+        self,
+        topic: str,
+        data: Payload,
+        /,
+        *,
+        durability: Durability | str | None = None,
+        create: bool = True,
+        **record: Unpack[RecordFields],
+    ) -> Appended:
+        """Append one record and wait until it met its class. See ringlog.client.Client.append."""
+        core = self._appender(topic, parse_durability(durability), create)
+        records = Assembler()
+        records.add(core.encode(data), core.fields(dict(record)) if record else None)
+        return await self._shell.wait(core.add_frame(records))
+
+    async def append_many(
+        self,
+        topic: str,
+        records: Iterable[Record | NewRecord | Payload],
+        /,
+        *,
+        idempotency_key: str | None = None,
+        durability: Durability | str | None = None,
+        create: bool = True,
+    ) -> Appended:
+        """Append records in one atomic write. See ringlog.client.Client.append_many."""
+        key = checked_key(idempotency_key)
+        core = self._appender(topic, parse_durability(durability), create)
+        assembled = core.assemble(records)
+        if key:
+            frame = core.keyed_frame(assembled)
+            return await self._shell.run(core.session.append_keyed(core.keyed_stream(), frame, key))
+        return await self._shell.wait(core.add_frame(assembled))
+
+    @overload
+    def producer(
+        self, topic: str, *, linger_ms: float = ..., max_frame_records: int = ..., max_frame_bytes: int = ...,
+        max_buffer_bytes: int = ..., on_full: Literal["wait", "raise"] = ...,
+        durability: Durability | str | None = ..., codec: Codec | str | None = ..., create: bool = ...,
+        name: str | None = ...,
+    ) -> Producer[bytes]: ...  # fmt: skip
+
+    @overload
+    def producer(
+        self, topic: str, *, linger_ms: float = ..., max_frame_records: int = ..., max_frame_bytes: int = ...,
+        max_buffer_bytes: int = ..., on_full: Literal["wait", "raise"] = ...,
+        durability: Durability | str | None = ..., codec: Codec | str | None = ...,
+        payload: PayloadCodec[T], create: bool = ..., name: str | None = ...,
+    ) -> Producer[T]: ...  # fmt: skip
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        linger_ms: float = 2.0,
+        max_frame_records: int = 4096,
+        max_frame_bytes: int = 1 << 20,
+        max_buffer_bytes: int = 32 << 20,
+        on_full: Literal["wait", "raise"] = "wait",
+        durability: Durability | str | None = None,
+        codec: Codec | str | None = None,
+        payload: PayloadCodec[Any] = RAW,
+        create: bool = True,
+        name: str | None = None,
+    ) -> Producer[Any]:
+        """A producer of many records to one topic. See ringlog.client.Client.producer."""
+        options = ProducerOptions(
+            linger_ms, max_frame_records, max_frame_bytes, max_buffer_bytes, on_full,
+            parse_durability(durability), parse_codec(codec), payload, create, name,
+        )  # fmt: skip
+        producer: Producer[Any] = Producer(self._shell, topic, options)
+        self._producers.add(producer)
+        return producer
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        topic: str,
+        after: Cursor | int = 0,
+        *,
+        limit: int = 256,
+        wait_ms: int = 0,
+        tags: TagFilter | None = None,
+        node: str | None = None,
+    ) -> Page:
+        """One page of records after `after`; empty when there are none."""
+        from ringlog.client.reader import read
+
+        steps = read(self._shell.session, topic, after, limit=limit, wait_ms=wait_ms, tags=tags, node=node)
+        return await self._shell.run(steps)
+
+    def reader(
+        self, topic: str, start: Start = EARLIEST, *, follow: bool = False, tags: TagFilter | None = None,
+        node: str | list[str] | None = None,
+    ) -> Reader:  # fmt: skip
+        """Iterate over records and tombstones; with `follow` wait for more for ever."""
+        return Reader(self._shell, topic, start, follow=follow, tags=tags, node=node)
+
+    def tailer(self, topic: str, start: Start = EARLIEST, *, follow: bool = True) -> Tailer:
+        """Fast reading on the engine's host."""
+        return Tailer(self._shell, topic, start, follow=follow)
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    async def close(self, timeout: float = 10.0) -> CloseReport:
+        """Send what was gathered, wait up to `timeout` seconds, end. Says what was not delivered."""
+        shell = self._shell
+        if shell.is_closed:
+            return CloseReport(0, 0, 0)
+        session = shell.session_or_none
+        if session is None:
+            shell.close()
+            return CloseReport(0, 0, 0)
+        cores: list[ProducerCore] = list(shell.session.cores)
+        try:
+            await shell.wait(gather([core.idle() for core in cores]), timeout)
+        except TimeoutError:
+            session.note("close_timeout", timeout_s=timeout)
+        left = [core.end() for core in cores]
+        requests = session.links.open_requests
+        shell.close()
+        _live.discard(self)
+        return CloseReport(sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left), requests)
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self._begin().__await__()
+
+    async def __aenter__(self) -> Client:
+        return await self._begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _begin(self) -> Client:
+        if self._wait is not None:
+            try:
+                await self.wait_ready(self._wait)
+            except BaseException:
+                await self.close(0)
+                raise
+        return self
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _appender(self, topic: str, durability: Durability | None, create: bool) -> ProducerCore:
+        session = self._shell.session
+        key = (topic, durability, create)
+        core = self._appenders.get(key)
+        if core is None:
+            options = ProducerOptions(
+                linger_ms=0, max_frame_records=1, max_buffer_bytes=1 << 40, durability=durability,
+                create=create,
+            )  # fmt: skip
+            core = self._appenders[key] = ProducerCore(session, topic, options)
+        return core
+
+    def _restart_in_child(self) -> None:
+        parents = self._shell.restart_in_child()
+        if parents is not None:
+            _parents.append(parents)
+        self._appenders.clear()
+        for producer in list(self._producers):
+            producer.restart_in_child()
+
+
+def _restart_all_in_child() -> None:
+    for client in list(_live):
+        client._restart_in_child()
+
+
+os.register_at_fork(after_in_child=_restart_all_in_child)

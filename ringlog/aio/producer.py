@@ -1,0 +1,117 @@
+"""Producer of an asyncio client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Generic, TypeVar, Unpack
+
+from ringlog.aio.shell import LoopShell
+from ringlog.aio.ticket import Ticket
+from ringlog.client.core import ProducerCore, ProducerOptions, size_of
+from ringlog.client.fields import NewRecord, RecordFields
+from ringlog.client.pages import Record
+from ringlog.client.results import FlushReport, ProducerStats
+from ringlog.envelope.messages import ProducerStateReply
+from ringlog.errors import RequestTimeout, UsageError
+
+T = TypeVar("T")
+
+
+class Producer(Generic[T]):
+    """Async context manager: leaving it flushes, and raises when something was not appended."""
+
+    def __init__(self, shell: LoopShell, topic: str, options: ProducerOptions) -> None:
+        self.topic = topic
+        self._shell = shell
+        self._options = options
+        self._core_of_loop: ProducerCore | None = None
+        self._is_closed = False
+
+    async def send(self, data: T, /, **record: Unpack[RecordFields]) -> Ticket:
+        """Add one record to the frame being gathered; waits only when the buffer is full (Backpressure)."""
+        core = self._core()
+        payload = core.encode(data)
+        values = core.fields(dict(record)) if record else None
+        if not core.has_room(size_of(payload)):
+            await self._room(core, size_of(payload))
+        return Ticket(self._shell, *core.add(payload, values))
+
+    async def send_many(self, data: Iterable[T | Record | NewRecord], /) -> Ticket:
+        """Send records as one frame: one ticket, all or nothing."""
+        core = self._core()
+        records = core.assemble(data)
+        await self._room(core, records.bytes)
+        return Ticket(self._shell, core.add_frame(records))
+
+    async def send_each(self, payloads: Sequence[T], /) -> Ticket:
+        """Send every record as a frame of its own; one ticket for all."""
+        core = self._core()
+        encoded = [core.encode(value) for value in payloads]
+        await self._room(core, sum(map(size_of, encoded)) + 80 * len(encoded))
+        return Ticket(self._shell, core.add_each(encoded))
+
+    async def flush(self, timeout: float | None = None) -> FlushReport:
+        """Send what was gathered and wait until everything has its fate, at most `timeout` seconds."""
+        core = self._core()
+        try:
+            await self._shell.wait(core.idle(), timeout)
+        except TimeoutError:
+            return core.report()
+        return core.report()
+
+    def stats(self) -> ProducerStats:
+        """Counters."""
+        return self._core().stats()
+
+    async def resume(self) -> ProducerStateReply | None:
+        """Ask the engine what it last settled of this named producer; None for one without a name."""
+        return await self._shell.wait(self._core().stream.meet())
+
+    async def close(self, timeout: float | None = None) -> FlushReport:
+        """Flush and end. Idempotent."""
+        if self._is_closed or self._shell.is_closed:
+            return FlushReport(0, 0, 0)
+        report = await self.flush(timeout)
+        self._is_closed = True
+        if not report.unfinished and self._core_of_loop is not None:
+            self._core_of_loop.leave()
+        return report
+
+    async def __aenter__(self) -> Producer[T]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        report = await self.close()
+        if kind is None and not report.is_complete:
+            raise report.error or RequestTimeout(
+                "records were not settled", outcome="unknown", topic=self.topic, records=report.unfinished
+            )
+
+    def restart_in_child(self) -> None:
+        """After a fork: a new identity and an empty buffer."""
+        self._core_of_loop = None
+
+    def _core(self) -> ProducerCore:
+        session = self._shell.session
+        if self._is_closed:
+            raise UsageError("the producer is closed", topic=self.topic)
+        if self._core_of_loop is None:
+            self._core_of_loop = ProducerCore(session, self.topic, self._options)
+        return self._core_of_loop
+
+    async def _room(self, core: ProducerCore, size: int) -> None:
+        if core.has_room(size):
+            return
+        if self._options.on_full == "raise":
+            core.room()
+            raise core.full()
+        try:
+            async with asyncio.timeout(core.session.timeout_ms / 1000):
+                while not core.has_room(size):
+                    await self._shell.wait(core.room())
+        except TimeoutError:
+            raise core.full() from None

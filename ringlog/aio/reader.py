@@ -1,0 +1,166 @@
+"""Reading with asyncio: the same pages and batches, awaited."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from math import inf
+
+from ringlog.aio.shell import LoopShell
+from ringlog.client.pages import EARLIEST, Cursor, Filters, Page, Record, Start, TagFilter, Tombstone
+from ringlog.client.reader import ITERATOR_PAGE_RECORDS, read_page, resolve_filters, resolve_start
+from ringlog.client.source import LocalSource, Source, open_source
+from ringlog.client.tailer import TailBatch
+from ringlog.errors import UsageError
+from ringlog.limits import READ_LIMIT_MAX
+from ringlog.link.pending import Steps
+from ringlog.storage.reader import WINDOW_BYTES
+
+
+class Reader:
+    """`async for item in client.reader("t")`: records and tombstones, in order. See ringlog.client.Reader."""
+
+    def __init__(
+        self, shell: LoopShell, topic: str, start: Start = EARLIEST, *, follow: bool = False,
+        tags: TagFilter | None = None, node: str | list[str] | None = None,
+    ) -> None:  # fmt: skip
+        self._shell = shell
+        self._topic = topic
+        self._follow = follow
+        self._tags, self._node = tags, node
+        self._filters: Filters | None = None
+        self._source: Source | None = None
+        self._start: Start | None = start
+        self._is_closed = False
+        self.cursor = Cursor(0, 0)
+        """Behind the last item given."""
+
+    def seek(self, start: Start) -> None:
+        """Go on from there."""
+        self._start = start
+
+    async def pages(self, limit: int = READ_LIMIT_MAX) -> AsyncIterator[Page]:
+        """Iterate page by page; with `follow` never ends by itself."""
+        while not self._is_closed:
+            page = await self._shell.run(self._page_steps(limit))
+            if page.tombstone is None and not len(page) and page.caught_up and not self._follow:
+                return
+            self.cursor = page.cursor
+            if page.tombstone is not None or len(page):
+                yield page
+
+    async def __aiter__(self) -> AsyncIterator[Record | Tombstone]:
+        while not self._is_closed:
+            page = await self._shell.run(self._page_steps(ITERATOR_PAGE_RECORDS))
+            if page.tombstone is not None:
+                before = page.pieces[0].seq_at(0) - 1 if page.pieces else page.cursor.seq
+                self.cursor = Cursor(page.epoch, before)
+                yield page.tombstone
+            for record in page.records:
+                self.cursor = Cursor(page.epoch, record.seq)
+                yield record
+                if self._start is not None or self._is_closed:
+                    break  # Sought elsewhere, or closed, by who got the record.
+            else:
+                self.cursor = page.cursor
+                if page.caught_up and not self._follow:
+                    return
+
+    def close(self) -> None:
+        """End the iteration and let go of files."""
+        self._is_closed = True
+        if self._source is not None:
+            self._source.close()
+
+    async def __aenter__(self) -> Reader:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def _page_steps(self, limit: int) -> Steps[Page]:
+        connection = self._shell.session
+        if self._source is None:
+            self._source = open_source(connection, self._topic)
+        if self._start is not None:
+            start, self._start = self._start, None
+            self.cursor = yield from resolve_start(connection, self._source, self._topic, start)
+        if self._filters is None:
+            self._filters = yield from resolve_filters(connection, self._topic, self._tags, self._node)
+        wait_s = inf if self._follow else 0.0
+        return (
+            yield from read_page(
+                self._source, self._topic, self.cursor, limit=limit, wait_s=wait_s, filters=self._filters
+            )
+        )
+
+
+class Tailer:
+    """`async for item in client.tailer("t")`: TailBatch and Tombstone items. See ringlog.client.Tailer."""
+
+    def __init__(self, shell: LoopShell, topic: str, start: Start = EARLIEST, *, follow: bool = True) -> None:
+        self._shell = shell
+        self._topic = topic
+        self._follow = follow
+        self._source: LocalSource | None = None
+        self._start: Start | None = start
+        self._is_closed = False
+        self.cursor = Cursor(0, 0)
+        """Behind the last item given."""
+
+    async def __aiter__(self) -> AsyncIterator[TailBatch | Tombstone]:
+        is_caught_up = False
+        while not self._is_closed and (self._follow or not is_caught_up):
+            items, after, is_caught_up = await self._shell.run(self._fetch_steps())
+            for item in items:
+                self.cursor = item.cursor if isinstance(item, TailBatch) else after
+                yield item
+                if self.is_closed:
+                    return
+            if not items:
+                self.cursor = after
+
+    @property
+    def is_closed(self) -> bool:
+        """After close."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """End the iteration and let go of files. What was handed out stays valid."""
+        self._is_closed = True
+        if self._source is not None:
+            self._source.close()
+
+    async def __aenter__(self) -> Tailer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def _fetch_steps(self) -> Steps[tuple[list[TailBatch | Tombstone], Cursor, bool]]:
+        """(items, cursor behind a tombstone or an empty portion, everything published was seen)."""
+        connection = self._shell.session
+        if connection.transport != "ring":
+            raise UsageError(
+                "a tailer reads the engine's files and must run on its host", transport=connection.transport
+            )
+        if self._source is None:
+            self._source = LocalSource(connection, self._topic, is_mapped=True)
+        if self._start is not None:
+            start, self._start = self._start, None
+            self.cursor = yield from resolve_start(connection, self._source, self._topic, start)
+        portion = yield from self._source.fetch(
+            self.cursor, limit=1 << 62, bytes_max=WINDOW_BYTES, wait_s=inf if self._follow else 0.0
+        )
+        items: list[TailBatch | Tombstone] = []
+        seq = portion.after
+        if (gap := portion.gap) is not None:
+            items.append(
+                Tombstone(
+                    self._topic, gap.gap_from, gap.gap_to, gap.reason, portion.earliest_seq, portion.head_seq
+                )
+            )
+        for run in portion.runs:
+            items.append(TailBatch(self._topic, portion.epoch, run, seq))
+            seq = run.last_seq
+        after = portion.after if items else max(self.cursor.seq, portion.examined)
+        return items, Cursor(portion.epoch, after), portion.examined >= portion.head_seq

@@ -1,0 +1,147 @@
+"""LoopShell: a session served by an asyncio loop.
+
+Descriptors are readers of the loop, times are its timers. Whatever is done with the session in one pass
+of the loop is followed by one look after it: take what came, arrange the next wake-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ringlog.client.session import Session
+from ringlog.errors import UsageError, WrongLoop
+from ringlog.link.peer import FdSet
+from ringlog.link.pending import Pending, Steps, start
+
+T = TypeVar("T")
+
+
+class LoopDescriptors(FdSet):
+    """Descriptors watched by a loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_readable: Callable[[int], None]) -> None:
+        self._loop = loop
+        self._on_readable = on_readable
+
+    def watch(self, fd: int) -> None:
+        """Call back when `fd` is readable."""
+        self._loop.add_reader(fd, self._on_readable, fd)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop that."""
+        if not self._loop.is_closed():
+            self._loop.remove_reader(fd)
+
+
+class LoopShell:
+    """Owns a session once there is a loop. Not for threads; see WrongLoop."""
+
+    def __init__(self, make_session: Callable[[FdSet], Session]) -> None:
+        self._make_session = make_session
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._session: Session | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_scheduled = False
+        self.is_closed = False
+
+    @property
+    def session(self) -> Session:
+        """The session, made at first use; raises WrongLoop outside the loop it belongs to."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            raise WrongLoop("an asyncio client is used inside a running loop") from None
+        if self._loop is None:
+            self._loop = running
+        elif self._loop is not running:
+            raise WrongLoop("this client belongs to another loop")
+        if self.is_closed:
+            raise UsageError("the client is closed")
+        if self._session is None:
+            self._session = self._make_session(LoopDescriptors(running, self._readable))
+        self._see_to_it()
+        return self._session
+
+    @property
+    def session_or_none(self) -> Session | None:
+        """The session if there is one, from anywhere."""
+        return self._session
+
+    async def wait(self, pending: Pending[T], timeout: float | None = None) -> T:
+        """Await the result; raises TimeoutError when `timeout` seconds ended first."""
+        if pending.is_done:
+            return pending.take()
+        future = self.future(pending)
+        if timeout is None:
+            return await future
+        return await asyncio.wait_for(future, timeout)
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Run an operation to its end."""
+        return await self.wait(start(steps))
+
+    def future(self, pending: Pending[T]) -> asyncio.Future[T]:
+        """A future of the loop for a pending result."""
+        assert self._loop is not None
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def settle(done: Pending[T]) -> None:
+            if future.done():
+                return  # Cancelled by who waited; the work itself goes on.
+            if done.error is not None:
+                future.set_exception(done.error)
+            else:
+                future.set_result(done.take())
+
+        pending.when_done(settle)
+        self._see_to_it()
+        return future
+
+    def call_soon(self, call: Callable[[], Any]) -> None:
+        """Call a function of the user in a later pass of the loop."""
+        assert self._loop is not None
+        self._loop.call_soon(call)
+
+    def close(self) -> None:
+        """End the session."""
+        self.is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._session is not None:
+            self._session.close()
+
+    def restart_in_child(self) -> Session | None:
+        """After a fork: a new loop will get a new session; the parent's must neither be used nor freed."""
+        parents, self._session = self._session, None
+        self._loop, self._timer, self._is_scheduled = None, None, False
+        if parents is not None:
+            parents.links.let_go_in_child()
+        return parents
+
+    def _see_to_it(self) -> None:
+        if not self._is_scheduled and self._loop is not None:
+            self._is_scheduled = True
+            self._loop.call_soon(self._look)
+
+    def _readable(self, fd: int) -> None:
+        if self._session is not None and not self.is_closed:
+            self._session.turn((fd,))
+            self._see_to_it()
+
+    def _look(self) -> None:
+        """Serve what is there and arrange the next wake-up."""
+        self._is_scheduled = False
+        session, loop = self._session, self._loop
+        if session is None or loop is None or self.is_closed:
+            return
+        session.turn()
+        if not session.links.arm():
+            self._see_to_it()
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if session.has_work:
+            self._timer = loop.call_later(session.sleep_s(), self._look)

@@ -1,0 +1,39 @@
+"""Ticket of an asyncio producer: await it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+from ringlog.aio.shell import LoopShell
+from ringlog.client.batch import Batch
+from ringlog.client.results import Appended
+from ringlog.client.ticket import own_result
+
+
+class Ticket:
+    """Resolves by itself when the engine settled the records; `await ticket` gives their numbers."""
+
+    __slots__ = ("_batch", "_index", "_shell")
+
+    def __init__(self, shell: LoopShell, batch: Batch, index: int = -1) -> None:
+        self._shell = shell
+        self._batch = batch
+        self._index = index
+
+    def done(self) -> bool:
+        """True when the fate is known."""
+        return self._batch.is_done
+
+    async def result(self, timeout: float | None = None) -> Appended:
+        """Await the fate; TimeoutError after `timeout` seconds, and the ticket is still open then."""
+        if not self._batch.is_done:
+            await self._shell.wait(self._batch, timeout)
+        return own_result(self._batch, self._index)
+
+    def __await__(self) -> Generator[Any, None, Appended]:
+        return self.result().__await__()
+
+    def on_done(self, fn: Callable[[Ticket], None]) -> None:
+        """Call `fn(ticket)` from the loop when the fate is known."""
+        self._batch.when_done(lambda _: self._shell.call_soon(lambda: fn(self)))

@@ -1,0 +1,36 @@
+"""pytest fixtures for programs that use ringlog; loaded by pytest itself where ringlog is installed.
+
+def test_orders_are_kept(ringlog_engine, ringlog_topic):
+    with ringlog.connect(ringlog_engine.url) as client:
+        client.append(ringlog_topic("orders"), b"…")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ringlog.testing.engine import TestEngine, engine
+
+_SHOWN_CHARS_MAX = 80
+
+
+@pytest.fixture(scope="session")
+def ringlog_engine() -> Iterator[TestEngine]:
+    """One real engine, two shards and a gateway, for the whole run; `ringlog_topic` keeps tests apart."""
+    with engine(wal={"shards": 2}, gateway={"enabled": True}) as running:
+        yield running
+
+
+@pytest.fixture
+def ringlog_topic(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Makes topic names that no other test of the run uses."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.nodeid)[-_SHOWN_CHARS_MAX:].strip("-._")
+    prefix = f"t{abs(hash(request.node.nodeid)):x}.{plain}"
+
+    def name(topic: str = "topic") -> str:
+        return f"{prefix}:{topic}"
+
+    return name

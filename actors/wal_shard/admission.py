@@ -20,7 +20,7 @@ from ringlog.errors import Status
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
-from ringlog.frame.measure import Fault, measure, single_payload_lengths
+from ringlog.frame.measure import Fault, measure, measure_alike
 from ringlog.frame.settle import (
     FLAG_DEDUPED,
     FLAGS_SHIFT,
@@ -235,15 +235,15 @@ class Admission:
             return False
         if (frames.body_hashes(intake.buffer, intake.batch) != words[:, layout.W_BODY_XXH3]).any():
             return False
-        is_single = count == 1 and head >> layout.COLUMNS_SHIFT == 1
-        lengths = single_payload_lengths(intake.buffer, intake.batch) if is_single else None
-        if lengths is None:
+        holds_payloads = head >> layout.COLUMNS_SHIFT == 1
+        found = measure_alike(intake.buffer, intake.batch, count) if holds_payloads else None
+        if found is None:
             measures = measure(intake.buffer, intake.batch)
             if measures.bad.any():
                 return False
             intake.accounted, intake.largest = measures.accounted, measures.largest
         else:
-            intake.accounted = intake.largest = lengths
+            intake.accounted, intake.largest = found
         if intake.largest.max() > self._limits.record_bytes:
             return False
         self._admit_stretch(intake, topic, 0, len(words), now_us)
@@ -455,8 +455,10 @@ _PLAIN_TAIL = ~(layout.FLAGS_KNOWN << layout.FLAGS_SHIFT | 0xFFFFFFFF)
 
 def _is_plain(head: int, tail: int) -> bool:
     """Uncompressed, nothing unknown set, and as long as it says."""
-    raw_len = tail & 0xFFFFFFFF
-    is_known = not (head >> layout.COLUMNS_SHIFT) & ~layout.COLUMNS_KNOWN and not tail & _PLAIN_TAIL
+    raw_len, columns = tail & 0xFFFFFFFF, head >> layout.COLUMNS_SHIFT
+    kind = tail >> layout.FLAGS_SHIFT & layout.PAYLOAD_KIND_MASK
+    is_known = not columns & ~layout.COLUMNS_KNOWN and not tail & _PLAIN_TAIL
+    is_known = is_known and columns & 1 == 1 and kind != layout.PAYLOAD_KIND_MASK
     return is_known and raw_len == (head & layout.LEN_MASK) - layout.FRAME_LEN_MIN
 
 

@@ -122,11 +122,49 @@ def measure(buffer: Any, batch: FrameBatch) -> Measures:
     return found
 
 
-def single_payload_lengths(buffer: Any, batch: FrameBatch) -> I64 | None:
-    """(n,) payload bytes of one-record, payload-only, uncompressed frames of one length.
+def measure_alike(buffer: Any, batch: FrameBatch, count: int) -> tuple[I64, I64] | None:
+    """(n,) accounted bytes and (n,) largest record of frames that lie back to back, are equally long,
+    uncompressed, of `count` records each and hold payloads only: the hot path of a shard.
 
     None when a frame's structure is anything but that; `measure` then says what is wrong.
     """
+    if count == 1:
+        lengths = _single_payloads(buffer, batch)
+        return None if lengths is None else (lengths, lengths)
+    total = int(batch.total_bytes[0])
+    data_at = layout.HEADER_BYTES + layout.padded(4 * (count + 1))
+    if data_at > total:
+        return None
+    first, frames = int(batch.offsets[0]), len(batch)
+    ends = np.ndarray(
+        (frames, count + 1), "<i4", buffer, offset=first + layout.HEADER_BYTES, strides=(total, 4)
+    )
+    lengths = ends[:, 1:] - ends[:, :-1]
+    stops = ends[:, -1].astype(np.int64)
+    if ends[:, 0].any() or int(lengths.min()) < 0 or (data_at + ((stops + 7) & ~7) != total).any():
+        return None
+    if not _is_padded(
+        memoryview(buffer).cast("B"), batch.offsets.tolist(), stops.tolist(), count, data_at, total
+    ):
+        return None
+    return stops, lengths.max(axis=1).astype(np.int64)
+
+
+def _is_padded(
+    view: memoryview, starts: list[int], stops: list[int], count: int, data_at: int, total: int
+) -> bool:
+    """Are the bytes that round offsets and data up to whole words zero?"""
+    offsets_stop = layout.HEADER_BYTES + 4 * (count + 1)
+    for start, stop in zip(starts, stops, strict=True):
+        if any(view[start + offsets_stop : start + data_at]) or any(
+            view[start + data_at + stop : start + total]
+        ):
+            return False
+    return True
+
+
+def _single_payloads(buffer: Any, batch: FrameBatch) -> I64 | None:
+    """(n,) payload bytes of one-record frames; None when one is not what it should be."""
     words = buffer if isinstance(buffer, np.ndarray) else words_of(buffer)
     at = (batch.offsets >> 3) + layout.HEADER_WORDS
     prefixes = words[at]

@@ -32,6 +32,7 @@ from ringlog.errors import (
     RinglogError,
     StartRefused,
 )
+from ringlog.frame.heap import keep_freed_memory
 from ringlog.signals import StopFlag
 
 log = logging.getLogger("ringlog.process")
@@ -112,6 +113,7 @@ def _confine(boot: ActorBoot) -> None:
     settings = config.from_plain(boot.config)
     hardening.harden(may_profile=settings.profile.allow)
     hardening.name_process(boot.name)
+    keep_freed_memory()
     faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)
     stop_points.configure(boot.test_stop_points)
     logs.configure(

@@ -60,13 +60,13 @@ class TopicTable:
     def create(cls, dir: str | os.PathLike[str], shard: int) -> TopicTable:
         """Open the shard's table for writing, made if there is none. A successor goes on with the same files.
 
-        Call `reset` before publishing what recovery found. Raises BoardError when there is no room.
+        It calls `reset` before it publishes what recovery found. Raises BoardError when there is no room.
         """
         table = cls(os.fspath(dir), shard, writable=True)
         if not os.path.lexists(table._chunk_path(0)):
             table._make_chunk()
         table._map_all()
-        table._find_free()
+        table._adopt()
         return table
 
     @classmethod
@@ -75,7 +75,7 @@ class TopicTable:
         table = cls(os.fspath(dir), shard, writable=writable)
         table._map_all()
         if writable:
-            table._find_free()
+            table._adopt()
         return table
 
     # -- the shard ------------------------------------------------------------------------------------
@@ -148,7 +148,8 @@ class TopicTable:
             before, *values = words[at : at + 1 + _FACT_WORDS].tolist()
             if words[at] == before and not before & 1:
                 return _facts(values)
-        return _facts(seqlock.read(words, at, _FACT_WORDS, lambda: {"slot": slot, "shard": self._shard}))
+        values = seqlock.read(words, at, _FACT_WORDS, lambda: {"slot": slot, "shard": self._shard})
+        return _facts(values)
 
     @property
     def capacity(self) -> int:
@@ -184,6 +185,14 @@ class TopicTable:
 
     def _find_free(self) -> None:
         self._free = [slot for slot in range(self.capacity) if not self._is_used(slot)]
+
+    def _adopt(self) -> None:
+        """Become the table's writer: a slot left half written is emptied, never completed."""
+        for slot in range(self.capacity):
+            words, at = self._slot(slot)
+            if words[at] & 1:
+                self._clear(slot)
+        self._find_free()
 
     def _chunk_path(self, chunk: int) -> str:
         return os.path.join(self._dir, layout.chunk_name(self._shard, chunk))

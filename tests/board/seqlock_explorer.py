@@ -1,0 +1,135 @@
+"""All schedules of a seqlock's writers and a reader over the real board classes, with crashes at every step.
+
+A step is the load or store of one word. Writers live one after the other (incarnations); the first may die
+between any two of its stores. Readers change nothing, so one reader that may start at any time stands for
+any number of them. The technique is that of the ring's explorer: a suspended call is its beginning and the
+results of its accesses, and runs again to take one step more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ringlog.board.layout import BoardUnstable
+
+UNSTABLE = "unstable"
+Write = Callable[[Any], object]
+"""What a writer does with the words."""
+
+
+class Torn(AssertionError):
+    """A reader believed something that was never published, or something older than it must see."""
+
+
+class Suspended(BaseException):
+    """A call made its one access and wants another."""
+
+
+class Stretch(list):
+    """A slice of words."""
+
+    def tolist(self) -> list[int]:
+        return list(self)
+
+
+class StepWords:
+    """Stands where memoryview.cast("Q") does; one real access, then suspends."""
+
+    def __init__(self, words: Sequence[int], done: Sequence[Any]) -> None:
+        self.words, self.done = list(words), list(done)
+        self.cursor = 0
+        self.is_spent = False
+
+    def _access(self, perform: Callable[[], Any]) -> Any:
+        if self.cursor == len(self.done):
+            if self.is_spent:
+                raise Suspended
+            self.is_spent = True
+            self.done.append(perform())
+        result = self.done[self.cursor]
+        self.cursor += 1
+        return result
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return Stretch(self[i] for i in range(index.start, index.stop))
+        return self._access(lambda: self.words[index])
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self._access(lambda: self.words.__setitem__(index, value))
+
+
+class World(NamedTuple):
+    """Memory, the writer's life, write and accesses, the reader's accesses."""
+
+    words: tuple[int, ...]
+    life: int
+    write: int
+    writer_done: tuple[Any, ...]
+    reader_done: tuple[Any, ...]
+    version: int
+    """Ghost: number of the last write that was completed; one under way may be seen already."""
+    must_see: int
+    """Ghost: `version` when the reader began."""
+
+
+@dataclass
+class SeqlockExplorer:
+    """`lives`: the writes of each incarnation; `published[i]`: what write number i made, 0 = nothing yet.
+
+    `read(words)` gives what the reader sees or raises BoardUnstable.
+    """
+
+    size: int
+    lives: list[list[Write]]
+    published: list[Any]
+    read: Callable[[Any], Any]
+    states: int = 0
+    seen: set[Any] = field(default_factory=set)
+
+    def run(self) -> SeqlockExplorer:
+        """Visit every state; raises Torn for the first schedule in which the reader is deceived."""
+        first = World((0,) * self.size, 0, 0, (), (), 0, 0)
+        visited, stack = {first}, [first]
+        while stack:
+            for after in self._next(stack.pop()):
+                if after not in visited:
+                    visited.add(after)
+                    stack.append(after)
+        self.states = len(visited)
+        return self
+
+    def _next(self, world: World) -> Iterator[World]:
+        yield self._read_step(world)
+        if world.write < len(self.lives[world.life]):
+            yield self._write_step(world)
+        if world.life + 1 < len(self.lives):
+            # Death at any step, also before the first and after the last.
+            yield world._replace(life=world.life + 1, write=0, writer_done=())
+
+    def _write_step(self, world: World) -> World:
+        memory = StepWords(world.words, world.writer_done)
+        try:
+            self.lives[world.life][world.write](memory)
+        except Suspended:
+            return world._replace(words=tuple(memory.words), writer_done=tuple(memory.done))
+        version = sum(len(life) for life in self.lives[: world.life]) + world.write + 1
+        return world._replace(
+            words=tuple(memory.words), write=world.write + 1, writer_done=(), version=version
+        )
+
+    def _read_step(self, world: World) -> World:
+        must_see = world.must_see if world.reader_done else world.version
+        memory = StepWords(world.words, world.reader_done)
+        try:
+            found = self.read(memory)
+        except Suspended:
+            return world._replace(reader_done=tuple(memory.done), must_see=must_see)
+        except BoardUnstable:
+            found = UNSTABLE
+        self.seen.add(found)
+        if found != UNSTABLE and found not in self.published[must_see:]:
+            raise Torn(f"read {found}, which is none of {self.published[must_see:]}")
+        return world._replace(reader_done=(), must_see=0)

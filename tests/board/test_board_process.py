@@ -1,0 +1,159 @@
+"""Process pages: numbers, marks, dead writers, and files that are not boards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringlog import shm
+from ringlog.board import layout
+from ringlog.board.board import Board, BoardError, BoardUnstable, H, Mark, P, ProcessState
+from ringlog.board.mapping import BoardFile
+
+
+@pytest.fixture
+def board(shm_dir: Path) -> Iterator[Board]:
+    board = Board.create(shm_dir, 8)
+    yield board
+    board.close()
+
+
+def test_numbers_written_by_one_are_seen_by_all(board: Board, shm_dir: Path) -> None:
+    mine = board.process(3)
+    seen = Board.open(shm_dir, writable=False)
+    theirs = seen.process(3)
+    assert theirs.state is ProcessState.EMPTY
+    for number, word in enumerate(P):
+        mine.set(word, number + 1000)
+    mine.set(P.STATE, ProcessState.READY)
+    mine.add(P.FRAMES, 5)
+    assert theirs.state is ProcessState.READY
+    assert theirs.get(P.FRAMES) == list(P).index(P.FRAMES) + 1005
+    assert [theirs.get(word) for word in P if word not in {P.STATE, P.FRAMES}] == [
+        number + 1000 for number, word in enumerate(P) if word not in {P.STATE, P.FRAMES}
+    ]
+    assert all(board.process(slot).get(word) == 0 for slot in (2, 4) for word in P), "pages do not overlap"
+    seen.close()
+
+
+def test_a_number_wraps_instead_of_ending_the_process(board: Board) -> None:
+    page = board.process(0)
+    page.set(P.BYTES, (1 << 64) - 2)
+    page.add(P.BYTES, 5)
+    assert page.get(P.BYTES) == 3
+
+
+def test_a_state_nobody_knows_is_a_failed_one(board: Board) -> None:
+    board.process(0).set(P.STATE, 77)
+    assert board.process(0).state is ProcessState.FAILED
+
+
+def test_a_board_opened_for_reading_cannot_be_written(board: Board, shm_dir: Path) -> None:
+    """SEC-23: by the mapping, not by politeness."""
+    seen = Board.open(shm_dir, writable=False)
+    with pytest.raises(TypeError, match="read-only"):
+        seen.process(0).set(P.PID, 1)
+    with pytest.raises(TypeError, match="read-only"):
+        seen.process(0).set_mark(Mark.DURABLE, 1, 1)
+    seen.close()
+
+
+def test_marks_are_separate_and_start_at_nothing(board: Board) -> None:
+    page = board.process(1)
+    assert [page.mark(which) for which in Mark] == [(0, 0)] * 3
+    for number, which in enumerate(Mark, 1):
+        page.set_mark(which, number << 24, 4096 * number)
+    assert [page.mark(which) for which in Mark] == [(n << 24, 4096 * n) for n in (1, 2, 3)]
+    assert all(page.get(word) == 0 for word in P)
+    assert page.histogram(H.COMMIT).snapshot().count == 0
+
+
+def sequence_of(which: Mark) -> int:
+    return layout.MARK_BASE + which * layout.MARK_WORDS
+
+
+def test_a_writer_that_died_half_way_hangs_no_reader_and_is_repaired(board: Board) -> None:
+    """RF-27: the reader gives up in bounded time; the successor's first write makes the slot whole."""
+    page = board.process(1)
+    page.set_mark(Mark.DURABLE, 5, 500)
+    page.set_mark(Mark.PUBLISHED, 6, 600)
+    page.set(sequence_of(Mark.DURABLE), page.get(sequence_of(Mark.DURABLE)) + 1)
+    with pytest.raises(BoardUnstable, match=r"unstable.*slot=1.*mark='DURABLE'"):
+        page.mark(Mark.DURABLE)
+    assert page.mark(Mark.PUBLISHED) == (6, 600)
+    assert page.repair_marks() == [Mark.DURABLE]
+    assert page.mark(Mark.DURABLE) == (0, 0), "what cannot be believed says nothing"
+    page.set_mark(Mark.DURABLE, 7, 700)
+    assert page.mark(Mark.DURABLE) == (7, 700)
+    assert page.repair_marks() == []
+
+
+@pytest.mark.parametrize("word", [1, 2, 3])
+def test_a_mark_damaged_by_chance_is_not_believed(board: Board, word: int) -> None:
+    """RD-2 builds recovery on the durable mark: if the board does not verify, it must say so."""
+    page = board.process(1)
+    page.set_mark(Mark.DURABLE, 5, 500)
+    page.add(sequence_of(Mark.DURABLE) + word, 1 << 20)
+    with pytest.raises(BoardUnstable, match="does not verify"):
+        page.mark(Mark.DURABLE)
+
+
+def test_there_are_as_many_pages_as_were_made(board: Board, shm_dir: Path) -> None:
+    assert board.processes == 8
+    for slot in (-1, 8):
+        with pytest.raises(BoardError, match=rf"slot={slot}.*slots=8"):
+            board.process(slot)
+    with pytest.raises(BoardError, match="out of bounds"):
+        Board.create(shm_dir, 1000)
+
+
+def test_a_board_is_made_once_and_private(board: Board, shm_dir: Path) -> None:
+    with pytest.raises(BoardError, match="taken"):
+        Board.create(shm_dir)
+    facts = (shm_dir / "board").stat()
+    assert (facts.st_mode & 0o777, facts.st_size) == (0o600, 4096 * 9)
+    assert facts.st_blocks * 512 >= facts.st_size, "RD-11: allocated, not sparse"
+    assert os.listdir(shm_dir) == ["board"]
+
+
+def test_files_that_are_not_this_board_are_refused(board: Board, shm_dir: Path) -> None:
+    """RF-30: magic, version, damage, size."""
+    path = shm_dir / "board"
+    good = path.read_bytes()[: layout.IDENTITY_BYTES]
+    with open(path, "r+b", buffering=0) as file:
+        for at in range(layout.IDENTITY_BYTES):
+            os.pwrite(file.fileno(), bytes([good[at] ^ 1]), at)
+            with pytest.raises(BoardError, match=r"magic|version|verify"):
+                Board.open(shm_dir, writable=True)
+            os.pwrite(file.fileno(), good[at : at + 1], at)
+    path.chmod(0o644)
+    with pytest.raises(BoardError, match="not private"):
+        Board.open(shm_dir, writable=False)
+    path.chmod(0o600)
+    os.truncate(path, 4096 * 8)
+    with pytest.raises(BoardError, match="wrong size"):
+        Board.open(shm_dir, writable=False)
+    os.truncate(path, 10)
+    with pytest.raises(BoardError, match="too short"):
+        Board.open(shm_dir, writable=False)
+    with pytest.raises(BoardError, match="No such file"):
+        Board.open(shm_dir / "elsewhere", writable=False)
+    os.truncate(path, 4096 * 9)
+
+
+def test_a_topic_table_is_no_board(shm_dir: Path) -> None:
+    shm.make_file(
+        str(shm_dir / "board"), 8192, layout.encode_identity(layout.TOPICS_MAGIC, 0, 1, 0), BoardError
+    )
+    with pytest.raises(BoardError, match="magic differs"):
+        BoardFile(str(shm_dir / "board"), layout.BOARD_MAGIC, writable=True)
+
+
+def test_another_machine_is_refused(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seqlocks need stores that stay in order."""
+    monkeypatch.setattr(shm.platform, "machine", lambda: "aarch64")
+    with pytest.raises(BoardError, match="in order"):
+        Board.create(shm_dir)

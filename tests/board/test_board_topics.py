@@ -1,0 +1,167 @@
+"""The topic table: slots, growth, successors, and readers in other processes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringlog.board import layout
+from ringlog.board.board import BoardError, BoardUnstable
+from ringlog.board.topics import TOPIC_EMPTY, TOPIC_LIVE, TopicFacts, TopicTable
+
+FACTS = TopicFacts(9, 2, TOPIC_LIVE, 50, 3, 2, 1, 0, 48, 4_800, 1_700_000_000_000_000, 0b1010)
+CHUNK = layout.TOPICS_PER_CHUNK
+
+
+@pytest.fixture
+def table(shm_dir: Path) -> Iterator[TopicTable]:
+    table = TopicTable.create(shm_dir, 7)
+    yield table
+    table.close()
+
+
+@pytest.fixture
+def reader(table: TopicTable, shm_dir: Path) -> Iterator[TopicTable]:
+    reader = TopicTable.open(shm_dir, 7)
+    yield reader
+    reader.close()
+
+
+def test_a_published_slot_reads_back_whole(table: TopicTable, reader: TopicTable) -> None:
+    first, second = table.allocate(), table.allocate()
+    table.publish(second, FACTS)
+    assert reader.read(second) == FACTS
+    assert reader.read(first).state == TOPIC_EMPTY
+    big = TopicFacts(*[(1 << 63) - 1] * 2, 1, *[(1 << 63) - 1] * 8, 15)
+    table.publish(first, big)
+    assert reader.read(first) == big
+
+
+def test_publishing_a_head_leaves_the_rest(table: TopicTable, reader: TopicTable) -> None:
+    slot = table.allocate()
+    table.publish(slot, FACTS)
+    table.publish_head(slot, 60, 4, 57, 5_700, 1_700_000_000_000_001)
+    assert reader.read(slot) == FACTS._replace(
+        head_seq=60, earliest_seq=4, count=57, bytes=5_700, last_write_us=1_700_000_000_000_001
+    )
+
+
+def test_a_released_slot_is_empty_and_used_again_lowest_first(table: TopicTable, reader: TopicTable) -> None:
+    slots = [table.allocate() for _ in range(4)]
+    assert slots == [0, 1, 2, 3]
+    table.publish(1, FACTS)
+    table.publish(2, FACTS)
+    table.release(2)
+    table.release(1)
+    assert reader.read(1) == TopicFacts(*[0] * 12)
+    assert [table.allocate() for _ in range(3)] == [1, 2, 4]
+
+
+def test_the_table_grows_by_chunks_under_its_readers(
+    table: TopicTable, reader: TopicTable, shm_dir: Path
+) -> None:
+    slots = [table.allocate() for _ in range(CHUNK + 2)]
+    assert slots == list(range(CHUNK + 2))
+    table.publish(CHUNK + 1, FACTS)
+    assert sorted(os.listdir(shm_dir)) == ["topics-07-00", "topics-07-01"]
+    assert reader.capacity == CHUNK
+    assert reader.read(CHUNK + 1) == FACTS
+    assert reader.capacity == 2 * CHUNK
+    for slot in (-1, 2 * CHUNK):
+        with pytest.raises(BoardError, match=rf"no such topic slot.*slot={slot}"):
+            reader.read(slot)
+
+
+def test_a_successor_goes_on_with_the_same_files(
+    table: TopicTable, reader: TopicTable, shm_dir: Path
+) -> None:
+    """Readers that have the table mapped see the successor's facts."""
+    for slot in range(3):
+        assert table.allocate() == slot
+        table.publish(slot, FACTS._replace(topic_id=slot + 1))
+    table.close()
+    successor = TopicTable.create(shm_dir, 7)
+    assert reader.read(1).topic_id == 2, "until it says otherwise the old facts stand"
+    assert successor.allocate() == 3
+    successor.reset()
+    assert [reader.read(slot).state for slot in range(3)] == [TOPIC_EMPTY] * 3
+    slot = successor.allocate()
+    assert slot == 0
+    successor.publish(slot, FACTS._replace(topic_id=44))
+    assert reader.read(slot).topic_id == 44
+    successor.close()
+
+
+def test_a_slot_left_half_written_hangs_nobody_and_is_emptied(
+    table: TopicTable, reader: TopicTable, shm_dir: Path
+) -> None:
+    """RF-27: BoardUnstable in bounded time; never completed by guesswork."""
+    slot = table.allocate()
+    table.publish(slot, FACTS)
+    words, at = table._slot(slot)
+    words[at] |= 1
+    words[at + 4] = 999
+    with pytest.raises(BoardUnstable, match=r"unstable.*slot=0.*shard=7"):
+        reader.read(slot)
+    successor = TopicTable.open(shm_dir, 7, writable=True)
+    assert reader.read(slot) == TopicFacts(*[0] * 12)
+    assert successor.allocate() == slot
+    successor.close()
+
+
+def test_reset_repairs_slots_and_forgets_all(table: TopicTable, reader: TopicTable) -> None:
+    for _ in range(5):
+        table.publish(table.allocate(), FACTS)
+    words, at = table._slot(2)
+    words[at] |= 1
+    table.reset()
+    assert {reader.read(slot) for slot in range(5)} == {TopicFacts(*[0] * 12)}
+    assert table.allocate() == 0
+
+
+def test_another_shards_table_is_refused(table: TopicTable, shm_dir: Path) -> None:
+    (shm_dir / "topics-07-00").rename(shm_dir / "topics-08-00")
+    with pytest.raises(BoardError, match=r"another shard.*shard=7"):
+        TopicTable.open(shm_dir, 8)
+    with pytest.raises(BoardError, match="No such file"):
+        TopicTable.open(shm_dir, 7)
+
+
+def test_a_reader_cannot_write(table: TopicTable, reader: TopicTable) -> None:
+    """SEC-23."""
+    with pytest.raises(TypeError, match="read-only"):
+        reader.publish(0, FACTS)
+
+
+@pytest.mark.slow
+def test_a_reader_in_another_process_never_sees_a_mix(table: TopicTable, shm_dir: Path) -> None:
+    """RF-116 on real memory: all facts of one slot carry the same number; 200,000 racing reads."""
+    slots = [table.allocate() for _ in range(16)]
+    for slot in slots:
+        table.publish(slot, TopicFacts(*[1] * 12))
+    pid = os.fork()
+    if pid == 0:
+        number = 1
+        while True:
+            number = number % 250 + 1
+            for slot in slots:
+                table.publish(slot, TopicFacts(*[number] * 12))
+    reader = TopicTable.open(shm_dir, 7)
+    pidfd, seen = os.pidfd_open(pid), set()
+    try:
+        for _ in range(200_000):
+            facts = reader.read(slots[5])
+            assert len(set(facts)) == 1, facts
+            seen.add(facts.topic_id)
+        assert not select.select([pidfd], [], [], 0)[0], "the writer lives"
+    finally:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(pidfd)
+        reader.close()
+    assert len(seen) > 10, "the writer wrote while we read"

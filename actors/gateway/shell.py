@@ -32,7 +32,7 @@ from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.wire import PROTOCOL
-from ringlog.errors import ConfigError, RequestTimeout, RinglogError
+from ringlog.errors import ConfigError, RequestTimeout, RinglogError, StartRefused
 from ringlog.frame.settle import S_POSITION, WORDS, Entries
 from ringlog.limits import HEARTBEAT_INTERVAL_MS, RING_FRAME_FRACTION
 from ringlog.link.address import EngineInfo
@@ -139,13 +139,8 @@ class Shell:
         self.core = Gateway(identity, self._keys)
         self._context: zmq.Context[Any] = zmq.Context()
         self._zap = ZapHandler(self._context, lambda: self._keys)
-        self._routers = [
-            GatewayRouter(self._context, f"ipc://{boot.shm_dir}/{boot.name}.sock", b"i", IPC_DOMAIN)
-        ]
-        if listeners.tcp:
-            self._routers.append(
-                GatewayRouter(self._context, listeners.tcp, b"t", TCP_DOMAIN, listeners.server_key)
-            )
+        self._routers: list[GatewayRouter] = []
+        self._listen()
         self._links = LocalLinks(
             boot.shm_dir, client_id=boot.name, clock=self._clock, timers=self._timers, fds=self._fds,
             ring_bytes=ring_bytes,
@@ -169,6 +164,21 @@ class Shell:
     def endpoints(self) -> list[str]:
         """Where it listens."""
         return [router.endpoint for router in self._routers]
+
+    def _listen(self) -> None:
+        """Bind every socket, or none; raises StartRefused."""
+        boot, listeners = self._boot, self._listeners
+        places: list[tuple[str, bytes, str, CurveKey | None]] = [
+            (f"ipc://{boot.shm_dir}/{boot.name}.sock", b"i", IPC_DOMAIN, None)
+        ]
+        if listeners.tcp:
+            places.insert(0, (listeners.tcp, b"t", TCP_DOMAIN, listeners.server_key))
+        try:
+            for endpoint, tag, domain, key in places:
+                self._routers.append(GatewayRouter(self._context, endpoint, tag, domain, key))
+        except StartRefused:
+            self._close_sockets()
+            raise
 
     # -- life -----------------------------------------------------------------------------------------
 
@@ -215,6 +225,9 @@ class Shell:
     def close(self) -> None:
         """Let go of everything."""
         self._links.close()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
         for router in self._routers:
             router.close()
         self._zap.close()
@@ -279,7 +292,7 @@ class Shell:
         try:
             self._keys = self._read_keys()
         except ConfigError as e:
-            say(log, logging.ERROR, "keys file not taken over", reason=e.message, **e.detail)
+            say(log, logging.ERROR, "keys file not taken over", reason=str(e))
             return
         say(log, logging.INFO, "keys changed", keys=len(self._keys))
         self._events.append(ev.KeysLoaded(self._keys))

@@ -1,0 +1,276 @@
+"""The gateway's real sockets in this process: who gets in, and what hostile peers can do (RF-92..RF-106)."""
+
+import os
+import shutil
+import tempfile
+import time
+
+import pytest
+import zmq
+
+from actors.gateway.shell import KEYS_LOOK_NS, Listeners, Shell
+from ringlog.board.board import Board
+from ringlog.envelope import messages as m
+from ringlog.envelope.boot import ActorBoot
+from ringlog.envelope.wire import decode, encode
+from ringlog.errors import StartRefused, Status
+from ringlog.link.curve import new_key
+from ringlog.testing import ManualClock
+
+SERVER, ANNE, EVE = new_key(), new_key(), new_key()
+DEADLINE_S = 5.0
+QUIET_S = 0.4
+"""How long a peer that must not get in is given to get in."""
+
+
+def keys_text(*keys):
+    return "".join(
+        f'[[keys]]\nname = "k{n}"\npublic_key = "{key.public.decode()}"\n' for n, key in enumerate(keys)
+    )
+
+
+class House:
+    """A gateway of an engine without shards, driven turn by turn, and peers that talk to it."""
+
+    def __init__(self):
+        self.dir = tempfile.mkdtemp(prefix="rl-gw-")
+        self.keys_file = os.path.join(self.dir, "keys.toml")
+        self.write_keys(ANNE)
+        Board.create(self.dir, 4).close()
+        self.clock = ManualClock()
+        boot = ActorBoot(
+            kind="gateway", name="gateway", engine_id="e" * 32, incarnation=3, boot_incarnation=1,
+            boot_id="b", slot=2, data_dir=self.dir, shm_dir=self.dir, supervisor_pid=os.getpid(), shards=1,
+        )  # fmt: skip
+        listeners = Listeners("tcp://127.0.0.1:*", SERVER, self.keys_file)
+        self.shell = Shell(boot, listeners, ring_bytes=1 << 20, clock=self.clock)
+        self.tcp, self.ipc = self.shell.endpoints
+        self.context = zmq.Context()
+        self.sockets = []
+
+    def write_keys(self, *keys):
+        with open(self.keys_file, "w") as file:
+            file.write(keys_text(*keys))
+        os.chmod(self.keys_file, 0o600)
+
+    def peer(self, endpoint, key=None, server=SERVER.public, **options):
+        socket = self.context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        for name, value in options.items():
+            socket.setsockopt(getattr(zmq, name), value)
+        if key is not None:
+            socket.setsockopt(zmq.CURVE_SERVERKEY, server)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, key.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
+        socket.connect(endpoint)
+        self.sockets.append(socket)
+        return socket
+
+    def until(self, is_done, seconds=DEADLINE_S):
+        deadline = time.monotonic() + seconds
+        while not is_done():
+            if time.monotonic() > deadline:
+                return False
+            if not self.shell.turn():
+                zmq.zmq_poll([(socket, zmq.POLLIN) for socket in self.sockets], 2)
+        return True
+
+    def ask(self, socket, message, corr=1, seconds=DEADLINE_S):
+        socket.send(encode(message, corr))
+        return self.receive(socket, seconds)
+
+    def receive(self, socket, seconds=DEADLINE_S):
+        if not self.until(lambda: socket.getsockopt(zmq.EVENTS) & zmq.POLLIN, seconds):
+            return None
+        return decode(socket.recv_multipart()[0])
+
+    def close(self):
+        for socket in self.sockets:
+            socket.close(0)
+        self.context.term()
+        self.shell.close()
+        shutil.rmtree(self.dir)
+
+
+@pytest.fixture
+def house():
+    made = House()
+    yield made
+    made.close()
+
+
+HELLO = m.Hello(1, "test")
+
+
+def test_a_listed_key_gets_in_and_is_known_by_it(house):
+    """SEC-4: and the topic's shard, which is not there, is reported without details."""
+    anne = house.peer(house.tcp, ANNE)
+    welcome = house.ask(anne, HELLO, 7)
+    assert (welcome.corr, welcome.message.engine_id, welcome.message.shard) == (7, "e" * 32, -1)
+    reply = house.ask(anne, m.TopicState("t")).message
+    assert reply.status == Status.NOT_READY
+
+
+@pytest.mark.parametrize("how", ["unknown key", "no security", "wrong server key", "plain password"])
+def test_nobody_else_gets_in(house, how):
+    """RF-105, SEC-2: no message of theirs arrives."""
+    if how == "unknown key":
+        peer = house.peer(house.tcp, EVE)
+    elif how == "wrong server key":
+        peer = house.peer(house.tcp, ANNE, server=EVE.public)
+    elif how == "plain password":
+        peer = house.peer(house.tcp, PLAIN_USERNAME=b"anne", PLAIN_PASSWORD=b"x")
+    else:
+        peer = house.peer(house.tcp)
+    assert house.ask(peer, HELLO, seconds=QUIET_S) is None
+    assert house.shell.core.answered == house.shell.core.refused == 0
+    assert house.ask(house.peer(house.tcp, ANNE), HELLO) is not None
+
+
+def test_without_its_zap_handler_the_gateway_admits_nobody(house):
+    """SEC-2, SEC-3, mutant 35."""
+    assert house.ask(house.peer(house.tcp, ANNE), HELLO) is not None
+    house.shell._zap.socket.unbind("inproc://zeromq.zap.01")
+    assert house.ask(house.peer(house.tcp, ANNE), HELLO, seconds=QUIET_S) is None
+    assert house.ask(house.peer(house.ipc), HELLO, seconds=QUIET_S) is None
+
+
+def test_the_local_socket_is_the_owners(house):
+    """A-16."""
+    assert house.ask(house.peer(house.ipc), HELLO) is not None
+    reply = house.ask(house.peer(house.ipc), m.Locate("t", 0)).message
+    assert reply.status != Status.FORBIDDEN
+    assert os.stat(house.ipc.removeprefix("ipc://")).st_uid == os.geteuid()
+
+
+def test_a_revoked_key_is_refused_on_its_open_connection_and_on_new_ones(house):
+    """SEC-7: without a restart."""
+    anne = house.peer(house.tcp, ANNE)
+    assert house.ask(anne, HELLO).kind == "Welcome"
+    house.write_keys(EVE)
+    house.clock.advance(KEYS_LOOK_NS / 1e9)
+    house.shell.turn()
+    house.shell.turn()
+    assert house.ask(anne, HELLO).message.status == Status.UNAUTHORIZED
+    assert house.ask(house.peer(house.tcp, ANNE), HELLO, seconds=QUIET_S) is None
+    assert house.ask(house.peer(house.tcp, EVE), HELLO).kind == "Welcome"
+
+
+@pytest.mark.parametrize("text", ["not toml [", '[[keys]]\nname = "x"', ""])
+def test_a_broken_keys_file_changes_nothing_and_an_empty_one_admits_nobody(house, text):
+    anne = house.peer(house.tcp, ANNE)
+    with open(house.keys_file, "w") as file:
+        file.write(text)
+    house.clock.advance(KEYS_LOOK_NS / 1e9)
+    house.shell.turn()
+    house.shell.turn()
+    assert (house.ask(anne, HELLO, seconds=DEADLINE_S if text else QUIET_S) is not None) == bool(text)
+
+
+def test_a_keys_file_that_others_may_read_is_not_taken_over(house):
+    """SEC-28."""
+    house.write_keys(EVE)
+    os.chmod(house.keys_file, 0o644)
+    house.clock.advance(KEYS_LOOK_NS / 1e9)
+    house.shell.turn()
+    house.shell.turn()
+    assert house.ask(house.peer(house.tcp, EVE), HELLO, seconds=QUIET_S) is None
+    assert house.ask(house.peer(house.tcp, ANNE), HELLO) is not None
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b""],
+        [b"\xff" * 100],
+        [b"\x94" * 10_000],
+        [encode(HELLO)[:-1]],
+        [encode(HELLO) + b"\0"],
+        [encode(HELLO), b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"],
+        [b"x"] * 50,
+        [encode(m.Append("t", 1)), b"no frame"],
+        [b"\xdd\xff\xff\xff\xff"],
+    ],
+)
+def test_malformed_messages_are_answered_and_cost_nobody_else_anything(house, parts):
+    """RF-100..RF-102, SEC-13."""
+    hostile, good = house.peer(house.tcp, ANNE), house.peer(house.ipc)
+    hostile.send_multipart(parts)
+    assert isinstance(house.receive(hostile).message, m.ErrorReply)
+    assert house.ask(good, HELLO).kind == "Welcome"
+    assert house.ask(hostile, HELLO).kind == "Welcome"
+
+
+def test_a_connection_that_sends_only_rubbish_is_not_listened_to_any_more(house):
+    """SEC-10."""
+    hostile, good = house.peer(house.ipc), house.peer(house.ipc)
+    for _ in range(16):
+        hostile.send(b"rubbish")
+        assert house.receive(hostile) is not None
+    assert house.ask(hostile, HELLO, seconds=QUIET_S) is None
+    assert house.ask(good, HELLO).kind == "Welcome"
+
+
+def test_a_part_beyond_the_limit_ends_the_connection(house, monkeypatch):
+    """SEC-10, RF-101."""
+    hostile, good = house.peer(house.ipc), house.peer(house.ipc)
+    assert house.ask(hostile, HELLO) is not None
+    hostile.send_multipart([encode(m.Append("t", 1)), bytes(67 << 20)])
+    assert house.receive(hostile, QUIET_S) is None
+    assert house.ask(good, HELLO).kind == "Welcome"
+    assert house.shell.core.requests_held == 0
+
+
+def test_raw_bytes_instead_of_a_handshake_are_cut_off(house):
+    """RF-99."""
+    import socket
+
+    host, port = house.tcp.removeprefix("tcp://").rsplit(":", 1)
+    with socket.create_connection((host, int(port))) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        raw.setblocking(False)
+
+        def is_cut():
+            try:
+                return raw.recv(4096) == b""
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+
+        assert house.until(is_cut)
+    assert house.ask(house.peer(house.tcp, ANNE), HELLO) is not None
+
+
+def test_a_client_that_does_not_read_costs_its_own_bounded_buffer(house, monkeypatch):
+    """RF-93, SEC-11, SEC-19: it is let go; the other one gets every answer meanwhile."""
+    monkeypatch.setattr("actors.gateway.router.GATEWAY_OUTBOX_BYTES_MAX", 50_000)
+    router = house.shell._routers[1]
+    slow = house.peer(house.ipc, RCVHWM=1, SNDHWM=0, RCVBUF=4096)
+    good = house.peer(house.ipc)
+    held_most = 0
+    for corr in range(40):
+        for _ in range(500):
+            slow.send(encode(HELLO, corr))
+        assert house.ask(good, HELLO, corr).corr == corr
+        held_most = max(held_most, sum(router._outbox_bytes.values()))
+        if router.undelivered:
+            break
+    assert router.undelivered > 0
+    assert held_most <= 50_000
+    assert house.ask(good, HELLO).kind == "Welcome"
+
+
+def test_two_connections_that_claim_one_name_stay_two(house):
+    """RF-96: no takeover by routing id."""
+    first = house.peer(house.ipc, ROUTING_ID=b"same")
+    assert house.ask(first, HELLO, 1).corr == 1
+    second = house.peer(house.ipc, ROUTING_ID=b"same")
+    house.ask(second, HELLO, 2, seconds=QUIET_S)
+    assert house.ask(first, HELLO, 3).corr == 3
+
+
+def test_an_address_in_use_is_refused_at_the_start(house):
+    boot = house.shell._boot
+    with pytest.raises(StartRefused, match="listen"):
+        Shell(boot, Listeners(house.tcp, SERVER, house.keys_file), ring_bytes=1 << 20, clock=house.clock)

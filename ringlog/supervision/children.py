@@ -138,9 +138,9 @@ class Children:
         """Take note that a child's pidfd is readable: it is dead for certain."""
         if ward.child is None:
             return []
-        exit = Exit(
-            ward.child.reap(), ward.is_ready or ward.slot.state == ProcessState.READY, ward.kill_reason
-        )
+        has_booted = ward.slot.get(P.PID) == ward.child.pid
+        was_ready = ward.is_ready or ward.slot.state == ProcessState.READY
+        exit = Exit(ward.child.reap(), was_ready, ward.kill_reason, has_booted)
         ward.child = None
         return self._died(ward, exit)
 

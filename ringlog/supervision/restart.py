@@ -39,10 +39,18 @@ class Exit:
     """It had been READY at some time."""
     why: str = ""
     """What the supervisor did to it, if anything; for people."""
+    has_booted: bool = True
+    """It got as far as its process slot on the board. An interpreter that cannot import us does not."""
 
     @property
     def is_orderly(self) -> bool:
         return self.status == ExitCode.OK
+
+    @property
+    def is_failed_boot(self) -> bool:
+        if self.was_ready:
+            return False
+        return self.status == ExitCode.CANNOT_BOOT or (self.status == ExitCode.CRASH and not self.has_booted)
 
     @property
     def word(self) -> int:
@@ -68,16 +76,15 @@ class History:
     deaths_ns: tuple[int, ...] = ()
     """When it died, monotonic, oldest first; only those the window may still hold."""
     failed_boots: int = 0
-    """Ends with CANNOT_BOOT in a row, none of them ever READY."""
+    """Failed boots in a row, none of them ever READY."""
 
     def after(self, spec: ChildSpec, exit: Exit, now_ns: int) -> History:
         """The history with this death added and the forgotten ones dropped; bounded by restart_max + 1."""
         window_ns = round(spec.restart_window_s * NS_PER_S)
         recent = [at for at in self.deaths_ns if now_ns - at < window_ns]
-        is_failed_boot = exit.status == ExitCode.CANNOT_BOOT and not exit.was_ready
         return History(
             (*recent, now_ns)[-(spec.restart_max + 1) :],
-            self.failed_boots + 1 if is_failed_boot else 0,
+            self.failed_boots + 1 if exit.is_failed_boot else 0,
         )
 
 

@@ -66,6 +66,13 @@ def test_two_failed_boots_in_a_row_are_poison() -> None:
     assert "cannot boot" in second.reason
 
 
+def test_a_process_that_ends_before_it_reached_the_board_is_a_failed_boot() -> None:
+    """An interpreter that cannot import the actor exits with 1, as any crash does."""
+    early, late = (Exit(ExitCode.CRASH, False, "", has_booted) for has_booted in (False, True))
+    assert isinstance(die(spec(), (early, 0), (early, 1))[1], GiveUp)
+    assert isinstance(die(spec(), (late, 0), (late, 1))[1], Wait)
+
+
 def test_a_boot_that_worked_in_between_forgets_the_failed_one() -> None:
     decisions = die(spec(), (NEVER_READY, 0), (SIGKILLED, NS_PER_S), (NEVER_READY, 2 * NS_PER_S))
     assert not any(isinstance(decision, GiveUp) for decision in decisions)

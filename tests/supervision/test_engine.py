@@ -1,0 +1,346 @@
+"""The supervisor with real shards: start, replace, refuse, drain (PR-*, SD-*, SY-1, RD-6, RD-18)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from ringlog.envelope.messages import EngineStatusReply, ProcessStatus
+from ringlog.errors import NotConnected, RinglogError
+from ringlog.supervision import asking
+from ringlog.supervision.run_dir import read_engine_json
+
+pytestmark = pytest.mark.slow
+
+DEADLINE_S = 30.0
+SMALL = {
+    "run.allow_root": "true", "gateway.enabled": "false", "wal.shards": "2", "run.ring_bytes": "1MiB",
+    "wal.file_bytes": "1MiB", "log.format": "json",
+}  # fmt: skip
+
+
+class EngineProcess:
+    """`python -m supervisor` on a data directory."""
+
+    def __init__(self, data_dir: Path, *, environ: Mapping[str, str] | None = None, **settings: str) -> None:
+        self.data_dir = data_dir
+        self.run_dir = str(data_dir / "run")
+        flags = SMALL | {key.replace("__", "."): value for key, value in settings.items()}
+        command = [sys.executable, "-m", "supervisor", "--data-dir", str(data_dir)]
+        for pair in (f"{key}={value}" for key, value in flags.items()):
+            command += ["--set", pair]
+        self.log_path = data_dir.parent / f"log-{time.monotonic_ns()}"
+        root = Path(__file__).parent.parent.parent
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGLOG_")}
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=root, env={**clean, **(environ or {})}
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.log[-4000:]}"
+            time.sleep(0.01)
+
+    def ready(self) -> EngineProcess:
+        self.wait_until(lambda: "engine ready" in self.log or self.process.poll() is not None, "ready")
+        assert self.process.poll() is None, self.log[-4000:]
+        return self
+
+    def status(self) -> EngineStatusReply:
+        return asking.status(self.run_dir)
+
+    def shard(self, n: int = 0) -> ProcessStatus:
+        return self.status().processes[n]
+
+    def wait_shard(self, condition: Callable[[ProcessStatus], bool], what: str, n: int = 0) -> ProcessStatus:
+        self.wait_until(lambda: condition(self.shard(n)), what)
+        return self.shard(n)
+
+    def wait(self) -> int:
+        return self.process.wait(DEADLINE_S)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+
+Start = Callable[..., EngineProcess]
+
+
+@pytest.fixture
+def start(data_dir: Path) -> Iterator[Start]:
+    """Start engines on one data directory; those still running afterwards are stopped in good order."""
+    engines: list[EngineProcess] = []
+
+    def start(**settings: object) -> EngineProcess:
+        engines.append(EngineProcess(data_dir, **settings))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        if engine.process.poll() is None:
+            engine.process.send_signal(signal.SIGTERM)
+            try:
+                engine.process.wait(DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                engine.process.kill()
+                engine.process.wait()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except OSError:
+        return False
+
+
+def test_an_engine_becomes_ready_says_where_it_is_and_stops_without_a_trace(start: Start) -> None:
+    engine = start().ready()
+    info = read_engine_json(engine.run_dir)
+    assert (info.shards, info.supervisor_pid, info.gateway_ipc) == (2, engine.process.pid, "")
+    assert os.stat(info.shm_dir).st_mode & 0o777 == 0o700
+    status = engine.status()
+    assert (status.state, status.engine_id, status.rings) == ("ready", info.engine_id, 0)
+    assert [process.state for process in status.processes] == ["ready", "ready"]
+    assert all(process.resident_bytes > 1 << 20 for process in status.processes)
+    assert f"listens   ringlog://{engine.run_dir}" in engine.log
+    assert engine.stop() == 0
+    assert not os.path.exists(info.shm_dir)
+    assert not any(is_alive(process.pid) for process in status.processes)
+    with pytest.raises(NotConnected):
+        engine.status()
+
+
+def test_the_identity_stays_and_the_start_is_new_after_a_restart(start: Start) -> None:
+    infos, incarnations = [], []
+    for _ in range(2):
+        engine = start().ready()
+        infos.append(read_engine_json(engine.run_dir))
+        incarnations += [process.incarnation for process in engine.status().processes]
+        assert engine.stop() == 0
+    assert infos[0].engine_id == infos[1].engine_id
+    assert infos[0].start_id != infos[1].start_id
+    assert incarnations == sorted(set(incarnations))
+
+
+def test_a_second_engine_on_the_directory_is_refused_before_it_touches_anything(
+    start: Start, data_dir: Path
+) -> None:
+    """SY-1, FX-20."""
+    engine = start().ready()
+    before = {path: path.stat().st_mtime_ns for path in data_dir.rglob("*")}
+    second = start()
+    assert second.wait() == 1
+    assert "another engine runs on this data directory" in second.log
+    assert f"pid {engine.process.pid}" in second.log
+    assert {path: path.stat().st_mtime_ns for path in data_dir.rglob("*")} == before
+    assert engine.status().state == "ready"
+
+
+def test_a_killed_shard_is_replaced_by_a_higher_incarnation_and_the_others_go_on(start: Start) -> None:
+    """PR-1, PR-4."""
+    engine = start().ready()
+    victim, other = engine.status().processes
+    os.kill(victim.pid, signal.SIGKILL)
+    after = engine.wait_shard(lambda p: p.restarts == 1 and p.state == "ready", "a successor")
+    assert after.incarnation > max(victim.incarnation, other.incarnation)
+    assert (after.last_exit, after.pid != victim.pid) == ("SIGKILL", True)
+    assert (engine.shard(1).pid, engine.shard(1).restarts) == (other.pid, 0)
+    assert engine.stop() == 0
+
+
+def test_a_stopped_shard_is_killed_for_certain_and_replaced(start: Start) -> None:
+    """RD-18, PR-11: alive, no progress."""
+    engine = start(supervisor__stuck_after_s="1.5").ready()
+    victim = engine.shard()
+    os.kill(victim.pid, signal.SIGSTOP)
+    after = engine.wait_shard(lambda p: p.restarts == 1 and p.state == "ready", "a successor")
+    assert not is_alive(victim.pid)
+    assert "no progress" in after.last_exit
+    assert engine.shard(1).restarts == 0, "an idle shard still beats"
+    assert engine.stop() == 0
+
+
+def test_a_shard_that_dies_too_often_is_given_up_and_the_others_go_on(start: Start) -> None:
+    """PR-12: the intensity limit."""
+    engine = start(supervisor__restart_max="1").ready()
+    os.kill(engine.shard().pid, signal.SIGKILL)
+    second = engine.wait_shard(lambda p: p.restarts == 1 and p.state == "ready", "a successor")
+    os.kill(second.pid, signal.SIGKILL)
+    failed = engine.wait_shard(lambda p: p.state == "given_up", "giving up")
+    assert (failed.pid, failed.last_exit) == (0, "died 2 times in 60 s")
+    assert (engine.status().state, engine.shard(1).state) == ("degraded", "ready")
+    assert engine.stop() == 1, "a degraded stop says so"
+
+
+def test_a_shard_that_cannot_boot_is_given_up_without_a_spin(start: Start, data_dir: Path) -> None:
+    """Poison boot: a directory where the shard's lock file should be."""
+    (data_dir / "wal" / "shard-00" / "LOCK").mkdir(parents=True)
+    (data_dir / "meta").mkdir()
+    (data_dir / "meta" / "engine").write_text(f'{{"engine_id":"{"0" * 32}","next_incarnation":1}}')
+    engine = start(supervisor__restart_max="3").ready()
+    failed, other = engine.status().processes
+    assert failed.state == "given_up"
+    assert failed.restarts <= 3
+    assert other.state == "ready"
+    started = engine.log.count('"child started"')
+    assert engine.stop() == 1
+    assert engine.log.count('"child started"') == started, "nothing was started any more"
+
+
+def test_an_engine_of_which_no_shard_can_boot_refuses_to_start(start: Start, data_dir: Path) -> None:
+    (data_dir / "wal" / "shard-00" / "LOCK").mkdir(parents=True)
+    (data_dir / "meta").mkdir()
+    (data_dir / "meta" / "engine").write_text(f'{{"engine_id":"{"0" * 32}","next_incarnation":1}}')
+    engine = start(wal__shards="1", supervisor__restart_max="2")
+    assert engine.wait() == 1
+    assert "no shard could start" in engine.log
+
+
+def test_a_second_signal_ends_the_waiting(start: Start) -> None:
+    """SD-1, SD-4: a shard that does not drain costs the orderly status, not the exit."""
+    engine = start(supervisor__drain_s="600").ready()
+    os.kill(engine.shard().pid, signal.SIGSTOP)
+    engine.process.send_signal(signal.SIGTERM)
+    engine.wait_until(lambda: "engine stops" in engine.log, "the drain")
+    engine.process.send_signal(signal.SIGINT)
+    assert engine.wait() == 1
+
+
+def test_a_shard_that_does_not_drain_in_time_is_killed(start: Start) -> None:
+    engine = start(supervisor__drain_s="0.5").ready()
+    shm_dir = read_engine_json(engine.run_dir).shm_dir
+    os.kill(engine.shard().pid, signal.SIGSTOP)
+    assert engine.stop() == 1
+    assert "drain limit reached" in engine.log
+    assert not os.path.exists(shm_dir)
+
+
+def test_an_operator_stops_the_engine_by_message(start: Start) -> None:
+    engine = start().ready()
+    asking.stop(engine.run_dir)
+    assert engine.wait() == 0
+
+
+def test_children_of_a_killed_supervisor_end_and_the_next_engine_cleans_up(start: Start) -> None:
+    """PR-10."""
+    engine = start().ready()
+    pids, info = [p.pid for p in engine.status().processes], read_engine_json(engine.run_dir)
+    engine.process.kill()
+    engine.wait()
+    successor = start().ready()
+    assert not any(map(is_alive, pids)), "no second engine beside orphans"
+    assert not os.path.exists(info.shm_dir)
+    assert read_engine_json(successor.run_dir).start_id != info.start_id
+    assert successor.stop() == 0
+
+
+def test_an_engine_waits_for_orphans_and_kills_nobody(start: Start) -> None:
+    """PR-10, RD-6: a stopped orphan cannot be waited out, so the start is refused and names it."""
+    engine = start(wal__shards="1").ready()
+    orphan = engine.shard().pid
+    os.kill(orphan, signal.SIGSTOP)
+    engine.process.kill()
+    engine.wait()
+    try:
+        second = start(wal__shards="1", supervisor__drain_s="0")
+        second.wait_until(lambda: second.process.poll() is not None, "the refusal")
+        assert second.process.returncode == 1
+        assert f"{orphan}" in second.log
+        assert "still running" in second.log
+        assert is_alive(orphan)
+    finally:
+        os.kill(orphan, signal.SIGCONT)
+    third = start(wal__shards="1").ready()
+    assert not is_alive(orphan)
+    assert third.stop() == 0
+
+
+def test_hangup_and_quit_leave_the_engine_running(start: Start) -> None:
+    engine = start().ready()
+    engine.process.send_signal(signal.SIGHUP)
+    engine.process.send_signal(signal.SIGQUIT)
+    engine.wait_until(
+        lambda: engine.log.count("most recent call first") >= 3, "stacks of all three processes"
+    )
+    assert [p.restarts for p in engine.status().processes] == [0, 0]
+    assert engine.stop() == 0
+
+
+def test_topics_of_the_file_are_made_at_start(start: Start, data_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "ringlog.toml"
+    file.write_text('[topics."orders.eu"]\ncap_records = 7\n[topics.bad]\ncap_records = "x"\n')
+    engine = start(environ={"RINGLOG_CONFIG": str(file)}).ready()
+    engine.wait_until(lambda: "topic of the configuration not made" in engine.log, "the refusal of `bad`")
+    assert engine.stop() == 0
+    file.write_text('[topics."orders.eu"]\ncap_records = 8\n')
+    engine = start(environ={"RINGLOG_CONFIG": str(file)}).ready()
+    engine.wait_until(lambda: "topic differs from the configuration file" in engine.log, "drift")
+    assert engine.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "words"),
+    [
+        ({"wal__shrds": "2"}, 2, "did you mean wal.shards?"),
+        ({"native__endpoint": "tcp://0.0.0.0:5555"}, 2, "native.curve_key_file"),
+        ({"data__min_free_bytes": "1000TB"}, 1, "the disk is nearly full"),
+        ({"run__ring_bytes": "1GiB", "wal__shards": "64"}, 1, "/dev/shm is too small"),
+    ],
+)
+def test_a_start_that_cannot_be_is_refused_with_a_reason(
+    start: Start, data_dir: Path, settings: dict[str, str], status: int, words: str
+) -> None:
+    engine = start(**settings)
+    assert engine.wait() == status
+    assert words in engine.log
+    assert "Traceback" not in engine.log
+    assert not (data_dir / "wal").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="about root")
+def test_root_is_refused_unless_told(start: Start, data_dir: Path) -> None:
+    """SEC-26."""
+    engine = start(run__allow_root="false")
+    assert engine.wait() == 1
+    assert "run.allow_root=true" in engine.log
+    assert list(data_dir.iterdir()) == []
+
+
+def test_a_data_directory_open_to_others_is_refused(start: Start, data_dir: Path) -> None:
+    """SEC-20."""
+    data_dir.chmod(0o755)
+    engine = start()
+    assert engine.wait() == 1
+    assert f"chmod 700 {data_dir}" in engine.log
+    assert list(data_dir.iterdir()) == []
+
+
+def test_settings_are_checked_and_the_tree_shown_without_starting(data_dir: Path) -> None:
+    root = Path(__file__).parent.parent.parent
+    for option, words in (("--check", "settings are valid"), ("--show", "  wal_shard-01  ")):
+        done = subprocess.run(
+            [sys.executable, "-m", "supervisor", option, "--data-dir", str(data_dir), "--set", "wal.shards=2"],
+            cwd=root, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0
+        assert words in done.stdout
+    assert list(data_dir.iterdir()) == []
+
+
+def test_asking_where_no_engine_runs_is_not_connected(tmp_path: Path) -> None:
+    with pytest.raises(RinglogError, match="no engine"):
+        asking.status(str(tmp_path))

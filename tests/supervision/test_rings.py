@@ -1,0 +1,292 @@
+"""The lives of rings, over the real sockets, with a shard that says what the test wants said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from ringlog.config import Run
+from ringlog.envelope import messages as m
+from ringlog.envelope.wire import decode, encode
+from ringlog.errors import InvalidRequest, NotReady, Throttled
+from ringlog.limits import RING_BYTES_MIN
+from ringlog.ring.ring import RingProducer
+from ringlog.supervision import rings as r
+from ringlog.supervision.sockets import ShardLink
+from ringlog.testing.clock import ManualClock
+
+WAIT_MS = 10_000
+
+
+class Shard:
+    """The far end of a ShardLink: a ROUTER on the shard's endpoint, answered by hand."""
+
+    def __init__(self, shm_dir: Path) -> None:
+        self.context = zmq.Context()
+        self.endpoint = f"ipc://{shm_dir}/wal_shard-00.sock"
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(self.endpoint)
+        self.link = ShardLink(self.context, self.endpoint)
+
+    def hear(self) -> tuple[m.Message, Callable[[m.Message], None]]:
+        """The next message from the supervisor and a way to answer it."""
+        assert self.socket.poll(WAIT_MS), "the supervisor said nothing"
+        address, data = self.socket.recv_multipart()
+        envelope = decode(data)
+        return envelope.message, lambda reply: self.socket.send_multipart(
+            [address, encode(reply, envelope.corr)]
+        )
+
+    def is_silent(self) -> bool:
+        return not self.socket.poll(50)
+
+    def deliver(self, keeper: r.RingKeeper) -> None:
+        """Let the keeper take one reply."""
+        assert self.link.socket.poll(WAIT_MS)
+        for envelope in self.link.receive():
+            keeper.take_reply(0, envelope.corr, envelope.message)
+
+    def close(self) -> None:
+        self.link.close()
+        self.socket.close()
+        self.context.term()
+
+
+@pytest.fixture
+def keeper(tmp_path: Path, clock: ManualClock) -> Iterator[r.RingKeeper]:
+    settings = Run(ring_bytes=RING_BYTES_MIN, settle_entries=64)
+    keeper = r.RingKeeper(str(tmp_path), engine_id="0" * 32, shards=2, settings=settings, clock=clock)
+    yield keeper
+    keeper.close_all()
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[Shard]:
+    shard = Shard(tmp_path)
+    yield shard
+    shard.close()
+
+
+@pytest.fixture
+def client() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that may be killed."""
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def request(pid: int = 0, shard: int = 0, ring_bytes: int = 0, client: str = "c") -> m.RingOpen:
+    return m.RingOpen(client, os.getpid() if pid == 0 else pid, shard, ring_bytes)
+
+
+def open_live(keeper: r.RingKeeper, shard: Shard, pid: int = 0) -> m.RingOpened:
+    answers: list[m.Message] = []
+    keeper.open(request(pid), answers.append)
+    message, answer = shard.hear()
+    assert isinstance(message, m.RingAttach)
+    answer(m.RingAttached(message.ring))
+    shard.deliver(keeper)
+    [opened] = answers
+    assert isinstance(opened, m.RingOpened)
+    return opened
+
+
+def files(path: Path) -> set[str]:
+    return {name for name in os.listdir(path) if name.startswith("ring-")}
+
+
+def test_a_ring_is_announced_only_when_its_shard_drains_it(
+    keeper: r.RingKeeper, shard: Shard, tmp_path: Path
+) -> None:
+    answers: list[m.Message] = []
+    keeper.open(request(), answers.append)
+    assert answers == [], "no shard serves yet"
+    keeper.shard_ready(0, shard.link)
+    message, answer = shard.hear()
+    assert isinstance(message, m.RingAttach)
+    assert answers == []
+    answer(m.RingAttached(message.ring))
+    shard.deliver(keeper)
+    assert answers == [m.RingOpened(message.ring, message.bell)]
+    RingProducer.attach(str(tmp_path / message.ring)).close()
+    assert files(tmp_path) == {message.ring, message.bell}
+
+
+def test_a_closed_ring_is_drained_by_its_shard_and_then_removed(
+    keeper: r.RingKeeper, shard: Shard, tmp_path: Path
+) -> None:
+    keeper.shard_ready(0, shard.link)
+    opened = open_live(keeper, shard)
+    keeper.close(opened.ring)
+    keeper.close(opened.ring)
+    message, answer = shard.hear()
+    assert message == m.RingDetach(opened.ring, dead=False)
+    assert shard.is_silent(), "closing twice asks once"
+    assert files(tmp_path), "the shard may still read it"
+    answer(m.RingDetached(opened.ring, 3))
+    shard.deliver(keeper)
+    assert files(tmp_path) == set()
+    assert len(keeper) == 0
+    keeper.close(opened.ring)
+
+
+def test_the_rings_of_a_killed_client_are_drained_and_removed(
+    keeper: r.RingKeeper, shard: Shard, tmp_path: Path, client: subprocess.Popen[bytes]
+) -> None:
+    """PR-6."""
+    keeper.shard_ready(0, shard.link)
+    rings = {open_live(keeper, shard, client.pid).ring for _ in range(2)}
+    other = open_live(keeper, shard).ring
+    [(pidfd, pid)] = [(fd, pid) for fd, pid in keeper.pidfds().items() if pid == client.pid]
+    client.kill()
+    client.wait()
+    poller = zmq.Poller()
+    poller.register(pidfd, zmq.POLLIN)
+    assert poller.poll(WAIT_MS)
+    keeper.client_died(pid)
+    for _ in range(2):
+        message, answer = shard.hear()
+        assert isinstance(message, m.RingDetach)
+        assert message.dead
+        assert message.ring in rings
+        answer(m.RingDetached(message.ring, 0))
+        shard.deliver(keeper)
+    assert {ring.name for ring in keeper} == {other}
+    assert client.pid not in keeper.pidfds().values()
+
+
+def test_a_client_without_a_pidfd_is_watched_by_its_lock(
+    keeper: r.RingKeeper, shard: Shard, tmp_path: Path, clock: ManualClock
+) -> None:
+    keeper.shard_ready(0, shard.link)
+    opened = open_live(keeper, shard, pid=-1)
+    assert keeper.pidfds() == {}
+    producer = RingProducer.attach(str(tmp_path / opened.ring))
+    clock.advance(60)
+    keeper.look()
+    assert shard.is_silent(), "it holds its lock"
+    producer.close()
+    keeper.look()
+    assert shard.is_silent(), "one look a second"
+    clock.advance(1.5)
+    keeper.look()
+    assert shard.hear()[0] == m.RingDetach(opened.ring, dead=True)
+
+
+def test_a_client_that_never_attaches_is_given_up_after_a_grace(
+    keeper: r.RingKeeper, shard: Shard, clock: ManualClock
+) -> None:
+    keeper.shard_ready(0, shard.link)
+    opened = open_live(keeper, shard, pid=-1)
+    clock.advance(29)
+    keeper.look()
+    assert shard.is_silent()
+    clock.advance(2)
+    keeper.look()
+    assert shard.hear()[0] == m.RingDetach(opened.ring, dead=True)
+
+
+def test_a_new_incarnation_is_told_of_every_ring_and_of_those_whose_client_left_meanwhile(
+    keeper: r.RingKeeper, shard: Shard, tmp_path: Path
+) -> None:
+    """PR-2: nothing a client published is lost because its shard died before or after it."""
+    keeper.shard_ready(0, shard.link)
+    stays, leaves = open_live(keeper, shard), open_live(keeper, shard)
+    keeper.shard_down(0)
+    keeper.close(leaves.ring)
+    assert files(tmp_path) >= {leaves.ring}
+    successor = ShardLink(shard.context, shard.endpoint)
+    shard.link = successor
+    keeper.shard_ready(0, successor)
+    heard = [shard.hear()[0] for _ in range(3)]
+    assert heard == [
+        m.RingAttach(stays.ring, stays.bell, "c"),
+        m.RingAttach(leaves.ring, leaves.bell, "c"),
+        m.RingDetach(leaves.ring, dead=False),
+    ]
+
+
+def test_a_ring_its_shard_cannot_use_is_refused_and_removed(
+    keeper: r.RingKeeper, shard: Shard, tmp_path: Path
+) -> None:
+    keeper.shard_ready(0, shard.link)
+    answers: list[m.Message] = []
+    keeper.open(request(), answers.append)
+    _, answer = shard.hear()
+    error = m.ErrorReply(14, "ring cannot be attached", {"reason": "magic"})
+    answer(error)
+    shard.deliver(keeper)
+    assert answers == [error]
+    assert files(tmp_path) == set()
+
+
+def test_a_failed_shard_answers_those_who_wait_and_refuses_the_next(
+    keeper: r.RingKeeper, tmp_path: Path
+) -> None:
+    """PR-12."""
+    answers: list[m.Message] = []
+    keeper.open(request(), answers.append)
+    [ring] = keeper
+    keeper.close(ring.name)
+    keeper.shard_failed(0, "poison")
+    assert isinstance(answers[0], m.ErrorReply)
+    assert files(tmp_path) == set(), "nobody will ever drain it"
+    with pytest.raises(NotReady, match="failed") as caught:
+        keeper.open(request(), answers.append)
+    assert caught.value.detail["reason"] == "shard_failed"
+    keeper.open(request(shard=1), answers.append)
+    assert len(keeper) == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        request(shard=2), request(shard=-1), request(ring_bytes=1), request(ring_bytes=1 << 40),
+        request(ring_bytes=-1), request(client="x" * 300), request(client="\ud800" * 200),
+    ],
+)  # fmt: skip
+def test_an_impossible_request_is_refused_and_leaves_nothing(
+    keeper: r.RingKeeper, tmp_path: Path, bad: m.RingOpen
+) -> None:
+    with pytest.raises(InvalidRequest):
+        keeper.open(bad, lambda message: None)
+    assert files(tmp_path) == set()
+    assert len(keeper) == 0
+
+
+def test_the_number_of_rings_is_bounded(keeper: r.RingKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(r, "RINGS_PER_SHARD_MAX", 3)
+    for _ in range(3):
+        keeper.open(request(), lambda message: None)
+    with pytest.raises(Throttled) as caught:
+        keeper.open(request(), lambda message: None)
+    assert caught.value.detail["retry_after_ms"] > 0
+    keeper.open(request(shard=1), lambda message: None)
+
+
+def test_no_room_in_shared_memory_is_throttled_and_leaves_no_half_made_ring(
+    keeper: r.RingKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full /dev/shm; the disk says no as a tmpfs does (RD-11)."""
+
+    def full(fd: int, offset: int, length: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(Throttled, match="shared memory"):
+        keeper.open(request(), lambda message: None)
+    assert files(tmp_path) == set()
+
+
+def test_no_string_of_a_client_becomes_part_of_a_path(keeper: r.RingKeeper, tmp_path: Path) -> None:
+    """SEC-25."""
+    keeper.open(request(client="../../etc/x\0"), lambda message: None)
+    assert all(set(name) <= set("ring-.bel0123456789abcdef") for name in files(tmp_path))

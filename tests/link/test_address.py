@@ -1,0 +1,70 @@
+"""URLs and the file an engine leaves (CL-1)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog.errors import UsageError
+from ringlog.link.address import EngineInfo, home_shard, parse_url, read_engine
+from ringlog.topic import names
+
+
+def test_a_local_url_names_a_run_directory():
+    assert parse_url("ringlog:///var/lib/ring%20log/run/").run_dir == "/var/lib/ring log/run"
+
+
+def test_a_remote_url_names_an_endpoint_and_the_servers_key():
+    address = parse_url(f"ringlog://example.org:4100?server_key={'k' * 40}")
+    assert (address.endpoint, address.server_key, address.is_local) == (
+        "tcp://example.org:4100",
+        "k" * 40,
+        False,
+    )
+    assert parse_url("ringlog://[::1]:5").endpoint == "tcp://[::1]:5"
+
+
+def test_without_a_url_the_environment_decides_then_the_default(monkeypatch):
+    """CL-1."""
+    monkeypatch.setenv("RINGLOG_URL", "ringlog:///from/environment")
+    assert parse_url(None).run_dir == "/from/environment"
+    monkeypatch.delenv("RINGLOG_URL")
+    assert parse_url(None).run_dir.endswith("/ringlog-data/run")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://x", "not a ringlog URL"),
+        ("ringlog:relative", "absolute"),
+        ("ringlog://host", "names host and port"),
+        ("ringlog://host:99999", "not a port"),
+        ("ringlog://host:1?colour=red", "unknown option"),
+        ("ringlog://host:1?server_key=short", "40 characters"),
+    ],
+)
+def test_a_wrong_url_is_a_usage_error_that_says_what_is_wrong(url, said):
+    with pytest.raises(UsageError, match=said):
+        parse_url(url)
+
+
+def test_the_engine_is_found_from_its_run_or_its_data_directory(tmp_path):
+    info = EngineInfo("e", "s", "/dev/shm/x", "/data", 2)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "engine.json").write_bytes(msgspec.json.encode(info))
+    assert read_engine(str(tmp_path / "run")) == info
+    assert read_engine(str(tmp_path)) == info
+    assert read_engine(str(tmp_path / "elsewhere")) is None
+
+
+def test_an_unreadable_engine_file_is_named(tmp_path):
+    (tmp_path / "engine.json").write_text("{")
+    with pytest.raises(UsageError, match="not readable"):
+        read_engine(str(tmp_path))
+
+
+@given(name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,40}", fullmatch=True), shards=st.integers(1, 64))
+def test_clients_and_shards_agree_where_a_topic_is_at_home(name, shards):
+    assert home_shard(name, shards) == names.home_shard(name, shards)

@@ -1,0 +1,206 @@
+"""Requests over one connection at a time, against a real ROUTER that the test makes behave badly."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import zmq
+
+from ringlog.client.shell import Descriptors
+from ringlog.clock import SystemClock
+from ringlog.envelope.messages import Append, ErrorReply, Ping, Pong
+from ringlog.envelope.wire import decode, encode
+from ringlog.errors import NotConnected, RequestTimeout, Status, TopicNotFound
+from ringlog.link.peer import Peer
+from ringlog.link.timers import Timers
+
+LONG_S = 10.0
+
+
+class Server:
+    """A ROUTER that answers when told to."""
+
+    def __init__(self, endpoint):
+        self.endpoint = endpoint
+        self.context = zmq.Context()
+        self.open()
+
+    def open(self):
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(self.endpoint)
+
+    def take(self):
+        """The next request: (client, envelope, attachments), or None."""
+        try:
+            client, data, *more = self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return client, decode(data), more
+
+    def answer(self, client, corr, message):
+        self.socket.send_multipart([client, encode(message, corr)])
+
+    def die(self):
+        self.socket.close(0)
+
+    def close(self):
+        self.socket.close(0)
+        self.context.term()
+
+
+class Client:
+    """A Peer with everything it needs."""
+
+    def __init__(self, endpoint):
+        self.context = zmq.Context()
+        self.timers, self.clock, self.fds = Timers(), SystemClock(), Descriptors()
+        self.peer = Peer("the peer", context=self.context, timers=self.timers, clock=self.clock, fds=self.fds)
+        self.peer.point_at(endpoint)
+
+    def deadline(self, seconds=LONG_S):
+        return self.clock.monotonic_ns() + int(seconds * 1e9)
+
+    def until(self, condition):
+        """Serve until it holds."""
+        end = time.monotonic() + LONG_S
+        while not (found := condition()):
+            assert time.monotonic() < end, "waited in vain"
+            self.fds.sleep(0.005)
+            self.peer.pump()
+            self.timers.fire(self.clock.monotonic_ns())
+        return found
+
+    def close(self):
+        self.peer.close()
+        self.context.term()
+        self.fds.close()
+
+
+@pytest.fixture
+def endpoint(tmp_path):
+    return f"ipc://{tmp_path}/s"
+
+
+@pytest.fixture
+def server(endpoint):
+    server = Server(endpoint)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(endpoint):
+    client = Client(endpoint)
+    yield client
+    client.close()
+
+
+def test_replies_are_matched_by_number_whatever_their_order(server, client):
+    """ZC-2."""
+    pendings = [client.peer.request(Ping(), client.deadline()) for _ in range(3)]
+    requests = [client.until(server.take) for _ in range(3)]
+    for turns, (who, envelope, _) in reversed(list(enumerate(requests))):
+        server.answer(who, envelope.corr, Pong(1, turns))
+    client.until(lambda: all(p.is_done for p in pendings))
+    assert [p.take().message.turns for p in pendings] == [0, 1, 2]
+
+
+def test_a_reply_nobody_waits_for_and_bytes_that_are_no_reply_are_dropped(server, client):
+    pending = client.peer.request(Ping(), client.deadline())
+    who, envelope, _ = client.until(server.take)
+    server.socket.send_multipart([who, b"\xff not an envelope"])
+    server.answer(who, envelope.corr + 1000, Pong(9, 9))
+    server.answer(who, envelope.corr, Pong(1, 1))
+    server.answer(who, envelope.corr, Pong(2, 2))
+    client.until(lambda: pending.is_done)
+    assert pending.take().message == Pong(1, 1)
+
+
+def test_after_a_death_open_requests_are_sent_again_in_order_under_their_numbers(server, client):
+    """CL-7: a restart is a pause; the order is what makes producer numbers safe."""
+    pendings = [client.peer.request(Append(f"t{n}", 1), client.deadline(), bytes([n]) * 8) for n in range(5)]
+    before = [client.until(server.take) for _ in range(5)]
+    who, envelope, _ = before[1]
+    server.answer(who, envelope.corr, Pong(0, 1))
+    client.until(lambda: pendings[1].is_done)
+    server.die()
+    client.until(lambda: not client.peer.is_up)
+    late = client.peer.request(Append("t5", 1), client.deadline(), b"\5" * 8)
+    server.open()
+    again = [client.until(server.take) for _ in range(5)]
+    assert [e.message.topic for _, e, _ in again] == ["t0", "t2", "t3", "t4", "t5"]
+    assert [e.corr for _, e, _ in again[:4]] == [before[n][1].corr for n in (0, 2, 3, 4)]
+    assert [more for _, _, more in again] == [[bytes([n]) * 8] for n in (0, 2, 3, 4, 5)]
+    for who, envelope, _ in again:
+        server.answer(who, envelope.corr, Pong(0, 0))
+    client.until(lambda: late.is_done and all(p.is_done for p in pendings))
+
+
+def test_a_peer_that_comes_up_late_is_connected_to(endpoint, client):
+    pending = client.peer.request(Ping(), client.deadline())
+    client.until(lambda: client.timers.next_ns() is not None)
+    server = Server(endpoint)
+    try:
+        who, envelope, _ = client.until(server.take)
+        server.answer(who, envelope.corr, Pong(1, 1))
+        client.until(lambda: pending.is_done)
+        assert pending.error is None
+    finally:
+        server.close()
+
+
+def test_not_ready_is_asked_again_until_it_is_answered(server, client):
+    pending = client.peer.request(Ping(), client.deadline())
+    who, envelope, _ = client.until(server.take)
+    server.answer(who, envelope.corr, ErrorReply(Status.NOT_READY, "recovering", {"retry_after_ms": 1}))
+    who, again, _ = client.until(server.take)
+    assert again.corr == envelope.corr
+    server.answer(who, again.corr, Pong(1, 1))
+    client.until(lambda: pending.is_done)
+    assert pending.error is None
+
+
+def test_frames_are_not_asked_again_behind_later_ones(server, client):
+    """A frame refused for now needs a new producer number: its owner decides, not the connection."""
+    pending = client.peer.request(Append("t", 1), client.deadline(), b"x" * 8, is_patient=False)
+    who, envelope, _ = client.until(server.take)
+    server.answer(who, envelope.corr, ErrorReply(Status.NOT_READY, "recovering"))
+    client.until(lambda: pending.is_done)
+    assert pending.error.code == "not_ready"
+
+
+def test_a_refusal_is_the_typed_error_with_its_facts(server, client):
+    pending = client.peer.request(Ping(), client.deadline())
+    who, envelope, _ = client.until(server.take)
+    server.answer(who, envelope.corr, ErrorReply(Status.TOPIC_NOT_FOUND, "no such topic", {"topic": "x"}))
+    client.until(lambda: pending.is_done)
+    with pytest.raises(TopicNotFound, match="topic='x'"):
+        pending.take()
+
+
+def test_silence_is_a_timeout_of_unknown_outcome(server, client):
+    """CL-5, CL-6."""
+    client.until(lambda: client.peer.is_up)
+    pending = client.peer.request(Ping(), client.deadline(0.05))
+    client.until(lambda: pending.is_done)
+    assert isinstance(pending.error, RequestTimeout)
+    assert pending.error.outcome == "unknown"
+
+
+def test_what_was_never_sent_was_certainly_not_applied(client):
+    """CL-6."""
+    pending = client.peer.request(Ping(), client.deadline(0.05))
+    client.until(lambda: pending.is_done)
+    assert isinstance(pending.error, NotConnected)
+    assert pending.error.outcome == "not_applied"
+
+
+def test_a_connection_without_open_requests_has_no_times_to_wake_up_at(server, client):
+    """CL-2: an idle client sleeps for good."""
+    pending = client.peer.request(Ping(), client.deadline())
+    who, envelope, _ = client.until(server.take)
+    server.answer(who, envelope.corr, Pong(1, 1))
+    client.until(lambda: pending.is_done)
+    assert client.timers.next_ns() is None

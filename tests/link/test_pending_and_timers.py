@@ -1,0 +1,102 @@
+"""Pendings, steps and timers: the parts without any input or output."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringlog.errors import NotReady, TopicNotFound
+from ringlog.link.pending import Pending, gather, resolved, start
+from ringlog.link.timers import Timers
+
+
+def test_a_result_is_given_once_and_later_ones_are_ignored():
+    pending: Pending[int] = Pending()
+    seen = []
+    pending.when_done(lambda p: seen.append(p.take()))
+    pending.resolve(1)
+    pending.resolve(2)
+    pending.fail(NotReady("late"))
+    assert (pending.take(), seen, pending.error) == (1, [1], None)
+
+
+def test_steps_go_on_when_what_they_wait_for_is_done():
+    first: Pending[int] = Pending()
+    second: Pending[int] = Pending()
+
+    def steps():
+        a = yield first
+        b = yield second
+        return a + b
+
+    result = start(steps())
+    second.resolve(2)
+    assert not result.is_done
+    first.resolve(40)
+    assert result.take() == 42
+
+
+def test_a_failure_is_raised_inside_the_steps_where_it_can_be_handled():
+    failing: Pending[int] = Pending()
+
+    def steps():
+        try:
+            yield failing
+        except TopicNotFound:
+            return (yield resolved("made"))
+
+    result = start(steps())
+    failing.fail(TopicNotFound("no such topic"))
+    assert result.take() == "made"
+
+
+def test_a_thousand_finished_steps_do_not_grow_the_stack():
+    def steps():
+        total = 0
+        for _ in range(100_000):
+            total += yield resolved(1)
+        return total
+
+    assert start(steps()).take() == 100_000
+
+
+def test_gather_keeps_order_and_fails_with_the_first_failure():
+    pendings: list[Pending[int]] = [Pending() for _ in range(3)]
+    everything = gather(pendings)
+    for value, pending in reversed(list(enumerate(pendings))):
+        pending.resolve(value)
+    assert everything.take() == [0, 1, 2]
+    bad: Pending[int] = Pending()
+    bad.fail(NotReady("no"))
+    with pytest.raises(NotReady):
+        gather([resolved(1), bad]).take()
+
+
+def test_timers_fire_in_order_of_time_and_only_when_due():
+    timers, seen = Timers(), []
+    for when in (30, 10, 20):
+        timers.at(when, lambda when=when: seen.append(when))
+    assert timers.next_ns() == 10
+    assert timers.fire(20) == 2
+    assert (seen, timers.next_ns()) == ([10, 20], 30)
+
+
+def test_a_timer_cancelled_by_one_that_fires_with_it_does_not_fire():
+    timers, seen = Timers(), []
+    second = None
+
+    def first():
+        second.cancel()
+
+    timers.at(1, first)
+    second = timers.at(2, lambda: seen.append("second"))
+    timers.fire(5)
+    assert seen == []
+    assert timers.next_ns() is None
+
+
+def test_cancelled_timers_do_not_pile_up():
+    timers = Timers()
+    for _ in range(50_000):
+        timers.at(10**15, lambda: None).cancel()
+    assert len(timers._heap) < 5_000
+    assert timers.next_ns() is None

@@ -1,0 +1,114 @@
+"""Matching settle entries with frames in flight, and stamping."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog.errors import RingError
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.codec import frames_of_one
+from ringlog.frame.settle import S_POSITION, WORDS
+from ringlog.link.runs import InFlight, Run
+
+
+class Kept(Run):
+    """A run that remembers its fate."""
+
+    __slots__ = ("got", "lost")
+
+    def __init__(self, count, payload=b"x" * 24):
+        buffer, offsets = frames_of_one([payload] * count, topic_id=0)
+        super().__init__("t", buffer, offsets, 0)
+        self.got, self.lost = [], []
+
+    def on_entries(self, first, entries):
+        self.got += list(
+            zip(range(first, first + len(entries)), entries[:, S_POSITION].tolist(), strict=True)
+        )
+
+    def on_failed(self, first, count, error):
+        self.lost.append((first, count, error))
+
+
+def entries_at(positions):
+    entries = np.zeros((len(positions), WORDS), dtype=np.uint64)
+    entries[:, S_POSITION] = positions
+    return entries
+
+
+@given(
+    sizes=st.lists(st.integers(1, 7), min_size=1, max_size=8), cuts=st.lists(st.integers(1, 9), max_size=30)
+)
+def test_every_frame_gets_its_own_entry_however_entries_arrive(sizes, cuts):
+    in_flight, runs, position = InFlight(), [], 0
+    placed = []
+    for size in sizes:
+        run = Kept(size)
+        positions = list(range(position, position + size * 8, 8))
+        position += size * 8
+        in_flight.add(run, positions)
+        runs.append(run)
+        placed += positions
+    at = 0
+    for cut in [*cuts, len(placed)]:
+        part = placed[at : at + cut]
+        assert in_flight.match(entries_at(part)) == len(part)
+        at += len(part)
+    assert in_flight.frames == 0
+    expected = iter(placed)
+    for run in runs:
+        assert run.got == [(row, next(expected)) for row in range(run.count)]
+
+
+def test_an_entry_of_another_frame_is_refused():
+    in_flight = InFlight()
+    in_flight.add(Kept(2), [0, 64])
+    with pytest.raises(RingError, match="not that of the oldest"):
+        in_flight.match(entries_at([64]))
+
+
+def test_what_is_unsettled_comes_back_once_a_run_and_oldest_first():
+    in_flight, first, second = InFlight(), Kept(3), Kept(1)
+    in_flight.add(first, [0, 8])
+    in_flight.add(first, [16])
+    in_flight.add(second, [24])
+    in_flight.match(entries_at([0]))
+    assert in_flight.drain() == [first, second]
+    assert in_flight.frames == 0
+    assert first.settled == 1
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_stamping_numbers_frames_upwards_and_leaves_bodies_intact(count):
+    run = Kept(count)
+    run.stamp(topic_id=9, epoch=3, producer_id=(1 << 63) + 5, first_producer_seq=100)
+    found = frames.scan(run.buffer)
+    assert frames.first_bad_body(run.buffer, found) is None
+    words = found.words
+    assert words[:, layout.W_TOPIC].tolist() == [9] * count
+    assert words[:, layout.W_PRODUCER_ID].tolist() == [(1 << 63) + 5] * count
+    assert words[:, layout.W_PRODUCER_SEQ].tolist() == list(range(100, 100 + count))
+    assert frames.epochs_of(words).tolist() == [3] * count
+    assert frames.counts_of(words).tolist() == [1] * count
+
+
+def test_copied_frames_are_whole_and_in_the_order_asked_for():
+    run = Kept(4)
+    run.stamp(topic_id=1, epoch=1, producer_id=7, first_producer_seq=1)
+    buffer, offsets = run.copied(np.array([1, 3]))
+    found = frames.scan(buffer)
+    assert found.words[:, layout.W_PRODUCER_SEQ].tolist() == [2, 4]
+    assert offsets.tolist() == [*found.offsets.tolist(), len(buffer)]
+
+
+def test_the_first_frame_too_large_for_a_ring_is_found():
+    run = Kept(3)
+    size = run.size_of(0)
+    assert run.first_larger(size) == 3
+    assert run.first_larger(size - 8) == 0
+    run.pushed = 2
+    assert run.first_larger(size - 8) == 2

@@ -1,0 +1,6 @@
+"""The demonstration: a year of flights through an engine whose shards are killed on the way.
+
+`python -m demo` (or `make demo`) writes 336,776 flights as one JSON event each, follows them live, kills
+shards with SIGKILL, restarts the engine, reads everything back and judges what it finds against the
+source, by event id and content, not by the engine's own counters.
+"""

@@ -1,0 +1,80 @@
+"""`python -m demo`: run it, print the table, write build/demo.json; exit status 1 unless all is well."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from demo import report
+from demo.progress import Progress
+from demo.run import Outcome, Plan, run
+
+FLIGHTS = 336_776
+BUILD = Path("build")
+INTERRUPTED = 130
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the command line, run the demo, judge."""
+    options = _parser().parse_args(arguments)
+    directory = (options.dir or BUILD / f"demo-{os.getpid()}").absolute()
+    directory.mkdir(parents=True)
+    # SIGTERM ends like Ctrl-C: through every `finally`.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    plan = Plan(directory, options.shards, options.producers, options.readers, options.kills, options.limit)
+    try:
+        with Progress(min(options.limit or FLIGHTS, FLIGHTS)) as progress:
+            outcome = run(plan, progress)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BaseException:
+        _save_log(directory)
+        raise
+    finally:
+        if not options.keep:
+            shutil.rmtree(directory, ignore_errors=True)
+    report.write(options.out, outcome.verdict, outcome.speeds, outcome.facts)
+    _tell(outcome, options.out)
+    return 0 if outcome.is_good else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
+    parser.add_argument("--dir", type=Path, help="directory to work in, made new (default: below build/)")
+    parser.add_argument("--keep", action="store_true", help="leave that directory behind")
+    parser.add_argument("--out", type=Path, default=BUILD / "demo.json", help="where the numbers go")
+    parser.add_argument("--limit", type=int, help="only the first so many flights")
+    parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--producers", type=int, default=4, choices=range(1, 33), metavar="1..32")
+    parser.add_argument("--readers", type=int, default=2, choices=range(1, 33), metavar="1..32")
+    parser.add_argument("--kills", type=int, default=3, help="SIGKILLs of shards on the way")
+    return parser
+
+
+def _save_log(directory: Path) -> None:
+    """What the engine had to say outlives the directory when something went wrong."""
+    log = directory / "engine.log"
+    if log.exists():
+        BUILD.mkdir(exist_ok=True)
+        print(f"the engine's log: {shutil.copy(log, BUILD / 'demo-engine.log')}", file=sys.stderr)
+
+
+def _tell(outcome: Outcome, out: Path) -> None:
+    verdict, live, facts = outcome.verdict, outcome.live, outcome.facts
+    print(report.table(report.rows(verdict, outcome.speeds)))
+    print(f"shards killed on the way: {len(facts['kills'])}; followed live: {live.read:,} records")
+    print(f"the same numbers: {out}")
+    for name, found in (("after the restart", verdict), ("live", live)):
+        if not found.is_good:
+            print(f"NOT WELL {name}: {found}", file=sys.stderr)
+    for failure in outcome.failures[:10]:
+        print(f"NOT ACKED {failure}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

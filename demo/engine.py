@@ -1,0 +1,97 @@
+"""The engine of the demo: started as users start it, and mistreated."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ringlog.envelope.messages import ProcessStatus
+from ringlog.errors import RinglogError
+from ringlog.link.address import read_engine
+from ringlog.supervision import asking
+
+READY_S = 30.0
+STOP_S = 30.0
+LOOK_S = 0.005
+
+
+class Engine:
+    """`python -m supervisor` on a data directory of ours."""
+
+    def __init__(self, directory: Path, shards: int) -> None:
+        self.data_dir = directory / "data"
+        self.run_dir = self.data_dir / "run"
+        self.url = f"ringlog://{self.run_dir}"
+        self.log = directory / "engine.log"
+        self._shards = shards
+        self._process: subprocess.Popen[bytes] | None = None
+        self._shm_dir = ""
+
+    def start(self) -> float:
+        """Start it; returns the seconds until it was ready."""
+        began = time.monotonic()
+        before = read_engine(str(self.run_dir))
+        settings = [f"data.dir={self.data_dir}", f"wal.shards={self._shards}"]
+        settings += ["run.allow_root=true"] if os.geteuid() == 0 else []
+        command = [sys.executable, "-m", "supervisor", *(word for each in settings for word in ("--set", each))]
+        with self.log.open("ab") as log:
+            # A group of its own: Ctrl-C is ours to answer, and then the engine stops in good order.
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        while time.monotonic() - began < READY_S:
+            info = read_engine(str(self.run_dir))
+            if info is not None and (before is None or info.start_id != before.start_id):
+                self._shm_dir = info.shm_dir
+                return time.monotonic() - began
+            if self._process.poll() is not None:
+                break
+            time.sleep(LOOK_S)
+        raise SystemExit(f"the engine did not start; the end of its log:\n{self._log_end()}")
+
+    def stop(self) -> float:
+        """Stop it in good order; returns the seconds that took. Killed if it takes too long."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0.0
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if self._shm_dir:
+            # Gone already after an orderly stop.
+            shutil.rmtree(self._shm_dir, ignore_errors=True)
+        return time.monotonic() - began
+
+    def kill_shard(self, shard: int) -> int:
+        """SIGKILL a shard once it serves; returns the pid it had."""
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            found = self._shard(shard)
+            if found is not None and found.state == "ready" and found.pid:
+                os.kill(found.pid, signal.SIGKILL)
+                return found.pid
+            time.sleep(LOOK_S)
+        raise SystemExit(f"shard {shard} did not come back; the end of its log:\n{self._log_end()}")
+
+    def restarts(self) -> int:
+        """Starts of processes after their first."""
+        return sum(process.restarts for process in asking.status(str(self.run_dir)).processes)
+
+    def _shard(self, shard: int) -> ProcessStatus | None:
+        try:
+            processes = asking.status(str(self.run_dir)).processes
+        except RinglogError:
+            return None
+        return next((process for process in processes if process.name == f"wal_shard-{shard:02d}"), None)
+
+    def _log_end(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])

@@ -1,0 +1,75 @@
+"""What the demo prints and writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from demo.judge import Verdict
+from ringlog.cli.probe import machine_facts
+
+MS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Times of one run."""
+
+    records_per_s: float
+    ack_p50_ms: float
+    ack_p99_ms: float
+    pause_max_ms: float
+
+    @classmethod
+    def of(cls, acked: int, seconds: float, latencies_ns: NDArray[np.int64], pause_ns: int) -> Speeds:
+        """From the producers' clocks."""
+        if not len(latencies_ns):
+            return cls(0.0, 0.0, 0.0, pause_ns * MS)
+        p50, p99 = np.percentile(latencies_ns, [50, 99])
+        return cls(acked / seconds, float(p50) * MS, float(p99) * MS, pause_ns * MS)
+
+
+def rows(verdict: Verdict, speeds: Speeds) -> list[tuple[str, str]]:
+    """The table's lines."""
+    return [
+        ("records acked", f"{verdict.acked:,}"),
+        ("read back", f"{verdict.read:,}"),
+        ("lost", f"{verdict.lost:,}"),
+        ("doubled", f"{verdict.doubled:,}"),
+        ("out of order", f"{verdict.out_of_order:,}"),
+        ("records/s", f"{speeds.records_per_s:,.0f}"),
+        ("ack p50", f"{speeds.ack_p50_ms:,.1f} ms"),
+        ("ack p99", f"{speeds.ack_p99_ms:,.1f} ms"),
+        ("longest producer pause", f"{speeds.pause_max_ms:,.0f} ms"),
+    ]
+
+
+def table(lines: list[tuple[str, str]]) -> str:
+    """Two columns, numbers to the right."""
+    left = max(len(name) for name, _ in lines)
+    right = max(len(value) for _, value in lines)
+    rule = "─" * (left + right + 2)
+    return "\n".join([rule, *(f"{name:<{left}}  {value:>{right}}" for name, value in lines), rule])
+
+
+def write(path: Path, verdict: Verdict, speeds: Speeds, more: dict[str, Any]) -> None:
+    """Leave the same numbers as JSON."""
+    facts = {
+        "acked": verdict.acked,
+        "read": verdict.read,
+        "lost": verdict.lost,
+        "doubled": verdict.doubled,
+        "out_of_order": verdict.out_of_order,
+        **{name: round(value, 3) for name, value in asdict(speeds).items()},
+        "moved": verdict.moved,
+        "others": verdict.others,
+        **more,
+        "machine": machine_facts(),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(facts, indent=2) + "\n")

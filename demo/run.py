@@ -1,0 +1,215 @@
+"""The story: write and follow under fire, restart, read back, judge."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ringlog
+from demo import judge, source
+from demo.engine import Engine
+from demo.judge import Counts, Ledger, Verdict
+from demo.progress import Progress
+from demo.report import Speeds
+from demo.words import FIRST_PRODUCER, FIRST_READER, GO, READY_OFFSET, WRITTEN, Words
+
+CHILD_S = 120.0
+LOOK_S = 0.005
+PAGE_RECORDS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do."""
+
+    directory: Path
+    shards: int
+    producers: int
+    readers: int
+    kills: int
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it."""
+
+    verdict: Verdict
+    live: Verdict
+    speeds: Speeds
+    failures: list[str]
+    facts: dict[str, Any]
+
+    @property
+    def is_good(self) -> bool:
+        """Nothing was lost, doubled, out of order or refused, live or after the restart."""
+        return self.verdict.is_good and self.live.is_good and not self.failures and self.live.acked > 0
+
+
+def run(plan: Plan, progress: Progress) -> Outcome:
+    """Run it all; processes that were started have ended when this returns or raises."""
+    progress.say("reading the flights")
+    events = source.prepare(plan.directory, plan.limit)
+    engine = Engine(plan.directory, plan.shards)
+    try:
+        facts: dict[str, Any] = {"events": len(events), "topics": len(events.topics)}
+        facts["start_s"] = round(engine.start(), 3)
+        _make_topics(engine.url, events)
+        facts["kills"] = _write_under_fire(plan, engine, events, progress)
+        facts["restarts"] = engine.restarts()
+        progress.say("stopping and starting the engine")
+        facts["stop_s"] = round(engine.stop(), 3)
+        facts["restart_s"] = round(engine.start(), 3)
+        began = time.monotonic()
+        ledger = _read_back(plan, engine.url, events, progress)
+        facts["read_back_s"] = round(time.monotonic() - began, 3)
+    finally:
+        engine.stop()
+    return _outcome(plan, events, ledger, facts)
+
+
+def _make_topics(url: str, events: source.Source) -> None:
+    with ringlog.connect(url, wait=20.0) as client:
+        for topic in events.topics:
+            client.topics.create(topic, durability="fsync")
+
+
+# -- writing, following, killing -------------------------------------------------------------------------
+
+
+def _write_under_fire(plan: Plan, engine: Engine, events: source.Source, progress: Progress) -> list[int]:
+    """Start all children, let them go, kill shards at even parts of the way; returns the shards killed."""
+    words = Words(plan.directory)
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        where = (str(plan.directory), engine.url)
+        followers = [
+            _child("demo.follower", *where, i, plan.readers, plan.producers) for i in range(plan.readers)
+        ]
+        children += followers
+        producers = [_child("demo.producer", *where, i, plan.producers) for i in range(plan.producers)]
+        children += producers
+        _wait_ready(plan, words, children)
+        words[GO] = 1
+        kills = _conduct(plan, engine, len(events), words, producers, progress)
+        words[WRITTEN] = 1
+        progress.say("readers catch up")
+        _wait_all(followers)
+        return kills
+    finally:
+        _end(children)
+
+
+def _child(module: str, *arguments: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", module, *map(str, arguments)], stdin=subprocess.DEVNULL)
+
+
+def _wait_ready(plan: Plan, words: Words, children: Sequence[subprocess.Popen[bytes]]) -> None:
+    def ready() -> int:
+        return words.total(FIRST_PRODUCER + READY_OFFSET, plan.producers) + words.total(
+            FIRST_READER + READY_OFFSET, plan.readers
+        )
+
+    deadline = time.monotonic() + CHILD_S
+    while ready() < plan.producers + plan.readers:
+        _require_alive(children)
+        if time.monotonic() > deadline:
+            raise SystemExit("the producers and readers did not start")
+        time.sleep(LOOK_S)
+
+
+def _conduct(
+    plan: Plan, engine: Engine, total: int, words: Words, producers: Sequence[subprocess.Popen[bytes]],
+    progress: Progress,
+) -> list[int]:  # fmt: skip
+    """Watch the acknowledgements and kill a shard whenever another part of them is in."""
+    kills: list[int] = []
+    deadline = time.monotonic() + CHILD_S
+    while any(child.poll() is None for child in producers):
+        acked = words.total(FIRST_PRODUCER, plan.producers)
+        progress.show(acked, words.total(FIRST_READER, plan.readers))
+        if len(kills) < plan.kills and acked >= total * (len(kills) + 1) / (plan.kills + 1):
+            shard = len(kills) % plan.shards
+            pid = engine.kill_shard(shard)
+            kills.append(shard)
+            progress.say(f"SIGKILL to shard {shard} (pid {pid}) after {acked:,} acks")
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the producers did not finish; {acked:,} of {total:,} acked")
+        time.sleep(LOOK_S)
+    _wait_all(producers)
+    progress.show(words.total(FIRST_PRODUCER, plan.producers), words.total(FIRST_READER, plan.readers))
+    return kills
+
+
+def _require_alive(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        if child.poll() not in {None, 0}:
+            raise SystemExit(f"a child process failed: {child.args!r} ended with {child.returncode}")
+
+
+def _wait_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        child.wait(CHILD_S)
+    _require_alive(children)
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.kill()
+        child.wait()
+
+
+# -- reading back ---------------------------------------------------------------------------------------
+
+
+def _read_back(plan: Plan, url: str, events: source.Source, progress: Progress) -> Ledger:
+    """Read every topic from its beginning to its end."""
+    progress.say("reading everything back")
+    ledger = Ledger(events, plan.producers)
+    with ringlog.connect(url, wait=20.0) as client:
+        for topic in events.topics:
+            for page in client.reader(topic).pages(PAGE_RECORDS):
+                if page.tombstone is not None:
+                    ledger.announce()
+                for piece in page.pieces:
+                    ledger.take(topic, piece.seq_at(0), piece.payloads())
+                progress.show_read_back(ledger.counts.read)
+    return ledger
+
+
+# -- judging --------------------------------------------------------------------------------------------
+
+
+def _outcome(plan: Plan, events: source.Source, ledger: Ledger, facts: dict[str, Any]) -> Outcome:
+    acked = np.zeros(len(events), dtype=np.uint64)
+    latencies, failures, times = [], [], []
+    for number in range(plan.producers):
+        with np.load(plan.directory / f"producer-{number}.npz") as found:
+            acked[found["ids"]] = found["seqs"]
+            latencies.append(found["latencies_ns"])
+            failures += found["failures"].tolist()
+            times.append(found["times_ns"])
+    began, ended, pauses = np.array(times).T
+    verdict = judge.judge(acked, ledger.seen, ledger.seqs, ledger.counts)
+    seconds = (int(ended.max()) - int(began.min())) / 1e9
+    speeds = Speeds.of(verdict.acked, seconds, np.concatenate(latencies), int(pauses.max()))
+    live = _live_verdict(plan, acked)
+    facts |= {"write_s": round(seconds, 3), "live": asdict(live), "failures": failures[:10]}
+    return Outcome(verdict, live, speeds, failures, facts)
+
+
+def _live_verdict(plan: Plan, acked: Any) -> Verdict:
+    """The two followers together saw every topic once."""
+    parts = [judge.load(plan.directory / f"follower-{number}.npz") for number in range(plan.readers)]
+    seen = np.sum([part[0] for part in parts], axis=0, dtype=np.uint32)
+    seqs = np.sum([part[1] for part in parts], axis=0, dtype=np.uint64)
+    counts = Counts(*np.sum([list(asdict(part[2]).values()) for part in parts], axis=0).tolist())
+    return judge.judge(acked, seen, seqs, counts)

@@ -205,9 +205,7 @@ class RingConsumer:
     def _write_entries(self, entries: NDArray[np.uint64]) -> None:
         slots = self.identity.settle_slots
         slot = self._settle_head % slots
-        raw = np.ascontiguousarray(entries).data.cast("B")
-        first = min(len(entries), slots - slot)
-        row = SETTLE_WORDS * 8
-        self._memory.write_entries(slot, raw[: first * row])
+        first = slots - slot
+        self._memory.write_entries(slot, entries[:first].tobytes())
         if first < len(entries):
-            self._memory.write_entries(0, raw[first * row :])
+            self._memory.write_entries(0, entries[first:].tobytes())

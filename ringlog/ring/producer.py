@@ -24,6 +24,8 @@ from ringlog.ring.region import RingMemory, lock_for_producer, open_ring, requir
 JOIN_BYTES_MAX = 1 << 16
 """Frames pushed together are joined and written at once up to this size; beyond it each is written alone."""
 
+_NO_ENTRIES: NDArray[np.uint64] = np.empty((0, SETTLE_WORDS), dtype=np.uint64)
+
 _live: weakref.WeakSet[RingProducer] = weakref.WeakSet()
 
 
@@ -38,8 +40,9 @@ class RingProducer:
         self.frame_bytes_max = self.capacity // RING_FRAME_FRACTION
         self._memory = memory
         self._lock_fd = lock_fd
-        self._pid = os.getpid()
-        self._closed = False
+        self._is_closed = False
+        self._unusable = ""
+        """Why no call is possible any more; empty while one is."""
         self._head = memory.load(Word.HEAD)
         self._settle_tail = memory.load(Word.SETTLE_TAIL)
         # Tail before settle_head: a frame below this tail is then surely among the entries read after it.
@@ -81,6 +84,9 @@ class RingProducer:
         None = they do not all fit now. Raises RingError for what could never fit or is no frame.
         """
         self._require_usable()
+        if len(frames) == 1:
+            position = self._push_one(frames[0])
+            return None if position is None else [position]
         if not frames:
             return []
         sizes = [len(frame) for frame in frames]
@@ -96,6 +102,25 @@ class RingProducer:
         self._write_frames(positions, frames, turn)
         self._publish(stop, len(sizes))
         return positions
+
+    def _push_one(self, frame: Any) -> int | None:
+        """As push for a single frame, the common case of a lone append: no lists."""
+        size = len(frame)
+        if size & 7 or not 0 < size <= self.frame_bytes_max:
+            self._require_sizes([size])
+        start, capacity = self._head, self.capacity
+        lap_left = capacity - start % capacity
+        if size > lap_left:
+            start += lap_left
+        stop = start + size
+        taken = stop - self._head
+        if self._in_flight >= self.settle_entries or taken > self._room(taken):
+            return None
+        if size > lap_left:
+            self._write_pad(self._head, start)
+        self._memory.write(start % capacity, frame)
+        self._publish(stop, 1)
+        return start
 
     def push_run(self, buffer: Any, frame_bytes: int) -> tuple[int, NDArray[np.int64]]:
         """Publish as many as fit of n frames of `frame_bytes` each that lie back to back in `buffer`.
@@ -160,10 +185,10 @@ class RingProducer:
         A frame comes once: what a restarted shard settles again is recognised by its position and dropped.
         """
         self._require_usable()
+        if self._memory.load(Word.SETTLE_HEAD) == self._settle_tail:
+            return _NO_ENTRIES
         entries, head = self._unread_entries()
-        if head == self._settle_tail:
-            return entries
-        fresh = entries[_rising(entries[:, 0], self._settled_below)]
+        fresh = _first_times(entries, self._settled_below)
         if len(fresh):
             last = int(fresh[-1, 0])
             if last >= self._head or len(fresh) > self._in_flight:
@@ -216,10 +241,11 @@ class RingProducer:
 
         In a forked child only the child's own descriptor and mapping go; the parent's ring is untouched.
         """
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
-        if os.getpid() == self._pid:
+        self._is_closed = True
+        if not self._unusable:
+            self._unusable = "the ring's producer is closed"
             self._memory.store(Word.PRODUCER_STATE, ProducerState.CLOSED)
         self._release_lock()
         self._memory.close()
@@ -337,10 +363,8 @@ class RingProducer:
         self._memory.store(Word.HEAD, head)
 
     def _require_usable(self) -> None:
-        if self._closed:
-            raise RingError("the ring's producer is closed", path=self.path)
-        if os.getpid() != self._pid:
-            raise RingError("a ring's producer must not be used after a fork", path=self.path, pid=self._pid)
+        if self._unusable:
+            raise RingError(self._unusable, path=self.path)
 
     def _release_lock(self) -> None:
         if self._lock_fd >= 0:
@@ -349,8 +373,10 @@ class RingProducer:
 
 
 def _let_go_after_fork() -> None:
-    # A child's copy of the descriptor would keep the lock alive after the parent's death (RD-7).
+    # Two processes must never write into one ring, and a child's copy of the descriptor would keep the
+    # lock alive after the parent's death (RD-7).
     for producer in list(_live):
+        producer._unusable = producer._unusable or "a ring's producer must not be used after a fork"
         producer._release_lock()
 
 
@@ -361,13 +387,16 @@ def _entries_of(raw: bytearray) -> NDArray[np.uint64]:
     return np.frombuffer(raw, dtype=np.uint64).reshape(-1, SETTLE_WORDS)
 
 
-def _rising(positions: NDArray[np.uint64], least: int) -> NDArray[np.bool_]:
-    """Mark the positions that are at least `least` and above every one before them."""
+def _first_times(entries: NDArray[np.uint64], least: int) -> NDArray[np.uint64]:
+    """Entries whose position is at least `least` and above every one before: no repeats (n >= 1)."""
+    positions = entries[:, 0]
+    is_rising = len(positions) == 1 or bool((positions[1:] > positions[:-1]).all())
+    if is_rising and int(positions[0]) >= least:
+        return entries
     bounds = np.empty(len(positions), dtype=np.uint64)
     bounds[0] = least
     np.maximum(positions[:-1] + np.uint64(1), np.uint64(least), out=bounds[1:])
-    keep: NDArray[np.bool_] = positions >= np.maximum.accumulate(bounds)
-    return keep
+    return entries[positions >= np.maximum.accumulate(bounds)]
 
 
 def _stops_of(offsets: NDArray[np.int64], length: int) -> NDArray[np.int64]:

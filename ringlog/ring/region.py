@@ -103,7 +103,7 @@ class RingMemory(Words):
         """Private copy of `length` bytes at `index` of the data area (RD-13)."""
         return bytearray(self._data[index : index + length])
 
-    def write_entries(self, slot: int, entries: memoryview) -> None:
+    def write_entries(self, slot: int, entries: bytes) -> None:
         """Put settle entries, as bytes, from `slot` on; they must not run over the end."""
         start = slot * SETTLE_ENTRY_BYTES
         self._settle[start : start + len(entries)] = entries
@@ -150,7 +150,8 @@ def open_ring(path: str) -> tuple[int, RingMemory]:
             raise RingError(
                 "ring file has the wrong size", path=path, bytes=size, expected=identity.file_bytes
             )
-        mapping = mmap.mmap(fd, size)
+        # Populated: the first lap should not pay for a page fault every 4 KiB.
+        mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
     except BaseException:
         os.close(fd)
         raise

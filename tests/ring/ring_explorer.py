@@ -75,6 +75,10 @@ class Plan:
     settle_entries: int = 2
     producer_crashes: int = 1
     consumer_crashes: int = 1
+    push: str = "push"
+    """Which call publishes: push, push_run or push_buffer."""
+    batch: int = 1
+    """Frames pushed at once, when as many fit."""
     resend: bool = False
     """A new producer pushes again what it was not told about; else it goes on after what is published."""
     producer: type[RingProducer] = RingProducer
@@ -182,7 +186,17 @@ class Explorer:
         return producer, None
 
     def producer_push(self, memory: StepMemory, producer: RingProducer) -> Any:
-        return producer, producer.push([frame_of(self._next_number)])
+        frames = [frame_of(number) for number in self._world.intended[self._published(producer.head) :]]
+        if self.plan.push == "push":
+            taken = len(producer.push(frames) or [])
+        elif self.plan.push == "push_run":
+            taken, _ = producer.push_run(b"".join(frames), FRAME_BYTES)
+        else:
+            offsets = np.arange(len(frames), dtype=np.int64) * FRAME_BYTES
+            taken, _ = producer.push_buffer(b"".join(frames), offsets)
+        if taken != len(frames):
+            raise Broken(f"only {taken} of {len(frames)} frames were taken although they fit")
+        return producer, None
 
     def producer_settled(self, memory: StepMemory, producer: RingProducer) -> Any:
         return producer, [(int(e[0]), int(e[7]), int(e[1])) for e in producer.settled()]
@@ -250,16 +264,17 @@ class Explorer:
         mine = dict(side.private)
         if world.words[WORDS.index(Word.SETTLE_HEAD)] != mine["_settle_tail"]:
             return "producer_settled"
-        return "producer_push" if self._may_push(world, mine) else ""
+        return "producer_push" if self._fitting(world, mine) else ""
 
-    def _may_push(self, world: World, mine: dict[str, Any]) -> bool:
-        if (
-            self._number_after(world, mine) > self.plan.frames
-            or mine["_in_flight"] >= self.plan.settle_entries
-        ):
-            return False
-        stop = self._place_stop(mine["_head"])
-        return stop - world.words[WORDS.index(Word.TAIL)] <= self.plan.capacity
+    def _fitting(self, world: World, mine: dict[str, Any]) -> int:
+        """How many frames the next push pushes: up to the plan's batch, as far as there is room."""
+        left = self.plan.frames - self._number_after(world, mine) + 1
+        most = min(self.plan.batch, left, self.plan.settle_entries - mine["_in_flight"])
+        limit = world.words[WORDS.index(Word.TAIL)] + self.plan.capacity
+        count, stop = 0, self._place_stop(mine["_head"])
+        while count < most and stop <= limit:
+            count, stop = count + 1, self._place_stop(stop)
+        return count
 
     def _consumer_op(self, world: World) -> str:
         side = world.consumer
@@ -303,18 +318,13 @@ class Explorer:
         side = side._replace(op=op, start=side.private or ())
         if op == "producer_push":
             mine = dict(side.start)
-            place = self._place_of(self._place_stop(mine["_head"]) - FRAME_BYTES)
-            number = self._number_after(world, mine)
-            world = world._replace(intended=(*world.intended[:place], number))
+            place, number = self._published(mine["_head"]), self._number_after(world, mine)
+            numbers = range(number, number + self._fitting(world, mine))
+            world = world._replace(intended=(*world.intended[:place], *numbers))
         self._world = world
         return world, side
 
     # -- what the checker knows -----------------------------------------------------------------------------
-
-    @property
-    def _next_number(self) -> int:
-        """Frame that the push under way pushes: the one intended last."""
-        return self._world.intended[-1]
 
     def _number_after(self, world: World, mine: dict[str, Any]) -> int:
         """Number of the next frame this life pushes."""

@@ -25,6 +25,15 @@ def test_no_schedule_with_a_crash_of_each_side_loses_doubles_or_reorders(capacit
     assert explored.schedules > 100_000
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("push", ["push", "push_run", "push_buffer"])
+def test_no_schedule_of_frames_pushed_together_breaks_a_promise(push: str) -> None:
+    """RF-115 for each call that publishes several frames by one store, padding between them."""
+    capacity = 3 * FRAME_BYTES + 8
+    explored = explore(Plan(capacity, frames=4, settle_entries=3, push=push, batch=2))
+    assert explored.states > 100_000
+
+
 def test_no_schedule_with_one_settle_entry_gets_stuck() -> None:
     """The smallest settle area still lets everything through."""
     assert explore(Plan(TWO_FRAMES_AND_A_PAD, frames=3, settle_entries=1)).schedules > 100_000
@@ -114,7 +123,7 @@ MUTANTS = [
     (TailBeforeSettlement, {"producer_crashes": 0}, "frames never settled"),
     (TailMovedOnRead, {"producer_crashes": 0, "capacity": TWO_FRAMES}, "lost, doubled or out of order"),
     (SettleHeadBeforeEntries, {}, "speaks of frame"),
-    (HeadBeforeBody, {}, "published bytes"),
+    (HeadBeforeBody, {"batch": 2}, "published bytes"),
     (SettleTailBeforeEntries, {}, "frames never settled"),
     (BelievesRepeats, {}, "settled twice in one life"),
     (ForgetsThePad, {}, "published bytes"),

@@ -22,7 +22,14 @@ from ringlog.client.results import FlushReport, ProducerStats
 from ringlog.client.session import Session
 from ringlog.client.single import single_frame
 from ringlog.client.stream import SESSION_BIT, Stream
-from ringlog.errors import Backpressure, InvalidRequest, RecordTooLarge, RinglogError, UsageError
+from ringlog.errors import (
+    Backpressure,
+    ConnectionTrouble,
+    InvalidRequest,
+    RecordTooLarge,
+    RinglogError,
+    UsageError,
+)
 from ringlog.frame import codec as frame_codec
 from ringlog.frame.layout import HEADER_BYTES
 from ringlog.limits import BATCH_RECORDS_MAX, RECORD_BYTES_MAX, REQUEST_BYTES_MAX
@@ -263,7 +270,10 @@ class ProducerCore:
     # -- waiting --------------------------------------------------------------------------------------
 
     def room(self) -> Pending[None]:
-        """Done when something was settled; then ask `has_room` again. Sends what was gathered first."""
+        """Done when something was settled; then ask `has_room` again. Sends what was gathered first.
+
+        Fails with Backpressure when the engine took nothing for as long as frames may wait.
+        """
         self._waits += 1
         self.flush_open()
         pending: Pending[None] = Pending()
@@ -325,8 +335,14 @@ class ProducerCore:
             self._first_error = error
         if self._room:
             waiting, self._room = self._room, []
+            # Frames that were given up make room too, but for a sender who waits for the engine to take
+            # records that is the end of its patience, not of its wait (CL-4).
+            is_given_up = isinstance(error, ConnectionTrouble)
             for pending in waiting:
-                pending.resolve(None)
+                if is_given_up:
+                    pending.fail(self.full())
+                else:
+                    pending.resolve(None)
         if self._idle and not self.stream.pending_records:
             waiting, self._idle = self._idle, []
             for pending in waiting:

@@ -141,8 +141,10 @@ class Producer(Generic[T]):
             raise core.full()
         deadline = time.monotonic() + core.session.timeout_ms / 1000
         while not core.has_room(size):
-            if not shell.wait_locked(core.room(), deadline):
+            room = core.room()
+            if not shell.wait_locked(room, deadline):
                 raise core.full()
+            room.take()
 
     def restart_in_child(self, session: Session) -> None:
         """After a fork: a new identity and an empty buffer; the parent's records are the parent's."""

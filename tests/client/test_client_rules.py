@@ -1,0 +1,393 @@
+"""The rules of the client library, one by one, against a real engine."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import ringlog
+from ringlog.client import ClientState, NewRecord, Record
+from ringlog.errors import (
+    Backpressure,
+    BatchTooLarge,
+    InvalidRequest,
+    NotConnected,
+    RecordTooLarge,
+    RequestTimeout,
+    TopicIncompatible,
+    TopicNotEmpty,
+    TopicNotFound,
+    UsageError,
+)
+from ringlog.types import Durability
+
+WAIT_S = 20.0
+
+
+def payloads(client, topic):
+    return [item.data for item in client.reader(topic) if isinstance(item, Record)]
+
+
+def test_connecting_is_lazy_and_wait_proves_it(tmp_path):
+    """CL-1: nothing is asked of an engine that is not there until somebody needs it."""
+    url = f"ringlog://{tmp_path}"
+    with ringlog.connect(url) as lazy:
+        assert lazy.state is ClientState.CONNECTING
+    with pytest.raises(NotConnected, match="no engine answers"):
+        ringlog.connect(url, wait=0.05)
+
+
+def test_without_an_engine_a_write_certainly_was_not_applied(tmp_path):
+    """CL-6."""
+    with ringlog.connect(f"ringlog://{tmp_path}", timeout_ms=50) as client:
+        with pytest.raises(NotConnected) as raised:
+            client.append("t", b"x")
+        assert raised.value.outcome == "not_applied"
+
+
+def test_a_ticket_resolves_by_itself(client, ringlog_topic):
+    """CL-2, CL-3: no flush, no poll, nobody waits; only the callback says so."""
+    resolved = threading.Event()
+    producer = client.producer(ringlog_topic(), linger_ms=1)
+    producer.send(b"alone").on_done(lambda ticket: resolved.set())
+    assert resolved.wait(WAIT_S)
+
+
+def test_each_record_of_a_frame_gets_its_own_number(client, ringlog_topic):
+    topic = ringlog_topic()
+    with client.producer(topic, linger_ms=60_000) as producer:
+        tickets = [producer.send(b"%d" % n) for n in range(100)]
+        assert not any(ticket.done() for ticket in tickets)
+        report = producer.flush()
+    assert (report.acked, report.is_complete) == (100, True)
+    assert [ticket.result().first_seq for ticket in tickets] == list(range(1, 101))
+    assert payloads(client, topic) == [b"%d" % n for n in range(100)]
+
+
+def test_many_frames_in_one_call_have_one_ticket_and_all_numbers(client, ringlog_topic):
+    topic = ringlog_topic()
+    data = [b"%d" % n for n in range(20_000)]
+    with client.producer(topic) as producer:
+        result = producer.send_each(data).result(WAIT_S)
+    assert result.seqs.tolist() == list(range(1, 20_001))
+    assert (result.first_seq, result.last_seq, result.count) == (1, 20_000, 20_000)
+    assert payloads(client, topic) == data
+
+
+def test_send_keeps_the_order_of_all_ways_of_sending(client, ringlog_topic):
+    topic = ringlog_topic()
+    with client.producer(topic, linger_ms=60_000) as producer:
+        producer.send(b"1")
+        producer.send_many([b"2", NewRecord(data=b"3", tag="t")])
+        producer.send(b"4")
+        producer.send_each([b"5", b"6"])
+        producer.send(b"7")
+    assert payloads(client, topic) == [b"1", b"2", b"3", b"4", b"5", b"6", b"7"]
+
+
+def test_all_fields_of_a_record_come_back(client, ringlog_topic):
+    topic = ringlog_topic()
+    client.append(
+        topic, b"x", key=b"k", tag="täg", node="n", meta={"a": 1}, headers={"h": b"v"}, event_ts=5, priority=2
+    )
+    client.append(topic, b"bare")
+    full, bare = client.read(topic).records
+    assert (full.key, full.tag, full.node, full.meta) == (b"k", "täg", "n", {"a": 1})
+    assert (dict(full.headers), full.event_ts, full.priority) == ({"h": b"v"}, 5, 2)
+    assert (bare.key, bare.tag, bare.event_ts, dict(bare.headers)) == (None, None, None, {})
+
+
+def test_a_full_buffer_raises_at_once_when_asked_to(client, ringlog_topic):
+    """CL-4."""
+    producer = client.producer(ringlog_topic(), linger_ms=60_000, max_buffer_bytes=4_000, on_full="raise")
+    producer.send(b"x" * 3_500)
+    with pytest.raises(Backpressure) as raised:
+        producer.send(b"x" * 1_000)
+    assert raised.value.detail["max_buffer_bytes"] == 4_000
+    assert producer.flush(WAIT_S).is_complete
+
+
+def test_a_full_buffer_makes_send_wait_and_nothing_is_dropped(client, ringlog_topic):
+    """CL-4: memory stays bounded and every record arrives, in order."""
+    topic = ringlog_topic()
+    data = [b"%04d" % n + b"x" * 996 for n in range(1_000)]
+    with client.producer(topic, max_buffer_bytes=20_000) as producer:
+        most = 0
+        for one in data:
+            producer.send(one)
+            most = max(most, producer.stats().pending_bytes)
+        producer.flush(WAIT_S)
+        assert producer.stats().waits > 0
+    assert most <= 20_000
+    assert payloads(client, topic) == data
+
+
+def test_without_an_engine_a_full_buffer_raises_after_the_timeout(tmp_path):
+    """CL-4: bounded wait, then Backpressure."""
+    client = ringlog.connect(f"ringlog://{tmp_path}", timeout_ms=300)
+    producer = client.producer("t", linger_ms=60_000, max_buffer_bytes=2_000)
+    ticket = producer.send(b"x" * 1_500)
+    with pytest.raises(Backpressure):
+        producer.send(b"x" * 1_500)
+    assert isinstance(ticket.error(), NotConnected)
+    client.close(0)
+
+
+def test_nothing_there_is_an_empty_page(client, ringlog_topic):
+    """CL-5."""
+    topic = ringlog_topic()
+    client.topics.create(topic)
+    assert len(client.read(topic)) == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.append("t", b"x", colour="red"),
+        lambda client: client.producer("t", linger=3),
+        lambda client: client.producer("t").send(b"x", colour="red"),
+        lambda client: client.append_many("t", [b"x"], key="k"),
+        lambda client: ringlog.connect(None, retries=3),
+    ],
+    ids=["append", "producer", "send", "append_many", "connect"],
+)
+def test_an_unknown_option_is_a_type_error(client, call):
+    """CL-13."""
+    with pytest.raises(TypeError):
+        call(client)
+
+
+def test_threads_share_a_client_and_a_producer(client, ringlog_topic):
+    """CL-12: every record once, each thread's own in its order."""
+    topic, threads, each = ringlog_topic(), 6, 300
+    failures = []
+    with client.producer(topic) as producer:
+
+        def work(who):
+            try:
+                for n in range(each):
+                    data = b"%d:%d" % (who, n)
+                    if n % 10 == 0:
+                        client.append(topic, data)
+                    else:
+                        producer.send(data).result(WAIT_S) if n % 50 == 1 else producer.send(data)
+            except Exception as e:  # noqa: BLE001  shown by the assertion below
+                failures.append(e)
+
+        workers = [threading.Thread(target=work, args=(who,)) for who in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(WAIT_S)
+    assert not failures
+    found = payloads(client, topic)
+    assert sorted(found) == sorted(b"%d:%d" % (who, n) for who in range(threads) for n in range(each))
+
+
+def test_closing_is_bounded_and_says_what_was_not_delivered(tmp_path):
+    """CL-14."""
+    client = ringlog.connect(f"ringlog://{tmp_path}", timeout_ms=60_000)
+    ticket = client.producer("t").send_many([b"x"] * 7)
+    began = time.monotonic()
+    report = client.close(timeout=0.1)
+    assert time.monotonic() - began < WAIT_S
+    assert (report.unsent, report.unknown, report.is_clean) == (7, 0, False)
+    with pytest.raises(UsageError, match="closed") as raised:
+        ticket.result(0)
+    assert raised.value.outcome == "not_applied"
+    assert client.close().is_clean
+    with pytest.raises(UsageError, match="closed"):
+        client.append("t", b"x")
+
+
+def test_leaving_a_producer_raises_what_went_wrong(client, ringlog_topic):
+    topic = ringlog_topic()
+    client.topics.create(topic, cap_records=1, discard="reject")
+    with pytest.raises(ringlog.errors.TopicFull), client.producer(topic) as producer:  # noqa: PT012
+        producer.send(b"fits").result(WAIT_S)
+        producer.send(b"does not")
+
+
+def test_importing_and_connecting_prints_nothing_and_installs_no_handler(ringlog_engine):
+    """CL-15: also without close, the program ends by itself and what was sent is there."""
+    program = (
+        "import signal; before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]\n"
+        "import ringlog, logging\n"
+        f"c = ringlog.connect({ringlog_engine.url!r}, wait=10)\n"
+        "c.append('quiet', b'x'); c.producer('quiet', linger_ms=60000).send(b'y')\n"
+        "assert before == [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]\n"
+        "assert isinstance(logging.getLogger('ringlog.client').handlers[0], logging.NullHandler)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, timeout=WAIT_S, check=False
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, b"", b"")
+    with ringlog.connect(ringlog_engine.url) as client:
+        assert payloads(client, "quiet")[-2:] == [b"x", b"y"]
+
+
+def test_a_failing_callback_is_logged_and_harms_nobody(client, ringlog_topic, caplog):
+    """CL-15."""
+    topic = ringlog_topic()
+    with caplog.at_level(logging.ERROR, "ringlog.client"):
+        ticket = client.producer(topic).send(b"x")
+        ticket.result(WAIT_S)
+        ticket.on_done(lambda _: 1 / 0)
+    assert "callback" in caplog.text
+    assert client.append(topic, b"y").first_seq == 2
+
+
+def test_health_and_events_say_how_the_connection_is(client, ringlog_topic):
+    """CL-8."""
+    client.append(ringlog_topic(), b"x")
+    health = client.health()
+    assert (health.state, health.transport, health.pending_records) == (ClientState.READY, "ring", 0)
+    assert health.last_heard_age_s is not None
+    assert [event.kind for event in client.events()] == ["connected"]
+
+
+# -- writing ------------------------------------------------------------------------------------------
+
+
+def test_a_write_makes_an_absent_topic_unless_told_not_to(client, ringlog_topic):
+    """W-5."""
+    with pytest.raises(TopicNotFound):
+        client.append(ringlog_topic(), b"x", create=False)
+    assert client.append(ringlog_topic(), b"x").first_seq == 1
+
+
+def test_the_ack_names_the_class_that_was_met(client, ringlog_topic):
+    """D-1: a write may ask for more than its topic's class, not for less."""
+    topic = ringlog_topic()
+    client.topics.create(topic, durability="disk")
+    assert client.append(topic, b"x").durability is Durability.DISK
+    assert client.append(topic, b"x", durability="fsync").durability is Durability.FSYNC
+    assert client.append(topic, b"x", durability="memory").durability is Durability.DISK
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_a_key_makes_a_repeat_harmless(ringlog_engine, ringlog_topic, transport):
+    """I-4: the numbers of the first time, nothing appended."""
+    topic = ringlog_topic(transport)
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        first = client.append_many(topic, [b"a", b"b"], idempotency_key="k")
+        again = client.append_many(topic, [b"other"], idempotency_key="k")
+        other = client.append_many(topic, [b"c"], idempotency_key="k2")
+        assert (first.first_seq, first.last_seq, first.deduped) == (1, 2, False)
+        assert (again.first_seq, again.last_seq, again.deduped) == (1, 2, True)
+        assert (other.first_seq, other.deduped) == (3, False)
+
+
+def test_a_write_is_all_or_nothing(client, ringlog_topic):
+    """W-3, N-6."""
+    topic = ringlog_topic()
+    with pytest.raises(RecordTooLarge):
+        client.append_many(topic, [b"ok", b"x" * ((1 << 20) + 1)])
+    with pytest.raises(BatchTooLarge):
+        client.append_many(topic, [b"x"] * 10_001)
+    with pytest.raises(InvalidRequest):
+        client.append_many(topic, [])
+    assert client.append_many(topic, [b"x"] * 10_000).last_seq == 10_000
+
+
+def test_one_bad_record_does_not_spoil_the_frame_it_would_have_been_in(client, ringlog_topic):
+    """N-6c: the error is raised by its own send."""
+    topic = ringlog_topic()
+    with client.producer(topic, linger_ms=60_000) as producer:
+        producer.send(b"good")
+        with pytest.raises(InvalidRequest, match="tag too long"):
+            producer.send(b"bad", tag="x" * 257)
+        with pytest.raises(UsageError):
+            producer.send("text")
+        producer.send(b"good too", tag="x" * 256)
+    assert payloads(client, topic) == [b"good", b"good too"]
+
+
+def test_a_frame_too_large_for_the_ring_arrives_in_its_place(client, ringlog_topic):
+    """RING_FRAME_FRACTION: it goes by socket, and nothing overtakes it."""
+    topic = ringlog_topic()
+    large = [bytes([n]) * (1 << 20) for n in range(12)]
+    with client.producer(topic) as producer:
+        tickets = [producer.send_many([b"before"]), producer.send_many(large), producer.send_many([b"after"])]
+        tickets.append(producer.send_each([b"e1", b"e2"]))
+    assert [ticket.result().first_seq for ticket in tickets] == [1, 2, 14, 15]
+    found = payloads(client, topic)
+    assert [len(data) for data in found] == [6, *[1 << 20] * 12, 5, 2, 2]
+    assert found[1:13] == large
+
+
+def test_a_named_producer_goes_on_after_what_the_engine_has_of_it(ringlog_engine, ringlog_topic):
+    """I-13, decision 11."""
+    topic = ringlog_topic()
+    with ringlog.connect(ringlog_engine.url) as client, client.producer(topic, name="loader") as producer:
+        assert producer.resume().producer_seq == 0
+        producer.send_many([b"a", b"b"])
+        producer.send_many([b"c"])
+    with ringlog.connect(ringlog_engine.url) as client, client.producer(topic, name="loader") as producer:
+        state = producer.resume()
+        assert (state.producer_seq, state.first_seq, state.count) == (2, 3, 1)
+        assert producer.send_many([b"d"]).result(WAIT_S).first_seq == 4
+
+
+def test_a_producer_goes_on_with_a_topic_that_was_made_anew(client, ringlog_topic):
+    """T-21, T-22: by itself, and the numbers begin again."""
+    topic = ringlog_topic()
+    with client.producer(topic) as producer:
+        assert producer.send_many([b"old"]).result(WAIT_S).first_seq == 1
+        assert client.topics.delete(topic)
+        fresh = producer.send_many([b"new"]).result(WAIT_S)
+    assert (fresh.first_seq, fresh.epoch > 1) == (1, True)
+    assert payloads(client, topic) == [b"new"]
+
+
+# -- topics -------------------------------------------------------------------------------------------
+
+
+def test_topics_are_made_configured_and_removed(client, ringlog_topic):
+    topic = ringlog_topic()
+    made = client.topics.create(topic, durability="fsync", ttl_ms=60_000)
+    assert (made.created, made.config["durability"], made.config["ttl_ms"]) == (True, "fsync", 60_000)
+    with pytest.raises(TopicIncompatible):
+        client.topics.create(topic)
+    again = client.topics.create(topic, exist_ok=True, ttl_ms=5)
+    assert (again.created, again.config["ttl_ms"]) == (False, 60_000)
+    changed = client.topics.configure(topic, ttl_ms=70_000)
+    assert (changed.config["ttl_ms"], changed.config["durability"]) == (70_000, "fsync")
+    client.append(topic, b"x")
+    assert client.topics.state(topic).head_seq == 1
+    with pytest.raises(TopicNotEmpty):
+        client.topics.delete(topic, if_empty=True)
+    assert client.topics.delete(topic) is True
+    assert client.topics.delete(topic) is False
+    with pytest.raises(TopicNotFound):
+        client.topics.state(topic)
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", "ü", "x" * 256])
+def test_an_illegal_topic_name_is_refused_and_makes_nothing(client, name):
+    """N-3, W-4."""
+    with pytest.raises(InvalidRequest):
+        client.append(name, b"x")
+
+
+def test_topics_of_all_shards_are_listed_once_in_byte_order(client, ringlog_topic):
+    """T-11, T-13."""
+    wanted = [ringlog_topic(f"l{n:02d}") for n in range(25)]
+    for name in reversed(wanted):
+        client.topics.create(name)
+    found = [summary.topic for summary in client.topics.list(ringlog_topic("l"), page_size=4)]
+    assert found == wanted
+
+
+def test_an_open_ticket_can_be_waited_for_again(tmp_path):
+    client = ringlog.connect(f"ringlog://{tmp_path}", timeout_ms=60_000)
+    ticket = client.producer("t").send(b"x")
+    with pytest.raises(RequestTimeout, match="not settled yet"):
+        ticket.result(0.01)
+    assert not ticket.done()
+    client.close(0)

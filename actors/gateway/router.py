@@ -83,7 +83,8 @@ class GatewayRouter:
         options = {
             zmq.LINGER: 1_000, zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: GATEWAY_SEND_HWM, zmq.RCVHWM: SOCKET_HWM,
             zmq.MAXMSGSIZE: MESSAGE_BYTES_MAX, zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
-            zmq.HEARTBEAT_IVL: HEARTBEAT_MS, zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS, zmq.IPV6: int("[" in endpoint),
+            zmq.HEARTBEAT_IVL: HEARTBEAT_MS, zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+            zmq.IPV6: int("[" in endpoint),
             zmq.ZAP_ENFORCE_DOMAIN: 1,
         }  # fmt: skip
         for option, value in options.items():

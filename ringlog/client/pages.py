@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from itertools import repeat
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -20,11 +19,13 @@ from numpy.typing import NDArray
 
 from ringlog.errors import InvalidRequest, UsageError
 from ringlog.frame.layout import Column
-from ringlog.frame.view import FrameView
 from ringlog.limits import NODE_BYTES_MAX, SEQ_MAX
 
+if TYPE_CHECKING:
+    from ringlog.client.pieces import Piece
+
 _EPOCH_TIME = datetime(1970, 1, 1, tzinfo=UTC)
-_NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
+NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -38,7 +39,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     tag: str | None = None
     node: str | None = None
     meta_json: bytes | None = None
-    headers: Mapping[str, bytes] = _NO_HEADERS
+    headers: Mapping[str, bytes] = NO_HEADERS
     event_ts: int | None = None
     expires_at: int | None = None
     not_before: int | None = None
@@ -138,17 +139,17 @@ class Filters(NamedTuple):
     def __bool__(self) -> bool:
         return bool(self.nodes) or self.tag is not None
 
-    def rows(self, view: FrameView) -> NDArray[np.int64] | None:
-        """Indexes of the records of `view` that pass, or None when all do."""
-        keep = np.ones(len(view), dtype=bool)
-        nodes = view.bytes_column(Column.NODE) if self.nodes else None
+    def rows(self, piece: Piece) -> NDArray[np.int64] | None:
+        """Indexes of the records that pass, or None when all do."""
+        keep = np.ones(len(piece), dtype=bool)
+        nodes = piece.column(Column.NODE) if self.nodes else None
         if nodes is not None:
-            keep &= np.fromiter([node not in self.nodes for node in nodes.to_list()], bool, len(view))
+            keep &= np.fromiter([node not in self.nodes for node in nodes], bool, len(nodes))
         if self.tag is not None:
-            tags = view.bytes_column(Column.TAG)
+            tags = piece.column(Column.TAG)
             if tags is None:
                 return np.empty(0, dtype=np.int64)
-            keep &= np.fromiter(map(self.tag, tags.to_list()), bool, len(view))
+            keep &= np.fromiter(map(self.tag, tags), bool, len(tags))
         return None if keep.all() else np.flatnonzero(keep)
 
 
@@ -177,70 +178,6 @@ def tag_filter(wanted: TagFilter | None) -> Callable[[bytes], bool] | None:
             prefix = pattern[:-1].encode()
             return lambda tag: tag.startswith(prefix) and tag != b""
     raise InvalidRequest("not a tag filter", found=repr(wanted)[:128], forms="a tag, or a prefix ending in *")
-
-
-class Piece(NamedTuple):
-    """Records of one frame on a page: all of `view`, or those at `rows`."""
-
-    view: FrameView
-    rows: NDArray[np.int64] | None = None
-
-    def __len__(self) -> int:
-        return len(self.view) if self.rows is None else len(self.rows)
-
-    def cut(self, count: int) -> Piece:
-        """The first `count` records."""
-        if self.rows is None:
-            return Piece(self.view.slice(0, count))
-        return Piece(self.view, self.rows[:count])
-
-    def sizes(self) -> NDArray[np.int64]:
-        """(n,) accounted bytes of each record: payload and metadata (R-10)."""
-        total = np.diff(self.view.payloads.offsets).astype(np.int64)
-        meta = self.view.bytes_column(Column.META)
-        if meta is not None:
-            total += np.diff(meta.offsets)
-        return total if self.rows is None else total[self.rows]
-
-    def seq_at(self, index: int) -> int:
-        """Number of record `index` of the piece."""
-        return self.view.first_seq + (index if self.rows is None else int(self.rows[index]))
-
-    def payloads(self) -> list[bytes]:
-        """The payloads, copied out."""
-        values = self.view.to_list()
-        return values if self.rows is None else [values[row] for row in self.rows.tolist()]
-
-    def records(self) -> list[Record]:
-        """The records as objects."""
-        view = self.view
-        if view.columns == 1 << Column.PAYLOAD:
-            seqs: Any = range(view.first_seq, view.last_seq + 1)
-            made = list(map(Record, seqs, repeat(view.commit_ts), view.to_list()))
-        else:
-            made = _whole_records(view)
-        return made if self.rows is None else [made[row] for row in self.rows.tolist()]
-
-
-def _whole_records(view: FrameView) -> list[Record]:
-    columns = view.records()
-    headers = repeat(_NO_HEADERS) if columns.headers is None else map(dict, columns.headers)
-    optional = (columns.event_ts, columns.expires_at, columns.not_before)
-    return list(
-        map(
-            Record,
-            columns.seqs,
-            repeat(view.commit_ts),
-            columns.payloads,
-            columns.keys or repeat(None),
-            columns.tags or repeat(None),
-            columns.nodes or repeat(None),
-            columns.metas or repeat(None),
-            headers,
-            *(values or repeat(None) for values in optional),
-            columns.priorities or repeat(0),
-        )
-    )
 
 
 class Page:

@@ -21,7 +21,6 @@ from ringlog.client.pages import (
     Cursor,
     Filters,
     Page,
-    Piece,
     Position,
     Record,
     Start,
@@ -31,6 +30,7 @@ from ringlog.client.pages import (
     node_filter,
     tag_filter,
 )
+from ringlog.client.pieces import Piece
 from ringlog.client.source import Portion, Source, open_source
 from ringlog.errors import UsageError
 from ringlog.limits import READ_BYTES_DEFAULT, READ_BYTES_MAX, READ_LIMIT_DEFAULT, READ_LIMIT_MAX, WAIT_MS_MAX
@@ -68,8 +68,10 @@ class _Tray:
 
     def take(self, portion: Portion, topic: str) -> None:
         """Add what fits of a portion and move `seq` to the last position examined (DR-10..DR-13)."""
-        for view in portion.views(topic):
-            piece = Piece(view, self._filters.rows(view) if self._filters else None)
+        for piece in portion.pieces(topic):
+            rows = self._filters.rows(piece) if self._filters else None
+            if rows is not None:
+                piece = piece.keep(rows)
             fits = self._fitting(piece)
             self._records_left -= fits
             if fits < len(piece):
@@ -80,7 +82,7 @@ class _Tray:
                 return
             if len(piece):
                 self.pieces.append(piece)
-            self.seq = view.last_seq
+            self.seq = piece.last_seq
             if self._records_left <= 0:
                 self.is_full = True
                 return
@@ -195,7 +197,7 @@ def _before_time(source: Source, topic: str, portion: Portion, start: datetime) 
         page = yield from read_page(source, topic, Cursor(portion.epoch, middle), limit=1)
         if page.epoch != portion.epoch:
             return Cursor(page.epoch, 0)
-        if not page.pieces or page.pieces[0].view.commit_ts >= wanted_us:
+        if not page.pieces or page.pieces[0].commit_ts >= wanted_us:
             high = middle
         else:
             low = page.cursor.seq

@@ -14,12 +14,12 @@ from typing import Protocol
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts
 from ringlog.client.connection import Connection
 from ringlog.client.pages import Cursor
+from ringlog.client.pieces import Piece, pieces_of
 from ringlog.clock import Clock, SystemClock
 from ringlog.envelope.messages import Located, Read, ReadReply
-from ringlog.errors import CorruptData, FrameInvalid, Internal, NotReady
+from ringlog.errors import CorruptData, Internal, NotReady
 from ringlog.frame import batch as frames
 from ringlog.frame.batch import End
-from ringlog.frame.view import FrameView, open_frame
 from ringlog.limits import READ_BYTES_MAX, READ_LIMIT_MAX, WAIT_MS_MAX
 from ringlog.link.pending import Steps
 from ringlog.storage.disk import RealDisk
@@ -48,21 +48,10 @@ class Portion:
     examined: int
     """Position up to which this portion is complete."""
 
-    def views(self, topic: str) -> Iterator[FrameView]:
-        """Open the frames one by one; the first begins right behind `after`."""
+    def pieces(self, topic: str) -> Iterator[Piece]:
+        """The records, frame by frame or many frames at once; the first begins right behind `after`."""
         for run in self.runs:
-            for offset in run.after(self.after).batch.offsets.tolist():
-                view = _opened(run, offset, topic)
-                yield view if view.first_seq > self.after else view.after(self.after)
-
-
-def _opened(run: FrameRun, offset: int, topic: str) -> FrameView:
-    try:
-        return open_frame(run.buffer, offset, seed=None, verify=False)
-    except FrameInvalid as e:
-        raise CorruptData(
-            f"stored frame is malformed: {e.reason}", topic=topic, file=run.path, offset=run.origin + offset
-        ) from None
+            yield from pieces_of(run, self.after, topic)
 
 
 class Source(Protocol):

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringlog.client.pages import EARLIEST, Cursor, Piece, Record, Start, Tombstone
+from ringlog.client.pages import EARLIEST, Cursor, Record, Start, Tombstone
+from ringlog.client.pieces import FramePiece, Piece, open_run_frame, pieces_of
 from ringlog.client.reader import Runs, resolve_start
 from ringlog.client.source import LocalSource, Portion
 from ringlog.errors import UsageError
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.frame.layout import Column
 from ringlog.frame.view import FrameView
 from ringlog.limits import MIB
 from ringlog.storage.reader import FrameRun
@@ -34,15 +33,14 @@ if TYPE_CHECKING:
 
 WINDOW_BYTES = 4 * MIB
 """Log scanned for one batch."""
-_OFFSETS_BYTES = 8
 _NO_LIMIT = 1 << 62
 
 
 class TailBatch:
     """Consecutive records, as they lie in the log. All views are read-only.
 
-    `frames()` gives the frames one by one; the other methods give all records at once. Zero-copy where
-    a frame is not compressed: `memoryviews()`, `arrow()`, `frames()`; copied: `bytes()`, `records()`,
+    Without a copy where a frame is not compressed: `memoryviews()`, `frames()`, and `arrow()` of frames of
+    64 records and more. Copied: `bytes()`, `records()`, Arrow of smaller frames, which are put together,
     and `numpy()` when there is more than one frame.
     """
 
@@ -52,7 +50,6 @@ class TailBatch:
         self.first_seq = max(run.first_seq, after + 1)
         self.last_seq = run.last_seq
         self._run = run.after(after)
-        self._portion = Portion(epoch, run.last_seq, 1, None, after, (run,), run.last_seq)
 
     def __len__(self) -> int:
         return int(frames.counts_of(self._run.batch.words).sum()) - (self.first_seq - self._run.first_seq)
@@ -71,101 +68,62 @@ class TailBatch:
         return Cursor(self.epoch, self.last_seq)
 
     def frames(self) -> Iterator[FrameView]:
-        """View the frames; the first may begin inside of one."""
-        return self._portion.views(self.topic)
+        """View the frames one by one; the first may begin inside of one. Slow when they are small."""
+        for offset in self._run.batch.offsets.tolist():
+            view = open_run_frame(self._run, offset, self.topic)
+            yield view if view.first_seq >= self.first_seq else view.after(self.first_seq - 1)
 
     def bytes(self) -> list[bytes]:
         """The payloads, copied out."""
-        spans = self._single_spans
-        if spans is not None:
-            starts, stops = spans
-            first = int(starts[0])
-            whole = bytes(self._view[first : int(stops[-1])])
-            bounds = zip((starts - first).tolist(), (stops - first).tolist(), strict=True)
-            return [whole[a:b] for a, b in bounds]
-        return [payload for view in self.frames() for payload in view.to_list()]
+        return [payload for piece in self._pieces for payload in piece.payloads()]
 
     def memoryviews(self) -> list[memoryview]:
         """The payloads as views of the log."""
-        if self._single_spans is not None:
-            view = self._view
-            starts, stops = self._single_spans
-            return [view[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
-        found: list[memoryview] = []
-        for frame in self.frames():
-            payloads = frame.payloads
-            data = payloads.data.data
-            ends = payloads.offsets.tolist()
-            found += [data[a:b] for a, b in pairwise(ends)]
-        return found
+        return [view for piece in self._pieces for view in piece.payload_views()]
 
     def numpy(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """(data, offsets): payload i is `data[offsets[i]:offsets[i + 1]]`; offsets is (n + 1,) int64."""
-        columns = [view.payloads for view in self.frames()]
-        if len(columns) == 1:
-            return columns[0].data, columns[0].offsets.astype(np.int64)
-        parts = [column.data[column.offsets[0] : column.offsets[-1]] for column in columns]
-        sizes = np.concatenate([np.diff(column.offsets) for column in columns])
-        offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
-        np.cumsum(sizes, out=offsets[1:])
+        if len(self._run.batch) == 1:
+            payloads = next(self.frames()).payloads
+            return payloads.data, payloads.offsets.astype(np.int64)
+        sizes: list[NDArray[np.int64]] = []
+        parts: list[Any] = []
+        for piece in self._pieces:
+            if isinstance(piece, FramePiece):
+                payloads = piece.view.payloads
+                sizes.append(np.diff(payloads.offsets).astype(np.int64))
+                parts.append(payloads.data[payloads.offsets[0] : payloads.offsets[-1]])
+            else:
+                values = piece.payloads()
+                sizes.append(np.fromiter(map(len, values), np.int64, len(values)))
+                parts.append(np.frombuffer(b"".join(values), np.uint8))
+        offsets = np.zeros(len(self) + 1, dtype=np.int64)
+        np.cumsum(np.concatenate(sizes), out=offsets[1:])
         return np.concatenate(parts), offsets
 
     def record_batches(self, *, nulls: bool = False, columns: int | None = None) -> list[pa.RecordBatch]:
-        """One Arrow RecordBatch for each frame, without a copy: seq, ts and the columns of the frame.
+        """Arrow RecordBatches: seq, ts and the columns; of a large frame one, without a copy.
 
         `columns` (a bitmap of layout.Column) and `nulls` as in FrameView.to_arrow. Needs pyarrow.
         """
-        if self._single_spans is not None and columns is None:
-            return [self._gathered()]
-        return [view.to_arrow(nulls=nulls, columns=columns) for view in self.frames()]
+        return [
+            batch for piece in self._pieces for batch in piece.record_batches(nulls=nulls, columns=columns)
+        ]
 
     def arrow(self, *, nulls: bool = False) -> pa.Table:
-        """All records as one Arrow table whose chunks are the frames, without a copy."""
+        """All records as one Arrow table; large frames are its chunks, without a copy."""
         import pyarrow
 
         bitmap = int(np.bitwise_or.reduce(frames.columns_of(self._run.batch.words)))
-        wanted = None if bitmap == 1 << Column.PAYLOAD else bitmap
-        return pyarrow.Table.from_batches(self.record_batches(nulls=nulls, columns=wanted))
+        return pyarrow.Table.from_batches(self.record_batches(nulls=nulls, columns=bitmap))
 
     def records(self) -> list[Record]:
         """The records as objects: slow, for convenience."""
-        return [record for view in self.frames() for record in Piece(view).records()]
-
-    @property
-    def _view(self) -> memoryview:
-        return memoryview(self._run.buffer).cast("B").toreadonly()
+        return [record for piece in self._pieces for record in piece.records()]
 
     @cached_property
-    def _single_spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Where the payloads lie when every frame is one record without further columns, else None.
-
-        Such frames are what unbatched writers make; opening each would cost more than all the rest.
-        """
-        batch = self._run.batch
-        words = batch.words
-        is_single = (
-            (frames.counts_of(words) == 1)
-            & (frames.columns_of(words) == 1 << Column.PAYLOAD)
-            & (frames.codecs_of(words) == 0)
-        )
-        if len(batch) < 4 or not is_single.all():
-            return None
-        body = batch.offsets + layout.HEADER_BYTES
-        ends = np.ndarray(len(self._run.buffer) // 8, "<u8", self._run.buffer)[body >> 3]
-        lengths = (ends >> np.uint64(32)).astype(np.int64)
-        starts = body + _OFFSETS_BYTES
-        fits = ((ends & np.uint64(0xFFFFFFFF)) == 0) & (starts + lengths <= batch.offsets + batch.total_bytes)
-        return (starts, starts + lengths) if fits.all() else None
-
-    def _gathered(self) -> pa.RecordBatch:
-        import pyarrow
-
-        words = self._run.batch.words
-        seqs = pyarrow.array(words[:, layout.W_BASE_SEQ].copy())
-        times = pyarrow.array(words[:, layout.W_COMMIT_TS].astype(np.int64))
-        kind = pyarrow.timestamp("us", tz="UTC")
-        payloads = pyarrow.array(self.bytes(), type=pyarrow.binary())
-        return pyarrow.RecordBatch.from_arrays([seqs, times.view(kind), payloads], ["seq", "ts", "payload"])
+    def _pieces(self) -> list[Piece]:
+        return list(pieces_of(self._run, self.first_seq - 1, self.topic))
 
 
 class Tailer:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from ringlog.client.pages import LATEST, Cursor, Tombstone
-from ringlog.client.tailer import TailBatch, Tailer
+from ringlog.client.tailer import Tailer
 from ringlog.errors import CorruptData, UsageError
 from ringlog.frame.layout import Column
 from ringlog.testing.log_file import TS_US
@@ -147,16 +147,3 @@ def test_a_tailer_needs_the_engines_host(world):
     world.transport = "tcp"
     with pytest.raises(UsageError, match="host"):
         Tailer(world, "t")
-
-
-def test_a_single_record_frame_whose_length_lies_is_not_believed(world):
-    """The short cut for single records checks the same bounds as the long way."""
-    for n in range(6):
-        world.append([b"%d" % n])
-    (batch,) = list(Tailer(world, "t", follow=False))
-    assert isinstance(batch, TailBatch)
-    buffer = np.array(batch._run.buffer)
-    at = int(batch._run.batch.offsets[2]) + 84
-    buffer[at : at + 4] = 255
-    batch._run.buffer = buffer
-    assert batch._single_spans is None

@@ -1,0 +1,187 @@
+"""Stretches of records, as frames hold them, turned into Python values together.
+
+A large frame is a FramePiece: its columns are views. Opening a frame costs about ten microseconds, which
+is nothing for a thousand records and everything for one, so stretches of small frames are taken together
+as a GatheredPiece: a handful of NumPy operations finds where every value of every frame lies. Both have
+the same records and the same methods; a property test holds them against one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ringlog.client.gather import I64, gather, malformed
+from ringlog.client.pages import NO_HEADERS, Record
+from ringlog.errors import FrameInvalid
+from ringlog.frame import batch as frames
+from ringlog.frame.layout import Column
+from ringlog.frame.view import FrameView, open_frame
+from ringlog.storage.reader import FrameRun
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SMALL_FRAME_RECORDS = 64
+GATHERED_FRAMES_MIN = 4
+GATHERED_FRAMES_MAX = 1_024
+
+
+class Piece(Protocol):
+    """Some consecutive records, or those of them that a filter kept. Numbers ascend."""
+
+    @property
+    def last_seq(self) -> int:
+        """Last number of the stretch, kept or not."""
+        ...
+
+    @property
+    def commit_ts(self) -> int:
+        """Microseconds since the epoch, of the stretch's first record."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def column(self, column: Column) -> list[bytes] | None:
+        """Values of a bytes column, b"" for none; None when no record has one."""
+        ...
+
+    def keep(self, rows: I64) -> Piece:
+        """Only these records."""
+        ...
+
+    def cut(self, count: int) -> Piece:
+        """Only the first `count`."""
+        ...
+
+    def sizes(self) -> I64:
+        """(n,) accounted bytes of each record: payload and metadata (R-10)."""
+        ...
+
+    def seq_at(self, index: int) -> int:
+        """Number of record `index`."""
+        ...
+
+    def payloads(self) -> list[bytes]:
+        """The payloads, copied out."""
+        ...
+
+    def payload_views(self) -> list[memoryview]:
+        """The payloads, where they lie."""
+        ...
+
+    def records(self) -> list[Record]:
+        """The records as objects."""
+        ...
+
+    def record_batches(self, *, nulls: bool, columns: int | None) -> list[pa.RecordBatch]:
+        """The records as Arrow; see FrameView.to_arrow."""
+        ...
+
+
+def pieces_of(run: FrameRun, after: int, topic: str) -> Iterator[Piece]:
+    """Split the records of `run` behind `after` into pieces; raises CorruptData for a malformed frame."""
+    run = run.after(after)
+    words = run.batch.words
+    counts = frames.counts_of(words).astype(np.int64)
+    is_small = (counts < SMALL_FRAME_RECORDS) & (frames.codecs_of(words) == 0)
+    kinds = np.where(is_small, frames.columns_of(words).astype(np.int64), -1 - np.arange(len(words)))
+    bounds = [0, *(np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist(), len(words)]
+    for start, stop in pairwise(bounds):
+        if stop - start < GATHERED_FRAMES_MIN:
+            for row in range(start, stop):
+                view = open_run_frame(run, int(run.batch.offsets[row]), topic)
+                yield FramePiece(view if view.first_seq > after else view.after(after))
+            continue
+        for first in range(start, stop, GATHERED_FRAMES_MAX):
+            rows = slice(first, min(first + GATHERED_FRAMES_MAX, stop))
+            yield gather(run, rows, after, topic)
+
+
+def open_run_frame(run: FrameRun, offset: int, topic: str) -> FrameView:
+    """Open one frame of a run, whose checksums were looked at when it was read; raises CorruptData."""
+    try:
+        return open_frame(run.buffer, offset, seed=None, verify=False)
+    except FrameInvalid as e:
+        raise malformed(run, offset, topic, e.reason) from None
+
+
+class FramePiece:
+    """Records of one frame: all of `view`, or those at `rows`."""
+
+    def __init__(self, view: FrameView, rows: I64 | None = None) -> None:
+        self.view = view
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self.view) if self._rows is None else len(self._rows)
+
+    @property
+    def last_seq(self) -> int:
+        return self.view.last_seq
+
+    @property
+    def commit_ts(self) -> int:
+        return self.view.commit_ts
+
+    def column(self, column: Column) -> list[bytes] | None:
+        found = self.view.bytes_column(column)
+        return None if found is None else self._chosen(found.to_list())
+
+    def keep(self, rows: I64) -> FramePiece:
+        return FramePiece(self.view, rows if self._rows is None else self._rows[rows])
+
+    def cut(self, count: int) -> FramePiece:
+        if self._rows is None:
+            return FramePiece(self.view.slice(0, count))
+        return FramePiece(self.view, self._rows[:count])
+
+    def sizes(self) -> I64:
+        total = np.diff(self.view.payloads.offsets).astype(np.int64)
+        meta = self.view.bytes_column(Column.META)
+        if meta is not None:
+            total += np.diff(meta.offsets)
+        return total if self._rows is None else total[self._rows]
+
+    def seq_at(self, index: int) -> int:
+        return self.view.first_seq + (index if self._rows is None else int(self._rows[index]))
+
+    def payloads(self) -> list[bytes]:
+        return self._chosen(self.view.to_list())
+
+    def payload_views(self) -> list[memoryview]:
+        found = self.view.payloads
+        data = found.data.data
+        return self._chosen([data[a:b] for a, b in pairwise(found.offsets.tolist())])
+
+    def records(self) -> list[Record]:
+        view = self.view
+        if view.columns == 1 << Column.PAYLOAD:
+            seqs = range(view.first_seq, view.last_seq + 1)
+            return self._chosen(list(map(Record, seqs, repeat(view.commit_ts), view.to_list())))
+        found = view.records()
+        optional = (found.event_ts, found.expires_at, found.not_before)
+        made = map(
+            Record,
+            found.seqs,
+            repeat(view.commit_ts),
+            found.payloads,
+            found.keys or repeat(None),
+            found.tags or repeat(None),
+            found.nodes or repeat(None),
+            found.metas or repeat(None),
+            repeat(NO_HEADERS) if found.headers is None else map(dict, found.headers),
+            *(values or repeat(None) for values in optional),
+            found.priorities or repeat(0),
+        )
+        return self._chosen(list(made))
+
+    def record_batches(self, *, nulls: bool, columns: int | None) -> list[pa.RecordBatch]:
+        whole = self.view.to_arrow(nulls=nulls, columns=columns)
+        return [whole if self._rows is None else whole.take(self._rows)]
+
+    def _chosen(self, values: list[Any]) -> list[Any]:
+        return values if self._rows is None else [values[row] for row in self._rows.tolist()]

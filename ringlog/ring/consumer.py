@@ -160,14 +160,14 @@ class RingConsumer:
         self._set_state(ConsumerState.CLOSING, reason)
 
     def close(self, reason: int) -> None:
-        """Say for good that nothing more will be settled, and why (positive); then detach. Idempotent."""
-        if self._memory.closed:
-            return
+        """Say for good that nothing more will be read, and why (positive).
+
+        What was read may still be settled. Detach afterwards; no consumer attaches to this ring again.
+        """
         self._set_state(ConsumerState.CLOSED, reason)
-        self.detach()
 
     def detach(self) -> None:
-        """Unmap without a word: the ring stays as it is for the next consumer. Idempotent."""
+        """Unmap without a word: the ring stays as it is. Idempotent; other calls then raise RingError."""
         self._memory.close()
 
     # -- inside ---------------------------------------------------------------------------------------

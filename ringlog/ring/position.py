@@ -34,6 +34,10 @@ def _atomics() -> Any:
         ) from None
 
 
+def _refuse(*_: int) -> int:
+    raise RingError("the ring is not mapped any more")
+
+
 class Words:
     """The words of a header page, by index. `load(i) -> int` acquires, `store(i, value)` releases.
 
@@ -41,7 +45,7 @@ class Words:
     """
 
     load: Callable[[int], int]
-    store: Callable[[int, int], None]
+    store: Callable[[int, int], object]
 
     def __init__(self, page: memoryview) -> None:
         if stores_are_ordered():
@@ -66,8 +70,8 @@ class Words:
         self.load, self.store = load, store
 
     def close(self) -> None:
-        """Let go of the buffer; the words must not be used afterwards."""
-        del self.load, self.store
+        """Let go of the buffer; from now on the words answer with RingError."""
+        self.load = self.store = _refuse
         atomic_view = self.__dict__.pop("_atomic_view", None)
         if atomic_view is not None:
             atomic_view.close()

@@ -221,7 +221,7 @@ class RingProducer:
 
     @property
     def consumer_closed(self) -> int:
-        """0 while the ring is in use, else why the consumer closed it (CloseReason): no more settlements."""
+        """0 while the ring is in use, else why the consumer closed it (CloseReason): it reads no more."""
         if self._memory.load(Word.CONSUMER_STATE) != ConsumerState.CLOSED:
             return 0
         return self._memory.load(Word.CONSUMER_REASON)

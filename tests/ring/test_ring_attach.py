@@ -127,6 +127,7 @@ def test_a_close_is_final_for_either_side(make_ring: MakeRing) -> None:
     path = make_ring()
     producer, consumer = RingProducer.attach(path), RingConsumer.attach(path)
     consumer.close(CloseReason.WORDS_MAKE_NO_SENSE)
+    consumer.detach()
     with pytest.raises(RingError, match=r"closed by its consumer.*reason=2"):
         RingConsumer.attach(path)
     producer.close()
@@ -193,6 +194,7 @@ def test_a_killed_producers_frames_are_drained_and_the_ring_removed(make_ring: M
     consumer.settle(consumer_nothing(), position + len(last))
     assert (consumer.pending, consumer.tail) == (0, 60 * 64)
     consumer.close(CloseReason.DRAINED)
+    consumer.detach()
     remove_ring(path)
     remove_ring(path)
     assert not os.path.exists(path)

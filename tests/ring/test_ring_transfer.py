@@ -202,9 +202,27 @@ def test_wants_and_closing_words_reach_the_other_side(ends: Ends) -> None:
     assert (producer.consumer_closed, producer.consumer_closing) == (0, True)
     with pytest.raises(RingError, match="positive"):
         consumer.close(0)
+    producer.push([frame_of(1)])
+    frames = take(consumer)
     consumer.close(CloseReason.FRAMES_MAKE_NO_SENSE)
     consumer.close(CloseReason.FRAMES_MAKE_NO_SENSE)
     assert producer.consumer_closed == CloseReason.FRAMES_MAKE_NO_SENSE
+    settle(consumer, frames)
+    assert len(producer.settled()) == 1, "what was read before is still settled"
+
+
+def test_a_detached_consumer_refuses_by_type(ends: Ends) -> None:
+    _, consumer = ends
+    consumer.detach()
+    consumer.detach()
+    for call in (
+        lambda: consumer.pending,
+        lambda: consumer.wants,
+        lambda: consumer.copy(8),
+        lambda: consumer.close(1),
+    ):
+        with pytest.raises(RingError, match="not mapped"):
+            call()
 
 
 def test_a_closed_producer_says_so_and_does_nothing_more(ends: Ends) -> None:

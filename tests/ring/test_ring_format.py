@@ -1,0 +1,33 @@
+"""docs/format.md and the code say the same about rings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ringlog.ring import layout
+from ringlog.ring.layout import CloseReason, RingIdentity, Word, hash_id
+
+PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+RINGS = PAGE.split("\n## Rings\n")[1].split("\n## ")[0]
+
+
+def test_the_worked_identity_is_what_the_code_writes() -> None:
+    block = re.search(r"```ring\n(.*?)```", RINGS, re.S)
+    assert block
+    written = bytes.fromhex("".join(re.split(r"   +", line)[0] for line in block[1].splitlines()))
+    identity = RingIdentity(
+        3, 65_536, 64, hash_id("engine"), hash_id("client"), 1_700_000_000_000_000, 0x0123456789ABCDEF
+    )
+    assert written == identity.encode()
+    assert layout.decode_identity(written, "page") == identity
+
+
+def test_the_live_words_lie_where_the_page_says() -> None:
+    rows = re.findall(r"^\| (\d+) \| ([a-z_]+) \| (?:producer|consumer) \|", RINGS, re.M)
+    assert {name.upper(): int(byte) for byte, name in rows} == {word.name: word * 8 for word in Word}
+
+
+def test_the_close_reasons_are_on_the_page() -> None:
+    for reason in CloseReason:
+        assert f"{int(reason)} {reason.name.lower().replace('_', ' ')}" in RINGS

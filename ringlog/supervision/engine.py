@@ -284,7 +284,7 @@ class Engine:
     def _take_replies(self, shard: int, link: ShardLink) -> None:
         for envelope in link.receive():
             self._rings.take_reply(shard, envelope.corr, envelope.message)
-            self._topics.take_reply(shard, envelope.message)
+            self._topics.take_reply(shard, envelope.corr, envelope.message)
 
     def _apply(self, changes: list[Change]) -> None:
         for what, ward in changes:

@@ -21,39 +21,33 @@ class TopicsAtStart:
     def __init__(self, tables: Mapping[str, Mapping[str, Any]], shards: int) -> None:
         self._tables = tables
         self._missing: list[set[str]] = [set() for _ in range(shards)]
+        self._asked: list[dict[int, str]] = [{} for _ in range(shards)]
         for name in tables:
             # A topic is made at its name's home shard, which gives it an id that maps to itself.
             home = xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogatepass")) % shards
             self._missing[home].add(name)
 
     def shard_ready(self, shard: int, link: ShardLink) -> None:
-        """Ask the shard for those of its topics that nobody confirmed yet."""
-        for name in sorted(self._missing[shard]):
-            link.send(TopicPut(name, dict(self._tables[name]), mode="create"))
-
-    def take_reply(self, shard: int, message: Message) -> None:
-        """A shard answered; replies about anything else are none of ours."""
-        if isinstance(message, ErrorReply) and message.detail.get("topic") in self._missing[shard]:
-            self._missing[shard].discard(str(message.detail["topic"]))
-            say(
-                log,
-                logging.ERROR,
-                "topic of the configuration not made",
-                reason=message.message,
-                **message.detail,
-            )
-        if not isinstance(message, TopicInfo) or message.topic not in self._missing[shard]:
-            return
-        self._missing[shard].discard(message.topic)
-        wanted = self._tables[message.topic]
-        drift = {
-            key: message.config.get(key) for key, value in wanted.items() if message.config.get(key) != value
+        """Ask a new incarnation for those of its topics that nobody confirmed yet."""
+        requests = {
+            name: TopicPut(name, dict(self._tables[name]), mode="create") for name in self._missing[shard]
         }
-        if drift and not message.created:
-            say(
-                log,
-                logging.WARNING,
-                "topic differs from the configuration file",
-                topic=message.topic,
-                is_now=drift,
-            )
+        self._asked[shard] = {link.send(request): name for name, request in sorted(requests.items())}
+
+    def take_reply(self, shard: int, corr: int, message: Message) -> None:
+        """A shard answered; replies to anything else are none of ours."""
+        name = self._asked[shard].pop(corr, "")
+        if not name:
+            return
+        self._missing[shard].discard(name)
+        if isinstance(message, ErrorReply):
+            say(log, logging.ERROR, "topic of the configuration not made", topic=name, reason=message.message,
+                detail=message.detail)  # fmt: skip
+        elif isinstance(message, TopicInfo) and not message.created:
+            self._report_drift(name, message.config)
+
+    def _report_drift(self, name: str, now: Mapping[str, Any]) -> None:
+        wanted = self._tables[name]
+        drift = {key: now.get(key) for key, value in wanted.items() if now.get(key) != value}
+        if drift:
+            say(log, logging.WARNING, "topic differs from the configuration file", topic=name, is_now=drift)

@@ -38,7 +38,12 @@ class Engine:
         before = read_engine(str(self.run_dir))
         settings = [f"data.dir={self.data_dir}", f"wal.shards={self._shards}"]
         settings += ["run.allow_root=true"] if os.geteuid() == 0 else []
-        command = [sys.executable, "-m", "supervisor", *(word for each in settings for word in ("--set", each))]
+        command = [
+            sys.executable,
+            "-m",
+            "supervisor",
+            *(word for each in settings for word in ("--set", each)),
+        ]
         with self.log.open("ab") as log:
             # A group of its own: Ctrl-C is ours to answer, and then the engine stops in good order.
             self._process = subprocess.Popen(

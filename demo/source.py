@@ -51,9 +51,7 @@ def prepare(directory: Path, limit: int | None = None) -> Source:
             digests.append(xxhash.xxh3_64_intdigest(payload))
             topic_of.append(index)
             file.write(b"flights.%s\t%s\n" % (carrier.encode(), payload))
-    source = Source(
-        tuple(topics), np.array(digests, dtype=np.uint64), np.array(topic_of, dtype=np.uint8)
-    )
+    source = Source(tuple(topics), np.array(digests, dtype=np.uint64), np.array(topic_of, dtype=np.uint8))
     np.savez(
         directory / FACTS, topics=np.array(source.topics), digests=source.digests, topic_of=source.topic_of
     )

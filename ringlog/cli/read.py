@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from ringlog.cli.options import Options
 from ringlog.cli.output import RecordPrinter
 from ringlog.cli.places import parse_start
-from ringlog.errors import UsageError
+from ringlog.errors import RinglogError, UsageError
 
 if TYPE_CHECKING:
     from ringlog.client import Client
@@ -114,7 +114,7 @@ class Followers:
     """Follows topics, a thread each, and gives their pages as they come."""
 
     def __init__(self, client: Client, topics: tuple[str, ...], start: Start, tag: str | None) -> None:
-        self._pages: queue.Queue[Page | BaseException] = queue.Queue(PAGES_AHEAD)
+        self._pages: queue.Queue[Page | RinglogError | OSError] = queue.Queue(PAGES_AHEAD)
         self._readers = [client.reader(topic, start, follow=True, tags=tag) for topic in topics]
         self._is_closed = False
         self._threads = [
@@ -126,7 +126,7 @@ class Followers:
     def next(self) -> Page:
         """The next page of any topic; raises what ended one of them."""
         found = self._pages.get()
-        if isinstance(found, BaseException):
+        if isinstance(found, RinglogError | OSError):
             raise found
         return found
 
@@ -140,6 +140,6 @@ class Followers:
         try:
             for page in reader.pages(PAGE_RECORDS):  # type: ignore[attr-defined]
                 self._pages.put(page)
-        except Exception as e:  # noqa: BLE001  it is raised again by who waits
+        except (RinglogError, OSError) as e:
             if not self._is_closed:
                 self._pages.put(e)

@@ -36,14 +36,9 @@ class Engine:
         """Start it; returns the seconds until it was ready."""
         began = time.monotonic()
         before = read_engine(str(self.run_dir))
-        settings = [f"data.dir={self.data_dir}", f"wal.shards={self._shards}"]
-        settings += ["run.allow_root=true"] if os.geteuid() == 0 else []
-        command = [
-            sys.executable,
-            "-m",
-            "supervisor",
-            *(word for each in settings for word in ("--set", each)),
-        ]
+        command = [sys.executable, "-m", "supervisor", "--data-dir", str(self.data_dir)]
+        command += ["--set", f"wal.shards={self._shards}"]
+        command += ["--set", "run.allow_root=true"] if os.geteuid() == 0 else []
         with self.log.open("ab") as log:
             # A group of its own: Ctrl-C is ours to answer, and then the engine stops in good order.
             self._process = subprocess.Popen(

@@ -209,7 +209,7 @@ def _outcome(plan: Plan, events: source.Source, ledger: Ledger, facts: dict[str,
 def _live_verdict(plan: Plan, acked: Any) -> Verdict:
     """The two followers together saw every topic once."""
     parts = [judge.load(plan.directory / f"follower-{number}.npz") for number in range(plan.readers)]
-    seen = np.sum([part[0] for part in parts], axis=0, dtype=np.uint32)
-    seqs = np.sum([part[1] for part in parts], axis=0, dtype=np.uint64)
+    seen = np.stack([part[0] for part in parts]).sum(axis=0, dtype=np.uint32)
+    seqs = np.stack([part[1] for part in parts]).sum(axis=0, dtype=np.uint64)
     counts = Counts(*np.sum([list(asdict(part[2]).values()) for part in parts], axis=0).tolist())
     return judge.judge(acked, seen, seqs, counts)

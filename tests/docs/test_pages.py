@@ -48,11 +48,8 @@ def test_no_page_names_a_machine(page: Path) -> None:
 
 def test_every_page_is_in_the_index() -> None:
     index = text("docs/README.md") + text("docs/decisions/README.md")
-    missing = [
-        name(page)
-        for page in PAGES
-        if "docs" in page.parts and page.name not in index and page.name != "README.md"
-    ]
+    pages = [page for page in PAGES if page.name != "README.md"]
+    missing = [name(page) for page in pages if f"{page.name})" not in index]
     assert not missing
 
 

@@ -1,4 +1,4 @@
-"""A shared-memory directory of the engine's style."""
+"""A shared-memory directory for one test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 @pytest.fixture
 def shm_dir() -> Iterator[Path]:
     """An empty 0700 directory in /dev/shm."""
-    path = Path(f"/dev/shm/ringlog-{os.getuid()}-{secrets.token_hex(4)}")
+    path = Path(f"/dev/shm/ringtest-{os.getuid()}-{secrets.token_hex(4)}")
     path.mkdir(mode=0o700)
     yield path
     shutil.rmtree(path)

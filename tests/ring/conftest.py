@@ -1,4 +1,4 @@
-"""A shared-memory directory of the engine's style, and rings in it."""
+"""A shared-memory directory for one test, and rings in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringlog.ring.region import create_ring
 @pytest.fixture
 def shm_dir() -> Iterator[Path]:
     """An empty 0700 directory in /dev/shm."""
-    path = Path(f"/dev/shm/ringlog-{os.getuid()}-{secrets.token_hex(4)}")
+    path = Path(f"/dev/shm/ringtest-{os.getuid()}-{secrets.token_hex(4)}")
     path.mkdir(mode=0o700)
     yield path
     shutil.rmtree(path)

@@ -273,3 +273,18 @@ def test_another_machine_needs_a_package_or_sockets(shm_dir: Path, monkeypatch: 
         create_ring(
             str(shm_dir / "r"), ring_bytes=65_536, settle_entries=8, shard=0, engine_id="e", client="c"
         )
+
+
+def test_on_another_machine_the_package_carries_a_ring(
+    make_ring: MakeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Acquire loads and release stores instead of plain ones; the same protocol."""
+    pytest.importorskip("atomicshm", reason="only needed on machines that reorder stores")
+    monkeypatch.setattr(position.stores_are_ordered.__globals__["platform"], "machine", lambda: "aarch64")
+    path = make_ring()
+    producer, consumer = RingProducer.attach(path), RingConsumer.attach(path)
+    producer.push([frame_of(i) for i in range(3)])
+    settle(consumer, take(consumer))
+    assert len(producer.settled()) == 3
+    producer.close()
+    consumer.detach()

@@ -56,6 +56,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         *WIRE, "contract", "runtime", "storage", "storage.reader", "topic", "link", "client", "spark",
         "supervision", "verify", "testing", "root",
     },
+    # The shard without its process: its core, its recovery and its log writer over a disk of the test.
+    "testing.shard_world": {
+        "base", "frame", "envelope", "contract", "storage", "topic", "testing", "actors.core", "actors.shell",
+    },
     "actors.core": {"base", "frame", "envelope", "contract", "topic", *PURE_STORAGE, "root"},
     "actors.shell": {*WIRE, "contract", "topic", "runtime", "storage", "storage.reader", "link", "root"},
     "actors.__main__": {"base", "envelope", "runtime"},

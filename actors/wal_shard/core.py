@@ -31,7 +31,7 @@ nothing staged ever has to be taken back.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -79,6 +79,8 @@ _FILL_WHEN_HALF_TAKES_NS = 1_000_000_000
 """A file whose first half lasted this long is followed by one filled beforehand. Faster streams get
 theirs only allocated: filling would take half of the device's bandwidth away from them, and their
 groups are large enough for the longer syncs not to matter."""
+_WORD_BYTES = 24
+"""Most bytes that one earlier file takes in MARK_COPIED."""
 _SLACK = 64 << 10
 """Room kept for control frames beside a turn's intake when it is judged whether a file takes it."""
 
@@ -155,7 +157,8 @@ class ShardCore:
         self._opened_ns = 0
         self._mark_at_ns: int | None = None
         self._mark_flags = 0
-        self._settled_pairs: list[tuple[int, int]] = []
+        self._word: tuple[list[tuple[int, int]], list[int]] = ([], [])
+        """What MARK_COPIED says of earlier files."""
         self._prev = (0, 0, 0, False)
         self._volatile_failed = ""
         self._volatile_retry_ns = 0
@@ -218,6 +221,8 @@ class ShardCore:
         elif kind is VolatileFailed:
             self.waiting = Waiting.NOTHING
             self._volatile_failed = event.reason
+            for dropped in event.dropped:
+                self._evict_volatile(dropped)
             self._volatile_retry_ns = self._now_ns + _FILE_RETRY_NS
         elif kind is DrainRequested:
             if self.phase is not Phase.STOPPED:
@@ -334,8 +339,7 @@ class ShardCore:
     def _write(self, group: Group) -> None:
         start = self.log.offset
         flags, self._mark_flags = self._mark_flags, 0
-        settled = self._settled_pairs if flags & MARK_COPIED else ()
-        buffers = lay_out(group, self.log, flags, settled)
+        buffers = lay_out(group, self.log, flags, self._word if flags & MARK_COPIED else ([], []))
         self._effects.append(WriteGroup(buffers, start, self.log.offset - start))
         self.waiting = Waiting.WRITE
 
@@ -494,8 +498,8 @@ class ShardCore:
         self.volatile.opened(event.file_id, event.salt, event.start, event.capacity)
         self.places.starts[event.file_id] = event.start
         self.places.salts[event.file_id] = event.salt
-        if event.dropped:
-            self._evict_volatile(event.dropped)
+        for dropped in event.dropped:
+            self._evict_volatile(dropped)
 
     def _evict_volatile(self, file_id: int) -> None:
         """The oldest ephemeral records made room: their topics' floors say so (TB-2, reason cap)."""
@@ -510,15 +514,18 @@ class ShardCore:
     # -- beginning and ending -------------------------------------------------------------------------
 
     def begin(
-        self, group: Group, prev: tuple[int, int, int, bool], settled: list[tuple[int, int]]
-    ) -> list[Any]:
+        self, group: Group, prev: tuple[int, int, int, bool], settled: dict[int, int],
+        damaged: Collection[int] = (),
+    ) -> list[Any]:  # fmt: skip
         """Recovery is over: have what it found in doubt written into this incarnation's first file (RD-2).
 
         `prev` is (file, stop, seal, orderly) of the file before; `settled` says where earlier files end
-        from now on. The copies are synced before the mark that says so is written, and that mark is
-        synced before the shard becomes active. Feed completions to `handle` until `phase` is ACTIVE.
+        from now on, `damaged` which of them end at damage. The copies are synced before the mark that says
+        so is written, and that mark is synced before the shard becomes active. Feed completions to
+        `handle` until `phase` is ACTIVE.
         """
-        self._group, self._prev, self._settled_pairs = group, prev, settled
+        self._group, self._prev = group, prev
+        self._word = (sorted(settled.items()), sorted(damaged))
         group.needs_sync = True
         self._has_begun = True
         return self.handle([])
@@ -527,7 +534,8 @@ class ShardCore:
         if not self._has_begun:
             return
         if not self.log.is_open:
-            self._roll(self._group.bytes)
+            settled, damaged = self._word
+            self._roll(self._group.bytes + _WORD_BYTES * (len(settled) + len(damaged)))
         elif self._group.parts:
             self._begin_group()
         elif not self._has_copied:

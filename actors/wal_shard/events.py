@@ -70,20 +70,24 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class VolatileOpened:
-    """A new file of the volatile log is current; `dropped` names the one evicted for it, or 0."""
+    """A new file of the volatile log is current; `dropped` names those evicted for it."""
 
     file_id: int
     salt: int
     start: int
     capacity: int
-    dropped: int
+    dropped: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class VolatileFailed:
-    """Shared memory has no room for another volatile file; frames of ephemeral topics are refused for now."""
+    """Shared memory has no room for another volatile file; frames of ephemeral topics are refused for now.
+
+    `dropped` names files that were evicted in the attempt.
+    """
 
     reason: str
+    dropped: tuple[int, ...] = ()
 
 
 # -- effects --------------------------------------------------------------------------------------------

@@ -109,8 +109,13 @@ _U64, _ARRAY_OF_7, _ARRAY_OF_0 = 0xCF, 0x97, 0x90
 assert _MARK_BODY.size % 8 == 0, "the mark's body needs no padding"
 
 
+Word = tuple[Sequence[tuple[int, int]], Sequence[int]]
+"""What MARK_COPIED says of earlier files: pairs (file, stop), and the files cut at damage."""
+_NO_WORD: Word = ((), ())
+
+
 def mark_frame(
-    position: LogPosition, body_bytes: int, flags: int, settled: Sequence[tuple[int, int]] = ()
+    position: LogPosition, body_bytes: int, flags: int, word: Word = _NO_WORD
 ) -> tuple[bytearray, int]:
     """Build the sealed mark of a group with `body_bytes` further bytes; returns (frame, seal).
 
@@ -121,8 +126,8 @@ def mark_frame(
         _ARRAY_OF_7, _U64, position.group, _U64, position.prev_stop, _U64, position.last_seal, _U64,
         position.durable, _U64, body_bytes + _MARK_FIXED_BYTES, _U64, flags, _ARRAY_OF_0,
     )  # fmt: skip
-    if settled:
-        return _mark_with_pairs(position, body_bytes, flags, settled)
+    if any(word):
+        return _mark_with_word(position, body_bytes, flags, word)
     header = _MARK_HEADER.pack(
         _MARK_FIXED_BYTES - layout.LEN_FIELD_BYTES | FrameType.GROUP_MARK << layout.TYPE_SHIFT
         | layout.VERSION << layout.VERSION_SHIFT,
@@ -132,17 +137,15 @@ def mark_frame(
     return bytearray().join((header, seal.to_bytes(8, "little"), body)), seal
 
 
-def _mark_with_pairs(
-    position: LogPosition, body_bytes: int, flags: int, settled: Sequence[tuple[int, int]]
-) -> tuple[bytearray, int]:
-    """The rare mark that carries pairs. It counts itself: its size is found first, by a draft."""
-    pairs = [list(pair) for pair in settled]
+def _mark_with_word(position: LogPosition, body_bytes: int, flags: int, word: Word) -> tuple[bytearray, int]:
+    """The rare mark that speaks of other files. It counts itself: its size is found first, by a draft."""
+    settled, damaged = [list(pair) for pair in word[0]], list(word[1])
 
     def build(group_bytes: int) -> bytearray:
         return frame_of(
             GroupMark(
                 position.group, position.prev_stop, position.last_seal, position.durable, group_bytes, flags,
-                pairs,
+                settled, damaged,
             ),
             0,
         )  # fmt: skip
@@ -156,14 +159,12 @@ def _mark_with_pairs(
     return mark, seal_frame(mark, position.salt)
 
 
-def lay_out(
-    group: Group, position: LogPosition, flags: int = 0, settled: Sequence[tuple[int, int]] = ()
-) -> list[Any]:
+def lay_out(group: Group, position: LogPosition, flags: int = 0, word: Word = _NO_WORD) -> list[Any]:
     """Seal the logged parts of a group for its place in the file; returns the buffers to write.
 
     Afterwards `position` stands behind the group and the topics' indexes know where it lies.
     """
-    mark, seal = mark_frame(position, group.bytes, flags, settled)
+    mark, seal = mark_frame(position, group.bytes, flags, word)
     buffers: list[Any] = [mark]
     offset = position.offset + len(mark)
     for part in group.parts:

@@ -5,7 +5,7 @@ Every body is a MessagePack array; a reader ignores further elements, so fields 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -17,7 +17,11 @@ from ringlog.topic.state import Topic
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class TopicCreated(NamedTuple):
+class Record(msgspec.Struct, array_like=True, frozen=True):
+    """Base of all bodies: an array of the fields in their order."""
+
+
+class TopicCreated(Record, frozen=True):
     """A topic instance begins."""
 
     name: str
@@ -25,27 +29,27 @@ class TopicCreated(NamedTuple):
     config: bytes
 
 
-class TopicRemoved(NamedTuple):
+class TopicRemoved(Record, frozen=True):
     """The instance (topic id, epoch) ends."""
 
     epoch: int
 
 
-class ConfigChanged(NamedTuple):
+class ConfigChanged(Record, frozen=True):
     """The instance's full config from here on."""
 
     epoch: int
     config: bytes
 
 
-class HeadReserved(NamedTuple):
+class HeadReserved(Record, frozen=True):
     """Numbers up to `reserved` may have been acknowledged; with `settled` none above it were."""
 
     reserved: int
     settled: bool
 
 
-class FloorsRaised(NamedTuple):
+class FloorsRaised(Record, frozen=True):
     """Resulting floors; they only ever grow."""
 
     cap_floor: int
@@ -55,14 +59,14 @@ class FloorsRaised(NamedTuple):
     bytes: int
 
 
-class RangeLost(NamedTuple):
+class RangeLost(Record, frozen=True):
     """Numbers first..last were skipped in a restart and may have held acknowledged records."""
 
     first: int
     last: int
 
 
-class KeyUsed(NamedTuple):
+class KeyUsed(Record, frozen=True):
     """The append frame right behind this one was sent under this idempotency key."""
 
     key: str
@@ -72,7 +76,7 @@ class KeyUsed(NamedTuple):
     created_us: int
 
 
-class GroupMark(NamedTuple):
+class GroupMark(Record, frozen=True):
     """See storage/layout.py."""
 
     group: int
@@ -82,6 +86,7 @@ class GroupMark(NamedTuple):
     group_bytes: int
     flags: int
     settled: list[list[int]]
+    damaged: list[int] = []
 
 
 Body = (

@@ -3,7 +3,14 @@
 Order: list the streams; learn from later files where earlier ones end; replay every file in the order
 of its incarnation; judge each end; gather what is in doubt; settle reservations and names. What was in
 doubt is then written again by the core into this incarnation's own file before anything else happens
-(RD-2). Nothing here changes the disk, except that recovery's caller removes files that were never used.
+(RD-2). Nothing here changes the disk but `make_stream`, before, and `tidy`, after.
+
+Who copied what. An incarnation that got through its recovery says so with a MARK_COPIED, which names
+the files that held doubtful frames and where each ends from now on. It speaks for the topics that its
+shard owned under its shard count, and only for them: after a change of the count several shards copy
+from one old file, each its own topics, and any of them may crash before it is done. An incarnation
+without that mark never served anybody: whatever it wrote is a copy of what still lies in earlier files,
+so its files are passed over.
 """
 
 from __future__ import annotations
@@ -11,11 +18,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from actors.wal_shard.group import Group
 from actors.wal_shard.replay import Replay
 from ringlog import stop_points
 from ringlog.errors import CorruptData
+from ringlog.frame import layout
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.logs import say
 from ringlog.storage.disk import Disk
@@ -23,17 +35,37 @@ from ringlog.storage.layout import (
     WAL_DIR,
     WalHeader,
     decode_wal_header,
-    is_blank,
+    header_verifies,
     parse_shard_dir,
     parse_wal_name,
     shard_dir,
 )
-from ringlog.storage.recovery import FileScan, Piece, Tail, copied_pairs, judge
+from ringlog.storage.recovery import (
+    FileScan,
+    Mark,
+    Piece,
+    Read,
+    Tail,
+    copied_mark,
+    holds_marks,
+    judge,
+    sealed_behind,
+)
+from ringlog.topic.names import shards_of
 
 log = logging.getLogger("ringlog.shard")
 
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What shard `shard` of `shards` copied: the frames of its topics from `stop` on are dead."""
+
+    shards: int
+    shard: int
+    stop: int
 
 
 @dataclass(slots=True)
@@ -43,6 +75,31 @@ class _File:
     stream: int
     header: WalHeader
     size: int
+    is_last: bool = False
+    """The last of its incarnation."""
+    copied: Mark | None = None
+    """MARK_COPIED of its incarnation; without one the file is passed over."""
+    claims: list[_Claim] = field(default_factory=list)
+    ends: list[tuple[int, int]] = field(default_factory=list)
+    """(offset, seal of the frame that ends there), known to be durable by the word of the next file."""
+    is_damaged: bool = False
+    """Cut at damage by an earlier recovery; what lies behind is looked at only to know what was lost."""
+
+    @property
+    def limit(self) -> int:
+        """Where the file ends for everybody; 0 = wherever its frames end."""
+        own = [c.stop for c in self.claims if (c.shards, c.shard) == (self.header.shards, self.stream)]
+        if own:
+            return max(own)
+        for count in {c.shards for c in self.claims}:
+            stops = {c.shard: c.stop for c in self.claims if c.shards == count}
+            if len(stops) == count:
+                return max(stops.values())
+        return 0
+
+    def is_claimed_by(self, shards: int, shard: int) -> bool:
+        """Did this shard, under this count, copy its part?"""
+        return any((c.shards, c.shard) == (shards, shard) for c in self.claims)
 
 
 @dataclass(slots=True)
@@ -51,9 +108,12 @@ class Recovered:
 
     group: Group = field(default_factory=Group)
     prev: tuple[int, int, int, bool] = (0, 0, 0, False)
-    settled: list[tuple[int, int]] = field(default_factory=list)
+    settled: dict[int, int] = field(default_factory=dict)
+    """file -> where it ends for our topics from now on."""
+    damaged: set[int] = field(default_factory=set)
+    """Those of them that were cut at damage."""
     unused: list[str] = field(default_factory=list)
-    """Own files whose header was never written: nothing was ever acked in them."""
+    """Own files whose header was never durable: nothing was ever acked in them."""
     cut: list[tuple[str, int]] = field(default_factory=list)
     """Own last files and where they end: what lies behind is never read again and may be given back."""
     truncated_bytes: int = 0
@@ -75,7 +135,9 @@ class Recovery:
         incarnation: int,
         boot_incarnation: int,
         boot_id: bytes,
+        engine_id: bytes,
         durable_mark: tuple[int, int] = (0, 0),
+        published_mark: tuple[int, int] = (0, 0),
         progress: Progress = lambda done, total: None,
     ) -> None:
         self._disk = disk
@@ -86,36 +148,41 @@ class Recovery:
         self._incarnation = incarnation
         self._boot_incarnation = boot_incarnation
         self._boot_id = boot_id
+        self._engine_id = engine_id
         self._durable_mark = durable_mark
+        self._published_mark = published_mark
         self._progress = progress
         self.found = Recovered()
         self.stops: dict[int, int] = {}
         self.salts: dict[int, int] = {}
         self.paths: dict[int, str] = {}
-        self._same_boot = True
-        self._is_orderly = True
+        self._present: set[int] = set()
+        self._known_missing: set[int] = set()
+        self._lost_streams: list[tuple[int, int]] = []
+        """(shards, shard) of streams whose end may have lost something that was acknowledged."""
 
     def run(self) -> Recovered:
         """Replay everything; raises CorruptData for damage, DiskError when a file cannot be read (RE-3)."""
         files = self._relevant_files()
-        ends = self._settled_ends(files)
+        self._connect(files)
         total = sum(file.size for file in files) or 1
-        doubts: list[tuple[_File, Piece]] = []
-        last_of_stream: dict[tuple[int, int], int] = {}
+        doubts: list[tuple[_File, list[Piece]]] = []
         for file in files:
-            last_of_stream[(file.stream, file.header.incarnation)] = file.header.file_id
-        for i, file in enumerate(files):
-            is_last = last_of_stream[(file.stream, file.header.incarnation)] == file.header.file_id
-            doubts += self._replay_file(file, ends.get(file.header.file_id, 0), is_last, _successor(files, i))
+            doubts.append((file, self._replay_file(file)))
             self.found.bytes += file.size
             self._progress(self.found.bytes, total)
             stop_points.hit("recovery_mid_replay")
         self._replay.settle_names()
-        for file, piece in doubts:
-            self._replay.copy(piece, self.found.group, other_layout=file.header.shards != self._shards)
-        something_lost = not self._is_orderly and not self._same_boot
-        self.found.announced = self._replay.jump_heads(self.found.group, something_lost=something_lost)
-        self.found.announced += self._replay.gaps
+        for file, pieces in doubts:
+            for piece in pieces:
+                self._replay.copy(
+                    piece,
+                    self.found.group,
+                    other_layout=file.header.shards != self._shards,
+                    excluded=self._excluded(file, piece),
+                )
+        announced = self._replay.jump_heads(self.found.group, self._lost_streams)
+        self.found.announced = announced + self._replay.gaps
         return self.found
 
     # -- which files ----------------------------------------------------------------------------------
@@ -145,140 +212,254 @@ class Recovery:
 
     def _open(self, path: str, stream: int) -> _File | None:
         """Read a file's header; None for a file that is not ours to read or was never used."""
-        fd = self._disk.open_read(f"{self._data_dir}/{path}")
+        fd, read = self._reader(path)
         try:
             size = self._disk.size(fd)
-            data = self._disk.read_at(fd, WAL_HEADER_BYTES, 0)
-            if is_blank(data):
-                if stream == self._shard and self._is_all_zero(fd, size):
+            data = read(0, WAL_HEADER_BYTES)
+            if not header_verifies(data):
+                # The header is durable before the first group is written, so without groups this is a
+                # file that nobody ever used; with them it is damage.
+                if holds_marks(read, size):
+                    raise CorruptData("WAL file has frames but no header", file=path, offset=0)
+                if stream == self._shard:
                     self.found.unused.append(path)
-                    return None
-                if size <= WAL_HEADER_BYTES or self._is_all_zero(fd, size):
-                    return None
-                raise CorruptData("WAL file has frames but no header", file=path, offset=0)
+                return None
             header = decode_wal_header(data, path)
         finally:
             self._disk.close(fd)
-        if (header.incarnation, header.n) != parse_wal_name(path.rsplit("/", 1)[1]) or header.shard != stream:
+        named = parse_wal_name(path.rsplit("/", 1)[1])
+        if (header.incarnation, header.n) != named or header.shard != stream:
             raise CorruptData(
                 "WAL file lies under another file's name", file=path, shard=header.shard,
                 incarnation=header.incarnation, n=header.n,
             )  # fmt: skip
+        if header.engine_id != self._engine_id:
+            raise CorruptData(
+                "WAL file of another data directory", file=path, engine_id=header.engine_id.hex()
+            )
+        self._present.add(header.file_id)
         if stream != self._shard and header.shards == self._shards:
             return None
         return _File(path, stream, header, size)
 
-    def _is_all_zero(self, fd: int, size: int) -> bool:
-        step = 8 << 20
-        return all(is_blank(self._disk.read_at(fd, min(step, size - at), at)) for at in range(0, size, step))
-
-    def _reader(self, path: str) -> tuple[int, Callable[[int, int], bytes]]:
+    def _reader(self, path: str) -> tuple[int, Read]:
         fd = self._disk.open_read(f"{self._data_dir}/{path}")
         return fd, lambda offset, length: self._disk.read_at(fd, length, offset)
 
-    def _settled_ends(self, files: list[_File]) -> dict[int, int]:
-        """Where earlier files end, by the word of incarnations that copied what was in doubt in them.
+    # -- what files say of one another ----------------------------------------------------------------
 
-        Several shards may speak of one file of an old layout; they say the same, because the doubt in
-        a foreign file is judged by that file alone.
-        """
-        ends: dict[int, int] = {}
+    def _connect(self, files: list[_File]) -> None:
+        """Note in each file what later ones say of it, and that none is missing (RF-76)."""
+        by_id = {file.header.file_id: file for file in files}
+        newest: dict[tuple[int, int], _File] = {}
+        speakers: dict[int, tuple[WalHeader, Mark | None]] = {}
         for file in files:
-            if file.header.n:
-                continue
-            fd, read = self._reader(file.path)
-            try:
-                pairs = copied_pairs(file.header, file.size, read)
-            finally:
-                self._disk.close(fd)
-            for file_id, stop in pairs or ():
-                ends.setdefault(file_id, stop)
-        return ends
+            header = file.header
+            incarnation = (file.stream, header.incarnation)
+            if header.incarnation not in speakers:
+                speakers[header.incarnation] = header, self._copied_mark(file)
+            file.copied = speakers[header.incarnation][1]
+            newest[incarnation] = file
+            if header.prev_file in by_id:
+                by_id[header.prev_file].ends.append((header.prev_stop, header.prev_seal))
+        for file in newest.values():
+            file.is_last = True
+        for speaker, mark in speakers.values():
+            if mark is not None:
+                self._take_word(by_id, speaker, mark)
+        for file in files:
+            self._require(file.header.prev_file, file.header.prev_stop, file.path)
+        self._require(*self._durable_mark, "the board")
+
+    def _copied_mark(self, file: _File) -> Mark | None:
+        fd, read = self._reader(file.path)
+        try:
+            return copied_mark(file.header, file.size, read)
+        finally:
+            self._disk.close(fd)
+
+    def _take_word(self, by_id: dict[int, _File], speaker: WalHeader, mark: Mark) -> None:
+        for file_id, stop in mark.settled:
+            if file_id in by_id:
+                by_id[file_id].claims.append(_Claim(speaker.shards, speaker.shard, stop))
+        for file_id in mark.damaged:
+            if file_id in by_id:
+                by_id[file_id].is_damaged = True
+            elif file_id not in self._present:
+                self._replay.has_damage = True
+                self._known_missing.add(file_id)
+
+    def _require(self, file_id: int, stop: int, by: str) -> None:
+        """A file that held something durable must be there. One without may have lost its header."""
+        if not file_id or stop <= WAL_HEADER_BYTES or file_id in self._present:
+            return
+        if file_id not in self._known_missing:
+            self._known_missing.add(file_id)
+            self.found.damaged.add(file_id)
+            self._damage("a WAL file is missing", file_id=file_id, bytes=stop, named_by=by)
+
+    def _damage(self, text: str, **facts: Any) -> None:
+        """Damage: the end of this start, or a line in the log if the operator said so (RE-6)."""
+        if not self._replay.is_lenient:
+            raise CorruptData(text, **facts)
+        self._replay.has_damage = True
+        say(log, logging.ERROR, text, **facts)
 
     # -- one file -------------------------------------------------------------------------------------
 
-    def _replay_file(
-        self, file: _File, limit: int, is_last: bool, successor: _File | None
-    ) -> list[tuple[_File, Piece]]:
+    def _replay_file(self, file: _File) -> list[Piece]:
         """Replay one file; returns its doubtful pieces, which the index does not lead to."""
         fd, read = self._reader(file.path)
         try:
-            scan = FileScan(file.header, limit or file.size, read, limit=limit)
-            other_layout = file.header.shards != self._shards
-            for piece in scan.pieces():
-                self._replay.apply(piece, file.header.file_id, file.path, other_layout=other_layout)
-            known = self._evidence(file, limit, successor)
-            tail = judge(scan, known)
-            self._accept(file, scan, tail, max(known, scan.durable))
-            in_doubt = is_last and not limit and not scan.orderly
-            stop = max(known, scan.durable) if in_doubt else scan.stop
-            pieces = (
-                [(file, piece) for piece in self._doubtful(file, stop, scan.stop, read)] if in_doubt else []
-            )
+            scan, pieces = self._scan(file, read, is_applied=file.copied is not None)
+            tail = judge(scan, self._evidence(file))
+            if tail is Tail.CORRUPT and file.copied is None and self._replay.is_lenient:
+                # Its MARK_COPIED may be what is damaged.
+                scan, pieces = self._scan(file, read, is_applied=True)
+                file.copied = Mark(0, 0, 0, 0, 0, 0)
+            self._require_same_lineage(file, scan)
+            self._accept(file, scan, tail)
+            if file.is_damaged:
+                behind = FileScan(file.header, file.size, read, stop=scan.stop)
+                self._replay.learn(sealed_behind(behind), other_layout=file.header.shards != self._shards)
         finally:
             self._disk.close(fd)
-        self._note(file, scan, stop, is_last=is_last, in_doubt=in_doubt, limit=limit)
-        return pieces
+        return self._end(file, scan, tail, pieces)
 
-    def _evidence(self, file: _File, limit: int, successor: _File | None) -> int:
+    def _scan(self, file: _File, read: Read, *, is_applied: bool) -> tuple[FileScan, list[Piece]]:
+        """Scan a file and apply it; returns the pieces that reach behind what its marks call durable."""
+        scan = FileScan(file.header, file.limit or file.size, read)
+        self._replay.has_damage |= file.is_damaged
+        other_layout = file.header.shards != self._shards
+        pieces: list[Piece] = []
+        for piece in scan.pieces():
+            if not is_applied:
+                continue
+            self._replay.apply(
+                piece, file.header.file_id, file.path, other_layout=other_layout,
+                excluded=self._excluded(file, piece),
+            )  # fmt: skip
+            pieces = [each for each in [*pieces, piece] if each.stop > scan.durable]
+        return scan, pieces
+
+    def _excluded(self, file: _File, piece: Piece) -> NDArray[np.bool_] | None:
+        """(n,) True for frames that lie again in the file of a shard that copied them; None = no frame."""
+        if file.limit or not file.claims or piece.stop <= min(c.stop for c in file.claims):
+            return None
+        offsets = piece.batch.offsets + piece.file_offset
+        topics = piece.batch.words[:, layout.W_TOPIC]
+        excluded = np.zeros(len(offsets), dtype=np.bool_)
+        for claim in file.claims:
+            excluded |= (offsets >= claim.stop) & (shards_of(topics, claim.shards) == claim.shard)
+        return excluded
+
+    def _evidence(self, file: _File) -> int:
         """How far this file is known to be durable by what others say of it."""
-        known = limit
-        if successor is not None and successor.header.incarnation == file.header.incarnation:
-            # Rolling syncs the old file before the new one's header is written (WC-8).
-            known = max(known, successor.header.prev_stop)
-        marked_file, marked = self._durable_mark
-        if marked_file == file.header.file_id:
-            known = max(known, marked)
-        return known
+        if file.limit:
+            return file.limit
+        known = [claim.stop for claim in file.claims]
+        if not file.is_damaged:
+            known += [stop for stop, _ in file.ends]
+            marked_file, marked = self._durable_mark
+            known += [marked] if marked_file == file.header.file_id else []
+        return max(known, default=0)
 
-    def _accept(self, file: _File, scan: FileScan, tail: Tail, known: int) -> None:
-        if tail is Tail.CORRUPT:
-            if not self._replay.is_lenient:
-                raise CorruptData(
-                    "the log is damaged below what was durable", file=file.path, offset=scan.stop,
-                    durable=known, reason=scan.reason or "zeros",
-                )  # fmt: skip
-            say(log, logging.ERROR, "log cut at damage", file=file.path, offset=scan.stop, reason=scan.reason)
-            self._same_boot = False
+    def _require_same_lineage(self, file: _File, scan: FileScan) -> None:
+        """The next file was written behind exactly these frames."""
+        for stop, seal in file.ends:
+            found = scan.seal_at(stop)
+            if found and seal and found != seal:
+                self._damage("another file was here when the next was begun", file=file.path, offset=stop)
+
+    def _accept(self, file: _File, scan: FileScan, tail: Tail) -> None:
+        if tail is Tail.CORRUPT and not file.is_damaged:
+            self._damage(
+                "the log is damaged below what was durable", file=file.path, offset=scan.stop,
+                durable=max(self._evidence(file), scan.durable), reason=scan.reason or "zeros",
+            )  # fmt: skip
+            file.is_damaged = True
+            self._lost_streams.append((file.header.shards, file.stream))
         elif tail is Tail.TORN:
             self.found.truncated_bytes += max(file.size - scan.stop, 0)
             say(log, logging.WARNING, "torn tail cut", file=file.path, offset=scan.stop, reason=scan.reason)
 
-    def _doubtful(self, file: _File, start: int, stop: int, read: Callable[[int, int], bytes]) -> list[Piece]:
-        if start >= stop:
+    def _end(self, file: _File, scan: FileScan, tail: Tail, pieces: list[Piece]) -> list[Piece]:
+        """Draw the conclusions from a file's end; returns the pieces of its doubtful part."""
+        header, is_own = file.header, file.stream == self._shard
+        if file.copied is None:
+            if is_own and header.shards == self._shards and file.size > WAL_HEADER_BYTES:
+                self.found.cut.append((file.path, WAL_HEADER_BYTES))
             return []
-        rest = FileScan(file.header, stop, read, limit=stop, stop=start)
-        return list(rest.plain_pieces())
-
-    def _note(
-        self, file: _File, scan: FileScan, stop: int, *, is_last: bool, in_doubt: bool, limit: int
-    ) -> None:
-        header = file.header
+        durable = min(max(self._evidence(file), scan.durable), scan.stop)
+        is_open = file.is_last and not file.limit and not scan.orderly
+        in_doubt = is_open and not file.is_claimed_by(self._shards, self._shard)
+        stop = durable if in_doubt else scan.stop
         if in_doubt:
-            for topic in self._replay.directory.by_id.values():
-                topic.index.cut(header.file_id, stop)
-            self.found.settled.append((header.file_id, stop))
+            self._doubt(file, stop)
+            self._judge_loss(file, scan, tail)
+        elif file.is_damaged and not file.limit:
+            self.found.settled[header.file_id] = scan.stop
+        if file.is_damaged:
+            self.found.damaged.add(header.file_id)
         if scan.orderly:
             self._replay.settle_reservations(header.shard, header.shards)
-        if is_last and not limit:
-            self._is_orderly &= scan.orderly
-            self._same_boot &= header.boot_id == self._boot_id
         self.paths[header.file_id], self.salts[header.file_id] = file.path, header.salt
         self.stops[header.file_id] = stop
-        if file.stream == self._shard:
-            self.found.prev = (header.file_id, stop, scan.last_seal, scan.orderly)
-            if is_last and file.size > scan.stop:
-                self.found.cut.append((file.path, stop if in_doubt else scan.stop))
+        if is_own:
+            self.found.prev = (header.file_id, durable, scan.seal_at(durable), scan.orderly)
+            if file.is_last and header.shards == self._shards and file.size > stop and not file.is_damaged:
+                self.found.cut.append((file.path, stop))
+        return [piece.from_offset(stop) for piece in pieces if piece.stop > stop] if in_doubt else []
 
+    def _doubt(self, file: _File, stop: int) -> None:
+        """What lies from `stop` on is written again; the word of the file's own incarnation goes with it.
 
-def _successor(files: list[_File], i: int) -> _File | None:
-    """The next file of the same stream."""
-    for later in files[i + 1 :]:
-        if later.stream == files[i].stream:
-            return later
-    return None
+        Its MARK_COPIED may be as little durable as the rest, so what it said is said again.
+        """
+        for topic in self._replay.directory.by_id.values():
+            topic.index.cut(file.header.file_id, stop)
+        if file.copied is not None and (file.header.shards, file.stream) == (self._shards, self._shard):
+            for earlier, end in file.copied.settled:
+                self.found.settled.setdefault(earlier, end)
+            self.found.damaged.update(file.copied.damaged)
+        self.found.settled[file.header.file_id] = stop
+
+    def _judge_loss(self, file: _File, scan: FileScan, tail: Tail) -> None:
+        """May something acknowledged be gone? Not if the kernel stayed up and the log is whole (D-19)."""
+        published_file, published = self._published_mark
+        is_whole = tail is Tail.CLEAN
+        if published_file == file.header.file_id:
+            is_whole = scan.stop >= published
+        if not is_whole or file.header.boot_id != self._boot_id:
+            self._lost_streams.append((file.header.shards, file.stream))
 
 
 def stream_directory(data_dir: str, shard: int) -> str:
     """Absolute path of a shard's own stream."""
     return f"{data_dir}/{WAL_DIR}/{shard_dir(shard)}"
+
+
+def make_stream(disk: Disk, data_dir: str, shard: int) -> str:
+    """Make a shard's stream directory, with a durable name; returns its path. Raises DiskError.
+
+    A file in it is only as durable as the names on the way to it.
+    """
+    directory = stream_directory(data_dir, shard)
+    disk.make_dir(f"{data_dir}/{WAL_DIR}")
+    disk.sync_dir(data_dir)
+    disk.make_dir(directory)
+    disk.sync_dir(f"{data_dir}/{WAL_DIR}")
+    return directory
+
+
+def tidy(disk: Disk, data_dir: str, found: Recovered) -> None:
+    """Give back what is never read again. Only once MARK_COPIED is durable. Raises DiskError."""
+    for path in found.unused:
+        disk.unlink(f"{data_dir}/{path}")
+    for path, stop in found.cut:
+        fd = disk.open_cut(f"{data_dir}/{path}")
+        try:
+            disk.truncate(fd, stop)
+            disk.sync_file(fd)
+        finally:
+            disk.close(fd)

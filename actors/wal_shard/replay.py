@@ -4,10 +4,14 @@ The same objects as in live traffic take the same facts. A frame that is already
 (RE-9); a frame that leaves a gap nobody accounts for is damage. Frames of topics that belong to other
 shards under today's shard count are not ours to apply; only their names are noted, because they decide
 who looks after a name (topic/directory.py).
+
+Appends between two control frames are applied topic by topic, not row by row: within one topic they
+keep their order, and nothing else depends on it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +21,7 @@ from numpy.typing import NDArray
 from actors.wal_shard.admission import Intake, Stretch
 from actors.wal_shard.group import Group
 from actors.wal_shard.records import (
+    Body,
     ConfigChanged,
     FloorsRaised,
     HeadReserved,
@@ -40,17 +45,32 @@ from ringlog.topic.directory import Directory
 from ringlog.topic.idempotency import Remembered
 from ringlog.topic.names import home_shard, shard_of, shards_of
 from ringlog.topic.state import Topic
-from ringlog.types import Durability
 
 _MARKS = (FrameType.GROUP_MARK, FrameType.CHECKPOINT_MARK)
+
+Mask = NDArray[np.bool_]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where the rows that are being applied come from, for the index and for reports."""
+
+    piece: Piece
+    file_id: int
+    path: str
+
+    def offset(self, row: int) -> int:
+        """File offset of a row's frame."""
+        return self.piece.file_offset + int(self.piece.batch.offsets[row])
 
 
 @dataclass(slots=True)
 class _PendingKey:
-    """A key frame whose append must be the very next frame of its topic."""
+    """A key frame whose append must be the very next frame."""
 
-    key: str
-    entry: Remembered
+    topic_id: int
+    body: KeyUsed
 
 
 @dataclass(slots=True)
@@ -60,199 +80,272 @@ class Replay:
     identity: Identity
     directory: Directory
     is_lenient: bool = False
-    """`wal.corruption = truncate`: gaps become announced lost ranges instead of errors."""
+    """`wal.corruption = truncate`: damage is cut away and announced instead of ending the start."""
+    has_damage: bool = False
+    """Some file before this point was cut at damage: gaps from here on are its announced consequence."""
     records: int = 0
     gaps: list[tuple[str, int, int]] = field(default_factory=list)
     _gone: set[int] = field(default_factory=set)
     _foreign: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Live names of other layouts -> (topic_id, epoch), whoever owns them."""
-    _keys: dict[int, _PendingKey] = field(default_factory=dict)
+    _open: dict[int, Topic] = field(default_factory=dict)
+    """Topics whose reservation is not settled."""
+    _placeholders: set[int] = field(default_factory=set)
+    _key: _PendingKey | None = None
+    """The last frame applied was this key frame."""
 
-    def apply(self, piece: Piece, file_id: int, path: str, *, other_layout: bool) -> None:
-        """Apply one piece of the file `file_id`; raises CorruptData naming what contradicts what."""
+    def apply(
+        self, piece: Piece, file_id: int, path: str, *, other_layout: bool, excluded: Mask | None = None
+    ) -> None:
+        """Apply one piece of a file, but for the `excluded` rows; raises CorruptData naming what is wrong."""
+        source = _Source(piece, file_id, path)
         words = piece.batch.words
         types = frames.types_of(words)
-        mine = self._mine(words, other_layout)
-        rows = np.flatnonzero(~np.isin(types, _MARKS) & (mine | (other_layout & (types != FrameType.APPEND))))
         appends = types == FrameType.APPEND
-        at = 0
-        while at < len(rows):
-            row = int(rows[at])
-            if appends[row]:
-                stop = self._stretch_end(words, rows, at, appends)
-                self._appends(piece, rows[at:stop], file_id, path)
-                at = stop
-            else:
-                self._control(piece, row, bool(mine[row]), other_layout, path)
-                at += 1
+        ours = appends & self._mine(words, other_layout)
+        if excluded is not None:
+            ours &= ~excluded
+        start = 0
+        for row in np.flatnonzero(~appends & ~np.isin(types, _MARKS)).tolist():
+            if types[row] == FrameType.IDEMPOTENCY_KEY:
+                self._key_used(source, row, ours)
+                continue
+            self._append_rows(source, ours, start, row)
+            is_excluded = excluded is not None and bool(excluded[row])
+            self._control(source, row, other_layout=other_layout, is_excluded=is_excluded)
+            start = row + 1
+        self._append_rows(source, ours, start, len(words))
 
-    def _mine(self, words: frames.U64, other_layout: bool) -> NDArray[np.bool_]:
+    def _mine(self, words: frames.U64, other_layout: bool) -> Mask:
         if not other_layout:
             return np.ones(len(words), dtype=np.bool_)
         owners = shards_of(words[:, layout.W_TOPIC], self.identity.shards)
         return np.asarray(owners == self.identity.shard, dtype=np.bool_)
 
-    @staticmethod
-    def _stretch_end(words: frames.U64, rows: NDArray[Any], at: int, appends: NDArray[np.bool_]) -> int:
-        """End of the run of append rows of one topic and one producer that begins at rows[at]."""
-        ahead = rows[at:]
-        same = (
-            appends[ahead]
-            & (words[ahead, layout.W_TOPIC] == words[ahead[0], layout.W_TOPIC])
-            & (words[ahead, layout.W_PRODUCER_ID] == words[ahead[0], layout.W_PRODUCER_ID])
-        )
-        end = frames.first_true(~same)
-        return at + (len(ahead) if end is None else end)
+    def _is_mine(self, topic_id: int) -> bool:
+        return shard_of(topic_id, self.identity.shards) == self.identity.shard
 
     # -- appends --------------------------------------------------------------------------------------
 
-    def _appends(self, piece: Piece, rows: NDArray[Any], file_id: int, path: str) -> None:
-        words = piece.batch.words[rows]
-        topic = self.directory.by_id.get(int(words[0, layout.W_TOPIC]))
-        if topic is None:
-            self._ownerless(int(words[0, layout.W_TOPIC]), piece, rows, path)
+    def _append_rows(self, source: _Source, ours: Mask, start: int, stop: int) -> None:
+        """Apply the append rows of [start, stop) that are ours, topic by topic."""
+        if self._key is not None and stop > start:
+            self._confirm_key(source, start)
+        rows = start + np.flatnonzero(ours[start:stop])
+        if not len(rows):
             return
-        counts = frames.counts_of(words)
-        stops = words[:, layout.W_BASE_SEQ] + counts
-        fresh = (frames.epochs_of(words) == topic.epoch) & (stops > np.uint64(topic.next_seq))
-        if not fresh.any():
-            return
-        chosen = np.flatnonzero(fresh)
-        rows, words, counts, stops = rows[chosen], words[chosen], counts[chosen], stops[chosen]
-        bases = words[:, layout.W_BASE_SEQ]
-        self._close_gap(topic, int(bases[0]), piece, int(rows[0]), path)
-        broken = frames.first_true(bases[1:] != stops[:-1])
-        if broken is not None:
-            self._stage(topic, piece, rows[: broken + 1], file_id)
-            self._appends(piece, rows[broken + 1 :], file_id, path)
-            return
-        self._stage(topic, piece, rows, file_id)
+        for of_topic in _by_value(rows, source.piece.batch.words[rows, layout.W_TOPIC]):
+            self._appends(source, of_topic)
 
-    def _stage(self, topic: Topic, piece: Piece, rows: NDArray[Any], file_id: int) -> None:
-        part = piece.batch.take(rows)
-        words = part.words
+    def _appends(self, source: _Source, rows: Rows) -> None:
+        """Apply rows of one topic, in order."""
+        words = source.piece.batch.words[rows]
+        topic = self._topic_of(source, int(rows[0]), words)
+        if topic is None:
+            return
+        stops = words[:, layout.W_BASE_SEQ] + frames.counts_of(words)
+        fresh = (frames.epochs_of(words) == topic.epoch) & (stops > np.uint64(topic.next_seq))
+        if not fresh.all():
+            rows, words, stops = rows[fresh], words[fresh], stops[fresh]
+        while len(rows):
+            bases = words[:, layout.W_BASE_SEQ]
+            self._close_gap(topic, int(bases[0]), source, int(rows[0]))
+            broken = frames.first_true(bases[1:] != stops[:-1])
+            end = len(rows) if broken is None else broken + 1
+            self._stage(topic, source, rows[:end], words[:end])
+            rows, words, stops = rows[end:], words[end:], stops[end:]
+
+    def _topic_of(self, source: _Source, row: int, words: frames.U64) -> Topic | None:
+        """The topic of these rows. Of one deleted later they are passed over; of one never made, damage."""
+        topic_id = int(words[0, layout.W_TOPIC])
+        topic = self.directory.by_id.get(topic_id)
+        if topic is not None or topic_id in self._gone:
+            return topic
+        if not (self.has_damage or self.is_lenient):
+            raise CorruptData(
+                "records of a topic that was never created", topic_id=topic_id, file=source.path,
+                offset=source.offset(row),
+            )  # fmt: skip
+        topic = Topic(topic_id, int(frames.epochs_of(words)[0]), f"topic-{topic_id}", TopicConfig())
+        self._placeholders.add(topic_id)
+        self.directory.add(topic)
+        return topic
+
+    def _stage(self, topic: Topic, source: _Source, rows: Rows, words: frames.U64) -> None:
+        part = source.piece.batch.take(rows)
         counts = frames.counts_of(words)
         bases = words[:, layout.W_BASE_SEQ]
-        self._confirm_key(topic, int(bases[0]))
         total = int(counts.sum())
         topic.next_seq = int(bases[-1] + counts[-1])
-        topic.head_seq = topic.next_seq - 1
         topic.last_ts = max(topic.last_ts, int(words[-1, layout.W_COMMIT_TS]))
         topic.staged_count += total
-        topic.staged_bytes += int(measure(piece.buffer, part).accounted.sum())
-        producer_id = int(words[0, layout.W_PRODUCER_ID])
-        if producer_id and topic.producers.admit(producer_id) is not None:
-            self._remember(topic, producer_id, words, bases, counts)
-        topic.index.add_run(bases, file_id, part.offsets + piece.file_offset)
+        topic.staged_bytes += int(measure(source.piece.buffer, part).accounted.sum())
+        topic.publish()
+        for of_producer in _by_value(np.arange(len(words)), words[:, layout.W_PRODUCER_ID]):
+            self._remember(topic, words[of_producer])
+        topic.index.add_run(bases, source.file_id, part.offsets + source.piece.file_offset)
         self.records += total
 
     @staticmethod
-    def _remember(topic: Topic, producer_id: int, words: Any, bases: Any, counts: Any) -> None:
-        producer = topic.producers.get(producer_id)
-        assert producer is not None
-        seqs = words[:, layout.W_PRODUCER_SEQ]
-        ascending = seqs > np.maximum.accumulate(np.concatenate(([np.uint64(producer.highest)], seqs[:-1])))
-        if ascending.all():
-            topic.producers.record(producer_id, seqs, bases, counts)
-
-    def _close_gap(self, topic: Topic, base: int, piece: Piece, row: int, path: str) -> None:
-        if base <= topic.next_seq:
-            if base < topic.next_seq:
-                raise self._damage(
-                    "a frame begins inside records already there", topic, base, piece, row, path
-                )
+    def _remember(topic: Topic, words: frames.U64) -> None:
+        producer_id = int(words[0, layout.W_PRODUCER_ID])
+        producer = topic.producers.admit(producer_id) if producer_id else None
+        if producer is None:
             return
-        if not self.is_lenient:
-            raise self._damage("records are missing before a frame", topic, base, piece, row, path)
-        self.gaps.append((topic.name, topic.next_seq, base - 1))
-        topic.jump(base - 1)
+        seqs = words[:, layout.W_PRODUCER_SEQ]
+        if int(seqs[0]) > producer.highest and bool((seqs[1:] > seqs[:-1]).all()):
+            topic.producers.record(producer_id, seqs, words[:, layout.W_BASE_SEQ], frames.counts_of(words))
+
+    def _close_gap(self, topic: Topic, base: int, source: _Source, row: int) -> None:
+        if base == topic.next_seq:
+            return
+        if base < topic.next_seq:
+            raise self._damage("a frame begins inside records already there", topic, base, source, row)
+        if not (self.has_damage or self.is_lenient):
+            raise self._damage("records are missing before a frame", topic, base, source, row)
+        self._lose(topic, base - 1)
+
+    def _lose(self, topic: Topic, last: int) -> None:
+        lost = topic.jump(last)
+        if lost is not None:
+            self.gaps.append((topic.name, *lost))
 
     @staticmethod
-    def _damage(text: str, topic: Topic, base: int, piece: Piece, row: int, path: str) -> CorruptData:
-        offset = piece.file_offset + int(piece.batch.offsets[row])
+    def _damage(text: str, topic: Topic, base: int, source: _Source, row: int) -> CorruptData:
         return CorruptData(
-            text, topic=topic.name, expected_seq=topic.next_seq, found_seq=base, file=path, offset=offset
-        )
+            text, topic=topic.name, expected_seq=topic.next_seq, found_seq=base, file=source.path,
+            offset=source.offset(row),
+        )  # fmt: skip
 
-    def _ownerless(self, topic_id: int, piece: Piece, rows: NDArray[Any], path: str) -> None:
-        """Records of a topic deleted later are passed over; of one never made, they are damage (RE-12)."""
-        if topic_id in self._gone:
+    # -- idempotency keys -----------------------------------------------------------------------------
+
+    def _key_used(self, source: _Source, row: int, ours: Mask) -> None:
+        """Believe a key only with its append right behind it: a torn tail takes both or neither (I-8)."""
+        body = self._decoded(source, row)
+        assert isinstance(body, KeyUsed)
+        self._key = _PendingKey(int(source.piece.batch.words[row, layout.W_TOPIC]), body)
+        if row + 1 < len(ours):
+            self._confirm_key(source, row + 1)
+
+    def _confirm_key(self, source: _Source, row: int) -> None:
+        pending, self._key = self._key, None
+        assert pending is not None
+        topic = self.directory.by_id.get(pending.topic_id)
+        if topic is None or not _is_append_of(pending, source.piece.batch.words[row]):
             return
-        offset = piece.file_offset + int(piece.batch.offsets[rows[0]])
-        if not self.is_lenient:
-            raise CorruptData(
-                "records of a topic that was never created", topic_id=topic_id, file=path, offset=offset
-            )
-        epoch = int(frames.epochs_of(piece.batch.words[rows[:1]])[0])
-        self.directory.add(Topic(topic_id, epoch, f"topic-{topic_id}", TopicConfig()))
-        self._appends(piece, rows, 0, path)
-
-    def _confirm_key(self, topic: Topic, base: int) -> None:
-        pending = self._keys.pop(topic.topic_id, None)
-        if pending is not None and pending.entry.first_seq == base:
-            topic.keys.remember(pending.key, pending.entry, topic.config.idempotency_window_ms)
+        body = pending.body
+        entry = Remembered(body.first_seq, body.records, body.commit_ts, body.created_us)
+        topic.keys.remember(body.key, entry, topic.config.idempotency_window_ms)
 
     # -- control frames -------------------------------------------------------------------------------
 
-    def _control(self, piece: Piece, row: int, mine: bool, other_layout: bool, path: str) -> None:
-        words = piece.batch.words[row]
-        frame_type = int(frames.types_of(words.reshape(1, -1))[0])
-        topic_id = int(words[layout.W_TOPIC])
-        start = int(piece.batch.offsets[row]) + layout.HEADER_BYTES
+    def _decoded(self, source: _Source, row: int) -> Body:
+        words = source.piece.batch.words[row]
+        start = int(source.piece.batch.offsets[row]) + layout.HEADER_BYTES
         raw_len = int(words[layout.W_TAIL] & np.uint64(0xFFFFFFFF))
+        frame_type = int(words[layout.W_HEAD] >> np.uint64(layout.TYPE_SHIFT)) & 0xFF
         try:
-            body = decode_body(frame_type, memoryview(piece.buffer)[start : start + raw_len])
+            return decode_body(frame_type, memoryview(source.piece.buffer)[start : start + raw_len])
         except CorruptData as e:
-            e.detail.update(file=path, offset=piece.file_offset + start)
+            e.detail.update(file=source.path, offset=source.offset(row))
             raise
-        if other_layout:
+
+    def _control(self, source: _Source, row: int, *, other_layout: bool, is_excluded: bool) -> None:
+        body = self._decoded(source, row)
+        topic_id = int(source.piece.batch.words[row, layout.W_TOPIC])
+        mine = self._is_mine(topic_id)
+        if other_layout or not mine:
             self._note_name(topic_id, body)
-        if mine:
+        if mine and not is_excluded:
             self._apply_control(topic_id, body)
 
-    def _note_name(self, topic_id: int, body: Any) -> None:
+    def _note_name(self, topic_id: int, body: Body) -> None:
+        """Facts of other layouts, which a name's home and its topic's shard must read alike."""
         if isinstance(body, TopicCreated):
             self._foreign[body.name] = (topic_id, body.epoch)
             self.directory.seen(topic_id, body.epoch)
         elif isinstance(body, TopicRemoved):
             self._foreign = {name: life for name, life in self._foreign.items() if life[0] != topic_id}
 
-    def _apply_control(self, topic_id: int, body: Any) -> None:
-        if isinstance(body, TopicCreated):
-            if topic_id not in self._gone and topic_id not in self.directory.by_id:
-                config = TopicConfig.from_bytes(body.config)
-                self.directory.add(Topic(topic_id, body.epoch, body.name, config))
-            return
+    def _apply_control(self, topic_id: int, body: Body) -> None:
         topic = self.directory.by_id.get(topic_id)
-        if topic is None:
-            return
-        if isinstance(body, TopicRemoved):
+        if isinstance(body, TopicCreated):
+            self._create(topic_id, body, topic)
+        elif topic is None:
+            if isinstance(body, TopicRemoved):
+                self._gone.add(topic_id)
+        elif isinstance(body, TopicRemoved):
             self._gone.add(topic_id)
+            self._open.pop(topic_id, None)
             self.directory.remove(topic)
         elif isinstance(body, ConfigChanged):
             topic.config = TopicConfig.from_bytes(body.config)
             self.directory.note_class(topic)
         elif isinstance(body, HeadReserved):
-            if body.settled:
-                topic.jump(body.reserved)
-                topic.reservation.settle(topic.head_seq)
-            else:
-                topic.reservation.recovered(body.reserved)
+            self._reserve(topic, body)
         elif isinstance(body, RangeLost):
             topic.jump(body.last)
+            self.gaps = [gap for gap in self.gaps if gap != (topic.name, body.first, body.last)]
         elif isinstance(body, FloorsRaised):
             topic.evict_below(body.cap_floor, 0, 0)
-        elif isinstance(body, KeyUsed):
-            entry = Remembered(body.first_seq, body.records, body.commit_ts, body.created_us)
-            self._keys[topic_id] = _PendingKey(body.key, entry)
+
+    def _create(self, topic_id: int, body: TopicCreated, topic: Topic | None) -> None:
+        config = TopicConfig.from_bytes(body.config)
+        if topic_id in self._placeholders and topic is not None:
+            self._placeholders.discard(topic_id)
+            self.directory.rename(topic, body.name)
+            topic.config = config
+        elif topic_id not in self._gone and topic is None:
+            self.directory.add(Topic(topic_id, body.epoch, body.name, config))
+
+    def _reserve(self, topic: Topic, body: HeadReserved) -> None:
+        if body.settled:
+            topic.jump(body.reserved)
+            topic.reservation.settle(topic.head_seq)
+            self._open.pop(topic.topic_id, None)
+        else:
+            topic.reservation.recovered(body.reserved)
+            topic.has_disk_records = True
+            self._open[topic.topic_id] = topic
+
+    # -- damage ---------------------------------------------------------------------------------------
+
+    def learn(self, pieces: Iterable[Piece], *, other_layout: bool) -> None:
+        """Take note of what lay behind damage: which topics were made and deleted, which numbers are lost.
+
+        Headers of these frames verify, their bodies perhaps not. Their records are not recovered: the log
+        was cut before them (RE-6), and what is missing is announced.
+        """
+        last: dict[int, tuple[int, int]] = {}
+        for piece in pieces:
+            source = _Source(piece, 0, "")
+            words = piece.batch.words
+            types = frames.types_of(words)
+            mine = self._mine(words, other_layout)
+            for row in np.flatnonzero((types != FrameType.APPEND) & ~np.isin(types, _MARKS)).tolist():
+                one = piece.batch.take(slice(row, row + 1))
+                if (
+                    types[row] != FrameType.IDEMPOTENCY_KEY
+                    and frames.first_bad_body(piece.buffer, one) is None
+                ):
+                    self._control(source, row, other_layout=other_layout, is_excluded=False)
+            for row in np.flatnonzero(mine & (types == FrameType.APPEND)).tolist():
+                stop = int(words[row, layout.W_BASE_SEQ] + frames.counts_of(words[row : row + 1])[0])
+                epoch = int(frames.epochs_of(words[row : row + 1])[0])
+                last[int(words[row, layout.W_TOPIC])] = (epoch, stop - 1)
+        for topic_id, (epoch, seq) in last.items():
+            topic = self.directory.by_id.get(topic_id)
+            if topic is not None and topic.epoch == epoch:
+                self._lose(topic, seq)
 
     # -- the end of a file, the end of replay ---------------------------------------------------------
 
     def settle_reservations(self, shard: int, shards: int) -> None:
         """That shard's stream ended in good order here: no number above its heads was acknowledged (D-19)."""
-        for topic in self.directory.by_id.values():
+        for topic in list(self._open.values()):
             if shard_of(topic.topic_id, shards) == shard:
                 topic.reservation.settle(topic.head_seq)
+                del self._open[topic.topic_id]
 
     def settle_names(self) -> None:
         """Decide who looks after names that were made under another shard count."""
@@ -264,59 +357,113 @@ class Replay:
             elif owner != me.shard and home == me.shard:
                 self.directory.elsewhere[name] = owner
 
-    def jump_heads(self, group: Group, *, something_lost: bool) -> list[tuple[str, int, int]]:
+    def jump_heads(self, group: Group, lost_streams: list[tuple[int, int]]) -> list[tuple[str, int, int]]:
         """Settle reservations left open by a crash, staging what must be logged about it.
 
-        With `something_lost` numbers above the head may have been acknowledged: they are skipped and
-        announced (D-9, D-12). Otherwise the kernel kept everything and the reservation shrinks back.
+        Of a topic whose shard, under the count of that time, is among `lost_streams`, numbers above the
+        head may have been acknowledged: they are skipped and announced (D-9, D-12). Of others the kernel
+        kept everything, and the reservation shrinks back. Gaps that damage left are logged as well.
         """
         announced = []
-        for topic in self.directory.by_id.values():
+        for topic in self._open.values():
             reserved = topic.reservation.reserved
-            if (
-                something_lost
-                and topic.config.durability == Durability.DISK
-                and (lost := topic.jump(reserved))
-            ):
+            is_lossy = any(shard_of(topic.topic_id, shards) == shard for shards, shard in lost_streams)
+            lost = topic.jump(reserved) if is_lossy else None
+            if lost is not None:
                 announced.append((topic.name, *lost))
                 group.add_control(frame_of(RangeLost(*lost), topic.topic_id, topic.epoch), topic)
-            if reserved > topic.head_seq:
-                group.add_control(
-                    frame_of(HeadReserved(topic.head_seq, True), topic.topic_id, topic.epoch), topic
-                )
-            if reserved:
-                topic.reservation.settle(topic.head_seq)
+            settled = frame_of(HeadReserved(topic.head_seq, True), topic.topic_id, topic.epoch)
+            group.add_control(settled, topic)
+            topic.reservation.settle(topic.head_seq)
+        self._open.clear()
+        for name, first, last in self.gaps:
+            gapped = self.directory.find(name)
+            if gapped is not None and (first, last) in gapped.lost:
+                group.add_control(frame_of(RangeLost(first, last), gapped.topic_id, gapped.epoch), gapped)
         return announced
 
-    def copy(self, piece: Piece, group: Group, *, other_layout: bool) -> None:
-        """Stage a doubtful piece to be written again (RD-2): the frames that are ours and still matter."""
+    def copy(self, piece: Piece, group: Group, *, other_layout: bool, excluded: Mask | None = None) -> None:
+        """Stage a doubtful piece to be written again (RD-2): the frames that are ours and still matter.
+
+        Of other shards' topics the creations and removals are kept, since they decide about names.
+        """
         words = piece.batch.words
         types = frames.types_of(words)
-        mine = self._mine(words, other_layout)
+        appends = types == FrameType.APPEND
+        wanted = appends & self._mine(words, other_layout)
+        if excluded is not None:
+            wanted &= ~excluded
         buffer = bytearray(piece.buffer)
         totals = piece.batch.total_bytes
-        rows = np.flatnonzero(mine & ~np.isin(types, _MARKS))
-        at = 0
-        while at < len(rows):
-            row = int(rows[at])
-            topic = self.directory.by_id.get(int(words[row, layout.W_TOPIC]))
-            if types[row] != FrameType.APPEND:
-                start = int(piece.batch.offsets[row])
-                if topic is not None or types[row] == FrameType.TOPIC_DELETE:
-                    group.add_control(buffer[start : start + int(totals[row])], topic)
-                at += 1
+        start = 0
+        for row in np.flatnonzero(~appends & ~np.isin(types, _MARKS)).tolist():
+            if not self._is_control_wanted(piece, row, excluded):
                 continue
-            stop = self._stretch_end(words, rows, at, types == FrameType.APPEND)
-            contiguous = frames.first_true(np.diff(rows[at:stop]) != 1)
-            stop = stop if contiguous is None else at + contiguous + 1
-            if topic is not None:
-                group.add_intake(self._copied_intake(buffer, piece, topic, row, int(rows[stop - 1]) + 1))
-            at = stop
+            self._copy_appends(piece, buffer, wanted, start, row, group)
+            offset = int(piece.batch.offsets[row])
+            topic = self.directory.by_id.get(int(words[row, layout.W_TOPIC]))
+            group.add_control(buffer[offset : offset + int(totals[row])], topic)
+            start = row + 1
+        self._copy_appends(piece, buffer, wanted, start, len(words), group)
 
-    @staticmethod
-    def _copied_intake(buffer: bytearray, piece: Piece, topic: Topic, start: int, stop: int) -> Intake:
-        batch = piece.batch.take(slice(0, len(piece.batch)))
-        entries = np.zeros((0, WORDS), dtype=np.uint64)
-        is_current = frames.epochs_of(batch.words[start : start + 1])[0] == topic.epoch
-        stretches = [Stretch(topic, start, stop, False)] if is_current else []
-        return Intake(buffer, batch, entries, stretches)
+    def _is_control_wanted(self, piece: Piece, row: int, excluded: Mask | None) -> bool:
+        if excluded is not None and excluded[row]:
+            return False
+        words = piece.batch.words
+        topic_id = int(words[row, layout.W_TOPIC])
+        kind = int(frames.types_of(words[row : row + 1])[0])
+        if kind in (FrameType.TOPIC_CREATE, FrameType.TOPIC_DELETE) and not self._is_mine(topic_id):
+            return True
+        if kind == FrameType.IDEMPOTENCY_KEY:
+            body = self._decoded(_Source(piece, 0, ""), row)
+            assert isinstance(body, KeyUsed)
+            pending = _PendingKey(topic_id, body)
+            if row + 1 >= len(words) or not _is_append_of(pending, words[row + 1]):
+                return False
+        return topic_id in self.directory.by_id or kind == FrameType.TOPIC_DELETE
+
+    def _copy_appends(
+        self, piece: Piece, buffer: bytearray, wanted: Mask, start: int, stop: int, group: Group
+    ) -> None:
+        """Stage the wanted append rows of [start, stop) as one intake."""
+        rows = start + np.flatnonzero(wanted[start:stop])
+        if not len(rows):
+            return
+        words = piece.batch.words
+        stretches = []
+        for first, end in _runs(rows, words[rows, layout.W_TOPIC]):
+            topic = self.directory.by_id.get(int(words[first, layout.W_TOPIC]))
+            if topic is not None and bool((frames.epochs_of(words[first:end]) == topic.epoch).all()):
+                stretches.append(Stretch(topic, first, end, False))
+        if stretches:
+            entries = np.zeros((0, WORDS), dtype=np.uint64)
+            group.add_intake(Intake(buffer, piece.batch, entries, stretches))
+
+
+def _is_append_of(pending: _PendingKey, words: Any) -> bool:
+    """Is this row the append that the key frame speaks of?"""
+    header = [int(word) for word in words]
+    return (
+        header[layout.W_HEAD] >> layout.TYPE_SHIFT & 0xFF == FrameType.APPEND
+        and header[layout.W_TOPIC] == pending.topic_id
+        and header[layout.W_BASE_SEQ] == pending.body.first_seq
+        and header[layout.W_COUNT_EPOCH] & 0xFFFFFFFF == pending.body.records
+        and header[layout.W_COMMIT_TS] == pending.body.commit_ts
+    )
+
+
+def _by_value(rows: Rows, values: frames.U64) -> Iterator[Rows]:
+    """Split rows by value; within one value they keep their order."""
+    if len(rows) == 1 or bool((values == values[0]).all()):
+        yield rows
+        return
+    order = np.argsort(values, kind="stable")
+    edges = np.flatnonzero(np.diff(values[order].astype(np.int64)) != 0) + 1
+    yield from np.split(rows[order], edges)
+
+
+def _runs(rows: Rows, values: frames.U64) -> Iterator[tuple[int, int]]:
+    """[first, stop) of neighbouring rows that have one value."""
+    edges = np.flatnonzero((np.diff(rows) != 1) | (values[1:] != values[:-1])) + 1
+    for run in np.split(rows, edges):
+        yield int(run[0]), int(run[-1]) + 1

@@ -17,7 +17,7 @@ from actors.wal_shard import events as ev
 from actors.wal_shard.core import Phase, Settings, ShardCore
 from actors.wal_shard.flusher import Flusher
 from actors.wal_shard.preparer import Preparer
-from actors.wal_shard.recover import Recovery, stream_directory
+from actors.wal_shard.recover import Recovered, Recovery, make_stream, stream_directory, tidy
 from actors.wal_shard.replay import Replay
 from actors.wal_shard.requests import Identity, error_reply
 from actors.wal_shard.rings import Rings
@@ -37,7 +37,7 @@ from ringlog.ring.doorbell import BellListener
 from ringlog.runtime.router_socket import RouterSocket
 from ringlog.signals import StopFlag
 from ringlog.storage.disk import Disk, RealDisk
-from ringlog.storage.layout import LOCK_NAME, META_DIR, WAL_DIR, WAL_FLAG_PREV_ORDERLY
+from ringlog.storage.layout import LOCK_NAME, META_DIR, WAL_FLAG_PREV_ORDERLY
 from ringlog.storage.wal import PreparedFile, StreamIdentity, WalWriter
 from ringlog.topic.state import Topic
 
@@ -386,20 +386,20 @@ class Shell:
             incarnation=boot.incarnation,
             boot_incarnation=boot.boot_incarnation,
             boot_id=bytes.fromhex(boot.boot_id.replace("-", "")),
+            engine_id=bytes.fromhex(boot.engine_id),
             durable_mark=slot.mark(Mark.DURABLE),
+            published_mark=slot.mark(Mark.PUBLISHED),
             progress=self._report_progress,
         )
         found = recovery.run()
-        for path in found.unused:
-            self._disk.unlink(f"{boot.data_dir}/{path}")
         places = self.core.places
         places.paths.update(recovery.paths)
         places.salts.update(recovery.salts)
         places.stops.update(recovery.stops)
         stop_points.hit("recovery_before_copy")
-        self._begin(found.group, found.prev, found.settled)
+        self._begin(found)
         stop_points.hit("recovery_after_copy")
-        self._cut(found.cut)
+        tidy(self._disk, boot.data_dir, found)
         self._publish_topics(ev.PublishTopics(list(self.core.directory.by_id.values())))
         slot.set(P.TRUNCATED, found.truncated_bytes)
         slot.set(P.RECOVERY_NS, self._clock.monotonic_ns() - started)
@@ -412,12 +412,8 @@ class Shell:
 
     def _take_lock(self) -> None:
         """Hold the stream's lock; an orphan of a killed engine may hold it for a moment still (RF-15)."""
-        for directory in (
-            f"{self._boot.data_dir}/{WAL_DIR}",
-            f"{self._boot.data_dir}/{META_DIR}",
-            self._directory,
-        ):
-            self._disk.make_dir(directory)
+        self._disk.make_dir(f"{self._boot.data_dir}/{META_DIR}")
+        make_stream(self._disk, self._boot.data_dir, self._boot.shard)
         for left in range(LOCK_TRIES, 0, -1):
             try:
                 self._lock = self._disk.lock(f"{self._directory}/{LOCK_NAME}")
@@ -434,10 +430,10 @@ class Shell:
         self._slot.set(P.HEARTBEAT_NS, self._clock.monotonic_ns())
         self._slot.set(P.PROGRESS, done * 1000 // total)
 
-    def _begin(self, group: Any, prev: tuple[int, int, int, bool], settled: list[tuple[int, int]]) -> None:
+    def _begin(self, found: Recovered) -> None:
         """Have the core write what was in doubt; files are made in line, since nobody waits yet."""
         self._slot.set(P.PROGRESS, 1000)
-        effects = self.core.begin(group, prev, settled)
+        effects = self.core.begin(found.group, found.prev, found.settled, found.damaged)
         while self.core.phase is Phase.RECOVERING:
             completions: list[Any] = [self._tick()]
             for effect in effects:
@@ -454,16 +450,6 @@ class Shell:
         for effect in effects:
             self._perform[type(effect)](effect)
 
-    def _cut(self, cut: list[tuple[str, int]]) -> None:
-        """Give back the unused end of files that are settled now."""
-        for path, stop in cut:
-            fd = self._disk.open_cut(f"{self._boot.data_dir}/{path}")
-            try:
-                self._disk.truncate(fd, stop)
-                self._disk.sync_file(fd)
-            finally:
-                self._disk.close(fd)
-
 
 def _facts(topic: Topic, state: int) -> TopicFacts:
     return TopicFacts(
@@ -475,8 +461,8 @@ def _facts(topic: Topic, state: int) -> TopicFacts:
         cap_floor=topic.cap_floor,
         ttl_floor=topic.ttl_floor,
         trim_floor=topic.trim_floor,
-        count=topic.staged_count,
-        bytes=topic.staged_bytes,
+        count=topic.count,
+        bytes=topic.bytes,
         last_write_us=topic.last_ts,
         durability_bits=int(topic.config.durability),
     )

@@ -39,13 +39,14 @@ class VolatileLog:
                 os.unlink(f"{self._boot.shm_dir}/{name}")
 
     def open(self, at_least: int, now_us: int) -> VolatileOpened | VolatileFailed:
-        """Make a new file, dropping the oldest when the budget asks for it."""
+        """Make a new file, dropping the oldest, but never the current one, when the budget asks for it."""
         wanted = max(at_least, self._budget // FILES_WANTED)
         capacity = (wanted + FILL_CHUNK_BYTES - 1) // FILL_CHUNK_BYTES * FILL_CHUNK_BYTES
-        dropped = 0
-        if self._files and sum(size for _, _, size in self._files) + capacity > self._budget:
-            dropped, path, _ = self._files.popleft()
+        dropped: list[int] = []
+        while len(self._files) > 1 and sum(size for _, _, size in self._files) + capacity > self._budget:
+            file_id, path, _ = self._files.popleft()
             os.unlink(path)
+            dropped.append(file_id)
         name = f"{self._stem}{self._boot.incarnation}-{self._next_n}.log"
         path = f"{self._boot.shm_dir}/{name}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -54,11 +55,12 @@ class VolatileLog:
         except OSError as e:
             os.close(fd)
             os.unlink(path)
-            return VolatileFailed(f"no room for {capacity} bytes in shared memory: {e.strerror}")
-        return self._begin(fd, path, name, capacity, now_us, dropped)
+            reason = f"no room for {capacity} bytes in shared memory: {e.strerror}"
+            return VolatileFailed(reason, tuple(dropped))
+        return self._begin(fd, path, name, capacity, now_us, tuple(dropped))
 
     def _begin(
-        self, fd: int, path: str, name: str, capacity: int, now_us: int, dropped: int
+        self, fd: int, path: str, name: str, capacity: int, now_us: int, dropped: tuple[int, ...]
     ) -> VolatileOpened:
         boot = self._boot
         salt = int.from_bytes(os.urandom(8), "little") | 1

@@ -32,7 +32,10 @@ previous group ended and its last seal (the chain), how far a sync had succeeded
 written, how many bytes the group has (mark included), flags (1 = MARK_COPIED: all that was in doubt
 in earlier files lies again in this file before this mark, and is synced; 2 = MARK_ORDERLY: the last
 mark of an orderly stop), and, with MARK_COPIED, pairs [file, stop]: where each earlier file that
-held doubtful frames ends from now on. A mark without further frames follows when a stream goes idle.
+held doubtful frames ends from now on, for the topics of the shard that says so; and then, perhaps, the
+numbers of those of them that were cut at damage. A mark without further frames follows when a stream
+goes idle. An incarnation whose files have no MARK_COPIED did not get through its recovery: what it
+wrote is a copy of what still lies in earlier files, and is passed over.
 
 To change a layout: new version number, teach the readers both, then write it.
 """
@@ -129,19 +132,21 @@ class WalHeader:
         return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
 
 
-def is_blank(data: bytes) -> bool:
-    """True for a header that was never written: all zeros, as a power cut leaves a new file."""
-    return not any(data)
+def header_verifies(data: bytes) -> bool:
+    """Was this header written whole? Not if it is blank, as in a file that was made and never opened."""
+    if len(data) < WAL_HEADER_BYTES:
+        return False
+    body, stored = data[: WAL_HEADER_BYTES - 8], data[WAL_HEADER_BYTES - 8 : WAL_HEADER_BYTES]
+    return xxhash.xxh3_64_intdigest(body) == int.from_bytes(stored, "little")
 
 
 def decode_wal_header(data: bytes, path: str) -> WalHeader:
     """Decode and verify; raises CorruptData naming the path and what is wrong."""
     if len(data) < WAL_HEADER_BYTES:
         raise CorruptData("WAL file is shorter than its header", file=path, bytes=len(data))
-    body, stored = data[: WAL_HEADER_BYTES - 8], data[WAL_HEADER_BYTES - 8 : WAL_HEADER_BYTES]
-    if xxhash.xxh3_64_intdigest(body) != int.from_bytes(stored, "little"):
+    if not header_verifies(data):
         raise CorruptData("WAL file header does not verify", file=path, offset=0)
-    magic, version, *rest = _HEADER.unpack_from(body)
+    magic, version, *rest = _HEADER.unpack_from(data)
     if magic != WAL_MAGIC:
         raise CorruptData("not a WAL file", file=path, offset=0)
     if version != WAL_VERSION:

@@ -9,9 +9,11 @@ torn by a crash, and is cut (RE-6, RD-4).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,7 +21,7 @@ import numpy as np
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import End, FrameBatch
-from ringlog.limits import RECOVERY_READ_BYTES, WAL_HEADER_BYTES
+from ringlog.limits import FRAME_BYTES_MAX, RECOVERY_READ_BYTES, WAL_HEADER_BYTES
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY, WalHeader
 
 Read = Callable[[int, int], bytes]
@@ -36,6 +38,7 @@ class Mark(msgspec.Struct, array_like=True, frozen=True):
     group_bytes: int
     flags: int
     settled: list[tuple[int, int]] = []
+    damaged: list[int] = []
 
 
 _decode_mark = msgspec.msgpack.Decoder(Mark).decode
@@ -63,6 +66,16 @@ class Piece:
     buffer: bytes
     batch: FrameBatch
 
+    @property
+    def stop(self) -> int:
+        """File offset just past the last frame."""
+        return self.file_offset + self.batch.stop
+
+    def from_offset(self, offset: int) -> Piece:
+        """The frames that begin at this file offset or behind it."""
+        row = int(np.searchsorted(self.batch.offsets, offset - self.file_offset))
+        return Piece(self.file_offset, self.buffer, self.batch.take(slice(row, None)))
+
 
 class Tail(Enum):
     """How a file ends."""
@@ -70,7 +83,7 @@ class Tail(Enum):
     CLEAN = "clean"
     """Nothing but zeros, or nothing, follows the last frame."""
     TORN = "torn"
-    """Something invalid follows, above everything that was known to be durable."""
+    """Something else follows, above everything that was known to be durable."""
     CORRUPT = "corrupt"
     """Something is invalid that was durable."""
 
@@ -81,69 +94,45 @@ class FileScan:
 
     header: WalHeader
     size: int
+    """Where to stop looking: the file's length, or where it ends by a later file's word."""
     read: Read
-    limit: int = 0
-    """Where the file ends by a later file's word; 0 = wherever its frames end."""
     stop: int = WAL_HEADER_BYTES
     reason: str = ""
     """Why the frames end at `stop`; empty = zeros or the end of the file."""
     durable: int = WAL_HEADER_BYTES
     last_seal: int = 0
     orderly: bool = False
-    copied: list[tuple[int, int]] | None = None
-    """Pairs of the MARK_COPIED mark, if there is one."""
+    copied: Mark | None = None
+    """The MARK_COPIED mark, if there is one."""
+    _ends: deque[tuple[int, int]] = field(default_factory=deque)
+    """(offset, seal of the frame that ends there) where groups begin, from `durable` on."""
 
     def pieces(self) -> Iterator[Piece]:
         """Yield the valid frames in order, about RECOVERY_READ_BYTES at a time."""
-        end = min(self.limit or self.size, self.size)
+        end = self.size & ~7
         while self.stop < end:
-            length = min(RECOVERY_READ_BYTES, end - self.stop) & ~7
-            buffer = self.read(self.stop, length)
-            batch = self._scan(buffer)
+            buffer = self.read(self.stop, min(RECOVERY_READ_BYTES, end - self.stop))
+            batch = _scan(buffer)
             if batch.end is End.PARTIAL and not len(batch):
-                buffer = self.read(self.stop, self._total_at(buffer))
-                batch = self._scan(buffer)
+                total = _total_at(buffer)
+                if len(buffer) < total <= end - self.stop:
+                    buffer = self.read(self.stop, total)
+                    batch = _scan(buffer)
             batch = self._believe(buffer, batch)
             if len(batch):
                 piece = Piece(self.stop, buffer, batch)
-                self.stop += batch.stop
+                self.stop = piece.stop
                 self.last_seal = int(batch.words[-1, layout.W_SEAL_XXH3])
                 yield piece
-            if (
-                batch.end in (End.CLEAN, End.INVALID, End.PAD)
-                and self.stop < end
-                and not self._more(buffer, batch)
-            ):
-                self.reason = batch.reason
-                return
-            if batch.end is End.PARTIAL and not len(batch):
-                self.reason = batch.reason
+            if not len(batch) or not _goes_on(buffer, batch):
+                self.reason = "padding in a file" if batch.end is End.PAD else batch.reason
                 return
 
-    def plain_pieces(self) -> Iterator[Piece]:
-        """Yield the frames of a stretch that `pieces` has judged before, from `stop` up to `limit`."""
-        while self.stop < self.limit:
-            buffer = self.read(self.stop, min(RECOVERY_READ_BYTES, self.limit - self.stop))
-            batch = self._scan(buffer)
-            if batch.end is End.PARTIAL and not len(batch):
-                buffer = self.read(self.stop, self._total_at(buffer))
-                batch = self._scan(buffer)
-            if not len(batch):
-                return
-            piece = Piece(self.stop, buffer, batch)
-            self.stop += batch.stop
-            yield piece
-
-    def _more(self, buffer: bytes, batch: FrameBatch) -> bool:
-        """True when the buffer simply ended after a frame and the file goes on."""
-        return batch.end is End.CLEAN and batch.stop == len(buffer)
-
-    def _scan(self, buffer: bytes) -> FrameBatch:
-        usable = len(buffer) & ~7
-        return frames.scan(memoryview(buffer)[:usable])
-
-    def _total_at(self, buffer: bytes) -> int:
-        return int.from_bytes(buffer[:4], "little") + layout.LEN_FIELD_BYTES
+    def seal_at(self, offset: int) -> int:
+        """Seal of the frame that ends at `offset`: `stop`, or a group's end behind `durable`; else 0."""
+        if offset == self.stop:
+            return self.last_seal
+        return next((seal for end, seal in self._ends if end == offset), 0)
 
     def _believe(self, buffer: bytes, batch: FrameBatch) -> FrameBatch:
         """Cut the batch at the first frame whose header, seal, body or place in the chain is wrong."""
@@ -182,67 +171,153 @@ class FileScan:
         self.durable = max(self.durable, mark.durable_stop)
         self.orderly = bool(mark.flags & MARK_ORDERLY)
         if mark.flags & MARK_COPIED:
-            self.copied = mark.settled
+            self.copied = mark
+        self._ends.append((here, mark.prev_seal))
+        while self._ends[0][0] < self.durable:
+            self._ends.popleft()
         return True
+
+
+def _scan(buffer: bytes) -> FrameBatch:
+    return frames.scan(memoryview(buffer)[: len(buffer) & ~7])
+
+
+def _goes_on(buffer: bytes, batch: FrameBatch) -> bool:
+    """Did only the buffer end, behind a frame or within one?"""
+    return batch.end is End.PARTIAL or (batch.end is End.CLEAN and batch.stop == len(buffer))
+
+
+def _total_at(buffer: bytes) -> int:
+    return int.from_bytes(buffer[:4], "little") + layout.LEN_FIELD_BYTES
 
 
 def judge(scan: FileScan, evidence: int) -> Tail:
     """How does the scanned file end? `evidence`: an offset up to which a sync is known to have succeeded."""
-    known = max(scan.durable, evidence)
-    if scan.stop < known:
+    if scan.stop < max(scan.durable, evidence):
         return Tail.CORRUPT
-    later = last_later_mark(scan)
-    if later > scan.stop:
+    behind = look_behind(scan)
+    if behind.durable > scan.stop:
         return Tail.CORRUPT
-    if scan.reason or later:
-        return Tail.TORN
-    return Tail.CLEAN
+    return Tail.TORN if scan.reason or behind.has_bytes else Tail.CLEAN
 
 
-def last_later_mark(scan: FileScan) -> int:
-    """Largest durable_stop that a valid mark behind the end of the frames speaks of; 0 if there is none.
+class Behind(NamedTuple):
+    """What lies behind the end of a file's frames."""
 
-    Marks are found by their pattern and believed by their seal, which is salted with the file: stale
-    bytes of another file's life cannot pose as one.
-    """
-    largest = 0
+    durable: int
+    """Largest durable_stop that a valid mark there speaks of; 0 = there is none."""
+    has_bytes: bool
+    """Something there is not zero."""
+
+
+def look_behind(scan: FileScan) -> Behind:
+    """Look for bytes, and for what marks say, behind the end of a scanned file's frames."""
+    durable, has_bytes = 0, False
     offset = scan.stop
     while offset < scan.size:
-        length = min(RECOVERY_READ_BYTES, scan.size - offset) & ~7
-        if not length:
+        chunk = scan.read(offset, min(RECOVERY_READ_BYTES, scan.size - offset))
+        if not chunk:
             break
-        buffer = scan.read(offset, length)
-        words = frames.words_of(memoryview(buffer)[: len(buffer) & ~7])
-        for at in np.flatnonzero((words & _HEAD_MASK) == _MARK_HEAD).tolist():
-            if at + layout.HEADER_WORDS > len(words):
-                continue
-            row = words[at : at + layout.HEADER_WORDS].reshape(1, -1)
-            if int(frames.seals(row, scan.header.salt)[0]) == int(row[0, layout.W_SEAL_XXH3]):
-                mark = read_mark(buffer, at * 8, row[0])
-                largest = max(largest, mark.durable_stop if mark else 0, 1)
-        offset += length
-    return largest
+        if has_content(chunk):
+            has_bytes = True
+            for at in marks_in(chunk, offset):
+                found = mark_at(at, scan)
+                durable = max(durable, found.durable_stop if found else 0)
+        offset += len(chunk)
+    return Behind(durable, has_bytes)
 
 
-def copied_pairs(header: WalHeader, size: int, read: Read) -> list[tuple[int, int]] | None:
-    """Pairs of an incarnation's MARK_COPIED, which is its first or its second group; None without one."""
-    offset = WAL_HEADER_BYTES
-    for _ in range(2):
-        buffer = read(offset, min(layout.HEADER_BYTES + (1 << 20), size - offset) & ~7)
-        batch = frames.scan(buffer, frames_max=1)
-        if not len(batch) or int(frames.types_of(batch.words)[0]) != layout.FrameType.GROUP_MARK:
-            return None
-        if (
-            frames.first_bad_seal(batch, header.salt) is not None
-            or frames.first_bad_body(buffer, batch) is not None
-        ):
-            return None
-        mark = read_mark(buffer, 0, batch.words[0])
-        if mark is None:
-            return None
-        if mark.flags & MARK_COPIED:
-            return mark.settled
-        offset += mark.group_bytes
-        if offset >= size:
-            return None
-    return None
+def has_content(chunk: bytes) -> bool:
+    """Is anything in these bytes not zero?"""
+    return bool(np.frombuffer(chunk, dtype=np.uint8).any())
+
+
+def marks_in(chunk: bytes, offset: int) -> list[int]:
+    """File offsets in a chunk, which begins at `offset`, at which the first word is that of a mark."""
+    words = frames.words_of(memoryview(chunk)[: len(chunk) & ~7])
+    return [offset + int(at) * 8 for at in np.flatnonzero((words & _HEAD_MASK) == _MARK_HEAD)]
+
+
+def mark_at(offset: int, scan: FileScan) -> Mark | None:
+    """The valid mark at a file offset, believed by its seal, which is salted with the file, and its body."""
+    found = _sound_frame(scan.read, offset, scan.size)
+    if found is None or frames.first_bad_seal(found[1], scan.header.salt) is not None:
+        return None
+    return read_mark(found[0], 0, found[1].words[0])
+
+
+def _sound_frame(read: Read, offset: int, size: int) -> tuple[bytes, FrameBatch] | None:
+    """The frame at a file offset, if its length is possible and its body verifies."""
+    head = read(offset, layout.HEADER_BYTES)
+    if len(head) < layout.HEADER_BYTES:
+        return None
+    total = _total_at(head)
+    if not layout.HEADER_BYTES < total <= min(FRAME_BYTES_MAX, size - offset) or total & 7:
+        return None
+    buffer = read(offset, total)
+    batch = _scan(buffer).take(slice(0, 1))
+    if not len(batch) or frames.first_bad_body(buffer, batch) is not None:
+        return None
+    return buffer, batch
+
+
+def holds_marks(read: Read, size: int) -> bool:
+    """Does a file whose header makes no sense hold anything that was once a group of frames?
+
+    Without the salt no seal can be checked, but a mark's body verifies by itself.
+    """
+    for offset in range(WAL_HEADER_BYTES, size, RECOVERY_READ_BYTES):
+        chunk = read(offset, min(RECOVERY_READ_BYTES, size - offset))
+        for at in marks_in(chunk, offset) if has_content(chunk) else ():
+            if _sound_frame(read, at, size) is not None:
+                return True
+    return False
+
+
+def copied_mark(header: WalHeader, size: int, read: Read) -> Mark | None:
+    """An incarnation's MARK_COPIED, which is the mark of its first or its second group; None without one."""
+    scan = FileScan(header, size, read)
+    first = mark_at(WAL_HEADER_BYTES, scan)
+    if first is None or first.flags & MARK_COPIED:
+        return first
+    second = mark_at(WAL_HEADER_BYTES + first.group_bytes, scan)
+    return second if second is not None and second.flags & MARK_COPIED else None
+
+
+def sealed_behind(scan: FileScan) -> Iterator[Piece]:
+    """Yield what can still be identified behind damage: frames whose header verifies, bodies perhaps not.
+
+    For learning what was there and is lost, never for reading it (RE-5). After bytes that make no sense
+    it goes on at the next valid mark.
+    """
+    at, end = scan.stop, scan.size & ~7
+    while at < end:
+        buffer = scan.read(at, min(RECOVERY_READ_BYTES, end - at))
+        batch = _scan(buffer)
+        if batch.end is End.PARTIAL and not len(batch):
+            total = _total_at(buffer)
+            if len(buffer) < total <= end - at:
+                buffer = scan.read(at, total)
+                batch = _scan(buffer)
+        bad = frames.first_bad_seal(batch, scan.header.salt)
+        if bad is not None:
+            offsets, words = batch.offsets[:bad], batch.words[:bad]
+            batch = FrameBatch(offsets, words, int(batch.offsets[bad]), End.INVALID)
+        if len(batch):
+            yield Piece(at, buffer, batch)
+            at += batch.stop
+        if not len(batch) or not _goes_on(buffer, batch):
+            at = _next_mark(scan, at)
+
+
+def _next_mark(scan: FileScan, offset: int) -> int:
+    """File offset of the first valid mark at or behind `offset`, or the end."""
+    while offset < scan.size:
+        chunk = scan.read(offset, min(RECOVERY_READ_BYTES, scan.size - offset))
+        if not chunk:
+            break
+        for at in marks_in(chunk, offset) if has_content(chunk) else ():
+            if mark_at(at, scan) is not None:
+                return at
+        offset += len(chunk)
+    return scan.size

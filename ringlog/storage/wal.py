@@ -12,6 +12,7 @@ groups follow.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,13 +48,14 @@ class PreparedFile:
 
 
 class WalWriter:
-    """The current file of one stream. All methods but `prepare` belong to one thread."""
+    """The current file of one stream. All methods but `prepare` and `sync` belong to one thread."""
 
     def __init__(self, disk: Disk, identity: StreamIdentity, file_bytes: int) -> None:
         self._disk = disk
         self._identity = identity
         self._file_bytes = file_bytes
         self._next_n = 0
+        self._syncing = threading.Lock()
         self._fd = -1
         self.path = ""
         self.file_id = 0
@@ -64,13 +66,15 @@ class WalWriter:
         """Make the next file; may run in another thread while groups are written. Raises DiskError.
 
         With `fill` every block is touched, so that later syncs move no metadata; without it the file is
-        only allocated, which takes no time. A failure leaves no file behind that would be in the way of another try.
+        only allocated, which takes no time. A try that fails has used up its number, so that what it may
+        have left behind is in nobody's way.
         """
         n = self._next_n
+        self._next_n = n + 1
         path = f"{self._identity.directory}/{wal_name(self._identity.incarnation, n)}"
-        capacity = max(
-            self._file_bytes, (at_least + FILL_CHUNK_BYTES - 1) // FILL_CHUNK_BYTES * FILL_CHUNK_BYTES
-        )
+        capacity = self._file_bytes
+        if at_least > capacity:
+            capacity = (at_least + FILL_CHUNK_BYTES - 1) // FILL_CHUNK_BYTES * FILL_CHUNK_BYTES
         fd = self._disk.create(path)
         try:
             self._disk.allocate(fd, 0, capacity)
@@ -84,7 +88,6 @@ class WalWriter:
             self._disk.close(fd)
             self._disk.unlink(path)
             raise
-        self._next_n = n + 1
         return PreparedFile(fd, path, n, capacity)
 
     def open(
@@ -115,8 +118,13 @@ class WalWriter:
         self.offset = offset + length
 
     def sync(self) -> None:
-        """Make everything appended durable; raises DiskError, after which nothing may be acked (D-17)."""
-        self._disk.sync_data(self._fd)
+        """Make everything appended durable; raises DiskError, after which nothing may be acked (D-17).
+
+        May run beside `append`, and from two threads, one after the other: the kernel reports a failed
+        write-back to one caller only, so of two syncs side by side the other would claim success.
+        """
+        with self._syncing:
+            self._disk.sync_data(self._fd)
 
     def close(self, *, truncate: bool = False) -> None:
         """Let go of the file; with `truncate` give its unused end back to the file system first."""

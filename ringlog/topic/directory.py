@@ -76,6 +76,12 @@ class Directory:
         del self._by_name[topic.name]
         del self._names[bisect_left(self._names, topic.name)]
 
+    def rename(self, topic: Topic, name: str) -> None:
+        """Give a topic the name it was found to have."""
+        self.remove(topic)
+        topic.name = name
+        self.add(topic)
+
     def page(self, prefix: str, after: str, size: int) -> tuple[list[Topic], bool]:
         """Up to `size` topics whose names begin with `prefix` and lie after `after`, by name; and: more?"""
         start = max(bisect_left(self._names, prefix), bisect_right(self._names, after) if after else 0)

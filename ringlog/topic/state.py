@@ -40,6 +40,11 @@ class Topic:
     staged_count: int = 0
     """Live records, staged ones included (W-14)."""
     staged_bytes: int = 0
+    count: int = 0
+    """Live records that are published, and their accounted bytes."""
+    bytes: int = 0
+    has_disk_records: bool = False
+    """Some of its records are of class `disk`: numbers are reserved ahead (D-9)."""
     reservation: Reservation = field(default_factory=Reservation)
     producers: Producers = field(default_factory=Producers)
     keys: IdempotencyKeys = field(default_factory=IdempotencyKeys)
@@ -67,6 +72,7 @@ class Topic:
     def publish(self) -> None:
         """Make everything staged readable."""
         self.head_seq = self.next_seq - 1
+        self.count, self.bytes = self.staged_count, self.staged_bytes
 
     def jump(self, to_seq: int) -> tuple[int, int] | None:
         """Move the head over numbers that may have been lost; returns the range, or None if there is none."""

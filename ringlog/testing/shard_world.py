@@ -1,0 +1,528 @@
+"""A shard without its process: the same core, log writer and recovery, over any Disk, in one thread.
+
+A World is one data directory with what surrounds it: disk, clock, boot identity, board marks. A Run is
+one incarnation of one shard in it; it performs effects in the order in which the shell does, but has no
+rings, sockets or threads, so that a test can live through thousands of lives a minute.
+
+    world = World(SimulatedDisk("/data"))
+    world.start()
+    world.put("orders", durability="fsync")
+    world.append("orders", [b"a", b"b"])
+    world.power_loss(seed=1)
+    world.start()
+    assert [payload for _, payload in world.records("orders")] == [b"a", b"b"]
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from actors.wal_shard import events as ev
+from actors.wal_shard.core import Phase, Settings, ShardCore
+from actors.wal_shard.recover import Recovered, Recovery, make_stream, tidy
+from actors.wal_shard.replay import Replay
+from actors.wal_shard.requests import Identity
+from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
+from ringlog.envelope import messages as m
+from ringlog.errors import DiskError, InvariantViolation, Refused, refusal
+from ringlog.frame import batch as frames
+from ringlog.frame import encode_records, frame, layout, open_frame
+from ringlog.frame.settle import WORDS, Entries, entry_error
+from ringlog.limits import KIB, WAL_HEADER_BYTES
+from ringlog.storage.disk import Disk
+from ringlog.storage.layout import WAL_FLAG_PREV_ORDERLY, WalHeader, pack_file
+from ringlog.storage.wal import PreparedFile, StreamIdentity, WalWriter
+from ringlog.testing.clock import ManualClock
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.topic.names import home_shard
+from ringlog.topic.state import Topic
+from ringlog.types import Durability
+
+ENGINE_ID = bytes(range(16))
+DATA = "/data"
+VOLATILE_N_FIRST = 1 << 23
+RING = 1
+"""The ring that `append` sends through."""
+
+Watch = Callable[[int, Any], None]
+"""Called with the shard's number and each effect, just after it was performed."""
+
+
+class Gone(RuntimeError):
+    """There is no such run: the shard was killed or stopped."""
+
+
+@dataclass(slots=True)
+class Marks:
+    """What the board keeps of one shard between its incarnations: (file, offset) each."""
+
+    published: tuple[int, int] = (0, 0)
+    durable: tuple[int, int] = (0, 0)
+
+
+class Run:
+    """One incarnation of one shard. `step` is one turn; what it answered is in `settled` and `replies`."""
+
+    def __init__(self, world: World, shard: int, incarnation: int) -> None:
+        self.world = world
+        self.shard = shard
+        self.incarnation = incarnation
+        self.disk = world.disk_of(incarnation) if world.disk_of else world.disk
+        identity = Identity(ENGINE_ID.hex(), shard, world.shards, incarnation, world.topics_max)
+        self.core = ShardCore(identity, world.settings)
+        self.directory = ""
+        self.found = Recovered()
+        self.writer = WalWriter(
+            self.disk,
+            StreamIdentity(
+                f"{DATA}/wal/shard-{shard:02d}", shard, world.shards, incarnation, world.boot_id, ENGINE_ID
+            ),
+            world.file_bytes,
+        )
+        self.settled: list[tuple[int, Entries, int]] = []
+        self.replies: dict[int, m.Message] = {}
+        self.stopped: Stop | None = None
+        self.volatile: dict[int, bytearray] = {}
+        self.has_slow_files = False
+        """Files are made only when `make_file` is called."""
+        self.has_slow_flushes = False
+        """Syncs beside the work are done only when `finish_flush` is called."""
+        self._prepared: PreparedFile | None = None
+        self._wanted: ev.PrepareFile | None = None
+        self._flushing: ev.Flush | None = None
+        self._volatile_n = itertools.count()
+        self._positions: dict[int, int] = {}
+        self._perform: dict[type, Callable[[Any], Any]] = {
+            ev.WriteGroup: self._write_group,
+            ev.WriteVolatile: self._write_volatile,
+            ev.Sync: self._sync,
+            ev.Flush: self._flush,
+            ev.PrepareFile: self._prepare,
+            ev.OpenFile: self._open,
+            ev.OpenVolatile: self._open_volatile,
+            ev.PublishTopics: self._publish_topics,
+            ev.PublishMarks: self._publish_marks,
+            ev.RetireTopic: self._retire_topic,
+            ev.Settle: self._settle,
+            ev.Committed: lambda effect: None,
+            Reply: self._reply,
+            Stop: self._stop,
+        }
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """What the shell does before it serves; raises what recovery raises."""
+        world, core = self.world, self.core
+        self.directory = make_stream(self.disk, DATA, self.shard)
+        marks = world.marks[self.shard]
+        replay = Replay(core.identity, core.directory, world.is_lenient)
+        recovery = Recovery(
+            self.disk, DATA, replay, shard=self.shard, shards=world.shards, incarnation=self.incarnation,
+            boot_incarnation=world.boot_incarnation, boot_id=world.boot_id, engine_id=ENGINE_ID,
+            durable_mark=marks.durable, published_mark=marks.published,
+        )  # fmt: skip
+        self.found = recovery.run()
+        core.places.paths.update(recovery.paths)
+        core.places.salts.update(recovery.salts)
+        core.places.stops.update(recovery.stops)
+        effects = core.begin(self.found.group, self.found.prev, self.found.settled, self.found.damaged)
+        while core.phase is Phase.RECOVERING:
+            completions = self._do(effects)
+            if len(completions) == 1:
+                raise InvariantViolation("recovery waits for nothing", waiting=core.waiting.name)
+            effects = core.handle(completions)
+        tidy(self.disk, DATA, self.found)
+        self._publish_topics(ev.PublishTopics(list(core.directory.by_id.values())))
+        self._pump(effects)
+
+    def step(self, *events: Any) -> None:
+        """One turn: these events, and everything that follows from them without waiting."""
+        if self._flushing is not None and not self.has_slow_flushes:
+            events = (self._finish_flush(), *events)
+        self._pump(self.core.handle([self._tick(), *events]))
+
+    def _pump(self, effects: list[Any]) -> None:
+        while effects:
+            completions = self._do(effects)
+            effects = self.core.handle(completions) if len(completions) > 1 else []
+
+    def _do(self, effects: list[Any]) -> list[Any]:
+        completions: list[Any] = [self._tick()]
+        for effect in effects:
+            completion = self._perform[type(effect)](effect)
+            self.world.watch(self.shard, effect)
+            if completion is not None:
+                completions.append(completion)
+        return completions
+
+    def drain(self) -> None:
+        """An orderly stop, with what the shell does to the files after it."""
+        self.step(DrainRequested())
+        for _ in range(3):
+            if self.stopped is None:
+                self.step()
+        if self.stopped is None:
+            raise InvariantViolation("a drain does not end", waiting=self.core.waiting.name)
+        if self._prepared is not None:
+            self.writer.discard(self._prepared)
+        self.writer.close(truncate=True)
+        self.disk.sync_dir(self.directory)
+
+    def _tick(self) -> Tick:
+        return Tick(self.world.clock.now_us(), self.world.clock.monotonic_ns())
+
+    # -- what comes in --------------------------------------------------------------------------------
+
+    def frames(self, source: int, *pieces: bytes | bytearray) -> ev.FramesArrived:
+        """The event that these frames came out of ring `source`."""
+        buffer = bytearray().join(pieces)
+        position = self._positions.get(source, 0)
+        self._positions[source] = position + len(buffer)
+        return ev.FramesArrived(source, position, buffer, frames.scan(buffer), position + len(buffer))
+
+    def request(self, corr: int, message: m.Message, attachment: bytearray | None = None) -> ControlReceived:
+        """The event that this request came in by socket."""
+        return ControlReceived(b"client", corr, message, attachment)
+
+    def make_file(self) -> None:
+        """Make the file that was asked for while `has_slow_files` was set."""
+        if self._wanted is not None:
+            wanted, self._wanted = self._wanted, None
+            self.step(self._make(wanted))
+
+    def finish_flush(self) -> None:
+        """Do the sync that was begun while `has_slow_flushes` was set."""
+        if self._flushing is not None:
+            self.step(self._finish_flush())
+
+    def _finish_flush(self) -> ev.Flushed:
+        flush, self._flushing = self._flushing, None
+        assert flush is not None
+        self.writer.sync()
+        return ev.Flushed(flush.file_id, flush.stop)
+
+    # -- effects --------------------------------------------------------------------------------------
+
+    def _write_group(self, effect: ev.WriteGroup) -> ev.GroupWritten:
+        self.writer.append(effect.buffers, effect.offset, effect.length)
+        return ev.GroupWritten()
+
+    def _sync(self, effect: ev.Sync) -> ev.Synced:
+        self.writer.sync()
+        return ev.Synced()
+
+    def _flush(self, effect: ev.Flush) -> None:
+        self._flushing = effect
+
+    def _prepare(self, effect: ev.PrepareFile) -> Any:
+        if self._prepared is not None:
+            self.writer.discard(self._prepared)
+            self._prepared = None
+        if self.has_slow_files:
+            self._wanted = effect
+            return None
+        return self._make(effect)
+
+    def _make(self, effect: ev.PrepareFile) -> ev.FileReady | ev.FileFailed:
+        try:
+            self._prepared = self.writer.prepare(effect.at_least, fill=False)
+        except DiskError as e:
+            return ev.FileFailed(str(e))
+        return ev.FileReady(self._prepared.capacity)
+
+    def _open(self, effect: ev.OpenFile) -> ev.FileOpened:
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            raise InvariantViolation("no file was prepared")
+        header = self.writer.open(
+            prepared,
+            salt=self.world.next_salt(),
+            created_us=self.world.clock.now_us(),
+            prev=(effect.prev_file, effect.prev_stop, effect.prev_seal),
+            flags=WAL_FLAG_PREV_ORDERLY if effect.orderly else 0,
+        )
+        self.core.places.paths[header.file_id] = self.writer.path[len(DATA) + 1 :]
+        return ev.FileOpened(header.file_id, header.salt, WAL_HEADER_BYTES, prepared.capacity)
+
+    def _open_volatile(self, effect: ev.OpenVolatile) -> ev.VolatileOpened | ev.VolatileFailed:
+        if self.world.is_shm_full:
+            return ev.VolatileFailed("shared memory is full")
+        capacity = max(effect.at_least, self.world.volatile_bytes)
+        dropped = []
+        while self.volatile and sum(map(len, self.volatile.values())) + capacity > 2 * capacity:
+            dropped.append(min(self.volatile))
+            del self.volatile[dropped[-1]]
+        n = VOLATILE_N_FIRST + next(self._volatile_n)
+        file_id, salt = pack_file(self.incarnation, n), self.world.next_salt()
+        header = WalHeader(
+            self.shard, self.world.shards, n, self.incarnation, salt, self.world.boot_id, ENGINE_ID,
+            self.world.clock.now_us(), capacity, 0, 0, 0, 0,
+        )  # fmt: skip
+        self.volatile[file_id] = bytearray(header.encode().ljust(capacity, b"\0"))
+        self.core.places.paths[file_id] = f"@volatile-{file_id}"
+        return ev.VolatileOpened(file_id, salt, WAL_HEADER_BYTES, capacity, tuple(dropped))
+
+    def _write_volatile(self, effect: ev.WriteVolatile) -> None:
+        data = b"".join(effect.buffers)
+        file = self.volatile[self.core.volatile.file_id]
+        if len(data) != effect.length or effect.offset + len(data) > len(file):
+            raise InvariantViolation("a volatile group does not fit", length=len(data), size=len(file))
+        file[effect.offset : effect.offset + len(data)] = data
+
+    def _publish_topics(self, effect: ev.PublishTopics) -> None:
+        for topic in effect.topics:
+            topic.slot = max(topic.slot, 0)
+            self.world.published[topic.topic_id] = topic.head_seq
+
+    def _publish_marks(self, effect: ev.PublishMarks) -> None:
+        marks = self.world.marks[self.shard]
+        marks.published = (effect.file_id, effect.published)
+        marks.durable = (effect.file_id, effect.durable)
+
+    def _retire_topic(self, effect: ev.RetireTopic) -> None:
+        self.world.published.pop(effect.topic.topic_id, None)
+
+    def _settle(self, effect: ev.Settle) -> None:
+        self.settled.append((effect.source, effect.entries, effect.new_tail))
+
+    def _reply(self, effect: Reply) -> None:
+        if effect.corr in self.replies:
+            raise InvariantViolation("a request is answered twice", corr=effect.corr)
+        self.replies[effect.corr] = effect.message
+
+    def _stop(self, effect: Stop) -> None:
+        self.stopped = effect
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def read(self, path: str) -> bytes:
+        """A file by the path of an extent."""
+        if path.startswith("@"):
+            return bytes(self.volatile[int(path.rpartition("-")[2])])
+        fd = self.disk.open_read(f"{DATA}/{path}")
+        try:
+            return self.disk.read_at(fd, self.disk.size(fd), 0)
+        finally:
+            self.disk.close(fd)
+
+
+@dataclass
+class World:
+    """One data directory and what surrounds it."""
+
+    disk: Disk
+    shards: int = 1
+    file_bytes: int = 128 * KIB
+    volatile_bytes: int = 128 * KIB
+    settings: Settings = field(default_factory=Settings)
+    topics_max: int = 0
+    is_lenient: bool = False
+    is_shm_full: bool = False
+    clock: ManualClock = field(default_factory=ManualClock)
+    watch: Watch = lambda shard, effect: None
+    disk_of: Callable[[int], Disk] | None = None
+    """The disk that an incarnation works on, when each is to have its own (a monitor's)."""
+    boot_id: bytes = b"boot" + bytes(11) + b"\1"
+    boot_incarnation: int = 0
+    incarnation: int = 0
+    runs: dict[int, Run] = field(default_factory=dict)
+    marks: dict[int, Marks] = field(default_factory=dict)
+    published: dict[int, int] = field(default_factory=dict)
+    """topic_id -> head, as on the board."""
+    _salt: int = 0
+    _corr: int = 0
+    _producer_seqs: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def start(self, shards: int = 0) -> None:
+        """Start the engine, perhaps with another number of shards. Marks of the last start are gone."""
+        self.shards = shards or self.shards
+        self.boot_incarnation = self.incarnation + 1
+        self.marks = {shard: Marks() for shard in range(self.shards)}
+        self.published = {}
+        for shard in range(self.shards):
+            self.start_shard(shard)
+
+    def start_shard(self, shard: int) -> Run:
+        """Start one shard; the board still has what its predecessor wrote."""
+        self.incarnation += 1
+        run = Run(self, shard, self.incarnation)
+        run.recover()
+        self.runs[shard] = run
+        return run
+
+    def kill_shard(self, shard: int) -> None:
+        """SIGKILL of one shard; others and the board go on. Its handles stay open, harmlessly."""
+        del self.runs[shard]
+
+    def kill(self) -> None:
+        """SIGKILL of every process."""
+        self.runs.clear()
+        self._simulated.process_kill()
+
+    def stop(self) -> None:
+        """An orderly stop of the engine."""
+        for run in self.runs.values():
+            run.drain()
+        self.kill()
+
+    def power_loss(self, seed: int, damage: Any = None) -> None:
+        """The host loses power and starts again: another boot."""
+        self.runs.clear()
+        self._simulated.power_loss(seed, damage)
+        self.reboot()
+
+    def reboot(self) -> None:
+        """The kernel is another one from now on."""
+        number = int.from_bytes(self.boot_id[4:], "big") + 1
+        self.boot_id = b"boot" + number.to_bytes(12, "big")
+
+    @property
+    def _simulated(self) -> SimulatedDisk:
+        disk: Any = self.disk
+        while not isinstance(disk, SimulatedDisk):
+            disk = disk.inner
+        return disk
+
+    def next_salt(self) -> int:
+        """Another salt for each file, the same in each repetition."""
+        self._salt += 1
+        return (self._salt * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) | 1
+
+    def tick(self, seconds: float = 0.0) -> None:
+        """Let time pass and give every shard a turn."""
+        self.clock.advance(seconds)
+        for run in list(self.runs.values()):
+            run.step()
+
+    # -- asking ---------------------------------------------------------------------------------------
+
+    def run_of(self, name: str) -> Run:
+        """The run that looks after this name, as a client finds it: home first, then where it points."""
+        home = home_shard(name, self.shards)
+        answer = self.ask(self._run(home), m.TopicResolve(name))
+        if isinstance(answer, m.TopicInfo) and answer.shard != home:
+            return self._run(answer.shard)
+        return self._run(home)
+
+    def _run(self, shard: int) -> Run:
+        if shard not in self.runs:
+            raise Gone(f"shard {shard} does not run")
+        return self.runs[shard]
+
+    def ask(self, run: Run, message: m.Message, attachment: bytearray | None = None) -> m.Message:
+        """Send one request and return its answer, which may be an ErrorReply."""
+        self._corr += 1
+        run.step(run.request(self._corr, message, attachment))
+        return run.replies.pop(self._corr)
+
+    def request(self, message: Any, attachment: bytearray | None = None) -> Any:
+        """Send a request about a topic to whoever looks after it; raises the refusal, if it is one."""
+        answer = self.ask(self.run_of(message.topic), message, attachment)
+        if isinstance(answer, m.ErrorReply):
+            raise refusal(answer.status, answer.message, answer.detail)
+        return answer
+
+    def put(self, name: str, mode: str = "upsert", **config: Any) -> m.TopicInfo:
+        """Create or configure a topic."""
+        answer: m.TopicInfo = self.request(m.TopicPut(name, config, mode))
+        return answer
+
+    def topic(self, name: str) -> Topic:
+        """The live topic of this name."""
+        topic = self.run_of(name).core.directory.find(name)
+        if topic is None:
+            raise Gone(f"no topic {name}")
+        return topic
+
+    def frame_for(
+        self, name: str, payloads: Sequence[bytes], *, producer: int = 1, seq: int = 0, epoch: int = 0,
+        durability: Durability = Durability.EPHEMERAL,
+    ) -> bytearray:  # fmt: skip
+        """One frame for a topic; `seq` 0 = the producer's next number."""
+        key = (name, producer)
+        number = seq or self._producer_seqs.get(key, 0) + 1
+        self._producer_seqs[key] = max(number, self._producer_seqs.get(key, 0))
+        return frame(
+            encode_records(list(payloads)), topic_id=self.topic(name).topic_id, producer_id=producer,
+            producer_seq=number, epoch=epoch, durability=durability,
+        )  # fmt: skip
+
+    def append(self, name: str, payloads: Sequence[bytes], **options: Any) -> int:
+        """Append one frame through a ring; returns its first seq. Raises the refusal, if it is one."""
+        entry = self.send(name, [self.frame_for(name, payloads, **options)])[0]
+        error = entry_error(entry, name)
+        if error is not None:
+            raise error
+        return int(entry[1])
+
+    def send(self, name: str, sent: Sequence[bytearray], *, source: int = RING) -> Entries:
+        """Push frames into a ring and return their (n, 8) settle entries."""
+        run = self.run_of(name)
+        before = len(run.settled)
+        run.step(run.frames(source, *sent))
+        found = [entries for ring, entries, _ in run.settled[before:] if ring == source]
+        return np.concatenate(found) if found else np.zeros((0, WORDS), dtype=np.uint64)
+
+    def records(self, name: str, after: int = 0) -> list[tuple[int, bytes]]:
+        """(seq, payload) of every record that a reader who starts after `after` gets to see.
+
+        Follows the extents of a Locate, verifies each frame and that no record is missing but lost ones.
+        """
+        run = self.run_of(name)
+        located = self.request(m.Locate(name, after))
+        lost = list(zip(located.lost[::2], located.lost[1::2], strict=True))
+        found: list[tuple[int, bytes]] = []
+        expected = max(after + 1, located.earliest_seq)
+        for extent in located.extents:
+            stop = extent.stop or _published(run, extent.file_id)
+            for view in self._frames_in(run, extent, stop):
+                if view.topic_id != located.topic_id or view.epoch != located.epoch:
+                    continue
+                if view.last_seq < expected or view.last_seq > located.head_seq:
+                    continue
+                expected = _past_lost(expected, lost)
+                if view.base_seq > expected:
+                    raise AssertionError(f"{name}: record {expected} is missing before {view.base_seq}")
+                pairs = zip(itertools.count(view.base_seq), view.to_list(), strict=False)
+                found += [(seq, payload) for seq, payload in pairs if seq >= expected]
+                expected = view.last_seq + 1
+        if _past_lost(expected, lost) != located.head_seq + 1:
+            raise AssertionError(f"{name}: head is {located.head_seq}, records end before {expected}")
+        return found
+
+    @staticmethod
+    def _frames_in(run: Run, extent: m.Extent, stop: int) -> Any:
+        data = run.read(extent.path)
+        batch = frames.scan(memoryview(data)[: stop & ~7], extent.start)
+        if batch.stop != stop:
+            raise AssertionError(f"{extent.path}: frames end at {batch.stop}, published up to {stop}")
+        types = frames.types_of(batch.words)
+        for offset in batch.offsets[types == layout.FrameType.APPEND].tolist():
+            yield open_frame(data, offset, seed=extent.salt)
+
+
+def _published(run: Run, file_id: int) -> int:
+    if file_id == run.core.volatile.file_id:
+        return run.core.volatile.offset
+    published_file, offset = run.world.marks[run.shard].published
+    return offset if file_id == published_file else WAL_HEADER_BYTES
+
+
+def _past_lost(expected: int, lost: list[tuple[int, int]]) -> int:
+    for first, last in lost:
+        if first <= expected <= last:
+            expected = last + 1
+    return expected
+
+
+def refusals(entries: Entries, name: str = "") -> list[Refused | None]:
+    """The error of each settle entry, None for an ack."""
+    return [entry_error(entry, name) for entry in entries]

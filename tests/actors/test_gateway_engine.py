@@ -1,0 +1,204 @@
+"""The gateway in a real engine: ipc and encrypted TCP, death of everything, slow waiters. Slow."""
+
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+import ringlog
+from ringlog.errors import ConnectionTrouble, Forbidden, TopicNotFound
+from ringlog.link.curve import key_file_text, new_key
+from ringlog.testing.engine import engine, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+SERVER, ANNE, BERT, EVE = new_key(), new_key(), new_key(), new_key()
+
+
+def private_file(path, text):
+    path.write_text(text)
+    os.chmod(path, 0o600)
+    return str(path)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def keys_path(tmp_path_factory):
+    return tmp_path_factory.mktemp("keys") / "keys.toml"
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory, keys_path):
+    keys = (
+        f'[[keys]]\nname = "anne"\npublic_key = "{ANNE.public.decode()}"\n'
+        f'[[keys]]\nname = "bert"\npublic_key = "{BERT.public.decode()}"\n'
+        'scopes = ["read", "write"]\nprefixes = ["bert."]\n'
+    )
+    server_key = private_file(tmp_path_factory.mktemp("server") / "server.key", key_file_text(SERVER))
+    with engine(
+        wal={"shards": 2},
+        gateway={"enabled": True},
+        native={"endpoint": f"tcp://127.0.0.1:{free_port()}", "curve_key_file": server_key},
+        auth={"keys_file": private_file(keys_path, keys)},
+    ) as running:
+        yield running
+
+
+def remote(house, key=ANNE, **options):
+    port = house.info.gateway_tcp.rsplit(":", 1)[1]
+    url = f"ringlog://127.0.0.1:{port}?server_key={quote(SERVER.public, safe='')}"
+    return ringlog.connect(url, key=key.secret.decode(), **options)
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def client(request, house):
+    if request.param == "tcp":
+        made = remote(house, wait=10)
+    else:
+        made = ringlog.connect(house.url, transport="ipc", wait=10)
+    yield made
+    made.close()
+
+
+def numbered(count):
+    return [b"%d" % n for n in range(count)]
+
+
+def test_what_is_written_by_message_is_read_by_every_transport(house, client, ringlog_topic):
+    """TL-17 in small: ring, ipc and tcp show one state."""
+    topic = ringlog_topic()
+    with client.producer(topic, max_frame_records=7) as out:
+        for payload in numbered(500):
+            out.send(payload, tag="even" if int(payload) % 2 == 0 else "odd")
+    client.append(topic, b"x" * 900_000)
+    assert [record.data for record in client.reader(topic)][:500] == numbered(500)
+    page = client.read(topic, 10, limit=5)
+    assert ([record.seq for record in page], page.cursor.seq) == ([11, 12, 13, 14, 15], 15)
+    assert len(client.read(topic, tags="odd", limit=1000)) == 250
+    with ringlog.connect(house.url) as local:
+        assert [record.data for record in local.reader(topic)] == [r.data for r in client.reader(topic)]
+        local.append(topic, b"from a ring")
+    last = client.read(topic, 501)
+    assert [record.data for record in last] == [b"from a ring"]
+    assert last.caught_up
+
+
+def test_a_topic_that_is_not_there_is_refused(client, ringlog_topic):
+    with pytest.raises(TopicNotFound):
+        client.read(ringlog_topic())
+
+
+def test_long_polls_wake_each_other_not(client, ringlog_topic):
+    """DR-18, DR-22: twenty wait, one is written to, one wakes."""
+    topics = [ringlog_topic(str(n)) for n in range(20)]
+    for topic in topics:
+        client.append(topic, b"first")
+    with ThreadPoolExecutor(20) as pool:
+        waits = [pool.submit(client.read, topic, 1, wait_ms=3_000) for topic in topics]
+        client.append(topics[7], b"second")
+        assert [record.data for record in waits[7].result(3)] == [b"second"]
+        others = [wait.result(10) for n, wait in enumerate(waits) if n != 7]
+    assert all(page.caught_up and not len(page) for page in others)
+
+
+def test_a_follower_sees_every_record_once_while_gateway_and_shards_die(house, client, ringlog_topic):
+    """CL-7, RF-97: appends and reads go on by themselves; nothing lost, doubled or out of order."""
+    topic = ringlog_topic()
+    count, got, problems = 3_000, [], []
+    client.append(topic, b"0")
+
+    def follow():
+        try:
+            for item in client.reader(topic, follow=True):
+                got.append(int(item.data))
+                if len(got) == count:
+                    return
+        except BaseException as e:
+            problems.append(e)
+            raise
+
+    reader = threading.Thread(target=follow, daemon=True)
+    reader.start()
+    with client.producer(topic, max_frame_records=3, linger_ms=1) as out:
+        for n in range(1, count):
+            out.send(b"%d" % n)
+            if n == 1_000:
+                out.flush(20)
+                house.kill("gateway")
+            if n == 2_000:
+                out.flush(20)
+                house.kill("wal_shard", shard=0)
+                house.kill("wal_shard", shard=1)
+    wait_until(
+        lambda: len(got) == count or problems, 30, "the follower to see everything", lambda: str(len(got))
+    )
+    reader.join(5)
+    assert not problems
+    assert got == list(range(count))
+    house.wait_ready("gateway")
+
+
+def test_a_key_reaches_its_prefix_and_nothing_else(house):
+    """A-8, A-9, RF-106."""
+    with remote(house, BERT, wait=10) as bert:
+        assert bert.append("bert.notes", b"mine").first_seq >= 1
+        assert bert.read("bert.notes").records[-1].data == b"mine"
+        for refused in (
+            lambda: bert.append("anne.notes", b"not mine"),
+            lambda: bert.read("anne.notes"),
+            lambda: bert.topics.state("anne.notes"),
+            lambda: bert.topics.create("bert.other", durability="fsync"),
+            lambda: bert.topics.delete("bert.notes"),
+        ):
+            with pytest.raises(Forbidden):
+                refused()
+        with remote(house, wait=10) as anne:
+            anne.append("anne.notes", b"hers")
+            assert "anne.notes" in [t.topic for t in anne.topics.list()]
+        assert {t.topic.split(".")[0] for t in bert.topics.list()} == {"bert"}
+
+
+def test_a_stranger_gets_no_answer(house):
+    """RF-105."""
+    for key in (EVE,):
+        stranger = remote(house, key, timeout_ms=700)
+        with pytest.raises(ConnectionTrouble):
+            stranger.append("bert.notes", b"x")
+        stranger.close(0)
+
+
+def test_a_key_is_revoked_without_a_restart(house, keys_path):
+    """SEC-7: within five seconds, on the connection it has."""
+    before = keys_path.read_text()
+    with remote(house, BERT, wait=10) as bert:
+        bert.append("bert.notes", b"still in")
+        keys_path.write_text(before.split('[[keys]]\nname = "bert"')[0])
+
+        def is_refused():
+            try:
+                bert.topics.state("bert.notes")
+            except ringlog.errors.Unauthorized:
+                return True
+            return False
+
+        wait_until(is_refused, 5, "the key to be refused")
+        keys_path.write_text(before)
+        wait_until(lambda: not is_refused(), 5, "the key to be admitted again")
+
+
+def test_secrets_are_in_no_log_and_no_command_line(house):
+    """SEC-28, SEC-29."""
+    text = house.log_path.read_text()
+    line = Path(f"/proc/{house.pid_of('gateway')}/cmdline").read_text()
+    for secret in (SERVER.secret, ANNE.secret, ANNE.public, BERT.public):
+        assert secret.decode() not in text
+        assert secret.decode() not in line

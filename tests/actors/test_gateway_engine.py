@@ -12,7 +12,7 @@ import pytest
 import ringlog
 from ringlog.errors import ConnectionTrouble, Forbidden, TopicNotFound
 from ringlog.link.curve import key_file_text, new_key
-from ringlog.testing.engine import engine, wait_until
+from ringlog.testing.real_engine import engine, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -98,7 +98,12 @@ class Rings:
             ring = self._by_number[number]
             if ring.is_broken or not self._pending(ring):
                 continue
-            event = self._drain_one(number, ring, min(room, DRAIN_BYTES_PER_RING_MAX), frames_left)
+            try:
+                event = self._drain_one(number, ring, min(room, DRAIN_BYTES_PER_RING_MAX), frames_left)
+            except RingError as e:
+                # The producer's words are not to be trusted: what it wrote there costs it its ring (RF-25).
+                self._break(ring, str(e))
+                continue
             if event is not None:
                 events.append(event)
                 room -= len(event.buffer)
@@ -110,7 +115,9 @@ class Rings:
 
     def _drain_one(self, number: int, ring: _Ring, limit: int, frames_left: int) -> FramesArrived | None:
         consumer = ring.consumer
-        frames_max = min(consumer.settle_free - ring.in_flight, frames_left)
+        # Nobody takes the settlements of a ring that is being let go: its frames get their fate without.
+        free = frames_left if ring.is_detaching else consumer.settle_free - ring.in_flight
+        frames_max = min(free, frames_left)
         while frames_max > 0:
             copied = consumer.copy(limit)
             if copied is None:
@@ -154,7 +161,10 @@ class Rings:
         ring.in_flight -= len(entries)
         ring.settled_since += len(entries)
         ring.is_due = True
-        ring.consumer.settle(entries, new_tail)
+        try:
+            ring.consumer.settle(entries[:0] if ring.is_detaching else entries, new_tail)
+        except RingError as e:
+            self._break(ring, str(e))
 
     def ring_bells(self, *, has_published: bool) -> None:
         """Wake the clients that sleep and want to know."""

@@ -13,6 +13,7 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
+from ringlog import stop_points
 from ringlog.errors import RingError
 from ringlog.ring.layout import SETTLE_WORDS, CloseReason, ConsumerState, ProducerState, Word
 from ringlog.ring.region import RingMemory, open_ring, require_engine
@@ -138,6 +139,7 @@ class RingConsumer:
             self._write_entries(entries)
             self._settle_head += count
             self._memory.store(Word.SETTLE_HEAD, self._settle_head)
+        stop_points.hit("settle_before_tail")
         # Last: whoever dies before this line settles again, which the producer recognises by position.
         self._tail = new_tail
         self._memory.store(Word.TAIL, new_tail)

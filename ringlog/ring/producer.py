@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringlog import stop_points
 from ringlog.clock import Clock, SystemClock
 from ringlog.errors import RingError
 from ringlog.limits import RING_FRAME_FRACTION
@@ -361,6 +362,7 @@ class RingProducer:
         self._head = head
         self._in_flight += frames
         self._memory.store(Word.HEAD, head)
+        stop_points.hit("ring_after_publish")
 
     def _require_usable(self) -> None:
         if self._unusable:

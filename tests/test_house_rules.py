@@ -321,7 +321,6 @@ RULES = [
         good=("sys.stderr.write('x')", "log.info('x')", "self.print(x)"),
         excused={
             "ringlog/cli/*": "talks to a person",
-            "supervisor.py": "talks to a person",
             "ringlog/runtime/process.py": "says why a process cannot boot before there is a log",
         },
     ),

@@ -18,7 +18,7 @@ from ringlog import stop_points
 from ringlog.board.board import Board, P, ProcessSlot, ProcessState
 from ringlog.clock import Clock
 from ringlog.envelope.boot import ActorBoot, dump_boot
-from ringlog.errors import ExitCode
+from ringlog.errors import DiskError, ExitCode
 from ringlog.logs import say
 from ringlog.supervision import restart
 from ringlog.supervision.progress import Progress
@@ -148,10 +148,14 @@ class Children:
         ward.start_at_ns = None
         if ward.starts:
             stop_points.hit("supervisor_before_respawn")
-        ward.incarnation = self._take_incarnation()
         ward.starts += 1
         ward.started_ns, ward.is_ready, ward.kill_reason = now, False, ""
         ward.progress = Progress(now)
+        try:
+            ward.incarnation = self._take_incarnation()
+        except DiskError as e:
+            # Without a number of its own nobody may write. A full disk costs this child, not the engine.
+            return self._died(ward, Exit(ExitCode.DISK_FAILED, was_ready=False, why=f"not started: {e}"))
         ward.slot.set(P.RESTARTS, ward.restarts)
         ward.slot.set(P.INCARNATION, ward.incarnation)
         ward.slot.set(P.STATE, ProcessState.STARTING)

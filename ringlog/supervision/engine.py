@@ -26,13 +26,13 @@ import zmq
 
 import ringlog
 from ringlog import config as configuration
-from ringlog import hardening, logs
+from ringlog import hardening, logs, stop_points
 from ringlog.board.board import P, ProcessSlot, ProcessState
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
 from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.wire import PROTOCOL
-from ringlog.errors import StartRefused
+from ringlog.errors import DiskError, StartRefused
 from ringlog.limits import HEARTBEAT_INTERVAL_MS
 from ringlog.logs import say
 from ringlog.signals import SignalInbox
@@ -44,7 +44,7 @@ from ringlog.supervision.endpoints import IPC, check_listeners, public_key_of
 from ringlog.supervision.ground import Ground
 from ringlog.supervision.notify import Notifier
 from ringlog.supervision.reception import Reception
-from ringlog.supervision.restart import NS_PER_MS
+from ringlog.supervision.restart import NS_PER_MS, NS_PER_S
 from ringlog.supervision.rings import RingKeeper
 from ringlog.supervision.run_dir import EngineInfo
 from ringlog.supervision.sockets import Desk, ShardLink
@@ -59,6 +59,7 @@ STARTING_TICK_MS = 20
 """While a child is coming up; its READY is a word on the board, which wakes nobody."""
 STOP_POINTS_VARIABLE = "RINGLOG_TEST_STOP_POINTS"
 _LINGER_MS = 200
+_TELL_NS = 2 * NS_PER_S
 EXIT_ORDERLY = 0
 EXIT_DEGRADED = 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -89,6 +90,7 @@ def run_engine(
     config = check_listeners(config)
     environ = os.environ if environ is None else environ
     clock = clock or SystemClock()
+    stop_points.configure(environ.get(STOP_POINTS_VARIABLE, ""))
     with contextlib.ExitStack() as undo:
         signals = SignalInbox(_SIGNALS)
         undo.callback(signals.close)
@@ -158,6 +160,7 @@ class Engine:
         )
         self._drain: Drain | None = None
         self._failure = ""
+        self._tell_at_ns = self._started_ns + _TELL_NS
 
     def run(self) -> int:
         """Run until stopped; see run_engine."""
@@ -315,7 +318,7 @@ class Engine:
     def _advance_start(self) -> None:
         shards = self._children.of_kind(WAL_SHARD)
         if not all(ward.is_settled for ward in shards):
-            self._notifier.status(self._recovery_text(shards))
+            self._tell_recovery(shards)
             return
         if not any(ward.is_ready for ward in shards):
             self._failure = f"no shard could start: {shards[0].given_up}"
@@ -329,9 +332,14 @@ class Engine:
             self._become_ready()
 
     def _become_ready(self) -> None:
-        self.phase = Phase.SERVING
         info = self.info()
-        self._ground.announce(info)
+        try:
+            self._ground.announce(info)
+        except DiskError as e:
+            self._failure = f"engine.json cannot be written: {e}"
+            self.stop(self._failure)
+            return
+        self.phase = Phase.SERVING
         self._slot.set(P.STATE, ProcessState.READY)
         self._notifier.ready()
         took_ms = (self._clock.monotonic_ns() - self._started_ns) // NS_PER_MS
@@ -339,13 +347,17 @@ class Engine:
         if self._on_ready is not None:
             self._on_ready(info)
 
-    def _recovery_text(self, shards: list[Ward]) -> str:
-        parts = [
-            f"{ward.spec.name} {ward.slot.get(P.PROGRESS) / 10:.1f} %"
-            for ward in shards
-            if not ward.is_settled
-        ]
-        return "recovering " + ", ".join(parts)
+    def _tell_recovery(self, shards: list[Ward]) -> None:
+        """How far a long recovery is, now and then."""
+        now = self._clock.monotonic_ns()
+        if now < self._tell_at_ns:
+            return
+        self._tell_at_ns = now + _TELL_NS
+        progress = {w.spec.name: w.slot.get(P.PROGRESS) / 10 for w in shards if not w.is_settled}
+        self._notifier.status(
+            "recovering " + ", ".join(f"{name} {done:.1f} %" for name, done in progress.items())
+        )
+        say(log, logging.INFO, "recovering", percent=progress)
 
     def _beat(self) -> None:
         if all(ward.is_ready for ward in self._children.of_kind(WAL_SHARD)):

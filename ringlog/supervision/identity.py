@@ -59,7 +59,7 @@ class Identity:
         return self._next
 
     def take(self) -> int:
-        """Return the next incarnation number; it is durable that it was taken."""
+        """Return the next incarnation number, durable as taken; raises DiskError when it cannot be."""
         if self._next >= self._durable_to:
             self._reserve(_BLOCK)
         number, self._next = self._next, self._next + 1
@@ -71,9 +71,11 @@ class Identity:
         self._reserve(0)
 
     def _reserve(self, count: int) -> None:
-        self._durable_to = self._next + count
-        facts = EngineFile(engine_id=self.engine_id, next_incarnation=self._durable_to, shm_dir=self._shm_dir)
+        """Make `count` further numbers usable; raises DiskError, and then none of them is."""
+        durable_to = self._next + count
+        facts = EngineFile(engine_id=self.engine_id, next_incarnation=durable_to, shm_dir=self._shm_dir)
         replace_file(self._disk, self._meta, ENGINE_FILE, msgspec.json.encode(facts))
+        self._durable_to = durable_to
 
     def _read(self) -> EngineFile | None:
         path = os.path.join(self._meta, ENGINE_FILE)

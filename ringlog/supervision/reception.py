@@ -97,7 +97,6 @@ class Reception:
         )
 
     def _status(self) -> EngineStatusReply:
-        disk = os.statvfs(self._info.data_dir)
         now = self._clock.monotonic_ns()
         wards = self._children.wards
         return EngineStatusReply(
@@ -108,7 +107,7 @@ class Reception:
             data_dir=self._info.data_dir,
             shards=self._info.shards,
             rings=len(self._rings),
-            disk_free_bytes=disk.f_bavail * disk.f_frsize,
+            disk_free_bytes=_free_bytes(self._info.data_dir),
             processes=[self._process(ward, now) for ward in wards],
             recovery_s=max((ward.slot.get(P.RECOVERY_NS) for ward in wards), default=0) / NS_PER_S,
         )
@@ -130,3 +129,12 @@ class Reception:
             resident_bytes=self._children.resident_bytes(ward),
             last_exit=ward.given_up or (str(ward.last_exit) if ward.last_exit else ""),
         )
+
+
+def _free_bytes(path: str) -> int:
+    """Room on the disk; 0 when it cannot be asked, which is no reason to give no status."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return 0
+    return disk.f_bavail * disk.f_frsize

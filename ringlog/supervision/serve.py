@@ -52,7 +52,11 @@ def serve(
     except ConfigError as e:
         _complain(e)
         return EXIT_USAGE
+    except StartRefused as e:
+        _complain(e)
+        return EXIT_REFUSED
     except RinglogError as e:
+        log.critical("engine failed", exc_info=e)
         _complain(e)
         return EXIT_REFUSED
 

@@ -12,9 +12,25 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import zmq
 
-from ringlog.envelope.messages import EngineStatusReply, ProcessStatus
-from ringlog.errors import NotConnected, RinglogError
+from ringlog.envelope.messages import (
+    EngineStatusReply,
+    ErrorReply,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    ProcessStatus,
+    Read,
+    RingClose,
+    RingClosed,
+    RingOpen,
+    RingOpened,
+    Welcome,
+)
+from ringlog.envelope.wire import decode, encode
+from ringlog.errors import NotConnected, RinglogError, Status
 from ringlog.supervision import asking
 from ringlog.supervision.run_dir import read_engine_json
 
@@ -361,6 +377,85 @@ def test_settings_are_checked_and_the_tree_shown_without_starting(data_dir: Path
         assert done.returncode == 0
         assert words in done.stdout
     assert list(data_dir.iterdir()) == []
+
+
+def test_a_supervisor_killed_before_it_replaced_a_shard_leaves_a_directory_that_starts(start: Start) -> None:
+    """PR-1, PR-10: both at once."""
+    engine = start(environ={"RINGLOG_TEST_STOP_POINTS": "supervisor_before_respawn:1:kill"}).ready()
+    os.kill(engine.shard().pid, signal.SIGKILL)
+    assert engine.wait() == -signal.SIGKILL
+    assert start().ready().stop() == 0
+
+
+def test_a_ring_lives_as_long_as_its_client(start: Start, tmp_path: Path) -> None:
+    """PR-6, with a real shard that lets go of it; a killed shard in between changes nothing."""
+    engine = start().ready()
+    info = read_engine_json(engine.run_dir)
+    client = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    try:
+        opened = ask(info.shm_dir, RingOpen("test", client.pid, 0))
+        assert isinstance(opened, RingOpened)
+        assert engine.status().rings == 1
+        os.kill(engine.shard().pid, signal.SIGKILL)
+        engine.wait_shard(lambda p: p.restarts == 1 and p.state == "ready", "a successor")
+        assert os.path.exists(f"{info.shm_dir}/{opened.ring}")
+    finally:
+        client.kill()
+        client.wait()
+    engine.wait_until(lambda: engine.status().rings == 0, "the ring to go")
+    assert not os.path.exists(f"{info.shm_dir}/{opened.ring}")
+    assert not os.path.exists(f"{info.shm_dir}/{opened.bell}")
+    closed = ask(info.shm_dir, RingOpen("test", os.getpid(), 1))
+    assert isinstance(closed, RingOpened)
+    assert ask(info.shm_dir, RingClose(closed.ring)) == RingClosed(closed.ring)
+    engine.wait_until(lambda: not os.path.exists(f"{info.shm_dir}/{closed.ring}"), "the closed ring to go")
+    assert engine.stop() == 0
+
+
+def ask(shm_dir: str, request: Message) -> Message:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(f"ipc://{shm_dir}/supervisor.sock")
+        socket.send(encode(request, 7))
+        assert socket.poll(DEADLINE_S * 1000), "the supervisor did not answer"
+        envelope = decode(socket.recv())
+    assert envelope.corr == 7
+    return envelope.message
+
+
+def test_what_is_no_request_to_the_supervisor_is_refused_and_harms_nothing(start: Start) -> None:
+    engine = start().ready()
+    shm_dir = read_engine_json(engine.run_dir).shm_dir
+    for request in (RingOpen("x", 1, 99), RingOpen("x", 1, 0, 3), Read("t", 0)):
+        reply = ask(shm_dir, request)
+        assert isinstance(reply, ErrorReply)
+        assert reply.status == Status.INVALID_REQUEST
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(f"ipc://{shm_dir}/supervisor.sock")
+        for parts in ([b""], [b"\xc1" * 100], [b"a"] * 20, [b"\x94\x01"]):
+            socket.send_multipart(parts)
+            assert socket.poll(DEADLINE_S * 1000)
+            assert isinstance(decode(socket.recv()).message, ErrorReply)
+    assert isinstance(ask(shm_dir, Ping()), Pong)
+    welcome = ask(shm_dir, Hello(1, "x"))
+    assert isinstance(welcome, Welcome)
+    assert (welcome.shards, welcome.shard) == (2, -1)
+    assert engine.stop() == 0
+
+
+def test_serve_works_where_another_package_is_called_supervisor(data_dir: Path, tmp_path: Path) -> None:
+    """`ringlog serve` never imports our top-level module, which a widely installed package shadows."""
+    (tmp_path / "site" / "supervisor").mkdir(parents=True)
+    (tmp_path / "site" / "supervisor" / "__init__.py").write_text("raise SystemExit('not ours')")
+    root = Path(__file__).parent.parent.parent
+    path = os.pathsep.join([str(tmp_path / "site"), str(root)])
+    code = "import sys; from ringlog.cli import main; sys.exit(main(['serve', '--check']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, cwd=data_dir,
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "not ours" in done.stdout + done.stderr) == (0, False), done.stderr
 
 
 def test_asking_where_no_engine_runs_is_not_connected(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringlog.errors import StartRefused
+from ringlog.errors import DiskError, StartRefused
 from ringlog.storage.disk import RealDisk
 from ringlog.supervision.identity import Identity
 
@@ -41,6 +41,22 @@ def test_a_number_is_durable_before_it_is_used(tmp_path: Path) -> None:
         (other / "meta").mkdir(parents=True)
         (other / "meta" / "engine").write_bytes(stored)
         assert Identity(RealDisk(), str(other)).take() > taken
+
+
+def test_a_number_that_could_not_be_made_durable_is_not_handed_out(tmp_path: Path) -> None:
+    """A full disk: the failed block stays unused, a later success goes on with it."""
+    disk = RealDisk()
+    identity = Identity(disk, str(tmp_path))
+    identity.begin("/dev/shm/x", 1)
+    first = identity.take()
+    stored = (tmp_path / "meta" / "engine").read_bytes()
+    (tmp_path / "meta" / "engine.tmp").mkdir()
+    for _ in range(3):
+        with pytest.raises(DiskError):
+            identity.take()
+    assert (tmp_path / "meta" / "engine").read_bytes() == stored
+    (tmp_path / "meta" / "engine.tmp").rmdir()
+    assert identity.take() == first + 1
 
 
 def test_the_shared_memory_of_the_last_start_is_remembered_until_it_is_gone(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ SHELL_SIDE: dict[str, str] = {
     "actors.wal_shard.volatile": "writes the volatile log in shared memory",
     "actors.gateway.shell": "the effect table",
     "actors.gateway.zap": "answers libzmq's question about a connection",
+    "actors.gateway.router": "the sockets, bounded",
+    "actors.gateway.files": "reads the log for remote clients",
 }
 """Modules of actors that may do I/O, each with what it does. Every other module of an actor is pure."""
 

@@ -28,6 +28,7 @@ from ringlog.board.board import Board, BoardError, BoardUnstable
 from ringlog.board.layout import Mark, P, ProcessState
 from ringlog.board.topics import TOPIC_LIVE
 from ringlog.clock import Clock, SystemClock
+from ringlog.config import Config
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
@@ -36,7 +37,7 @@ from ringlog.errors import ConfigError, RequestTimeout, RinglogError, StartRefus
 from ringlog.frame.settle import S_POSITION, WORDS, Entries
 from ringlog.limits import HEARTBEAT_INTERVAL_MS, RING_FRAME_FRACTION
 from ringlog.link.address import EngineInfo
-from ringlog.link.curve import CurveKey, read_private_text
+from ringlog.link.curve import CurveKey, read_key_file, read_private_text
 from ringlog.link.local_links import LocalLinks
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Pending
@@ -66,6 +67,14 @@ class Listeners:
     tcp: str = ""
     server_key: CurveKey | None = None
     keys_file: str = ""
+
+    @classmethod
+    def of(cls, settings: Config) -> Listeners:
+        """Read them from the configuration, the server's key from its file; raises ConfigError."""
+        if settings.native.endpoint == "ipc":
+            return cls()
+        server_key = read_key_file(settings.native.curve_key_file, needs_secret=True)
+        return cls(settings.native.endpoint, server_key, settings.auth.keys_file)
 
 
 class _Descriptors(FdSet):

@@ -290,7 +290,7 @@ def gather(run: FrameRun, rows: slice, after: int, topic: str) -> GatheredPiece:
 
 
 class _OutOfBounds(Exception):
-    pass
+    """A column reaches outside of its frame."""
 
 
 def _require(is_so: bool) -> None:

@@ -1,0 +1,72 @@
+"""The engine that a bench measures: the one it is pointed at, or one of its own that is gone afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ringlog.cli.options import Options
+from ringlog.clock import Clock
+from ringlog.errors import StartRefused
+from ringlog.link.address import URL_VARIABLE, read_engine
+
+READY_S = 30.0
+STOP_S = 30.0
+LOOK_S = 0.01
+SHOWN_LINES = 5
+_MAIN = "import sys; from ringlog.cli import main; sys.exit(main())"
+
+
+@contextlib.contextmanager
+def engine_for(options: Options, directory: str) -> Iterator[str]:
+    """URL of --url or RINGLOG_URL; without either, of an engine in a new directory below `directory`."""
+    given = options.url or os.environ.get(URL_VARIABLE)
+    if given:
+        yield given
+        return
+    place = Path(directory).absolute() / f"ringlog-bench-{secrets.token_hex(4)}"
+    place.mkdir(mode=0o700)
+    try:
+        with _running(place, options.clock) as url:
+            yield url
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _running(place: Path, clock: Clock) -> Iterator[str]:
+    data, log_path = place / "data", place / "engine.log"
+    command = [sys.executable, "-P", "-c", _MAIN, "serve", "--data-dir", str(data)]
+    command += ["--set", "gateway.enabled=false"]
+    # Who measures as root, as in most containers, means to.
+    command += ["--set", "run.allow_root=true"] if os.geteuid() == 0 else []
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        _wait_ready(process, data / "run", log_path, clock)
+        yield f"ringlog://{data / 'run'}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], run_dir: Path, log_path: Path, clock: Clock) -> None:
+    deadline = clock.monotonic_ns() + round(READY_S * 1e9)
+    while read_engine(str(run_dir)) is None:
+        if process.poll() is not None or clock.monotonic_ns() > deadline:
+            lines = log_path.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+            raise StartRefused("the engine to measure did not start", log=" | ".join(lines))
+        clock.sleep(LOOK_S)

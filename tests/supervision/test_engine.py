@@ -233,14 +233,15 @@ def prepare_wal(data_dir: Path) -> Path:
 
 def test_damaged_data_is_met_once_and_left_as_it_is(start: Start, data_dir: Path) -> None:
     """RE-6, RD-5: damage is for people to look at; every shard reads every stream, so none starts."""
-    stream = prepare_wal(data_dir)
-    stream.mkdir(mode=0o700)
-    (stream / "wal-3-0.log").write_bytes(b"\xff" * 8192)
+    assert start().ready().stop() == 0
+    [log] = (data_dir / "wal" / "shard-00").glob("wal-*-0.log")
+    damaged = b"\xff" * 4096 + log.read_bytes()[4096:]
+    log.write_bytes(damaged)
     engine = start()
     assert engine.wait() == 1
     assert "stored data is damaged" in engine.log
     assert engine.log.count('"child started"') == 2, "each shard met it once"
-    assert (stream / "wal-3-0.log").read_bytes() == b"\xff" * 8192
+    assert log.read_bytes() == damaged
 
 
 def test_an_engine_of_which_no_shard_can_start_refuses_to_start(start: Start, data_dir: Path) -> None:

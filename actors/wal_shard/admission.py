@@ -157,6 +157,9 @@ class Admission:
             return False
         if (head >> 32) & 0xFFFF != _APPEND_HEAD or not _is_plain(head, tail):
             return False
+        known = topic.producers.get(producer_id)
+        if producer_seq <= (known.highest if known else 0):
+            return False
         own = int(topic.config.durability)
         has_cap = topic.config.discard == DISCARD_REJECT and (
             topic.config.cap_records or topic.config.cap_bytes
@@ -167,7 +170,7 @@ class Admission:
         if accounted < 0 or topic.next_seq + count - 1 > SEQ_MAX:
             return False
         producer = topic.producers.admit(producer_id)
-        if producer is None or producer_seq <= producer.highest:
+        if producer is None:
             return False
         durability = max(own, tail >> layout.FLAGS_SHIFT & layout.DURABILITY_MASK)
         base, stamp = topic.next_seq, max(now_us, topic.last_ts)
@@ -176,6 +179,7 @@ class Admission:
         row[layout.W_COMMIT_TS] = stamp
         row[layout.W_COUNT_EPOCH] = count | topic.epoch << layout.EPOCH_SHIFT
         row[layout.W_TAIL] = tail & int(_DURABILITY_CLEAR) | durability << layout.FLAGS_SHIFT
+        topic.has_disk_records |= durability == Durability.DISK
         producer.extend(producer_seq, 1, base, count)
         topic.next_seq = base + count
         topic.last_ts = stamp
@@ -249,6 +253,10 @@ class Admission:
         self._admit_stretch(intake, topic, 0, len(words), now_us)
         return True
 
+    def is_any_sound(self, intake: Intake) -> bool:
+        """Is there a frame that would not be refused whatever the topic?"""
+        return bool((self._faults(intake) == 0).any())
+
     def _faults(self, intake: Intake) -> NDArray[np.int64]:
         """(n,) 0 for a sound frame, else a code >= 1: what is wrong with it by itself."""
         batch, words = intake.batch, intake.batch.words
@@ -258,6 +266,7 @@ class Admission:
             frames.malformed(words)
             | (frames.types_of(words) != layout.FrameType.APPEND)
             | (words[:, layout.W_PRODUCER_ID] == 0)
+            | (words[:, layout.W_PRODUCER_SEQ] == 0)
             | (counts == 0)
         )
         faults[frames.body_hashes(intake.buffer, batch) != words[:, layout.W_BODY_XXH3]] = _CORRUPT
@@ -325,14 +334,14 @@ class Admission:
             self._row_by_row(intake, topic, start, stop, now_us, stale)
             return
         producer_id = int(words[0, layout.W_PRODUCER_ID])
-        producer = topic.producers.admit(producer_id)
-        if producer is None:
+        producer = topic.producers.get(producer_id)
+        if producer is None and not topic.producers.has_room:
             for row in range(start, stop):
                 self._refuse(intake, row, Status.THROTTLED, 1_000, len(topic.producers))
             return
         seqs = words[:, layout.W_PRODUCER_SEQ]
         ascending = len(seqs) == 1 or bool((seqs[1:] > seqs[:-1]).all())
-        if int(seqs[0]) <= producer.highest or not ascending:
+        if int(seqs[0]) <= (producer.highest if producer else 0) or not ascending:
             if stop - start > 1:
                 for row in range(start, stop):
                     self._admit_stretch(intake, topic, row, row + 1, now_us)
@@ -362,7 +371,13 @@ class Admission:
         """A frame this topic has already: answer with the numbers it got then."""
         producer = topic.producers.get(int(intake.batch.words[row, layout.W_PRODUCER_ID]))
         assert producer is not None
-        found = producer.find(int(intake.entries[row, S_PRODUCER_SEQ]))
+        producer_seq = int(intake.entries[row, S_PRODUCER_SEQ])
+        found = producer.find(producer_seq)
+        if found is None and producer_seq > producer.forgotten:
+            # Surely never appended: it was refused, and the refusal got lost with the engine. To call it
+            # a repeat would acknowledge what is not there; under a new number it may be sent again.
+            self._refuse(intake, row, Status.NOT_READY, 0)
+            return
         first_seq, count = found or (0, int(frames.counts_of(intake.batch.words[row : row + 1])[0]))
         entry = intake.entries[row]
         entry[S_FIRST_SEQ] = first_seq
@@ -416,6 +431,8 @@ class Admission:
         durability = self._effective_class(topic, words)
         tail = words[:, layout.W_TAIL]
         words[:, layout.W_TAIL] = (tail & _DURABILITY_CLEAR) | U64(durability << layout.FLAGS_SHIFT)
+        topic.has_disk_records |= durability == Durability.DISK
+        topic.producers.admit(producer_id)
         topic.producers.record(producer_id, words[:, layout.W_PRODUCER_SEQ], bases, counts)
         topic.next_seq += total
         topic.last_ts = stamp

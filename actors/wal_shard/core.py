@@ -68,7 +68,8 @@ from actors.wal_shard.requests import Identity, Places, Requests
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope.messages import Append
 from ringlog.errors import ExitCode, InvariantViolation, Status
-from ringlog.limits import GROUP_BYTES_MAX, STORY_EVENTS_MAX, UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
+from ringlog.frame import layout
+from ringlog.limits import STORY_EVENTS_MAX, UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY
 from ringlog.topic.directory import Directory
 from ringlog.topic.state import Topic
@@ -81,6 +82,10 @@ theirs only allocated: filling would take half of the device's bandwidth away fr
 groups are large enough for the longer syncs not to matter."""
 _WORD_BYTES = 24
 """Most bytes that one earlier file takes in MARK_COPIED."""
+_KEPT_BYTES = 256 << 10
+"""Kept for requests without records at the end of a file that may have no successor."""
+_CONTROL_BYTES = 4 << 10
+"""Most bytes that one such request adds to the log."""
 _SLACK = 64 << 10
 """Room kept for control frames beside a turn's intake when it is judged whether a file takes it."""
 
@@ -96,6 +101,16 @@ class Waiting(Enum):
     FILE = 5
     OPEN = 6
     VOLATILE = 7
+
+
+class Room(Enum):
+    """Whether what an event may add can be written."""
+
+    NOW = 0
+    LATER = 1
+    """A file is being made."""
+    NONE = 2
+    """It is known that none can be made at present."""
 
 
 class Phase(Enum):
@@ -151,6 +166,7 @@ class ShardCore:
         self._preparing = False
         self._file_failed = ""
         self._file_retry_ns = 0
+        self._wanted_bytes = 0
         self._unsynced = 0
         self._flush_at_ns: int | None = None
         self._flushing: Flush | None = None
@@ -177,7 +193,7 @@ class ShardCore:
     def next_deadline_ns(self) -> int | None:
         """Monotonic time of the next thing that time alone brings about, or None."""
         times = [t for t in (self._flush_at_ns, self._mark_at_ns) if t is not None]
-        if self._file_failed:
+        if self._file_failed and not self._preparing:
             times.append(self._file_retry_ns)
         return min(times) if times else None
 
@@ -195,10 +211,14 @@ class ShardCore:
             self._now_us, self._now_ns = event.now_us, event.monotonic_ns
             return
         if kind is FramesArrived or kind is ControlReceived:
-            if self._held or self.waiting is not Waiting.NOTHING or not self._has_room(event):
+            if self._held or self.waiting is not Waiting.NOTHING:
+                self._held.append(event)
+                return
+            room = self._room_for(event)
+            if room is Room.LATER:
                 self._held.append(event)
             else:
-                self._take(event)
+                self._take(event, room)
             return
         self.story.append((self._now_ns, self.waiting, event))
         if kind is GroupWritten:
@@ -232,36 +252,56 @@ class ShardCore:
 
     # -- taking in ------------------------------------------------------------------------------------
 
-    def _has_room(self, event: FramesArrived | ControlReceived) -> bool:
-        """Is there surely a file for what this event may add? If making one failed, it is refused instead."""
+    def _room_for(self, event: FramesArrived | ControlReceived) -> Room:
+        """Is there surely a file for what this event may add? If making one failed, it is refused instead.
+
+        While no new file can be made, the end of the current one is kept for requests without records:
+        deletes must be possible on a full disk (ST-13).
+        """
         data = event.buffer if isinstance(event, FramesArrived) else event.attachment
-        if data and self._may_be_ephemeral(event) and not self._has_volatile_room(len(data)):
-            return False
+        self.admission.is_volatile_closed = False
+        if data and (self.directory.ephemeral or isinstance(event, ControlReceived)):
+            room = self._volatile_room(self._volatile_bytes(event, len(data)))
+            if room is Room.LATER:
+                return room
+            self.admission.is_volatile_closed = room is Room.NONE
         needed = self._group.bytes + len(data or b"") + _SLACK
-        if self.log.is_open and self.log.fits(needed):
-            return True
+        kept = 0
+        if self._file_failed and data:
+            kept = min(_KEPT_BYTES, self.log.capacity // 8)
+        elif self._file_failed:
+            needed = self._group.bytes + _CONTROL_BYTES
+        if self.log.is_open and self.log.fits(needed + kept):
+            return Room.NOW
         if self._ready_capacity >= needed + WAL_HEADER_BYTES + MARK_BYTES_MAX:
-            return True
+            return Room.NOW
         self._prepare(needed)
-        return bool(self._file_failed)
+        return Room.NONE if self._file_failed else Room.LATER
 
-    def _may_be_ephemeral(self, event: FramesArrived | ControlReceived) -> bool:
-        if self.directory.ephemeral:
-            return True
-        message = event.message if isinstance(event, ControlReceived) else None
-        return isinstance(message, Append) and (message.config or {}).get("durability") == "ephemeral"
+    def _volatile_bytes(self, event: FramesArrived | ControlReceived, length: int) -> int:
+        """Most bytes that the event may add to the volatile log."""
+        if isinstance(event, FramesArrived):
+            ids = np.fromiter(self.directory.ephemeral, dtype=np.uint64)
+            is_volatile = np.isin(event.batch.words[:, layout.W_TOPIC], ids)
+            return int(event.batch.total_bytes[is_volatile].sum())
+        if not isinstance(event.message, Append):
+            return 0
+        topic = self.directory.find(event.message.topic)
+        if topic is not None:
+            return length if topic.config.durability == Durability.EPHEMERAL else 0
+        return length if (event.message.config or {}).get("durability") == "ephemeral" else 0
 
-    def _has_volatile_room(self, length: int) -> bool:
+    def _volatile_room(self, length: int) -> Room:
         """Have a volatile file ready before frames are numbered; without one they are refused."""
         needed = self.volatile_staged + length
-        if self.volatile.is_open and self.volatile.fits(needed):
-            return True
+        if not length or (self.volatile.is_open and self.volatile.fits(needed)):
+            return Room.NOW
         if self._volatile_failed and self._now_ns < self._volatile_retry_ns:
-            return True
+            return Room.NONE
         self._volatile_failed = ""
         self._effects.append(OpenVolatile(needed + WAL_HEADER_BYTES + MARK_BYTES_MAX))
         self.waiting = Waiting.VOLATILE
-        return False
+        return Room.LATER
 
     @property
     def volatile_staged(self) -> int:
@@ -269,40 +309,39 @@ class ShardCore:
         return self._group.volatile_bytes
 
     def _prepare(self, needed: int) -> None:
+        self._wanted_bytes = needed
         if not self._preparing and not (self._file_failed and self._now_ns < self._file_retry_ns):
             self._preparing = True
+            # A file that is ready and too small is given up for the new one.
+            self._ready_capacity = 0
             fill = not self.log.is_open or self._now_ns - self._opened_ns > _FILL_WHEN_HALF_TAKES_NS
             self._effects.append(PrepareFile(needed + WAL_HEADER_BYTES + MARK_BYTES_MAX, fill))
 
-    def _take(self, event: FramesArrived | ControlReceived) -> None:
+    def _take(self, event: FramesArrived | ControlReceived, room: Room) -> None:
         if isinstance(event, FramesArrived):
+            closed = Status.INTERNAL if room is Room.NONE else None
             intake = self.admission.open(event.buffer, event.batch, event.batch.offsets + event.position)
-            self.admission.is_volatile_closed = bool(self._volatile_failed)
-            self.admission.admit(intake, self.directory.by_id, self._now_us, self._closed())
+            self.admission.admit(intake, self.directory.by_id, self._now_us, closed)
             self._group.add_intake(intake)
             self._owed.append(_Owed(event.source, intake, event.end_position))
             return
-        retired = len(self.requests.retired)
-        reply = self.requests.handle(event, self._group, self._now_us)
-        if reply is None:
-            return
-        if self._group.parts or len(self.requests.retired) > retired:
+        reply = self.requests.handle(event, self._group, self._now_us, can_log=room is Room.NOW)
+        if self._group.parts:
             self._replies.append(reply)
         else:
             self._effects.append(reply)
-
-    def _closed(self) -> Status | None:
-        """Why every frame must be refused now, if it must."""
-        if self._file_failed and not self.log.fits(GROUP_BYTES_MAX):
-            return Status.INTERNAL
-        return None
 
     # -- the group's way ------------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Take the next step that is possible; every step ends in an effect whose completion calls again."""
-        while self._held and self.waiting is Waiting.NOTHING and self._has_room(self._held[0]):
-            self._take(self._held.popleft())
+        if self._file_failed and not self._preparing and self._now_ns >= self._file_retry_ns:
+            self._prepare(self._wanted_bytes)
+        while self._held and self.waiting is Waiting.NOTHING:
+            room = self._room_for(self._held[0])
+            if room is Room.LATER:
+                break
+            self._take(self._held.popleft(), room)
         if self.waiting is not Waiting.NOTHING:
             return
         if self.phase is Phase.RECOVERING:
@@ -321,34 +360,39 @@ class ShardCore:
 
     def _can_mark(self) -> bool:
         self._mark_at_ns = None
-        return self.log.is_open and self.log.marked_durable < self.log.durable and self.log.fits(0)
+        log = self.log
+        return log.is_open and log.marked_durable < min(log.durable, log.frames_stop) and log.fits(0)
 
     def _begin_group(self) -> None:
         group = self._group
         self._reserve_heads(group)
-        if group.volatile_bytes:
-            self._write_volatile(group)
-        if not group.bytes:
-            self._finish_group()
-            return
-        if not (self.log.is_open and self.log.fits(group.bytes)):
+        if group.bytes and not (self.log.is_open and self.log.fits(group.bytes)):
             self._roll(group.bytes)
             return
-        self._write(group)
+        # Only now: while a file was waited for, the group may have grown.
+        if group.volatile_bytes:
+            self._write_volatile(group)
+        if group.bytes:
+            self._write(group)
+        else:
+            self._finish_group()
 
     def _write(self, group: Group) -> None:
         start = self.log.offset
         flags, self._mark_flags = self._mark_flags, 0
+        self._final_mark_written = bool(flags & MARK_ORDERLY)
         buffers = lay_out(group, self.log, flags, self._word if flags & MARK_COPIED else ([], []))
         self._effects.append(WriteGroup(buffers, start, self.log.offset - start))
         self.waiting = Waiting.WRITE
 
     def _reserve_heads(self, group: Group) -> None:
-        """Reserve numbers for `disk` topics before their records can be acknowledged (D-9, D-10)."""
+        """Reserve numbers before records of class `disk` can be acknowledged under them (D-9, D-10)."""
         interval = self.settings.limits.flush_interval_us
+        if self.phase is Phase.RECOVERING:
+            return  # what is copied was reserved before, and what was reserved is settled in this group
         for topic in list(group.dirty.values()):
             last = topic.next_seq - 1
-            if topic.config.durability == Durability.DISK and last and topic.reservation.needed(last):
+            if topic.has_disk_records and topic.reservation.needed(last):
                 reserved = topic.reservation.extend(last, self._now_us, interval)
                 frame = frame_of(HeadReserved(reserved, False), topic.topic_id, topic.epoch)
                 group.add_control(frame, topic)
@@ -413,11 +457,12 @@ class ShardCore:
         topics = list(group.dirty.values())
         for topic in topics:
             topic.publish()
+        # Marks before heads: who sees a head must find every record up to it (S-8).
+        if group.parts:
+            self._effects.append(self._marks())
         if topics:
             self._effects.append(PublishTopics(topics))
         self._effects.extend(RetireTopic(topic) for topic in retired)
-        if group.parts:
-            self._effects.append(self._marks())
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
         intakes = [part for part in group.parts if isinstance(part, Intake)]
@@ -553,19 +598,15 @@ class ShardCore:
         if self._flushing is not None:
             self.waiting = Waiting.FLUSH
             return
-        if self._final_mark_written or not self.log.is_open or not self.log.fits(0):
-            if self._unsynced:
-                self._sync(Waiting.FLUSH)
-                return
-            self.phase = Phase.STOPPED
-            self._effects.append(Stop(int(ExitCode.OK), "drained"))
-            return
         if self._unsynced:
             self._sync(Waiting.FLUSH)
-            return
-        self._final_mark_written = True
-        self._mark_flags = MARK_ORDERLY
-        self._write_mark()
+        elif self.log.is_open and not self._final_mark_written:
+            # Every group leaves room for one mark with words; this one has none and always fits.
+            self._mark_flags = MARK_ORDERLY
+            self._write_mark()
+        else:
+            self.phase = Phase.STOPPED
+            self._effects.append(Stop(int(ExitCode.OK), "drained"))
 
     def check(self) -> None:
         """Assert what must be true between turns; raises InvariantViolation with the story."""

@@ -42,7 +42,8 @@ class LogPosition:
     """How far a sync has succeeded in this file."""
     marked_durable: int = 0
     """durable_stop of the last mark written."""
-    frames_at_mark: int = 0
+    frames_stop: int = 0
+    """Where the last group ends that was more than a mark of an idle stream."""
 
     @property
     def is_open(self) -> bool:
@@ -56,7 +57,7 @@ class LogPosition:
     def opened(self, file_id: int, salt: int, start: int, capacity: int) -> None:
         """A new file is current. The chain starts again; its header carries the link."""
         self.file_id, self.salt, self.capacity = file_id, salt, capacity
-        self.offset = self.prev_stop = self.durable = self.marked_durable = start
+        self.offset = self.prev_stop = self.durable = self.marked_durable = self.frames_stop = start
         self.group = 0
         self.last_seal = 0
 
@@ -179,6 +180,8 @@ def lay_out(group: Group, position: LogPosition, flags: int = 0, word: Word = _N
             seal = last or seal
     position.marked_durable = position.durable
     position.prev_stop = position.offset = offset
+    if group.parts or flags:
+        position.frames_stop = offset
     position.group += 1
     position.last_seal = seal
     return buffers

@@ -20,6 +20,7 @@ from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import (
+    Internal,
     InvalidRequest,
     Refused,
     Throttled,
@@ -53,7 +54,9 @@ from ringlog.topic.directory import Directory
 from ringlog.topic.idempotency import Remembered
 from ringlog.topic.names import check_topic_name, home_shard
 from ringlog.topic.state import Topic
+from ringlog.types import Durability
 
+_CHANGES = (m.TopicPut, m.TopicDelete, m.Append)
 _MODES = ("upsert", "create", "merge")
 
 
@@ -91,9 +94,7 @@ class Requests:
         self._places = places
         self.retired: list[Topic] = []
         """Topics whose removal is staged; the core retires their slots when the group is durable."""
-        self._handlers: dict[
-            type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
-        ] = {
+        self._handlers: dict[type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message]] = {
             m.Hello: self._hello,
             m.TopicPut: self._put,
             m.TopicResolve: self._resolve,
@@ -105,16 +106,18 @@ class Requests:
             m.Locate: self._locate,
         }
 
-    def handle(self, event: ControlReceived, group: Group, now_us: int) -> Reply | None:
-        """Answer one request; None when the answer is an append's and comes with its intake."""
+    def handle(self, event: ControlReceived, group: Group, now_us: int, *, can_log: bool = True) -> Reply:
+        """Answer one request. What changes anything is refused when it cannot be logged at present."""
         handler = self._handlers.get(type(event.message))
         try:
             if handler is None:
                 raise InvalidRequest("a shard does not take this request", kind=type(event.message).__name__)
+            if not can_log and isinstance(event.message, _CHANGES):
+                raise Internal("the engine could not write", reason="no_log_space")
             answer = handler(event.message, event, group, now_us)
         except Refused as e:
             answer = error_reply(e)
-        return None if answer is None else Reply(event.client, event.corr, answer)
+        return Reply(event.client, event.corr, answer)
 
     # -- topics ---------------------------------------------------------------------------------------
 
@@ -144,20 +147,24 @@ class Requests:
             config = topic.config.merged(message.config, topic.name)
         else:
             config = TopicConfig.parse(message.config, topic.name)
-        config.require_type_of(topic.config, topic.name)
-        if message.mode != "create" and config != topic.config:
-            self._reconfigure(topic, config, group)
+        if message.mode != "create":
+            config.require_type_of(topic.config, topic.name)
+            if config != topic.config:
+                self._reconfigure(topic, config, group)
         return self.info(topic, created=False)
 
     def _reconfigure(self, topic: Topic, config: TopicConfig, group: Group) -> None:
-        was_volatile = topic.config.durability == 0
-        topic.config = config
+        old, topic.config = topic.config.durability, config
         self._directory.note_class(topic)
         group.add_control(config_frame(topic), topic)
-        if was_volatile and config.durability != 0:
-            # The log has none of the records so far: their numbers become a base for what follows (C-11).
-            topic.reservation.recovered(topic.next_seq)
+        was_volatile = old == Durability.EPHEMERAL and config.durability != Durability.EPHEMERAL
+        ends_reserving = topic.has_disk_records and config.durability == Durability.FSYNC
+        if was_volatile or ends_reserving:
+            # What the log lacks of the records so far becomes a base for what follows (C-11); and whatever
+            # of class `disk` lies before this is synced with it, so that no reservation is needed.
             group.add_control(head_base_frame(topic), topic)
+            topic.reservation.settle(topic.next_seq - 1)
+            topic.has_disk_records = False
 
     def _create(self, name: str, config: dict[str, Any] | None, group: Group) -> Topic:
         check_topic_name(name)
@@ -255,36 +262,39 @@ class Requests:
 
     # -- appends by message ---------------------------------------------------------------------------
 
-    def _append(
-        self, message: m.Append, event: ControlReceived, group: Group, now_us: int
-    ) -> m.Message | None:
+    def _append(self, message: m.Append, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         batch = self._frames_of(message, event)
-        created = False
+        assert event.attachment is not None
+        intake = self._admission.open(event.attachment, batch, np.arange(len(batch), dtype=np.int64))
         topic = self._directory.find(message.topic)
+        is_new = topic is None
         if topic is None:
             if not message.create or self._elsewhere(message.topic) is not None:
                 raise TopicNotFound("no such topic", topic=message.topic)
+            self._require_ids(batch, message.topic, 0)
+            if not self._admission.is_any_sound(intake):
+                # Limits come before creation (W-2): what is refused by itself makes no topic.
+                self._admission.admit(intake, {}, now_us, None)
+                return m.Appended(message.topic, 0, 0, False, intake.entries.tobytes())
             topic = self._create(message.topic, message.config, group)
-            created = True
         elif message.config is not None:
             TopicConfig.parse(message.config, topic.name)
         key = message.idempotency_key
-        window = topic.config.idempotency_window_ms
-        if key and (seen := topic.keys.find(key, now_us, window)):
-            return self._appended(topic, created, _repeat_entries(topic, batch, seen))
-        ids = batch.words[:, layout.W_TOPIC]
-        if ((ids != 0) & (ids != topic.topic_id)).any():
-            raise InvalidRequest(
-                "a frame belongs to another topic", topic=topic.name, topic_id=topic.topic_id
-            )
+        if key and (seen := topic.keys.find(key, now_us, topic.config.idempotency_window_ms)):
+            return self._appended(topic, is_new, _repeat_entries(topic, batch, seen))
+        self._require_ids(batch, topic.name, topic.topic_id)
         batch.words[:, layout.W_TOPIC] = topic.topic_id
-        assert event.attachment is not None
-        intake = self._admission.open(event.attachment, batch, np.arange(len(batch), dtype=np.int64))
         self._admission.admit(intake, {topic.topic_id: topic}, now_us, None)
         if key and intake.frames == 1:
             self._remember_key(topic, key, intake, group, now_us)
         group.add_intake(intake)
-        return self._appended(topic, created, intake.entries)
+        return self._appended(topic, is_new, intake.entries)
+
+    @staticmethod
+    def _require_ids(batch: frames.FrameBatch, name: str, topic_id: int) -> None:
+        ids = batch.words[:, layout.W_TOPIC]
+        if ((ids != 0) & (ids != topic_id)).any():
+            raise InvalidRequest("a frame belongs to another topic", topic=name, topic_id=topic_id)
 
     def _frames_of(self, message: m.Append, event: ControlReceived) -> frames.FrameBatch:
         data = event.attachment
@@ -311,11 +321,12 @@ class Requests:
         entry = intake.entries[0]
         first, stamp = int(entry[S_FIRST_SEQ]), int(entry[S_COMMIT_TS])
         seen = Remembered(first, intake.records, stamp, now_us)
-        topic.keys.remember(key, seen, topic.config.idempotency_window_ms)
+        window = topic.config.idempotency_window_ms
+        topic.keys.remember(key, seen, window)
         # Ahead of its append: replay believes a key only when the append right behind it is there,
         # so a torn tail takes both or neither.
         used = frame_of(KeyUsed(key, first, intake.records, stamp, now_us), topic.topic_id, topic.epoch)
-        if topic.config.durability != 0:
+        if window and topic.config.durability != Durability.EPHEMERAL:
             group.add_control(used, sync=False)
 
     def _producer_state(
@@ -352,10 +363,13 @@ class Requests:
         )
 
     def _extents(self, topic: Topic, after: int) -> list[m.Extent]:
-        places = topic.index.places(after)[:EXTENTS_PER_LOCATE_MAX]
+        places = topic.index.places(after)
+        is_whole = len(places) <= EXTENTS_PER_LOCATE_MAX
+        places = places[:EXTENTS_PER_LOCATE_MAX]
         known = {file_id for file_id, _ in places}
-        current = [f for f in self._places.paths if f not in self._places.stops]
-        wanted_volatile = topic.config.durability == 0
+        # A reader who has read a list that was cut short asks again; an open end would make him skip.
+        current = [f for f in self._places.paths if f not in self._places.stops] if is_whole else []
+        wanted_volatile = topic.config.durability == Durability.EPHEMERAL
         for file_id in current:
             # The open end: what is appended from now on will lie there.
             if file_id not in known and self._places.paths[file_id].startswith("@") == wanted_volatile:
@@ -387,7 +401,8 @@ def _repeat_entries(topic: Topic, batch: frames.FrameBatch, seen: Remembered) ->
     entries[0, S_FIRST_SEQ] = seen.first_seq
     entries[0, S_COMMIT_TS] = seen.commit_ts
     entries[0, S_COUNT_STATUS] = seen.records | (FLAG_DEDUPED << FLAGS_SHIFT)
-    entries[0, S_HEAD_SEQ] = topic.head_seq
+    # The answer waits for the group in hand, which may hold the first copy.
+    entries[0, S_HEAD_SEQ] = topic.next_seq - 1
     entries[0, S_EPOCH] = topic.epoch
     entries[0, S_TOPIC] = topic.topic_id
     entries[0, S_PRODUCER_SEQ] = batch.words[0, layout.W_PRODUCER_SEQ]

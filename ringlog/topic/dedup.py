@@ -8,8 +8,10 @@ entry.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from bisect import bisect_right
+from collections import OrderedDict
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +20,6 @@ from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER, PRODUCERS_PER_TOPIC_MAX
 
 SESSION_BIT = 1 << 63
 """Set in ids the client library draws at random; such a producer may be forgotten, a named one not."""
-
-_RUNS_MAX = 4_096
 
 
 @dataclass(slots=True)
@@ -41,15 +41,19 @@ class Run:
 
 @dataclass(slots=True)
 class Producer:
-    """One producer's settled past on one topic."""
+    """One producer's settled past on one topic. Numbers above `forgotten` that no run has were never used."""
 
     highest: int = 0
-    runs: deque[Run] = field(default_factory=deque)
-    remembered: int = 0
+    forgotten: int = 0
+    """Highest number of a run that was dropped."""
+    _runs: list[Run] = field(default_factory=list)
+    _dropped: int = 0
+    """Runs at the front of `_runs` that no longer count."""
+    _remembered: int = 0
 
     def extend(self, first: int, frames: int, base_seq: int, count: int) -> None:
         """Remember a run of consecutive fresh frames; `first` is above `highest`."""
-        last = self.runs[-1] if self.runs else None
+        last = self._runs[-1] if self._runs else None
         if (
             last is not None
             and last.count == count
@@ -58,25 +62,30 @@ class Producer:
         ):
             last.frames += frames
         else:
-            self.runs.append(Run(first, frames, base_seq, count))
+            self._runs.append(Run(first, frames, base_seq, count))
         self.highest = first + frames - 1
-        self.remembered += frames
+        self._remembered += frames
         self._forget_old()
 
     def _forget_old(self) -> None:
-        # Whole runs are dropped, so slightly more than the bound may be kept, never less than it
-        # unless the runs themselves are too many.
-        while len(self.runs) > 1 and (
-            self.remembered - self.runs[0].frames >= DEDUP_FRAMES_PER_PRODUCER or len(self.runs) > _RUNS_MAX
-        ):
-            self.remembered -= self.runs.popleft().frames
+        # Whole runs are dropped, so slightly more than the bound may be kept, never less.
+        runs = self._runs
+        while self._remembered - runs[self._dropped].frames >= DEDUP_FRAMES_PER_PRODUCER:
+            run = runs[self._dropped]
+            self.forgotten = run.first + run.frames - 1
+            self._remembered -= run.frames
+            self._dropped += 1
+        if self._dropped * 2 > len(runs):
+            del runs[: self._dropped]
+            self._dropped = 0
 
     def find(self, producer_seq: int) -> tuple[int, int] | None:
-        """(first_seq, count) a settled frame got, or None when it is too long ago."""
-        for run in reversed(self.runs):
-            if run.first <= producer_seq:
-                return run.find(producer_seq)
-        return None
+        """(first_seq, count) a settled frame got, or None when it is too long ago or never was."""
+        at = bisect_right(self._runs, producer_seq, lo=self._dropped, key=_first_of) - 1
+        return self._runs[at].find(producer_seq) if at >= self._dropped else None
+
+
+_first_of = attrgetter("first")
 
 
 class Producers:
@@ -85,6 +94,7 @@ class Producers:
     def __init__(self, most: int = PRODUCERS_PER_TOPIC_MAX) -> None:
         self._most = most
         self._by_id: OrderedDict[int, Producer] = OrderedDict()
+        self._sessions = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -93,23 +103,29 @@ class Producers:
         """The producer's past, or None when it never wrote here (or was forgotten)."""
         return self._by_id.get(producer_id)
 
+    @property
+    def has_room(self) -> bool:
+        """May a new producer come in? Not when the table is full of named ones."""
+        return len(self._by_id) < self._most or self._sessions > 0
+
     def admit(self, producer_id: int) -> Producer | None:
         """The producer to write under, made when new; None when the table is full of named producers."""
         producer = self._by_id.get(producer_id)
         if producer is not None:
             self._by_id.move_to_end(producer_id)
             return producer
-        if len(self._by_id) >= self._most and not self._forget_one():
+        if not self.has_room:
             return None
+        if len(self._by_id) >= self._most:
+            self._forget_one()
+        self._sessions += producer_id >= SESSION_BIT
         producer = self._by_id[producer_id] = Producer()
         return producer
 
-    def _forget_one(self) -> bool:
-        for producer_id in self._by_id:
-            if producer_id & SESSION_BIT:
-                del self._by_id[producer_id]
-                return True
-        return False
+    def _forget_one(self) -> None:
+        oldest = next(each for each in self._by_id if each >= SESSION_BIT)
+        del self._by_id[oldest]
+        self._sessions -= 1
 
     def record(self, producer_id: int, producer_seqs: NDArray[np.uint64], base_seqs: NDArray[np.uint64],
                counts: NDArray[np.uint64]) -> None:  # fmt: skip

@@ -29,19 +29,18 @@ class Directory:
         """Names homed elsewhere that this shard looks after since the shard count changed."""
         self._last_id = 0
         self._last_epoch = 0
-        self._has_ephemeral = False
+        self.ephemeral: set[int] = set()
+        """Ids of topics of that class; without any the volatile log is not looked after."""
 
     def __len__(self) -> int:
         return len(self.by_id)
 
-    @property
-    def ephemeral(self) -> bool:
-        """Was any topic here ever of the ephemeral class? Only then the volatile log is looked after."""
-        return self._has_ephemeral
-
     def note_class(self, topic: Topic) -> None:
         """A topic was made or configured."""
-        self._has_ephemeral = self._has_ephemeral or topic.config.durability == Durability.EPHEMERAL
+        if topic.config.durability == Durability.EPHEMERAL:
+            self.ephemeral.add(topic.topic_id)
+        else:
+            self.ephemeral.discard(topic.topic_id)
 
     def find(self, name: str) -> Topic | None:
         """The live topic of this name, if this shard owns it."""
@@ -72,6 +71,7 @@ class Directory:
 
     def remove(self, topic: Topic) -> None:
         """Forget a topic."""
+        self.ephemeral.discard(topic.topic_id)
         del self.by_id[topic.topic_id]
         del self._by_name[topic.name]
         del self._names[bisect_left(self._names, topic.name)]

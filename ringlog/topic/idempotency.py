@@ -48,9 +48,9 @@ class IdempotencyKeys:
         # A clock that steps back must not lengthen a window, so age is measured from the newest
         # time ever seen. Each entry is dropped once: amortised constant time for a write (I-11).
         self._newest_us = max(self._newest_us, now_us)
-        oldest = self._newest_us - window_ms * 1000
+        oldest_ms = self._newest_us // 1000 - window_ms
         while self._by_key:
             entry = next(iter(self._by_key.values()))
-            if entry.created_us >= oldest and window_ms:
+            if entry.created_us // 1000 >= oldest_ms and window_ms:
                 return
             self._by_key.popitem(last=False)

@@ -47,10 +47,9 @@ def frame(
     Raises UsageError for a field out of range and for values that are not bytes.
     """
     header = Header(
-        frame_len=layout.FRAME_LEN_MIN + columns.raw_len, type=FrameType.APPEND, version=layout.VERSION,
-        columns=columns.bitmap, topic_id=topic_id, base_seq=0, commit_ts=0, records=columns.count,
-        epoch=epoch, producer_id=producer_id, producer_seq=producer_seq, raw_len=columns.raw_len,
-        codec=Codec.NONE, flags=_flags(durability, payload_kind), reserved=0, body_xxh3=0, seal_xxh3=0,
+        layout.FRAME_LEN_MIN + columns.raw_len, FrameType.APPEND, layout.VERSION, columns.bitmap, topic_id,
+        0, 0, columns.count, epoch, producer_id, producer_seq, columns.raw_len, Codec.NONE,
+        _flags(durability, payload_kind), 0, 0, 0,
     )  # fmt: skip
     if codec == Codec.NONE:
         whole = columns.joined(pack_header(header))

@@ -311,7 +311,7 @@ class Shell:
                 if self._leader is None and (self.session.has_work or self._calls):
                     self._leader = me
                     try:
-                        while self._leader is me and self.session.has_work and not self._calls:
+                        while self._may_go_on(me):
                             self._turn(None)
                     except Exception:
                         log.exception("serving the connection failed")
@@ -327,6 +327,11 @@ class Shell:
                         self.lock.acquire()
                 elif self._leader is not None or not self.session.has_work:
                     self._background_turn.wait()
+
+    def _may_go_on(self, me: threading.Thread) -> bool:
+        """Does the daemon thread still lead, and is there anything to lead for? After close there is not."""
+        is_ours = self._leader is me and not self._is_closed
+        return is_ours and self.session.has_work and not self._calls
 
     # -- the end ------------------------------------------------------------------------------------
 

@@ -198,9 +198,10 @@ class Stream:
             if self._queue:
                 self._host.timers.at(self._host.clock.monotonic_ns() + RETRY_MS * MS, self._locate_again)
             return
+        reason = error if isinstance(error, RinglogError) else NotConnected(str(error))
         for shipment in queued:
             if not shipment.is_abandoned:
-                self._lose(shipment, shipment.count - shipment.settled, error)
+                self._give_up(shipment, reason)
 
     def _locate_again(self) -> None:
         if self._queue and not self._is_located():
@@ -268,10 +269,9 @@ class Stream:
         if shipment.settled >= shipment.count:
             self._live.discard(shipment)
 
-    def _lose(self, shipment: Shipment, count: int, error: BaseException) -> None:
+    def _lose(self, shipment: Shipment, count: int, error: RinglogError) -> None:
         self._drop_if_finished(shipment)
-        reason = error if isinstance(error, RinglogError) else NotConnected(str(error))
-        shipment.batch.lose(count, reason)
+        shipment.batch.lose(count, error)
 
     def _expire(self, shipment: Shipment) -> None:
         was_sent = shipment.pushed > 0

@@ -141,7 +141,13 @@ class Peer:
         if self._socket is None:
             return False
         happened = self._receive()
-        can_send = bool(self._events() & zmq.POLLOUT)
+        events = self._events()
+        while events & zmq.POLLIN and not self._is_receiving:
+            # Asking for the events swallows the wake-up of what arrived since we found nothing. Whoever
+            # goes to sleep without looking again would not be woken for it.
+            happened |= self._receive()
+            events = self._events()
+        can_send = bool(events & zmq.POLLOUT)
         if can_send and not self.is_up:
             self._came_up()
             return True

@@ -18,7 +18,7 @@ _HOMES = {
     "Monitor": "ringlog.testing.disk",
     "RecordingDisk": "ringlog.testing.disk",
     "SimulatedDisk": "ringlog.testing.disk",
-    "engine": "ringlog.testing.engine",
+    "engine": "ringlog.testing.real_engine",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605  a computed list keeps table and exports one

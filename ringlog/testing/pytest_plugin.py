@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ringlog.testing.engine import TestEngine, engine
+from ringlog.testing.real_engine import TestEngine, engine
 
 _SHOWN_CHARS_MAX = 80
 

@@ -197,6 +197,27 @@ def test_what_was_never_sent_was_certainly_not_applied(client):
     assert pending.error.outcome == "not_applied"
 
 
+def test_a_reply_that_comes_while_the_events_are_read_is_not_slept_over(server, client):
+    """CL-2: reading ZMQ_EVENTS takes the wake-up of what arrived meanwhile; look for it again."""
+    client.until(lambda: client.peer.is_up)
+    pending = client.peer.request(Ping(), client.deadline())
+    who, envelope, _ = client.until(server.take)
+    read_events = client.peer._events
+    reads = []
+
+    def events_just_after_the_reply_came():
+        if not reads:
+            server.answer(who, envelope.corr, Pong(1, 1))
+            assert client.fds.sleep(LONG_S) == [client.peer.fd]
+        reads.append(read_events())
+        return reads[-1]
+
+    client.peer._events = events_just_after_the_reply_came
+    client.peer.pump()
+    assert reads[0] & zmq.POLLIN
+    assert pending.is_done
+
+
 def test_a_connection_without_open_requests_has_no_times_to_wake_up_at(server, client):
     """CL-2: an idle client sleeps for good."""
     pending = client.peer.request(Ping(), client.deadline())

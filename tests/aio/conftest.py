@@ -1,0 +1,7 @@
+"""The shared engine for the asyncio tests."""
+
+from __future__ import annotations
+
+from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
+
+__all__ = ["ringlog_engine", "ringlog_topic"]

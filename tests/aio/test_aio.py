@@ -1,0 +1,130 @@
+"""The asyncio client against a real engine, over rings and over the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import ringlog.aio
+from ringlog.client import ClientState
+from ringlog.errors import Backpressure, NotConnected, TopicNotFound, WrongLoop
+
+WAIT_S = 20.0
+
+
+@pytest.fixture(params=["ring", "ipc"])
+def transport(request):
+    return request.param
+
+
+async def test_a_program_of_everything(ringlog_engine, ringlog_topic, transport):
+    """The names of the synchronous client, awaited (ZC-1)."""
+    topic = ringlog_topic()
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        assert client.state is ClientState.READY
+        assert (await client.topics.create(topic, durability="fsync")).created
+        assert (await client.append(topic, b"0", tag="t")).first_seq == 1
+        assert (await client.append_many(topic, [b"1", b"2"])).last_seq == 3
+        async with client.producer(topic) as producer:
+            tickets = [await producer.send(b"%d" % n) for n in range(3, 500)]
+            each = await producer.send_each([b"500", b"501"])
+            assert (await tickets[-1]).first_seq == 500
+            assert (await each).seqs.tolist() == [501, 502]
+        found = [item.data async for item in client.reader(topic)]
+        assert found == [b"%d" % n for n in range(502)]
+        assert len(await client.read(topic, 500)) == 2
+        assert (await client.topics.state(topic)).head_seq == 502
+        assert [s.topic async for s in client.topics.list(topic)] == [topic]
+        assert await client.topics.delete(topic)
+        with pytest.raises(TopicNotFound):
+            await client.append(topic, b"x", create=False)
+        assert (await client.close()).is_clean
+
+
+async def test_many_appends_at_once_get_numbers_of_their_own(ringlog_engine, ringlog_topic, transport):
+    """Pipelining is the default."""
+    topic = ringlog_topic()
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        results = await asyncio.gather(*(client.append(topic, b"%d" % n) for n in range(500)))
+        assert [result.first_seq for result in results] == list(range(1, 501))
+
+
+async def test_a_ticket_resolves_by_itself_and_calls_back(ringlog_engine, ringlog_topic):
+    """CL-3."""
+    called = asyncio.Event()
+    async with ringlog.aio.connect(ringlog_engine.url) as client:
+        ticket = await client.producer(ringlog_topic(), linger_ms=1).send(b"x")
+        ticket.on_done(lambda _: called.set())
+        await asyncio.wait_for(called.wait(), WAIT_S)
+        assert ticket.done()
+
+
+async def test_a_tailer_follows(ringlog_engine, ringlog_topic):
+    topic = ringlog_topic()
+    async with ringlog.aio.connect(ringlog_engine.url) as client:
+        await client.append(topic, b"0")
+        found = []
+
+        async def follow():
+            async for batch in client.tailer(topic):
+                found.extend(batch.bytes())
+                if len(found) == 3:
+                    return
+
+        following = asyncio.create_task(follow())
+        await client.append(topic, b"1")
+        await client.append(topic, b"2")
+        await asyncio.wait_for(following, WAIT_S)
+        assert found == [b"0", b"1", b"2"]
+
+
+async def test_who_stops_waiting_does_not_stop_the_work(ringlog_engine, ringlog_topic):
+    topic = ringlog_topic()
+    async with ringlog.aio.connect(ringlog_engine.url) as client:
+        producer = client.producer(topic, linger_ms=60_000)
+        ticket = await producer.send(b"x")
+        with pytest.raises(TimeoutError):
+            await ticket.result(0.01)
+        assert (await producer.flush()).acked == 1
+        assert (await ticket).first_seq == 1
+
+
+async def test_another_loop_is_refused(ringlog_engine, ringlog_topic):
+    """CL-12."""
+    topic, raised = ringlog_topic(), []
+    async with ringlog.aio.connect(ringlog_engine.url) as client:
+        await client.append(topic, b"x")
+
+        def elsewhere():
+            try:
+                asyncio.run(client.append(topic, b"y"))
+            except WrongLoop as e:
+                raised.append(e)
+
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join(WAIT_S)
+        assert len(raised) == 1
+        assert (await client.append(topic, b"z")).first_seq == 2
+
+
+def test_outside_of_a_loop_it_is_refused(ringlog_engine):
+    """CL-12."""
+    client = ringlog.aio.connect(ringlog_engine.url)
+    with pytest.raises(WrongLoop):
+        client.health()
+
+
+async def test_without_an_engine_waiting_ends(tmp_path):
+    """CL-1, CL-4, CL-14."""
+    with pytest.raises(NotConnected):
+        await ringlog.aio.connect(f"ringlog://{tmp_path}", wait=0.05)
+    client = ringlog.aio.connect(f"ringlog://{tmp_path}", timeout_ms=200)
+    producer = client.producer("t", max_buffer_bytes=2_000)
+    await producer.send(b"x" * 1_500)
+    with pytest.raises(Backpressure):
+        await producer.send(b"x" * 1_500)
+    await producer.send_many([b"y"] * 3)
+    assert (await client.close(0.01)).unsent == 3

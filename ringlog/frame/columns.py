@@ -158,7 +158,10 @@ def _encode_payloads(payloads: Sequence[bytes]) -> Columns:
     pieces = [head, *payloads]
     if size & 7:
         pieces.append(_ZEROS[: -size & 7])
-    return Columns(pieces, 1 << Column.PAYLOAD, count, len(head) + padded(size))
+    raw_len = len(head) + padded(size)
+    if raw_len + HEADER_BYTES > FRAME_BYTES_MAX:
+        raise PayloadTooLarge("one write is too large", bytes=raw_len + HEADER_BYTES, max=FRAME_BYTES_MAX)
+    return Columns(pieces, 1 << Column.PAYLOAD, count, raw_len)
 
 
 def encode_buffer(

@@ -46,7 +46,7 @@ class Data(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     dir: Annotated[str, Meta(min_length=1, max_length=4096)] = "./ringlog-data"
     min_free_bytes: Annotated[int, Meta(ge=0)] = 100 * limits.MIB
-    """Below this much free space the engine refuses to start, and writes are refused."""
+    """With less free space than this the engine refuses to start."""
 
 
 class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):

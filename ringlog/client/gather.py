@@ -205,6 +205,8 @@ class _Columns:
         first = (np.cumsum(entries) - entries)[self.frame_of]
         lists = (self._i32[base] + first, self._i32[base + 1] + first)
         _require(bool((entries >= 0).all() and (lists[0] <= lists[1]).all()))
+        # Before anything is allocated by it: a header takes eight bytes of offsets in its frame.
+        _require(bool((8 * entries <= self._end - self._at).all()))
         frame_of, index_of = _expand(entries)
         keys = self._bytes_part(entries, frame_of, index_of)
         return lists, keys, self._bytes_part(entries, frame_of, index_of)

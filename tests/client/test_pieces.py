@@ -1,5 +1,7 @@
 """Small frames decoded together are the same records as the same frames opened one by one."""
 
+import tracemalloc
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -167,3 +169,18 @@ def test_a_lying_offset_is_found():
     np.frombuffer(run.buffer, "<i4")[HEADER_BYTES // 4 + 1] = 1 << 30
     with pytest.raises(CorruptData, match="malformed"):
         gather(run, slice(0, 4), 0, "t")
+
+
+def test_a_lying_number_of_headers_allocates_nothing():
+    """RD-24: the number of entries is held against the frame before arrays are made by it."""
+    run = run_of([([FULL, FULL], ("headers",))] * 4)
+    words = np.frombuffer(run.buffer, "<i4")
+    lists_at = HEADER_BYTES // 4 + 6
+    assert words[lists_at : lists_at + 3].tolist() == [0, 1, 2]
+    words[lists_at + 2] = (1 << 31) - 1
+    tracemalloc.start()
+    with pytest.raises(CorruptData):
+        gather(run, slice(0, 4), 0, "t")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import xxhash
@@ -67,22 +67,32 @@ def parse_url(url: str | None) -> Address:
 
 
 def _remote(url: str) -> Address:
-    parts = urlsplit(url)
+    # Cut by hand: a key may hold any of & # % + ?, which a URL parser takes for its own.
+    base, _, query = url.partition("?")
+    parts = urlsplit(base)
     try:
         port = parts.port
     except ValueError as e:
         raise UsageError("not a port", url=url, reason=str(e)) from None
     if port is None or not parts.hostname:
         raise UsageError("a remote URL names host and port", url=url, expected=_RULE)
-    query = parse_qs(parts.query)
-    unknown = sorted(set(query) - {"server_key"})
-    if unknown:
-        raise UsageError("unknown option in URL", url=url, option=unknown[0], known="server_key")
-    server_key = query.get("server_key", [""])[0]
-    if server_key and len(server_key) != KEY_CHARS:
-        raise UsageError("a server key has 40 characters", chars=len(server_key))
+    server_key = _server_key(query) if query else ""
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return Address(endpoint=f"tcp://{host}:{port}", server_key=server_key)
+
+
+def _server_key(query: str) -> str:
+    """The key of `server_key=…`, as the engine prints it or percent-encoded.
+
+    40 characters are the key itself; an encoded one is longer wherever encoding changed anything.
+    """
+    name, equals, raw = query.partition("=")
+    if name != "server_key" or not equals:
+        raise UsageError("unknown option in URL", option=name, known="server_key")
+    key = raw if len(raw) == KEY_CHARS else unquote(raw)
+    if len(key) != KEY_CHARS:
+        raise UsageError("a server key has 40 characters", chars=len(key))
+    return key
 
 
 def read_engine(run_dir: str) -> EngineInfo | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import msgspec
 import pytest
+import zmq.utils.z85
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +27,14 @@ def test_a_remote_url_names_an_endpoint_and_the_servers_key():
         False,
     )
     assert parse_url("ringlog://[::1]:5").endpoint == "tcp://[::1]:5"
+
+
+@given(key=st.binary(min_size=32, max_size=32).map(lambda raw: zmq.utils.z85.encode(raw).decode()))
+def test_any_server_key_may_be_pasted_as_printed_or_quoted(key):
+    """Z85 uses & # % + ? and others that mean something in a URL."""
+    for spelling in (key, quote(key, safe="")):
+        address = parse_url(f"ringlog://host:4100?server_key={spelling}")
+        assert (address.server_key, address.endpoint) == (key, "tcp://host:4100")
 
 
 def test_without_a_url_the_environment_decides_then_the_default(monkeypatch):

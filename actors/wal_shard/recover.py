@@ -59,6 +59,9 @@ Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)."""
 
 
+_NO_WORD = Mark(0, 0, 0, 0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Claim:
     """What shard `shard` of `shards` copied: the frames of its topics from `stop` on are dead."""
@@ -78,7 +81,7 @@ class _File:
     is_last: bool = False
     """The last of its incarnation."""
     copied: Mark | None = None
-    """MARK_COPIED of its incarnation; without one the file is passed over."""
+    """MARK_COPIED of its incarnation; None when it did not get that far: the file is passed over."""
     claims: list[_Claim] = field(default_factory=list)
     ends: list[tuple[int, int]] = field(default_factory=list)
     """(offset, seal of the frame that ends there), known to be durable by the word of the next file."""
@@ -267,6 +270,12 @@ class Recovery:
         for speaker, mark in speakers.values():
             if mark is not None:
                 self._take_word(by_id, speaker, mark)
+        # Only files of incarnations that served are ever settled, so a claim is as good as the mark, which
+        # may itself have been beyond what was durable.
+        served = {f.header.incarnation for f in files if f.copied is not None or f.claims}
+        for file in files:
+            if file.copied is None and file.header.incarnation in served:
+                file.copied = _NO_WORD
         for file in files:
             self._require(file.header.prev_file, file.header.prev_stop, file.path)
         self._require(*self._durable_mark, "the board")
@@ -316,7 +325,7 @@ class Recovery:
             if tail is Tail.CORRUPT and file.copied is None and self._replay.is_lenient:
                 # Its MARK_COPIED may be what is damaged.
                 scan, pieces = self._scan(file, read, is_applied=True)
-                file.copied = Mark(0, 0, 0, 0, 0, 0)
+                file.copied = _NO_WORD
             self._require_same_lineage(file, scan)
             self._accept(file, scan, tail)
             if file.is_damaged:

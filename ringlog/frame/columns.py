@@ -138,15 +138,15 @@ def encode_records(
 
 def _encode_payloads(payloads: Sequence[bytes]) -> Columns:
     """encode_records of payloads alone, which is what a busy producer sends: as few steps as there can be."""
-    count = len(payloads)
-    if not 0 < count <= BATCH_RECORDS_MAX:
-        check_record_count(count)
-    offsets = np.empty(count + 1, dtype="<i4")
-    offsets[0] = 0
     try:
+        count = len(payloads)
+        if not 0 < count <= BATCH_RECORDS_MAX:
+            check_record_count(count)
         lengths = np.fromiter(map(len, payloads), dtype=np.int64, count=count)
     except TypeError as e:
         raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
+    offsets = np.empty(count + 1, dtype="<i4")
+    offsets[0] = 0
     at = int(lengths.argmax())
     if lengths[at] > RECORD_BYTES_MAX:
         raise RecordTooLarge("record too large", index=at, bytes=int(lengths[at]), max=RECORD_BYTES_MAX)

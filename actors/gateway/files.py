@@ -15,12 +15,17 @@ from ringlog.errors import CorruptData, DiskError
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
-from ringlog.limits import MIB
 from ringlog.storage.disk import Disk
-from ringlog.storage.reader import FrameRun, Marks, Pause, TopicReader
+from ringlog.storage.reader import (
+    FIRST_WINDOW_BYTES,
+    WINDOW_BYTES,
+    FrameRun,
+    Marks,
+    Pause,
+    TopicReader,
+)
 
 WIRE_SEED = 0
-_WINDOW_BYTES_MIN = 64 * 1024
 _LOOKS_MAX = 8
 """Looks at a mark that has not yet reached the head; the client asks again if that was too few."""
 
@@ -28,8 +33,7 @@ _LOOKS_MAX = 8
 def read_files(wanted: ReadFiles, *, data_dir: str, shm_dir: str, marks: Marks, disk: Disk) -> FramesRead:
     """Perform ReadFiles. Damage and disk trouble come back as `error`, after what lies before it."""
     reader = TopicReader(
-        wanted.located, wanted.after, data_dir=data_dir, shm_dir=shm_dir, marks=marks, disk=disk,
-        window_bytes=min(max(wanted.max_bytes, _WINDOW_BYTES_MIN), MIB),
+        wanted.located, wanted.after, data_dir=data_dir, shm_dir=shm_dir, marks=marks, disk=disk
     )  # fmt: skip
     try:
         return _read(reader, wanted)
@@ -44,9 +48,10 @@ def _read(reader: TopicReader, wanted: ReadFiles) -> FramesRead:
     records_left, bytes_left = wanted.limit, wanted.max_bytes
     examined = wanted.after
     looks = 0
+    window = FIRST_WINDOW_BYTES
     while records_left > 0 and bytes_left > 0 and examined < wanted.stop:
         try:
-            run = reader.next_run(wanted.stop)
+            run = reader.next_run(wanted.stop, window)
         except (CorruptData, DiskError):
             if runs:
                 break
@@ -62,6 +67,7 @@ def _read(reader: TopicReader, wanted: ReadFiles) -> FramesRead:
             bytes_left -= int(run.batch.total_bytes.sum())
             examined = run.last_seq
             runs.append(run)
+            window = min(2 * window, WINDOW_BYTES)
         elif run is not Pause.UNFINISHED and (runs or looks >= _LOOKS_MAX):
             break
         looks += isinstance(run, Pause)

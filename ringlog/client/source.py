@@ -23,7 +23,7 @@ from ringlog.frame.batch import End
 from ringlog.limits import READ_BYTES_MAX, READ_LIMIT_MAX, WAIT_MS_MAX
 from ringlog.link.pending import Steps
 from ringlog.storage.disk import RealDisk
-from ringlog.storage.reader import FrameRun, Mark, Pause, TopicReader
+from ringlog.storage.reader import FIRST_WINDOW_BYTES, FrameRun, Mark, Pause, TopicReader
 from ringlog.topic.tombstone import Floors, Gap, ReadPlan, plan_read
 
 _MS = 1_000_000
@@ -141,7 +141,7 @@ class LocalSource:
             if facts is None or facts.state != TOPIC_LIVE:
                 # Another life, or none: only the shard knows.
                 tries = self._count_try(tries)
-                self.close()
+                self._locate_anew()
                 continue
             plan = self._plan(cursor, located, facts)
             pause = self._read(plan, located, limit, bytes_max)
@@ -150,7 +150,7 @@ class LocalSource:
                 return portion
             if pause is Pause.MOVED:
                 tries = self._count_try(tries)
-                self.close()
+                self._locate_anew()
                 continue
             if pause is Pause.UNFINISHED:
                 continue
@@ -161,7 +161,7 @@ class LocalSource:
                 if tries >= _TRIES_MAX:
                     return portion
                 if tries % _TRIES_PER_LOCATE == 0:
-                    self.close()
+                    self._locate_anew()
                 left_s = max(left_s, _LOOK_AGAIN_S)
                 yield self._connection.published_since(located.shard, seen, min(left_s, _LOOK_AGAIN_S))
                 continue
@@ -169,6 +169,11 @@ class LocalSource:
                 return portion
             tries = 0
             yield self._connection.published_since(located.shard, seen, min(left_s, _WAIT_SLICE_S))
+
+    def _locate_anew(self) -> None:
+        # The reader stays: it remembers that it saw a hole, which only a second sight makes damage.
+        self._located = self._located_for = None
+        self._kept.clear()
 
     def _count_try(self, tries: int) -> int:
         if tries >= _TRIES_MAX:
@@ -200,6 +205,8 @@ class LocalSource:
         reader = self._reader
         if reader is None:
             reader = self._reader = self._open_reader(located, plan.after)
+        elif reader.located is not located:
+            reader.relocate(located, plan.after)
         elif plan.after < reader.cursor:
             kept.clear()
             return Pause.MOVED
@@ -214,10 +221,11 @@ class LocalSource:
     ) -> tuple[list[FrameRun], Pause | None]:
         runs: list[FrameRun] = []
         records = size = 0
+        window = bytes_max if self._is_mapped else min(bytes_max, FIRST_WINDOW_BYTES)
         while records < limit and size < bytes_max:
             before = reader.cursor
             try:
-                run = reader.next_run(stop, bytes_max)
+                run = reader.next_run(stop, window)
             except CorruptData:
                 if runs:
                     return runs, None  # What lies before the damage comes first (DR-16).
@@ -227,6 +235,7 @@ class LocalSource:
             runs.append(run)
             records += reader.cursor - before
             size += int(run.batch.total_bytes.sum())
+            window = min(2 * window, max(bytes_max, FIRST_WINDOW_BYTES))
         return runs, None
 
     def _open_reader(self, located: Located, after: int) -> TopicReader:

@@ -30,11 +30,13 @@ from ringlog.errors import CorruptData, DiskError
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
-from ringlog.limits import FRAME_BYTES_MAX, MIB
+from ringlog.limits import FRAME_BYTES_MAX, KIB, MIB
 from ringlog.storage.disk import Disk
 
 WINDOW_BYTES = 1 * MIB
 """Bytes read at a time; one frame that is larger is read whole."""
+FIRST_WINDOW_BYTES = 64 * KIB
+"""Where owners begin who may want only a few records; they double it as they go on."""
 WINDOWS_PER_CALL_MAX = 64
 """Windows without a frame of the topic after which next_run returns to its caller."""
 VOLATILE_PREFIX = "@"

@@ -358,6 +358,20 @@ def test_records_before_the_damage_come_first_and_then_the_error(world):
     assert reader.cursor.seq == 2
 
 
+def test_records_that_are_missing_are_an_error_not_a_gap(world):
+    """DR-16: a frame whose topic id rotted looks like somebody else's; its numbers are missed."""
+    fill(world, 2)
+    bad = world.write([b"lost"])
+    fill(world, 2)
+    world.file.damage(bad + 8, flip=8)
+    items = iter(Reader(world, "t"))
+    assert [next(items).seq, next(items).seq] == [1, 2]
+    with pytest.raises(CorruptData, match="missing") as e:
+        next(items)
+    assert (e.value.detail["seq"], e.value.detail["found_seq"]) == (3, 4)
+    assert world.locates <= 4
+
+
 # -- the iterator ---------------------------------------------------------------------------------------
 
 

@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # On the engine's host the client reads files itself: with the reader, through the disk seam it asks
     # for, and with the same decision about tombstones as the gateway.
     "client": {*WIRE, "link", "client", "storage.reader", "storage.disk", "topic.tombstone", "root"},
+    "aio": {*WIRE, "link", "client", "storage.reader", "aio"},
     "spark": {"base", "frame", "envelope", "client", "storage.reader", "spark"},
     # The supervisor locks the data directory and keeps meta/engine, and the disk is changed in one place.
     "supervision": {

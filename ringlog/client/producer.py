@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar, Unpack
@@ -139,7 +138,7 @@ class Producer(Generic[T]):
         if self._options.on_full == "raise":
             core.room()
             raise core.full()
-        deadline = time.monotonic() + core.session.timeout_ms / 1000
+        deadline = shell.now_s() + core.session.timeout_ms / 1000
         while not core.has_room(size):
             room = core.room()
             if not shell.wait_locked(room, deadline):

@@ -16,13 +16,13 @@ import logging
 import os
 import select
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ringlog.client.session import Session
+from ringlog.clock import Clock, SystemClock
 from ringlog.errors import UsageError
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Pending, Steps
@@ -85,7 +85,12 @@ class Shell:
 
     def __init__(self, make_session: Callable[[FdSet], Session]) -> None:
         self._make_session = make_session
+        self._clock: Clock = SystemClock()
         self._begin()
+
+    def now_s(self) -> float:
+        """Monotonic seconds: what deadlines are counted in."""
+        return self._clock.monotonic_ns() / 1e9
 
     def _begin(self) -> None:
         self.lock = threading.Lock()
@@ -138,23 +143,21 @@ class Shell:
     def wait(self, pending: Pending[Any], timeout: float | None) -> bool:
         """Sleep until it is done; False when the timeout, in seconds, ended first. Not with the lock held."""
         if not pending.is_done:
-            deadline = None if timeout is None else time.monotonic() + timeout
+            deadline = None if timeout is None else self.now_s() + timeout
             with self.lock:
                 self._wait(pending, deadline)
         self.run_calls()
         return pending.is_done
 
     def wait_locked(self, pending: Pending[Any], deadline: float | None) -> bool:
-        """As `wait`, for a caller that holds the lock; `deadline` is on time.monotonic."""
+        """As `wait`, for a caller that holds the lock; `deadline` is on `now_s`."""
         self._wait(pending, deadline)
         return pending.is_done
 
     def wait_all(self, pendings: Iterable[Pending[Any]], timeout: float) -> bool:
         """Wait for several, `timeout` seconds in all; False when that was not enough."""
-        deadline = time.monotonic() + timeout
-        left = [
-            pending for pending in pendings if not self.wait(pending, max(0.0, deadline - time.monotonic()))
-        ]
+        deadline = self.now_s() + timeout
+        left = [pending for pending in pendings if not self.wait(pending, max(0.0, deadline - self.now_s()))]
         return not left
 
     def run(self, steps: Steps[T]) -> T:
@@ -220,7 +223,7 @@ class Shell:
 
     def _wait(self, pending: Pending[Any], deadline: float | None) -> None:
         while not pending.is_done:
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and self.now_s() >= deadline:
                 return
             if self._leader is None or self._leader is self._background:
                 self._lead(pending, deadline)
@@ -232,7 +235,7 @@ class Shell:
         me = self._leader = threading.current_thread()
         try:
             while not pending.is_done:
-                left = None if deadline is None else deadline - time.monotonic()
+                left = None if deadline is None else deadline - self.now_s()
                 if left is not None and left <= 0:
                     return
                 self._turn(left)
@@ -253,7 +256,7 @@ class Shell:
                 me = self._leader
                 is_background = me is self._background
                 self._is_background_asleep |= is_background
-                self._wakes_ns = time.monotonic_ns() + int(seconds * 1e9)
+                self._wakes_ns = self._clock.monotonic_ns() + int(seconds * 1e9)
                 self.lock.release()
                 try:
                     ready = descriptors.sleep(seconds)
@@ -276,7 +279,7 @@ class Shell:
         pending.when_done(lambda _: self._release(key))
         self.lock.release()
         try:
-            baton.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic()))
+            baton.acquire(timeout=-1 if deadline is None else max(0.0, deadline - self.now_s()))
         finally:
             self.lock.acquire()
             self._followers.pop(key, None)

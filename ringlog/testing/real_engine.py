@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -273,10 +272,10 @@ def wait_until(
     condition: Callable[[], bool], timeout: float, what: str, facts: Callable[[], str] = lambda: ""
 ) -> None:
     """Look at a condition until it holds; raises RequestTimeout naming `what` was waited for."""
-    deadline = time.monotonic() + timeout
     clock = SystemClock()
+    deadline = clock.monotonic_ns() + round(timeout * 1e9)
     while not condition():
-        if time.monotonic() >= deadline:
+        if clock.monotonic_ns() >= deadline:
             raise RequestTimeout(f"waited in vain for {what}", timeout_s=timeout, facts=facts())
         clock.sleep(LOOK_S)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ringlog.testing.engine import TestEngine, engine
+from ringlog.testing.real_engine import TestEngine, engine
 
 ROOT = Path(__file__).parent.parent.parent
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

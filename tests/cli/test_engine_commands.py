@@ -1,0 +1,220 @@
+"""Commands against a real engine, in processes of their own as a shell runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ringlog
+from ringlog.cli.outcome import Exit
+from ringlog.testing.real_engine import TestEngine, engine, wait_until
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent.parent
+MAIN = "import sys; from ringlog.cli import main; sys.exit(main())"
+COMMAND = [sys.executable, "-c", MAIN]
+Name = Callable[[str], str]
+
+
+class Shell:
+    """Runs commands with RINGLOG_URL set."""
+
+    def __init__(self, url: str) -> None:
+        self.environ = os.environ | {"RINGLOG_URL": url, "PYTHONPATH": str(ROOT)}
+
+    def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [*COMMAND, *arguments],
+            input=stdin,
+            capture_output=True,
+            check=False,
+            timeout=40,
+            env=self.environ,
+        )
+
+    def ok(self, *arguments: str, stdin: bytes = b"") -> list[Any]:
+        """Run a command that must succeed; its ndjson."""
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, done.stderr.decode()
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def fails(self, code: Exit, *arguments: str, stdin: bytes = b"") -> str:
+        """Run a command that must fail like this; its one line."""
+        done = self.run(*arguments, stdin=stdin)
+        lines = done.stderr.decode().splitlines()
+        assert (done.returncode, len(lines)) == (code, 1), done.stderr.decode()
+        return lines[0]
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environ
+        )
+
+
+@pytest.fixture
+def shell(ringlog_engine: TestEngine) -> Shell:
+    return Shell(ringlog_engine.url)
+
+
+def test_a_topic_is_made_shown_changed_listed_and_deleted(shell: Shell, ringlog_topic: Name) -> None:
+    topic = ringlog_topic("life")
+    (made,) = shell.ok("topic", "create", topic, "--durability", "fsync", "--ttl", "7d")
+    assert (made["created"], made["config"]["ttl_ms"]) == (True, 604_800_000)
+    shell.fails(Exit.FAILED, "topic", "create", topic)
+    (again,) = shell.ok("topic", "create", topic, "--exist-ok")
+    assert (again["created"], again["config"]["durability"]) == (False, "fsync")
+    (changed,) = shell.ok("topic", "set", topic, "--cap-records", "10")
+    assert (changed["config"]["cap_records"], changed["config"]["ttl_ms"]) == (10, 604_800_000)
+    (shown,) = shell.ok("topic", "show", topic)
+    assert (shown["head_seq"], shown["count"]) == (0, 0)
+    assert [row["topic"] for row in shell.ok("topic", "list", topic)] == [topic]
+    assert shell.ok("topic", "delete", topic) == [{"topic": topic, "deleted": True}]
+    assert shell.run("topic", "delete", topic).returncode == Exit.NOT_FOUND
+    assert shell.ok("topic", "list", topic) == []
+
+
+def test_what_is_written_is_read_back_byte_for_byte(shell: Shell, ringlog_topic: Name) -> None:
+    topic = ringlog_topic("lines")
+    lines = b"".join(b"line %d \xff\n" % n for n in range(5_000))
+    (facts,) = shell.ok("write", topic, stdin=lines)
+    assert (facts["records"], facts["bytes"]) == (5_000, len(lines) - 5_000)
+    assert shell.run("read", topic, "--output", "raw").stdout == lines
+    assert (
+        shell.run("read", topic, "--from", "4999", "--output", "raw").stdout
+        == b"line 4998 \xff\nline 4999 \xff\n"
+    )
+    assert [r["seq"] for r in shell.ok("read", topic, "--from", "10", "--limit", "3")] == [10, 11, 12]
+    assert len(shell.ok("read", topic, "--from", "-1h", "-n", "7")) == 7
+    assert shell.ok("read", topic, "--from", "end") == []
+
+
+def test_json_lines_keep_their_keys_and_values(shell: Shell, ringlog_topic: Name, tmp_path: Path) -> None:
+    topic = ringlog_topic("json")
+    file = tmp_path / "events"
+    file.write_bytes(b'{"id": "a", "n": 18446744073709551615}\n{"id": 7}\n')
+    shell.ok("write", topic, str(file), "--json-lines", "--key-field", "id", "--durability", "fsync")
+    records = shell.ok("read", topic)
+    assert [(r["key"], r["data"]) for r in records] == [
+        ("a", {"id": "a", "n": 18446744073709551615}),
+        ("7", {"id": 7}),
+    ]
+
+
+def test_a_whole_file_is_one_record(shell: Shell, ringlog_topic: Name, tmp_path: Path) -> None:
+    topic = ringlog_topic("whole")
+    file = tmp_path / "blob"
+    file.write_bytes(bytes(range(256)) * 10)
+    shell.ok("write", topic, str(file), "--whole")
+    assert shell.run("read", topic, "--output", "raw").stdout == file.read_bytes() + b"\n"
+
+
+def test_refusals_have_codes_and_write_nothing(shell: Shell, ringlog_topic: Name) -> None:
+    """ERR-4, N-3."""
+    topic = ringlog_topic("bad")
+    assert "topic_not_found" in shell.fails(Exit.NOT_FOUND, "read", topic)
+    assert "topic_not_found" in shell.fails(Exit.NOT_FOUND, "tail", topic)
+    assert "topic_not_found" in shell.fails(Exit.NOT_FOUND, "topic", "show", topic)
+    assert "invalid_request" in shell.fails(Exit.FAILED, "write", "../x", stdin=b"x\n")
+    assert "invalid_request" in shell.fails(Exit.FAILED, "topic", "create", "a b")
+    assert "durability" in shell.fails(Exit.FAILED, "topic", "create", topic, "--durability", "eternal")
+    assert "line=2" in shell.fails(Exit.USAGE, "write", topic, "--json-lines", stdin=b"1\n{\n")
+    assert "too long" in shell.fails(Exit.FAILED, "write", topic, stdin=bytes(1_100_000))
+    shell.fails(Exit.FAILED, "write", topic, "no/such/file")
+
+
+def test_a_full_topic_refuses_the_write_and_says_so(shell: Shell, ringlog_topic: Name) -> None:
+    topic = ringlog_topic("full")
+    shell.ok("topic", "create", topic, "--cap-records", "2", "--discard", "reject")
+    shell.ok("write", topic, stdin=b"1\n2\n")
+    assert "topic_full" in shell.fails(Exit.FAILED, "write", topic, stdin=b"3\n")
+    assert len(shell.ok("read", topic)) == 2
+
+
+def test_tail_follows_several_topics_until_its_limit(
+    shell: Shell, ringlog_engine: TestEngine, ringlog_topic: Name
+) -> None:
+    first, second = ringlog_topic("one"), ringlog_topic("two")
+    with ringlog.connect(ringlog_engine.url) as client:
+        for topic in (first, second):
+            client.topics.create(topic)
+        tail = shell.start("tail", first, second, "--from", "start", "--limit", "4")
+        for n in range(2):
+            client.append(first, b"1%d" % n)
+            client.append(second, b"2%d" % n)
+        out, err = tail.communicate(timeout=30)
+    assert (tail.returncode, err) == (0, b"")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [r["data"] for r in records if r["topic"] == first] == [10, 11]
+    assert [r["data"] for r in records if r["topic"] == second] == [20, 21]
+
+
+def test_an_interrupted_tail_ends_with_130(
+    shell: Shell, ringlog_engine: TestEngine, ringlog_topic: Name
+) -> None:
+    topic = ringlog_topic("interrupted")
+    with ringlog.connect(ringlog_engine.url) as client:
+        client.append(topic, b"1")
+    tail = shell.start("tail", topic, "--from", "start")
+    assert tail.stdout is not None
+    assert json.loads(tail.stdout.readline())["data"] == 1
+    tail.send_signal(signal.SIGINT)
+    _, err = tail.communicate(timeout=30)
+    assert (tail.returncode, err) == (Exit.INTERRUPTED, b"")
+
+
+def test_status_shows_every_process_and_readiness(shell: Shell, ringlog_engine: TestEngine) -> None:
+    """M-2."""
+    ringlog_engine.wait_ready()
+    (found,) = shell.ok("status")
+    assert found["state"] == "ready"
+    assert [p["name"] for p in found["processes"]] == ["wal_shard-00", "wal_shard-01", "gateway"]
+    assert shell.ok("status", "--ready") == [{"state": "ready"}]
+    table = shell.run("status", "--output", "table").stdout.decode()
+    assert "wal_shard-01" in table
+    assert "disk free" in table
+
+
+def test_bench_measures_a_running_engine_and_cleans_up(shell: Shell) -> None:
+    (append,) = shell.ok("bench", "append", "--seconds", "0.2", "--frame-records", "10", "--producers", "1")
+    assert append["records_per_s"] > 0
+    assert append["machine"]["cpus"] >= 1
+    done = shell.run("bench", "read", "--records", "2000", "--output", "json")
+    report = json.loads(done.stdout)
+    assert {row["way"] for row in report["results"]} >= {"reader, records", "tailer, bytes"}
+    assert shell.ok("topic", "list", "bench-") == []
+
+
+def test_a_second_engine_on_the_same_data_is_refused_and_the_first_goes_on() -> None:
+    """SY-1."""
+    with engine() as running:
+        shell = Shell(running.url)
+        done = shell.run("serve", "--data-dir", running.data_dir, "--set", "run.allow_root=true")
+        assert done.returncode == Exit.FAILED
+        assert len([line for line in done.stderr.decode().splitlines() if not line.startswith("{")]) == 1
+        assert shell.ok("status", "--ready") == [{"state": "ready"}]
+
+
+def test_serve_runs_until_sigterm_and_ends_in_good_order(tmp_path: Path) -> None:
+    """SD-1, SD-3."""
+    data = tmp_path / "data"
+    shell = Shell(f"ringlog://{data}/run")
+    serve = shell.start(
+        "serve", "--data-dir", str(data), "--set", "run.allow_root=true", "--set", "wal.shards=1"
+    )
+    try:
+        wait_until((data / "run" / "engine.json").exists, 20, "the engine to be ready")
+        shell.ok("write", "kept", "--durability", "fsync", stdin=b"1\n")
+    finally:
+        serve.send_signal(signal.SIGTERM)
+        out, _ = serve.communicate(timeout=30)
+    assert serve.returncode == 0
+    assert b"is ready" in out
+    shell.fails(Exit.NO_CONNECTION, "status")

@@ -1,0 +1,139 @@
+"""What commands print, in each format."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from ringlog.cli.output import (
+    Format,
+    Printer,
+    RecordPrinter,
+    payload_value,
+    plain,
+    printable,
+    record_facts,
+    to_json,
+)
+from ringlog.client.pages import Record, Tombstone
+
+ROWS = [{"name": "a", "count": 5, "ok": True}, {"name": "long", "count": 1234, "ok": False}]
+
+
+def shown(format: Format, act: Any, *, is_colored: bool = False) -> str:
+    out = io.StringIO()
+    act(Printer(format, is_colored=is_colored, out=out))
+    return out.getvalue()
+
+
+def test_a_table_aligns_numbers_right_and_text_left() -> None:
+    assert shown(Format.TABLE, lambda p: p.rows(ROWS)).splitlines() == [
+        "name  count  ok",
+        "a         5  yes",
+        "long   1234  no",
+    ]
+
+
+def test_nothing_is_an_empty_list_for_programs_and_nothing_for_people() -> None:
+    """CL-5: nothing there is an empty list."""
+    assert shown(Format.TABLE, lambda p: p.rows([])) == ""
+    assert shown(Format.NDJSON, lambda p: p.rows([])) == ""
+    assert shown(Format.JSON, lambda p: p.rows([])) == "[]\n"
+
+
+def test_json_is_one_document_and_ndjson_a_line_each() -> None:
+    assert json.loads(shown(Format.JSON, lambda p: p.rows(ROWS))) == ROWS
+    assert [json.loads(line) for line in shown(Format.NDJSON, lambda p: p.rows(ROWS)).splitlines()] == ROWS
+
+
+def test_raw_rows_are_separated_by_tabs() -> None:
+    assert shown(Format.RAW, lambda p: p.rows(ROWS)) == "a\t5\tyes\nlong\t1234\tno\n"
+
+
+def test_one_thing_is_an_object_or_a_list_of_facts() -> None:
+    assert json.loads(shown(Format.NDJSON, lambda p: p.thing(ROWS[0]))) == ROWS[0]
+    assert shown(Format.TABLE, lambda p: p.thing(ROWS[0])) == "name   a\ncount  5\nok     yes\n"
+    assert shown(Format.RAW, lambda p: p.thing(ROWS[0])) == "name\ta\ncount\t5\nok\tyes\n"
+
+
+def test_only_tables_are_colored() -> None:
+    rows = [{"check": "disk", "verdict": "bad"}]
+    assert "\x1b[31mbad" in shown(Format.TABLE, lambda p: p.rows(rows), is_colored=True)
+    for format in (Format.JSON, Format.NDJSON, Format.RAW):
+        assert "\x1b" not in shown(format, lambda p: p.rows(rows), is_colored=True)
+
+
+def test_what_others_wrote_cannot_command_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\nc") == "a\\x1b[2Jb\\nc"
+    assert "\x1b" not in plain("\x1b]0;title\x07")
+    assert printable("größe 数") == "größe 数"
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        (b'{"a": 1}', {"a": 1}),
+        (b"null", None),
+        (b"18446744073709551615", 18446744073709551615),
+        (b"hello", {"$text": "hello"}),
+        (b"", {"$text": ""}),
+        (b"\xff\x00", {"$base64": "/wA="}),
+        (b'{\n "a":\r\n [1]\n}', {"a": [1]}),
+    ],
+)
+def test_a_payload_is_json_text_or_base64_and_stays_on_one_line(data: bytes, value: object) -> None:
+    """ZC-7: bytes that are not JSON keep their value under one key."""
+    line = to_json({"data": payload_value(data)})
+    assert "\n" not in line
+    assert "\r" not in line
+    assert json.loads(line)["data"] == value
+
+
+def test_a_records_absent_fields_are_left_out() -> None:
+    """R-4."""
+    assert list(record_facts("t", Record(1, 2, b"1"))) == ["topic", "seq", "ts", "data"]
+    full = Record(
+        7, 8, b"1", key=b"k", tag="x", node="n", meta_json=b'{"m":1}', headers={"h": b"\xff"}, event_ts=9,
+        expires_at=10, not_before=11, priority=2,
+    )  # fmt: skip
+    assert json.loads(to_json(record_facts("t", full))) == {
+        "topic": "t", "seq": 7, "ts": 8, "key": "k", "tag": "x", "node": "n", "event_ts": 9, "expires_at": 10,
+        "not_before": 11, "priority": 2, "meta": {"m": 1}, "headers": {"h": {"$base64": "/w=="}}, "data": 1,
+    }  # fmt: skip
+
+
+TOMBSTONE = Tombstone("t", 3, 9, "cap", 10, 20)
+
+
+def records_shown(format: Format) -> tuple[str, bytes]:
+    out, raw = io.StringIO(), io.BytesIO()
+    printer = RecordPrinter(Printer(format, out=out), names_topic=True, raw=raw)
+    printer.tombstone(TOMBSTONE)
+    printer.record("t", Record(10, 0, b"a\x1b", key=b"k", tag="x"))
+    printer.record("t", Record(11, 0, b"b"))
+    printer.close()
+    return out.getvalue(), raw.getvalue()
+
+
+def test_a_loss_is_printed_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    """CV-7: announced in band, in every format that has a band."""
+    table, _ = records_shown(Format.TABLE)
+    assert table.splitlines() == [
+        "--- lost 3..9 of t: cap ---",
+        "t        10  1970-01-01T00:00:00.000Z  key=k  tag=x  a\\x1b",
+        "t        11  1970-01-01T00:00:00.000Z  b",
+    ]
+    first, *_ = records_shown(Format.NDJSON)[0].splitlines()
+    assert json.loads(first) == {"tombstone": "cap", "topic": "t", "gap_from": 3, "gap_to": 9}
+    assert [next(iter(item)) for item in json.loads(records_shown(Format.JSON)[0])] == [
+        "tombstone", "topic", "topic",
+    ]  # fmt: skip
+    assert capsys.readouterr().err == ""
+
+
+def test_raw_records_are_payloads_and_a_loss_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert records_shown(Format.RAW) == ("", b"a\x1b\nb\n")
+    assert capsys.readouterr().err == "lost 3..9 of t: cap\n"

@@ -465,17 +465,9 @@ class ShardCore:
         self._effects.extend(RetireTopic(topic) for topic in retired)
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
-        intakes = [part for part in group.parts if isinstance(part, Intake)]
-        if intakes:
-            self._effects.append(
-                Committed(
-                    frames=sum(i.frames for i in intakes),
-                    records=sum(i.records for i in intakes),
-                    bytes=group.bytes + group.volatile_bytes,
-                    refused=sum(i.refused for i in intakes),
-                    repeats=sum(i.repeats for i in intakes),
-                )
-            )
+        if group.frames or group.refused or group.repeats:
+            size = group.bytes + group.volatile_bytes
+            self._effects.append(Committed(group.frames, group.records, size, group.refused, group.repeats))
         self._prepare_ahead()
 
     def _marks(self) -> PublishMarks:

@@ -80,9 +80,17 @@ class Group:
     volatile_bytes: int = 0
     needs_sync: bool = False
     dirty: dict[int, Topic] = field(default_factory=dict)
+    frames: int = 0
+    records: int = 0
+    refused: int = 0
+    repeats: int = 0
 
     def add_intake(self, intake: Intake) -> None:
         """Take in the admitted rows of an intake."""
+        self.frames += intake.frames
+        self.records += intake.records
+        self.refused += intake.refused
+        self.repeats += intake.repeats
         totals = intake.batch.total_bytes
         for stretch in intake.stretches:
             length = int(totals[stretch.start : stretch.stop].sum())

@@ -37,7 +37,6 @@ class _Ring:
     is_broken: bool = False
     settled_since: int = 0
     in_flight: int = 0
-    is_due: bool = False
 
 
 class Rings:
@@ -160,21 +159,20 @@ class Rings:
             return
         ring.in_flight -= len(entries)
         ring.settled_since += len(entries)
-        ring.is_due = True
         try:
             ring.consumer.settle(entries[:0] if ring.is_detaching else entries, new_tail)
         except RingError as e:
             self._break(ring, str(e))
+            return
+        # At once: a lone append waits for nothing else.
+        if ring.consumer.wants & WANTS_SETTLED:
+            ring.bell.ring()
 
-    def ring_bells(self, *, has_published: bool) -> None:
-        """Wake the clients that sleep and want to know."""
+    def tell_published(self) -> None:
+        """Wake the clients that sleep until something is published."""
         for ring in self._by_number.values():
-            wants = ring.consumer.wants
-            if wants and (
-                (ring.is_due and wants & WANTS_SETTLED) or (has_published and wants & WANTS_PUBLISHED)
-            ):
+            if ring.consumer.wants & WANTS_PUBLISHED:
                 ring.bell.ring()
-            ring.is_due = False
 
     def let_go(self) -> Iterator[tuple[str, int, list[tuple[bytes, int]]]]:
         """Detach rings that were asked to go and are empty; yields (name, frames settled, who asked)."""

@@ -45,6 +45,8 @@ log = logging.getLogger("ringlog.shard")
 
 SLEEP_MS_MAX = 100
 """Back-up poll: a lost doorbell costs at most this (RF-35)."""
+QUICK_GAP_NS = 150_000
+"""Frames that come this soon after the last ones were settled are waited for awake."""
 IDLE_SLEEPS = 20
 """After so many sleeps without work the back-up poll is as rare as the heartbeat: an engine that nobody
 uses costs next to nothing."""
@@ -87,8 +89,11 @@ class Shell:
         self._stop: Stop | None = None
         self._turns = 0
         self._idle_sleeps = 0
+        self._settled_ns = 0
+        self._gap_ns = 8 * QUICK_GAP_NS
         self._commit_from_ns = 0
         self._has_published = False
+        self._syncs_ns: list[int] = []
         self._poll = select.epoll()
         self._control: deque[ControlReceived] = deque()
         self._perform: dict[type, Callable[[Any], Any]] = {
@@ -173,7 +178,10 @@ class Shell:
             self._slot.add(P.SYNCS, 1)
             events.append(flushed)
         if self.core.wants_intake:
-            events.extend(self._rings.drain())
+            arrived = self._rings.drain()
+            if arrived:
+                self._note_gap(events[0].monotonic_ns)
+                events.extend(arrived)
             while self._control:
                 events.append(self._control.popleft())
         if len(events) == 1 and self._is_due(events[0].monotonic_ns):
@@ -202,20 +210,28 @@ class Shell:
                 if completion is not None:
                     completions.append(completion)
             effects = self.core.handle(completions) if len(completions) > 1 else []
-        self._rings.ring_bells(has_published=self._has_published)
-        self._has_published = False
+        if self._has_published:
+            self._has_published = False
+            self._rings.tell_published()
 
     def _beat(self) -> None:
         self._turns += 1
         slot = self._slot
         slot.set(P.TURNS, self._turns)
         slot.set(P.HEARTBEAT_NS, self._clock.monotonic_ns())
+        for took in self._syncs_ns:
+            slot.add(P.SYNCS, 1)
+            slot.add(P.SYNC_NS, took)
+            slot.histogram(H.SYNC).record(took)
+        self._syncs_ns.clear()
         if self._turns % CHECK_EVERY_TURNS == 0:
             self.core.check()
 
     def _sleep(self) -> None:
         """Wait for a bell, a message, a file or the next deadline; look once more after saying so."""
         slot = self._slot
+        if self._await_briefly():
+            return
         slot.set(P.ASLEEP, 1)
         if not self._rings.has_pending() and not self._socket.has_input():
             now = self._clock.monotonic_ns()
@@ -229,6 +245,25 @@ class Shell:
             self._poll.poll(wait_ms / 1000)
         slot.set(P.ASLEEP, 0)
         self._bell.drain()
+
+    def _await_briefly(self) -> bool:
+        """Look on for a moment where frames have been coming quickly; True when there are some.
+
+        A producer that sends one record after the other is back within microseconds: it then finds us
+        awake, which spares it the bell and us the wake-up. A stream that is not like that costs nothing.
+        """
+        if self._gap_ns > QUICK_GAP_NS:
+            return False
+        until = self._clock.monotonic_ns() + QUICK_GAP_NS
+        while self._clock.monotonic_ns() < until:
+            if self._rings.has_pending():
+                return True
+        return False
+
+    def _note_gap(self, now_ns: int) -> None:
+        """Learn how soon frames come after the last ones were settled; a few slow ones end the looking on."""
+        gap = min(now_ns - self._settled_ns, 8 * QUICK_GAP_NS)
+        self._gap_ns += (gap - self._gap_ns) >> 2
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -284,10 +319,8 @@ class Shell:
     def _sync(self, effect: ev.Sync) -> ev.Synced:
         started = self._clock.monotonic_ns()
         self._writer.sync()
-        took = self._clock.monotonic_ns() - started
-        self._slot.add(P.SYNCS, 1)
-        self._slot.add(P.SYNC_NS, took)
-        self._slot.histogram(H.SYNC).record(took)
+        # Counted at the end of the turn, when nobody waits any more.
+        self._syncs_ns.append(self._clock.monotonic_ns() - started)
         stop_points.hit("log_after_sync")
         return ev.Synced()
 
@@ -348,6 +381,7 @@ class Shell:
     def _settle(self, effect: ev.Settle) -> None:
         stop_points.hit("log_before_settle")
         self._rings.settle(effect.source, effect.entries, effect.new_tail)
+        self._settled_ns = self._clock.monotonic_ns()
 
     def _committed(self, effect: ev.Committed) -> None:
         slot = self._slot

@@ -1,0 +1,1 @@
+"""Rigs that try to break ringlog: crash states, fuzzing."""

@@ -1,0 +1,272 @@
+"""Disk images that a crash may leave, by the rules of the fault model.
+
+Durable is what a completed sync covers; the rest is pending. Legal is any subset of the pending writes of
+any files, the last of them cut at a sector, its head lost or one sector of it garbled; names lost from
+any point on, for each directory; lengths without contents and contents without lengths follow from
+lengths being changes of their own. Up to SUBSETS_MAX pending writes every subset is made, above that all
+prefixes, all omissions of one, all single survivors and some subsets drawn from a seed.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import posixpath
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ringlog.testing import disk as d
+from ringlog.testing.simulated_disk import SimulatedDisk
+from ringlog.testing.simulated_file import SECTOR_BYTES, Change, Directory, FileNode, apply
+
+SUBSETS_MAX = 6
+SEEDED_SUBSETS = 64
+EDGES_MAX = 16
+"""Sector edges at which one write is torn: of a longer one the first and last eight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Directories and files as the device holds them."""
+
+    directories: tuple[str, ...]
+    files: dict[str, bytes]
+
+    def key(self) -> bytes:
+        """A hash of everything."""
+        found = hashlib.blake2b(repr(self.directories).encode(), digest_size=16)
+        for path, data in sorted(self.files.items()):
+            found.update(f"{path} {len(data)} ".encode())
+            found.update(data.rstrip(b"\0"))
+        return found.digest()
+
+    def mount(self) -> SimulatedDisk:
+        """A disk that holds this image and nothing else."""
+        disk = SimulatedDisk(*self.directories)
+        for path, data in self.files.items():
+            fd = disk.create(path)
+            disk.write_at(fd, [data], 0)
+            disk.sync_file(fd)
+            disk.close(fd)
+            disk.sync_dir(posixpath.dirname(path))
+        return disk
+
+    def mount_below(self, cached: Image) -> SimulatedDisk:
+        """A disk that holds this image while its kernel shows another: a sync failed (RD-2).
+
+        What the device lacks never reaches it, whatever is synced later.
+        """
+        disk = self.mount()
+        for path in sorted(set(cached.directories) - set(self.directories)):
+            disk.make_dir(path)
+        for path in set(self.files) - set(cached.files):
+            disk.unlink(path)
+        for path, data in cached.files.items():
+            if self.files.get(path) == data:
+                continue
+            if path in self.files:
+                disk.unlink(path)
+            fd = disk.create(path)
+            disk.write_at(fd, [self.files.get(path, b"")], 0)
+            disk.sync_file(fd)
+            if path in self.files:
+                disk.sync_dir(posixpath.dirname(path))
+            disk.write_at(fd, [data], 0)
+            disk.truncate(fd, len(data))
+            disk.fail_sync(fd)
+            disk.close(fd)
+        return disk
+
+
+@dataclass(slots=True)
+class Tree:
+    """The disk as the operations so far left it: what is durable, and what is pending in which order."""
+
+    root: Directory = field(default_factory=Directory)
+    pending: list[tuple[FileNode, Change]] = field(default_factory=list)
+
+    def do(self, operation: d.Operation) -> None:
+        """Apply one recorded operation."""
+        match operation:
+            case d.Create(path):
+                self._parent(path).change({posixpath.basename(path): FileNode()})
+            case d.Write(path, offset, data):
+                self._change(path, offset, data)
+            case d.SetLength(path, length):
+                self._change(path, length, None)
+            case d.Allocate(path, offset, length):
+                if offset + length > len(self._file(path).shown):
+                    self._change(path, offset + length, None, grows=True)
+            case d.SyncData(path) | d.SyncFile(path):
+                node = self._file(path)
+                node.promote(node.serial)
+                self.pending = [each for each in self.pending if each[0] is not node]
+            case d.SyncDir(path):
+                directory = self._directory(path)
+                directory.promote(directory.changes)
+            case d.Unlink(path):
+                self._parent(path).change({posixpath.basename(path): None})
+            case d.MakeDir(path):
+                self._parent(path).change({posixpath.basename(path): Directory()})
+            case _:
+                raise NotImplementedError(f"no rule for {type(operation).__name__}")
+
+    @classmethod
+    def of(cls, image: Image) -> Tree:
+        """The tree of a disk that holds an image, all of it durable."""
+        tree = cls()
+        for path in image.directories:
+            tree.make_durable_dir(path)
+        for path, data in image.files.items():
+            node = FileNode(shown=bytearray(data), durable=bytearray(data))
+            directory = tree._parent(path)
+            directory.shown[posixpath.basename(path)] = node
+            directory.durable[posixpath.basename(path)] = node
+        return tree
+
+    def make_durable_dir(self, path: str) -> None:
+        """A directory that exists from the beginning."""
+        at = self.root
+        for name in filter(None, path.split("/")):
+            below = at.shown.setdefault(name, Directory())
+            assert isinstance(below, Directory)
+            at.durable[name] = below
+            at = below
+
+    def _change(self, path: str, offset: int, data: bytes | None, *, grows: bool = False) -> None:
+        node = self._file(path)
+        node.change(offset, data, grows=grows)
+        self.pending.append((node, node.pending[-1]))
+
+    def _directory(self, path: str) -> Directory:
+        at = self.root
+        for name in filter(None, path.split("/")):
+            below = at.shown[name]
+            assert isinstance(below, Directory), path
+            at = below
+        return at
+
+    def _parent(self, path: str) -> Directory:
+        return self._directory(posixpath.dirname(path))
+
+    def _file(self, path: str) -> FileNode:
+        node = self._parent(path).shown[posixpath.basename(path)]
+        assert isinstance(node, FileNode), path
+        return node
+
+    # -- images ---------------------------------------------------------------------------------------
+
+    def as_killed(self) -> Image:
+        """What a process kill leaves: everything that was given to the kernel."""
+        return self._image(self.pending, None)
+
+    def as_synced(self) -> Image:
+        """What power loss leaves at least."""
+        return self._image([], {})
+
+    def after_power_loss(self, seed: int = 0) -> Iterator[Image]:
+        """Every image that losing power now may leave."""
+        everything = list(self.pending)
+        for kept in _subsets(everything, seed):
+            yield self._image(kept, None)
+            yield self._image(kept, {})
+        for directory in self._directories():
+            for point in range(directory.reached, directory.changes):
+                yield self._image(everything, {id(directory): point})
+                yield self._image([], {id(directory): point})
+        for kept in [everything, *([each] for each in everything)]:
+            for torn in _torn(kept):
+                yield self._image(torn, None)
+
+    def _directories(self) -> list[Directory]:
+        found, queue = [], [self.root]
+        while queue:
+            directory = queue.pop()
+            found.append(directory)
+            queue += [each for each in directory.shown.values() if isinstance(each, Directory)]
+        return found
+
+    def _image(self, kept: Sequence[tuple[FileNode, Change]], names: dict[int, int] | None) -> Image:
+        """With these pending changes; `names`: how many changes of a directory reached the device.
+
+        None = all of them; a directory that `names` lacks has all of them, but {} means none anywhere.
+        """
+        directories: list[str] = []
+        files: dict[str, bytes] = {}
+        queue: list[tuple[str, Directory]] = [("", self.root)]
+        while queue:
+            path, directory = queue.pop()
+            directories += [path] if path else []
+            for name, node in _names(directory, names).items():
+                if isinstance(node, Directory):
+                    queue.append((f"{path}/{name}", node))
+                else:
+                    files[f"{path}/{name}"] = _content(node, kept)
+        return Image(tuple(sorted(directories)), files)
+
+
+def _names(directory: Directory, names: dict[int, int] | None) -> dict[str, FileNode | Directory]:
+    if names is None:
+        upto = directory.changes
+    else:
+        upto = names.get(id(directory), directory.changes if names else directory.reached)
+    found = dict(directory.durable)
+    for change in directory.pending[: upto - directory.reached]:
+        for name, what in change.items():
+            if what is None:
+                found.pop(name, None)
+            else:
+                found[name] = what
+    return found
+
+
+def _content(node: FileNode, kept: Sequence[tuple[FileNode, Change]]) -> bytes:
+    mine = [change for owner, change in kept if owner is node]
+    if not mine:
+        return bytes(node.durable)
+    content = copy.copy(node.durable)
+    for change in mine:
+        apply(content, change)
+    return bytes(content)
+
+
+def _subsets(pending: list[tuple[FileNode, Change]], seed: int) -> Iterator[list[tuple[FileNode, Change]]]:
+    count = len(pending)
+    if count <= SUBSETS_MAX:
+        for bits in itertools.product((False, True), repeat=count):
+            yield list(itertools.compress(pending, bits))
+        return
+    yield from (pending[:i] for i in range(count + 1))
+    for i in range(count):
+        yield pending[:i] + pending[i + 1 :]
+        yield [pending[i]]
+    rng = random.Random(seed)
+    for _ in range(SEEDED_SUBSETS):
+        yield [each for each in pending if rng.random() < 0.5]
+
+
+def _torn(kept: list[tuple[FileNode, Change]]) -> Iterator[list[tuple[FileNode, Change]]]:
+    """The kept changes with the last write cut at each sector, its head lost, or one sector garbled."""
+    if not kept or not kept[-1][1].data:
+        return
+    node, last = kept[-1]
+    data = last.data
+    assert data is not None
+    first = SECTOR_BYTES - last.offset % SECTOR_BYTES
+    edges = [0, *range(first, len(data), SECTOR_BYTES), len(data)]
+
+    def with_data(new: bytes) -> list[tuple[FileNode, Change]]:
+        return [*kept[:-1], (node, Change(last.serial, last.offset, new))]
+
+    inner, sectors = edges[1:-1], list(itertools.pairwise(edges))
+    if len(inner) > EDGES_MAX:
+        half = EDGES_MAX // 2
+        inner, sectors = inner[:half] + inner[-half:], sectors[:half] + sectors[-half:]
+    for edge in inner:
+        yield with_data(data[:edge])
+        yield with_data(bytes(edge) + data[edge:])
+    for start, stop in sectors:
+        noise = bytes((byte * 31 + 7) & 0xFF for byte in data[start:stop])
+        yield with_data(data[:start] + noise + data[stop:])

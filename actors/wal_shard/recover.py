@@ -82,6 +82,8 @@ class _File:
     """The last of its incarnation."""
     copied: Mark | None = None
     """MARK_COPIED of its incarnation; None when it did not get that far: the file is passed over."""
+    is_followed: bool = False
+    """A later incarnation of the same shard served: whatever was in doubt here it has copied."""
     claims: list[_Claim] = field(default_factory=list)
     ends: list[tuple[int, int]] = field(default_factory=list)
     """(offset, seal of the frame that ends there), known to be durable by the word of the next file."""
@@ -161,6 +163,7 @@ class Recovery:
         self.paths: dict[int, str] = {}
         self._present: set[int] = set()
         self._known_missing: set[int] = set()
+        self._required: list[tuple[int, int, str]] = []
         self._lost_streams: list[tuple[int, int]] = []
         """(shards, shard) of streams whose end may have lost something that was acknowledged."""
 
@@ -273,11 +276,17 @@ class Recovery:
         # Only files of incarnations that served are ever settled, so a claim is as good as the mark, which
         # may itself have been beyond what was durable.
         served = {f.header.incarnation for f in files if f.copied is not None or f.claims}
+        last_served: dict[tuple[int, int], int] = {}
         for file in files:
-            if file.copied is None and file.header.incarnation in served:
-                file.copied = _NO_WORD
+            if file.header.incarnation in served:
+                file.copied = file.copied or _NO_WORD
+                last_served[file.stream, file.header.shards] = file.header.incarnation
+        for file in files:
+            file.is_followed = file.header.incarnation < last_served.get((file.stream, file.header.shards), 0)
         for file in files:
             self._require(file.header.prev_file, file.header.prev_stop, file.path)
+        for required in self._required:
+            self._require(*required)
         self._require(*self._durable_mark, "the board")
 
     def _copied_mark(self, file: _File) -> Mark | None:
@@ -289,6 +298,7 @@ class Recovery:
 
     def _take_word(self, by_id: dict[int, _File], speaker: WalHeader, mark: Mark) -> None:
         for file_id, stop in mark.settled:
+            self._required.append((file_id, stop, f"incarnation {speaker.incarnation}"))
             if file_id in by_id:
                 by_id[file_id].claims.append(_Claim(speaker.shards, speaker.shard, stop))
         for file_id in mark.damaged:
@@ -400,7 +410,7 @@ class Recovery:
                 self.found.cut.append((file.path, WAL_HEADER_BYTES))
             return []
         durable = min(max(self._evidence(file), scan.durable), scan.stop)
-        is_open = file.is_last and not file.limit and not scan.orderly
+        is_open = file.is_last and not (file.limit or file.is_followed or scan.orderly)
         in_doubt = is_open and not file.is_claimed_by(self._shards, self._shard)
         stop = durable if in_doubt else scan.stop
         if in_doubt:

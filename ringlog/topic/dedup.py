@@ -132,12 +132,22 @@ class Producers:
         """Remember fresh frames of an admitted producer, ascending producer_seqs; (n,) arrays, n >= 1."""
         producer = self._by_id[producer_id]
         frames = len(producer_seqs)
-        first, count = int(producer_seqs[0]), int(counts[0])
-        if int(producer_seqs[-1]) - first == frames - 1 and (frames == 1 or bool((counts == count).all())):
-            producer.extend(first, frames, int(base_seqs[0]), count)
+        first, base, count = int(producer_seqs[0]), int(base_seqs[0]), int(counts[0])
+        if frames == 1:
+            producer.extend(first, 1, base, count)
             return
-        for seq, base, n in zip(producer_seqs.tolist(), base_seqs.tolist(), counts.tolist(), strict=True):
-            producer.extend(seq, 1, base, n)
+        # A run is consecutive in both numberings: others may have written between two of these frames.
+        breaks = np.flatnonzero(
+            (producer_seqs[1:] != producer_seqs[:-1] + np.uint64(1))
+            | (counts[1:] != counts[:-1])
+            | (base_seqs[1:] != base_seqs[:-1] + counts[:-1])
+        )
+        start = 0
+        for stop in [*(breaks + 1).tolist(), frames]:
+            producer.extend(
+                int(producer_seqs[start]), stop - start, int(base_seqs[start]), int(counts[start])
+            )
+            start = stop
 
     def items(self) -> list[tuple[int, Producer]]:
         """(producer_id, past) of every producer, the longest silent first."""

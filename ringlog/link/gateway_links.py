@@ -124,6 +124,14 @@ class GatewayLinks:
         if fd == self._peer.fd:
             self._peer.pump()
 
+    def can_look_on(self) -> bool:
+        """A socket is not looked at, it wakes."""
+        return False
+
+    def has_settled(self) -> bool:
+        """See can_look_on."""
+        return False
+
     def arm(self) -> bool:
         """A socket always wakes; False when something was there already."""
         return not self._peer.pump()

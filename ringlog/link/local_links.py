@@ -31,6 +31,10 @@ from ringlog.link.timers import Timers
 OPEN_BOARD_RETRY_NS = 20 * MS
 
 
+LONE_FRAMES_MAX = 2
+"""Up to so many frames in flight a sender is one that waits for each."""
+
+
 class ShardLink(NamedTuple):
     """All there is between one client and one shard."""
 
@@ -189,6 +193,14 @@ class LocalLinks:
                 return
             link.channel.on_bell(fd)
             link.publication.on_bell(fd)
+
+    def can_look_on(self) -> bool:
+        """A few frames are in flight on rings, so `has_settled` may turn true at any moment."""
+        return 0 < sum(link.channel.in_flight for link in self._links) <= LONE_FRAMES_MAX
+
+    def has_settled(self) -> bool:
+        """Are settlements there? A load a ring, for looking on."""
+        return any(link.channel.has_settled() for link in self._links)
 
     def arm(self) -> bool:
         """Ask to be woken for settlements; False when some were there already."""

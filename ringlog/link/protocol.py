@@ -94,6 +94,14 @@ class Links(Protocol):
         """A descriptor the owner was asked to watch became readable."""
         ...
 
+    def can_look_on(self) -> bool:
+        """May settlements be looked for in shared memory? Then `has_settled` costs next to nothing."""
+        ...
+
+    def has_settled(self) -> bool:
+        """Are settlements there to be pumped?"""
+        ...
+
     def arm(self) -> bool:
         """Ask to be woken for settlements; False when some are there already and sleeping would miss them."""
         ...

@@ -130,9 +130,18 @@ class RingChannel:
         return bool(self._outbox) or self._in_flight.frames > 0
 
     @property
+    def in_flight(self) -> int:
+        """Frames in the ring, waiting for their fate."""
+        return self._in_flight.frames if self._ring is not None else 0
+
+    @property
     def is_open(self) -> bool:
         """There is a ring."""
         return self._ring is not None
+
+    def has_settled(self) -> bool:
+        """Are settlements there to be taken?"""
+        return self._ring is not None and self._ring.producer.has_settled
 
     def submit(self, run: Run) -> None:
         """Send the run behind all that was submitted before."""

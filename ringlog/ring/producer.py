@@ -201,6 +201,11 @@ class RingProducer:
         return fresh
 
     @property
+    def has_settled(self) -> bool:
+        """Would `settled` bring anything? One load: for looking on."""
+        return self._memory.load(Word.SETTLE_HEAD) != self._settle_tail
+
+    @property
     def in_flight(self) -> int:
         """Frames pushed and not yet seen settled."""
         return self._in_flight

@@ -20,7 +20,7 @@ from ringlog.frame.compress import compress
 from ringlog.frame.control import check_control
 from ringlog.frame.header import Header, pack_header
 from ringlog.frame.layout import Column, FrameType
-from ringlog.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX
+from ringlog.limits import BATCH_RECORDS_MAX, FRAME_BYTES_MAX, RECORD_BYTES_MAX
 from ringlog.types import Codec, Durability, PayloadKind
 
 I64 = NDArray[np.int64]
@@ -106,23 +106,22 @@ def frames_of_one(
     Raises InvalidRequest for none, RecordTooLarge naming index, bytes and max, PayloadTooLarge when
     the buffer would exceed the limit of one message.
     """
+    template = Header(
+        0, FrameType.APPEND, layout.VERSION, 1 << Column.PAYLOAD, topic_id, 0, 0, 1, epoch, producer_id,
+        first_producer_seq, 0, Codec.NONE, _flags(durability, payload_kind), 0, 0, 0,
+    )  # fmt: skip
+    alike = _alike_length(payloads)
+    if alike:
+        return _frames_alike(payloads, alike, template)
     lengths = _payload_lengths(payloads)
     totals = _ONE_RECORD_PREFIX + ((lengths + 7) & ~7)
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(totals, out=offsets[1:])
     if offsets[-1] > FRAME_BYTES_MAX:
         raise PayloadTooLarge("too many bytes in one call", bytes=int(offsets[-1]), max=FRAME_BYTES_MAX)
-    template = Header(
-        frame_len=0, type=FrameType.APPEND, version=layout.VERSION, columns=1 << Column.PAYLOAD,
-        topic_id=topic_id, base_seq=0, commit_ts=0, records=1, epoch=epoch, producer_id=producer_id,
-        producer_seq=first_producer_seq, raw_len=0, codec=Codec.NONE,
-        flags=_flags(durability, payload_kind), reserved=0, body_xxh3=0, seal_xxh3=0,
-    )  # fmt: skip
     rows = _prefix_rows(template, lengths, totals)
     try:
-        buffer = (
-            _join_alike(payloads, rows, lengths) if _alike(lengths) else _join_mixed(payloads, rows, lengths)
-        )
+        buffer = _join_mixed(payloads, rows, lengths)
     except TypeError as e:
         raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
     if len(buffer) != offsets[-1]:
@@ -197,6 +196,32 @@ def _with_epoch(word: int, epoch: int) -> int:
     return (word & 0xFFFFFFFF) | epoch << layout.EPOCH_SHIFT
 
 
+def _alike_length(payloads: Sequence[bytes]) -> int:
+    """The length of every payload, where all are bytes of one length above 0; otherwise 0."""
+    lengths = set(map(len, payloads)) if set(map(type, payloads)) == {bytes} else ()
+    if len(lengths) != 1 or not 1 < len(payloads) <= BATCH_RECORDS_MAX:
+        return 0
+    (length,) = lengths
+    return length if length <= RECORD_BYTES_MAX and length * len(payloads) < FRAME_BYTES_MAX >> 1 else 0
+
+
+def _frames_alike(payloads: Sequence[bytes], length: int, template: Header) -> tuple[bytearray, I64]:
+    """frames_of_one for payloads of one length: whole columns of words at a time."""
+    count, body = len(payloads), 8 + layout.padded(length)
+    total = layout.HEADER_BYTES + body
+    header = template._replace(frame_len=total - layout.LEN_FIELD_BYTES, raw_len=body)
+    head = pack_header(header) + (length << 32).to_bytes(8, "little")
+    buffer = bytearray(count * total)
+    words = np.frombuffer(buffer, dtype="<u8").reshape(count, total >> 3)
+    words[:, : layout.HEADER_WORDS + 1] = np.frombuffer(head, dtype="<u8")
+    words[:, layout.W_PRODUCER_SEQ] += np.arange(count, dtype=np.uint64)
+    data = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(count, length)
+    words.view(np.uint8)[:, _ONE_RECORD_PREFIX : _ONE_RECORD_PREFIX + length] = data
+    bodies = np.ndarray((count,), f"V{body}", buffer, layout.HEADER_BYTES, (total,)).tolist()
+    words[:, layout.W_BODY_XXH3] = np.fromiter(map(_hash, bodies), dtype=np.uint64, count=count)
+    return buffer, np.arange(0, count * total + 1, total, dtype=np.int64)
+
+
 def _payload_lengths(payloads: Sequence[bytes]) -> I64:
     try:
         lengths = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
@@ -222,25 +247,6 @@ def _prefix_rows(template: Header, lengths: I64, totals: I64) -> NDArray[np.uint
     rows[:, layout.W_TAIL] += (totals - layout.HEADER_BYTES).astype(np.uint64)
     rows[:, layout.HEADER_WORDS] = lengths.astype(np.uint64) << np.uint64(32)
     return rows
-
-
-def _alike(lengths: I64) -> bool:
-    return len(lengths) > 1 and bool((lengths == lengths[0]).all())
-
-
-def _join_alike(payloads: Sequence[bytes], rows: NDArray[np.uint64], lengths: I64) -> bytearray:
-    """Equal lengths: two block copies into a matrix of bytes."""
-    count, length = len(lengths), int(lengths[0])
-    data = b"".join(payloads)
-    if len(data) != count * length:
-        raise TypeError("a payload is not a buffer of single bytes")
-    buffer = bytearray(count * (_ONE_RECORD_PREFIX + layout.padded(length)))
-    matrix = np.frombuffer(buffer, dtype=np.uint8).reshape(count, -1)
-    matrix[:, :_ONE_RECORD_PREFIX] = rows.view(np.uint8)
-    matrix[:, _ONE_RECORD_PREFIX : _ONE_RECORD_PREFIX + length] = np.frombuffer(data, dtype=np.uint8).reshape(
-        count, length
-    )
-    return buffer
 
 
 def _join_mixed(payloads: Sequence[bytes], rows: NDArray[np.uint64], lengths: I64) -> bytearray:

@@ -313,6 +313,8 @@ class RingChannel:
             positions: Any = producer.push([run.view(start, stop)])
             if positions is None:
                 return 0
+        elif run.frame_bytes:
+            _, positions = producer.push_run(run.view(start, stop), run.frame_bytes)
         else:
             offsets = run.offsets[start:stop]
             _, positions = producer.push_buffer(run.view(start, stop), offsets - offsets[0])

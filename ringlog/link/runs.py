@@ -24,13 +24,26 @@ I64 = NDArray[np.int64]
 class Run:
     """Frames `offsets[i]:offsets[i + 1]` of `buffer`, i < count. Subclasses say what their fate means."""
 
-    __slots__ = ("buffer", "count", "deadline_ns", "is_abandoned", "offsets", "pushed", "settled", "topic")
+    __slots__ = (
+        "buffer",
+        "count",
+        "deadline_ns",
+        "frame_bytes",
+        "is_abandoned",
+        "offsets",
+        "pushed",
+        "settled",
+        "topic",
+    )
 
     def __init__(self, topic: str, buffer: bytearray, offsets: I64, deadline_ns: int) -> None:
         self.topic = topic
         self.buffer = buffer
         self.offsets = offsets
         self.count = len(offsets) - 1
+        first = int(offsets[1])
+        self.frame_bytes = first if self.count > 1 and bool((np.diff(offsets) == first).all()) else 0
+        """Size of every frame, where there are several of one size; else 0."""
         self.deadline_ns = deadline_ns
         """When it is given up; the owner sees to it and sets `is_abandoned`."""
         self.pushed = 0
@@ -88,6 +101,16 @@ class Run:
                 one[layout.W_COUNT_EPOCH] = count | epoch << layout.EPOCH_SHIFT
             return
         words = np.frombuffer(self.buffer, dtype="<u8")
+        if self.frame_bytes:
+            table = words.reshape(self.count, self.frame_bytes >> 3)
+            table[:, layout.W_TOPIC] = topic_id
+            table[:, layout.W_PRODUCER_ID] = producer_id
+            table[:, layout.W_PRODUCER_SEQ] = np.arange(
+                first_producer_seq, first_producer_seq + self.count, dtype=np.uint64
+            )
+            halves = table.view(np.uint32)
+            halves[:, 2 * layout.W_COUNT_EPOCH + 1] = epoch
+            return
         at = self.offsets[:-1] >> 3
         words[at + layout.W_TOPIC] = topic_id
         words[at + layout.W_PRODUCER_ID] = producer_id

@@ -50,7 +50,7 @@ def _produce(url: str, topic: str, shape: Shape, seconds: float, ready: Any, go:
     ]
     with ringlog.connect(url, wait=10) as client, client.producer(topic, max_buffer_bytes=256 << 20) as out:
         tickets: deque[tuple[int, Any]] = deque()
-        step = max(shape.in_flight // 4, 1)
+        step = max(shape.in_flight // 2, 1)
         chunk = payloads[:step]
         out.send_many(payloads[:1]).result(10)
         ready.release()

@@ -30,6 +30,8 @@ from ringlog.link.pending import Pending, Steps
 T = TypeVar("T")
 log = logging.getLogger("ringlog.client")
 _EVENTS_PER_POLL = 64
+BACKGROUND_LOOK_S = 0.002
+"""How late a ticket may resolve that nobody waits for."""
 LOOK_ON_NS_MAX = 400_000
 """Where a wait usually takes longer than this, sleeping is cheaper than looking on."""
 LOOKS_PER_YIELD = 16
@@ -281,13 +283,17 @@ class Shell:
         """Sleep without the lock until something happens, at most `longest` seconds, and serve it."""
         session, descriptors = self.session, self.descriptors
         ready: list[int] = []
-        if session.links.arm():
+        is_background = self._leader is self._background
+        # The daemon thread serves results that nobody waits for: it looks now and then, so that a busy
+        # sender, who takes settlements himself, is not disturbed at each of them.
+        if not session.links.pump() if is_background else session.links.arm():
             seconds = session.sleep_s()
+            if is_background and session.links.frames_in_flight:
+                seconds = min(seconds, BACKGROUND_LOOK_S)
             if longest is not None and longest < seconds:
                 seconds = longest
             if seconds > 0:
                 me = self._leader
-                is_background = me is self._background
                 self._is_background_asleep |= is_background
                 self._wakes_ns = self._clock.monotonic_ns() + int(seconds * 1e9)
                 self.lock.release()

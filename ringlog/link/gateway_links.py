@@ -124,6 +124,11 @@ class GatewayLinks:
         if fd == self._peer.fd:
             self._peer.pump()
 
+    @property
+    def frames_in_flight(self) -> int:
+        """None in rings."""
+        return 0
+
     def can_look_on(self) -> bool:
         """A socket is not looked at, it wakes."""
         return False

@@ -194,9 +194,14 @@ class LocalLinks:
             link.channel.on_bell(fd)
             link.publication.on_bell(fd)
 
+    @property
+    def frames_in_flight(self) -> int:
+        """Frames in all rings, waiting for their fate."""
+        return sum(link.channel.in_flight for link in self._links)
+
     def can_look_on(self) -> bool:
         """A few frames are in flight on rings, so `has_settled` may turn true at any moment."""
-        return 0 < sum(link.channel.in_flight for link in self._links) <= LONE_FRAMES_MAX
+        return 0 < self.frames_in_flight <= LONE_FRAMES_MAX
 
     def has_settled(self) -> bool:
         """Are settlements there? A load a ring, for looking on."""

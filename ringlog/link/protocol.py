@@ -94,6 +94,11 @@ class Links(Protocol):
         """A descriptor the owner was asked to watch became readable."""
         ...
 
+    @property
+    def frames_in_flight(self) -> int:
+        """Frames in rings, waiting for their fate; 0 where a socket wakes its owner anyway."""
+        ...
+
     def can_look_on(self) -> bool:
         """May settlements be looked for in shared memory? Then `has_settled` costs next to nothing."""
         ...

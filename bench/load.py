@@ -45,13 +45,10 @@ class Measured:
 def _produce(url: str, topic: str, shape: Shape, seconds: float, ready: Any, go: Any, results: Any) -> None:
     import ringlog
 
-    payloads = [
-        os.urandom(shape.size) for _ in range(shape.records if shape.records > 1 else shape.in_flight)
-    ]
+    step = max(shape.in_flight // 2, 1)
+    payloads = [os.urandom(shape.size) for _ in range(shape.records)] * step
     with ringlog.connect(url, wait=10) as client, client.producer(topic, max_buffer_bytes=256 << 20) as out:
         tickets: deque[tuple[int, Any]] = deque()
-        step = max(shape.in_flight // 2, 1)
-        chunk = payloads[:step]
         out.send_many(payloads[:1]).result(10)
         ready.release()
         go.wait()
@@ -59,12 +56,8 @@ def _produce(url: str, topic: str, shape: Shape, seconds: float, ready: Any, go:
         acked = flying = 0
         while time.perf_counter() - begun < seconds:
             while flying < shape.in_flight:
-                if shape.records == 1:
-                    tickets.append((step, out.send_each(chunk)))
-                    flying += step
-                else:
-                    tickets.append((1, out.send_many(payloads)))
-                    flying += 1
+                tickets.append((step, out.send_each(payloads, records_per_frame=shape.records)))
+                flying += step
             tickets[0][1].result(30)
             while tickets and tickets[0][1].done():
                 frames, ticket = tickets.popleft()

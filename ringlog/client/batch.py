@@ -39,8 +39,10 @@ _COUNT_MASK = 0xFFFFFFFF
 class Batch(Pending[Appended]):
     """Resolved with an Appended (one frame) or AppendedEach (many); fails with the first refusal."""
 
-    __slots__ = ("bytes", "commit_ts", "deduped", "epoch", "failed_frames", "first_error", "frames",
-                 "missing", "records", "seqs", "stream")  # fmt: skip
+    __slots__ = (
+        "bytes", "commit_ts", "deduped", "epoch", "failed_frames", "first_error", "frame_records", "frames",
+        "missing", "records", "seqs", "stream",
+    )  # fmt: skip
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()
@@ -55,19 +57,21 @@ class Batch(Pending[Appended]):
         self.commit_ts = 0
         self.deduped = False
         self.failed_frames = 0
+        self.frame_records = 1
         self.first_error: RinglogError | None = None
         self.seqs: NDArray[np.uint64] | None = None
-        """(n,) numbers of one-record frames; None for a batch of one frame."""
+        """(frames,) first number of each frame; None for a batch of one frame."""
 
     @property
     def is_each(self) -> bool:
         """One frame a record."""
         return self.seqs is not None
 
-    def expect_each(self, count: int) -> None:
-        """Become a batch of `count` one-record frames."""
-        self.records = self.frames = self.missing = count
-        self.seqs = np.zeros(count, dtype=np.uint64)
+    def expect_each(self, count: int, records: int = 1) -> None:
+        """Become a batch of `count` records in frames of `records`, the last one perhaps smaller."""
+        self.records, self.frame_records = count, records
+        self.frames = self.missing = -(-count // records)
+        self.seqs = np.zeros(self.frames, dtype=np.uint64)
 
     def settle_one(self, entry: list[int]) -> None:
         """The only frame was appended."""
@@ -110,20 +114,31 @@ class Batch(Pending[Appended]):
         if error is not None:
             if self.is_each:
                 error.detail |= {"failed": self.failed_frames, "of": self.frames}
-            acked = self.frames - self.failed_frames if self.is_each else 0
+            lost = min(self.failed_frames * self.frame_records, self.records)
+            acked = self.records - lost if self.is_each else 0
             self.stream.batch_done(self, acked=acked, error=error)
             self.fail(error)
             return
         assert self.seqs is not None
         self.stream.batch_done(self, acked=self.records)
-        known = self.seqs[self.seqs > 0]
+        seqs = self._record_seqs(self.seqs)
+        known = seqs[seqs > 0]
         first, last = (int(known.min()), int(known.max())) if len(known) else (0, 0)
         self.resolve(
             AppendedEach(
                 self.stream.topic, self.epoch, first, last, self.records, self.stream.met_durability,
-                self.deduped, self.commit_ts, self.seqs,
+                self.deduped, self.commit_ts, seqs,
             )
         )  # fmt: skip
+
+    def _record_seqs(self, firsts: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """(records,) the number of every record; 0 where it is not known any more."""
+        size = self.frame_records
+        if size == 1:
+            return firsts
+        within = np.arange(self.records, dtype=np.uint64) % np.uint64(size)
+        repeated = np.repeat(firsts, size)[: self.records]
+        return np.where(repeated > 0, repeated + within, 0).astype(np.uint64)
 
 
 class Shipment(Run):

@@ -222,20 +222,23 @@ class ProducerCore:
             raise InvalidRequest("a write holds at least one record", records=0, min=1)
         return records
 
-    def add_each(self, payloads: Sequence[bytes]) -> Batch:
-        """Send every payload as a frame of its own, behind what was gathered; one batch for all."""
+    def add_each(self, payloads: Sequence[bytes], records: int = 1) -> Batch:
+        """Send payloads as frames of `records` each, behind what was gathered; one batch for all."""
+        if records < 1:
+            raise UsageError("a frame holds at least one record", records_per_frame=records)
         self.flush_open()
         stream = self.stream
+        step = max(EACH_PART_RECORDS // records, 1) * records
         parts = [
-            frame_codec.frames_of_one(
-                payloads[start : start + EACH_PART_RECORDS], topic_id=0,
+            frame_codec.frames_of(
+                payloads[start : start + step], records, topic_id=0,
                 durability=self.options.durability or Durability.EPHEMERAL,
                 payload_kind=self.options.payload.kind,
             )
-            for start in range(0, len(payloads), EACH_PART_RECORDS)
+            for start in range(0, max(len(payloads), 1), step)
         ]  # fmt: skip
         batch = Batch(stream)
-        batch.expect_each(len(payloads))
+        batch.expect_each(len(payloads), records)
         self._records_sent += len(payloads)
         stream.ship_parts(batch, parts)
         return batch

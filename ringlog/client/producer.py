@@ -63,8 +63,9 @@ class Producer(Generic[T]):
             session.links.pump()
         return Ticket(self._shell, batch)
 
-    def send_each(self, payloads: Sequence[T], /) -> Ticket:
-        """Send every record as a frame of its own, each durable for itself; one ticket for all.
+    def send_each(self, payloads: Sequence[T], /, *, records_per_frame: int = 1) -> Ticket:
+        """Send many frames at once, each durable for itself, with one ticket for all: every record as a
+        frame of its own, or `records_per_frame` at a time, which then are appended together or not at all.
 
         The result is an AppendedEach whose `seqs` are the numbers of the records in order. One refused
         record does not undo the others: the error says how many failed.
@@ -74,7 +75,7 @@ class Producer(Generic[T]):
         size = sum(map(len, encoded)) + FRAME_OVERHEAD_BYTES * len(encoded)
         with self._shell.locked() as session:
             self._require_room(size)
-            batch = self._core.add_each(encoded)
+            batch = self._core.add_each(encoded, records_per_frame)
             session.links.pump()
         return Ticket(self._shell, batch)
 

@@ -12,10 +12,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ringlog.errors import InvalidRequest, PayloadTooLarge, RecordTooLarge, UsageError
+from ringlog.errors import BatchTooLarge, InvalidRequest, PayloadTooLarge, RecordTooLarge, UsageError
 from ringlog.frame import layout
 from ringlog.frame.batch import body_hashes, scan
-from ringlog.frame.columns import Columns
+from ringlog.frame.columns import Columns, encode_records
 from ringlog.frame.compress import compress
 from ringlog.frame.control import check_control
 from ringlog.frame.header import Header, pack_header
@@ -133,6 +133,72 @@ def frames_of_one(
     return buffer, offsets
 
 
+def frames_of(
+    payloads: Sequence[bytes],
+    records: int,
+    *,
+    topic_id: int,
+    producer_id: int = 0,
+    first_producer_seq: int = 0,
+    epoch: int = 0,
+    durability: Durability = Durability.DISK,
+    payload_kind: PayloadKind = PayloadKind.BYTES,
+) -> tuple[bytearray, I64]:
+    """As frames_of_one with `records` payloads a frame; the last frame holds what is left.
+
+    Payloads of one length that fill all frames are laid out together; others frame by frame.
+    """
+    if records == 1:
+        return frames_of_one(
+            payloads, topic_id=topic_id, producer_id=producer_id, first_producer_seq=first_producer_seq,
+            epoch=epoch, durability=durability, payload_kind=payload_kind,
+        )  # fmt: skip
+    if not 0 < records <= BATCH_RECORDS_MAX:
+        raise BatchTooLarge("too many records in one write", records=records, max=BATCH_RECORDS_MAX)
+    length = _alike_length(payloads, most=FRAME_BYTES_MAX)
+    if length and len(payloads) % records == 0 and records * (length + 8) < FRAME_BYTES_MAX >> 1:
+        template = Header(
+            0, FrameType.APPEND, layout.VERSION, 1 << Column.PAYLOAD, topic_id, 0, 0, records, epoch,
+            producer_id, first_producer_seq, 0, Codec.NONE, _flags(durability, payload_kind), 0, 0, 0,
+        )  # fmt: skip
+        return _tables_alike(payloads, records, length, template)
+    whole = [
+        frame(
+            encode_records(payloads[start : start + records]), topic_id=topic_id, producer_id=producer_id,
+            producer_seq=first_producer_seq + start // records, epoch=epoch, durability=durability,
+            payload_kind=payload_kind,
+        )
+        for start in range(0, len(payloads), records)
+    ]  # fmt: skip
+    if not whole:
+        raise InvalidRequest("a write holds at least one record", records=0, min=1)
+    offsets = np.zeros(len(whole) + 1, dtype=np.int64)
+    np.cumsum([len(one) for one in whole], out=offsets[1:])
+    return bytearray().join(whole), offsets
+
+
+def _tables_alike(
+    payloads: Sequence[bytes], records: int, length: int, template: Header
+) -> tuple[bytearray, I64]:
+    """frames_of for full frames of payloads of one length: all have the same offsets and the same size."""
+    count, data_bytes = len(payloads) // records, records * length
+    ends = np.arange(0, data_bytes + 1, length, dtype="<i4").tobytes()
+    ends += _PADS[-len(ends) & 7]
+    body = len(ends) + layout.padded(data_bytes)
+    total = layout.HEADER_BYTES + body
+    head = pack_header(template._replace(frame_len=total - layout.LEN_FIELD_BYTES, raw_len=body)) + ends
+    buffer = bytearray(count * total)
+    words = np.frombuffer(buffer, dtype="<u8").reshape(count, total >> 3)
+    words[:, : len(head) >> 3] = np.frombuffer(head, dtype="<u8")
+    words[:, layout.W_PRODUCER_SEQ] += np.arange(count, dtype=np.uint64)
+    data = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(count, data_bytes)
+    words.view(np.uint8)[:, len(head) : len(head) + data_bytes] = data
+    view = memoryview(buffer)
+    hashes = [_hash(view[at + layout.HEADER_BYTES : at + total]) for at in range(0, count * total, total)]
+    words[:, layout.W_BODY_XXH3] = np.array(hashes, dtype=np.uint64)
+    return buffer, np.arange(0, count * total + 1, total, dtype=np.int64)
+
+
 def patch(
     buffer: Any,
     offset: int = 0,
@@ -196,10 +262,10 @@ def _with_epoch(word: int, epoch: int) -> int:
     return (word & 0xFFFFFFFF) | epoch << layout.EPOCH_SHIFT
 
 
-def _alike_length(payloads: Sequence[bytes]) -> int:
+def _alike_length(payloads: Sequence[bytes], most: int = BATCH_RECORDS_MAX) -> int:
     """The length of every payload, where all are bytes of one length above 0; otherwise 0."""
     lengths = set(map(len, payloads)) if set(map(type, payloads)) == {bytes} else ()
-    if len(lengths) != 1 or not 1 < len(payloads) <= BATCH_RECORDS_MAX:
+    if len(lengths) != 1 or not 1 < len(payloads) <= most:
         return 0
     (length,) = lengths
     return length if length <= RECORD_BYTES_MAX and length * len(payloads) < FRAME_BYTES_MAX >> 1 else 0

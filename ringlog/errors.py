@@ -53,7 +53,9 @@ class RinglogError(Exception):
         return (_rebuild, (type(self), self.message, self.outcome, self.detail))
 
 
-def _rebuild(kind: type[RinglogError], message: str, outcome: Outcome, detail: dict[str, Any]) -> RinglogError:
+def _rebuild(
+    kind: type[RinglogError], message: str, outcome: Outcome, detail: dict[str, Any]
+) -> RinglogError:
     return kind(message, outcome=outcome, **detail)
 
 
@@ -247,7 +249,9 @@ class FrameInvalid(RinglogError):
 
     code = "frame_invalid"
 
-    def __init__(self, reason: str, *, offset: int = 0, outcome: Outcome = "not_applied", **detail: Any) -> None:
+    def __init__(
+        self, reason: str, *, offset: int = 0, outcome: Outcome = "not_applied", **detail: Any
+    ) -> None:
         super().__init__(reason, outcome=outcome, offset=offset, **detail)
         self.reason = reason
         self.offset = offset

@@ -170,6 +170,8 @@ def test_a_key_file_goes_round(tmp_path):
         ("secret_key = " + ANNE.secret.decode(), 0o600, "TOML"),
         ("x" * 5000, 0o600, "too large"),
     ],
+    # Keys are drawn anew by every process; names of tests must not be.
+    ids=["readable-by-group", "readable-by-all", "public-only", "foreign-pair", "no-toml", "too-large"],
 )
 def test_a_bad_key_file_is_refused_without_quoting_it(tmp_path, text, mode, says):
     """SEC-28, SEC-29."""

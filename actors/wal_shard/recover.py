@@ -3,7 +3,7 @@
 Order: list the streams; learn from later files where earlier ones end; replay every file in the order
 of its incarnation; judge each end; gather what is in doubt; settle reservations and names. What was in
 doubt is then written again by the core into this incarnation's own file before anything else happens
-(RD-2). Nothing here changes the disk but `make_stream`, before, and `tidy`, after.
+(RD-2). Nothing here changes the log but `tidy`, afterwards.
 
 Who copied what. An incarnation that got through its recovery says so with a MARK_COPIED, which names
 the files that held doubtful frames and where each ends from now on. It speaks for the topics that its
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.wal_shard.group import Group
-from actors.wal_shard.replay import Replay
+from actors.wal_shard.replay import Origin, Replay
 from ringlog import stop_points
 from ringlog.errors import CorruptData
 from ringlog.frame import layout
@@ -83,7 +83,7 @@ class _File:
     copied: Mark | None = None
     """MARK_COPIED of its incarnation; None when it did not get that far: the file is passed over."""
     is_followed: bool = False
-    """A later incarnation of the same shard served: whatever was in doubt here it has copied."""
+    """A later incarnation of the same shard served, or one of ours: it has copied what was in doubt here."""
     claims: list[_Claim] = field(default_factory=list)
     ends: list[tuple[int, int]] = field(default_factory=list)
     """(offset, seal of the frame that ends there), known to be durable by the word of the next file."""
@@ -102,9 +102,9 @@ class _File:
                 return max(stops.values())
         return 0
 
-    def is_claimed_by(self, shards: int, shard: int) -> bool:
-        """Did this shard, under this count, copy its part?"""
-        return any((c.shards, c.shard) == (shards, shard) for c in self.claims)
+    def claim_of(self, shards: int, shard: int) -> int:
+        """Where this shard, under this count, began to copy its part; 0 = it did not."""
+        return max((c.stop for c in self.claims if (c.shards, c.shard) == (shards, shard)), default=0)
 
 
 @dataclass(slots=True)
@@ -162,6 +162,10 @@ class Recovery:
         self.salts: dict[int, int] = {}
         self.paths: dict[int, str] = {}
         self._present: set[int] = set()
+        self._solid = 0
+        """Our last file whose incarnation surely served: what it said of earlier files needs no repeating."""
+        self._said: list[tuple[int, int]] = []
+        """(file, stop) as earlier incarnations said."""
         self._known_missing: set[int] = set()
         self._required: list[tuple[int, int, str]] = []
         self._lost_streams: list[tuple[int, int]] = []
@@ -179,14 +183,14 @@ class Recovery:
             self._progress(self.found.bytes, total)
             stop_points.hit("recovery_mid_replay")
         self._replay.settle_names()
+        for file_id, stop in self._said:
+            # Said again, since that word may be as little durable as the rest.
+            if file_id >= self._solid:
+                self.found.settled.setdefault(file_id, stop)
         for file, pieces in doubts:
             for piece in pieces:
-                self._replay.copy(
-                    piece,
-                    self.found.group,
-                    other_layout=file.header.shards != self._shards,
-                    excluded=self._excluded(file, piece),
-                )
+                excluded = self._excluded(file, piece)
+                self._replay.copy(piece, self.found.group, self._origin(file), excluded=excluded)
         announced = self._replay.jump_heads(self.found.group, self._lost_streams)
         self.found.announced = announced + self._replay.gaps
         return self.found
@@ -266,8 +270,6 @@ class Recovery:
                 speakers[header.incarnation] = header, self._copied_mark(file)
             file.copied = speakers[header.incarnation][1]
             newest[incarnation] = file
-            if header.prev_file in by_id:
-                by_id[header.prev_file].ends.append((header.prev_stop, header.prev_seal))
         for file in newest.values():
             file.is_last = True
         for speaker, mark in speakers.values():
@@ -281,10 +283,14 @@ class Recovery:
             if file.header.incarnation in served:
                 file.copied = file.copied or _NO_WORD
                 last_served[file.stream, file.header.shards] = file.header.incarnation
+        mine = last_served.get((self._shard, self._shards), 0)
         for file in files:
-            file.is_followed = file.header.incarnation < last_served.get((file.stream, file.header.shards), 0)
-        for file in files:
-            self._require(file.header.prev_file, file.header.prev_stop, file.path)
+            theirs = last_served.get((file.stream, file.header.shards), 0)
+            file.is_followed = file.header.incarnation < max(mine, theirs)
+        for header, path in [(file.header, file.path) for file in files if file.copied is not None]:
+            self._require(header.prev_file, header.prev_stop, path)
+            if header.prev_file in by_id:
+                by_id[header.prev_file].ends.append((header.prev_stop, header.prev_seal))
         for required in self._required:
             self._require(*required)
         self._require(*self._durable_mark, "the board")
@@ -340,7 +346,7 @@ class Recovery:
             self._accept(file, scan, tail)
             if file.is_damaged:
                 behind = FileScan(file.header, file.size, read, stop=scan.stop)
-                self._replay.learn(sealed_behind(behind), other_layout=file.header.shards != self._shards)
+                self._replay.learn(sealed_behind(behind), self._origin(file))
         finally:
             self._disk.close(fd)
         return self._end(file, scan, tail, pieces)
@@ -349,17 +355,18 @@ class Recovery:
         """Scan a file and apply it; returns the pieces that reach behind what its marks call durable."""
         scan = FileScan(file.header, file.limit or file.size, read)
         self._replay.has_damage |= file.is_damaged
-        other_layout = file.header.shards != self._shards
+        origin = self._origin(file)
         pieces: list[Piece] = []
         for piece in scan.pieces():
             if not is_applied:
                 continue
-            self._replay.apply(
-                piece, file.header.file_id, file.path, other_layout=other_layout,
-                excluded=self._excluded(file, piece),
-            )  # fmt: skip
+            self._replay.apply(piece, origin, excluded=self._excluded(file, piece))
             pieces = [each for each in [*pieces, piece] if each.stop > scan.durable]
         return scan, pieces
+
+    def _origin(self, file: _File) -> Origin:
+        header = file.header
+        return Origin(header.file_id, file.path, header.shard, header.shards, header.shards != self._shards)
 
     def _excluded(self, file: _File, piece: Piece) -> NDArray[np.bool_] | None:
         """(n,) True for frames that lie again in the file of a shard that copied them; None = no frame."""
@@ -411,13 +418,17 @@ class Recovery:
             return []
         durable = min(max(self._evidence(file), scan.durable), scan.stop)
         is_open = file.is_last and not (file.limit or file.is_followed or scan.orderly)
-        in_doubt = is_open and not file.is_claimed_by(self._shards, self._shard)
+        in_doubt = is_open and not file.claim_of(self._shards, self._shard)
         stop = durable if in_doubt else scan.stop
         if in_doubt:
             self._doubt(file, stop)
             self._judge_loss(file, scan, tail)
-        elif file.is_damaged and not file.limit:
-            self.found.settled[header.file_id] = scan.stop
+            if header.shards != self._shards:
+                self._sync(file)
+        if file.is_damaged and not file.limit:
+            self.found.settled[header.file_id] = stop
+        elif said := file.limit or file.claim_of(self._shards, self._shard):
+            self._said.append((header.file_id, said))
         if file.is_damaged:
             self.found.damaged.add(header.file_id)
         if scan.orderly:
@@ -426,8 +437,11 @@ class Recovery:
         self.stops[header.file_id] = stop
         if is_own:
             self.found.prev = (header.file_id, durable, scan.seal_at(durable), scan.orderly)
-            if file.is_last and header.shards == self._shards and file.size > stop and not file.is_damaged:
-                self.found.cut.append((file.path, stop))
+            end = max(stop, file.copied.prev_stop + file.copied.group_bytes)
+            if durable >= end and header.shards == self._shards:
+                self._solid = header.file_id
+            if file.is_last and header.shards == self._shards and file.size > end and not file.is_damaged:
+                self.found.cut.append((file.path, end))
         return [piece.from_offset(stop) for piece in pieces if piece.stop > stop] if in_doubt else []
 
     def _doubt(self, file: _File, stop: int) -> None:
@@ -442,6 +456,18 @@ class Recovery:
                 self.found.settled.setdefault(earlier, end)
             self.found.damaged.update(file.copied.damaged)
         self.found.settled[file.header.file_id] = stop
+
+    def _sync(self, file: _File) -> None:
+        """Several shards draw conclusions from this file's doubtful end: let them all see the same.
+
+        If power were lost when some have, the others would not find it any more. It is no substitute for
+        copying: if a sync of this file failed before, this one may succeed and mean nothing (RD-2).
+        """
+        fd = self._disk.open_cut(f"{self._data_dir}/{file.path}")
+        try:
+            self._disk.sync_file(fd)
+        finally:
+            self._disk.close(fd)
 
     def _judge_loss(self, file: _File, scan: FileScan, tail: Tail) -> None:
         """May something acknowledged be gone? Not if the kernel stayed up and the log is whole (D-19)."""

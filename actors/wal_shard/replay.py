@@ -53,16 +53,35 @@ Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """The file that is being applied: who wrote it, and under which shard count."""
+
+    file_id: int
+    path: str
+    shard: int
+    shards: int
+    is_other_layout: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Source:
     """Where the rows that are being applied come from, for the index and for reports."""
 
     piece: Piece
-    file_id: int
-    path: str
+    origin: Origin
 
     def offset(self, row: int) -> int:
         """File offset of a row's frame."""
         return self.piece.file_offset + int(self.piece.batch.offsets[row])
+
+    @property
+    def is_other_layout(self) -> bool:
+        """Was the file written under another shard count?"""
+        return self.origin.is_other_layout
+
+    def is_writer_of(self, topic_id: int) -> bool:
+        """Was the topic that of the shard which wrote the file?"""
+        return shard_of(topic_id, self.origin.shards) == self.origin.shard
 
 
 @dataclass(slots=True)
@@ -87,22 +106,20 @@ class Replay:
     gaps: list[tuple[str, int, int]] = field(default_factory=list)
     _gone: set[int] = field(default_factory=set)
     _foreign: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Live names of other layouts -> (topic_id, epoch), whoever owns them."""
+    """Names made under other layouts -> (topic_id, epoch) of the last topic, whoever owns it."""
     _open: dict[int, Topic] = field(default_factory=dict)
     """Topics whose reservation is not settled."""
     _placeholders: set[int] = field(default_factory=set)
     _key: _PendingKey | None = None
     """The last frame applied was this key frame."""
 
-    def apply(
-        self, piece: Piece, file_id: int, path: str, *, other_layout: bool, excluded: Mask | None = None
-    ) -> None:
+    def apply(self, piece: Piece, origin: Origin, *, excluded: Mask | None = None) -> None:
         """Apply one piece of a file, but for the `excluded` rows; raises CorruptData naming what is wrong."""
-        source = _Source(piece, file_id, path)
+        source = _Source(piece, origin)
         words = piece.batch.words
         types = frames.types_of(words)
         appends = types == FrameType.APPEND
-        ours = appends & self._mine(words, other_layout)
+        ours = appends & self._mine(words, origin)
         if excluded is not None:
             ours &= ~excluded
         start = 0
@@ -112,18 +129,21 @@ class Replay:
                 continue
             self._append_rows(source, ours, start, row)
             is_excluded = excluded is not None and bool(excluded[row])
-            self._control(source, row, other_layout=other_layout, is_excluded=is_excluded)
+            self._control(source, row, is_excluded=is_excluded)
             start = row + 1
         self._append_rows(source, ours, start, len(words))
 
-    def _mine(self, words: frames.U64, other_layout: bool) -> Mask:
-        if not other_layout:
+    def _mine(self, words: frames.U64, origin: Origin) -> Mask:
+        if not origin.is_other_layout:
             return np.ones(len(words), dtype=np.bool_)
         owners = shards_of(words[:, layout.W_TOPIC], self.identity.shards)
         return np.asarray(owners == self.identity.shard, dtype=np.bool_)
 
     def _is_mine(self, topic_id: int) -> bool:
         return shard_of(topic_id, self.identity.shards) == self.identity.shard
+
+    def _is_home(self, name: str) -> bool:
+        return home_shard(name, self.identity.shards) == self.identity.shard
 
     # -- appends --------------------------------------------------------------------------------------
 
@@ -163,7 +183,7 @@ class Replay:
             return topic
         if not (self.has_damage or self.is_lenient):
             raise CorruptData(
-                "records of a topic that was never created", topic_id=topic_id, file=source.path,
+                "records of a topic that was never created", topic_id=topic_id, file=source.origin.path,
                 offset=source.offset(row),
             )  # fmt: skip
         topic = Topic(topic_id, int(frames.epochs_of(words)[0]), f"topic-{topic_id}", TopicConfig())
@@ -183,7 +203,7 @@ class Replay:
         topic.publish()
         for of_producer in _by_value(np.arange(len(words)), words[:, layout.W_PRODUCER_ID]):
             self._remember(topic, words[of_producer])
-        topic.index.add_run(bases, source.file_id, part.offsets + source.piece.file_offset)
+        topic.index.add_run(bases, source.origin.file_id, part.offsets + source.piece.file_offset)
         self.records += total
 
     @staticmethod
@@ -213,7 +233,7 @@ class Replay:
     @staticmethod
     def _damage(text: str, topic: Topic, base: int, source: _Source, row: int) -> CorruptData:
         return CorruptData(
-            text, topic=topic.name, expected_seq=topic.next_seq, found_seq=base, file=source.path,
+            text, topic=topic.name, expected_seq=topic.next_seq, found_seq=base, file=source.origin.path,
             offset=source.offset(row),
         )  # fmt: skip
 
@@ -247,25 +267,28 @@ class Replay:
         try:
             return decode_body(frame_type, memoryview(source.piece.buffer)[start : start + raw_len])
         except CorruptData as e:
-            e.detail.update(file=source.path, offset=source.offset(row))
+            e.detail.update(file=source.origin.path, offset=source.offset(row))
             raise
 
-    def _control(self, source: _Source, row: int, *, other_layout: bool, is_excluded: bool) -> None:
+    def _control(self, source: _Source, row: int, *, is_excluded: bool) -> None:
         body = self._decoded(source, row)
         topic_id = int(source.piece.batch.words[row, layout.W_TOPIC])
         mine = self._is_mine(topic_id)
-        if other_layout or not mine:
-            self._note_name(topic_id, body)
-        if mine and not is_excluded:
+        if isinstance(body, TopicCreated):
+            if source.is_other_layout or not mine:
+                self._note_name(topic_id, body)
+            if mine and not self._is_home(body.name):
+                # A name's home decides who looks after it; whoever it may point to must accept that.
+                self.directory.adopted.add(body.name)
+        # What a shard notes of topics that are not its own is about their names alone.
+        if mine and not is_excluded and source.is_writer_of(topic_id):
             self._apply_control(topic_id, body)
 
-    def _note_name(self, topic_id: int, body: Body) -> None:
-        """Facts of other layouts, which a name's home and its topic's shard must read alike."""
-        if isinstance(body, TopicCreated):
+    def _note_name(self, topic_id: int, body: TopicCreated) -> None:
+        """Where a name was last made. Its removal is no news: whoever looked after it goes on doing so."""
+        if body.epoch > self._foreign.get(body.name, (0, 0))[1]:
             self._foreign[body.name] = (topic_id, body.epoch)
-            self.directory.seen(topic_id, body.epoch)
-        elif isinstance(body, TopicRemoved):
-            self._foreign = {name: life for name, life in self._foreign.items() if life[0] != topic_id}
+        self.directory.seen(topic_id, body.epoch)
 
     def _apply_control(self, topic_id: int, body: Body) -> None:
         topic = self.directory.by_id.get(topic_id)
@@ -296,6 +319,9 @@ class Replay:
             self.directory.rename(topic, body.name)
             topic.config = config
         elif topic_id not in self._gone and topic is None:
+            replaced = self.directory.find(body.name)
+            if replaced is not None:
+                self._gone.add(replaced.topic_id)
             self.directory.add(Topic(topic_id, body.epoch, body.name, config))
 
     def _reserve(self, topic: Topic, body: HeadReserved) -> None:
@@ -310,7 +336,7 @@ class Replay:
 
     # -- damage ---------------------------------------------------------------------------------------
 
-    def learn(self, pieces: Iterable[Piece], *, other_layout: bool) -> None:
+    def learn(self, pieces: Iterable[Piece], origin: Origin) -> None:
         """Take note of what lay behind damage: which topics were made and deleted, which numbers are lost.
 
         Headers of these frames verify, their bodies perhaps not. Their records are not recovered: the log
@@ -318,17 +344,17 @@ class Replay:
         """
         last: dict[int, tuple[int, int]] = {}
         for piece in pieces:
-            source = _Source(piece, 0, "")
+            source = _Source(piece, origin)
             words = piece.batch.words
             types = frames.types_of(words)
-            mine = self._mine(words, other_layout)
+            mine = self._mine(words, origin)
             for row in np.flatnonzero((types != FrameType.APPEND) & ~np.isin(types, _MARKS)).tolist():
                 one = piece.batch.take(slice(row, row + 1))
                 if (
                     types[row] != FrameType.IDEMPOTENCY_KEY
                     and frames.first_bad_body(piece.buffer, one) is None
                 ):
-                    self._control(source, row, other_layout=other_layout, is_excluded=False)
+                    self._control(source, row, is_excluded=False)
             for row in np.flatnonzero(mine & (types == FrameType.APPEND)).tolist():
                 stop = int(words[row, layout.W_BASE_SEQ] + frames.counts_of(words[row : row + 1])[0])
                 epoch = int(frames.epochs_of(words[row : row + 1])[0])
@@ -348,13 +374,10 @@ class Replay:
                 del self._open[topic.topic_id]
 
     def settle_names(self) -> None:
-        """Decide who looks after names that were made under another shard count."""
-        me = self.identity
+        """Point to the shards that look after names which are at home here and were made elsewhere."""
         for name, (topic_id, _) in self._foreign.items():
-            owner, home = shard_of(topic_id, me.shards), home_shard(name, me.shards)
-            if owner == me.shard and home != me.shard:
-                self.directory.adopted.add(name)
-            elif owner != me.shard and home == me.shard:
+            owner = shard_of(topic_id, self.identity.shards)
+            if owner != self.identity.shard and self._is_home(name):
                 self.directory.elsewhere[name] = owner
 
     def jump_heads(self, group: Group, lost_streams: list[tuple[int, int]]) -> list[tuple[str, int, int]]:
@@ -382,22 +405,22 @@ class Replay:
                 group.add_control(frame_of(RangeLost(first, last), gapped.topic_id, gapped.epoch), gapped)
         return announced
 
-    def copy(self, piece: Piece, group: Group, *, other_layout: bool, excluded: Mask | None = None) -> None:
+    def copy(self, piece: Piece, group: Group, origin: Origin, *, excluded: Mask | None = None) -> None:
         """Stage a doubtful piece to be written again (RD-2): the frames that are ours and still matter.
 
-        Of other shards' topics the creations and removals are kept, since they decide about names.
+        Of other shards' topics the creations are kept, since they decide about names.
         """
         words = piece.batch.words
         types = frames.types_of(words)
         appends = types == FrameType.APPEND
-        wanted = appends & self._mine(words, other_layout)
+        wanted = appends & self._mine(words, origin)
         if excluded is not None:
             wanted &= ~excluded
         buffer = bytearray(piece.buffer)
         totals = piece.batch.total_bytes
         start = 0
         for row in np.flatnonzero(~appends & ~np.isin(types, _MARKS)).tolist():
-            if not self._is_control_wanted(piece, row, excluded):
+            if not self._is_control_wanted(_Source(piece, origin), row, excluded):
                 continue
             self._copy_appends(piece, buffer, wanted, start, row, group)
             offset = int(piece.batch.offsets[row])
@@ -406,16 +429,16 @@ class Replay:
             start = row + 1
         self._copy_appends(piece, buffer, wanted, start, len(words), group)
 
-    def _is_control_wanted(self, piece: Piece, row: int, excluded: Mask | None) -> bool:
+    def _is_control_wanted(self, source: _Source, row: int, excluded: Mask | None) -> bool:
         if excluded is not None and excluded[row]:
             return False
-        words = piece.batch.words
+        words = source.piece.batch.words
         topic_id = int(words[row, layout.W_TOPIC])
         kind = int(frames.types_of(words[row : row + 1])[0])
-        if kind in (FrameType.TOPIC_CREATE, FrameType.TOPIC_DELETE) and not self._is_mine(topic_id):
-            return True
+        if not self._is_mine(topic_id) or not source.is_writer_of(topic_id):
+            return kind == FrameType.TOPIC_CREATE
         if kind == FrameType.IDEMPOTENCY_KEY:
-            body = self._decoded(_Source(piece, 0, ""), row)
+            body = self._decoded(source, row)
             assert isinstance(body, KeyUsed)
             pending = _PendingKey(topic_id, body)
             if row + 1 >= len(words) or not _is_append_of(pending, words[row + 1]):

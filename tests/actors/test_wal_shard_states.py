@@ -70,14 +70,14 @@ def test_a_reservation_acked_before_it_is_durable_is_caught(monkeypatch):
 
 def test_settling_the_recovered_tail_without_copying_it_is_caught(monkeypatch):
     """Mutant 6, RF-42."""
-    monkeypatch.setattr(replay.Replay, "copy", lambda self, piece, group, **others: None)
+    monkeypatch.setattr(replay.Replay, "copy", lambda self, *given, **named: None)
     monkeypatch.setattr(recover.Recovery, "_doubt", lambda self, file, stop: None)
     assert caught("append")
 
 
 def test_dropping_the_doubtful_tail_is_caught(monkeypatch):
     """The other half of mutant 6: what was acknowledged and not marked must be copied, not cut."""
-    monkeypatch.setattr(replay.Replay, "copy", lambda self, piece, group, **others: None)
+    monkeypatch.setattr(replay.Replay, "copy", lambda self, *given, **named: None)
     assert "is gone" in caught("append") or "changes the state" in caught("append")
 
 

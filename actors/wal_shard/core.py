@@ -171,6 +171,7 @@ class ShardCore:
         self._flush_at_ns: int | None = None
         self._flushing: Flush | None = None
         self._opened_ns = 0
+        self._files_opened = 0
         self._mark_at_ns: int | None = None
         self._mark_flags = 0
         self._word: tuple[list[tuple[int, int]], list[int]] = ([], [])
@@ -314,7 +315,7 @@ class ShardCore:
             self._preparing = True
             # A file that is ready and too small is given up for the new one.
             self._ready_capacity = 0
-            fill = not self.log.is_open or self._now_ns - self._opened_ns > _FILL_WHEN_HALF_TAKES_NS
+            fill = self._files_opened <= 1 or self._now_ns - self._opened_ns > _FILL_WHEN_HALF_TAKES_NS
             self._effects.append(PrepareFile(needed + WAL_HEADER_BYTES + MARK_BYTES_MAX, fill))
 
     def _take(self, event: FramesArrived | ControlReceived, room: Room) -> None:
@@ -512,6 +513,7 @@ class ShardCore:
             self.places.stops[self.log.file_id] = self.log.offset
         self.log.opened(event.file_id, event.salt, event.start, event.capacity)
         self._opened_ns = self._now_ns
+        self._files_opened += 1
         self.places.starts[event.file_id] = event.start
         self.places.salts[event.file_id] = event.salt
 

@@ -23,6 +23,8 @@ from ringlog.storage.disk import Disk
 from ringlog.storage.layout import WalHeader, wal_name
 
 _FILL_STEP_BYTES = 4 * FILL_CHUNK_BYTES
+FIRST_FILE_BYTES = 4 * FILL_CHUNK_BYTES
+"""An incarnation's first file is small, since producers wait while it is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class WalWriter:
         n = self._next_n
         self._next_n = n + 1
         path = f"{self._identity.directory}/{wal_name(self._identity.incarnation, n)}"
-        capacity = self._file_bytes
+        capacity = min(FIRST_FILE_BYTES, self._file_bytes) if n == 0 else self._file_bytes
         if at_least > capacity:
             capacity = (at_least + FILL_CHUNK_BYTES - 1) // FILL_CHUNK_BYTES * FILL_CHUNK_BYTES
         fd = self._disk.create(path)

@@ -2,7 +2,8 @@
 
 What each end means:
 
-  orderly, crash, invariant, disk failed, orphaned, killed   start again: at once, then with a growing delay
+  orderly, crash, invariant, disk failed, orphaned, killed   start again: at once, and with a growing delay
+                                                             when deaths follow one another within seconds
   could not boot                                             once may be chance; twice in a row without ever
                                                              being ready is poison: give up
   fenced                                                     somebody newer is alive: give up
@@ -25,6 +26,9 @@ from ringlog.supervision.tree import ChildSpec
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 POISON_BOOTS = 2
+QUICK_NS = 5 * NS_PER_S
+"""Deaths within this time make the next start wait; one now and then is an accident, and a pause for
+clients that need not be longer than the recovery."""
 EXIT_SIGNAL_BASE = 256
 """P.EXIT of a child that a signal ended is this plus the signal's number."""
 
@@ -121,12 +125,12 @@ def decide(spec: ChildSpec, history: History, exit: Exit, now_ns: int) -> Decisi
     deaths = len(history.deaths_ns)
     if deaths > spec.restart_max:
         return GiveUp(f"died {deaths} times in {spec.restart_window_s:g} s")
-    delay_ms = backoff_ms(deaths - 1)
+    delay_ms = backoff_ms(sum(now_ns - at < QUICK_NS for at in history.deaths_ns) - 1)
     return Wait(now_ns + delay_ms * NS_PER_MS) if delay_ms else Restart()
 
 
 def backoff_ms(earlier_deaths: int) -> int:
-    """Delay before a restart that follows so many deaths within the window, this one not counted."""
+    """Delay before a restart that follows so many deaths within QUICK_NS, this one not counted."""
     if earlier_deaths <= 0:
         return 0
     # The exponent is bounded before it is used: 1 << deaths of a patient configuration is a huge number.

@@ -143,3 +143,9 @@ def test_an_exit_is_shown_in_words_and_as_one_number() -> None:
     assert describe_exit(256 + 200) == "signal 200"
     assert Exit(ExitCode.OK, True).is_orderly
     assert not SIGKILLED.is_orderly
+
+
+def test_deaths_that_are_seconds_apart_are_accidents_and_cost_no_delay() -> None:
+    """PR-15: the pause for clients is the recovery, not a punishment."""
+    apart = 6 * NS_PER_S
+    assert die(spec(restart_max=50), *((SIGKILLED, n * apart) for n in range(8))) == [Restart()] * 8

@@ -180,20 +180,26 @@ def frames_of(
 def _tables_alike(
     payloads: Sequence[bytes], records: int, length: int, template: Header
 ) -> tuple[bytearray, I64]:
-    """frames_of for full frames of payloads of one length: all have the same offsets and the same size."""
+    """frames_of for full frames of payloads of one length: all have the same offsets and the same size.
+
+    Every payload is copied once, by one join of all frames.
+    """
     count, data_bytes = len(payloads) // records, records * length
     ends = np.arange(0, data_bytes + 1, length, dtype="<i4").tobytes()
     ends += _PADS[-len(ends) & 7]
     body = len(ends) + layout.padded(data_bytes)
     total = layout.HEADER_BYTES + body
     head = pack_header(template._replace(frame_len=total - layout.LEN_FIELD_BYTES, raw_len=body)) + ends
-    buffer = bytearray(count * total)
-    words = np.frombuffer(buffer, dtype="<u8").reshape(count, total >> 3)
-    words[:, : len(head) >> 3] = np.frombuffer(head, dtype="<u8")
-    words[:, layout.W_PRODUCER_SEQ] += np.arange(count, dtype=np.uint64)
-    data = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(count, data_bytes)
-    words.view(np.uint8)[:, len(head) : len(head) + data_bytes] = data
+    pad = _PADS[-data_bytes & 7]
+    pieces: list[bytes] = []
+    for start in range(0, len(payloads), records):
+        pieces.append(head)
+        pieces += payloads[start : start + records]
+        pieces.append(pad)
+    buffer = bytearray().join(pieces)
     view = memoryview(buffer)
+    words = np.frombuffer(buffer, dtype="<u8").reshape(count, total >> 3)
+    words[:, layout.W_PRODUCER_SEQ] += np.arange(count, dtype=np.uint64)
     hashes = [_hash(view[at + layout.HEADER_BYTES : at + total]) for at in range(0, count * total, total)]
     words[:, layout.W_BODY_XXH3] = np.array(hashes, dtype=np.uint64)
     return buffer, np.arange(0, count * total + 1, total, dtype=np.int64)

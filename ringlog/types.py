@@ -34,9 +34,7 @@ class Durability(IntEnum):
         try:
             return cls[text.upper()]
         except KeyError:
-            raise ValueError(
-                f"durability {text!r} is not one of ephemeral, memory, disk, fsync"
-            ) from None
+            raise ValueError(f"durability {text!r} is not one of ephemeral, memory, disk, fsync") from None
 
 
 class Codec(IntEnum):

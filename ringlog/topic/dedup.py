@@ -67,6 +67,13 @@ class Producer:
         self._remembered += frames
         self._forget_old()
 
+    def add_runs(self, runs: list[Run]) -> None:
+        """Remember runs that cannot be joined, ascending and above `highest`; n >= 1."""
+        self._runs += runs
+        self._remembered += sum([run.frames for run in runs])
+        self.highest = runs[-1].first + runs[-1].frames - 1
+        self._forget_old()
+
     def _forget_old(self) -> None:
         # Whole runs are dropped, so slightly more than the bound may be kept, never less.
         runs = self._runs
@@ -142,12 +149,22 @@ class Producers:
             | (counts[1:] != counts[:-1])
             | (base_seqs[1:] != base_seqs[:-1] + counts[:-1])
         )
-        start = 0
-        for stop in [*(breaks + 1).tolist(), frames]:
-            producer.extend(
-                int(producer_seqs[start]), stop - start, int(base_seqs[start]), int(counts[start])
+        starts = np.concatenate(([0], breaks + 1))
+        lengths = np.diff(np.concatenate((starts, [frames])))
+        producer.extend(first, int(lengths[0]), base, count)
+        if len(starts) > 1:
+            rest = starts[1:]
+            producer.add_runs(
+                list(
+                    map(
+                        Run,
+                        producer_seqs[rest].tolist(),
+                        lengths[1:].tolist(),
+                        base_seqs[rest].tolist(),
+                        counts[rest].tolist(),
+                    )
+                )
             )
-            start = stop
 
     def items(self) -> list[tuple[int, Producer]]:
         """(producer_id, past) of every producer, the longest silent first."""

@@ -64,7 +64,7 @@ from actors.wal_shard.events import (
 )
 from actors.wal_shard.group import MARK_BYTES_MAX, Group, LogPosition, lay_out, lay_out_volatile
 from actors.wal_shard.records import HeadReserved, frame_of
-from actors.wal_shard.requests import Identity, Places, Requests
+from actors.wal_shard.requests import CHANGES, Identity, Places, Requests
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope.messages import Append
 from ringlog.errors import ExitCode, InvariantViolation, Status
@@ -259,6 +259,8 @@ class ShardCore:
         While no new file can be made, the end of the current one is kept for requests without records:
         deletes must be possible on a full disk (ST-13).
         """
+        if isinstance(event, ControlReceived) and not isinstance(event.message, CHANGES):
+            return Room.NOW
         data = event.buffer if isinstance(event, FramesArrived) else event.attachment
         self.admission.is_volatile_closed = False
         if data and (self.directory.ephemeral or isinstance(event, ControlReceived)):

@@ -56,7 +56,8 @@ from ringlog.topic.names import check_topic_name, home_shard
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
-_CHANGES = (m.TopicPut, m.TopicDelete, m.Append)
+CHANGES = (m.TopicPut, m.TopicDelete, m.Append)
+"""Requests that may add to the log."""
 _MODES = ("upsert", "create", "merge")
 
 
@@ -112,7 +113,7 @@ class Requests:
         try:
             if handler is None:
                 raise InvalidRequest("a shard does not take this request", kind=type(event.message).__name__)
-            if not can_log and isinstance(event.message, _CHANGES):
+            if not can_log and isinstance(event.message, CHANGES):
                 raise Internal("the engine could not write", reason="no_log_space")
             answer = handler(event.message, event, group, now_us)
         except Refused as e:

@@ -1,0 +1,525 @@
+"""Events in, effects out: what is written, synced, published and settled, and in which order (W1 to W8)."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from actors.wal_shard import events as ev
+from actors.wal_shard.core import Phase, Room, ShardCore, Waiting
+from ringlog.contract import DrainRequested, Reply, Stop, Tick
+from ringlog.envelope import messages as m
+from ringlog.errors import DiskError, InvariantViolation, Status
+from ringlog.frame import batch as frames
+from ringlog.frame import encode_records, frame
+from ringlog.frame.layout import FrameType
+from ringlog.frame.settle import S_COUNT_STATUS, S_FIRST_SEQ, S_HEAD_SEQ, S_POSITION, STATUS_SHIFT
+from ringlog.limits import UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
+from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY, decode_wal_header
+from ringlog.storage.recovery import FileScan, read_mark
+from ringlog.testing.disk import Fault, FaultyDisk, SimulatedDisk
+from ringlog.testing.shard_world import DATA, Run, World, refusals
+from ringlog.types import Durability
+
+MIB = 1 << 20
+
+
+def world_with(**options: Any) -> World:
+    """A started world with a topic `f` of class `fsync` and one `d` of class `disk`."""
+    world = World(SimulatedDisk(DATA), **options)
+    world.start()
+    world.put("f", durability="fsync")
+    world.put("d", durability="disk")
+    return world
+
+
+def kinds(run: Run, *events: Any) -> list[str]:
+    """Effects of one call of handle, by name; they are not performed."""
+    effects = run.core.handle([run._tick(), *events])
+    return [type(effect).__name__ for effect in effects]
+
+
+def traced(world: World) -> list[Any]:
+    """Every effect from now on, in the order in which it was performed."""
+    seen: list[Any] = []
+    world.watch = lambda shard, effect: seen.append(effect)
+    return seen
+
+
+def names(effects: list[Any]) -> list[str]:
+    """Without replies: finding a topic takes a request."""
+    return [type(effect).__name__ for effect in effects if not isinstance(effect, Reply)]
+
+
+def marks(world: World, n: int = 0, incarnation: int = 1) -> list[Any]:
+    """Marks of one WAL file, in order."""
+    path = f"{DATA}/wal/shard-00/wal-{incarnation}-{n}.log"
+    fd = world.disk.open_read(path)
+    data = world.disk.read_at(fd, world.disk.size(fd), 0)
+    world.disk.close(fd)
+    scan = FileScan(
+        decode_wal_header(data[:WAL_HEADER_BYTES], path), len(data), lambda at, n: data[at : at + n]
+    )
+    found = []
+    for piece in scan.pieces():
+        rows = (frames.types_of(piece.batch.words) == FrameType.GROUP_MARK).nonzero()[0].tolist()
+        batch = piece.batch
+        found += [read_mark(piece.buffer, int(batch.offsets[row]), batch.words[row]) for row in rows]
+    return found
+
+
+# -- order of effects --------------------------------------------------------------------------------------
+
+
+def test_an_fsync_frame_is_settled_after_write_sync_and_publication():
+    """W2, W3, D-2, RD-1, S-8: the mark, under which readers may look, moves before the head."""
+    world = world_with()
+    run = world.runs[0]
+    event = run.frames(1, world.frame_for("f", [b"a"]))
+    assert kinds(run, event) == ["WriteGroup"]
+    assert kinds(run, ev.GroupWritten()) == ["Sync"]
+    assert run.core.directory.find("f").head_seq == 0, "staged is not published (CV-6)"
+    assert kinds(run, ev.Synced()) == ["PublishMarks", "PublishTopics", "Settle", "Committed"]
+    assert run.core.directory.find("f").head_seq == 1
+
+
+def test_a_disk_frame_below_its_reservation_is_settled_without_a_sync():
+    """D-9: the first one reserves, the next does not wait for the device."""
+    world = world_with()
+    seen = traced(world)
+    world.append("d", [b"a"])
+    assert "Sync" in names(seen)
+    seen.clear()
+    world.append("d", [b"b"])
+    assert names(seen) == ["WriteGroup", "PublishMarks", "PublishTopics", "Settle", "Committed"]
+
+
+def test_one_fsync_frame_makes_its_whole_group_wait():
+    """D-14: the group is one write and one sync, whatever the mix."""
+    world = world_with()
+    world.append("d", [b"a"])
+    run, seen = world.runs[0], traced(world)
+    run.step(
+        run.frames(1, world.frame_for("d", [b"b"])), run.frames(2, world.frame_for("f", [b"c"], producer=2))
+    )
+    assert names(seen).count("WriteGroup") == 1
+    assert names(seen).index("Sync") < names(seen).index("PublishMarks") < names(seen).index("Settle")
+    assert [source for source, _, _ in run.settled[-2:]] == [1, 2]
+
+
+def test_a_frame_may_ask_for_a_stronger_class_than_its_topic_has_but_not_a_weaker():
+    """The effective class is the stronger of the two; of an ephemeral topic it is always its own."""
+    world = world_with()
+    world.put("m", durability="memory")
+    world.put("e", durability="ephemeral")
+    world.append("d", [b"reserve"])
+    for topic, asked, has_sync, has_write in (
+        ("m", Durability.EPHEMERAL, False, True),
+        ("m", Durability.FSYNC, True, True),
+        ("d", Durability.FSYNC, True, True),
+        ("f", Durability.EPHEMERAL, True, True),
+        ("e", Durability.FSYNC, False, False),
+    ):
+        seen = traced(world)
+        world.append(topic, [b"x"], durability=asked)
+        assert ("Sync" in names(seen), "WriteGroup" in names(seen)) == (has_sync, has_write), (topic, asked)
+
+
+def test_disk_records_in_a_memory_topic_are_reserved_like_any_other():
+    """D-9, S-11: numbers of acked `disk` records are never issued again."""
+    world = world_with()
+    world.put("m", durability="memory")
+    world.append("m", [b"a"])
+    world.append("m", [b"b"], durability=Durability.DISK)
+    assert world.topic("m").reservation.reserved >= 258
+
+
+def test_nothing_is_settled_when_the_write_or_the_sync_fails():
+    """W7, FX-1, FX-4, D-17: the error leaves the shard, no member is acked."""
+    for op in ("write", "data_sync"):
+        disk = FaultyDisk(SimulatedDisk(DATA))
+        world = World(disk)
+        world.start()
+        world.put("f", durability="fsync")
+        disk.plan = [Fault(op, disk.calls[op] + 1, "EIO")]  # type: ignore[arg-type]
+        seen = traced(world)
+        with pytest.raises(DiskError):
+            world.append("f", [b"a"])
+        assert "Settle" not in names(seen)
+        assert "PublishTopics" not in names(seen)
+
+
+def test_frames_of_one_group_are_numbered_densely_in_order_and_atomically():
+    """W1, S-2, S-3, S-7: the head moves once over the whole group."""
+    world = world_with()
+    run, seen = world.runs[0], traced(world)
+    run.step(
+        run.frames(1, *[world.frame_for("f", [b"%d" % i] * (i + 1)) for i in range(4)]),
+        run.frames(2, world.frame_for("f", [b"x"], producer=2)),
+    )
+    entries = [entry for _, part, _ in run.settled for entry in part.tolist()]
+    assert [entry[S_FIRST_SEQ] for entry in entries] == [1, 2, 4, 7, 11]
+    assert [seq for seq, _ in world.records("f")] == list(range(1, 12))
+    assert names(seen).count("PublishTopics") == 1
+
+
+def test_entries_come_in_ring_order_with_ring_positions_and_move_the_tail_behind_all():
+    """W6, INV-17."""
+    world = world_with()
+    run = world.runs[0]
+    first = world.frame_for("f", [b"a"])
+    run.step(run.frames(5, first, world.frame_for("f", [b"b"])))
+    run.step(run.frames(5, world.frame_for("f", [b"c"])))
+    positions = [
+        entry[S_POSITION] for source, part, _ in run.settled if source == 5 for entry in part.tolist()
+    ]
+    assert positions == [0, len(first), 2 * len(first)]
+    assert [tail for source, _, tail in run.settled if source == 5] == [2 * len(first), 3 * len(first)]
+
+
+def test_no_more_is_taken_in_while_a_group_is_in_flight_and_nothing_is_lost():
+    """At most one group; what comes meanwhile is held and becomes the next group."""
+    world = world_with()
+    run = world.runs[0]
+    assert run.core.wants_intake
+    early, late = (run.frames(1, world.frame_for("f", [payload])) for payload in (b"a", b"b"))
+    effects = run.core.handle([run._tick(), early])
+    assert not run.core.wants_intake
+    assert run.core.handle([run._tick(), late]) == []
+    run._pump(effects)
+    assert [payload for _, payload in world.records("f")] == [b"a", b"b"]
+    assert run.core.wants_intake
+
+
+def test_an_unknown_event_breaks_an_invariant():
+    """RD-16."""
+    with pytest.raises(InvariantViolation, match="does not know"):
+        world_with().runs[0].core.handle([object()])
+
+
+# -- syncs that nobody waits for ---------------------------------------------------------------------------
+
+
+def test_disk_bytes_are_synced_within_the_flush_interval():
+    """D-4."""
+    world = world_with()
+    world.append("d", [b"a"])
+    world.append("d", [b"b"])
+    run, seen = world.runs[0], traced(world)
+    assert run.core.log.durable < run.core.log.offset
+    deadline = run.core.next_deadline_ns()
+    assert deadline is not None
+    assert deadline - world.clock.monotonic_ns() <= 100_000_000
+    world.tick(0.099)
+    assert "Flush" not in names(seen)
+    world.tick(0.002)
+    assert names(seen) == ["Flush"]
+    run.step()
+    assert run.core.log.durable == run.core.log.offset
+    assert names(seen)[1:] == ["PublishMarks"]
+
+
+def test_appends_go_on_while_a_flush_runs_and_only_what_it_covers_counts_as_durable():
+    """A Flushed speaks for the bytes that were written before it began."""
+    world = world_with()
+    world.append("d", [b"a"])
+    world.append("d", [b"b"])
+    run = world.runs[0]
+    run.has_slow_flushes = True
+    world.tick(0.2)
+    stop = run.core.log.offset
+    world.append("d", [b"c"])
+    assert run.core.log.durable < stop
+    run.finish_flush()
+    assert run.core.log.durable == stop < run.core.log.offset
+    world.tick(0.2)
+    run.finish_flush()
+    assert run.core.log.durable == run.core.log.offset
+
+
+def test_unsynced_bytes_are_bounded_whatever_the_time():
+    """D-3, D-4: beyond UNSYNCED_BYTES_MAX the group waits for a sync."""
+    world = world_with(file_bytes=80 * MIB)
+    world.append("d", [b"reserve"])
+    run = world.runs[0]
+    run.has_slow_flushes = True
+    seen = traced(world)
+    payload, largest = b"x" * MIB, 0
+    for _ in range(UNSYNCED_BYTES_MAX // MIB + 4):
+        world.append("d", [payload])
+        largest = max(largest, run.core.log.offset - run.core.log.durable)
+    assert "Flush" in names(seen)
+    assert "Sync" in names(seen)
+    assert largest <= UNSYNCED_BYTES_MAX + 2 * MIB
+
+
+def test_an_idle_stream_says_once_how_far_it_is_durable_and_then_rests():
+    """RD-4: a mark behind the last group; and no mark behind a mark, however long nothing happens."""
+    world = world_with()
+    world.append("f", [b"a"])
+    stop = world.runs[0].core.log.offset
+    seen = traced(world)
+    for _ in range(50):
+        world.tick(0.2)
+    assert names(seen).count("WriteGroup") == 1
+    assert marks(world)[-1].durable_stop == stop
+    assert world.runs[0].core.next_deadline_ns() is None, "nothing is due any more: an idle shard sleeps"
+
+
+def test_recovery_itself_is_followed_by_a_mark():
+    """RD-4: the MARK_COPIED must not be the last word for long."""
+    world = World(SimulatedDisk(DATA))
+    world.start()
+    stop = world.runs[0].core.log.offset
+    for _ in range(3):
+        world.tick(0.2)
+    assert [mark.flags for mark in marks(world)] == [MARK_COPIED, 0]
+    assert marks(world)[-1].durable_stop == stop
+
+
+def test_the_chain_of_marks_names_the_end_and_the_seal_before_it():
+    """RD-4."""
+    world = world_with()
+    for i in range(3):
+        world.append("f", [b"%d" % i])
+    found = marks(world)
+    assert [mark.group for mark in found] == list(range(len(found)))
+    assert found[0].prev_seal == 0
+    for before, after in itertools.pairwise(found):
+        assert after.prev_stop == before.prev_stop + before.group_bytes
+        assert after.prev_seal
+
+
+# -- files -------------------------------------------------------------------------------------------------
+
+
+def test_a_group_never_spans_files_and_the_old_file_is_synced_first():
+    """W8, WC-7, WC-8."""
+    world = world_with()
+    seen = traced(world)
+    for i in range(8):
+        world.append("d", [b"%d" % i * 40_000])
+    order = [name for name in names(seen) if name in {"Sync", "OpenFile", "WriteGroup", "PrepareFile"}]
+    rolls = [i for i, name in enumerate(order) if name == "OpenFile"]
+    assert len(rolls) >= 2
+    assert all(order[i - 1] == "Sync" or order[i - 2] == "Sync" for i in rolls)
+    found = world.records("d")
+    assert [payload[:1] for _, payload in found] == [b"%d" % i for i in range(8)]
+
+
+def test_the_next_file_is_made_when_the_current_one_is_half_full():
+    """WC-7: nobody waits for it."""
+    world = world_with(file_bytes=256 << 10)
+    world.append("f", [b"x" * 100_000])
+    seen = traced(world)
+    world.append("f", [b"x" * 60_000])
+    assert "PrepareFile" not in names(seen), "one is ready since the start"
+    world.append("f", [b"x" * 60_000])
+    world.append("f", [b"x" * 90_000])
+    assert "OpenFile" in names(seen)
+    world.append("f", [b"x" * 90_000])
+    assert "PrepareFile" in names(seen)
+
+
+def test_frames_wait_when_the_next_file_is_not_ready_and_go_on_when_it_is():
+    """A slow preparer holds appends up, and loses none of them."""
+    world = world_with()
+    run = world.runs[0]
+    world.append("f", [b"x" * 60_000])
+    world.append("f", [b"y" * 60_000])
+    run.has_slow_files = True
+    run.core._ready_capacity = 0
+    before = len(run.settled)
+    first, second = world.frame_for("f", [b"z" * 60_000]), world.frame_for("f", [b"q" * 10], producer=2)
+    run.step(run.frames(1, first))
+    run.step(run.frames(2, second))
+    assert len(run.settled) == before
+    run.make_file()
+    assert len(run.settled) == before + 2
+    assert [payload[:1] for _, payload in world.records("f")] == [b"x", b"y", b"z", b"q"]
+
+
+def test_a_frame_larger_than_a_file_gets_a_file_of_its_own_size():
+    """WC-7; also while a file of the usual size is ready and a small group is being gathered."""
+    world = world_with()
+    world.append("f", [b"s" * 60_000])
+    run = world.runs[0]
+    small = run.frames(1, world.frame_for("f", [b"a" * 60_000]))
+    large = run.frames(2, world.frame_for("f", [b"b" * 900_000, b"c" * 900_000], producer=2))
+    run.step(small, large)
+    world.append("f", [b"after"])
+    assert [payload[:1] for _, payload in world.records("f")] == [b"s", b"a", b"b", b"c", b"a"]
+    world.power_loss(1)
+    world.start()
+    assert [len(payload) for _, payload in world.records("f")] == [60_000, 60_000, 900_000, 900_000, 5]
+
+
+def test_a_full_disk_refuses_appends_keeps_requests_going_and_recovers_without_a_restart():
+    """ST-13, WC-9, FX-2, FX-19, FX-226, RF-46, RF-47."""
+    disk = FaultyDisk(SimulatedDisk(DATA))
+    world = World(disk)
+    world.start()
+    world.put("f", durability="fsync")
+    world.put("victim", durability="fsync")
+    world.append("f", [b"before"])
+    disk.plan = [Fault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
+    outcomes = [refusals(world.send("f", [world.frame_for("f", [b"x" * 30_000])]))[0] for _ in range(12)]
+    accepted = sum(1 for each in outcomes if each is None)
+    assert 1 <= accepted < 12
+    assert {each.status for each in outcomes if each is not None} == {Status.INTERNAL}
+    assert all(each is not None for each in outcomes[accepted:]), "once refused, refused until there is room"
+    run = world.runs[0]
+    assert run.core.waiting is Waiting.NOTHING
+    assert world.request(m.TopicDelete("victim")).deleted, "the end of the file is kept for this"
+    assert world.ask(run, m.TopicState("f")).head_seq == 1 + accepted, "reads go on"
+    refused = world.ask(
+        run,
+        m.Append("f", 1),
+        frame(encode_records([b"y" * 30_000]), topic_id=0, producer_id=5, producer_seq=1),
+    )
+    assert isinstance(refused, m.ErrorReply)
+    assert refused.status == Status.INTERNAL
+    deadline = run.core.next_deadline_ns()
+    assert deadline is not None
+    assert deadline > world.clock.monotonic_ns(), "it does not spin"
+    disk.plan = []
+    world.tick(1.1)
+    assert world.append("f", [b"after"]) == 2 + accepted
+    assert len(world.records("f")) == 2 + accepted
+
+
+def test_a_roll_that_waits_for_a_file_that_cannot_be_made_tries_again():
+    """WC-9: a group that is staged already is written when there is room, and not before."""
+    disk = FaultyDisk(SimulatedDisk(DATA))
+    world = World(disk)
+    world.start()
+    world.put("f", durability="fsync")
+    run = world.runs[0]
+    world.append("f", [b"x" * 60_000])
+    run.has_slow_files = True
+    run.core._ready_capacity = 0
+    disk.plan = [Fault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
+    before = len(run.settled)
+    run.step(run.frames(1, world.frame_for("f", [b"y" * 60_000])))
+    run.make_file()
+    for _ in range(5):
+        world.tick(0.5)
+        run.make_file()
+    disk.plan = []
+    for _ in range(4):
+        world.tick(0.5)
+        run.make_file()
+    assert len(run.settled) == before + 1
+    assert run.core.waiting is Waiting.NOTHING
+    run.has_slow_files = False
+    assert len(world.records("f")) in (1, 2), "written or refused, but decided"
+
+
+def test_a_prepared_file_whose_removal_fails_is_in_nobody_s_way():
+    """RD-19: a failed try uses up its number."""
+    disk = FaultyDisk(SimulatedDisk(DATA))
+    world = World(disk)
+    world.start()
+    world.put("f", durability="fsync")
+    disk.plan = [
+        Fault("size", disk.calls["size"] + 1, "EIO"), Fault("unlink", disk.calls["unlink"] + 1, "EIO"),
+    ]  # fmt: skip
+    for _ in range(6):
+        world.send("f", [world.frame_for("f", [b"x" * 30_000])])
+        world.tick(1.1)
+    assert world.append("f", [b"x" * 30_000]) > 3
+    world.kill()
+    world.start()
+    assert world.append("f", [b"y"], producer=2) == world.topic("f").head_seq
+
+
+# -- the end -----------------------------------------------------------------------------------------------
+
+
+def test_a_drain_settles_everything_and_ends_with_an_orderly_mark():
+    """SD rules: what is held is settled first, the mark is synced, then Stop."""
+    world = world_with()
+    world.append("d", [b"a"])
+    world.append("d", [b"b"])
+    run, seen = world.runs[0], traced(world)
+    run.step(run.frames(1, world.frame_for("d", [b"c"])), DrainRequested())
+    for _ in range(3):
+        run.step()
+    assert run.stopped is not None
+    assert (run.stopped.code, run.core.phase) == (0, Phase.STOPPED)
+    assert names(seen).index("Settle") < names(seen).index("Stop")
+    assert marks(world)[-1].flags == MARK_ORDERLY
+    assert run.core.log.durable == run.core.log.offset
+
+
+def test_a_drain_while_a_flush_runs_waits_for_it():
+    world = world_with()
+    world.append("d", [b"a"])
+    world.append("d", [b"b"])
+    run = world.runs[0]
+    run.has_slow_flushes = True
+    world.tick(0.2)
+    run.step(DrainRequested())
+    assert run.stopped is None
+    run.finish_flush()
+    assert run.stopped == Stop(0, "drained")
+
+
+def test_the_orderly_mark_fits_into_a_file_that_is_full_to_the_brim(monkeypatch):
+    """D-19: an orderly stop must not cost numbers because a file happened to be full."""
+    world = world_with()
+    run = world.runs[0]
+    room = run.core.log.capacity - run.core.log.offset
+    monkeypatch.setattr(ShardCore, "_room_for", lambda self, event: Room.NOW)
+    was_full = 0
+    for size in range(room - 4_500, room - 4_000, 8):
+        world = world_with()
+        run = world.runs[0]
+        run.step(run.frames(1, world.frame_for("f", [b"x" * size])))
+        was_full += run.core.log.file_id & 0xFFFFFF == 0 and not run.core.log.fits(0)
+        run.drain()
+        assert marks(world, n=run.core.log.file_id & 0xFFFFFF)[-1].flags == MARK_ORDERLY
+    assert was_full > 5
+
+
+def test_replies_to_changes_wait_for_the_sync_and_reads_do_not():
+    """T-5, T-18, C-9."""
+    world = world_with()
+    run = world.runs[0]
+    put = run.request(1, m.TopicPut("new", {"durability": "disk"}))
+    assert kinds(run, put) == ["WriteGroup"]
+    assert kinds(run, ev.GroupWritten()) == ["Sync"]
+    after = kinds(run, ev.Synced())
+    assert after.index("PublishTopics") < after.index("Reply")
+    effects = run.core.handle([run._tick(), run.request(2, m.TopicState("new"))])
+    assert [type(effect) for effect in effects] == [Reply]
+
+
+def test_a_state_asked_with_an_append_of_the_same_turn_shows_nothing_that_is_only_staged():
+    """S-9: head, count and bytes belong together."""
+    world = world_with()
+    world.append("f", [b"a"])
+    run = world.runs[0]
+    run.step(run.frames(1, world.frame_for("f", [b"b", b"c"])), run.request(77, m.TopicState("f")))
+    state = run.replies[77]
+    assert isinstance(state, m.TopicStateReply)
+    assert (state.head_seq, state.count, state.bytes) == (1, 1, 1)
+    after = world.ask(run, m.TopicState("f"))
+    assert isinstance(after, m.TopicStateReply)
+    assert (after.head_seq, after.count, after.bytes) == (3, 3, 3)
+
+
+def test_head_in_an_entry_is_the_head_when_the_group_is_published():
+    """W-10."""
+    world = world_with()
+    entries = world.send("f", [world.frame_for("f", [b"a"]), world.frame_for("f", [b"b"])])
+    assert [int(entry[S_HEAD_SEQ]) for entry in entries] == [2, 2]
+    assert [int(entry[S_COUNT_STATUS]) >> STATUS_SHIFT for entry in entries] == [0, 0]
+
+
+def test_a_tick_alone_does_nothing():
+    world = world_with()
+    run = world.runs[0]
+    assert run.core.handle([Tick(1, 1)]) == []

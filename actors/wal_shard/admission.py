@@ -123,12 +123,12 @@ class Admission:
     def admit(self, intake: Intake, topics: dict[int, Topic], now_us: int, closed: Status | None) -> None:
         """Give every frame of the intake its fate. `closed` refuses all with that status."""
         words = intake.batch.words
+        if len(words) == 1 and closed is None and self._admit_one(intake, topics, now_us):
+            return
         intake.entries[:, S_TOPIC] = words[:, layout.W_TOPIC]
         if closed is not None:
             for row in range(len(words)):
                 self._refuse(intake, row, closed, 100)
-            return
-        if len(words) == 1 and self._admit_one(intake, topics, now_us):
             return
         if len(words) > 1 and self._admit_alike(intake, topics, now_us):
             return

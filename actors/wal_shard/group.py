@@ -93,7 +93,8 @@ class Group:
         self.repeats += intake.repeats
         totals = intake.batch.total_bytes
         for stretch in intake.stretches:
-            length = int(totals[stretch.start : stretch.stop].sum())
+            is_lone = stretch.stop - stretch.start == 1
+            length = int(totals[stretch.start] if is_lone else totals[stretch.start : stretch.stop].sum())
             if stretch.is_volatile:
                 self.volatile_bytes += length
             else:

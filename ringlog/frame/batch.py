@@ -149,7 +149,7 @@ def _lone_frame(words: U64) -> FrameBatch | None:
     if total != len(words) * 8 or total > FRAME_BYTES_MAX:
         return None
     headers = words[: layout.HEADER_WORDS].reshape(1, layout.HEADER_WORDS).copy()
-    return FrameBatch(np.zeros(1, dtype=np.int64), headers, total, End.CLEAN)
+    return FrameBatch(np.zeros(1, dtype=np.int64), headers, total, End.CLEAN, "", np.full(1, total))
 
 
 def _run_length(words: U64, offset: int, total: int, frame_len: int, most: int) -> int:

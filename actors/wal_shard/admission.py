@@ -237,6 +237,8 @@ class Admission:
             return False
         if (head >> 32) & 0xFFFF != _APPEND_HEAD or not _is_plain(head, tail):
             return False
+        if not words[:, layout.W_PRODUCER_SEQ].all():
+            return False
         if (frames.body_hashes(intake.buffer, intake.batch) != words[:, layout.W_BODY_XXH3]).any():
             return False
         holds_payloads = head >> layout.COLUMNS_SHIFT == 1

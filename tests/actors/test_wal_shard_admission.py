@@ -1,0 +1,357 @@
+"""Which frames a shard admits, what it says of the others; a refusal leaves nothing behind (ERR-4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.wal_shard.admission import Limits
+from actors.wal_shard.core import Settings
+from ringlog.envelope import messages as m
+from ringlog.errors import Refused, Status, TopicFull
+from ringlog.frame import Column, control_frame, encode_records, frame, layout, patch
+from ringlog.frame.layout import FrameType
+from ringlog.frame.settle import (
+    DETAILS,
+    FLAG_DEDUPED,
+    FLAGS_SHIFT,
+    S_COMMIT_TS,
+    S_COUNT_STATUS,
+    S_EPOCH,
+    S_FIRST_SEQ,
+    S_PRODUCER_SEQ,
+    S_TOPIC,
+    entry_error,
+)
+from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER, SEQ_MAX
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.log_file import sealed_frame
+from ringlog.testing.shard_world import DATA, World, refusals
+from ringlog.topic.dedup import SESSION_BIT, Producers
+from ringlog.topic.state import Topic
+from ringlog.types import PayloadKind
+
+
+@pytest.fixture
+def world() -> World:
+    """A started world with topic `f` of class `fsync` that holds two records."""
+    made = World(SimulatedDisk(DATA), settings=Settings(limits=Limits(batch_records=5, record_bytes=500)))
+    made.start()
+    made.put("f", durability="fsync")
+    made.append("f", [b"first", b"second"])
+    return made
+
+
+def facts(topic: Topic) -> tuple[Any, ...]:
+    """Everything about a topic that a refused frame could have changed."""
+    producers = [(each, past.highest) for each, past in topic.producers.items()]
+    return (
+        topic.next_seq, topic.head_seq, topic.last_ts, topic.staged_count, topic.staged_bytes, topic.count,
+        topic.bytes, producers, len(topic.keys), len(topic.index), topic.reservation.reserved,
+    )  # fmt: skip
+
+
+def made(
+    world: World, payloads: list[bytes], *, number: int = 2, producer: int = 1, **options: Any
+) -> bytearray:
+    topic_id = options.pop("topic_id", world.topic("f").topic_id)
+    return frame(
+        encode_records(payloads), topic_id=topic_id, producer_id=producer, producer_seq=number, **options
+    )
+
+
+def broken(data: bytearray, word: int, change: int) -> bytearray:
+    """The frame with bits of one header word flipped."""
+    words = np.frombuffer(data, dtype="<u8")
+    words[word] ^= np.uint64(change)
+    return data
+
+
+def test_every_refusal_names_its_facts_and_changes_nothing(world):
+    """ERR-4, W-2, W-3: before and after, log and topic are the same."""
+    tagged = sealed_frame(
+        {Column.PAYLOAD: [b"x"], Column.TAG: [b"t" * 300]}, topic_id=world.topic("f").topic_id, base_seq=1
+    )
+    patch(tagged := bytearray(tagged), producer_id=1, producer_seq=2, epoch=0)
+    sound = lambda: made(world, [b"x"])  # noqa: E731
+    cases: list[tuple[Status, dict[str, int], bytearray]] = [
+        (Status.TOPIC_NOT_FOUND, {}, made(world, [b"x"], topic_id=4711)),
+        (Status.STALE_EPOCH, {"sent_epoch": 99, "epoch": 1}, made(world, [b"x"], epoch=99)),
+        (Status.BATCH_TOO_LARGE, {"records": 6, "max": 5}, made(world, [b"x"] * 6)),
+        (Status.RECORD_TOO_LARGE, {"bytes": 501, "max": 500}, made(world, [b"x" * 501])),
+        (Status.RECORD_TOO_LARGE, {"bytes": 501, "max": 500}, made(world, [b"a", b"x" * 501])),
+        (Status.CORRUPT_FRAME, {}, broken(sound(), layout.W_BODY_XXH3, 1)),
+        (Status.CORRUPT_FRAME, {}, made(world, [b"x"])[:-8] + b"\1" * 8),
+        (Status.INVALID_REQUEST, {}, made(world, [b"x"], producer=0)),
+        (Status.INVALID_REQUEST, {}, made(world, [b"x"], number=0)),
+        (Status.INVALID_REQUEST, {}, broken(sound(), layout.W_HEAD, 1 << 40)),
+        (Status.INVALID_REQUEST, {}, broken(sound(), layout.W_TAIL, 0x30 << layout.FLAGS_SHIFT)),
+        (Status.INVALID_REQUEST, {}, broken(sound(), layout.W_TAIL, 1 << layout.RESERVED_SHIFT)),
+        (Status.INVALID_REQUEST, {}, control_frame(FrameType.TOPIC_DELETE, 1, b"\x91\1")),
+        (Status.INVALID_REQUEST, {"field": Column.TAG, "found": 256}, tagged),
+    ]  # fmt: skip
+    run, before, offset = world.runs[0], facts(world.topic("f")), world.runs[0].core.log.offset
+    for status, details, bad in cases:
+        for sent in ([bad], [bad, bad]):
+            entries = world.send("f", [bytearray(each) for each in sent])
+            assert len(entries) == len(sent)
+            for error in refusals(entries, "f"):
+                assert error is not None, (status, details, bad[:80])
+                assert error.status == status
+                assert details.items() <= error.detail.items(), (error, details)
+            assert facts(world.topic("f")) == before, status
+    assert run.core.log.offset == offset, "nothing was written"
+    assert world.append("f", [b"next"]) == 3
+    world.kill()
+    world.start()
+    assert [payload for _, payload in world.records("f")] == [b"first", b"second", b"next"]
+
+
+def test_sound_frames_beside_refused_ones_are_admitted_in_order(world):
+    """W-3: each frame is a write of its own."""
+    sent = [
+        made(world, [b"a"], number=2), made(world, [b"x" * 501], number=3), made(world, [b"b"], number=4),
+        made(world, [b"x"], number=5, epoch=9), made(world, [b"c", b"d"], number=6),
+    ]  # fmt: skip
+    entries = world.send("f", sent)
+    assert [error is None for error in refusals(entries)] == [True, False, True, False, True]
+    assert [int(e[S_FIRST_SEQ]) for e in entries if entry_error(e, "f") is None] == [3, 4, 5]
+    assert [int(e[S_PRODUCER_SEQ]) for e in entries] == [2, 3, 4, 5, 6]
+    assert [payload for _, payload in world.records("f", after=2)] == [b"a", b"b", b"c", b"d"]
+
+
+def test_every_status_a_shard_settles_with_has_words_for_its_details():
+    """ERR-4: what DETAILS lacks could not be told."""
+    used = {
+        Status.TOPIC_NOT_FOUND, Status.STALE_EPOCH, Status.BATCH_TOO_LARGE, Status.RECORD_TOO_LARGE,
+        Status.CORRUPT_FRAME, Status.INVALID_REQUEST, Status.TOPIC_FULL, Status.THROTTLED, Status.INTERNAL,
+        Status.NOT_READY,
+    }  # fmt: skip
+    assert used <= set(DETAILS)
+
+
+@pytest.mark.parametrize("kind", [PayloadKind.BYTES, PayloadKind.JSON, PayloadKind.TEXT])
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_what_is_admitted_recovers(world, kind, count):
+    """No admission path may let in what recovery would call damage, be it for one frame or for many."""
+    sent = [made(world, [b"%d" % i], number=2 + i, payload_kind=kind) for i in range(count)]
+    assert refusals(world.send("f", sent)) == [None] * count
+    world.tick(0.2)
+    world.power_loss(1)
+    world.start()
+    assert len(world.records("f")) == 2 + count
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_a_frame_of_an_unknown_payload_kind_is_refused_on_every_path(world, count):
+    """It would be refused by recovery, and with it all that lies behind it."""
+    sent = [
+        broken(made(world, [b"%d" % i], number=2 + i), layout.W_TAIL, 0x30 << layout.FLAGS_SHIFT)
+        for i in range(count)
+    ]
+    assert {error.status for error in refusals(world.send("f", sent)) if error} == {Status.INVALID_REQUEST}
+
+
+def test_the_shard_numbers_and_stamps_whatever_a_producer_wrote_there(world):
+    """CK-3: base_seq and commit_ts of a producer mean nothing."""
+    sent = made(world, [b"x"])
+    patch(sent, base_seq=4711, commit_ts=SEQ_MAX)
+    entry = world.send("f", [sent])[0]
+    assert int(entry[S_FIRST_SEQ]) == 3
+    assert int(entry[S_COMMIT_TS]) == world.clock.now_us()
+
+
+def test_stamps_never_decrease_when_the_clock_steps_back(world):
+    """CK-3, FX-227: also across a restart."""
+    stamps = []
+    for step in (0.0, -5.0, 1.0, -100.0, 200.0):
+        world.clock.step(step)
+        stamps.append(int(world.send("f", [world.frame_for("f", [b"x"])])[0][S_COMMIT_TS]))
+    world.kill()
+    world.clock.step(-1_000)
+    world.start()
+    stamps.append(int(world.send("f", [world.frame_for("f", [b"x"])])[0][S_COMMIT_TS]))
+    assert stamps == sorted(stamps)
+    assert len(set(stamps)) > 1
+
+
+def test_numbers_end_at_the_bound_and_nothing_is_assigned_beyond(world):
+    """S-18."""
+    topic = world.topic("f")
+    topic.next_seq, topic.head_seq = SEQ_MAX, SEQ_MAX - 1
+    assert world.append("f", [b"last"]) == SEQ_MAX
+    for payloads in ([b"x"], [b"x", b"y"]):
+        error = refusals(world.send("f", [world.frame_for("f", payloads)]))[0]
+        assert error is not None
+        assert error.status == Status.INTERNAL
+        assert topic.next_seq == SEQ_MAX + 1
+
+
+# -- producers ---------------------------------------------------------------------------------------------
+
+
+def entry_of(world: World, number: int, *, payloads: tuple[bytes, ...] = (b"x",), producer: int = 5) -> Any:
+    return world.send("f", [made(world, list(payloads), number=number, producer=producer)])[0]
+
+
+def is_repeat(entry: Any) -> bool:
+    return bool(int(entry[S_COUNT_STATUS]) >> FLAGS_SHIFT & FLAG_DEDUPED)
+
+
+def test_a_repeat_is_settled_with_its_original_numbers_and_appended_once(world):
+    """I-13, I-14, W4: in the same group, later, with other content, and after a restart."""
+    first = made(world, [b"a", b"b"], number=1, producer=5)
+    entries = world.send("f", [bytearray(first), bytearray(first), made(world, [b"c"], number=2, producer=5)])
+    assert [int(e[S_FIRST_SEQ]) for e in entries] == [3, 3, 5]
+    assert [is_repeat(e) for e in entries] == [False, True, False]
+    for restart in (None, world.kill, world.stop, lambda: world.power_loss(3)):
+        if restart is not None:
+            restart()
+            world.start()
+        for number, payloads, first_seq, count in ((1, (b"other",), 3, 2), (2, (b"c",), 5, 1)):
+            entry = entry_of(world, number, payloads=payloads)
+            assert is_repeat(entry)
+            assert (int(entry[S_FIRST_SEQ]), int(entry[S_COUNT_STATUS]) & 0xFFFFFFFF) == (first_seq, count)
+            assert int(entry[S_EPOCH]) == world.topic("f").epoch
+            assert int(entry[S_TOPIC]) == world.topic("f").topic_id
+    assert len(world.records("f")) == 5
+
+
+def test_a_gap_upwards_is_accepted_and_what_was_never_stored_is_never_acked(world):
+    """I-14: the frame that was refused before a crash comes again, behind ones that were accepted.
+
+    To acknowledge it as a repeat would lose it; it is told to come under a new number.
+    """
+    world.put("f", "merge", cap_records=4, discard="reject")
+    assert refusals(world.send("f", [made(world, [b"a"], number=1, producer=5)])) == [None]
+    too_many = made(world, [b"b"] * 3, number=2, producer=5)
+    assert isinstance(refusals(world.send("f", [bytearray(too_many)]))[0], TopicFull)
+    assert refusals(world.send("f", [made(world, [b"c"], number=3, producer=5)])) == [None]
+    for restart in (None, world.kill):
+        if restart is not None:
+            restart()
+            world.start()
+        before = facts(world.topic("f"))
+        error = refusals(world.send("f", [bytearray(too_many)]))[0]
+        assert error is not None
+        assert error.status == Status.NOT_READY
+        assert error.retriable
+        assert error.outcome == "not_applied"
+        assert facts(world.topic("f")) == before
+
+
+def test_a_refused_first_frame_that_comes_again_is_not_acked_either(world):
+    """The same for the very first number of a producer."""
+    assert refusals(world.send("f", [made(world, [b"x"] * 6, number=1, producer=5)]))[0] is not None
+    assert refusals(world.send("f", [made(world, [b"x"], number=2, producer=5)])) == [None]
+    error = refusals(world.send("f", [made(world, [b"x"], number=1, producer=5)]))[0]
+    assert error is not None
+    assert error.status == Status.NOT_READY
+
+
+def test_a_whole_ring_of_mixed_counts_is_recognised_with_its_numbers(world):
+    """I-13: as many frames as can be in flight, each of another count than the one before."""
+    producers = Producers()
+    producers.admit(5)
+    count = DEDUP_FRAMES_PER_PRODUCER
+    seqs = np.arange(1, count + 1, dtype=np.uint64)
+    counts = 1 + seqs % np.uint64(3)
+    bases = np.cumsum(counts) - counts + np.uint64(1)
+    producers.record(5, seqs, bases, counts)
+    past = producers.get(5)
+    assert past is not None
+    for number in (1, 2, 3, count // 2, count):
+        assert past.find(number) == (int(bases[number - 1]), int(counts[number - 1]))
+
+
+def test_producers_of_one_topic_that_alternate_keep_their_numbers_after_a_restart(world):
+    """A run of one producer's numbers is not a run of the topic's."""
+    expected = {}
+    for number in range(1, 7):
+        for producer in (5, 6):
+            expected[producer, number] = int(entry_of(world, number, producer=producer)[S_FIRST_SEQ])
+    for restart in (world.kill, world.stop):
+        restart()
+        world.start()
+        for (producer, number), first_seq in expected.items():
+            entry = entry_of(world, number, producer=producer)
+            assert is_repeat(entry)
+            assert int(entry[S_FIRST_SEQ]) == first_seq
+
+
+def test_the_producer_table_forgets_silent_sessions_and_refuses_when_only_named_ones_are_left(world):
+    """PRODUCERS_PER_TOPIC_MAX; and a refused frame never pushes anybody out."""
+    world.topic("f").producers = Producers(most=3)
+    for producer in (SESSION_BIT | 1, 2, SESSION_BIT | 3):
+        assert world.append("f", [b"x"], producer=producer)
+    refused = made(world, [b"x" * 501], number=1, producer=77)
+    assert refusals(world.send("f", [refused]))[0] is not None
+    assert world.topic("f").producers.get(SESSION_BIT | 1) is not None
+    assert world.append("f", [b"x"], producer=4)
+    assert world.topic("f").producers.get(SESSION_BIT | 1) is None, "the longest silent session"
+    assert world.append("f", [b"x"], producer=5)
+    error = refusals(world.send("f", [made(world, [b"x"], number=1, producer=6)]))[0]
+    assert error is not None
+    assert error.status == Status.THROTTLED
+    assert world.append("f", [b"x"], producer=2), "who is known goes on"
+
+
+# -- caps of `discard: reject` -----------------------------------------------------------------------------
+
+
+def test_reject_caps_are_exact_also_within_one_group(world):
+    """W-12, W-14: by records and by accounted bytes; staged frames count."""
+    for cap, value, fits in (("cap_records", 4, [1, 1]), ("cap_bytes", 11 + 4, [2, 2])):
+        fresh = World(SimulatedDisk(DATA))
+        fresh.start()
+        fresh.put("f", durability="fsync", discard="reject", **{cap: value})
+        fresh.append("f", [b"first", b"second"])
+        sent = [fresh.frame_for("f", [b"x" * n]) for n in [*fits, 1, 3]]
+        errors = refusals(fresh.send("f", sent))
+        assert [error is None for error in errors] == [True, True, False, False]
+        full = errors[2]
+        assert isinstance(full, TopicFull)
+        assert full.detail["head_seq"] == 4
+        assert full.detail["earliest_seq"] == 1
+        assert full.detail[cap] == value
+        assert fresh.topic("f").head_seq == 4
+
+
+def test_a_write_that_could_never_fit_is_refused_for_good(world):
+    """W-13: record_too_large with exceeds_cap, not topic_full."""
+    world.put("f", "merge", discard="reject", cap_records=4, cap_bytes=100)
+    for payloads in ([b"x"] * 5, [b"x" * 101]):
+        error = refusals(world.send("f", [world.frame_for("f", payloads)]))[0]
+        assert error is not None
+        assert (error.status, error.detail["exceeds_cap"]) == (Status.RECORD_TOO_LARGE, 1)
+        assert not error.retriable
+
+
+def test_caps_of_a_topic_that_discards_the_old_refuse_nothing(world):
+    """W-16."""
+    world.put("f", "merge", cap_records=2)
+    assert world.append("f", [b"x"] * 3) == 3
+
+
+# -- epochs ------------------------------------------------------------------------------------------------
+
+
+def test_frames_of_an_earlier_life_are_refused_and_touch_nothing(world):
+    """W5, T-21, E-6: delete and make again; the epoch grows, numbers start at 1."""
+    old = world.topic("f")
+    stale = made(world, [b"old"], epoch=old.epoch)
+    world.request(m.TopicDelete("f"))
+    assert refusals(world.send("f", [bytearray(stale)]))[0].status == Status.TOPIC_NOT_FOUND  # type: ignore[union-attr]
+    again = world.put("f", durability="fsync")
+    assert again.epoch > old.epoch
+    assert again.topic_id != old.topic_id
+    patch(stale, topic_id=again.topic_id)
+    error = refusals(world.send("f", [stale]))[0]
+    assert isinstance(error, Refused)
+    assert (error.status, error.detail["epoch"]) == (Status.STALE_EPOCH, again.epoch)
+    assert world.append("f", [b"new"], producer=3) == 1
+    world.power_loss(1)
+    world.start()
+    assert world.records("f") == [(1, b"new")]

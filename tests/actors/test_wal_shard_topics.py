@@ -1,0 +1,473 @@
+"""Requests by socket: topics made, configured, listed and deleted; appends with keys (I-1 to I-12)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ringlog.envelope import messages as m
+from ringlog.errors import (
+    InvalidRequest,
+    Status,
+    Throttled,
+    TopicIncompatible,
+    TopicNotEmpty,
+    TopicNotFound,
+)
+from ringlog.frame import encode_records, frame
+from ringlog.frame.settle import (
+    FLAG_DEDUPED,
+    FLAGS_SHIFT,
+    S_COUNT_STATUS,
+    S_FIRST_SEQ,
+    S_HEAD_SEQ,
+    WORDS,
+    entry_error,
+)
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.shard_world import DATA, World
+
+WINDOW_MS = 1_000
+
+
+@pytest.fixture
+def world() -> World:
+    made = World(SimulatedDisk(DATA))
+    made.start()
+    return made
+
+
+class Producer:
+    """Sends frames by message, each under a number of its own."""
+
+    def __init__(self, world: World, producer: int = 9) -> None:
+        self.world, self.producer, self.number = world, producer, 0
+
+    def frame(self, *payloads: bytes, **options: Any) -> bytearray:
+        self.number += 1
+        options = {"producer_id": self.producer, "producer_seq": self.number, "topic_id": 0, **options}
+        return frame(encode_records(list(payloads)), **options)
+
+    def append(self, topic: str, *payloads: bytes, key: str = "", **options: Any) -> Any:
+        """The Appended of one frame."""
+        message = m.Append(topic, 1, idempotency_key=key, **options)
+        return self.world.request(message, self.frame(*payloads))
+
+
+def numbers(appended: Any) -> tuple[int, int, bool]:
+    """(first_seq, count, deduped) of the only entry."""
+    entry = [int.from_bytes(appended.entries[i * 8 : i * 8 + 8], "little") for i in range(WORDS)]
+    assert entry_error(entry, "") is None
+    count_status = entry[S_COUNT_STATUS]
+    return entry[S_FIRST_SEQ], count_status & 0xFFFFFFFF, bool(count_status >> FLAGS_SHIFT & FLAG_DEDUPED)
+
+
+# -- topics ------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_made_once_and_survives_power_loss(world):
+    """T-2, T-5, FX-171, CP-22."""
+    first = world.put("a", durability="fsync", ttl_ms=5)
+    again = world.put("a", durability="fsync", ttl_ms=5)
+    assert (first.created, again.created) == (True, False)
+    assert (first.topic_id, first.epoch) == (again.topic_id, again.epoch)
+    assert first.config == again.config
+    assert first.config["ttl_ms"] == 5
+    world.power_loss(1)
+    world.start()
+    info = world.request(m.TopicResolve("a"))
+    assert (info.topic_id, info.epoch, info.config) == (first.topic_id, first.epoch, first.config)
+
+
+def test_racing_creations_make_one_instance_and_leave_no_orphan(world):
+    """T-6, FX-190: in one turn."""
+    run = world.runs[0]
+    run.step(*[run.request(500 + n, m.TopicPut("a", {"ttl_ms": n})) for n in range(5)])
+    answers = [run.replies[500 + n] for n in range(5)]
+    assert [answer.created for answer in answers] == [True, False, False, False, False]  # type: ignore[attr-defined]
+    assert {answer.topic_id for answer in answers} == {world.topic("a").topic_id}  # type: ignore[attr-defined]
+    world.kill()
+    world.start()
+    assert [topic.name for topic in world.runs[0].core.directory.by_id.values()] == ["a"]
+    assert world.topic("a").config.ttl_ms == 4
+
+
+def test_upsert_resets_what_it_omits_merge_keeps_it_create_changes_nothing(world):
+    """T-3, C-1 to C-7, FX-159."""
+    world.put("a", durability="fsync", ttl_ms=7, cap_records=3)
+    assert world.put("a", "merge", ttl_ms=8).config["cap_records"] == 3
+    assert world.put("a", "create", ttl_ms=9, type="queue").config["ttl_ms"] == 8
+    assert world.put("a", durability="fsync").config["ttl_ms"] == 0
+    with pytest.raises(TopicIncompatible):
+        world.put("a", type="queue")
+    with pytest.raises(TopicNotFound):
+        world.put("absent", "merge", ttl_ms=1)
+    with pytest.raises(InvalidRequest, match="mode"):
+        world.put("a", "replace")
+    world.kill()
+    world.start()
+    assert world.topic("a").config.ttl_ms == 0
+
+
+def test_illegal_names_and_configs_are_refused_before_anything_is_logged(world):
+    """W-4, ERR-4."""
+    run, offset = world.runs[0], world.runs[0].core.log.offset
+    for message in (
+        m.TopicPut("../x"), m.TopicPut(""), m.TopicPut("a" * 256), m.TopicPut("a", {"ttl_ms": "x"}),
+        m.TopicPut("a", {"type": "heap"}), m.Append("../x", 1, create=True),
+    ):  # fmt: skip
+        answer = world.ask(run, message, Producer(world).frame(b"x"))
+        assert isinstance(answer, m.ErrorReply), message
+        assert answer.status == Status.INVALID_REQUEST
+    assert run.core.log.offset == offset
+    assert not run.core.directory.by_id
+
+
+def test_topics_are_bounded_and_room_comes_back(world):
+    """T-7, LIM-2, FX-142."""
+    world = World(SimulatedDisk(DATA), topics_max=2)
+    world.start()
+    world.put("a")
+    world.put("b")
+    for make in (lambda: world.put("c"), lambda: Producer(world).append("c", b"x", create=True)):
+        with pytest.raises(Throttled) as refused:
+            make()
+        assert refused.value.detail["max"] == 2
+    assert world.put("a").created is False, "configuring is always allowed"
+    world.request(m.TopicDelete("a"))
+    assert world.put("c").created
+
+
+def test_a_deleted_topic_is_gone_for_good_and_its_name_free(world):
+    """T-15 to T-18, T-22, INV-11, CP-26, ST-15."""
+    first = world.put("a", durability="fsync")
+    world.append("a", [b"x"])
+    assert world.request(m.TopicDelete("a")).deleted
+    assert not world.request(m.TopicDelete("a")).deleted
+    for message in (m.TopicState("a"), m.TopicResolve("a"), m.Locate("a", 0), m.ProducerState("a", 1)):
+        with pytest.raises(TopicNotFound):
+            world.request(message)
+    world.power_loss(1)
+    world.start()
+    with pytest.raises(TopicNotFound):
+        world.request(m.TopicState("a"))
+    second = world.put("a", durability="fsync")
+    assert second.epoch > first.epoch
+    assert second.topic_id > first.topic_id
+    assert world.append("a", [b"y"], producer=2) == 1
+    world.kill()
+    world.start()
+    assert world.records("a") == [(1, b"y")]
+
+
+def test_delete_if_empty_sees_staged_records(world):
+    """T-17: the test and the removal are one step."""
+    world.put("a", durability="fsync")
+    run = world.runs[0]
+    run.step(
+        run.frames(1, world.frame_for("a", [b"x"])),
+        run.request(500, m.TopicDelete("a", if_empty=True)),
+    )
+    answer = run.replies[500]
+    assert isinstance(answer, m.ErrorReply)
+    assert answer.status == Status.TOPIC_NOT_EMPTY
+    with pytest.raises(TopicNotEmpty):
+        world.request(m.TopicDelete("a", if_empty=True))
+    world.put("b")
+    assert world.request(m.TopicDelete("b", if_empty=True)).deleted
+
+
+def test_delete_and_make_again_in_one_group_keeps_the_lives_apart(world):
+    """T-19, FX-211: frames of both lives in one group, then a replay."""
+    world.put("a", durability="fsync")
+    run = world.runs[0]
+    run.step(
+        run.frames(1, world.frame_for("a", [b"old"])),
+        run.request(500, m.TopicDelete("a")),
+        run.request(501, m.TopicPut("a", {"durability": "fsync"})),
+        run.request(502, m.Append("a", 1), Producer(world).frame(b"new")),
+    )
+    assert numbers(run.replies[502]) == (1, 1, False)
+    for restart in (world.kill, world.stop, lambda: world.power_loss(5)):
+        assert world.records("a") == [(1, b"new")]
+        restart()
+        world.start()
+
+
+def test_lists_go_by_name_in_pages(world):
+    """T-10 to T-13."""
+    for name in ("b", "a", "ab", "abc", "c", "A", "a.1"):
+        world.put(name)
+    run = world.runs[0]
+
+    def names_of(**query: Any) -> tuple[list[str], bool]:
+        answer = world.ask(run, m.TopicList(**query))
+        assert isinstance(answer, m.TopicListReply)
+        return [state.topic for state in answer.topics], answer.more
+
+    assert names_of() == (["A", "a", "a.1", "ab", "abc", "b", "c"], False)
+    assert names_of(page_size=2) == (["A", "a"], True)
+    assert names_of(after="a", page_size=2) == (["a.1", "ab"], True)
+    assert names_of(prefix="ab") == (["ab", "abc"], False)
+    assert names_of(prefix="ab", after="ab", page_size=1) == (["abc"], False)
+    assert names_of(prefix="x") == ([], False)
+    assert names_of(after="c") == ([], False)
+    assert names_of(page_size=-3)[0] == ["A"]
+
+
+def test_a_topic_turned_from_ephemeral_to_fsync_keeps_what_comes_after(world):
+    """C-11, FX-210: numbers go on above the ephemeral ones, whose loss is announced after a restart."""
+    world.put("a", durability="ephemeral")
+    world.append("a", [b"e1", b"e2"])
+    world.put("a", durability="fsync")
+    assert world.append("a", [b"f"]) == 3
+    assert world.records("a")[-1] == (3, b"f")
+    for restart in (lambda: world.power_loss(2), world.stop):
+        restart()
+        world.start()
+        assert world.records("a") == [(3, b"f")]
+        assert world.topic("a").lost == [(1, 2)]
+    assert world.append("a", [b"g"], producer=3) == 4
+
+
+def test_a_topic_turned_to_fsync_needs_no_reservation_any_more(world):
+    """D-12: no false alarm for a topic of which nothing can be lost."""
+    world.put("a", durability="disk")
+    world.append("a", [b"x"])
+    world.put("a", durability="fsync")
+    world.append("a", [b"y"])
+    world.power_loss(1)
+    world.start()
+    assert world.topic("a").lost == []
+    assert world.append("a", [b"z"], producer=2) == 3
+
+
+def test_what_a_shard_does_not_know_is_refused_not_fatal(world):
+    """RF: hostile or misguided requests."""
+    run = world.runs[0]
+    for message, attachment in (
+        (m.RingOpen("c", 1, 0), None),
+        (m.Append("a", 1, create=True), None),
+        (m.Append("a", 1, create=True), bytearray(7)),
+        (m.Append("a", 2, create=True), Producer(world).frame(b"x")),
+        (m.Append("a", 1, create=True), bytearray(b"\xff" * 64)),
+        (m.Append("a", 1, create=True, idempotency_key="k" * 257), Producer(world).frame(b"x")),
+        (m.Append("a", 1, create=True), Producer(world).frame(b"x", topic_id=4711)),
+        (m.Hello(99, "x"), None),
+    ):
+        answer = world.ask(run, message, attachment)
+        assert isinstance(answer, m.ErrorReply), message
+        assert answer.status == Status.INVALID_REQUEST
+    assert not run.core.directory.by_id, "nothing of a refused write is stored, not even its topic (W-2)"
+
+
+def test_a_write_that_is_refused_by_itself_makes_no_topic(world):
+    """W-2: limits come before creation; with one sound frame the topic is made (W-7)."""
+    producer = Producer(world)
+    corrupt = producer.frame(b"x" * 40)
+    corrupt[-1] ^= 1
+    answer = world.request(m.Append("a", 1, create=True), corrupt)
+    entry = [int.from_bytes(answer.entries[i * 8 : i * 8 + 8], "little") for i in range(WORDS)]
+    error = entry_error(entry, "a")
+    assert error is not None
+    assert error.status == Status.CORRUPT_FRAME
+    assert (answer.created, answer.topic_id) == (False, 0)
+    with pytest.raises(TopicNotFound):
+        world.request(m.TopicResolve("a"))
+    both = world.request(m.Append("a", 2, create=True), corrupt + producer.frame(b"sound"))
+    assert both.created
+    assert world.records("a") == [(1, b"sound")]
+
+
+def test_an_append_creates_only_when_it_may(world):
+    """W-5, W-6, W-8."""
+    producer = Producer(world)
+    with pytest.raises(TopicNotFound):
+        producer.append("a", b"x")
+    made = producer.append("a", b"x", create=True, config={"durability": "fsync", "ttl_ms": 3})
+    assert made.created
+    assert world.topic("a").config.ttl_ms == 3
+    again = producer.append("a", b"y", create=True, config={"ttl_ms": 4})
+    assert not again.created
+    assert world.topic("a").config.ttl_ms == 3, "an inline config of an existing topic is ignored (W-6)"
+    with pytest.raises(InvalidRequest):
+        producer.append("a", b"z", config={"ttl_ms": "bad"})
+
+
+def test_producer_state_says_what_was_settled_last(world):
+    """I-13."""
+    world.put("a", durability="fsync")
+    assert world.request(m.ProducerState("a", 9)).producer_seq == 0
+    Producer(world).append("a", b"x", b"y")
+    for restart in (None, world.kill):
+        if restart is not None:
+            restart()
+            world.start()
+        state = world.request(m.ProducerState("a", 9))
+        assert (state.producer_seq, state.first_seq, state.count) == (1, 1, 2)
+
+
+def test_locate_never_ends_a_list_that_is_cut_short_with_the_open_file(world, monkeypatch):
+    """A reader of such a list would go on behind records it has not seen."""
+    world.put("a", durability="fsync")
+    for i in range(8):
+        world.append("a", [b"%d" % i * 40_000])
+    whole = world.request(m.Locate("a", 0)).extents
+    assert len(whole) > 2
+    assert whole[-1].stop == 0
+    monkeypatch.setattr("actors.wal_shard.requests.EXTENTS_PER_LOCATE_MAX", 2)
+    short = world.request(m.Locate("a", 0)).extents
+    assert short == whole[:2]
+
+
+# -- idempotency keys --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keyed(world: World) -> World:
+    world.put("a", durability="fsync", idempotency_window_ms=WINDOW_MS)
+    return world
+
+
+def test_a_key_is_one_write_inside_its_window(keyed):
+    """I-1, I-4, I-5: original numbers, other content or not."""
+    producer = Producer(keyed)
+    assert numbers(producer.append("a", b"x", b"y", key="k")) == (1, 2, False)
+    assert numbers(producer.append("a", b"other", key="k")) == (1, 2, True)
+    assert numbers(producer.append("a", b"z", key="other")) == (3, 1, False)
+    assert numbers(producer.append("a", b"z", key="")) == (4, 1, False)
+    assert len(keyed.records("a")) == 4
+
+
+@pytest.mark.parametrize(
+    ("elapsed_us", "is_repeat"), [(1_000_000, True), (1_000_999, True), (1_001_000, False), (999_999, True)]
+)
+def test_the_window_ends_after_its_last_millisecond(keyed, elapsed_us, is_repeat):
+    """I-3, CV-3: valid while now - created <= window, both floored to milliseconds."""
+    assert keyed.clock.now_us() % 1_000 == 0
+    producer = Producer(keyed)
+    producer.append("a", b"x", key="k")
+    keyed.clock.advance(elapsed_us / 1e6)
+    assert numbers(producer.append("a", b"x", key="k"))[2] is is_repeat
+
+
+def test_a_window_of_zero_switches_keys_off(world):
+    """I-3."""
+    world.put("a", durability="fsync", idempotency_window_ms=0)
+    producer = Producer(world)
+    assert [numbers(producer.append("a", b"x", key="k"))[0] for _ in range(3)] == [1, 2, 3]
+    world.kill()
+    world.start()
+    assert numbers(producer.append("a", b"x", key="k"))[0] == 4
+
+
+def test_keys_belong_to_one_instance(keyed):
+    """I-2."""
+    keyed.put("b", durability="fsync")
+    producer = Producer(keyed)
+    producer.append("a", b"x", key="k")
+    assert numbers(producer.append("b", b"x", key="k")) == (1, 1, False)
+    keyed.request(m.TopicDelete("a"))
+    keyed.put("a", durability="fsync")
+    assert numbers(producer.append("a", b"x", key="k")) == (1, 1, False)
+
+
+def test_concurrent_writes_of_one_key_are_one_write(keyed):
+    """I-6, FX-103: in one group; and the answer names a head at which the record is there."""
+    run, producer = keyed.runs[0], Producer(keyed)
+    requests = [
+        run.request(500 + n, m.Append("a", 1, idempotency_key="k"), producer.frame(b"%d" % n))
+        for n in range(4)
+    ]
+    run.step(*requests)
+    answers = [numbers(run.replies[500 + n]) for n in range(4)]
+    assert answers == [(1, 1, False), (1, 1, True), (1, 1, True), (1, 1, True)]
+    for n in range(4):
+        entries = run.replies[500 + n].entries  # type: ignore[attr-defined]
+        assert int.from_bytes(entries[S_HEAD_SEQ * 8 : S_HEAD_SEQ * 8 + 8], "little") == 1
+    assert keyed.records("a") == [(1, b"0")]
+
+
+def test_a_write_that_failed_leaves_its_key_unused(keyed):
+    """I-8."""
+    keyed.put("a", "merge", cap_records=1, discard="reject")
+    producer = Producer(keyed)
+    producer.append("a", b"x")
+    refused = keyed.request(m.Append("a", 1, idempotency_key="k"), producer.frame(b"y"))
+    entry = [int.from_bytes(refused.entries[i * 8 : i * 8 + 8], "little") for i in range(WORDS)]
+    assert entry_error(entry, "a").status == Status.TOPIC_FULL
+    keyed.put("a", "merge", cap_records=5)
+    assert numbers(producer.append("a", b"y", key="k")) == (2, 1, False)
+
+
+def test_keys_survive_restarts_with_their_age(keyed):
+    """I-10, FX-101, FX-102: restored, and neither longer nor shorter valid than before."""
+    producer = Producer(keyed)
+    producer.append("a", b"x", key="old")
+    keyed.clock.advance(0.6)
+    producer.append("a", b"y", key="young")
+    for restart in (keyed.kill, keyed.stop, lambda: keyed.power_loss(7)):
+        restart()
+        keyed.start()
+        assert numbers(producer.append("a", b"other", key="old")) == (1, 1, True)
+        assert numbers(producer.append("a", b"other", key="young")) == (2, 1, True)
+    keyed.clock.advance(0.6)
+    keyed.kill()
+    keyed.start()
+    assert numbers(producer.append("a", b"x", key="old"))[2] is False
+    assert numbers(producer.append("a", b"y", key="young")) == (2, 1, True)
+
+
+def test_a_key_without_its_append_is_not_believed(keyed):
+    """I-8, I-10: power loss takes the append and leaves the key; the number goes to somebody else."""
+    producer = Producer(keyed)
+    producer.append("a", b"first")
+    run = keyed.runs[0]
+    used = run.core.log.offset
+    keyed.request(m.Append("a", 1, idempotency_key="k"), producer.frame(b"keyed"))
+    path = f"{DATA}/wal/shard-00/wal-1-0.log"
+    data = bytearray(run.read("wal/shard-00/wal-1-0.log"))
+    at = data.index(b"keyed", used)
+    data[at - 40 : at + 8] = bytes(48)
+    keyed.kill()
+    disk = keyed.disk
+    disk.unlink(path)
+    fd = disk.create(path)
+    disk.write_at(fd, [bytes(data)], 0)
+    disk.sync_file(fd)
+    disk.close(fd)
+    disk.sync_dir(f"{DATA}/wal/shard-00")
+    keyed.reboot()
+    keyed.start()
+    assert keyed.records("a") == [(1, b"first")]
+    other = Producer(keyed, producer=44)
+    assert numbers(other.append("a", b"somebody else's")) == (2, 1, False)
+    for _ in range(2):
+        keyed.kill()
+        keyed.start()
+    assert numbers(other.append("a", b"keyed", key="k")) == (3, 1, False), "a first use, not a repeat of 2"
+
+
+def test_a_shorter_window_applies_at_once_and_a_backward_clock_extends_nothing(keyed):
+    """I-12, CK-5."""
+    producer = Producer(keyed)
+    producer.append("a", b"x", key="k")
+    keyed.clock.advance(0.5)
+    keyed.put("a", "merge", idempotency_window_ms=100)
+    assert numbers(producer.append("a", b"x", key="k"))[2] is False
+    keyed.put("a", "merge", idempotency_window_ms=WINDOW_MS)
+    producer.append("a", b"y", key="late")
+    keyed.clock.advance(0.9)
+    producer.append("a", b"z", key="newest")
+    keyed.clock.step(-0.9)
+    keyed.clock.advance(0.2)
+    producer.append("a", b"z", key="other")
+    keyed.clock.advance(0.85)
+    assert numbers(producer.append("a", b"y", key="late"))[2] is False
+
+
+def test_a_key_covers_exactly_one_frame(keyed):
+    producer = Producer(keyed)
+    with pytest.raises(InvalidRequest, match="one frame"):
+        keyed.request(m.Append("a", 2, idempotency_key="k"), producer.frame(b"x") + producer.frame(b"y"))

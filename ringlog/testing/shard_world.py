@@ -135,7 +135,7 @@ class Run:
         while core.phase is Phase.RECOVERING:
             completions = self._do(effects)
             if len(completions) == 1:
-                raise InvariantViolation("recovery waits for nothing", waiting=core.waiting.name)
+                raise DiskError("cannot make the first WAL file", directory=self.directory)
             effects = core.handle(completions)
         tidy(self.disk, DATA, self.found)
         self._publish_topics(ev.PublishTopics(list(core.directory.by_id.values())))

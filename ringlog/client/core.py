@@ -222,8 +222,11 @@ class ProducerCore:
             raise InvalidRequest("a write holds at least one record", records=0, min=1)
         return records
 
-    def add_each(self, payloads: Sequence[bytes], records: int = 1) -> Batch:
-        """Send payloads as frames of `records` each, behind what was gathered; one batch for all."""
+    def add_each(self, payloads: Sequence[bytes], records: int = 1, length: int = -1) -> Batch:
+        """Send payloads as frames of `records` each, behind what was gathered; one batch for all.
+
+        `length`: of every payload, 0 where they differ, -1 where it was not looked at.
+        """
         if records < 1:
             raise UsageError("a frame holds at least one record", records_per_frame=records)
         self.flush_open()
@@ -231,7 +234,8 @@ class ProducerCore:
         step = max(EACH_PART_RECORDS // records, 1) * records
         parts = [
             frame_codec.frames_of(
-                payloads[start : start + step], records, topic_id=0,
+                payloads[start : start + step] if len(payloads) > step else payloads,
+                records, topic_id=0, length=length,
                 durability=self.options.durability or Durability.EPHEMERAL,
                 payload_kind=self.options.payload.kind,
             )

@@ -15,6 +15,7 @@ from ringlog.client.shell import Shell
 from ringlog.client.ticket import Ticket
 from ringlog.envelope.messages import ProducerStateReply
 from ringlog.errors import RequestTimeout, UsageError
+from ringlog.frame.codec import alike_length
 
 T = TypeVar("T")
 
@@ -72,10 +73,12 @@ class Producer(Generic[T]):
         """
         core = self._core
         encoded = core.encode_all(payloads)
-        size = sum(map(len, encoded)) + FRAME_OVERHEAD_BYTES * len(encoded)
+        length = alike_length(encoded)
+        size = length * len(encoded) if length else sum(map(len, encoded))
+        size += FRAME_OVERHEAD_BYTES * len(encoded)
         with self._shell.locked() as session:
             self._require_room(size)
-            batch = self._core.add_each(encoded, records_per_frame)
+            batch = self._core.add_each(encoded, records_per_frame, length)
             session.links.pump()
         return Ticket(self._shell, batch)
 

@@ -99,10 +99,12 @@ def frames_of_one(
     epoch: int = 0,
     durability: Durability = Durability.DISK,
     payload_kind: PayloadKind = PayloadKind.BYTES,
+    length: int = -1,
 ) -> tuple[bytearray, I64]:
     """Build n one-record, payload-only frames back to back; frame i has producer_seq first + i.
 
-    Returns the buffer and (n + 1,) int64 offsets: frame i is `buffer[offsets[i]:offsets[i + 1]]`.
+    `length` is what alike_length says of the payloads, for a caller that knows it already. Returns the
+    buffer and (n + 1,) int64 offsets: frame i is `buffer[offsets[i]:offsets[i + 1]]`.
     Raises InvalidRequest for none, RecordTooLarge naming index, bytes and max, PayloadTooLarge when
     the buffer would exceed the limit of one message.
     """
@@ -110,9 +112,12 @@ def frames_of_one(
         0, FrameType.APPEND, layout.VERSION, 1 << Column.PAYLOAD, topic_id, 0, 0, 1, epoch, producer_id,
         first_producer_seq, 0, Codec.NONE, _flags(durability, payload_kind), 0, 0, 0,
     )  # fmt: skip
-    alike = _alike_length(payloads)
-    if alike:
-        return _frames_alike(payloads, alike, template)
+    try:
+        alike = alike_length(payloads) if length < 0 else length
+        if _is_small(payloads, alike) and len(payloads) <= BATCH_RECORDS_MAX:
+            return _frames_alike(payloads, alike, template)
+    except TypeError as e:
+        raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
     lengths = _payload_lengths(payloads)
     totals = _ONE_RECORD_PREFIX + ((lengths + 7) & ~7)
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
@@ -143,6 +148,7 @@ def frames_of(
     epoch: int = 0,
     durability: Durability = Durability.DISK,
     payload_kind: PayloadKind = PayloadKind.BYTES,
+    length: int = -1,
 ) -> tuple[bytearray, I64]:
     """As frames_of_one with `records` payloads a frame; the last frame holds what is left.
 
@@ -151,17 +157,20 @@ def frames_of(
     if records == 1:
         return frames_of_one(
             payloads, topic_id=topic_id, producer_id=producer_id, first_producer_seq=first_producer_seq,
-            epoch=epoch, durability=durability, payload_kind=payload_kind,
+            epoch=epoch, durability=durability, payload_kind=payload_kind, length=length,
         )  # fmt: skip
     if not 0 < records <= BATCH_RECORDS_MAX:
         raise BatchTooLarge("too many records in one write", records=records, max=BATCH_RECORDS_MAX)
-    length = _alike_length(payloads, most=FRAME_BYTES_MAX)
-    if length and len(payloads) % records == 0 and records * (length + 8) < FRAME_BYTES_MAX >> 1:
-        template = Header(
-            0, FrameType.APPEND, layout.VERSION, 1 << Column.PAYLOAD, topic_id, 0, 0, records, epoch,
-            producer_id, first_producer_seq, 0, Codec.NONE, _flags(durability, payload_kind), 0, 0, 0,
-        )  # fmt: skip
-        return _tables_alike(payloads, records, length, template)
+    template = Header(
+        0, FrameType.APPEND, layout.VERSION, 1 << Column.PAYLOAD, topic_id, 0, 0, records, epoch,
+        producer_id, first_producer_seq, 0, Codec.NONE, _flags(durability, payload_kind), 0, 0, 0,
+    )  # fmt: skip
+    try:
+        alike = alike_length(payloads) if length < 0 else length
+        if _is_small(payloads, alike) and len(payloads) % records == 0:
+            return _tables_alike(payloads, records, alike, template)
+    except TypeError as e:
+        raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
     whole = [
         frame(
             encode_records(payloads[start : start + records]), topic_id=topic_id, producer_id=producer_id,
@@ -197,6 +206,8 @@ def _tables_alike(
         pieces += payloads[start : start + records]
         pieces.append(pad)
     buffer = bytearray().join(pieces)
+    if len(buffer) != count * total:
+        raise TypeError("a payload is not a buffer of single bytes")
     view = memoryview(buffer)
     words = np.frombuffer(buffer, dtype="<u8").reshape(count, total >> 3)
     words[:, layout.W_PRODUCER_SEQ] += np.arange(count, dtype=np.uint64)
@@ -268,13 +279,17 @@ def _with_epoch(word: int, epoch: int) -> int:
     return (word & 0xFFFFFFFF) | epoch << layout.EPOCH_SHIFT
 
 
-def _alike_length(payloads: Sequence[bytes], most: int = BATCH_RECORDS_MAX) -> int:
-    """The length of every payload, where all are bytes of one length above 0; otherwise 0."""
-    lengths = set(map(len, payloads)) if set(map(type, payloads)) == {bytes} else ()
-    if len(lengths) != 1 or not 1 < len(payloads) <= most:
-        return 0
-    (length,) = lengths
-    return length if length <= RECORD_BYTES_MAX and length * len(payloads) < FRAME_BYTES_MAX >> 1 else 0
+def alike_length(payloads: Sequence[bytes]) -> int:
+    """The length of every payload, where all have one above 0; otherwise 0."""
+    lengths = set(map(len, payloads))
+    return lengths.pop() if len(lengths) == 1 else 0
+
+
+def _is_small(payloads: Sequence[bytes], length: int) -> bool:
+    """Within every limit by far, so that nothing has to be checked one by one."""
+    return (
+        0 < length <= RECORD_BYTES_MAX and len(payloads) > 1 and length * len(payloads) < FRAME_BYTES_MAX >> 1
+    )
 
 
 def _frames_alike(payloads: Sequence[bytes], length: int, template: Header) -> tuple[bytearray, I64]:
@@ -287,7 +302,10 @@ def _frames_alike(payloads: Sequence[bytes], length: int, template: Header) -> t
     words = np.frombuffer(buffer, dtype="<u8").reshape(count, total >> 3)
     words[:, : layout.HEADER_WORDS + 1] = np.frombuffer(head, dtype="<u8")
     words[:, layout.W_PRODUCER_SEQ] += np.arange(count, dtype=np.uint64)
-    data = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(count, length)
+    joined = b"".join(payloads)
+    if len(joined) != count * length:
+        raise TypeError("a payload is not a buffer of single bytes")
+    data = np.frombuffer(joined, dtype=np.uint8).reshape(count, length)
     words.view(np.uint8)[:, _ONE_RECORD_PREFIX : _ONE_RECORD_PREFIX + length] = data
     bodies = np.ndarray((count,), f"V{body}", buffer, layout.HEADER_BYTES, (total,)).tolist()
     words[:, layout.W_BODY_XXH3] = np.fromiter(map(_hash, bodies), dtype=np.uint64, count=count)

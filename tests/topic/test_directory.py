@@ -1,0 +1,80 @@
+"""Topics of one shard by id and name; the numbers of new ones (ST-15, E-6)."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringlog.topic.config import TopicConfig
+from ringlog.topic.directory import Directory
+from ringlog.topic.names import shard_of
+from ringlog.topic.state import Topic
+from ringlog.types import Durability
+
+
+def add(directory: Directory, name: str, **config: object) -> Topic:
+    topic_id, epoch = directory.next_identity()
+    topic = Topic(topic_id, epoch, name, TopicConfig(**config))  # type: ignore[arg-type]
+    directory.add(topic)
+    return topic
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 8])
+def test_ids_map_to_their_shard_and_are_never_used_twice(shards):
+    """SH-1, ST-15."""
+    seen: set[int] = set()
+    for shard in range(shards):
+        directory = Directory(shard, shards)
+        for i in range(20):
+            topic = add(directory, f"t{i % 5}")
+            assert shard_of(topic.topic_id, shards) == shard
+            assert topic.topic_id not in seen
+            seen.add(topic.topic_id)
+        assert len(directory) == 5, "a name has one live topic"
+
+
+def test_epochs_grow_whatever_was_seen():
+    """E-6."""
+    directory = Directory(0, 1)
+    directory.seen(70, 900)
+    topic = add(directory, "a")
+    assert topic.epoch == 901
+    assert topic.topic_id == 71
+
+
+def test_removal_forgets_name_id_and_class():
+    directory = Directory(0, 1)
+    topic = add(directory, "e", durability=Durability.EPHEMERAL)
+    assert directory.ephemeral == {topic.topic_id}
+    topic.config = TopicConfig(durability=Durability.FSYNC)
+    directory.note_class(topic)
+    assert directory.ephemeral == set()
+    directory.remove(topic)
+    assert directory.find("e") is None
+    assert directory.page("", "", 10) == ([], False)
+
+
+def test_a_topic_may_turn_out_to_have_another_name():
+    """RE-12: a placeholder whose creation is found after all."""
+    directory = Directory(0, 1)
+    topic = add(directory, "topic-1")
+    directory.rename(topic, "orders")
+    assert directory.find("orders") is topic
+    assert directory.find("topic-1") is None
+    assert [each.name for each in directory.page("", "", 9)[0]] == ["orders"]
+
+
+def test_pages_cover_every_name_once_in_byte_order():
+    """T-11, T-13."""
+    directory = Directory(0, 1)
+    names = [f"{a}{b}" for a in "aAzZ09" for b in ("", ".", "-", "x")]
+    for name in names:
+        add(directory, name)
+    found, after = [], ""
+    while True:
+        page, more = directory.page("", after, 3)
+        found += [topic.name for topic in page]
+        if not more:
+            break
+        after = found[-1]
+    assert found == sorted(names)
+    assert [topic.name for topic in directory.page("a", "", 100)[0]] == ["a", "a-", "a.", "ax"]

@@ -1,0 +1,69 @@
+"""One topic's numbers: floors, jumps, publication (X-2, CV-6)."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringlog.errors import InvariantViolation
+from ringlog.topic.config import TopicConfig
+from ringlog.topic.state import Topic
+
+
+@pytest.fixture
+def topic() -> Topic:
+    return Topic(1, 1, "t", TopicConfig())
+
+
+def test_staged_records_are_counted_apart_from_published_ones(topic):
+    """CV-6, S-9."""
+    topic.next_seq, topic.staged_count, topic.staged_bytes = 4, 3, 30
+    assert (topic.head_seq, topic.count, topic.bytes) == (0, 0, 0)
+    topic.check()
+    topic.publish()
+    assert (topic.head_seq, topic.count, topic.bytes) == (3, 3, 30)
+
+
+def test_a_jump_leaves_a_range_and_only_goes_forward(topic):
+    """D-12."""
+    topic.next_seq = 4
+    topic.publish()
+    assert topic.jump(3) is None
+    assert topic.jump(9) == (4, 9)
+    assert topic.jump(9) is None
+    assert (topic.next_seq, topic.head_seq, topic.lost) == (10, 9, [(4, 9)])
+    topic.check()
+
+
+def test_a_lost_range_at_the_beginning_moves_the_earliest_and_falls_with_the_floor(topic):
+    """D-12, TB-12: kept until it lies below the eviction floor."""
+    topic.jump(5)
+    assert topic.earliest_seq == 6
+    topic.next_seq = 11
+    topic.publish()
+    assert topic.earliest_seq == 6
+    topic.evict_below(8, 0, 0)
+    assert topic.lost == []
+    assert topic.earliest_seq == 8
+
+
+def test_floors_only_rise(topic):
+    """RE-14, FX-93."""
+    topic.next_seq = 20
+    topic.publish()
+    topic.evict_below(9, 0, 0)
+    topic.evict_below(5, 0, 0)
+    assert topic.evict_floor == 9
+
+
+@pytest.mark.parametrize(
+    "facts", [{"cap_floor": 9}, {"staged_count": -1}, {"head_seq": 5}, {"staged_bytes": -1}, {"ttl_floor": 0}]
+)
+def test_numbers_out_of_order_break_an_invariant(topic, facts):
+    topic.next_seq = 4
+    topic.publish()
+    for name, value in facts.items():
+        setattr(topic, name, value)
+    if facts == {"ttl_floor": 0}:
+        topic.cap_floor = topic.trim_floor = 0
+    with pytest.raises(InvariantViolation, match="out of order"):
+        topic.check()

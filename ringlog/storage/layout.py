@@ -22,7 +22,7 @@ byte   size  field
  80    8     file_bytes      size the file was made with
  88    8     prev_file       pack_file(incarnation, n) of the file before it in this stream, or 0
  96    8     prev_stop       where its bytes end that were known to be durable
- 104   8     prev_seal       seal of its last frame, or 0
+ 104   8     prev_seal       seal of the frame that ends there, or 0
  112   8     flags           bit 0: the predecessor ended in good order
  4088  8     header_xxh3     XXH3-64 of bytes 0..4087
 

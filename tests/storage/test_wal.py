@@ -1,0 +1,142 @@
+"""The log writer: order of disk calls, failed tries, syncs from two threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ringlog.errors import DiskError, InvariantViolation
+from ringlog.limits import FILL_CHUNK_BYTES, WAL_HEADER_BYTES
+from ringlog.storage.layout import decode_wal_header
+from ringlog.storage.wal import StreamIdentity, WalWriter
+from ringlog.testing import disk as d
+from ringlog.testing.disk import Fault, FaultyDisk, RecordingDisk, SimulatedDisk
+
+DIRECTORY = "/data/wal/shard-00"
+ME = StreamIdentity(DIRECTORY, 0, 1, 5, b"b" * 16, b"e" * 16)
+
+
+def writer_on(disk: d.RecordingDisk | FaultyDisk | SimulatedDisk, file_bytes: int = 64 << 10) -> WalWriter:
+    return WalWriter(disk, ME, file_bytes)
+
+
+def opened(writer: WalWriter, at_least: int = 0) -> None:
+    writer.open(writer.prepare(at_least, fill=False), salt=7, created_us=1, prev=(0, 0, 0), flags=0)
+
+
+def kinds(disk: RecordingDisk) -> list[str]:
+    return [type(each).__name__ for each in disk.operations]
+
+
+def test_a_file_is_whole_and_named_before_its_header_and_its_header_before_any_group():
+    """WC-8, RF-68."""
+    disk = RecordingDisk(SimulatedDisk(DIRECTORY))
+    writer = writer_on(disk)
+    prepared = writer.prepare(0)
+    assert kinds(disk) == ["Create", "Allocate", "Write", "SyncData", "SyncFile", "SyncDir"]
+    disk.operations.clear()
+    header = writer.open(prepared, salt=7, created_us=1, prev=(3, 4, 5), flags=1)
+    assert kinds(disk) == ["Write", "SyncData"]
+    fd = disk.open_read(prepared.path)
+    assert decode_wal_header(disk.read_at(fd, WAL_HEADER_BYTES, 0), "") == header
+    assert (header.prev_file, header.prev_stop, header.prev_seal, header.flags) == (3, 4, 5, 1)
+
+
+def test_a_file_that_is_only_allocated_is_synced_as_well():
+    disk = RecordingDisk(SimulatedDisk(DIRECTORY))
+    writer_on(disk).prepare(0, fill=False)
+    assert kinds(disk) == ["Create", "Allocate", "SyncFile", "SyncDir"]
+
+
+def test_sizes_follow_the_request_only_when_it_is_larger():
+    writer = writer_on(SimulatedDisk(DIRECTORY))
+    assert writer.prepare(0).capacity == 64 << 10
+    assert writer.prepare(64 << 10).capacity == 64 << 10
+    assert writer.prepare((64 << 10) + 1).capacity == FILL_CHUNK_BYTES
+
+
+@pytest.mark.parametrize("op", ["open", "size", "write", "data_sync", "full_sync", "dir_sync"])
+@pytest.mark.parametrize("also", [None, "unlink"])
+def test_a_failed_try_stands_in_nobody_s_way(op, also):
+    """FX-19, RF-46: whether or not what it left could be removed."""
+    disk = FaultyDisk(SimulatedDisk(DIRECTORY), Fault(op, 1, "ENOSPC"))
+    if also:
+        disk.plan.append(Fault("unlink", 1, "EIO"))
+    writer = writer_on(disk)
+    with pytest.raises(DiskError):
+        writer.prepare(0)
+    disk.plan = []
+    first, second = writer.prepare(0), writer.prepare(0)
+    assert first.n < second.n
+    writer.open(first, salt=7, created_us=1, prev=(0, 0, 0), flags=0)
+    writer.append([b"x" * 8], WAL_HEADER_BYTES, 8)
+
+
+def test_a_group_goes_exactly_where_the_log_ends_and_never_beyond_the_file():
+    """W8."""
+    writer = writer_on(SimulatedDisk(DIRECTORY))
+    opened(writer)
+    writer.append([b"a" * 8, bytearray(b"b" * 8)], WAL_HEADER_BYTES, 16)
+    for offset, length in (
+        (WAL_HEADER_BYTES, 8), (WAL_HEADER_BYTES + 24, 8), (WAL_HEADER_BYTES + 16, 64 << 10),
+    ):  # fmt: skip
+        with pytest.raises(InvariantViolation):
+            writer.append([bytes(length)], offset, length)
+
+
+def test_closing_gives_the_unused_end_back():
+    disk = SimulatedDisk(DIRECTORY)
+    writer = writer_on(disk)
+    opened(writer)
+    writer.append([b"a" * 8], WAL_HEADER_BYTES, 8)
+    writer.close(truncate=True)
+    writer.close(truncate=True)
+    fd = disk.open_read(f"{DIRECTORY}/wal-5-0.log")
+    assert disk.size(fd) == WAL_HEADER_BYTES + 8
+
+
+def test_of_two_syncs_at_once_none_succeeds_when_the_other_fails():
+    """RF-41, RF-43: the kernel reports a failed write-back once. The second sync waits and is refused."""
+
+    class SlowToFail(SimulatedDisk):
+        """Its first sync fails, after another thread had every chance to ask for one."""
+
+        def __init__(self) -> None:
+            super().__init__(DIRECTORY)
+            self.is_failing = False
+            self.begun, self.go_on = threading.Event(), threading.Event()
+
+        def sync_data(self, fd: int) -> None:
+            if self.is_failing:
+                self.is_failing = False
+                self.begun.set()
+                assert self.go_on.wait(10)
+                self.fail_syncs = 1
+            super().sync_data(fd)
+
+    disk = SlowToFail()
+    writer = writer_on(disk)
+    opened(writer)
+    writer.append([b"a" * 8], WAL_HEADER_BYTES, 8)
+    disk.is_failing = True
+    outcomes: list[str] = []
+
+    def sync() -> None:
+        try:
+            writer.sync()
+            outcomes.append("ok")
+        except (DiskError, InvariantViolation) as e:
+            outcomes.append(type(e).__name__)
+
+    flusher = threading.Thread(target=sync)
+    flusher.start()
+    assert disk.begun.wait(10)
+    committer = threading.Thread(target=sync)
+    committer.start()
+    committer.join(0.2)
+    assert committer.is_alive(), "it waits for the one that is under way"
+    disk.go_on.set()
+    flusher.join(10)
+    committer.join(10)
+    assert outcomes == ["DiskError", "InvariantViolation"]

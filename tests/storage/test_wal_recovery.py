@@ -1,0 +1,188 @@
+"""Judging one WAL file: what is believed, where it ends, and whether that end is damage."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.wal_shard.group import Control, Group, LogPosition, lay_out
+from ringlog.frame import control_frame
+from ringlog.frame.layout import FrameType
+from ringlog.limits import WAL_HEADER_BYTES
+from ringlog.storage import recovery
+from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY, WalHeader
+from ringlog.storage.recovery import (
+    FileScan,
+    Tail,
+    copied_mark,
+    holds_marks,
+    judge,
+    look_behind,
+    sealed_behind,
+)
+
+SALT = 77
+SIZE = 64 << 10
+HEADER = WalHeader(0, 1, 0, 1, SALT, b"b" * 16, b"e" * 16, 1, SIZE, 0, 0, 0, 0)
+
+
+class Log:
+    """A file built group by group; each group is one control frame with a body of that many bytes."""
+
+    def __init__(self) -> None:
+        self.at = LogPosition()
+        self.at.opened(HEADER.file_id, SALT, WAL_HEADER_BYTES, SIZE)
+        self.data = bytearray(SIZE)
+        self.stops: list[int] = []
+
+    def group(self, length: int = 40, *, synced: bool = True, flags: int = 0, word: object = ((), ())) -> Log:
+        group, start = Group(), self.at.offset
+        if length:
+            body = b"\xc4" + bytes([length]) + b"x" * length
+            group.parts.append(Control(control_frame(FrameType.TOPIC_DELETE, 5, body)))
+            group.bytes = len(group.parts[0].frame)
+        content = b"".join(bytes(each) for each in lay_out(group, self.at, flags, word))  # type: ignore[arg-type]
+        self.data[start : start + len(content)] = content
+        self.stops.append(self.at.offset)
+        if synced:
+            self.at.durable = self.at.offset
+        return self
+
+    def scanned(self, data: bytes | None = None, size: int = 0) -> FileScan:
+        content = bytes(self.data if data is None else data)
+        scan = FileScan(HEADER, size or len(content), lambda at, length: content[at : at + length])
+        self.frames = sum(len(piece.batch) for piece in scan.pieces())
+        return scan
+
+
+def test_a_whole_log_is_clean_and_says_how_far_it_was_durable():
+    log = Log().group(40).group(50).group(60)
+    scan = log.scanned()
+    assert (scan.stop, scan.durable, scan.reason) == (log.stops[-1], log.stops[-2], "")
+    assert log.frames == 6
+    assert judge(scan, 0) is Tail.CLEAN
+    assert scan.seal_at(scan.stop) == scan.last_seal != 0
+    assert scan.seal_at(scan.durable) not in (0, scan.last_seal)
+
+
+def test_flags_of_marks_are_found():
+    log = Log().group().group(0, flags=MARK_COPIED, word=([(9, 8)], [9])).group(0, flags=MARK_ORDERLY)
+    scan = log.scanned()
+    assert scan.orderly
+    assert scan.copied is not None
+    assert (scan.copied.settled, scan.copied.damaged) == ([(9, 8)], [9])
+    data = bytes(log.data)
+    assert copied_mark(HEADER, SIZE, lambda at, n: data[at : at + n]) == scan.copied
+    log.group()
+    assert not log.scanned().orderly, "only the last mark speaks of the end"
+
+
+def test_copied_is_looked_for_in_the_first_two_groups_only():
+    log = Log().group().group().group(0, flags=MARK_COPIED)
+    data = bytes(log.data)
+    assert copied_mark(HEADER, SIZE, lambda at, n: data[at : at + n]) is None
+
+
+@pytest.mark.parametrize("size", range(WAL_HEADER_BYTES, WAL_HEADER_BYTES + 420, 3))
+def test_a_scan_ends_whatever_the_length_of_the_file(size):
+    """WF-8: also lengths that are no multiple of 8."""
+    log = Log().group().group()
+    scan = log.scanned(bytes(log.data[:size]))
+    assert scan.stop <= size
+    assert scan.stop in {WAL_HEADER_BYTES, *log.stops} or log.frames % 2
+
+
+def test_damage_below_a_later_mark_is_corruption_and_above_it_a_torn_tail():
+    """RD-4, RE-6."""
+    log = Log().group().group().group(synced=False)
+    for at, tail in ((log.stops[0] + 90, Tail.CORRUPT), (log.stops[1] + 90, Tail.TORN)):
+        data = bytearray(log.data)
+        data[at] ^= 1
+        scan = log.scanned(bytes(data))
+        assert judge(scan, 0) is tail
+        assert scan.reason
+
+
+def test_evidence_from_elsewhere_makes_the_same_tail_corruption():
+    """RD-4: the board's mark, or the next file's header."""
+    log = Log().group().group()
+    data = bytearray(log.data)
+    data[log.stops[0] + 90] ^= 1
+    scan = log.scanned(bytes(data))
+    assert judge(scan, log.stops[0]) is Tail.TORN
+    assert judge(scan, log.stops[1]) is Tail.CORRUPT
+
+
+def test_unsynced_groups_in_the_other_order_are_a_torn_tail():
+    """FX-16: the second reached the device, the first did not; its mark claims no more than was synced."""
+    log = Log().group().group(synced=False).group(synced=False)
+    data = bytearray(log.data)
+    data[log.stops[0] : log.stops[1]] = bytes(log.stops[1] - log.stops[0])
+    scan = log.scanned(bytes(data))
+    assert scan.stop == log.stops[0]
+    assert judge(scan, 0) is Tail.TORN
+
+
+def test_zeros_in_the_middle_of_what_was_durable_are_corruption():
+    """FX-15, RF-73."""
+    log = Log().group().group().group()
+    data = bytearray(log.data)
+    data[log.stops[0] : log.stops[1]] = bytes(log.stops[1] - log.stops[0])
+    assert judge(log.scanned(bytes(data)), 0) is Tail.CORRUPT
+
+
+def test_anything_but_zeros_behind_the_end_is_not_clean():
+    """D-19: only a log that ends in a whole frame proves that nothing was lost."""
+    log = Log().group()
+    data = bytearray(log.data)
+    data[-1] = 1
+    assert judge(log.scanned(bytes(data)), 0) is Tail.TORN
+
+
+def test_marks_are_found_behind_damage_wherever_they_lie(monkeypatch):
+    """Also across the edges of what is read at a time, and only with body and seal in order."""
+    log = Log().group().group().group()
+    for step in (512, 520, 1 << 20):
+        monkeypatch.setattr(recovery, "RECOVERY_READ_BYTES", step)
+        data = bytearray(log.data)
+        data[WAL_HEADER_BYTES + 100] ^= 1
+        scan = log.scanned(bytes(data))
+        assert look_behind(scan).durable == log.stops[1]
+        data[log.stops[1] + 100] ^= 1
+        assert look_behind(log.scanned(bytes(data))).durable == log.stops[0]
+
+
+def test_groups_are_recognised_without_their_header_and_noise_is_not():
+    log = Log().group()
+    data = bytes(log.data)
+    assert holds_marks(lambda at, n: data[at : at + n], SIZE)
+    noise = bytes(WAL_HEADER_BYTES) + random.Random(1).randbytes(SIZE - WAL_HEADER_BYTES)
+    assert not holds_marks(lambda at, n: noise[at : at + n], SIZE)
+    assert not holds_marks(lambda at, n: bytes(SIZE)[at : at + n], SIZE)
+
+
+def test_what_lies_behind_damage_can_be_named():
+    """RE-6, truncate: frames behind it, and the damaged one itself while its header verifies."""
+    log = Log()
+    for _ in range(5):
+        log.group()
+    data = bytearray(log.data)
+    data[log.stops[1] - 8] ^= 1
+    scan = log.scanned(bytes(data))
+    assert sum(len(piece.batch) for piece in sealed_behind(scan)) == 7
+    data[log.stops[0] + 5] ^= 1
+    assert sum(len(piece.batch) for piece in sealed_behind(log.scanned(bytes(data)))) == 6
+
+
+@given(st.binary(max_size=4_000), st.integers(0, 400))
+def test_any_bytes_end_in_a_judgement(noise, keep):
+    """WF-8, RD-24: never an exception, never a loop, nothing believed that was not written."""
+    log = Log().group().group().group()
+    data = bytes(log.data[: WAL_HEADER_BYTES + keep]) + noise
+    scan = log.scanned(data)
+    assert judge(scan, 0) in set(Tail)
+    assert scan.stop <= WAL_HEADER_BYTES + keep or data[: scan.stop] == bytes(log.data[: scan.stop])
+    assert all(len(piece.batch) for piece in sealed_behind(scan))

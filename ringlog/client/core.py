@@ -155,8 +155,13 @@ class ProducerCore:
         return self._encode is None and type(items) in {list, tuple} and set(map(type, items)) == {bytes}
 
     def encode_all(self, items: Sequence[Any]) -> Sequence[bytes]:
-        """Payloads of many values; as `encode` for each."""
-        return items if self.are_plain(items) else [self.encode(value) for value in items]
+        """Payloads of many values; as `encode` for each.
+
+        Bytes are passed on without a look at each: what is none makes the frames fail, as a UsageError.
+        """
+        if self._encode is None and type(items) in {list, tuple}:
+            return items
+        return [self.encode(value) for value in items]
 
     def fields(self, record: dict[str, Any]) -> dict[str, Any]:
         """Check a record's fields; values by frame column."""

@@ -280,8 +280,11 @@ def _with_epoch(word: int, epoch: int) -> int:
 
 
 def alike_length(payloads: Sequence[bytes]) -> int:
-    """The length of every payload, where all have one above 0; otherwise 0."""
-    lengths = set(map(len, payloads))
+    """The length of every payload, where all have one above 0; otherwise 0. Raises UsageError."""
+    try:
+        lengths = set(map(len, payloads))
+    except TypeError as e:
+        raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
     return lengths.pop() if len(lengths) == 1 else 0
 
 

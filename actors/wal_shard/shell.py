@@ -45,7 +45,7 @@ log = logging.getLogger("ringlog.shard")
 
 SLEEP_MS_MAX = 100
 """Back-up poll: a lost doorbell costs at most this (RF-35)."""
-QUICK_GAP_NS = 150_000
+QUICK_GAP_NS = 300_000
 """Frames that come this soon after the last ones were settled are waited for awake."""
 IDLE_SLEEPS = 20
 """After so many sleeps without work the back-up poll is as rare as the heartbeat: an engine that nobody

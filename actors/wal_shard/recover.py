@@ -164,6 +164,8 @@ class Recovery:
         self._present: set[int] = set()
         self._solid = 0
         """Our last file whose incarnation surely served: what it said of earlier files needs no repeating."""
+        self._last_closed: dict[int, dict[int, int]] = {}
+        """Incarnation -> its last file but one, and where that ends."""
         self._said: list[tuple[int, int]] = []
         """(file, stop) as earlier incarnations said."""
         self._known_missing: set[int] = set()
@@ -421,10 +423,14 @@ class Recovery:
         in_doubt = is_open and not file.claim_of(self._shards, self._shard)
         stop = durable if in_doubt else scan.stop
         if in_doubt:
+            # The header of this file may not be durable: without it the file before would be the last.
+            self.found.settled.update(self._last_closed.get(header.incarnation, {}))
             self._doubt(file, stop)
             self._judge_loss(file, scan, tail)
             if header.shards != self._shards:
                 self._sync(file)
+        if not file.is_last:
+            self._last_closed[header.incarnation] = {header.file_id: durable}
         if file.is_damaged and not file.limit:
             self.found.settled[header.file_id] = stop
         elif said := file.limit or file.claim_of(self._shards, self._shard):

@@ -78,6 +78,8 @@ class Story:
     ends: int = 0
     made: int = 0
     had_power_loss: bool = False
+    restarted: set[int] = field(default_factory=set)
+    """Shards that recovered at the last end: what they found is durable."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -258,15 +260,15 @@ class Story:
             self.world.kill()
         elif how == "power":
             self.world.power_loss(self.rng.randrange(1 << 30))
-        if how == "shard" and self.shards == 1:
-            self.world.kill_shard(0)
-            self.world.start_shard(0)
-        elif how == "shard":
+        self.restarted = set(range(self.world.shards))
+        if how == "shard":
             shard = self.rng.randrange(self.world.shards)
+            self.restarted = {shard}
             self.world.kill_shard(shard)
             self.world.start_shard(shard)
         else:
             self._start(how)
+            self.restarted = set(self.world.runs)
         self._compare(how)
         if self.rng.random() < 0.3:
             before = self._seen()
@@ -334,17 +336,18 @@ class Story:
         found = dict(self.world.records(name))
         lost = self.world.topic(name).lost
         claimed = 0
+        has_recovered = self.world.run_of(name).shard in self.restarted
         for sent in instance.sent:
             there = (
                 [found.get(sent.first_seq + i) for i in range(len(sent.payloads))] if sent.first_seq else []
             )
             if sent.first_seq and there == sent.payloads:
                 claimed += len(there)
-                sent.is_exposed = False
+                sent.is_exposed &= not has_recovered
                 continue
             if not sent.first_seq:
                 self._adopt(instance, sent, found)
-                sent.is_exposed = False
+                sent.is_exposed = not has_recovered
                 claimed += len(sent.payloads) if sent.first_seq else 0
                 continue
             if durability >= Durability.DISK:

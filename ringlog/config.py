@@ -110,6 +110,41 @@ class Wal(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     )
 
 
+class Cold(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The second tier. Without a place for it nothing is relocated (TI-1)."""
+
+    dir: Text = ""
+    """A directory on another device."""
+    url: Text = ""
+    """An object store instead: `s3://bucket/prefix`; credentials come from the environment."""
+    hot_segments: Annotated[int, Meta(ge=0, le=1 << 20)] = limits.HOT_SEGMENTS_DEFAULT
+    """A topic's newest segments that stay on the host's own disk (TI-2)."""
+    hot_bytes: Annotated[int, Meta(ge=0)] = 0
+    """Most bytes of a topic's segments on the host's own disk; 0 = no bound. The stricter one decides."""
+    interval_s: Annotated[float, Meta(gt=0, le=86_400)] = 5.0
+    cache_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 40)] = 64 * limits.MIB
+    timeout_s: Annotated[float, Meta(gt=0, le=3_600)] = 30.0
+
+
+class Storage(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the log becomes segments, and when space is given back."""
+
+    segment_records: Annotated[int, Meta(ge=1, le=1 << 31)] = limits.SEGMENT_RECORDS_DEFAULT
+    segment_bytes: Annotated[int, Meta(ge=64 * limits.KIB, le=1 << 32)] = limits.SEGMENT_BYTES_DEFAULT
+    segment_age_ms: Annotated[int, Meta(ge=0)] = limits.SEGMENT_AGE_MS_DEFAULT
+    """Records wait in the log no longer than this; 0 = as long as it takes to fill a file."""
+    own_segment_bytes: Annotated[int, Meta(ge=0, le=1 << 32)] = limits.OWN_SEGMENT_BYTES_DEFAULT
+    """Topics with less than this in a pass share a segment."""
+    compression: Literal["none", "lz4", "zstd"] = "none"
+    compression_min_bytes: Annotated[int, Meta(ge=0)] = 1_024
+    compression_saving: Annotated[float, Meta(ge=0, lt=1)] = 0.05
+    """A body is kept compressed only when that saves at least this part of it."""
+    reclaim_bytes_per_s: Annotated[int, Meta(ge=1 << 16)] = 64 * limits.MIB
+    reclaim_interval_s: Annotated[float, Meta(gt=0, le=86_400)] = 5.0
+    scrub_bytes_per_s: Annotated[int, Meta(ge=0)] = 4 * limits.MIB
+    """Pace at which everything at rest is verified over and over (RD-23); 0 = off."""
+
+
 class Log(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the processes say."""
 
@@ -146,6 +181,8 @@ class Config(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     auth: Auth = Auth()
     limits: Limits = Limits()
     wal: Wal = msgspec.field(default_factory=Wal)
+    storage: Storage = Storage()
+    cold: Cold = Cold()
     log: Log = Log()
     supervisor: Supervisor = Supervisor()
     profile: Profile = Profile()
@@ -175,6 +212,23 @@ ENVIRONMENT: dict[str, str] = {
     "wal.corruption": "RINGLOG_WAL_CORRUPTION",
     "wal.file_bytes": "RINGLOG_WAL_FILE_BYTES",
     "wal.volatile_bytes": "RINGLOG_WAL_VOLATILE_BYTES",
+    "storage.segment_records": "RINGLOG_SEGMENT_MAX_EVENTS",
+    "storage.segment_bytes": "RINGLOG_SEGMENT_MAX_BYTES",
+    "storage.segment_age_ms": "RINGLOG_SEGMENT_MAX_AGE_MS",
+    "storage.own_segment_bytes": "RINGLOG_OWN_SEGMENT_BYTES",
+    "storage.compression": "RINGLOG_COMPRESSION",
+    "storage.compression_min_bytes": "RINGLOG_COMPRESSION_MIN_BYTES",
+    "storage.compression_saving": "RINGLOG_COMPRESSION_SAVING",
+    "storage.reclaim_bytes_per_s": "RINGLOG_RECLAIM_BYTES_PER_S",
+    "storage.reclaim_interval_s": "RINGLOG_RECLAIM_INTERVAL_S",
+    "storage.scrub_bytes_per_s": "RINGLOG_SCRUB_BYTES_PER_S",
+    "cold.dir": "RINGLOG_COLD_DIR",
+    "cold.url": "RINGLOG_COLD_URL",
+    "cold.hot_segments": "RINGLOG_HOT_RETAIN_SEGMENTS",
+    "cold.hot_bytes": "RINGLOG_HOT_RETAIN_BYTES",
+    "cold.interval_s": "RINGLOG_COLD_INTERVAL_S",
+    "cold.cache_bytes": "RINGLOG_COLD_CACHE_BYTES",
+    "cold.timeout_s": "RINGLOG_COLD_TIMEOUT_S",
     "log.level": "RINGLOG_LOG",
     "log.format": "RINGLOG_LOG_FORMAT",
     "log.file": "RINGLOG_LOG_FILE",

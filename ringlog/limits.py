@@ -60,6 +60,21 @@ WAL_FILE_BYTES_MIN = 1 * MIB
 FILL_CHUNK_BYTES = 1 * MIB
 RECOVERY_READ_BYTES = 8 * MIB
 
+# -- segments ------------------------------------------------------------------------------------------
+SEGMENT_RECORDS_DEFAULT = 1_000_000
+SEGMENT_BYTES_DEFAULT = 64 * MIB
+SEGMENT_AGE_MS_DEFAULT = 3_600_000
+OWN_SEGMENT_BYTES_DEFAULT = 1 * MIB
+SEALED_FRAME_BYTES = 1 * MIB
+SEALED_FRAME_RECORDS = 4_096
+"""Frames of a segment are filled up to about this."""
+HOT_SEGMENTS_DEFAULT = 4
+SNAPSHOTS_KEPT = 2
+CHECKPOINT_ROWS_PER_REPLY = 512
+"""Topics whose state a shard hands over in one turn, so that a checkpoint never holds up commits."""
+DELETED_PER_LOCATE_BYTES = 256 * KIB
+"""Bitmap of deleted numbers in one answer; a reader beyond it asks again."""
+
 # -- topics --------------------------------------------------------------------------------------------
 TOPICS_MAX_DEFAULT = 100_000
 PRODUCERS_PER_TOPIC_MAX = 65_536

@@ -34,7 +34,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "board": {"base", "board"},
     "envelope": {"base", "frame", "envelope"},
     "storage": {"base", "frame", "storage"},
-    "storage.reader": {"base", "frame", "storage", "board"},
+    "storage.reader": {"base", "frame", "storage", "segment", "board"},
+    # Segment files: written by the compactor and the reclaimer, read by everybody who reads.
+    "segment": {"base", "frame", "storage.disk", "storage.layout", "segment"},
+    # Places, sizes, times and tags of one topic's records, wherever they lie.
+    "storage.ledger": {"base", "frame", "storage", "storage.reader", "segment", "board"},
+    "storage.snapshot": {"base", "storage", "segment"},
     "topic": {"base", "frame", "topic", *PURE_STORAGE},
     "contract": {"base", "frame", "envelope"},
     "runtime": {*WIRE, "contract", "runtime"},

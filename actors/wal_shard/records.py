@@ -50,13 +50,29 @@ class HeadReserved(Record, frozen=True):
 
 
 class FloorsRaised(Record, frozen=True):
-    """Resulting floors; they only ever grow."""
+    """Resulting floors; they only ever grow. `records` and `bytes` are live ones that left by it."""
 
     cap_floor: int
     ttl_floor: int
     trim_floor: int
     records: int
     bytes: int
+    version: int = 0
+    """The topic's version from here on: a state that has it already has this."""
+
+
+class RecordsRemoved(Record, frozen=True):
+    """Records deleted on request or expired one by one: everything below `delete_floor`, and `seqs`.
+
+    It holds the numbers it selected, not what it was asked for, so that replay needs no index and nothing
+    that came later is touched (DL-11)."""
+
+    delete_floor: int
+    seqs: bytes
+    """A portable 64-bit roaring bitmap; empty = none."""
+    records: int
+    bytes: int
+    version: int
 
 
 class RangeLost(Record, frozen=True):
@@ -95,6 +111,7 @@ Body = (
     | ConfigChanged
     | HeadReserved
     | FloorsRaised
+    | RecordsRemoved
     | RangeLost
     | KeyUsed
     | GroupMark
@@ -106,6 +123,7 @@ _KINDS: dict[int, Any] = {
     FrameType.CONFIG_UPDATE: ConfigChanged,
     FrameType.HEAD_WATERMARK: HeadReserved,
     FrameType.EVICT_WATERMARK: FloorsRaised,
+    FrameType.DELETE: RecordsRemoved,
     FrameType.LOST_RANGE: RangeLost,
     FrameType.IDEMPOTENCY_KEY: KeyUsed,
     FrameType.GROUP_MARK: GroupMark,

@@ -509,4 +509,7 @@ def _facts(topic: Topic, state: int) -> TopicFacts:
         bytes=topic.bytes,
         last_write_us=topic.last_ts,
         durability_bits=int(topic.config.durability),
+        version=topic.version,
+        due_us=topic.due_us,
+        ttl_us=topic.config.ttl_ms * 1_000,
     )

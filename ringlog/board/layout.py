@@ -35,8 +35,9 @@ A topic slot, in words:
  0  sequence      4  head_seq        8  trim_floor
  1  topic_id      5  earliest_seq    9  count
  2  epoch         6  cap_floor      10  bytes
- 3  state         7  ttl_floor      11  last_write_us     12..15 spare
-    | durability bits << 32
+ 3  state         7  ttl_floor      11  last_write_us     12  version
+    | durability bits << 32                               13  due_us
+                                                          14  ttl_us    15 spare
 
 Marks and topic slots are seqlocks: the writer makes the sequence odd, writes, makes it even; a reader
 takes the words only when the sequence was even before and is the same afterwards. A writer that died in

@@ -22,7 +22,7 @@ TOPIC_DELETED = 2
 CHUNKS_MAX = 256
 
 _BASE = layout.PAGE_BYTES // 8
-_FACT_WORDS = 11
+_FACT_WORDS = 14
 _CHUNK_SHIFT = TOPICS_PER_CHUNK.bit_length() - 1
 _CHUNK_MASK = TOPICS_PER_CHUNK - 1
 _DURABILITY_SHIFT = layout.TOPIC_DURABILITY_SHIFT
@@ -43,6 +43,12 @@ class TopicFacts(NamedTuple):
     bytes: int
     last_write_us: int
     durability_bits: int
+    version: int = 0
+    """Grows with every removal and every change of where records lie."""
+    due_us: int = 0
+    """When the next record expires; at or after it a reader asks the shard before it goes on. 0 = never."""
+    ttl_us: int = 0
+    """A record older than this is expired; 0 = never."""
 
 
 class TopicTable:
@@ -96,7 +102,7 @@ class TopicTable:
 
     def publish(self, slot: int, facts: TopicFacts) -> None:
         """Replace everything a slot says."""
-        topic_id, epoch, state, head_seq, earliest, cap, ttl, trim, count, size, last, bits = facts
+        topic_id, epoch, state, head_seq, earliest, cap, ttl, trim, count, size, last, bits, *more = facts
         words = self._words[slot >> _CHUNK_SHIFT]
         at = _BASE + (slot & _CHUNK_MASK) * TOPIC_SLOT_WORDS
         odd = words[at] | 1
@@ -112,6 +118,7 @@ class TopicTable:
         words[at + 9] = count
         words[at + 10] = size
         words[at + 11] = last
+        words[at + 12], words[at + 13], words[at + 14] = more
         words[at] = odd + 1
 
     def publish_head(
@@ -223,4 +230,5 @@ class TopicTable:
 
 def _facts(values: list[int]) -> TopicFacts:
     topic_id, epoch, packed, *rest = values
-    return TopicFacts._make((topic_id, epoch, packed & 0xFFFFFFFF, *rest, packed >> _DURABILITY_SHIFT))
+    state, bits = packed & 0xFFFFFFFF, packed >> _DURABILITY_SHIFT
+    return TopicFacts._make((topic_id, epoch, state, *rest[:-3], bits, *rest[-3:]))

@@ -282,6 +282,17 @@ class Extent(Message, frozen=True):
     start: int
     stop: int
     """0 = open end: follow the shard's published mark."""
+    segment: int = 0
+    """Number of the segment whose data part this is; 0 = a WAL file. Within [start, stop) of a segment lie
+    frames of this topic alone, in order."""
+    first_seq: int = 0
+    last_seq: int = 0
+    """Segments only: the numbers that lie in it."""
+    entry_start: int = 0
+    entry_stop: int = 0
+    """Segments only: the rows of its index that lead to this topic's frames."""
+    tier: int = 0
+    """Segments only: 0 hot, 1 both, 2 cold (the data part is in the cold store; the index part is here)."""
 
 
 class Located(Message, frozen=True):
@@ -301,6 +312,41 @@ class Located(Message, frozen=True):
     """The cursor belonged to an earlier life, or lies above the head (E-8, E-11)."""
     extents: list[Extent]
     lost: list[int] = []
+    delete_floor: int = 1
+    """One past the highest number below which everything was deleted on request."""
+    ttl_us: int = 0
+    """A record older than this is expired, whether or not a floor says so yet; 0 = never."""
+    deleted: bytes = b""
+    """Numbers deleted one by one behind `earliest_seq`: a 64-bit roaring bitmap, portable format."""
+    deleted_to: int = 0
+    """`deleted` is complete up to this number; beyond it locate again. 0 = complete."""
+    version: int = 0
+    """The topic's version this answer was made from: read the board's before you deliver; when it differs,
+    records were deleted or moved, and the place has to be asked for again."""
+
+
+class RecordsDelete(Message, frozen=True):
+    """Delete records for good (semantics 15): those below `before_seq`, those whose tag matches, both when
+    both are given, or exactly the numbers in `seqs` (a portable 64-bit roaring bitmap; alone).
+    """
+
+    topic: str
+    before_seq: int = 0
+    match: Any = None
+    """A tag, a prefix ending in `*`, or ["tag", "Eq", value], ["tag", "Glob", "prefix*"]."""
+    seqs: bytes = b""
+    epoch: int = 0
+
+
+class RecordsDeleted(Message, frozen=True):
+    """Reply to RecordsDelete: no reader sees the records any more. `deleted` counts live ones."""
+
+    topic: str
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
 
 
 class Read(Message, frozen=True):
@@ -312,6 +358,21 @@ class Read(Message, frozen=True):
     limit: int = 256
     max_bytes: int = 1 << 20
     wait_ms: int = 0
+
+
+class SeekTime(Message, frozen=True):
+    """Where to start to read from the first live record committed at or after `ts`, microseconds."""
+
+    topic: str
+    ts: int
+
+
+class SeekTimeReply(Message, frozen=True):
+    """Position `after`, for the topic's life `epoch`; the head when no record is that young."""
+
+    topic: str
+    epoch: int
+    after: int
 
 
 class ReadReply(Message, frozen=True):
@@ -332,6 +393,151 @@ class ReadReply(Message, frozen=True):
     gap_to: int = 0
     reason: str = ""
     """Empty = no tombstone; else cap, ttl, mixed, source_trim, restart_loss or recreated."""
+
+
+# -- segments: compactor, reclaimer and relocator -> shard -------------------------------------------------
+
+
+class SegmentRef(Message, frozen=True):
+    """One segment: a data part, its index and, with tags, its dictionary; named by `stem` + suffix."""
+
+    number: int
+    """Unique in the data directory and growing: of two that hold the same records the greater is in force."""
+    stem: str
+    """Path relative to the data directory, without suffix; the same below a cold directory."""
+    salt: int
+    data_bytes: int
+    records: int
+    frames: int
+    topics: int
+    """1 for a segment of its own topic, more for one that small topics share."""
+    tier: int = 0
+    """0 hot, 1 both, 2 cold."""
+    created_us: int = 0
+
+
+class CheckpointOpen(Message, frozen=True):
+    """Compactor: what is there to absorb? `roll` closes the current file first, if it holds records."""
+
+    roll: bool = False
+
+
+class CheckpointPlan(Message, frozen=True):
+    """Reply: files of the log that are closed, durable and not absorbed, in the order to replay them."""
+
+    shard: int
+    shards: int
+    incarnation: int
+    files: list[Extent]
+    log_bytes: int
+    """Bytes in the log that no snapshot covers, the current file included."""
+    number: int
+    """Number of the last snapshot the shard knows of."""
+    segments: list[SegmentRef]
+    """Everything registered at present."""
+
+
+class LiveAsk(Message, frozen=True):
+    """What is alive of these topics? The attached part holds their ids, 8 bytes each, at most 65,536."""
+
+    topics: int
+
+
+class LiveReply(Message, frozen=True):
+    """Reply, with one attached part: `topics` rows of 5 words [topic_id, epoch (0 = gone), earliest_seq,
+    start and stop of its deleted numbers in `deleted`]."""
+
+    topics: int
+    deleted: bytes = b""
+    """Portable 64-bit roaring bitmaps of numbers deleted one by one, one behind the other."""
+
+
+class SegmentsChange(Message, frozen=True):
+    """Segments were made (`added`, complete and synced) and take the place of `removed`, in one step."""
+
+    added: list[SegmentRef]
+    removed: list[int]
+
+
+class SegmentsChanged(Message, frozen=True):
+    """Reply: done, all or nothing. `reason` says why not: an unknown number in `removed`, a part that does
+    not verify, an overlap. After a refusal the files of `added` are the sender's to remove."""
+
+    accepted: bool
+    reason: str = ""
+
+
+class SegmentTier(Message, frozen=True):
+    """Relocator: the segment lies in this tier now. Replied to with SegmentsChanged."""
+
+    number: int
+    tier: int
+
+
+class CheckpointRows(Message, frozen=True):
+    """Compactor: the next topics that changed since the last finished checkpoint. `begin` starts over."""
+
+    begin: bool = False
+
+
+class CheckpointRowsReply(Message, frozen=True):
+    """Reply, with one attached part: `topics` x [topic_id, length] words, then the rows, one after another.
+
+    A length of 0 says that the topic is gone. `done`: these were the last; `facts` then holds what a
+    snapshot keeps of the shard itself."""
+
+    topics: int
+    done: bool
+    facts: bytes = b""
+
+
+class CheckpointDone(Message, frozen=True):
+    """Compactor: snapshot `number` is durable and was read back; the log files named are absorbed by it."""
+
+    number: int
+    absorbed: list[int]
+
+
+class CheckpointClosed(Message, frozen=True):
+    """Reply: nobody is led to these files any more. `unlink` are those that no snapshot kept needs."""
+
+    unlink: list[str]
+
+
+class ColdRead(Message, frozen=True):
+    """To the relocator: bytes [start, stop) of a part of a cold segment; they come in a further part."""
+
+    path: str
+    start: int
+    stop: int
+
+
+class ColdBytes(Message, frozen=True):
+    """Reply to ColdRead."""
+
+    bytes: int
+
+
+class CheckpointNow(Message, frozen=True):
+    """Operator -> compactor: make a checkpoint of every shard now (SN-12)."""
+
+
+class CheckpointMade(Message, frozen=True):
+    """Reply, when all are durable: the files of a consistent copy, relative to the data directory."""
+
+    files: list[str]
+
+
+class ScrubNow(Message, frozen=True):
+    """Operator -> reclaimer: verify every segment and snapshot once, now (SG-15)."""
+
+
+class ScrubReport(Message, frozen=True):
+    """Reply: what was looked at and what is wrong: "path: reason"."""
+
+    files: int
+    bytes: int
+    findings: list[str]
 
 
 # -- operating ----------------------------------------------------------------------------------------
@@ -391,6 +597,9 @@ KINDS: dict[str, type[Message]] = {
         RingAttached, RingDetach, RingDetached, TopicPut, TopicInfo, TopicResolve, TopicState,
         TopicStateReply, TopicList, TopicListReply, TopicDelete, TopicDeleted, Append, Appended,
         ProducerState, ProducerStateReply, Locate, Located, Read, ReadReply, EngineStatus,
-        EngineStatusReply, Drain, EngineStop, EngineStopping,
+        EngineStatusReply, Drain, EngineStop, EngineStopping, RecordsDelete, RecordsDeleted, SeekTime,
+        SeekTimeReply, SegmentRef, CheckpointOpen, CheckpointPlan, LiveAsk, LiveReply, SegmentsChange,
+        SegmentsChanged, SegmentTier, CheckpointRows, CheckpointRowsReply, CheckpointDone, CheckpointClosed,
+        ColdRead, ColdBytes, CheckpointNow, CheckpointMade, ScrubNow, ScrubReport,
     )
 }  # fmt: skip

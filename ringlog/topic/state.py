@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pyroaring import BitMap64
+
 from ringlog.errors import InvariantViolation
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.dedup import Producers
@@ -37,6 +39,14 @@ class Topic:
     cap_floor: int = 1
     ttl_floor: int = 1
     trim_floor: int = 1
+    delete_floor: int = 1
+    """One past the highest number below which everything was deleted on request: silently."""
+    dead: BitMap64 | None = None
+    """Numbers at or above `earliest_seq` that were removed one by one; None = none."""
+    version: int = 0
+    """Grows with every removal and every change of where records lie; readers compare it (see the board)."""
+    due_us: int = 0
+    """When the next record expires, microseconds; 0 = none will."""
     staged_count: int = 0
     """Live records, staged ones included (W-14)."""
     staged_bytes: int = 0
@@ -63,7 +73,7 @@ class Topic:
 
         A lost range that begins where the live records would moves it: nothing live is inside.
         """
-        earliest = self.evict_floor
+        earliest = max(self.evict_floor, self.delete_floor)
         for first, last in self.lost:
             if first <= earliest <= last:
                 earliest = last + 1

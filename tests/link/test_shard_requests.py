@@ -1,0 +1,139 @@
+"""Requests of an actor to a shard, against a real ROUTER that the test makes behave badly."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import zmq
+
+from ringlog.envelope.messages import ErrorReply, Ping, Pong
+from ringlog.envelope.wire import EnvelopeInvalid, decode, encode
+from ringlog.errors import NotReady, RequestTimeout, ShuttingDown, Status, TopicNotFound
+from ringlog.link import shard_requests
+from ringlog.link.shard_requests import Requester, ShardRequests
+
+
+PONG = Pong(1, 2)
+
+
+class Server:
+    """A ROUTER in a thread of its own; `answer` maps (corr, attachment) to the parts it sends."""
+
+    def __init__(self, endpoint, answer, times=1):
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 1000)
+        self.socket.bind(endpoint)
+        self.thread = threading.Thread(target=self._serve, args=(answer, times))
+        self.thread.start()
+
+    def _serve(self, answer, times):
+        for _ in range(times):
+            if not self.socket.poll(10_000):
+                break
+            client, data, *more = self.socket.recv_multipart()
+            for parts in answer(decode(data).corr, more):
+                self.socket.send_multipart([client, *parts])
+        self.socket.close()
+
+    def close(self):
+        self.thread.join()
+        self.context.term()
+
+
+class Stop:
+    def __init__(self):
+        self.asked = False
+
+    def is_set(self):
+        return self.asked
+
+
+@pytest.fixture
+def endpoint(tmp_path):
+    return f"ipc://{tmp_path}/wal_shard-00.sock"
+
+
+@pytest.fixture
+def requester(endpoint):
+    requester = Requester("shard 0", endpoint)
+    yield requester
+    requester.close()
+
+
+def test_a_reply_comes_with_what_was_attached(endpoint, tmp_path):
+    server = Server(endpoint, lambda corr, more: [[encode(PONG, corr), more[0] * 2]])
+    requests = ShardRequests(str(tmp_path), 1)
+    answer = requests.ask(0, Ping(), Pong, attachment=b"ab")
+    assert answer.message == PONG
+    assert bytes(answer.attachment) == b"abab"
+    requests.close()
+    server.close()
+
+
+def test_a_refusal_is_raised_as_its_error(endpoint, requester):
+    server = Server(
+        endpoint, lambda corr, _: [[encode(ErrorReply(Status.TOPIC_NOT_FOUND, "no such topic", {}), corr)]]
+    )
+    with pytest.raises(TopicNotFound):
+        requester.ask(Ping(), Pong)
+    server.close()
+
+
+def test_an_answer_to_an_earlier_request_is_passed_over(endpoint, requester):
+    server = Server(
+        endpoint, lambda corr, _: [[encode(PONG, corr - 1), b"old"], [encode(PONG, corr), b"new"]]
+    )
+    assert bytes(requester.ask(Ping(), Pong).attachment) == b"new"
+    server.close()
+
+
+def test_a_reply_of_another_kind_is_refused(endpoint, requester):
+    server = Server(endpoint, lambda corr, _: [[encode(Ping(), corr)]])
+    with pytest.raises(EnvelopeInvalid):
+        requester.ask(Ping(), Pong)
+    server.close()
+
+
+def test_nobody_there_is_not_ready(requester, monkeypatch):
+    monkeypatch.setattr(shard_requests, "CONNECT_S", 0.05)
+    with pytest.raises(NotReady):
+        requester.ask(Ping(), Pong)
+
+
+def test_a_shard_that_ends_with_the_request_open_is_not_ready_and_its_successor_is_asked_anew(
+    endpoint, requester
+):
+    first = Server(endpoint, lambda corr, _: [])
+    with pytest.raises(NotReady) as caught:
+        requester.ask(Ping(), Pong)
+    assert caught.value.outcome == "unknown"
+    first.close()
+    second = Server(endpoint, lambda corr, _: [[encode(PONG, corr)]])
+    assert requester.ask(Ping(), Pong).message == PONG
+    second.close()
+
+
+def test_silence_ends_in_a_timeout_and_a_late_answer_is_nobodys(endpoint, requester):
+    late = []
+
+    def answer(corr, _):
+        late.append(corr)
+        return [[encode(PONG, each), b""] for each in late[1:]]
+
+    server = Server(endpoint, answer, times=2)
+    with pytest.raises(RequestTimeout):
+        requester.ask(Ping(), Pong, timeout_s=0.1)
+    assert requester.ask(Ping(), Pong).message == PONG
+    server.close()
+
+
+def test_a_stop_ends_the_waiting(endpoint):
+    stop = Stop()
+    requester = Requester("shard 0", endpoint, stop=stop, beat=lambda: setattr(stop, "asked", True))
+    server = Server(endpoint, lambda corr, _: [], times=1)
+    with pytest.raises(ShuttingDown):
+        requester.ask(Ping(), Pong)
+    requester.close()
+    server.close()

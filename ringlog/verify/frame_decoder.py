@@ -29,7 +29,7 @@ _APPEND = 1
 _TYPES = range(1, 15)
 _BYTES_COLUMNS = {0: "payload", 1: "key", 2: "tag", 3: "node", 5: "meta"}
 _TEXT_COLUMNS = ("tag", "node", "meta")
-_TIME_COLUMNS = {6: "event_ts", 7: "expires_at", 8: "not_before"}
+_TIME_COLUMNS = {6: "event_ts", 7: "expires_at", 8: "not_before", 10: "commit_ts"}
 
 
 class VerifyError(RinglogError):
@@ -73,6 +73,15 @@ def decode_frame(data: bytes, offset: int = 0, seed: int | None = None) -> Decod
     return found
 
 
+def check_frame(data: bytes, offset: int = 0, seed: int | None = None) -> tuple[DecodedFrame, bytes]:
+    """Read the header of the frame at `offset` and verify both checksums, but not what the body says.
+
+    Returns it with its stored body, padding included; raises VerifyError.
+    """
+    found, _, _, stored = _header(data, offset, seed)
+    return found, stored
+
+
 def _need(condition: bool, message: str) -> None:
     if not condition:
         raise VerifyError(message)
@@ -91,7 +100,7 @@ def _header(data: bytes, offset: int, seed: int | None) -> tuple[DecodedFrame, i
     body_xxh3, seal_xxh3 = struct.unpack_from("<QQ", data, offset + 64)
     _need(kind in _TYPES, "unknown type")
     _need(version == 1, "unknown version")
-    _need(bitmap < 1 << 10, "unknown column")
+    _need(bitmap < 1 << 11, "unknown column")
     _need(reserved == 0 and flags & 0b1100_1100 == 0, "reserved bits are set")
     _need(flags >> 4 < 3, "unknown payload kind")
     _need(codec < 3, "unknown codec")
@@ -156,7 +165,7 @@ class _Reader:
 def _columns(body: bytes, bitmap: int, count: int) -> dict[str, list[Any]]:
     reader = _Reader(body)
     found: dict[str, list[Any]] = {}
-    for bit in range(10):
+    for bit in range(11):
         if not bitmap >> bit & 1:
             continue
         if bit in _BYTES_COLUMNS:

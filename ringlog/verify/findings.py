@@ -1,0 +1,116 @@
+"""What a verification found: one report a file, and the stretches of numbers it holds.
+
+Reports travel between processes, so they hold plain values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+DAMAGE = "damage"
+REMARK = "remark"
+
+Range = tuple[int, int]
+"""First and last number, both included."""
+
+
+class Finding(NamedTuple):
+    """Something worth saying about one file. `damage` fails a verification, a `remark` does not."""
+
+    path: str
+    offset: int
+    severity: str
+    what: str
+
+
+class Fact(NamedTuple):
+    """One control frame about a topic, in the order of the log. `value` is its decoded body."""
+
+    topic_id: int
+    epoch: int
+    type: int
+    value: Any
+
+
+@dataclass(slots=True)
+class FileReport:
+    """What one file holds and what is wrong with it."""
+
+    path: str
+    kind: str
+    """wal, segment, snapshot or identity."""
+    bytes: int = 0
+    frames: int = 0
+    records: int = 0
+    header: dict[str, Any] = field(default_factory=dict)
+    stored: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
+    """(topic_id, epoch) -> numbers whose records lie here, ascending, neighbours joined."""
+    marked: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
+    """(topic_id, epoch) -> numbers marked as deleted here."""
+    facts: list[Fact] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)
+    """What only files of this kind have."""
+    findings: list[Finding] = field(default_factory=list)
+
+    def damage(self, what: str, offset: int = 0) -> None:
+        """Note something that must not be."""
+        self.findings.append(Finding(self.path, offset, DAMAGE, what))
+
+    def remark(self, what: str, offset: int = 0) -> None:
+        """Note something that may be."""
+        self.findings.append(Finding(self.path, offset, REMARK, what))
+
+    def hold(self, topic_id: int, epoch: int, first: int, count: int) -> None:
+        """Note that `count` records of a topic lie here from number `first` on."""
+        ranges = self.stored.setdefault((topic_id, epoch), [])
+        extend(ranges, first, first + count - 1)
+        self.records += count
+
+    @property
+    def is_damaged(self) -> bool:
+        """Is anything wrong?"""
+        return any(finding.severity == DAMAGE for finding in self.findings)
+
+
+# -- ranges -------------------------------------------------------------------------------------------
+
+
+def extend(ranges: list[Range], first: int, last: int) -> None:
+    """Add numbers that are read in rising order mostly; neighbours are joined."""
+    if ranges and ranges[-1][0] <= first <= ranges[-1][1] + 1:
+        ranges[-1] = (ranges[-1][0], max(ranges[-1][1], last))
+    else:
+        ranges.append((first, last))
+
+
+def join(ranges: Iterable[Range]) -> list[Range]:
+    """The same numbers, ascending, nothing twice, neighbours joined."""
+    joined: list[Range] = []
+    for first, last in sorted(ranges):
+        extend(joined, first, last)
+    return joined
+
+
+def without(ranges: list[Range], holes: list[Range]) -> list[Range]:
+    """Numbers of `ranges` that are in none of `holes`; both joined."""
+    left: list[Range] = []
+    at = 0
+    for first, last in ranges:
+        while at < len(holes) and holes[at][1] < first:
+            at += 1
+        here = at
+        while here < len(holes) and holes[here][0] <= last:
+            if holes[here][0] > first:
+                left.append((first, holes[here][0] - 1))
+            first = holes[here][1] + 1
+            here += 1
+        if first <= last:
+            left.append((first, last))
+    return left
+
+
+def size_of(ranges: Iterable[Range]) -> int:
+    """How many numbers these are."""
+    return sum(last - first + 1 for first, last in ranges)

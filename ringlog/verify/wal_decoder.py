@@ -1,0 +1,238 @@
+"""The second reader of WAL files, written from docs/format.md alone (RD-25).
+
+It walks a file group by group, follows the chain of marks, and says how the file ends: after its last
+frame (`clean`), inside something above everything that was known to be durable (`torn`: never
+acknowledged), or inside what had been synced (`damaged`). What later files say of this one comes in as
+`evidence`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import xxhash
+
+from ringlog.verify.findings import Fact, FileReport
+from ringlog.verify.frame_decoder import DecodedFrame, VerifyError, check_frame, decode_frame
+
+HEADER_BYTES = 4096
+_HEADER = struct.Struct("<8sIIIIQQ16s16sQQQQQQ")
+_MAGIC = b"RLOGWAL1"
+_APPEND, _MARK, _KEY = 1, 12, 14
+_FRAME_HEADER_BYTES = 80
+_MARK_FIELDS = 7
+_COPIED = 1
+_FILE_SHIFT = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """First 4096 bytes of a WAL file."""
+
+    shard: int
+    shards: int
+    n: int
+    incarnation: int
+    salt: int
+    boot_id: bytes
+    engine_id: bytes
+    created_us: int
+    file_bytes: int
+    prev_file: int
+    prev_stop: int
+    prev_seal: int
+    flags: int
+
+    @property
+    def file_id(self) -> int:
+        """Number of the file: incarnation and n in one."""
+        return self.incarnation << _FILE_SHIFT | self.n
+
+    def facts(self) -> dict[str, Any]:
+        """For people and programs."""
+        return {
+            "shard": self.shard, "shards": self.shards, "incarnation": self.incarnation, "n": self.n,
+            "salt": f"{self.salt:016x}", "boot_id": self.boot_id.hex(), "engine_id": self.engine_id.hex(),
+            "created_us": self.created_us, "file_bytes": self.file_bytes, "prev_file": self.prev_file,
+            "prev_stop": self.prev_stop, "prev_seal": f"{self.prev_seal:016x}",
+            "prev_was_orderly": bool(self.flags & 1),
+        }  # fmt: skip
+
+
+class Mark(NamedTuple):
+    """Body of a GROUP_MARK, and where it lies."""
+
+    offset: int
+    group: int
+    prev_stop: int
+    prev_seal: int
+    durable_stop: int
+    group_bytes: int
+    flags: int
+    settled: list[list[int]]
+    damaged: list[int]
+
+
+class Seen(NamedTuple):
+    """One valid frame: where it lies, what its header says, and its seal."""
+
+    offset: int
+    frame: DecodedFrame
+    seal: int
+
+
+def read_header(data: bytes) -> Header:
+    """Decode the header of a WAL file; raises VerifyError."""
+    if len(data) < HEADER_BYTES:
+        raise VerifyError("no room for a WAL header")
+    magic, version, *rest = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise VerifyError("not a WAL file")
+    (checksum,) = struct.unpack_from("<Q", data, HEADER_BYTES - 8)
+    if xxhash.xxh3_64_intdigest(bytes(data[: HEADER_BYTES - 8])) != checksum:
+        raise VerifyError("WAL header checksum")
+    if version != 1:
+        raise VerifyError("unknown WAL version", version=version)
+    header = Header(*rest)
+    if header.salt == 0:
+        raise VerifyError("WAL salt is 0")
+    return header
+
+
+@dataclass(slots=True)
+class Walk:
+    """One pass over the frames of a file. Exhaust `frames()`; then the other fields are final."""
+
+    data: bytes
+    salt: int
+    is_deep: bool = False
+    """Look into every body, not only at its checksum."""
+    stop: int = HEADER_BYTES
+    reason: str = ""
+    """Why the frames end at `stop`; empty = zeros or the end of the file."""
+    durable: int = HEADER_BYTES
+    last_seal: int = 0
+    marks: list[Mark] = field(default_factory=list)
+
+    def frames(self) -> Iterator[Seen]:
+        """Yield valid frames in order, up to the first that is none."""
+        size = len(self.data) & ~7
+        while self.stop < size and self.data[self.stop : self.stop + 4] != b"\0\0\0\0":
+            try:
+                seen = frame_at(self.data, self.stop, self.salt, is_deep=self.is_deep)
+                if seen.frame.type == _MARK:
+                    self._follow(seen)
+            except VerifyError as e:
+                self.reason = e.message
+                return
+            self.stop = seen.offset + seen.frame.total
+            self.last_seal = seen.seal
+            yield seen
+
+    def _follow(self, seen: Seen) -> None:
+        mark = mark_of(seen)
+        expected = self.last_seal if seen.offset > HEADER_BYTES else 0
+        if mark.prev_stop != seen.offset or mark.durable_stop > seen.offset or mark.prev_seal != expected:
+            raise VerifyError("the chain of groups is broken")
+        self.durable = max(self.durable, mark.durable_stop)
+        self.marks.append(mark)
+
+
+def frame_at(data: bytes, offset: int, salt: int, *, is_deep: bool = False) -> Seen:
+    """The frame at `offset`, verified; control frames are always decoded. Raises VerifyError."""
+    frame, _ = check_frame(data, offset, salt)
+    if is_deep or frame.type != _APPEND:
+        frame = decode_frame(data, offset, salt)
+    (seal,) = struct.unpack_from("<Q", data, offset + 72)
+    return Seen(offset, frame, seal)
+
+
+def mark_of(seen: Seen) -> Mark:
+    """Read a mark's body; raises VerifyError."""
+    body = seen.frame.control
+    if not isinstance(body, list) or len(body) < _MARK_FIELDS:
+        raise VerifyError("a mark without its fields")
+    numbers, settled, damaged = body[:6], body[6], body[7] if len(body) > _MARK_FIELDS else []
+    if not all(isinstance(number, int) for number in [*numbers, *damaged]):
+        raise VerifyError("a mark whose fields are no numbers")
+    return Mark(seen.offset, *numbers, settled, damaged)
+
+
+def verify_wal(path: str, data: bytes, *, is_deep: bool = False) -> FileReport:
+    """Everything that can be said of one file by itself. `more` holds what others need to judge its end."""
+    report = FileReport(path, "wal", bytes=len(data))
+    try:
+        header = read_header(data)
+    except VerifyError as e:
+        _without_header(report, data, e)
+        return report
+    report.header = header.facts()
+    walk = Walk(data, header.salt, is_deep)
+    for seen in walk.frames():
+        _take(report, seen)
+    behind = marks_behind(data, walk.stop, header.salt)
+    report.more = {
+        "file_id": header.file_id,
+        "prev": (header.prev_file, header.prev_stop, header.prev_seal),
+        "stop": walk.stop,
+        "last_seal": walk.last_seal,
+        "reason": walk.reason or ("bytes behind the last frame" if any(data[walk.stop :]) else ""),
+        "durable": max([walk.durable, *(mark.durable_stop for mark in behind)]),
+        "groups": len(walk.marks),
+        "copied": [mark._asdict() for mark in walk.marks[:2] if mark.flags & _COPIED],
+    }
+    return report
+
+
+def _without_header(report: FileReport, data: bytes, error: VerifyError) -> None:
+    """Without groups it is a file that was made ahead of need; with them it is damage."""
+    report.more = {"file_id": 0, "stop": 0, "copied": []}
+    report.header = {"state": "never used"}
+    if any(_is_mark_head(data, at) and _body_verifies(data, at) for at in _mark_heads(data, HEADER_BYTES)):
+        report.damage(f"there are groups, but {error.message}")
+    elif any(data):
+        report.remark(f"never used: {error.message}, and it holds no group")
+
+
+def _take(report: FileReport, seen: Seen) -> None:
+    frame = seen.frame
+    report.frames += 1
+    if frame.type == _APPEND:
+        report.hold(frame.topic_id, frame.epoch, frame.base_seq, frame.count)
+    elif frame.type not in {_MARK, _KEY}:
+        report.facts.append(Fact(frame.topic_id, frame.epoch, frame.type, frame.control))
+
+
+def marks_behind(data: bytes, start: int, salt: int) -> list[Mark]:
+    """Valid marks behind the place where frames end."""
+    found = []
+    for at in _mark_heads(data, start):
+        try:
+            found.append(mark_of(frame_at(data, at, salt)))
+        except VerifyError:
+            continue
+    return found
+
+
+def _mark_heads(data: bytes, start: int) -> Iterator[int]:
+    """Offsets, multiples of 8, at which a mark may begin: type 12, version 1, no columns."""
+    at = data.find(b"\x0c\x01\x00\x00", start)
+    while at >= 0:
+        if (at - 4) % 8 == 0 and at - 4 >= start:
+            yield at - 4
+        at = data.find(b"\x0c\x01\x00\x00", at + 1)
+
+
+def _is_mark_head(data: bytes, at: int) -> bool:
+    return at + _FRAME_HEADER_BYTES <= len(data)
+
+
+def _body_verifies(data: bytes, at: int) -> bool:
+    try:
+        check_frame(data, at)
+    except VerifyError:
+        return False
+    return True

@@ -266,6 +266,7 @@ class Admission:
         faults = np.zeros(len(words), dtype=np.int64)
         unsound = (
             frames.malformed(words)
+            | ((frames.columns_of(words) & ~U64(layout.PRODUCER_COLUMNS)) != 0)
             | (frames.types_of(words) != layout.FrameType.APPEND)
             | (words[:, layout.W_PRODUCER_ID] == 0)
             | (words[:, layout.W_PRODUCER_SEQ] == 0)
@@ -476,7 +477,7 @@ def _is_plain(head: int, tail: int) -> bool:
     """Uncompressed, nothing unknown set, and as long as it says."""
     raw_len, columns = tail & 0xFFFFFFFF, head >> layout.COLUMNS_SHIFT
     kind = tail >> layout.FLAGS_SHIFT & layout.PAYLOAD_KIND_MASK
-    is_known = not columns & ~layout.COLUMNS_KNOWN and not tail & _PLAIN_TAIL
+    is_known = not columns & ~layout.PRODUCER_COLUMNS and not tail & _PLAIN_TAIL
     is_known = is_known and columns & 1 == 1 and kind != layout.PAYLOAD_KIND_MASK
     return is_known and raw_len == (head & layout.LEN_MASK) - layout.FRAME_LEN_MIN
 

@@ -13,19 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.client.pages import NO_HEADERS, Record
-from ringlog.errors import CorruptData
-from ringlog.frame import batch as frames
+from ringlog.errors import CorruptData, FrameInvalid
 from ringlog.frame import layout
-from ringlog.frame.body import columns_in
 from ringlog.frame.layout import EVENT_TS_NONE, Column
+from ringlog.frame.spans import Span, spans_of
 from ringlog.storage.reader import FrameRun
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 I64 = NDArray[np.int64]
-Span = tuple[I64, I64]
-"""(starts, stops) of values, in bytes of the buffer."""
 
 _SPREAD_MAX = 8
 """Copy the whole stretch to slice values from it, unless it is so many times larger than they are."""
@@ -125,6 +122,10 @@ class GatheredPiece:
         return self._seqs
 
     @property
+    def commit_stamps(self) -> I64:
+        return self._times
+
+    @property
     def times(self) -> I64:
         """(n,) commit times, microseconds since the epoch."""
         return self._times
@@ -174,82 +175,6 @@ class GatheredPiece:
         return [None if value == absent else value for value in values.tolist()]
 
 
-class _Columns:
-    """Walks over the columns of many uncompressed frames at once. Positions are bytes of the buffer.
-
-    Does for all frames what frame.body.walk_body does for one; refuses what that would refuse for
-    reaching outside of a frame. UTF-8 and padding were looked at by the shard.
-    """
-
-    def __init__(self, run: FrameRun, rows: slice) -> None:
-        self.buffer = memoryview(run.buffer).cast("B").toreadonly()
-        usable = len(self.buffer) & ~7
-        self._i32 = np.frombuffer(self.buffer[:usable], "<i4")
-        self._i64 = np.frombuffer(self.buffer[:usable], "<i8")
-        self._u8 = np.frombuffer(self.buffer, np.uint8)
-        batch = run.batch
-        self._at = batch.offsets[rows] + layout.HEADER_BYTES
-        self._end = batch.offsets[rows] + batch.total_bytes[rows]
-        self.counts = frames.counts_of(batch.words[rows]).astype(np.int64)
-        self.frame_of, self.index_of = _expand(self.counts)
-
-    def bytes_column(self) -> Span:
-        """The next column, one of bytes."""
-        return self._bytes_part(self.counts, self.frame_of, self.index_of)
-
-    def headers(self) -> tuple[Span, Span, Span]:
-        """The next column, the headers."""
-        at = self._offsets_at(self.counts)
-        base = (at >> 2)[self.frame_of] + self.index_of
-        entries = self._i32[(at >> 2) + self.counts].astype(np.int64)
-        first = (np.cumsum(entries) - entries)[self.frame_of]
-        lists = (self._i32[base] + first, self._i32[base + 1] + first)
-        _require(bool((entries >= 0).all() and (lists[0] <= lists[1]).all()))
-        # Before anything is allocated by it: a header takes eight bytes of offsets in its frame.
-        _require(bool((8 * entries <= self._end - self._at).all()))
-        frame_of, index_of = _expand(entries)
-        keys = self._bytes_part(entries, frame_of, index_of)
-        return lists, keys, self._bytes_part(entries, frame_of, index_of)
-
-    def times(self) -> I64:
-        """The next column, one of times."""
-        at = self._past(_padded(8 * self.counts))
-        values: I64 = self._i64[(at >> 3)[self.frame_of] + self.index_of]
-        return values
-
-    def priorities(self) -> NDArray[np.uint8]:
-        """The next column, the priorities."""
-        at = self._past(_padded(self.counts))
-        values: NDArray[np.uint8] = self._u8[at[self.frame_of] + self.index_of]
-        return values
-
-    def require_end(self) -> None:
-        """The columns must fill every frame."""
-        _require(bool((self._at == self._end).all()))
-
-    def _past(self, size: I64) -> I64:
-        """Move on by `size`; returns where that was."""
-        at = self._at
-        self._at = at + size
-        _require(bool((self._at <= self._end).all()))
-        return at
-
-    def _offsets_at(self, entries: I64) -> I64:
-        at = self._past(_padded(4 * (entries + 1)))
-        _require(bool((self._i32[at >> 2] == 0).all()))
-        return at
-
-    def _bytes_part(self, entries: I64, frame_of: I64, index_of: I64) -> Span:
-        at = self._offsets_at(entries)
-        base = (at >> 2)[frame_of] + index_of
-        low, high = self._i32[base].astype(np.int64), self._i32[base + 1].astype(np.int64)
-        size = self._i32[(at >> 2) + entries].astype(np.int64)
-        _require(bool((size >= 0).all() and (low <= high).all()))
-        data = self._past(_padded(size))[frame_of]
-        _require(bool((high <= size[frame_of]).all()))
-        return data + low, data + high
-
-
 def malformed(run: FrameRun, offset: int, topic: str, reason: str) -> CorruptData:
     """The error for a frame of `run` whose checksums are right and whose structure is not."""
     return CorruptData(
@@ -262,49 +187,11 @@ def gather(run: FrameRun, rows: slice, after: int, topic: str) -> GatheredPiece:
 
     Raises CorruptData, naming the first of them, when a column does not fit its frame.
     """
-    words = run.batch.words[rows]
-    bitmap = int(frames.columns_of(words[:1])[0])
-    spans: dict[Column, Span] = {}
-    fixed: dict[Column, NDArray[Any]] = {}
-    headers = None
     try:
-        columns = _Columns(run, rows)
-        for column in columns_in(bitmap):
-            if column == Column.HEADERS:
-                headers = columns.headers()
-            elif column == Column.PRIORITY:
-                fixed[column] = columns.priorities()
-            elif column > Column.META:
-                fixed[column] = columns.times()
-            else:
-                spans[column] = columns.bytes_column()
-        columns.require_end()
-    except (_OutOfBounds, IndexError):
-        first = int(run.batch.offsets[rows][0])
-        raise malformed(run, first, topic, "a column does not fit its frame") from None
-    base = words[:, layout.W_BASE_SEQ].astype(np.int64)
-    times = words[:, layout.W_COMMIT_TS].astype(np.int64)
+        found = spans_of(run.buffer, run.batch.take(rows))
+    except FrameInvalid as e:
+        raise malformed(run, e.offset, topic, e.reason) from None
     piece = GatheredPiece(
-        columns.buffer, int(base[-1] + columns.counts[-1]) - 1, base[columns.frame_of] + columns.index_of,
-        times[columns.frame_of], spans, fixed, headers,
-    )  # fmt: skip
+        found.buffer, int(found.seqs[-1]), found.seqs, found.times, found.spans, found.fixed, found.headers
+    )
     return piece.after(after)
-
-
-class _OutOfBounds(Exception):
-    """A column reaches outside of its frame."""
-
-
-def _require(is_so: bool) -> None:
-    if not is_so:
-        raise _OutOfBounds
-
-
-def _padded(sizes: I64) -> I64:
-    return (sizes + 7) & ~7
-
-
-def _expand(counts: I64) -> tuple[I64, I64]:
-    """For every entry of every frame: which frame, and which entry of it."""
-    frame_of = np.repeat(np.arange(len(counts)), counts)
-    return frame_of, np.arange(len(frame_of)) - (np.cumsum(counts) - counts)[frame_of]

@@ -8,7 +8,7 @@ import numpy as np
 
 from ringlog.frame.arrow import NAMES
 from ringlog.frame.body import TEXT_COLUMNS, columns_in
-from ringlog.frame.layout import COLUMNS_KNOWN, EVENT_TS_NONE, TIME_COLUMNS, Column
+from ringlog.frame.layout import EVENT_TS_NONE, PRODUCER_COLUMNS, TIME_COLUMNS, Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +20,7 @@ def gathered_batch(piece: GatheredPiece, *, nulls: bool, columns: int | None) ->
     """Build seq, ts and the columns of `columns` (default: those there are); see frame.arrow.to_arrow."""
     import pyarrow
 
-    wanted = piece.bitmap if columns is None else (columns & COLUMNS_KNOWN) | 1
+    wanted = (piece.bitmap if columns is None else columns | 1) & PRODUCER_COLUMNS
     arrays = [pyarrow.array(piece.seqs.astype(np.uint64)), _times(pyarrow, piece.times, None)]
     names = ["seq", "ts"]
     for column in columns_in(wanted):

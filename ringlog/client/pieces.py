@@ -43,6 +43,11 @@ class Piece(Protocol):
         """Microseconds since the epoch, of the stretch's first record."""
         ...
 
+    @property
+    def commit_stamps(self) -> I64:
+        """(n,) microseconds since the epoch, of every record."""
+        ...
+
     def __len__(self) -> int: ...
 
     def column(self, column: Column) -> list[bytes] | None:
@@ -125,7 +130,12 @@ class FramePiece:
 
     @property
     def commit_ts(self) -> int:
-        return self.view.commit_ts
+        return int(self.view.commit_stamps[0]) if len(self.view) else self.view.commit_ts
+
+    @property
+    def commit_stamps(self) -> I64:
+        stamps = self.view.commit_stamps
+        return stamps if self._rows is None else stamps[self._rows]
 
     def column(self, column: Column) -> list[bytes] | None:
         found = self.view.bytes_column(column)
@@ -162,12 +172,13 @@ class FramePiece:
         if view.columns == 1 << Column.PAYLOAD:
             seqs = range(view.first_seq, view.last_seq + 1)
             return self._chosen(list(map(Record, seqs, repeat(view.commit_ts), view.to_list())))
+        times = view.commit_stamps.tolist()
         found = view.records()
         optional = (found.event_ts, found.expires_at, found.not_before)
         made = map(
             Record,
             found.seqs,
-            repeat(view.commit_ts),
+            times,
             found.payloads,
             found.keys or repeat(None),
             found.tags or repeat(None),

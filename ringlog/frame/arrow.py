@@ -23,14 +23,14 @@ from ringlog.frame.columns import (
     fixed_input,
     input_of_buffer,
 )
-from ringlog.frame.layout import COLUMNS_KNOWN, EVENT_TS_NONE, TIME_COLUMNS, Column
+from ringlog.frame.layout import EVENT_TS_NONE, PRODUCER_COLUMNS, TIME_COLUMNS, Column
 from ringlog.frame.view import FrameView
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NAMES = {column: column.name.lower() for column in Column}
-"""Arrow field of each column."""
+NAMES = {column: column.name.lower() for column in Column if PRODUCER_COLUMNS >> column & 1}
+"""Arrow field of each column; commit stamps are the field `ts`."""
 _TEXT = frozenset({Column.TAG, Column.NODE, Column.META})
 
 
@@ -47,11 +47,11 @@ def to_arrow(view: FrameView, *, nulls: bool = False, columns: int | None = None
     arrow = _pyarrow()
     if not view.columns:
         raise UsageError("a control frame has no records", frame_type=view.frame_type.name)
-    wanted = view.columns if columns is None else (columns & COLUMNS_KNOWN) | 1
+    wanted = (view.columns if columns is None else columns | 1) & PRODUCER_COLUMNS
     body = arrow.py_buffer(view.body)
     count = view.count
     seqs = np.arange(view.first_seq, view.first_seq + count, dtype=np.uint64)
-    times = arrow.array(np.full(count, view.commit_ts, dtype=np.int64))
+    times = arrow.array(view.commit_stamps)
     fields = ["seq", "ts"]
     arrays = [arrow.array(seqs), times.view(arrow.timestamp("us", tz="UTC"))]
     for column in columns_in(wanted):

@@ -34,6 +34,10 @@ values. This is Arrow's memory layout without validity bitmaps; absence is a val
   event_ts               -2**63 means none
   expires_at, not_before 0 means none
   priority               0 is the default
+  commit_ts              none: with the column every record has one
+
+Only frames of segments carry commit_ts: they hold records of several commits. Without the column the
+header's stamp is every record's; with it the header has the first record's. No producer may send it.
 
 The seed of the seal ties a frame to one file of one incarnation, so that stale bytes of an earlier
 life of a file, or a frame written into the wrong file, never verify. Type 0 is invalid, so that
@@ -116,9 +120,12 @@ class Column(IntEnum):
     EXPIRES_AT = 7
     NOT_BEFORE = 8
     PRIORITY = 9
+    COMMIT_TS = 10
 
 
 COLUMNS_KNOWN = (1 << (max(Column) + 1)) - 1
+PRODUCER_COLUMNS = COLUMNS_KNOWN & ~(1 << Column.COMMIT_TS)
+"""What a producer may send, and what a record consists of; the rest the engine adds."""
 BYTES_COLUMNS = (Column.PAYLOAD, Column.KEY, Column.TAG, Column.NODE, Column.META)
 TIME_COLUMNS = (Column.EVENT_TS, Column.EXPIRES_AT, Column.NOT_BEFORE)
 EVENT_TS_NONE = -(1 << 63)

@@ -138,8 +138,14 @@ class FrameView:
 
     @property
     def commit_ts(self) -> int:
-        """Microseconds since the epoch; 0 until the shard sets it."""
+        """Microseconds since the epoch; 0 until the shard sets it. Of record 0: see commit_stamps."""
         return self.header.commit_ts
+
+    @property
+    def commit_stamps(self) -> NDArray[np.int64]:
+        """(n,) microseconds since the epoch: when each record was committed, never falling."""
+        found = self.fixed_column(Column.COMMIT_TS)
+        return np.full(self.count, self.header.commit_ts, dtype=np.int64) if found is None else found
 
     @property
     def count(self) -> int:

@@ -13,18 +13,20 @@ from ringlog.errors import NotReady, RequestTimeout, ShuttingDown, Status, Topic
 from ringlog.link import shard_requests
 from ringlog.link.shard_requests import Requester, ShardRequests
 
-
 PONG = Pong(1, 2)
 
 
 class Server:
     """A ROUTER in a thread of its own; `answer` maps (corr, attachment) to the parts it sends."""
 
-    def __init__(self, endpoint, answer, times=1):
+    def __init__(self, endpoint, answer, times=1, *, dies=False):
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 1000)
         self.socket.bind(endpoint)
+        self.may_end = threading.Event()
+        if dies:
+            self.may_end.set()
         self.thread = threading.Thread(target=self._serve, args=(answer, times))
         self.thread.start()
 
@@ -35,9 +37,12 @@ class Server:
             client, data, *more = self.socket.recv_multipart()
             for parts in answer(decode(data).corr, more):
                 self.socket.send_multipart([client, *parts])
+        # The end of a connection takes unread answers with it.
+        self.may_end.wait()
         self.socket.close()
 
     def close(self):
+        self.may_end.set()
         self.thread.join()
         self.context.term()
 
@@ -105,7 +110,7 @@ def test_nobody_there_is_not_ready(requester, monkeypatch):
 def test_a_shard_that_ends_with_the_request_open_is_not_ready_and_its_successor_is_asked_anew(
     endpoint, requester
 ):
-    first = Server(endpoint, lambda corr, _: [])
+    first = Server(endpoint, lambda corr, _: [], dies=True)
     with pytest.raises(NotReady) as caught:
         requester.ask(Ping(), Pong)
     assert caught.value.outcome == "unknown"

@@ -69,6 +69,13 @@ class Disk(Protocol):
         """
         ...
 
+    def open_marks(self, path: str) -> int:
+        """Open an existing file, as open_read does, to overwrite bytes of it where they lie.
+
+        For the one kind of file that is changed after it was made: the deletion marks of a segment.
+        """
+        ...
+
     def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write all bytes of all buffers one after another from `offset`; returns how many."""
         ...
@@ -208,6 +215,9 @@ class RealDisk:
         fd = self._open_existing("open_cut", path, os.O_RDWR)
         self._files[fd].only_shrinks = True
         return fd
+
+    def open_marks(self, path: str) -> int:
+        return self._open_existing("open_marks", path, os.O_RDWR)
 
     def _open_existing(self, call: str, path: str, access: int) -> int:
         try:

@@ -109,6 +109,10 @@ class FaultyDisk(WrappedDisk):
         act = super().open_cut
         return self._pass("open", "open_cut", path, lambda: act(path), changes=False)
 
+    def open_marks(self, path: str) -> int:
+        act = super().open_marks
+        return self._pass("open", "open_marks", path, lambda: act(path), changes=False)
+
     def close(self, fd: int) -> None:
         if self.halted:
             raise Halted("the process is dead")

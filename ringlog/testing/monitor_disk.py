@@ -95,6 +95,12 @@ class MonitorDisk(WrappedDisk):
         self._cuts.add(fd)
         return fd
 
+    def open_marks(self, path: str) -> int:
+        fd = super().open_marks(path)
+        # Deletion marks outlive the incarnation that made the file: every later one adds to them.
+        self._files[path] = _Facts(self._incarnation)
+        return fd
+
     def close(self, fd: int) -> None:
         self._cuts.discard(fd)
         super().close(fd)

@@ -74,6 +74,9 @@ class SimulatedDisk:
         self._handles[fd].only_shrinks = True
         return fd
 
+    def open_marks(self, path: str) -> int:
+        return self._open(path, self._node("open_marks", path), writable=True)
+
     def close(self, fd: int) -> None:
         self._handle(fd)
         del self._handles[fd]

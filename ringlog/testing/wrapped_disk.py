@@ -25,6 +25,9 @@ class WrappedDisk:
     def open_cut(self, path: str) -> int:
         return self._opened(self.inner.open_cut(path), path)
 
+    def open_marks(self, path: str) -> int:
+        return self._opened(self.inner.open_marks(path), path)
+
     def close(self, fd: int) -> None:
         self.paths.pop(fd, None)
         self.inner.close(fd)

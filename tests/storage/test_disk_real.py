@@ -48,7 +48,7 @@ def test_handles_do_not_reach_children(disk, root):
         disk.close(fd)
 
 
-@pytest.mark.parametrize("call", ["create", "open_read", "open_cut", "lock"])
+@pytest.mark.parametrize("call", ["create", "open_read", "open_cut", "open_marks", "lock"])
 def test_a_symbolic_link_is_not_followed(disk, root, call):
     """SEC-24, RF-111."""
     disk.close(disk.create(f"{root}/target"))
@@ -67,7 +67,7 @@ def test_a_dangling_link_is_not_made_into_a_file(disk, root):
     assert not disk.exists(f"{root}/target")
 
 
-@pytest.mark.parametrize("call", ["open_read", "open_cut", "lock"])
+@pytest.mark.parametrize("call", ["open_read", "open_cut", "open_marks", "lock"])
 def test_a_file_with_two_names_is_refused(disk, root, call):
     """SEC-24."""
     disk.close(disk.create(f"{root}/a"))
@@ -77,7 +77,7 @@ def test_a_file_with_two_names_is_refused(disk, root, call):
     assert "2 names" in str(caught.value)
 
 
-@pytest.mark.parametrize("call", ["open_read", "open_cut", "lock"])
+@pytest.mark.parametrize("call", ["open_read", "open_cut", "open_marks", "lock"])
 def test_a_pipe_is_refused_and_does_not_hang(disk, root, call):
     """SEC-24."""
     os.mkfifo(f"{root}/pipe")
@@ -110,7 +110,7 @@ def test_a_directory_that_is_a_link_is_refused(disk, root):
 def test_refused_files_leave_no_descriptor_open(disk, root):
     os.mkfifo(f"{root}/pipe")
     before = len(os.listdir("/proc/self/fd"))
-    for call in ("open_read", "open_cut", "lock"):
+    for call in ("open_read", "open_cut", "open_marks", "lock"):
         with pytest.raises(DiskError):
             getattr(disk, call)(f"{root}/pipe")
     held = disk.lock(f"{root}/LOCK")

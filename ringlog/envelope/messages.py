@@ -475,20 +475,26 @@ class SegmentTier(Message, frozen=True):
 
 
 class CheckpointRows(Message, frozen=True):
-    """Compactor: the next topics that changed since the last finished checkpoint. `begin` starts over."""
+    """Compactor: the next topics that changed since the last finished checkpoint. `begin` starts over.
+
+    `everything` (with `begin`): all topics, since the snapshot that the changes build on is not valid any
+    more, or there is none.
+    """
 
     begin: bool = False
+    everything: bool = False
 
 
 class CheckpointRowsReply(Message, frozen=True):
     """Reply, with one attached part: `topics` x [topic_id, length] words, then the rows, one after another.
 
     A length of 0 says that the topic is gone. `done`: these were the last; `facts` then holds what a
-    snapshot keeps of the shard itself."""
+    snapshot keeps of the shard itself. `everything` repeats the request's of the page that began."""
 
     topics: int
     done: bool
     facts: bytes = b""
+    everything: bool = False
 
 
 class CheckpointDone(Message, frozen=True):

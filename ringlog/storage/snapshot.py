@@ -1,0 +1,356 @@
+"""Snapshot files: what a shard knows of its topics, as of a checkpoint.
+
+`meta/snapshot-<shard:02d>.<number:016d>` holds facts (of the shard, opaque here) and a table of rows (one a
+topic, opaque here): 96 bytes of header, then the body.
+
+byte   size  field
+ 0     8     magic           b"RLSNAP1\\0"
+ 8     4     version         1
+ 12    4     shard
+ 16    4     shards          the layout it was made under
+ 20    4     zero
+ 24    8     number          grows; never used twice for a shard (SN-9)
+ 32    8     incarnation     of the shard that handed the rows over
+ 40    8     created_us
+ 48    8     body_bytes      64 bits wide (SN-1)
+ 56    8     facts_bytes
+ 64    8     topics
+ 72    8     rows_bytes
+ 80    8     body_xxh3       XXH3-64 of the body
+ 88    8     header_xxh3     XXH3-64 of bytes 0..87
+
+The body: facts, padded with zeros to a multiple of 8; `topics` ids, ascending; `topics` + 1 words: where each
+row starts, and the end; the rows. Two snapshots of the same facts and rows differ in number, incarnation
+and time alone (SN-8).
+
+A file gets its name only after its bytes were synced and read back (ST-3, RD-22), so one that is not valid
+has rotted since. The loader skips it with a reason and takes the one before it (SN-4).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from ringlog.errors import CorruptData, DiskError
+from ringlog.limits import RECOVERY_READ_BYTES
+from ringlog.storage.disk import Disk
+from ringlog.storage.layout import META_DIR, TMP_SUFFIX
+
+U64 = npt.NDArray[np.uint64]
+
+MAGIC = b"RLSNAP1\0"
+VERSION = 1
+HEADER_BYTES = 96
+SHARD_MAX = 1 << 16
+_HEADER = struct.Struct("<8sIIIIQQQQQQQQ")
+_NAME = re.compile(r"^snapshot-(\d{2,5})\.(\d{16,19})$")
+
+
+class Snapshot(NamedTuple):
+    """One snapshot. Row i, of topic `ids[i]`, is `rows[starts[i] : starts[i + 1]]`."""
+
+    number: int
+    shard: int
+    shards: int
+    incarnation: int
+    created_us: int
+    facts: bytes
+    ids: U64
+    starts: U64
+    """One more than there are ids."""
+    rows: bytes | memoryview
+
+    def row(self, i: int) -> memoryview:
+        """Bytes of row i."""
+        return memoryview(self.rows)[int(self.starts[i]) : int(self.starts[i + 1])]
+
+
+class SnapshotHeader(NamedTuple):
+    """The header's fields behind the magic, in their order."""
+
+    version: int
+    shard: int
+    shards: int
+    zero: int
+    number: int
+    incarnation: int
+    created_us: int
+    body_bytes: int
+    facts_bytes: int
+    topics: int
+    rows_bytes: int
+    body_xxh3: int
+
+
+def empty_snapshot(shard: int, shards: int) -> Snapshot:
+    """What there is before the first one; number 0, which no file has."""
+    none = np.zeros(0, dtype=np.uint64)
+    return Snapshot(0, shard, shards, 0, 0, b"", none, np.zeros(1, dtype=np.uint64), b"")
+
+
+# -- names ------------------------------------------------------------------------------------------------
+
+
+def snapshot_name(shard: int, number: int) -> str:
+    """File name of a snapshot, below `meta/`."""
+    return f"snapshot-{shard:02d}.{number:016d}"
+
+
+def parse_snapshot_name(name: str) -> tuple[int, int] | None:
+    """(shard, number) of a snapshot's file name, or None for any other."""
+    match = _NAME.match(name)
+    if match is None:
+        return None
+    found = int(match[1]), int(match[2])
+    return found if snapshot_name(*found) == name else None
+
+
+# -- bytes ------------------------------------------------------------------------------------------------
+
+
+def encode_snapshot(s: Snapshot) -> list[bytes]:
+    """The file's bytes in pieces."""
+    facts = s.facts + bytes(-len(s.facts) % 8)
+    body = [facts, s.ids.astype("<u8").tobytes(), s.starts.astype("<u8").tobytes(), bytes(s.rows)]
+    digest = xxhash.xxh3_64()
+    for piece in body:
+        digest.update(piece)
+    head = _HEADER.pack(
+        MAGIC, VERSION, s.shard, s.shards, 0, s.number, s.incarnation, s.created_us, sum(map(len, body)),
+        len(s.facts), len(s.ids), len(s.rows), digest.intdigest(),
+    )  # fmt: skip
+    return [head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little"), *body]
+
+
+def decode_header(data: bytes | memoryview, path: str) -> SnapshotHeader:
+    """Decode and verify the first 96 bytes; raises CorruptData naming the path and what is wrong."""
+    if len(data) < HEADER_BYTES:
+        raise CorruptData("snapshot is shorter than its header", file=path, bytes=len(data))
+    magic, *rest = _HEADER.unpack_from(data)
+    header = SnapshotHeader(*rest)
+    if magic != MAGIC:
+        raise CorruptData("not a snapshot", file=path, offset=0)
+    stored = int.from_bytes(data[HEADER_BYTES - 8 : HEADER_BYTES], "little")
+    if xxhash.xxh3_64_intdigest(bytes(data[: HEADER_BYTES - 8])) != stored:
+        raise CorruptData("snapshot header does not verify", file=path, offset=0)
+    if header.version != VERSION:
+        raise CorruptData(
+            "snapshot of a version this engine does not know", file=path, version=header.version
+        )
+    parts = _padded(header.facts_bytes) + 8 * (2 * header.topics + 1) + header.rows_bytes
+    if header.zero or header.body_bytes != parts or not 0 <= header.shard < min(header.shards, SHARD_MAX):
+        raise CorruptData("snapshot header makes no sense", file=path, offset=0)
+    return header
+
+
+def decode_snapshot(data: bytes | memoryview, path: str) -> Snapshot:
+    """Decode and verify a whole file; the result holds views of `data`.
+
+    Raises CorruptData naming the path and what is wrong. Needs no more memory than the file is long (SN-10).
+    """
+    header = decode_header(data, path)
+    view = memoryview(data)
+    expected = HEADER_BYTES + header.body_bytes
+    if len(view) != expected:
+        raise CorruptData("snapshot has the wrong length", file=path, bytes=len(view), expected=expected)
+    if xxhash.xxh3_64_intdigest(view[HEADER_BYTES:]) != header.body_xxh3:
+        raise CorruptData("snapshot body does not verify", file=path, offset=HEADER_BYTES)
+    n = header.topics
+    ids_at = HEADER_BYTES + _padded(header.facts_bytes)
+    ids = np.frombuffer(view, "<u8", n, ids_at)
+    starts = np.frombuffer(view, "<u8", n + 1, ids_at + 8 * n)
+    rows = view[ids_at + 8 * (2 * n + 1) :]
+    if not _is_table(ids, starts, len(rows)):
+        raise CorruptData("snapshot's table makes no sense", file=path, offset=ids_at)
+    facts = bytes(view[HEADER_BYTES : HEADER_BYTES + header.facts_bytes])
+    return Snapshot(
+        header.number, header.shard, header.shards, header.incarnation, header.created_us,
+        facts, ids, starts, rows,
+    )  # fmt: skip
+
+
+def _padded(length: int) -> int:
+    return (length + 7) // 8 * 8
+
+
+def _is_table(ids: U64, starts: U64, rows_bytes: int) -> bool:
+    in_order = bool((ids[1:] > ids[:-1]).all()) and bool((starts[1:] > starts[:-1]).all())
+    return in_order and int(starts[0]) == 0 and int(starts[-1]) == rows_bytes
+
+
+# -- files ------------------------------------------------------------------------------------------------
+
+
+def write_snapshot(disk: Disk, data_dir: str, s: Snapshot) -> str:
+    """Write, sync, read back and name one snapshot (ST-3); returns its path relative to `data_dir`.
+
+    Raises DiskError, and CorruptData when what was read back is not what was written; then no file has
+    the name. Leftovers of earlier tries of this shard are removed.
+    """
+    meta = f"{data_dir}/{META_DIR}"
+    relative = f"{META_DIR}/{snapshot_name(s.shard, s.number)}"
+    path = f"{data_dir}/{relative}"
+    temporary = path + TMP_SUFFIX
+    disk.make_dir(meta)
+    _remove_leftovers(disk, data_dir, s.shard)
+    try:
+        written = _write_synced(disk, temporary, encode_snapshot(s))
+        _read_back(disk, temporary, written)
+        disk.rename(temporary, path)
+    except (DiskError, CorruptData):
+        _remove_leftovers(disk, data_dir, s.shard)
+        raise
+    disk.sync_dir(meta)
+    return relative
+
+
+def _write_synced(disk: Disk, path: str, pieces: Sequence[bytes]) -> bytes:
+    """Returns the header that was written."""
+    fd = disk.create(path)
+    try:
+        offset = 0
+        for piece in pieces:
+            for start in range(0, len(piece), RECOVERY_READ_BYTES):
+                offset += disk.write_at(fd, [piece[start : start + RECOVERY_READ_BYTES]], offset)
+        disk.sync_file(fd)
+    finally:
+        disk.close(fd)
+    return pieces[0]
+
+
+def _read_back(disk: Disk, path: str, header: bytes) -> None:
+    data = _read_whole(disk, path)
+    decode_snapshot(data, path)
+    if data[:HEADER_BYTES] != header:
+        raise CorruptData("snapshot read back is not the one written", file=path)
+
+
+def _read_whole(disk: Disk, path: str) -> bytes:
+    fd = disk.open_read(path)
+    try:
+        return disk.read_at(fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+
+
+def _remove_leftovers(disk: Disk, data_dir: str, shard: int) -> None:
+    for name in disk.list_dir(f"{data_dir}/{META_DIR}"):
+        found = parse_snapshot_name(name.removesuffix(TMP_SUFFIX))
+        if name.endswith(TMP_SUFFIX) and found is not None and found[0] == shard:
+            disk.unlink(f"{data_dir}/{META_DIR}/{name}")
+
+
+def snapshot_numbers(disk: Disk, data_dir: str) -> list[tuple[int, int]]:
+    """(shard, number) of every snapshot file, complete or not, valid or not, ascending by both."""
+    meta = f"{data_dir}/{META_DIR}"
+    names = disk.list_dir(meta) if disk.exists(meta) else []
+    return sorted({found for name in names if (found := parse_snapshot_name(name.removesuffix(TMP_SUFFIX)))})
+
+
+def next_number(disk: Disk, data_dir: str, at_least: int = 0) -> int:
+    """A number above every one that any file here has (SN-9), and above `at_least`."""
+    return 1 + max([at_least, *(number for _, number in snapshot_numbers(disk, data_dir))])
+
+
+def load_snapshots(
+    disk: Disk, data_dir: str, shard: int | None = None, *, most: int = 0
+) -> tuple[list[Snapshot], list[str]]:
+    """(valid snapshots, newest first; why the others are skipped, "path: reason").
+
+    Of one shard, or of all. `most` ends the looking after so many valid ones; 0 = all. A file that cannot
+    be read raises DiskError: what is unreadable now may be readable later, and is not skipped.
+    """
+    valid: list[Snapshot] = []
+    skipped: list[str] = []
+    for relative in _newest_first(disk, data_dir, shard):
+        path = f"{data_dir}/{relative}"
+        try:
+            snapshot = decode_snapshot(_read_whole(disk, path), path)
+            _require_named(snapshot, relative)
+            valid.append(snapshot)
+        except CorruptData as e:
+            skipped.append(f"{relative}: {e.message}")
+        if most and len(valid) == most:
+            break
+    return valid, skipped
+
+
+def _newest_first(disk: Disk, data_dir: str, shard: int | None) -> Iterator[str]:
+    meta = f"{data_dir}/{META_DIR}"
+    found = [parse_snapshot_name(name) for name in (disk.list_dir(meta) if disk.exists(meta) else [])]
+    named = [each for each in found if each is not None and shard in {None, each[0]}]
+    for each in sorted(named, key=lambda one: (-one[1], one[0])):
+        yield f"{META_DIR}/{snapshot_name(*each)}"
+
+
+def _require_named(snapshot: Snapshot, relative: str) -> None:
+    if relative != f"{META_DIR}/{snapshot_name(snapshot.shard, snapshot.number)}":
+        raise CorruptData("snapshot under the name of another", file=relative, number=snapshot.number)
+
+
+def snapshot_header(disk: Disk, data_dir: str, shard: int, number: int) -> SnapshotHeader:
+    """The verified header of one file; raises CorruptData, DiskError."""
+    path = f"{data_dir}/{META_DIR}/{snapshot_name(shard, number)}"
+    fd = disk.open_read(path)
+    try:
+        return decode_header(disk.read_at(fd, HEADER_BYTES, 0), path)
+    finally:
+        disk.close(fd)
+
+
+# -- rows -------------------------------------------------------------------------------------------------
+
+
+def merge_rows(
+    base: Snapshot, changed_ids: U64, lengths: U64, rows: bytes | memoryview
+) -> tuple[U64, U64, bytes]:
+    """(ids, starts, rows) of `base` with some rows replaced, added, or (length 0) removed.
+
+    `changed_ids` in any order; of several for one id the last counts. Rows that did not change are copied
+    in as few pieces as there are changes.
+    """
+    stops = np.cumsum(lengths, dtype=np.uint64)
+    chosen = _last_of_each(changed_ids)
+    kept = np.flatnonzero(~np.isin(base.ids, changed_ids[chosen], assume_unique=True))
+    added = chosen[lengths[chosen] > 0]
+    sizes = np.diff(base.starts)
+    ids = np.concatenate([base.ids[kept], changed_ids[added]]).astype(np.uint64)
+    starts = np.concatenate([base.starts[:-1][kept], (stops - lengths)[added]]).astype(np.int64)
+    length = np.concatenate([sizes[kept], lengths[added]]).astype(np.int64)
+    is_new = np.arange(len(ids)) >= len(kept)
+    order = np.argsort(ids, kind="stable")
+    merged = _gather((base.rows, rows), is_new[order], starts[order], length[order])
+    return ids[order], np.concatenate([[0], np.cumsum(length[order])]).astype(np.uint64), merged
+
+
+def _last_of_each(ids: U64) -> npt.NDArray[np.int64]:
+    """Indices of the last occurrence of every id, ascending by id."""
+    order = np.argsort(ids, kind="stable")
+    is_last = np.ones(len(ids), dtype=bool)
+    is_last[:-1] = ids[order][1:] != ids[order][:-1]
+    return order[is_last]
+
+
+def _gather(
+    sources: tuple[Any, Any],
+    is_new: npt.NDArray[np.bool_],
+    starts: npt.NDArray[np.int64],
+    length: npt.NDArray[np.int64],
+) -> bytes:
+    """Rows one after another; neighbours that lie behind one another in one source are copied together."""
+    if not len(starts):
+        return b""
+    stops = starts + length
+    breaks = np.flatnonzero((is_new[1:] != is_new[:-1]) | (starts[1:] != stops[:-1])) + 1
+    first = np.concatenate([[0], breaks])
+    last = np.concatenate([breaks, [len(starts)]]) - 1
+    views = [memoryview(source) for source in sources]
+    pieces = zip(is_new[first].tolist(), starts[first].tolist(), stops[last].tolist(), strict=True)
+    return b"".join([views[which][start:stop] for which, start, stop in pieces])

@@ -41,6 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "storage.ledger": {"base", "frame", "storage", "storage.reader", "segment", "board"},
     "storage.snapshot": {"base", "storage", "segment"},
     "topic": {"base", "frame", "topic", *PURE_STORAGE},
+    # Which segments a shard has, told as messages tell it.
+    "topic.sealed": {"base", "frame", "envelope", "topic"},
     "contract": {"base", "frame", "envelope"},
     "runtime": {*WIRE, "contract", "runtime"},
     "link": {*WIRE, "link"},
@@ -66,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing.shard_world": {
         "base", "frame", "envelope", "contract", "storage", "topic", "testing", "actors.core", "actors.shell",
     },
-    "actors.core": {"base", "frame", "envelope", "contract", "topic", *PURE_STORAGE, "root"},
+    "actors.core": {"base", "frame", "envelope", "contract", "topic", "topic.sealed", *PURE_STORAGE, "root"},
     "actors.shell": {*WIRE, "contract", "topic", "runtime", "storage", "storage.reader", "link", "root"},
     "actors.__main__": {"base", "envelope", "runtime"},
     # `ringlog.connect` is loaded when it is first asked for.

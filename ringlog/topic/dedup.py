@@ -86,6 +86,31 @@ class Producer:
             del runs[: self._dropped]
             self._dropped = 0
 
+    def past(self) -> list[int]:
+        """Everything remembered, as plain numbers: highest, forgotten, then four of each run."""
+        numbers = [self.highest, self.forgotten]
+        for run in self._runs[self._dropped :]:
+            numbers += (run.first, run.frames, run.base_seq, run.count)
+        return numbers
+
+    @classmethod
+    def of_past(cls, numbers: list[int]) -> Producer:
+        """A producer with the past that `past` told; raises ValueError for what it cannot have told."""
+        if len(numbers) < 2 or len(numbers) % 4 != 2:
+            raise ValueError("a producer's past is two numbers and four for each run")
+        producer = cls(numbers[0], numbers[1])
+        runs = [Run(*numbers[at : at + 4]) for at in range(2, len(numbers), 4)]
+        above = producer.forgotten
+        for run in runs:
+            if run.first <= above or run.frames < 1 or run.count < 1:
+                raise ValueError("a producer's runs are not ascending")
+            above = run.first + run.frames - 1
+        if runs and above != producer.highest:
+            raise ValueError("a producer's runs do not end at its highest number")
+        producer._runs = runs
+        producer._remembered = sum([run.frames for run in runs])
+        return producer
+
     def find(self, producer_seq: int) -> tuple[int, int] | None:
         """(first_seq, count) a settled frame got, or None when it is too long ago or never was."""
         at = bisect_right(self._runs, producer_seq, lo=self._dropped, key=_first_of) - 1
@@ -98,46 +123,72 @@ _first_of = attrgetter("first")
 class Producers:
     """All producers of one topic, the longest silent first."""
 
+    __slots__ = ("_by_id", "_lone", "_lone_id", "_most", "_sessions")
+
     def __init__(self, most: int = PRODUCERS_PER_TOPIC_MAX) -> None:
         self._most = most
-        self._by_id: OrderedDict[int, Producer] = OrderedDict()
+        self._by_id: OrderedDict[int, Producer] | None = None
+        """None while there is at most one: most topics have a single producer."""
+        self._lone_id = 0
+        self._lone: Producer | None = None
         self._sessions = 0
 
     def __len__(self) -> int:
+        if self._by_id is None:
+            return 0 if self._lone is None else 1
         return len(self._by_id)
 
     def get(self, producer_id: int) -> Producer | None:
         """The producer's past, or None when it never wrote here (or was forgotten)."""
+        if self._by_id is None:
+            return self._lone if producer_id == self._lone_id else None
         return self._by_id.get(producer_id)
 
     @property
     def has_room(self) -> bool:
         """May a new producer come in? Not when the table is full of named ones."""
-        return len(self._by_id) < self._most or self._sessions > 0
+        return len(self) < self._most or self._sessions > 0
 
     def admit(self, producer_id: int) -> Producer | None:
         """The producer to write under, made when new; None when the table is full of named producers."""
-        producer = self._by_id.get(producer_id)
+        producer = self.get(producer_id)
         if producer is not None:
-            self._by_id.move_to_end(producer_id)
+            if self._by_id is not None:
+                self._by_id.move_to_end(producer_id)
             return producer
         if not self.has_room:
             return None
-        if len(self._by_id) >= self._most:
+        if len(self) >= self._most:
             self._forget_one()
-        self._sessions += producer_id >= SESSION_BIT
-        producer = self._by_id[producer_id] = Producer()
+        producer = Producer()
+        self.restore(producer_id, producer)
         return producer
 
+    def restore(self, producer_id: int, producer: Producer) -> None:
+        """Take in a producer that is not here yet, with its past, as the one that was heard of last."""
+        self._sessions += producer_id >= SESSION_BIT
+        if self._by_id is None:
+            if self._lone is None:
+                self._lone_id, self._lone = producer_id, producer
+                return
+            self._by_id = OrderedDict({self._lone_id: self._lone})
+            self._lone_id, self._lone = 0, None
+        self._by_id[producer_id] = producer
+
     def _forget_one(self) -> None:
+        self._sessions -= 1
+        if self._by_id is None:
+            self._lone_id, self._lone = 0, None
+            return
         oldest = next(each for each in self._by_id if each >= SESSION_BIT)
         del self._by_id[oldest]
-        self._sessions -= 1
 
     def record(self, producer_id: int, producer_seqs: NDArray[np.uint64], base_seqs: NDArray[np.uint64],
                counts: NDArray[np.uint64]) -> None:  # fmt: skip
         """Remember fresh frames of an admitted producer, ascending producer_seqs; (n,) arrays, n >= 1."""
-        producer = self._by_id[producer_id]
+        producer = self.get(producer_id)
+        if producer is None:
+            raise KeyError(producer_id)
         frames = len(producer_seqs)
         first, base, count = int(producer_seqs[0]), int(base_seqs[0]), int(counts[0])
         if frames == 1:
@@ -168,4 +219,6 @@ class Producers:
 
     def items(self) -> list[tuple[int, Producer]]:
         """(producer_id, past) of every producer, the longest silent first."""
+        if self._by_id is None:
+            return [] if self._lone is None else [(self._lone_id, self._lone)]
         return list(self._by_id.items())

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 
+from ringlog.topic.config import TopicConfig
 from ringlog.topic.names import shard_of
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
+
+CONFIGS_SHARED_MAX = 4_096
+"""Different configs that are remembered for sharing; beyond it they are learned anew."""
 
 
 class Directory:
@@ -29,6 +33,7 @@ class Directory:
         """Names homed elsewhere that this shard looks after since the shard count changed."""
         self._last_id = 0
         self._last_epoch = 0
+        self._configs: dict[TopicConfig, TopicConfig] = {}
         self.ephemeral: set[int] = set()
         """Ids of topics of that class; without any the volatile log is not looked after."""
 
@@ -36,7 +41,10 @@ class Directory:
         return len(self.by_id)
 
     def note_class(self, topic: Topic) -> None:
-        """A topic was made or configured."""
+        """A topic was made or configured. Topics with equal configs share one object."""
+        if len(self._configs) > CONFIGS_SHARED_MAX:
+            self._configs.clear()
+        topic.config = self._configs.setdefault(topic.config, topic.config)
         if topic.config.durability == Durability.EPHEMERAL:
             self.ephemeral.add(topic.topic_id)
         else:
@@ -52,6 +60,11 @@ class Directory:
         while shard_of(topic_id, self._shards) != self._shard:
             topic_id += 1
         return topic_id, self._last_epoch + 1
+
+    @property
+    def last_identity(self) -> tuple[int, int]:
+        """(topic_id, epoch) up to which numbers are taken."""
+        return self._last_id, self._last_epoch
 
     def seen(self, topic_id: int, epoch: int) -> None:
         """Numbers up to these are taken."""

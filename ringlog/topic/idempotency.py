@@ -20,6 +20,8 @@ class Remembered(NamedTuple):
 class IdempotencyKeys:
     """Keys in the order they were first used. Time is the newest this table was told (I-12)."""
 
+    __slots__ = ("_by_key", "_most", "_newest_us", "forgotten_early")
+
     def __init__(self, most: int = IDEMPOTENCY_KEYS_PER_TOPIC_MAX) -> None:
         self._most = most
         self._by_key: OrderedDict[str, Remembered] = OrderedDict()
@@ -54,3 +56,8 @@ class IdempotencyKeys:
             if entry.created_us // 1000 >= oldest_ms and window_ms:
                 return
             self._by_key.popitem(last=False)
+
+    def items(self, now_us: int, window_ms: int) -> list[tuple[str, Remembered]]:
+        """Every key that is still inside the window, in the order of first use."""
+        self._expire(now_us, window_ms)
+        return list(self._by_key.items())

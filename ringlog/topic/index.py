@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,53 +19,63 @@ SPARSE_BYTES = 256 << 10
 class SparseIndex:
     """Places of one topic, in seq order."""
 
+    __slots__ = ("_words",)
+
     def __init__(self) -> None:
-        self._seqs = array("Q")
-        self._files = array("Q")
-        self._offsets = array("Q")
+        self._words = array("Q")
+        """seq, file, offset, seq, file, offset … In one array, since most topics have one entry."""
 
     def __len__(self) -> int:
-        return len(self._seqs)
+        return len(self._words) // 3
 
     def add(self, seq: int, file_id: int, offset: int) -> None:
         """Note that the frame with record `seq` lies at `offset`; kept if it is far enough from the last."""
-        if self._seqs and self._files[-1] == file_id and offset - self._offsets[-1] < SPARSE_BYTES:
+        words = self._words
+        if words and words[-2] == file_id and offset - words[-1] < SPARSE_BYTES:
             return
-        self._seqs.append(seq)
-        self._files.append(file_id)
-        self._offsets.append(offset)
+        words.extend((seq, file_id, offset))
 
     def add_run(self, seqs: NDArray[np.uint64], file_id: int, offsets: NDArray[np.int64]) -> None:
         """Note frames that lie one behind the other: (n,) their first seqs and file offsets, n >= 1."""
         self.add(int(seqs[0]), file_id, int(offsets[0]))
-        if int(offsets[-1]) - self._offsets[-1] < SPARSE_BYTES:
+        if int(offsets[-1]) - self._words[-1] < SPARSE_BYTES:
             return
         at = 0
         while at < len(offsets):
             self.add(int(seqs[at]), file_id, int(offsets[at]))
-            at = int(np.searchsorted(offsets, self._offsets[-1] + SPARSE_BYTES))
+            at = int(np.searchsorted(offsets, self._words[-1] + SPARSE_BYTES))
 
     def cut(self, file_id: int, offset: int) -> None:
         """Forget entries of a file from `offset` on: what they led to lies elsewhere now."""
-        while self._seqs and self._files[-1] == file_id and self._offsets[-1] >= offset:
-            self._seqs.pop()
-            self._files.pop()
-            self._offsets.pop()
+        words = self._words
+        while words and words[-2] == file_id and words[-1] >= offset:
+            del words[-3:]
 
     def places(self, after: int) -> list[tuple[int, int]]:
         """(file_id, offset) to begin at in each file that may hold records above `after`, in order."""
-        if not self._seqs:
+        words = self._words
+        if not words:
             return []
-        at = max(bisect_right(self._seqs, after + 1) - 1, 0)
+        at = max(bisect_right(range(len(self)), after + 1, key=lambda i: words[3 * i]) - 1, 0)
         places: list[tuple[int, int]] = []
-        for i in range(at, len(self._seqs)):
-            if not places or places[-1][0] != self._files[i]:
-                places.append((self._files[i], self._offsets[i]))
+        for i in range(3 * at, len(words), 3):
+            if not places or places[-1][0] != words[i + 1]:
+                places.append((words[i + 1], words[i + 2]))
         return places
+
+    def first_in(self, file_id: int) -> int:
+        """Number of the topic's first record in that file; 0 = it has none there."""
+        words = self._words
+        return next((words[i] for i in range(0, len(words), 3) if words[i + 1] == file_id), 0)
 
     def drop_file(self, file_id: int) -> None:
         """Forget every entry of a file that no longer exists."""
-        keep = [i for i, f in enumerate(self._files) if f != file_id]
-        self._seqs = array("Q", [self._seqs[i] for i in keep])
-        self._files = array("Q", [self._files[i] for i in keep])
-        self._offsets = array("Q", [self._offsets[i] for i in keep])
+        self.keep(lambda each: each != file_id)
+
+    def keep(self, is_kept: Callable[[int], bool]) -> None:
+        """Forget the entries of files that are not kept."""
+        words = self._words
+        if all(map(is_kept, words[1::3])):
+            return
+        kept = [words[i : i + 3] for i in range(0, len(words), 3) if is_kept(words[i + 1])]
+        self._words = array("Q", [word for entry in kept for word in entry])

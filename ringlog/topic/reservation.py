@@ -15,6 +15,8 @@ from ringlog.limits import HEAD_RESERVATION_MAX, HEAD_RESERVATION_MIN, SEQ_MAX
 class Reservation:
     """How far a topic's numbers are durably reserved."""
 
+    __slots__ = ("_last_us", "_step", "reserved")
+
     def __init__(self) -> None:
         self.reserved = 0
         """Highest number that may have been acknowledged; 0 = none."""

@@ -3,11 +3,14 @@
 Invariants, checked by `check()`:
   1 <= evict_floor <= earliest_seq <= head_seq + 1          (X-2)
   head_seq <= next_seq - 1: what is staged is not yet published (CV-6)
+
+A shard may have a hundred thousand of these, most of them idle: what most topics never need is made when
+it is first asked for.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pyroaring import BitMap64
 
@@ -44,7 +47,7 @@ class Topic:
     dead: BitMap64 | None = None
     """Numbers at or above `earliest_seq` that were removed one by one; None = none."""
     version: int = 0
-    """Grows with every removal and every change of where records lie; readers compare it (see the board)."""
+    """Grows with every removal; readers compare it (see the board). A later incarnation's are greater."""
     due_us: int = 0
     """When the next record expires, microseconds; 0 = none will."""
     staged_count: int = 0
@@ -55,12 +58,57 @@ class Topic:
     bytes: int = 0
     has_disk_records: bool = False
     """Some of its records are of class `disk`: numbers are reserved ahead (D-9)."""
-    reservation: Reservation = field(default_factory=Reservation)
-    producers: Producers = field(default_factory=Producers)
-    keys: IdempotencyKeys = field(default_factory=IdempotencyKeys)
-    index: SparseIndex = field(default_factory=SparseIndex)
-    lost: list[tuple[int, int]] = field(default_factory=list)
-    """Ranges lost in restarts, inclusive, ascending (D-12)."""
+    _reservation: Reservation | None = None
+    _producers: Producers | None = None
+    _keys: IdempotencyKeys | None = None
+    _index: SparseIndex | None = None
+    _lost: list[tuple[int, int]] | None = None
+
+    @property
+    def reservation(self) -> Reservation:
+        """How far its numbers are durably reserved."""
+        if self._reservation is None:
+            self._reservation = Reservation()
+        return self._reservation
+
+    @property
+    def producers(self) -> Producers:
+        """Who wrote here, and how far."""
+        if self._producers is None:
+            self._producers = Producers()
+        return self._producers
+
+    @producers.setter
+    def producers(self, producers: Producers) -> None:
+        self._producers = producers
+
+    @property
+    def keys(self) -> IdempotencyKeys:
+        """Idempotency keys used here within the window."""
+        if self._keys is None:
+            self._keys = IdempotencyKeys()
+        return self._keys
+
+    @property
+    def index(self) -> SparseIndex:
+        """Where its records lie in the log."""
+        if self._index is None:
+            self._index = SparseIndex()
+        return self._index
+
+    @property
+    def has_index(self) -> bool:
+        """Do any of its records lie in the log?"""
+        return self._index is not None and len(self._index) > 0
+
+    @property
+    def lost(self) -> list[tuple[int, int]]:
+        """Ranges lost in restarts, inclusive, ascending (D-12). Assign a new list to change them."""
+        return self._lost if self._lost is not None else []
+
+    @lost.setter
+    def lost(self, lost: list[tuple[int, int]]) -> None:
+        self._lost = lost or None
 
     @property
     def evict_floor(self) -> int:
@@ -74,7 +122,7 @@ class Topic:
         A lost range that begins where the live records would moves it: nothing live is inside.
         """
         earliest = max(self.evict_floor, self.delete_floor)
-        for first, last in self.lost:
+        for first, last in self._lost or ():
             if first <= earliest <= last:
                 earliest = last + 1
         return min(earliest, self.head_seq + 1)
@@ -89,7 +137,7 @@ class Topic:
         if to_seq < self.next_seq:
             return None
         lost = (self.next_seq, to_seq)
-        self.lost.append(lost)
+        self.lost = [*self.lost, lost]
         self.next_seq = to_seq + 1
         self.head_seq = to_seq
         return lost
@@ -99,7 +147,8 @@ class Topic:
         self.cap_floor = max(self.cap_floor, floor)
         self.staged_count -= records
         self.staged_bytes -= accounted
-        self.lost = [(a, b) for a, b in self.lost if b >= self.evict_floor]
+        if self._lost is not None:
+            self.lost = [(a, b) for a, b in self._lost if b >= self.evict_floor]
 
     def check(self) -> None:
         """Assert the invariants; raises InvariantViolation naming the topic and its numbers."""

@@ -1,0 +1,151 @@
+"""A topic's whole durable state as one row of a snapshot: a MessagePack array. Pure.
+
+A row says what replay of the log up to its moment would say, published state only (CKP-4). Nobody but
+the shard reads it; to everybody else it is bytes. Records are not in it: they lie in segments or in the
+log (SN-2). A reader of a later version takes defaults for what is missing and ignores what it does not
+know, so fields may be appended, never moved.
+
+Records of class `ephemeral` do not outlive their shard. In a row they are numbers that were used: the
+head is kept, and the range counts as lost (D-6, D-12).
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from pyroaring import BitMap64
+
+from ringlog.errors import CorruptData, InvalidRequest, InvariantViolation
+from ringlog.topic.config import TopicConfig
+from ringlog.topic.dedup import Producer
+from ringlog.topic.idempotency import Remembered
+from ringlog.topic.state import Topic
+
+ROW_VERSION = 1
+HAS_DISK_RECORDS = 1
+
+U64 = Annotated[int, Meta(ge=0)]
+Volatile = Iterable[tuple[int, int, int]]
+"""Of each volatile file that holds records of the topic: (one past the last number, records, bytes)."""
+
+
+class _Row(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    epoch: U64
+    name: str
+    config: dict[str, Any]
+    """Only what differs from the defaults, and the class."""
+    head_seq: U64
+    last_ts: U64
+    count: U64
+    bytes: U64
+    flags: U64 = 0
+    topic_version: U64 = 0
+    cap_floor: U64 = 1
+    ttl_floor: U64 = 1
+    trim_floor: U64 = 1
+    delete_floor: U64 = 1
+    reserved: U64 = 0
+    due_us: U64 = 0
+    last_read_us: U64 = 0
+    dead: builtins.bytes = b""
+    """A portable 64-bit roaring bitmap; empty = none."""
+    lost: list[U64] = []
+    """first, last, first, last …"""
+    producers: list[list[U64]] = []
+    """Of each, the longest silent first: its id, then `Producer.past`."""
+    keys: list[tuple[str, U64, U64, U64, U64]] = []
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Row).decode
+_DEFAULTS = TopicConfig().to_dict()
+
+
+def encode_row(topic: Topic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
+    """Encode what is published of a topic. Call it only while nothing of the topic is staged."""
+    lost, count, size = topic.lost, topic.count, topic.bytes
+    for stop, records, accounted in volatile:
+        first = max(stop - records, topic.evict_floor)
+        lost = _with_range(lost, first, stop - 1) if first < stop else lost
+        count, size = max(count - records, 0), max(size - accounted, 0)
+    keys = topic._keys.items(now_us, topic.config.idempotency_window_ms) if topic._keys else ()
+    return _encode(
+        _Row(
+            ROW_VERSION, topic.epoch, topic.name, _config_of(topic.config), topic.head_seq, topic.last_ts,
+            count, size, HAS_DISK_RECORDS if topic.has_disk_records else 0, topic.version, topic.cap_floor,
+            topic.ttl_floor, topic.trim_floor, topic.delete_floor,
+            topic._reservation.reserved if topic._reservation else 0, topic.due_us, topic.last_read_us,
+            topic.dead.serialize() if topic.dead else b"",
+            [number for pair in lost for number in pair],
+            [[each, *past.past()] for each, past in topic._producers.items()] if topic._producers else [],
+            [(key, *seen) for key, seen in keys],
+        )
+    )  # fmt: skip
+
+
+def decode_row(topic_id: int, data: Any) -> Topic:
+    """The topic that a row speaks of; raises CorruptData for what no version can have written."""
+    try:
+        row = _decode(data)
+        if row.version != ROW_VERSION:
+            raise CorruptData("row of a version this engine does not know", version=row.version)
+        topic = Topic(topic_id, row.epoch, row.name, TopicConfig.parse(row.config))
+        _fill(topic, row)
+        topic.check()
+    except (msgspec.MsgspecError, ValueError, RecursionError, InvalidRequest, InvariantViolation) as e:
+        raise CorruptData("a topic's row does not decode", topic_id=topic_id, reason=str(e)) from None
+    except CorruptData as e:
+        e.detail["topic_id"] = topic_id
+        raise
+    return topic
+
+
+def _fill(topic: Topic, row: _Row) -> None:
+    topic.head_seq, topic.next_seq = row.head_seq, row.head_seq + 1
+    topic.last_ts, topic.last_read_us, topic.due_us = row.last_ts, row.last_read_us, row.due_us
+    topic.count = topic.staged_count = row.count
+    topic.bytes = topic.staged_bytes = row.bytes
+    topic.has_disk_records = bool(row.flags & HAS_DISK_RECORDS)
+    topic.version = row.topic_version
+    topic.cap_floor, topic.ttl_floor = row.cap_floor, row.ttl_floor
+    topic.trim_floor, topic.delete_floor = row.trim_floor, row.delete_floor
+    topic.dead = BitMap64.deserialize(row.dead) if row.dead else None
+    topic.lost = _pairs(row.lost)
+    if row.reserved:
+        topic.reservation.recovered(row.reserved)
+    for producer_id, *past in row.producers:
+        if topic.producers.get(producer_id) is not None:
+            raise ValueError("a producer is there twice")
+        topic.producers.restore(producer_id, Producer.of_past(past))
+    for key, *seen in row.keys:
+        topic.keys.remember(key, Remembered(*seen), topic.config.idempotency_window_ms)
+
+
+def _pairs(flat: list[int]) -> list[tuple[int, int]]:
+    if len(flat) % 2 or any(a > b for a, b in itertools.pairwise(flat)):
+        raise ValueError("lost ranges are not ascending pairs")
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _with_range(ranges: list[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
+    """The ranges with one more, ascending; what overlaps or touches becomes one."""
+    joined: list[tuple[int, int]] = []
+    for a, b in sorted([*ranges, (first, last)]):
+        if joined and a <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(b, joined[-1][1]))
+        else:
+            joined.append((a, b))
+    return joined
+
+
+def _config_of(config: TopicConfig) -> dict[str, Any]:
+    """What of a config differs from the defaults; its class always, since it decides about records."""
+    plain = config.to_dict()
+    del plain["durable"]
+    return {name: value for name, value in plain.items() if name == "durability" or value != _DEFAULTS[name]}

@@ -1,0 +1,141 @@
+"""A topic as a row of a snapshot: nothing is lost on the way, and little is written for little."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from pyroaring import BitMap64
+
+from ringlog.errors import CorruptData
+from ringlog.topic.config import TopicConfig
+from ringlog.topic.dedup import SESSION_BIT, Run
+from ringlog.topic.idempotency import Remembered
+from ringlog.topic.row import decode_row, encode_row
+from ringlog.topic.state import Topic
+
+STAMP = 1_790_000_000_000_000
+
+
+def plain(topic_id: int = 7, records: int = 1) -> Topic:
+    """A topic like most: one producer, a few records."""
+    topic = Topic(topic_id, 3, "sensors.room-17.temperature", TopicConfig())
+    producer = topic.producers.admit(SESSION_BIT | 0x1234_5678_9ABC)
+    assert producer is not None
+    producer.extend(1, records, 1, 1)
+    topic.next_seq = records + 1
+    topic.staged_count, topic.staged_bytes, topic.last_ts = records, 64 * records, STAMP
+    topic.publish()
+    return topic
+
+
+def facts(topic: Topic) -> tuple[object, ...]:
+    """Everything a topic is, but for where its records lie."""
+    return (
+        topic.topic_id, topic.epoch, topic.name, topic.config, topic.next_seq, topic.head_seq, topic.last_ts,
+        topic.last_read_us, topic.cap_floor, topic.ttl_floor, topic.trim_floor, topic.delete_floor,
+        topic.dead, topic.version, topic.due_us, topic.staged_count, topic.staged_bytes, topic.count,
+        topic.bytes, topic.has_disk_records, topic.reservation.reserved, topic.lost,
+        [(each, past.past()) for each, past in topic.producers.items()],
+        topic.keys.items(0, topic.config.idempotency_window_ms),
+    )  # fmt: skip
+
+
+def test_a_plain_topic_takes_less_than_two_hundred_bytes_and_comes_back_whole():
+    """SN-2."""
+    topic = plain()
+    topic.has_disk_records = True
+    topic.reservation.recovered(257)
+    row = encode_row(topic)
+    assert len(row) < 200
+    assert facts(decode_row(7, row)) == facts(topic)
+
+
+def test_everything_a_topic_may_have_comes_back():
+    """SN-2, DL-8: floors, deleted numbers, lost ranges, dedup, keys."""
+    config = TopicConfig.parse({"ttl_ms": 60_000, "cap_records": 9, "durability": "fsync", "priority": -3})
+    topic = Topic(1 << 40, 9, "a", config)
+    topic.head_seq, topic.next_seq = 5_000, 5_001
+    topic.cap_floor, topic.ttl_floor, topic.trim_floor, topic.delete_floor = 10, 20, 3, 40
+    topic.dead = BitMap64([100, 101, 4_000])
+    topic.version, topic.due_us, topic.last_read_us, topic.last_ts = 77 << 32, STAMP + 9, STAMP - 1, STAMP
+    topic.staged_count = topic.count = 4_957
+    topic.staged_bytes = topic.bytes = 123_456
+    topic.lost = [(200, 210), (300, 300)]
+    for producer_id in (5, 1 << 62, SESSION_BIT | 9):
+        producer = topic.producers.admit(producer_id)
+        assert producer is not None
+        producer.extend(4, 3, 1, 2)
+        producer.add_runs([Run(10, 2, 50, 1), Run(20, 1, 60, 7)])
+    topic.keys.remember("first", Remembered(1, 2, STAMP, STAMP), config.idempotency_window_ms)
+    topic.keys.remember("second", Remembered(3, 1, STAMP, STAMP + 1), config.idempotency_window_ms)
+    again = decode_row(1 << 40, encode_row(topic))
+    assert facts(again) == facts(topic)
+    assert again.producers.get(5).find(11) == (51, 1)
+    assert encode_row(again) == encode_row(topic), "SN-8"
+
+
+def test_keys_out_of_their_window_stay_behind():
+    """I-10, SN-3."""
+    topic = plain()
+    topic.keys.remember("old", Remembered(1, 1, 0, STAMP), 120_000)
+    topic.keys.remember("new", Remembered(1, 1, 0, STAMP + 100_000_000), 120_000)
+    again = decode_row(7, encode_row(topic, STAMP + 121_000_000))
+    assert [key for key, _ in again.keys.items(0, 120_000)] == ["new"]
+
+
+def test_ephemeral_records_are_numbers_that_were_used():
+    """D-6: the head at the checkpoint is kept, so that numbers go on above it; what is gone is said."""
+    topic = plain(records=10)
+    again = decode_row(7, encode_row(topic, volatile=[(5, 4, 256), (11, 6, 384)]))
+    assert (again.head_seq, again.count, again.bytes, again.earliest_seq) == (10, 0, 0, 11)
+    assert again.lost == [(1, 10)]
+
+
+def test_a_damaged_row_is_refused_with_its_topic_and_never_anything_else():
+    """SN-10: a thousand damaged rows decode or are refused."""
+    topic = plain(records=300)
+    topic.dead = BitMap64([5, 9])
+    row, rng = encode_row(topic), random.Random(20)
+    refused = []
+    for _ in range(1_000):
+        bad = bytearray(row)
+        for _ in range(rng.randrange(1, 4)):
+            bad[rng.randrange(len(bad))] = rng.randrange(256)
+        try:
+            decode_row(7, bytes(bad[: rng.randrange(1, len(bad) + 1)]))
+        except CorruptData as e:
+            refused.append(e.detail["topic_id"])
+    assert len(refused) > 500
+    assert set(refused) == {7}
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (0, 2),
+        (4, -1),
+        (10, 900),
+        (13, 0),
+        (18, [3]),
+        (18, [5, 3]),
+        (19, [[1]]),
+        (19, [[1, 9, 0, 5, 1, 1, 1]]),
+    ],
+)
+def test_a_row_that_no_version_can_have_written_is_refused(at, value):
+    """SN-10."""
+    fields = msgspec.msgpack.decode(encode_row(plain()))
+    fields[at] = value
+    with pytest.raises(CorruptData):
+        decode_row(7, msgspec.msgpack.encode(fields))
+
+
+def test_fields_of_a_later_version_are_ignored_and_missing_ones_take_defaults():
+    """A row may grow at its end."""
+    topic = plain()
+    fields = msgspec.msgpack.decode(encode_row(topic))
+    assert facts(decode_row(7, msgspec.msgpack.encode([*fields, "more"]))) == facts(topic)
+    short = decode_row(7, msgspec.msgpack.encode(fields[:8]))
+    assert (short.head_seq, short.count, len(short.producers)) == (1, 1, 0)

@@ -1,0 +1,164 @@
+"""Which segments hold what: overlaps, tiers, memory, and look-ups among very many."""
+
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from ringlog.envelope.messages import SegmentRef
+from ringlog.errors import InvariantViolation
+from ringlog.topic.sealed import Sealed, owned_by
+
+COLUMNS = (
+    "topic_id", "epoch", "first_seq", "last_seq", "records", "bytes", "entry_start", "entry_stop",
+    "data_start", "data_stop",
+)  # fmt: skip
+TABLE = np.dtype([(name, "<u8") for name in COLUMNS])
+
+
+def table(*rows: tuple[int, int, int]) -> np.ndarray:
+    """A topic table of (topic_id, first, last), 100 bytes of data for each."""
+    made = np.zeros(len(rows), dtype=TABLE)
+    for at, (topic_id, first, last) in enumerate(rows):
+        made[at] = (
+            topic_id,
+            1,
+            first,
+            last,
+            last - first + 1,
+            0,
+            at,
+            at + 1,
+            4_096 + 100 * at,
+            4_196 + 100 * at,
+        )
+    return made
+
+
+def ref(number: int, topics: int = 1, tier: int = 0) -> SegmentRef:
+    return SegmentRef(number, f"packs/pack-{number:016x}", number * 11, 1_000, 1, 1, topics, tier)
+
+
+def shape(sealed: Sealed, topic_id: int, after: int = 0) -> list[tuple[int, int, int]]:
+    return [(e.segment, e.first_seq, e.last_seq) for e in sealed.ranges(topic_id, after)]
+
+
+def test_an_extent_leads_to_the_topics_own_bytes():
+    """The data part, its salt, the bytes and the index rows of this topic."""
+    sealed = Sealed()
+    sealed.add(ref(5, topics=2), table((1, 1, 10), (2, 7, 9)))
+    (extent,) = sealed.ranges(2, 0)
+    assert (extent.path, extent.salt, extent.start, extent.stop) == (
+        "packs/pack-0000000000000005.data", 55, 4_196, 4_296,
+    )  # fmt: skip
+    assert (extent.entry_start, extent.entry_stop, extent.tier) == (1, 2, 0)
+    assert sealed.ranges(3, 0) == []
+    assert sealed.sealed_to(3) == 0
+
+
+def test_of_two_segments_with_the_same_positions_the_greater_number_is_in_force():
+    """SG-2, for segments of one topic and shared ones alike."""
+    for topics in (1, 2):
+        sealed = Sealed()
+        sealed.add(ref(9, topics), table((4, 21, 30)))
+        sealed.add(ref(3, topics), table((4, 1, 100)))
+        assert shape(sealed, 4) == [(3, 1, 20), (9, 21, 30), (3, 31, 100)]
+        assert shape(sealed, 4, after=30) == [(3, 31, 100)]
+        assert shape(sealed, 4, after=25) == [(9, 21, 30), (3, 31, 100)]
+        assert sealed.sealed_to(4) == 100
+        sealed.remove(3)
+        assert shape(sealed, 4) == [(9, 21, 30)]
+        sealed.add(ref(12, topics), table((4, 1, 50)))
+        assert shape(sealed, 4) == [(12, 1, 50)]
+
+
+def test_random_segments_agree_with_a_plain_model():
+    """Every position is answered by the greatest number that holds it; removal undoes exactly one."""
+    rng = random.Random(30)
+    sealed, model = Sealed(), {}
+    for number in range(1, 400):
+        if model and rng.random() < 0.4:
+            gone = rng.choice(list(model))
+            del model[gone]
+            sealed.remove(gone)
+        topics = sorted(rng.sample(range(1, 6), rng.choice((1, 1, 3))))
+        rows = []
+        for topic_id in topics:
+            first = rng.randrange(1, 90)
+            rows.append((topic_id, first, first + rng.randrange(1, 30)))
+        model[number] = rows
+        sealed.add(ref(number, len(rows)), table(*rows))
+        topic_id, after = rng.randrange(1, 6), rng.randrange(0, 60)
+        expected = {}
+        for holder in sorted(model):
+            for each, first, last in model[holder]:
+                if each == topic_id:
+                    expected |= dict.fromkeys(range(first, last + 1), holder)
+        found, reached = {}, 0
+        for extent in sealed.ranges(topic_id, after):
+            assert extent.first_seq > reached
+            reached = extent.last_seq
+            found |= dict.fromkeys(range(extent.first_seq, reached + 1), extent.segment)
+        assert {s: n for s, n in found.items() if s > after} == {
+            s: n for s, n in expected.items() if s > after
+        }
+        assert sealed.sealed_to(topic_id) == max(expected, default=0)
+        assert sealed.topics_of(number) == topics
+
+
+def test_a_tier_is_told_and_a_segment_is_registered_once():
+    """TI-2."""
+    sealed = Sealed()
+    sealed.add(ref(5), table((1, 1, 10)))
+    sealed.set_tier(5, 2)
+    assert sealed.ranges(1, 0)[0].tier == sealed.refs[5].tier == 2
+    with pytest.raises(InvariantViolation, match="twice"):
+        sealed.add(ref(5), table((1, 1, 10)))
+    with pytest.raises(KeyError):
+        sealed.remove(6)
+    with pytest.raises(KeyError):
+        sealed.set_tier(6, 1)
+
+
+def test_only_owned_rows_of_a_segment_of_another_layout_count():
+    """SH-4."""
+    rows = table(*((topic_id, 1, 5) for topic_id in range(1, 101)))
+    shards = [Sealed() for _ in range(4)]
+    for shard, sealed in enumerate(shards):
+        sealed.add(ref(1, 100), rows, owned_by(rows, shard, 4))
+    holders = [[shard for shard in range(4) if shards[shard].sealed_to(each)] for each in range(1, 101)]
+    assert all(len(each) == 1 for each in holders)
+    assert owned_by(rows, 0, 1) is None
+
+
+def test_covered_stretches_join_what_touches():
+    sealed = Sealed()
+    for number, first, last in ((1, 1, 10), (2, 11, 20), (3, 30, 40), (4, 35, 36)):
+        sealed.add(ref(number), table((1, first, last)))
+    assert sealed.covered(1) == [(1, 20), (30, 40)]
+    assert sealed.covered(1, after=25) == [(30, 40)]
+
+
+def test_a_hundred_thousand_topics_in_packs_take_few_bytes_and_are_found_in_microseconds():
+    """Well under 100 bytes a topic and pack; a look-up among 25 packs."""
+    tracemalloc.start()
+    sealed = Sealed()
+    ids = np.arange(1, 100_001, dtype=np.uint64)
+    before = tracemalloc.get_traced_memory()[0]
+    for part in range(25):
+        mine = ids[part::5] if part else ids
+        rows = np.zeros(len(mine), dtype=TABLE)
+        rows["topic_id"], rows["first_seq"], rows["last_seq"] = mine, part * 10 + 1, part * 10 + 10
+        sealed.add(ref(part + 1, len(mine)), rows)
+    pairs = 100_000 + sum(len(ids[part::5]) for part in range(1, 25))
+    size = (tracemalloc.get_traced_memory()[0] - before) / pairs
+    tracemalloc.stop()
+    assert size < 70
+    started = time.perf_counter()
+    for topic_id in range(1, 1_001):
+        assert sealed.sealed_to(topic_id * 97)
+    assert (time.perf_counter() - started) / 1_000 < 300e-6

@@ -14,6 +14,9 @@ from ringlog.frame.codec import control_frame
 from ringlog.frame.layout import FrameType
 from ringlog.topic.state import Topic
 
+Bitmap = bytes
+"""Under a name of its own: within RecordsRemoved `bytes` is a field."""
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -68,7 +71,7 @@ class RecordsRemoved(Record, frozen=True):
     that came later is touched (DL-11)."""
 
     delete_floor: int
-    seqs: bytes
+    seqs: Bitmap
     """A portable 64-bit roaring bitmap; empty = none."""
     records: int
     bytes: int

@@ -129,6 +129,8 @@ class Cold(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Storage(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How the log becomes segments, and when space is given back."""
 
+    enabled: bool = True
+    """Off: no process works in the background, and log files are kept for ever."""
     segment_records: Annotated[int, Meta(ge=1, le=1 << 31)] = limits.SEGMENT_RECORDS_DEFAULT
     segment_bytes: Annotated[int, Meta(ge=64 * limits.KIB, le=1 << 32)] = limits.SEGMENT_BYTES_DEFAULT
     segment_age_ms: Annotated[int, Meta(ge=0)] = limits.SEGMENT_AGE_MS_DEFAULT
@@ -212,6 +214,7 @@ ENVIRONMENT: dict[str, str] = {
     "wal.corruption": "RINGLOG_WAL_CORRUPTION",
     "wal.file_bytes": "RINGLOG_WAL_FILE_BYTES",
     "wal.volatile_bytes": "RINGLOG_WAL_VOLATILE_BYTES",
+    "storage.enabled": "RINGLOG_STORAGE",
     "storage.segment_records": "RINGLOG_SEGMENT_MAX_EVENTS",
     "storage.segment_bytes": "RINGLOG_SEGMENT_MAX_BYTES",
     "storage.segment_age_ms": "RINGLOG_SEGMENT_MAX_AGE_MS",
@@ -375,6 +378,7 @@ def _resolve(config: Config, cwd: str) -> Config:
         run=replace(config.run, dir=absolute(config.run.dir) or os.path.join(data, "run")),
         native=replace(config.native, curve_key_file=absolute(config.native.curve_key_file)),
         auth=replace(config.auth, keys_file=absolute(config.auth.keys_file)),
+        cold=replace(config.cold, dir=absolute(config.cold.dir)),
         log=replace(config.log, file=absolute(config.log.file)),
     )
 

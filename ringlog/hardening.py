@@ -16,6 +16,7 @@ from ringlog.errors import StartRefused
 UMASK = 0o077
 OPEN_FILES_WANTED = 65_536
 """Rings, bells and log files of one process stay well below; raised only as far as the hard limit."""
+BACKGROUND_NICE = 19
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -49,6 +50,14 @@ def die_with_parent(parent_pid: int) -> bool:
 def name_process(name: str) -> None:
     """Set the name that `ps` and `top` show; the kernel keeps 15 bytes."""
     _libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:_COMM_BYTES_MAX]), 0, 0, 0)
+
+
+def work_in_background() -> None:
+    """Take the CPU when nobody else wants it: a commit waits behind us for a moment at most."""
+    os.setpriority(os.PRIO_PROCESS, 0, BACKGROUND_NICE)
+    # Not refused to anybody, but by a sandbox that forbids the call; then niceness must do.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def set_oom_score(pid: int, score: int) -> None:

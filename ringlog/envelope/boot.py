@@ -28,6 +28,8 @@ class ActorBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     shards: int = 1
     config: dict[str, object] = {}
     """The effective configuration (config.Config as plain values)."""
+    is_background: bool = False
+    """It tidies up behind the others, at the lowest priority."""
     test_stop_points: str = ""
     """`name:n:action,…` for test builds (FH-6); empty in production."""
 

@@ -113,6 +113,8 @@ def _confine(boot: ActorBoot) -> None:
     settings = config.from_plain(boot.config)
     hardening.harden(may_profile=settings.profile.allow)
     hardening.name_process(boot.name)
+    if boot.is_background:
+        hardening.work_in_background()
     keep_freed_memory()
     faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)
     stop_points.configure(boot.test_stop_points)

@@ -2,7 +2,8 @@
 
 starting -> serving -> stopping -> stopped
 
-starting   shards first; when each serves or was given up, the gateway; then engine.json says: ready
+starting   shards first; when each serves or was given up, the gateway; then engine.json says: ready,
+           and who works in the background is started
 serving    the dead are replaced, the stuck are killed and replaced, rings come and go
 stopping   see drain.py; a second signal ends the waiting
 
@@ -50,7 +51,15 @@ from ringlog.supervision.run_dir import EngineInfo
 from ringlog.supervision.sockets import Desk, ShardLink
 from ringlog.supervision.spawn import SUPERVISOR_OOM_SCORE, child_environment
 from ringlog.supervision.topics import TopicsAtStart
-from ringlog.supervision.tree import GATEWAY, SUPERVISOR_SLOT, WAL_SHARD, ChildSpec, Tree, build_tree
+from ringlog.supervision.tree import (
+    BACKGROUND,
+    GATEWAY,
+    SUPERVISOR_SLOT,
+    WAL_SHARD,
+    ChildSpec,
+    Tree,
+    build_tree,
+)
 
 log = logging.getLogger("ringlog.supervision")
 
@@ -218,6 +227,7 @@ class Engine:
             shard=spec.shard,
             shards=self.config.wal.shards,
             config=self._plain,
+            is_background=spec.kind in BACKGROUND,
             test_stop_points=test_stop_points,
         )
 
@@ -237,6 +247,7 @@ class Engine:
             gateway_ipc=f"ipc://{ground.shm_dir}/{GATEWAY}.sock" if self.config.gateway.enabled else "",
             gateway_tcp=native.endpoint if is_tcp else "",
             public_key=public_key_of(native.curve_key_file) if is_tcp else "",
+            cold_dir=self.config.cold.dir,
         )
 
     # -- one turn -------------------------------------------------------------------------------------
@@ -344,6 +355,9 @@ class Engine:
         self._notifier.ready()
         took_ms = (self._clock.monotonic_ns() - self._started_ns) // NS_PER_MS
         say(log, logging.INFO, "engine ready", after_ms=took_ms, shm_dir=info.shm_dir)
+        for ward in self._children.wards:
+            if ward.spec.kind in BACKGROUND:
+                self._children.start(ward)
         if self._on_ready is not None:
             self._on_ready(info)
 
@@ -366,7 +380,7 @@ class Engine:
     def state(self) -> str:
         """starting, ready, degraded (a child that should serve does not) or draining."""
         if self.phase == Phase.SERVING:
-            return "ready" if all(ward.is_ready for ward in self._children.wards) else "degraded"
+            return "ready" if all(map(_does_its_part, self._children.wards)) else "degraded"
         return "starting" if self.phase == Phase.STARTING else "draining"
 
     # -- stop -----------------------------------------------------------------------------------------
@@ -393,3 +407,8 @@ class Engine:
         elif number == signal.SIGQUIT:
             faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
             self._children.send_ready(signal.SIGQUIT)
+
+
+def _does_its_part(ward: Ward) -> bool:
+    """It serves; or it works in the background, where a pause is nobody's, and was not given up."""
+    return ward.is_ready or (ward.spec.kind in BACKGROUND and not ward.given_up)

@@ -14,11 +14,18 @@ from ringlog.limits import PROCESSES_MAX
 
 WAL_SHARD = "wal_shard"
 GATEWAY = "gateway"
-KINDS = (WAL_SHARD, GATEWAY)
+COMPACTOR = "compactor"
+RECLAIMER = "reclaimer"
+RELOCATOR = "relocator"
+KINDS = (WAL_SHARD, GATEWAY, COMPACTOR, RECLAIMER, RELOCATOR)
 """Kinds of actor; the index is what the board's P.KIND holds."""
 
+BACKGROUND: tuple[str, ...] = ()
+"""Kinds that tidy up behind the others, at low priority. Nobody waits for them: while one is being
+replaced the engine serves as before."""
+
 SUPERVISOR_SLOT = 0
-"""The supervisor's own process slot; shard n has slot 1 + n, the gateway the one after the last shard."""
+"""The supervisor's own process slot; shard n has slot 1 + n, then come the other kinds in their order."""
 
 _STOP_FIRST = 0
 _STOP_LAST = 1
@@ -69,6 +76,11 @@ def shard_slot(shard: int) -> int:
     return SUPERVISOR_SLOT + 1 + shard
 
 
+def slot_of(kind: str, shards: int) -> int:
+    """Process slot of a child that is the only one of its kind; its own whether or not the others run."""
+    return shard_slot(shards) + KINDS.index(kind) - KINDS.index(GATEWAY)
+
+
 def build_tree(config: Config) -> Tree:
     """The tree this configuration asks for."""
     supervisor = config.supervisor
@@ -88,6 +100,14 @@ def build_tree(config: Config) -> Tree:
     shards = config.wal.shards
     children = [child(WAL_SHARD, f"{WAL_SHARD}-{n:02d}", shard_slot(n), _STOP_LAST, n) for n in range(shards)]
     if config.gateway.enabled:
-        children.append(child(GATEWAY, GATEWAY, shard_slot(shards), _STOP_FIRST))
+        children.append(child(GATEWAY, GATEWAY, slot_of(GATEWAY, shards), _STOP_FIRST))
+    # They ask the shards, who therefore stop behind them.
+    children += [child(kind, kind, slot_of(kind, shards), _STOP_FIRST) for kind in _background(config)]
     assert 1 + len(children) <= PROCESSES_MAX
     return Tree(tuple(children))
+
+
+def _background(config: Config) -> list[str]:
+    """Kinds of background children that this configuration asks for."""
+    has_cold = bool(config.cold.dir or config.cold.url)
+    return [kind for kind in BACKGROUND if config.storage.enabled and (kind != RELOCATOR or has_cold)]

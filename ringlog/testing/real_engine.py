@@ -31,6 +31,7 @@ from ringlog.envelope.messages import EngineStatus, EngineStatusReply
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import NotConnected, RequestTimeout, StartRefused, UsageError
 from ringlog.link.address import EngineInfo, read_engine, supervisor_socket
+from ringlog.supervision.tree import KINDS, WAL_SHARD, shard_slot, slot_of
 
 READY_S = 20.0
 STOP_S = 20.0
@@ -115,7 +116,7 @@ class TestEngine:
 
     def crash(self) -> None:
         """Kill every process of it at once, as a power cut does, disk cache apart. Then `start` it again."""
-        pids = [process.pid for process in self.status().processes]
+        pids = [process.pid for process in self.status().processes if process.pid]
         for pid in {self.pid, *pids}:
             _kill(pid)
         if self._process is not None:
@@ -124,7 +125,7 @@ class TestEngine:
             wait_until(lambda pid=pid: not _is_alive(pid), STOP_S, f"process {pid} to end")  # type: ignore[misc]
 
     def kill(self, kind: str, *, shard: int = 0) -> int:
-        """SIGKILL one process: "supervisor", "gateway" or "wal_shard" number `shard`; returns its pid.
+        """SIGKILL one process: "supervisor", "wal_shard" number `shard` or another kind; returns its pid.
 
         Returns once that process is gone; its successor may not be there yet (see `wait_ready`).
         """
@@ -159,9 +160,9 @@ class TestEngine:
     def pid_of(self, kind: str, shard: int = 0) -> int:
         """Pid of an actor now alive; waits for a successor that is being started."""
         info = self.info
-        slot = 1 + shard if kind == "wal_shard" else 1 + info.shards
-        if kind not in {"wal_shard", "gateway"} or (kind == "wal_shard" and shard >= info.shards):
+        if kind not in KINDS or (kind == WAL_SHARD and shard >= info.shards):
             raise UsageError("no such process", kind=kind, shard=shard, shards=info.shards)
+        slot = shard_slot(shard) if kind == WAL_SHARD else slot_of(kind, info.shards)
         found: list[int] = []
 
         def is_there() -> bool:
@@ -281,7 +282,7 @@ def wait_until(
 
 
 def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {"wal.shards": 1, "gateway.enabled": False}
+    flat: dict[str, Any] = {"wal.shards": 1, "gateway.enabled": False, "storage.enabled": False}
     for section, value in config.items():
         if isinstance(value, Mapping):
             flat |= {f"{section}.{key}": one for key, one in value.items()}

@@ -3,24 +3,52 @@
 from __future__ import annotations
 
 from ringlog.config import load_config
-from ringlog.supervision.tree import GATEWAY, SUPERVISOR_SLOT, WAL_SHARD, build_tree
+from ringlog.supervision.tree import (
+    BACKGROUND,
+    GATEWAY,
+    KINDS,
+    SUPERVISOR_SLOT,
+    WAL_SHARD,
+    build_tree,
+    slot_of,
+)
 
 
 def tree_of(**flags: str):
     return build_tree(load_config({k.replace("__", "."): v for k, v in flags.items()}, {}, "/nowhere").config)
 
 
-def test_shards_come_first_and_the_gateway_last_but_it_stops_first() -> None:
-    children = list(tree_of(wal__shards="2"))
+def test_shards_come_first_and_stop_last() -> None:
+    children = list(tree_of(wal__shards="2", storage__enabled="false"))
     assert [child.name for child in children] == ["wal_shard-00", "wal_shard-01", "gateway"]
     assert [child.shard for child in children] == [0, 1, -1]
-    assert min(children, key=lambda child: child.stop_order).kind == GATEWAY
+    everybody = list(tree_of(wal__shards="2", cold__dir="/cold"))
+    assert [child.kind for child in everybody] == [WAL_SHARD, WAL_SHARD, GATEWAY, *BACKGROUND]
+    shards = [child.stop_order for child in everybody if child.kind == WAL_SHARD]
+    assert max(child.stop_order for child in everybody if child.kind != WAL_SHARD) < min(shards)
 
 
 def test_every_child_has_a_slot_of_its_own_and_none_has_the_supervisors() -> None:
-    slots = [child.slot for child in tree_of(wal__shards="64")]
-    assert slots == list(range(1, 66))
+    slots = [child.slot for child in tree_of(wal__shards="64", cold__dir="/cold")]
+    assert len(set(slots)) == len(slots)
+    assert slots[:64] == list(range(1, 65))
     assert SUPERVISOR_SLOT not in slots
+
+
+def test_a_slot_stays_the_same_whoever_else_runs() -> None:
+    for flags in ({}, {"gateway__enabled": "false"}, {"cold__dir": "/cold"}):
+        for child in tree_of(wal__shards="2", **flags):
+            assert child.kind == WAL_SHARD or child.slot == slot_of(child.kind, 2)
+    assert len({slot_of(kind, 2) for kind in KINDS[1:]}) == len(KINDS) - 1
+
+
+def test_nobody_relocates_without_a_cold_place_and_nobody_works_in_the_background_of_a_disabled_storage():
+    """TI-1."""
+    assert "relocator" not in {child.kind for child in tree_of()}
+    assert {child.kind for child in tree_of(storage__enabled="false", cold__dir="/cold")} == {
+        WAL_SHARD,
+        GATEWAY,
+    }
 
 
 def test_a_disabled_gateway_is_not_in_the_tree() -> None:
@@ -30,7 +58,7 @@ def test_a_disabled_gateway_is_not_in_the_tree() -> None:
 def test_the_tree_prints_as_an_indented_list() -> None:
     lines = str(tree_of(wal__shards="2", supervisor__restart_max="7")).splitlines()
     assert lines[0] == "supervisor"
-    assert [line.split()[0] for line in lines[1:]] == ["wal_shard-00", "wal_shard-01", "gateway"]
+    assert [line.split()[0] for line in lines[1:4]] == ["wal_shard-00", "wal_shard-01", "gateway"]
     assert all(line.startswith("  ") and "restarts <= 7 in 60 s" in line for line in lines[1:])
 
 

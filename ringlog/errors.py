@@ -14,7 +14,9 @@ RinglogError                      code, detail, retriable, outcome
 │  ├─ InvalidRequest  BatchTooLarge  RecordTooLarge  Unauthorized  Forbidden
 │  ├─ TopicNotFound  TopicIncompatible  TopicNotEmpty  StaleEpoch
 │  ├─ PayloadTooLarge  TopicFull  Throttled
-│  └─ Internal  NotReady  ShuttingDown
+│  ├─ Internal  ShuttingDown
+│  └─ NotReady
+│     └─ ColdUnavailable          the cold tier does not answer; nothing is lost
 ├─ CorruptData                    stored bytes fail their checksum; says which
 ├─ FrameInvalid                   bytes are not a frame; says why and where
 ├─ RingError                      a ring's shared words make no sense, or it was closed
@@ -223,6 +225,16 @@ class NotReady(Refused):
 
     code, status, http = "not_ready", Status.NOT_READY, 503
     retriable = True
+
+
+class ColdUnavailable(NotReady):
+    """The cold tier's store did not answer or could not do it (TI-10); nothing is known to be lost.
+
+    On the wire it is `not_ready` with `reason: "cold_unavailable"`.
+    """
+
+    def __init__(self, message: str, *, outcome: Outcome = "not_applied", **detail: Any) -> None:
+        super().__init__(message, outcome=outcome, **{"reason": "cold_unavailable", **detail})
 
 
 class ShuttingDown(Refused):

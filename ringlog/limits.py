@@ -75,6 +75,27 @@ CHECKPOINT_ROWS_PER_REPLY = 512
 DELETED_PER_LOCATE_BYTES = 256 * KIB
 """Bitmap of deleted numbers in one answer; a reader beyond it asks again."""
 
+# -- cold tier. A request beyond the queue is answered Throttled; hot reads never pass here ----------------
+COLD_RETRIES_MAX = 3
+"""Repetitions of one request to an object store, within its timeout."""
+COLD_READ_THREADS = 8
+"""Fetches at the same time: one that is slow holds up no other as long as not all of them are."""
+COLD_READS_QUEUED_MAX = 256
+COLD_BLOCK_BYTES = 256 * KIB
+"""Unit of the cache of cold bytes; a fetch is widened to whole blocks."""
+MOVE_BACKOFF_S_MAX = 300.0
+"""Longest pause before a relocation is tried again."""
+
+# -- reclaiming -------------------------------------------------------------------------------------------
+PACKS_MAX = 8
+"""Shared segments of a shard before they are merged: reading a small topic looks into each of them."""
+SMALL_SEGMENTS_MAX = 8
+"""Segments of one topic below a quarter of segment_bytes before they are merged."""
+SCRUB_FINDINGS_MAX = 1_000
+"""Findings one report names; more are counted."""
+DISK_LOOK_S = 1.0
+"""How often the free space of the data directory is looked at, and the word that says so."""
+
 # -- topics --------------------------------------------------------------------------------------------
 TOPICS_MAX_DEFAULT = 100_000
 PRODUCERS_PER_TOPIC_MAX = 65_536

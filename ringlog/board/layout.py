@@ -136,6 +136,34 @@ class P(IntEnum):
     RECOVERED_FRAMES = 37
     VOLATILE_BYTES = 38
     EVICTED = 39
+    DISK_LOW = 40
+    """Reclaimer: 1 while the data directory's device has less free than data.min_free_bytes; shards look."""
+    DISK_FREE = 41
+    SCRUB_BYTES = 42
+    """Reclaimer: bytes verified by the scrub so far."""
+    SCRUB_LEFT = 43
+    """Reclaimer: bytes to go in the present pass of the scrub."""
+    SCRUB_PASS_S = 44
+    """Reclaimer: seconds a whole pass takes at the configured pace."""
+    SCRUB_PASSES = 45
+    FINDINGS = 46
+    """Damage found at rest, each time it is met."""
+    QUARANTINED = 47
+    """Segments left alone at present because a part of them is damaged."""
+    HEALED = 48
+    SEGMENTS_DROPPED = 49
+    SEGMENTS_REWRITTEN = 50
+    RECLAIMED_BYTES = 51
+    MOVED = 52
+    """Relocator: segments whose data part went to the cold tier."""
+    MOVED_BYTES = 53
+    MOVES_DUE = 54
+    """Relocator: segments that are to go and have not yet."""
+    MOVES_FAILED = 55
+    COLD_READS = 56
+    COLD_HITS = 57
+    """Relocator: cold reads answered from memory."""
+    COLD_FAILED = 58
 
 
 class ProcessState(IntEnum):

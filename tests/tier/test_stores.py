@@ -1,0 +1,263 @@
+"""Both kinds of cold store keep what the engine relies on (TI-3, TI-6, TI-10, TI-12, RD-22)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+
+from ringlog.config import Cold
+from ringlog.errors import ColdUnavailable, ConfigError, CorruptData, DiskError, NotReady
+from ringlog.storage.disk import RealDisk
+from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
+from ringlog.tier.local import LocalStore
+from ringlog.tier.objects import SINGLE_PUT_BYTES_MAX, ObjectStore
+from ringlog.tier.opening import open_store
+from ringlog.tier.store import ColdMissing, SegmentStore, digest_of, object_pieces, verify_object
+
+PACK = "packs/pack-0001000000000001"
+OWN = "topics/00000000000000ff/seg-00000000000000000001-0001000000000002"
+
+
+@pytest.fixture(params=["directory", "objects"])
+def store(request, tmp_path) -> SegmentStore:
+    if request.param == "directory":
+        (tmp_path / "cold").mkdir()
+        return LocalStore(RealDisk(), str(tmp_path / "cold"))
+    options = request.getfixturevalue("s3")
+    return ObjectStore(RealDisk(), f"s3://cold/{tmp_path.name}", timeout_s=10, **options)
+
+
+@pytest.fixture
+def source(tmp_path):
+    def make(data: bytes, name: str = "source") -> str:
+        path = tmp_path / name
+        path.write_bytes(data)
+        path.chmod(0o600)
+        return str(path)
+
+    return make
+
+
+def test_what_was_put_is_read_back_whole_and_in_ranges(store, source):
+    """TI-12: same name, same bytes."""
+    data = os.urandom(100_000)
+    digest = store.put(f"{PACK}.data", source(data))
+    assert digest == digest_of([data])
+    assert store.size(f"{PACK}.data") == len(data)
+    assert store.get_range(f"{PACK}.data", 4_096, 70_000) == data[4_096:70_000]
+    assert store.get_range(f"{PACK}.data", 99_000, 200_000) == data[99_000:]
+    assert store.get_range(f"{PACK}.data", 100_000, 200_000) == b""
+    assert b"".join(object_pieces(store, f"{PACK}.data", 30_000)) == data
+    verify_object(store, f"{PACK}.data", digest)
+
+
+def test_an_empty_file_is_an_object_too(store, source):
+    digest = store.put(f"{PACK}.tags", source(b""))
+    verify_object(store, f"{PACK}.tags", digest)
+    assert store.size(f"{PACK}.tags") == 0
+
+
+def test_a_large_file_goes_in_parts(store, source):
+    data = os.urandom(SINGLE_PUT_BYTES_MAX) + b"tail"
+    digest = store.put(f"{OWN}.data", source(data))
+    assert digest == digest_of([data])
+    verify_object(store, f"{OWN}.data", digest)
+
+
+def test_putting_again_replaces(store, source):
+    """TI-6: what an interrupted move left is overwritten."""
+    store.put(f"{PACK}.del", source(b"old", "a"))
+    verify_object(store, f"{PACK}.del", store.put(f"{PACK}.del", source(b"newer", "b")))
+    assert store.get_range(f"{PACK}.del", 0, 10) == b"newer"
+
+
+def test_deleting_twice_is_success(store, source):
+    """RC-4: absence is success."""
+    store.put(f"{PACK}.data", source(b"x"))
+    store.delete(f"{PACK}.data")
+    store.delete(f"{PACK}.data")
+    assert not store.exists(f"{PACK}.data")
+
+
+def test_what_is_not_there_is_missing_and_not_unavailable(store):
+    for ask in (
+        lambda: store.size(f"{PACK}.data"),
+        lambda: store.get_range(f"{PACK}.data", 0, 10),
+    ):
+        with pytest.raises(ColdMissing):
+            ask()
+    assert not store.exists(f"{PACK}.data")
+
+
+def test_the_names_in_a_folder_are_listed(store, source):
+    for name in (f"{PACK}.data", f"{PACK}.idx", f"{OWN}.data"):
+        store.put(name, source(b"x"))
+    assert sorted(store.list("packs")) == [f"{PACK}.data", f"{PACK}.idx"]
+    assert sorted(store.list("topics")) == [f"{OWN}.data"]
+    assert list(store.list("else")) == []
+
+
+def test_a_source_that_cannot_be_read_is_an_error_of_our_disk(store, tmp_path):
+    with pytest.raises(DiskError):
+        store.put(f"{PACK}.data", str(tmp_path / "absent"))
+    assert not store.exists(f"{PACK}.data")
+
+
+def test_other_bytes_another_size_and_a_lost_object_are_found_when_read_back(store, source):
+    """RD-22, FX-82: a store that lies about what it took is found out before the source may go."""
+    digest = store.put(f"{PACK}.data", source(b"a" * 5_000, "a"))
+    store.put(f"{PACK}.data", source(b"a" * 4_999 + b"b", "b"))
+    with pytest.raises(CorruptData, match="does not hold"):
+        verify_object(store, f"{PACK}.data", digest)
+    store.put(f"{PACK}.data", source(b"a" * 4_000, "c"))
+    with pytest.raises(CorruptData, match="another size"):
+        verify_object(store, f"{PACK}.data", digest)
+    store.delete(f"{PACK}.data")
+    with pytest.raises(CorruptData, match="gone"):
+        verify_object(store, f"{PACK}.data", digest)
+
+
+# -- a directory ----------------------------------------------------------------------------------------
+
+
+def local(disk) -> LocalStore:
+    return LocalStore(disk, "/cold")
+
+
+def prepared(data: bytes = b"d" * 10_000) -> SimulatedDisk:
+    disk = SimulatedDisk("/data", "/cold")
+    fd = disk.create("/data/source")
+    disk.write_at(fd, [data], 0)
+    disk.sync_file(fd)
+    disk.close(fd)
+    disk.sync_dir("/data")
+    return disk
+
+
+def test_a_put_that_dies_or_loses_power_anywhere_leaves_all_or_nothing():
+    """FX-80, CP-52: no final name without every byte."""
+    counting = FaultyDisk(prepared())
+    digest = local(counting).put(f"{PACK}.data", "/data/source")
+    for nth in range(1, counting.calls["any"] + 1):
+        base = prepared()
+        with pytest.raises(Halted):
+            local(FaultyDisk(base, Fault("any", nth, "halt"))).put(f"{PACK}.data", "/data/source")
+        for seed in range(3):
+            after = base.copy()
+            after.power_loss(seed)
+            store = local(after)
+            if store.exists(f"{PACK}.data"):
+                verify_object(store, f"{PACK}.data", digest)
+            store.put(f"{PACK}.data", "/data/source")
+            verify_object(store, f"{PACK}.data", digest)
+
+
+@pytest.mark.parametrize("op", ["write", "full_sync", "rename", "dir_sync", "make_dir"])
+@pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
+def test_a_cold_disk_that_fails_is_unavailable_and_a_second_try_succeeds(op, kind):
+    """FX-78, FX-79: nothing partial has authority."""
+    disk = FaultyDisk(prepared(), Fault(op, 1, kind))
+    with pytest.raises(ColdUnavailable) as caught:
+        local(disk).put(f"{PACK}.data", "/data/source")
+    assert caught.value.detail["reason"] == "cold_unavailable"
+    verify_object(local(disk), f"{PACK}.data", local(disk).put(f"{PACK}.data", "/data/source"))
+
+
+def test_a_stale_handle_is_opened_anew():
+    """FX-84: retried by path."""
+    disk = FaultyDisk(prepared())
+    local(disk).put(f"{PACK}.data", "/data/source")
+    disk.plan = [Fault("read", disk.calls["read"] + 1, "ESTALE")]
+    assert local(disk).get_range(f"{PACK}.data", 0, 3) == b"ddd"
+    disk.plan = [Fault("read", disk.calls["read"] + 1, "ESTALE", always=True)]
+    with pytest.raises(ColdUnavailable):
+        local(disk).get_range(f"{PACK}.data", 0, 3)
+
+
+def test_a_directory_that_is_not_mounted_is_unavailable_and_is_not_made(tmp_path, source):
+    """TI-10: an absent store is never taken for a store that lost everything."""
+    store = LocalStore(RealDisk(), str(tmp_path / "absent"))
+    for ask in (
+        lambda: store.put(f"{PACK}.data", source(b"x")),
+        lambda: store.get_range(f"{PACK}.data", 0, 1),
+        lambda: store.exists(f"{PACK}.data"),
+        lambda: store.delete(f"{PACK}.data"),
+        lambda: list(store.list("packs")),
+    ):
+        with pytest.raises(ColdUnavailable):
+            ask()
+    assert not (tmp_path / "absent").exists()
+
+
+def test_names_that_are_not_ours_are_passed_over_when_listing(tmp_path, source):
+    """ST-5."""
+    (tmp_path / "cold").mkdir()
+    store = LocalStore(RealDisk(), str(tmp_path / "cold"))
+    store.put(f"{PACK}.data", source(b"x"))
+    (tmp_path / "cold" / "packs" / "README").write_text("not ours")
+    (tmp_path / "cold" / "packs" / "pack-1.data.tmp").write_text("left over")
+    assert list(store.list("packs")) == [f"{PACK}.data"]
+
+
+# -- an object store ------------------------------------------------------------------------------------
+
+
+def test_an_object_store_that_nobody_serves_is_unavailable(tmp_path, s3, source):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    options = {**s3, "endpoint": f"http://127.0.0.1:{port}"}
+    store = ObjectStore(RealDisk(), "s3://cold/x", timeout_s=0.5, **options)
+    with pytest.raises(ColdUnavailable) as caught:
+        store.size(f"{PACK}.data")
+    assert isinstance(caught.value, NotReady)
+    assert caught.value.detail["reason"] == "cold_unavailable"
+
+
+def test_an_object_store_that_says_nothing_is_given_up(s3, source):
+    """Every call has a timeout."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(8)
+        held: list[socket.socket] = []
+
+        def accept() -> None:
+            try:
+                while True:
+                    held.append(silent.accept()[0])
+            except OSError:
+                return
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        options = {**s3, "endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        store = ObjectStore(RealDisk(), "s3://cold/x", timeout_s=0.3, **options)
+        with pytest.raises(ColdUnavailable):
+            store.get_range(f"{PACK}.data", 0, 10)
+        with pytest.raises(ColdUnavailable):
+            store.put(f"{PACK}.data", source(b"x" * 100))
+        silent.shutdown(socket.SHUT_RDWR)
+    thread.join(5)
+    for connection in held:
+        connection.close()
+
+
+# -- which store ----------------------------------------------------------------------------------------
+
+
+def test_the_settings_name_one_store_or_none(tmp_path):
+    """TI-1."""
+    assert open_store(Cold(), RealDisk()) is None
+    assert isinstance(open_store(Cold(dir=str(tmp_path)), RealDisk()), LocalStore)
+    with pytest.raises(ConfigError, match="one of them"):
+        open_store(Cold(dir=str(tmp_path), url="s3://a/b"), RealDisk())
+
+
+def test_a_url_that_is_none_says_so():
+    pytest.importorskip("obstore")
+    for url in ("nonsense", "ftp://host/x"):
+        with pytest.raises(ConfigError, match=r"cold\.url"):
+            open_store(Cold(url=url), RealDisk())

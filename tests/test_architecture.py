@@ -39,6 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "segment": {"base", "frame", "storage.disk", "storage.layout", "segment"},
     # Places, sizes, times and tags of one topic's records, wherever they lie.
     "storage.ledger": {"base", "frame", "storage", "storage.reader", "segment", "board"},
+    # Where cold segments lie; the only caller of the package `obstore`.
+    "tier": {"base", "storage.disk", "storage.layout", "tier"},
     "storage.snapshot": {"base", "storage", "segment"},
     "topic": {"base", "frame", "topic", *PURE_STORAGE},
     # Which segments a shard has, told as messages tell it.

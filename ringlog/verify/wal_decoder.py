@@ -158,7 +158,7 @@ def mark_of(seen: Seen) -> Mark:
     numbers, settled, damaged = body[:6], body[6], body[7] if len(body) > _MARK_FIELDS else []
     if not all(isinstance(number, int) for number in [*numbers, *damaged]):
         raise VerifyError("a mark whose fields are no numbers")
-    return Mark(seen.offset, *numbers, settled, damaged)
+    return Mark._make([seen.offset, *numbers, settled, damaged])
 
 
 def verify_wal(path: str, data: bytes, *, is_deep: bool = False) -> FileReport:
@@ -181,6 +181,7 @@ def verify_wal(path: str, data: bytes, *, is_deep: bool = False) -> FileReport:
         "last_seal": walk.last_seal,
         "reason": walk.reason or ("bytes behind the last frame" if any(data[walk.stop :]) else ""),
         "durable": max([walk.durable, *(mark.durable_stop for mark in behind)]),
+        "ends": {mark.offset: mark.prev_seal for mark in walk.marks} | {walk.stop: walk.last_seal},
         "groups": len(walk.marks),
         "copied": [mark._asdict() for mark in walk.marks[:2] if mark.flags & _COPIED],
     }

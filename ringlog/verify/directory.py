@@ -1,0 +1,182 @@
+"""Verify a data directory while no engine runs there: every file, every byte, every cross-reference.
+
+Files are read in parallel, each by the second decoder. Then what they say is put together: the order of
+the log, which segments there must be, and for each topic whether every number is accounted for.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from ringlog.errors import UsageError
+from ringlog.verify.findings import DAMAGE, FileReport, Finding
+from ringlog.verify.log_order import judge_log
+from ringlog.verify.segment_decoder import verify_segment
+from ringlog.verify.snapshot_decoder import snapshots_in_force, verify_snapshot
+from ringlog.verify.story import Stories, Summary
+from ringlog.verify.wal_decoder import verify_wal
+
+_WAL = re.compile(r"^wal/shard-\d+/wal-\d+-\d+\.log$")
+_DATA = re.compile(r"^(topics/[0-9a-f]{16}/seg-\d{20}-[0-9a-f]{16}|packs/pack-[0-9a-f]{16})\.(data|idx)$")
+_SNAPSHOT = re.compile(r"^meta/snapshot-\d+\.\d+$")
+_OURS = ("wal", "topics", "packs", "meta")
+FEW_FILES = 2
+"""Not worth the start of further processes."""
+
+
+@dataclass(slots=True)
+class Verification:
+    """What was found in a data directory."""
+
+    files: list[FileReport] = field(default_factory=list)
+    topics: list[Summary] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    """All of them, damage first."""
+    stories: Stories = field(default_factory=Stories)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Is anything wrong?"""
+        return any(finding.severity == DAMAGE for finding in self.findings)
+
+
+def verify_directory(
+    data_dir: str, *, is_deep: bool = False, jobs: int = 0, cold_dir: str = ""
+) -> Verification:
+    """Verify everything below `data_dir`; the cold tier too when it is a directory and named.
+
+    `is_deep` looks into every record, not only at checksums. Raises UsageError when there is no data.
+    """
+    root = Path(data_dir)
+    if not (root / "wal").is_dir() and not (root / "meta").is_dir():
+        raise UsageError("not a data directory: it has no wal/ and no meta/", path=data_dir)
+    found = Verification()
+    found.files = _read_all(root, paths_in(root), is_deep, jobs or len(os.sched_getaffinity(0)), cold_dir)
+    _put_together(found)
+    order = {DAMAGE: 0}
+    found.findings = sorted(
+        (finding for report in found.files for finding in report.findings),
+        key=lambda finding: (order.get(finding.severity, 1), finding.path, finding.offset),
+    )
+    return found
+
+
+def paths_in(root: Path) -> list[str]:
+    """Files that hold data, relative to the data directory, the largest first. A segment is named by stem."""
+    sizes: dict[str, int] = {}
+    for top in _OURS:
+        for directory, _, names in os.walk(root / top):
+            for name in names:
+                path = os.path.relpath(os.path.join(directory, name), root)
+                unit = _unit(path)
+                if unit:
+                    sizes[unit] = max(sizes.get(unit, 0), os.stat(os.path.join(directory, name)).st_size)
+    return sorted(sizes, key=lambda path: -sizes[path])
+
+
+def _unit(path: str) -> str:
+    """What a path is verified as; empty for what holds no data."""
+    segment = _DATA.match(path)
+    if segment:
+        return segment[1]
+    return path if _WAL.match(path) or _SNAPSHOT.match(path) else ""
+
+
+def _read_all(root: Path, paths: Sequence[str], is_deep: bool, jobs: int, cold_dir: str) -> list[FileReport]:
+    one = partial(verify_path, str(root), is_deep=is_deep, cold_dir=cold_dir)
+    if jobs < 2 or len(paths) <= FEW_FILES:
+        return [one(path) for path in paths]
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(one, paths, chunksize=1))
+
+
+def verify_path(root: str, path: str, *, is_deep: bool = False, cold_dir: str = "") -> FileReport:
+    """Verify one file, or one segment named by its stem, below a data directory."""
+    try:
+        if _WAL.match(path):
+            report = verify_wal(path, _bytes_of(root, path), is_deep=is_deep)
+            _check_name(report)
+        elif _SNAPSHOT.match(path):
+            report = verify_snapshot(path, _bytes_of(root, path))
+        else:
+            report = verify_segment(root, path, is_deep=is_deep, cold_dir=cold_dir)
+    except OSError as e:
+        report = FileReport(path, "unreadable")
+        report.damage(f"cannot be read: {e.strerror}")
+    return report
+
+
+def _bytes_of(root: str, path: str) -> bytes:
+    return (Path(root) / path).read_bytes()
+
+
+def _check_name(report: FileReport) -> None:
+    """A WAL file must lie where its header says."""
+    if "incarnation" not in report.header:
+        return
+    header = report.header
+    expected = f"wal/shard-{header['shard']:02d}/wal-{header['incarnation']}-{header['n']}.log"
+    if report.path != expected:
+        report.damage(f"lies under another file's name: its header says {expected}")
+
+
+def _put_together(found: Verification) -> None:
+    snapshots = snapshots_in_force([report for report in found.files if report.kind == "snapshot"])
+    absorbed = {file_id for report in snapshots for file_id in report.more["absorbed"]}
+    in_force = judge_log(found.files, absorbed)
+    segments = [report for report in found.files if report.kind == "segment"]
+    _check_identity(found.files)
+    _check_listed(snapshots, segments)
+    for report in snapshots:
+        for topic in report.more["topics"]:
+            found.stories.begin(topic)
+    for report in in_force:
+        for wrong in found.stories.tell(report.facts):
+            report.damage(wrong)
+    for report in [*in_force, *segments]:
+        found.stories.hold(report)
+    found.topics = list(found.stories.summaries())
+    unreadable = [report.path for report in found.files if report.is_damaged]
+    whole = FileReport(".", "directory")
+    for left in found.stories.unknown():
+        text = f"records of topic {left.topic_id:x}, epoch {left.epoch}, which nobody made"
+        whole.remark(f"{text}: it was removed, and its segments were not yet") if snapshots else whole.damage(
+            text
+        )
+    for topic in found.topics:
+        for first, last in topic.gaps:
+            whole.damage(f"records {first}..{last} of {topic.topic} are nowhere" + _because(unreadable))
+    found.files.append(whole)
+
+
+def _because(unreadable: Sequence[str]) -> str:
+    return f" (perhaps in {', '.join(unreadable[:3])})" if unreadable else ""
+
+
+def _check_identity(reports: Sequence[FileReport]) -> None:
+    """All files belong to one data directory."""
+    owners: dict[str, list[FileReport]] = {}
+    for report in reports:
+        if "engine_id" in report.header:
+            owners.setdefault(report.header["engine_id"], []).append(report)
+    most = max(owners, key=lambda owner: len(owners[owner]), default="")
+    for owner, theirs in owners.items():
+        for report in theirs if owner != most else ():
+            report.damage("belongs to another data directory")
+
+
+def _check_listed(snapshots: Sequence[FileReport], segments: Sequence[FileReport]) -> None:
+    """Segments that a snapshot lists are there, or newer ones hold what they held."""
+    there = {report.path for report in segments}
+    newest = max((report.more["number"] for report in segments), default=0)
+    for report in snapshots:
+        for stem, number in report.more["segments"]:
+            if stem not in there and number >= newest:
+                report.damage(f"segment {stem} is missing")

@@ -1,0 +1,101 @@
+"""How the WAL files of a directory hang together: which are in force, where each ends, what is missing.
+
+Later files say where earlier ones ended (docs/format.md, Marks). So a file's end is judged by what its
+own marks, the next file's header and the next incarnations' first marks say of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ringlog.verify.findings import FileReport
+from ringlog.verify.wal_decoder import HEADER_BYTES
+
+Claims = dict[int, list[tuple[int, int, int]]]
+"""file -> (shards, shard, stop): that shard of so many says where the file ends for its topics."""
+
+
+def in_order(reports: Sequence[FileReport]) -> list[FileReport]:
+    """Used WAL files in the order of their replay."""
+    used = [report for report in reports if report.kind == "wal" and report.more.get("file_id")]
+    return sorted(used, key=lambda report: int(report.more["file_id"]))
+
+
+def judge_log(reports: Sequence[FileReport], absorbed: Collection[int] = ()) -> list[FileReport]:
+    """Add to each file's report what the others say of it; returns those in force, in order.
+
+    `absorbed`: files a snapshot covers, which may be gone.
+    """
+    ordered = in_order(reports)
+    by_id = {int(report.more["file_id"]): report for report in ordered}
+    claims, damaged = _claims(ordered)
+    serving = _serving(ordered, claims)
+    for report in ordered:
+        if report.header["incarnation"] not in serving:
+            report.remark("passed over: its incarnation did not get through its recovery")
+    in_force = [report for report in ordered if report.header["incarnation"] in serving]
+    for report in in_force:
+        _judge_predecessor(report, by_id, absorbed, damaged)
+    for report in in_force:
+        _judge_end(report, claims.get(report.more["file_id"], []), damaged)
+    return in_force
+
+
+def _claims(ordered: Sequence[FileReport]) -> tuple[Claims, set[int]]:
+    claims: Claims = {}
+    damaged: set[int] = set()
+    for report in ordered:
+        for mark in report.more["copied"]:
+            damaged.update(mark["damaged"])
+            for file_id, stop in mark["settled"]:
+                said = (report.header["shards"], report.header["shard"], stop)
+                claims.setdefault(file_id, []).append(said)
+    return claims, damaged
+
+
+def _serving(ordered: Sequence[FileReport], claims: Claims) -> set[int]:
+    """Incarnations that served: they say so themselves, or a later one settled a file of theirs."""
+    return {
+        report.header["incarnation"]
+        for report in ordered
+        if report.more["copied"] or report.more["file_id"] in claims
+    }
+
+
+def _judge_predecessor(
+    report: FileReport, by_id: dict[int, FileReport], absorbed: Collection[int], damaged: set[int]
+) -> None:
+    """Is the file before this one there, with the bytes this one saw?"""
+    file_id, stop, seal = report.more["prev"]
+    before = by_id.get(file_id)
+    if not file_id or stop <= HEADER_BYTES:
+        return
+    if before is None:
+        if file_id not in absorbed and file_id not in damaged:
+            report.damage(f"the WAL file before this one is missing: {named(file_id)}, {stop} bytes")
+        return
+    before.more["durable"] = max(before.more["durable"], stop)
+    found = before.more["ends"].get(stop)
+    if before.more["stop"] >= stop and found is not None and found != seal:
+        report.damage(f"{before.path} does not end at {stop} with the frame that this file saw there")
+
+
+def _judge_end(report: FileReport, said: list[tuple[int, int, int]], damaged: set[int]) -> None:
+    more = report.more
+    own = (report.header["shards"], report.header["shard"])
+    limits = [stop for shards, shard, stop in said if (shards, shard) == own]
+    more["limit"] = max(limits, default=0)
+    if more["file_id"] in damaged:
+        report.remark("was cut at damage by an earlier start; what was lost is announced", more["stop"])
+        return
+    needed = more["limit"] or more["durable"]
+    if more["stop"] < needed:
+        reason = more["reason"] or "frames end"
+        report.damage(f"{reason}, but bytes up to {needed} were durable", more["stop"])
+    elif more["reason"] and not more["limit"]:
+        report.remark(f"torn end, never acknowledged: {more['reason']}", more["stop"])
+
+
+def named(file_id: int) -> str:
+    """Name of a WAL file by its number."""
+    return f"wal-{file_id >> 24}-{file_id & 0xFFFFFF}.log"

@@ -1,0 +1,124 @@
+"""The second reader of snapshots, written from docs/format.md alone (RD-25)."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+import xxhash
+from pyroaring import BitMap64
+
+from ringlog.verify.findings import FileReport, Range
+from ringlog.verify.frame_decoder import VerifyError
+
+HEADER_BYTES = 96
+_HEADER = struct.Struct("<8sIIIIQQQQQQQQ")
+_NAME = re.compile(r"snapshot-(\d+)\.(\d+)$")
+_ROW_FIELDS = 19
+
+
+class TopicRow(NamedTuple):
+    """What a snapshot says of one topic, as far as it can be checked without the engine."""
+
+    topic_id: int
+    epoch: int
+    name: str
+    durability: str
+    head: int
+    live: int
+    """Live records."""
+    floor: int
+    dead: bytes
+    lost: list[Range]
+
+
+def verify_snapshot(path: str, data: bytes) -> FileReport:
+    """Everything that can be said of one snapshot by itself."""
+    report = FileReport(path, "snapshot", bytes=len(data))
+    report.more = {"is_valid": False, "topics": [], "absorbed": [], "segments": []}
+    try:
+        facts, rows = _read(report, data)
+        report.more["topics"] = [row_of(topic_id, row) for topic_id, row in rows]
+        report.more["absorbed"], report.more["segments"] = facts_in(facts)
+        report.more["is_valid"] = True
+    except VerifyError as e:
+        report.damage(e.message)
+    return report
+
+
+def _read(report: FileReport, data: bytes) -> tuple[bytes, list[tuple[int, bytes]]]:
+    if len(data) < HEADER_BYTES or data[:8] != b"RLSNAP1\0":
+        raise VerifyError("not a snapshot")
+    (_, version, shard, shards, _, number, incarnation, created, body_bytes, facts_bytes, topics, rows_bytes,
+     body_xxh3) = _HEADER.unpack_from(data)  # fmt: skip
+    (header_xxh3,) = struct.unpack_from("<Q", data, HEADER_BYTES - 8)
+    if xxhash.xxh3_64_intdigest(data[: HEADER_BYTES - 8]) != header_xxh3:
+        raise VerifyError("snapshot header checksum")
+    if version != 1:
+        raise VerifyError("unknown snapshot version", version=version)
+    report.header = {
+        "shard": shard, "shards": shards, "number": number, "incarnation": incarnation, "created_us": created,
+        "topics": topics, "facts_bytes": facts_bytes, "rows_bytes": rows_bytes,
+    }  # fmt: skip
+    name = _NAME.search(report.path)
+    if name is None or (int(name[1]), int(name[2])) != (shard, number):
+        raise VerifyError("snapshot lies under another one's name")
+    table = HEADER_BYTES + (facts_bytes + 7) // 8 * 8
+    rows_at = table + 8 * (2 * topics + 1)
+    if len(data) != HEADER_BYTES + body_bytes or rows_at + rows_bytes != len(data):
+        raise VerifyError("snapshot has another size than its header says")
+    if xxhash.xxh3_64_intdigest(data[HEADER_BYTES:]) != body_xxh3:
+        raise VerifyError("snapshot body checksum")
+    ids = struct.unpack_from(f"<{topics}Q", data, table)
+    starts = struct.unpack_from(f"<{topics + 1}Q", data, table + 8 * topics)
+    if sorted(set(ids)) != list(ids) or sorted(starts) != list(starts) or starts[-1] != rows_bytes:
+        raise VerifyError("the table of the snapshot makes no sense")
+    bounds = zip(ids, starts, starts[1:], strict=False)
+    rows = [(topic_id, data[rows_at + start : rows_at + stop]) for topic_id, start, stop in bounds]
+    return data[HEADER_BYTES : HEADER_BYTES + facts_bytes], rows
+
+
+def row_of(topic_id: int, data: bytes) -> TopicRow:
+    """Decode one topic's row; raises VerifyError."""
+    row = _unpacked(data)
+    try:
+        _, epoch, name, config, head, _, count, *rest = row
+        floors, dead, lost = rest[3:7], rest[10], rest[11]
+        pairs = list(zip(lost[::2], lost[1::2], strict=True))
+        if dead:
+            BitMap64.deserialize(dead)
+        return TopicRow(topic_id, epoch, name, config["durability"], head, count, max(floors), dead, pairs)
+    except (ValueError, TypeError, KeyError, IndexError) as e:
+        raise VerifyError("a topic's row makes no sense", topic_id=topic_id, reason=str(e)) from None
+
+
+def facts_in(data: bytes) -> tuple[list[int], list[tuple[str, int]]]:
+    """(files of the log this snapshot covers, (stem, number) of segments it lists); raises VerifyError."""
+    facts = _unpacked(data) if data else {}
+    try:
+        absorbed = [int(each) for each in facts.get("absorbed", [])]
+        segments = [(str(each[1]), int(each[0])) for each in facts.get("segments", [])]
+    except (AttributeError, ValueError, TypeError, IndexError) as e:
+        raise VerifyError("the facts of a snapshot make no sense", reason=str(e)) from None
+    return absorbed, segments
+
+
+def _unpacked(data: bytes) -> Any:
+    try:
+        return msgpack.unpackb(data, raw=False, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException) as e:
+        raise VerifyError("a row of the snapshot is no MessagePack value", reason=str(e)) from None
+
+
+def snapshots_in_force(reports: Sequence[FileReport]) -> list[FileReport]:
+    """Of each shard the newest valid one."""
+    newest: dict[int, FileReport] = {}
+    for report in reports:
+        if report.more["is_valid"]:
+            shard = report.header["shard"]
+            if shard not in newest or newest[shard].header["number"] < report.header["number"]:
+                newest[shard] = report
+    return [newest[shard] for shard in sorted(newest)]

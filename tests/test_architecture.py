@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "storage": {"base", "frame", "storage"},
     "storage.reader": {"base", "frame", "storage", "segment", "board"},
     # Segment files: written by the compactor and the reclaimer, read by everybody who reads.
-    "segment": {"base", "frame", "storage.disk", "storage.layout", "segment"},
+    "segment": {"base", "frame", "envelope", "storage.disk", "storage.layout", "segment"},
     # Places, sizes, times and tags of one topic's records, wherever they lie.
     "storage.ledger": {"base", "frame", "storage", "storage.reader", "segment", "board"},
     # Where cold segments lie; the only caller of the package `obstore`.

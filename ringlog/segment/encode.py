@@ -1,0 +1,257 @@
+"""Stretches of blocks to one sealed frame. Pure.
+
+Values are copied once, from where they lie into the body's pieces: at one stroke where they follow one
+another or are equally long and equally far apart, else by slicing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ringlog.frame import layout
+from ringlog.frame.compress import compress
+from ringlog.frame.header import Header, pack_header
+from ringlog.frame.layout import Column, FrameType
+from ringlog.segment.records import Block, Values, absent
+from ringlog.types import Codec
+
+I64 = NDArray[np.int64]
+_ZEROS = bytes(8)
+_SPREAD_MAX = 8
+"""Copy the whole stretch to slice values from it, unless it is so many times larger than they are."""
+
+
+class Stretch(NamedTuple):
+    """Records [start, stop) of a block."""
+
+    block: Block
+    start: int
+    stop: int
+
+    @property
+    def first_seq(self) -> int:
+        """Number of the first record."""
+        return int(self.block.seqs[self.start])
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the last record."""
+        return int(self.block.seqs[self.stop - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Whether to compress a body: it must have `min_bytes`, and lose this share of them."""
+
+    codec: Codec = Codec.NONE
+    min_bytes: int = 1_024
+    saving: float = 0.05
+
+
+@dataclass(slots=True)
+class SealedFrame:
+    """One frame, and of its records what the index tells of them."""
+
+    pieces: list[Any]
+    length: int
+    base_seq: int
+    sizes: I64
+    """(n,) accounted bytes (R-10)."""
+    stamps: I64
+    events: I64 | None
+    expires: I64 | None
+    tags: list[bytes] | None
+    """b"" for none; None when no record has one."""
+
+    @property
+    def count(self) -> int:
+        """Records."""
+        return len(self.sizes)
+
+
+def seal_frame(
+    stretches: list[Stretch], *, topic_id: int, epoch: int, salt: int, packing: Packing
+) -> SealedFrame:
+    """Encode records with consecutive numbers and the same flags; there is at least one."""
+    body = _Body(stretches)
+    flags = int(stretches[0].block.flags[stretches[0].start])
+    codec, stored = Codec.NONE, body.pieces
+    if packing.codec != Codec.NONE and body.size >= packing.min_bytes:
+        codec, stored = _packed(body, packing)
+    stored_bytes = sum(len(piece) for piece in stored)
+    hasher = xxhash.xxh3_64()
+    for piece in stored:
+        hasher.update(piece)
+    header = Header(
+        layout.FRAME_LEN_MIN + stored_bytes, FrameType.APPEND, layout.VERSION, body.bitmap, topic_id,
+        stretches[0].first_seq, int(body.stamps[0]), len(body.stamps), epoch, 0, 0, body.size, codec, flags,
+        0, hasher.intdigest(), 0,
+    )  # fmt: skip
+    head = pack_header(header)[: layout.SEALED_BYTES]
+    seal = xxhash.xxh3_64_intdigest(head, salt).to_bytes(8, "little")
+    return SealedFrame(
+        [head + seal, *stored], layout.HEADER_BYTES + stored_bytes, header.base_seq, body.sizes, body.stamps,
+        body.events, body.expires, body.tags,
+    )  # fmt: skip
+
+
+def _packed(body: _Body, packing: Packing) -> tuple[Codec, list[Any]]:
+    used, stored = compress(b"".join(body.pieces), packing.codec)
+    if used == Codec.NONE or len(stored) > body.size * (1 - packing.saving):
+        return Codec.NONE, body.pieces
+    return used, [stored]
+
+
+class _Body:
+    """The columns of a new frame, laid out in pieces."""
+
+    def __init__(self, stretches: list[Stretch]) -> None:
+        self._stretches = stretches
+        self.pieces: list[Any] = []
+        self.size = 0
+        self.bitmap = 0
+        self.events: I64 | None = None
+        self.expires: I64 | None = None
+        self.tags: list[bytes] | None = None
+        self.stamps: I64 = _concatenated([each.block.times[each.start : each.stop] for each in stretches])
+        self.sizes: I64 = np.zeros(len(self.stamps), dtype=np.int64)
+        blocks = [each.block for each in stretches]
+        spans = {column for block in blocks for column in block.spans}
+        fixed = {column for block in blocks for column in block.fixed}
+        for column in Column:
+            if column in spans:
+                self._add_bytes(column)
+            elif column in fixed:
+                self._add_fixed(column)
+            elif column == Column.HEADERS and any(block.headers is not None for block in blocks):
+                self._add_headers()
+        if (self.stamps != self.stamps[0]).any():
+            self._lay(Column.COMMIT_TS, [self.stamps.tobytes()], self.stamps.nbytes)
+
+    def _add_bytes(self, column: Column) -> None:
+        lengths, data = [], []
+        tags: list[bytes] = []
+        for block, start, stop in self._stretches:
+            values = block.spans.get(column)
+            if values is None:
+                lengths.append(np.zeros(stop - start, dtype=np.int64))
+                tags += [b""] * (stop - start)
+                continue
+            part = values.at(slice(start, stop))
+            lengths.append(part.lengths)
+            if column == Column.TAG:
+                found = value_list(block.buffer, part)
+                tags += found
+                data += found
+            else:
+                data += copied(block.buffer, part)
+        whole = _concatenated(lengths)
+        if column == Column.TAG and whole.any():
+            self.tags = tags
+        if column in (Column.PAYLOAD, Column.META):
+            self.sizes += whole
+        self._lay_values(column, whole, data)
+
+    def _add_fixed(self, column: Column) -> None:
+        dtype = "u1" if column == Column.PRIORITY else "<i8"
+        parts = []
+        for block, start, stop in self._stretches:
+            found = block.fixed.get(column)
+            parts.append(
+                np.full(stop - start, absent(column), dtype=dtype) if found is None else found[start:stop]
+            )
+        values = _concatenated(parts)
+        if column == Column.EVENT_TS:
+            self.events = values
+        elif column == Column.EXPIRES_AT:
+            self.expires = values
+        self._lay(column, [values.tobytes()], values.nbytes)
+
+    def _add_headers(self) -> None:
+        counts: list[I64] = []
+        keys: tuple[list[I64], list[Any]] = ([], [])
+        values: tuple[list[I64], list[Any]] = ([], [])
+        for block, start, stop in self._stretches:
+            rows = block.headers
+            if rows is None:
+                counts.append(np.zeros(stop - start, dtype=np.int64))
+                continue
+            firsts, own = rows.firsts[start:stop], rows.counts[start:stop]
+            counts.append(own)
+            entries = np.repeat(firsts - (np.cumsum(own) - own), own) + np.arange(int(own.sum()))
+            for part, (lengths, data) in ((rows.keys.at(entries), keys), (rows.values.at(entries), values)):
+                lengths.append(part.lengths)
+                data += copied(block.buffer, part)
+        self._lay_offsets(_concatenated(counts))
+        self._lay_values(Column.HEADERS, _concatenated(keys[0]), keys[1])
+        self._lay_values(Column.HEADERS, _concatenated(values[0]), values[1])
+
+    def _lay_values(self, column: Column, lengths: I64, data: list[Any]) -> None:
+        size = self._lay_offsets(lengths)
+        self._lay(column, data, size)
+
+    def _lay_offsets(self, lengths: I64) -> int:
+        offsets = np.zeros(len(lengths) + 1, dtype="<i4")
+        np.cumsum(lengths, out=offsets[1:])
+        self._lay(Column.PAYLOAD, [offsets.tobytes()], offsets.nbytes)
+        return int(offsets[-1])
+
+    def _lay(self, column: Column, parts: list[Any], size: int) -> None:
+        self.bitmap |= 1 << column
+        self.pieces += parts
+        if size & 7:
+            self.pieces.append(_ZEROS[: -size & 7])
+        self.size += layout.padded(size)
+
+
+def copied(buffer: memoryview, values: Values) -> list[Any]:
+    """The values, one after another, in as few pieces as there can be."""
+    starts, lengths = values
+    if not len(starts):
+        return []
+    first, length = int(starts[0]), int(lengths[0])
+    if len(starts) == 1:
+        return [buffer[first : first + length]] if length else []
+    steps = starts[1:] - starts[:-1]
+    if (steps == lengths[:-1]).all():
+        return [buffer[first : int(starts[-1] + lengths[-1])]]
+    step = int(steps[0])
+    if step >= length > 0 and (lengths == length).all() and (steps == step).all():
+        rows: NDArray[np.uint8] = np.ndarray((len(starts), length), np.uint8, buffer, first, (step, 1))
+        return [np.ascontiguousarray(rows).data.cast("B")]
+    return [b"".join(value_list(buffer, values))]
+
+
+def value_list(buffer: memoryview, values: Values) -> list[bytes]:
+    """The values as bytes; b"" for an empty one."""
+    starts, lengths = values
+    filled = lengths > 0
+    if not filled.all():
+        found = [b""] * len(starts)
+        rows = np.flatnonzero(filled)
+        if len(rows):
+            for row, value in zip(rows.tolist(), value_list(buffer, values.at(rows)), strict=True):
+                found[row] = value
+        return found
+    first, last = int(starts.min()), int((starts + lengths).max())
+    if last - first > _SPREAD_MAX * (int(lengths.sum()) + layout.HEADER_BYTES * len(starts)):
+        stops = (starts + lengths).tolist()
+        return [bytes(buffer[a:b]) for a, b in zip(starts.tolist(), stops, strict=True)]
+    whole = bytes(buffer[first:last])
+    begins = starts - first
+    if (begins[1:] == (begins + lengths)[:-1]).all():
+        bounds = [*begins.tolist(), len(whole)]
+        return [whole[a:b] for a, b in pairwise(bounds)]
+    return [whole[a:b] for a, b in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
+
+
+def _concatenated(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    if not arrays:
+        return np.empty(0, dtype=np.int64)
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

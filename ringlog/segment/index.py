@@ -1,0 +1,238 @@
+"""The index part: tables of topics and frames, and what differs from record to record. Pure.
+
+The same builder serves the writer and the rebuilding of an index from its data part, so that both make
+the same bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ringlog.errors import CorruptData
+from ringlog.frame.layout import EVENT_TS_NONE
+from ringlog.limits import FRAME_BYTES_MAX, SEALED_FRAME_RECORDS, SEQ_MAX
+from ringlog.segment.encode import SealedFrame
+from ringlog.segment.layout import (
+    BLOCK_HEAD_BYTES,
+    DATA_HEADER_BYTES,
+    ENTRY_DTYPE,
+    HAS_EXPIRES,
+    HAS_SIZES,
+    HAS_STAMPS,
+    IDX_HEADER_BYTES,
+    TOPIC_DTYPE,
+    IndexHeader,
+)
+
+I64 = NDArray[np.int64]
+Table = NDArray[Any]
+
+
+class RecordColumns(NamedTuple):
+    """(n,) of every record of a frame."""
+
+    sizes: I64
+    stamps: I64
+    expires: I64
+    """0 for none."""
+
+
+class IndexBuilder:
+    """Collects topics and frames in the order in which they lie."""
+
+    def __init__(self) -> None:
+        self._topics: list[tuple[int, ...]] = []
+        self._entries: list[tuple[int, ...]] = []
+        self._blocks: list[bytes] = []
+        self._columns_bytes = 0
+        self._topic_start = 0
+        self.records = 0
+
+    @property
+    def topics(self) -> int:
+        """Topics so far."""
+        return len(self._topics)
+
+    @property
+    def frames(self) -> int:
+        """Frames so far."""
+        return len(self._entries)
+
+    @property
+    def topic_frames(self) -> int:
+        """Frames of the topic that has not ended."""
+        return len(self._entries) - self._topic_start
+
+    @property
+    def range_of_all(self) -> tuple[int, int, int]:
+        """(topic_id, first_seq, last_seq) of a lone topic; zeros for several."""
+        if len(self._topics) != 1:
+            return 0, 0, 0
+        topic_id, _, first_seq, last_seq, *_ = self._topics[0]
+        return topic_id, first_seq, last_seq
+
+    def add_frame(self, frame: SealedFrame, offset: int) -> None:
+        """Note a frame of the present topic that lies at `offset` of the data part."""
+        stamps, size = frame.stamps, int(frame.sizes.sum())
+        events = None if frame.events is None else frame.events[frame.events != EVENT_TS_NONE]
+        has_events = events is not None and len(events)
+        expires = None if frame.expires is None or not frame.expires.any() else frame.expires
+        block = _block(frame.sizes, stamps, expires)
+        self._entries.append(
+            (
+                frame.base_seq, frame.count, offset, frame.length, int(stamps.min()), int(stamps.max()),
+                int(events.min()) if events is not None and has_events else EVENT_TS_NONE,
+                int(events.max()) if events is not None and has_events else EVENT_TS_NONE,
+                0 if expires is None else int(expires[expires != 0].min()), size,
+                self._columns_bytes + 1 if block else 0,
+            )
+        )  # fmt: skip
+        if block:
+            self._blocks.append(block)
+            self._columns_bytes += len(block)
+        self.records += frame.count
+
+    def present_seqs(self) -> I64:
+        """(n,) numbers of the records of the topic that has not ended."""
+        rows = self._entries[self._topic_start :]
+        return np.concatenate([np.arange(row[0], row[0] + row[1], dtype=np.int64) for row in rows])
+
+    def end_topic(self, topic_id: int, epoch: int) -> None:
+        """Note a topic: the frames added since the last one ended, of which there is at least one."""
+        rows = self._entries[self._topic_start :]
+        own = [row[8] for row in rows if row[8]]
+        self._topics.append(
+            (
+                topic_id, epoch, rows[0][0], rows[-1][0] + rows[-1][1] - 1, sum(row[1] for row in rows),
+                sum(row[9] for row in rows), self._topic_start, len(self._entries), rows[0][2],
+                rows[-1][2] + rows[-1][3], min(row[4] for row in rows), max(row[5] for row in rows),
+                min(own, default=0),
+            )
+        )  # fmt: skip
+        self._topic_start = len(self._entries)
+
+    def tables(self) -> tuple[Table, Table]:
+        """The two tables as they will be read."""
+        topics = np.array(self._topics, dtype=TOPIC_DTYPE)
+        entries = np.array(self._entries, dtype=ENTRY_DTYPE)
+        columns_start = IDX_HEADER_BYTES + topics.nbytes + entries.nbytes
+        # Collected as 1 + place in the columns, since the tables before them still grew.
+        has_block = entries["columns_at"] > 0
+        entries["columns_at"] += np.where(has_block, columns_start - 1, 0)
+        return topics, entries
+
+    def encode(
+        self, *, number: int, salt: int, shard: int, shards: int, engine_id: bytes, created_us: int,
+        data_bytes: int, flags: int,
+    ) -> list[bytes]:  # fmt: skip
+        """The whole part, in pieces."""
+        topics, entries = self.tables()
+        tables = topics.tobytes() + entries.tobytes()
+        header = IndexHeader(
+            topics=len(topics), number=number, salt=salt, frames=len(entries), records=self.records,
+            data_bytes=data_bytes, columns_bytes=self._columns_bytes,
+            tables_xxh3=xxhash.xxh3_64_intdigest(tables), created_us=created_us, shard=shard, shards=shards,
+            flags=flags, engine_id=engine_id,
+        )  # fmt: skip
+        return [header.encode(), tables, b"".join(self._blocks)]
+
+
+def _block(sizes: I64, stamps: I64, expires: I64 | None) -> bytes:
+    """Checksum, what is there, then the columns; nothing when every record is like every other."""
+    kinds, parts = 0, []
+    if (sizes != sizes[0]).any():
+        kinds |= HAS_SIZES
+        data = sizes.astype("<u4").tobytes()
+        parts.append(data + bytes(-len(data) & 7))
+    if (stamps != stamps[0]).any():
+        kinds |= HAS_STAMPS
+        parts.append(stamps.astype("<i8").tobytes())
+    if expires is not None and (expires != expires[0]).any():
+        kinds |= HAS_EXPIRES
+        parts.append(expires.astype("<i8").tobytes())
+    if not kinds:
+        return b""
+    rest = b"".join([kinds.to_bytes(8, "little"), *parts])
+    return xxhash.xxh3_64_intdigest(rest).to_bytes(8, "little") + rest
+
+
+def block_bytes_max(count: int) -> int:
+    """The most a block of `count` records takes."""
+    return BLOCK_HEAD_BYTES + ((4 * count + 7) & ~7) + 16 * count
+
+
+def read_block(data: bytes, entry: Any, path: str) -> RecordColumns:
+    """Columns of the records of one frame; `data` are the bytes at `columns_at`, block_bytes_max of them
+    or as many as there are. Raises CorruptData.
+    """
+    count = int(entry["count"])
+    sizes = np.full(count, int(entry["bytes"]) // count, dtype=np.int64)
+    stamps = np.full(count, int(entry["ts_min"]), dtype=np.int64)
+    expires = np.full(count, int(entry["expires_min"]), dtype=np.int64)
+    at = int(entry["columns_at"])
+    if not at:
+        return RecordColumns(sizes, stamps, expires)
+    kinds = int.from_bytes(data[8:16], "little")
+    sizes_bytes = (4 * count + 7) & ~7 if kinds & HAS_SIZES else 0
+    stamps_bytes = 8 * count if kinds & HAS_STAMPS else 0
+    stop = BLOCK_HEAD_BYTES + sizes_bytes + stamps_bytes + (8 * count if kinds & HAS_EXPIRES else 0)
+    stored = int.from_bytes(data[:8], "little")
+    if len(data) < stop or kinds >> 3 or xxhash.xxh3_64_intdigest(data[8:stop]) != stored:
+        raise CorruptData("record columns of the index do not verify", file=path, offset=at)
+    place = BLOCK_HEAD_BYTES
+    if kinds & HAS_SIZES:
+        sizes = np.frombuffer(data, "<u4", count, place).astype(np.int64)
+    if kinds & HAS_STAMPS:
+        stamps = np.frombuffer(data, "<i8", count, place + sizes_bytes)
+    if kinds & HAS_EXPIRES:
+        expires = np.frombuffer(data, "<i8", count, place + sizes_bytes + stamps_bytes)
+    return RecordColumns(sizes, stamps, expires)
+
+
+def read_tables(header: IndexHeader, data: bytes, file_bytes: int, path: str) -> tuple[Table, Table]:
+    """Both tables; raises CorruptData for a wrong checksum and for numbers no segment can have."""
+    if xxhash.xxh3_64_intdigest(data) != header.tables_xxh3:
+        raise CorruptData("tables of the index do not verify", file=path, offset=IDX_HEADER_BYTES)
+    topics = np.frombuffer(data, TOPIC_DTYPE, header.topics)
+    entries = np.frombuffer(data, ENTRY_DTYPE, header.frames, topics.nbytes)
+    if not (len(topics) and _agree(header, topics, entries, file_bytes)):
+        raise CorruptData("tables of the index contradict themselves", file=path, offset=IDX_HEADER_BYTES)
+    return topics, entries
+
+
+def _agree(header: IndexHeader, topics: Table, entries: Table, file_bytes: int) -> bool:
+    """Can all that is read by these numbers be read without a further check?"""
+    counts, base = entries["count"], entries["base_seq"]
+    offsets, lengths, places = entries["offset"], entries["length"], entries["columns_at"]
+    start, stop = topics["entry_start"], topics["entry_stop"]
+    sound = (
+        bool((counts > 0).all() and (counts <= SEALED_FRAME_RECORDS).all())
+        and bool((base >= 0).all() and (base <= SEQ_MAX - counts + 1).all())
+        and bool((lengths >= 80).all() and (lengths <= FRAME_BYTES_MAX).all())
+        and int(offsets[0]) == DATA_HEADER_BYTES
+        and bool((offsets[1:] == (offsets + lengths)[:-1]).all())
+        and int(offsets[-1] + lengths[-1]) == header.data_bytes
+        and bool(((places == 0) | ((places >= header.tables_stop) & (places <= file_bytes - 16))).all())
+        and int(counts.sum()) == header.records
+        and int(start[0]) == 0
+        and int(stop[-1]) == header.frames
+        and bool((start < stop).all() and (start[1:] == stop[:-1]).all())
+        and bool((topics["topic_id"][1:] > topics["topic_id"][:-1]).all())
+    )
+    if not sound:
+        return False
+    ascends = base[1:] >= (base + counts)[:-1]
+    ascends[start[1:] - 1] = True
+    return (
+        bool(ascends.all())
+        and bool((topics["first_seq"] == base[start]).all())
+        and bool((topics["last_seq"] == (base + counts)[stop - 1] - 1).all())
+        and bool((topics["data_start"] == offsets[start]).all())
+        and bool((topics["data_stop"] == (offsets + lengths)[stop - 1]).all())
+        and bool((topics["records"] == np.add.reduceat(counts, start)).all())
+        and bool((topics["bytes"] == np.add.reduceat(entries["bytes"], start)).all())
+    )

@@ -1,0 +1,79 @@
+"""Making the parts of a segment: temporary names first, the data part's name last.
+
+Every part is written as packs/<name>.tmp, synced, and renamed. Index, tags and marks get their names
+first, and these are durable before the data part gets its own: where a data part is, all of the segment
+is. What a crash leaves are temporaries and index parts without a data part, which nobody believes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from ringlog.segment.layout import PACKS_DIR, TOPICS_DIR, parse_stem
+from ringlog.storage.disk import Disk
+from ringlog.storage.layout import TMP_SUFFIX
+
+
+def make_dirs(disk: Disk, data_dir: str, *names: str) -> None:
+    """Make directories below the data directory, each inside of the one before, durably."""
+    at = data_dir
+    for name in names:
+        inner = f"{at}/{name}"
+        if not disk.exists(inner):
+            disk.make_dir(inner)
+            disk.sync_dir(at)
+        at = inner
+
+
+def make_stem_dir(disk: Disk, data_dir: str, stem: str) -> None:
+    """Make the directory that a stem lies in."""
+    make_dirs(disk, data_dir, *os.path.dirname(stem).split("/"))
+
+
+def temporary(data_dir: str, number: int, suffix: str) -> str:
+    """Where a part lies until it is whole."""
+    return f"{data_dir}/{PACKS_DIR}/{number:016x}{suffix}{TMP_SUFFIX}"
+
+
+def create_temporary(disk: Disk, data_dir: str, number: int, suffix: str) -> int:
+    """Create the temporary file of a part, in place of one that a crash left."""
+    make_dirs(disk, data_dir, PACKS_DIR)
+    path = temporary(data_dir, number, suffix)
+    if disk.exists(path):
+        disk.unlink(path)
+    return disk.create(path)
+
+
+def write_temporary(disk: Disk, data_dir: str, number: int, suffix: str, pieces: Sequence[Any]) -> None:
+    """Write and sync a part under its temporary name; raises DiskError."""
+    fd = create_temporary(disk, data_dir, number, suffix)
+    try:
+        disk.write_at(fd, [piece for piece in pieces if len(piece)], 0)
+        disk.sync_file(fd)
+    finally:
+        disk.close(fd)
+
+
+def publish(disk: Disk, data_dir: str, stem: str, suffixes: Sequence[str]) -> None:
+    """Give temporary parts their names, and make those durable; raises DiskError."""
+    parsed = parse_stem(stem)
+    assert parsed is not None, stem
+    make_stem_dir(disk, data_dir, stem)
+    for suffix in suffixes:
+        disk.rename(temporary(data_dir, parsed[2], suffix), f"{data_dir}/{stem}{suffix}")
+    disk.sync_dir(os.path.dirname(f"{data_dir}/{stem}"))
+
+
+def part_names(disk: Disk, data_dir: str) -> list[str]:
+    """Paths below the data directory of everything in the directories of segments, sorted."""
+    found = _names_in(disk, data_dir, PACKS_DIR)
+    for topic in _names_in(disk, data_dir, TOPICS_DIR):
+        found += _names_in(disk, data_dir, topic)
+    return found
+
+
+def _names_in(disk: Disk, data_dir: str, directory: str) -> list[str]:
+    path = f"{data_dir}/{directory}"
+    return [f"{directory}/{name}" for name in disk.list_dir(path)] if disk.exists(path) else []

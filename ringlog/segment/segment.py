@@ -1,0 +1,314 @@
+"""Segment: the read handle over a segment's index, tags and marks.
+
+Everything is answered from the index alone, so a segment whose data lies in a cold store answers too. The
+tables stay in memory (88 bytes a frame, 104 a topic); the rest is read when it is asked for.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap64
+
+from ringlog.envelope.messages import SegmentRef
+from ringlog.errors import CorruptData, DiskError
+from ringlog.segment.index import RecordColumns, Table, block_bytes_max, read_block, read_tables
+from ringlog.segment.layout import (
+    DATA,
+    DATA_HEADER_BYTES,
+    DELETED,
+    FLAG_TAGS,
+    IDX,
+    IDX_HEADER_BYTES,
+    TAGS,
+    TAGS_HEADER_BYTES,
+    DataHeader,
+    IndexHeader,
+    MarksHeader,
+    TagsHeader,
+    parse_stem,
+)
+from ringlog.segment.marks import Marks
+from ringlog.segment.parts import part_names
+from ringlog.segment.tags import TagsIndex
+from ringlog.storage.disk import Disk
+
+U64 = NDArray[np.uint64]
+I64 = NDArray[np.int64]
+
+
+class Segment:
+    """One segment. Rows are those of `topics`. Not for several threads at once."""
+
+    def __init__(
+        self, disk: Disk, data_dir: str, stem: str, fd: int, header: IndexHeader, topics: Table,
+        entries: Table,
+    ) -> None:  # fmt: skip
+        self._disk, self._data_dir, self._fd = disk, data_dir, fd
+        self._base = f"{data_dir}/{stem}"
+        self._tags_fd = -1
+        self._tags: TagsIndex | None = None
+        self.header = header
+        self.topics = topics
+        """(topics,) TOPIC_DTYPE, ascending topic_id."""
+        self.entries = entries
+        """(frames,) ENTRY_DTYPE, topic after topic."""
+        self.ref = SegmentRef(
+            number=header.number, stem=stem, salt=header.salt, data_bytes=header.data_bytes,
+            records=header.records, frames=header.frames, topics=header.topics,
+            created_us=header.created_us,
+        )  # fmt: skip
+        self.bad_marks = 0
+        """Bytes of the `.del` part seen so far that are neither of the two allowed (SG-14)."""
+        self._last_seqs: I64 = entries["base_seq"] + entries["count"] - 1
+        self._ordinals: I64 = np.concatenate(([0], np.cumsum(entries["count"])))
+        self._marks = Marks(disk, data_dir, stem, MarksHeader(header.number, header.salt, header.records))
+
+    @classmethod
+    def open(cls, disk: Disk, data_dir: str, stem: str) -> Segment:
+        """Open the index part; the data part is not looked at.
+
+        Raises CorruptData for a damaged or foreign index (rebuild_index makes it anew), DiskError when it
+        cannot be read; errno ENOENT says that it is not there.
+        """
+        path = f"{data_dir}/{stem}{IDX}"
+        fd = disk.open_read(path)
+        try:
+            header, topics, entries = _read_index(disk, fd, path)
+            _check_name(stem, header, topics, path)
+        except BaseException:
+            disk.close(fd)
+            raise
+        return cls(disk, data_dir, stem, fd, header, topics, entries)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._marks.close()
+        for fd in (self._fd, self._tags_fd):
+            if fd >= 0:
+                self._disk.close(fd)
+        self._fd = self._tags_fd = -1
+
+    # -- places -----------------------------------------------------------------------------------
+
+    def row(self, topic_id: int) -> int | None:
+        """Row of a topic, or None when the segment has nothing of it."""
+        at = int(np.searchsorted(self.topics["topic_id"], np.uint64(topic_id)))
+        return at if at < len(self.topics) and int(self.topics["topic_id"][at]) == topic_id else None
+
+    def frame_at(self, row: int, seq: int) -> tuple[int, int] | None:
+        """(offset in the data part, entry) of the frame with the first stored position >= seq, or None."""
+        start, stop = self._entry_range(row)
+        at = start + int(np.searchsorted(self._last_seqs[start:stop], seq))
+        return (int(self.entries["offset"][at]), at) if at < stop else None
+
+    def seek_time(self, row: int, ts_us: int) -> int | None:
+        """First stored position committed at or after `ts_us`, or None. Commit stamps never fall (CK-3)."""
+        start, stop = self._entry_range(row)
+        late = self.entries["ts_max"][start:stop] >= ts_us
+        if not late.any():
+            return None
+        at = start + int(late.argmax())
+        stamps = next(self._columns(at, at + 1))[1].stamps
+        return int(self.entries["base_seq"][at]) + int((stamps >= ts_us).argmax())
+
+    def positions(self, row: int, first: int, last: int) -> tuple[U64, I64, I64]:
+        """(seqs, accounted sizes, commit stamps in microseconds) of what is stored within [first, last].
+
+        Deleted positions are among them while they are stored. Raises CorruptData, DiskError.
+        """
+        seqs, sizes, stamps = [], [], []
+        for at, columns in self._columns(*self._entries_within(row, first, last)):
+            own, inside = self._seqs_within(at, first, last)
+            seqs.append(own)
+            sizes.append(columns.sizes[inside])
+            stamps.append(columns.stamps[inside])
+        if not seqs:
+            return np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate(seqs).astype(np.uint64), np.concatenate(sizes), np.concatenate(stamps)
+
+    def expired(self, row: int, now_us: int) -> U64:
+        """Ascending positions whose own expires_at is not after `now_us` (R-14)."""
+        start, stop = self._entry_range(row)
+        least = self.entries["expires_min"][start:stop]
+        found = [np.empty(0, np.uint64)]
+        for place in (np.flatnonzero((least != 0) & (least <= now_us)) + start).tolist():
+            for at, columns in self._columns(place, place + 1):
+                rows = np.flatnonzero((columns.expires != 0) & (columns.expires <= now_us))
+                found.append((rows + int(self.entries["base_seq"][at])).astype(np.uint64))
+        return np.concatenate(found)
+
+    def _entry_range(self, row: int) -> tuple[int, int]:
+        return int(self.topics["entry_start"][row]), int(self.topics["entry_stop"][row])
+
+    def _entries_within(self, row: int, first: int, last: int) -> tuple[int, int]:
+        start, stop = self._entry_range(row)
+        low = start + int(np.searchsorted(self._last_seqs[start:stop], first))
+        high = start + int(np.searchsorted(self.entries["base_seq"][start:stop], last, side="right"))
+        return low, max(low, high)
+
+    def _seqs_within(self, at: int, first: int, last: int) -> tuple[I64, slice]:
+        base, count = int(self.entries["base_seq"][at]), int(self.entries["count"][at])
+        inside = slice(max(first - base, 0), min(last - base + 1, count))
+        return np.arange(base + inside.start, base + inside.stop, dtype=np.int64), inside
+
+    def _columns(self, start: int, stop: int) -> Iterator[tuple[int, RecordColumns]]:
+        """Record columns of entries [start, stop), each with the number of its entry."""
+        for at in range(start, stop):
+            entry = self.entries[at]
+            place = int(entry["columns_at"])
+            data = b""
+            if place:
+                data = self._disk.read_at(self._fd, block_bytes_max(int(entry["count"])), place)
+            yield at, read_block(data, entry, self._base + IDX)
+
+    # -- tags -------------------------------------------------------------------------------------
+
+    def tagged(self, topic_id: int, tag: bytes, *, is_prefix: bool) -> U64:
+        """Ascending positions of a topic with this tag, or with one that begins with it.
+
+        Raises CorruptData, DiskError.
+        """
+        row = self.row(topic_id)
+        if row is None or not self.header.flags & FLAG_TAGS:
+            return np.empty(0, np.uint64)
+        index = self._tags_index()
+        start, stop = index.postings_of(row, tag, is_prefix=is_prefix)
+        if start == stop:
+            return np.empty(0, np.uint64)
+        offset, length, first = index.pages_of(start, stop)
+        found = index.check_pages(self._disk.read_at(self._tags_fd, length, offset), first)
+        postings = np.sort(found[start - first : stop - first].astype(np.int64))
+        return self._seqs_of(postings).astype(np.uint64)
+
+    def tags_of(self, topic_id: int) -> list[bytes]:
+        """All tags of a topic, in the order of their bytes; raises CorruptData, DiskError."""
+        row = self.row(topic_id)
+        if row is None or not self.header.flags & FLAG_TAGS:
+            return []
+        return self._tags_index().tags_of(row)
+
+    def _seqs_of(self, ordinals: I64) -> I64:
+        at = np.searchsorted(self._ordinals, ordinals, side="right") - 1
+        found: I64 = self.entries["base_seq"][at] + ordinals - self._ordinals[at]
+        return found
+
+    def _tags_index(self) -> TagsIndex:
+        if self._tags is not None:
+            return self._tags
+        path = self._base + TAGS
+        try:
+            self._tags_fd = self._disk.open_read(path)
+        except DiskError as e:
+            if e.errno == errno.ENOENT and self._disk.exists(self._base + IDX):
+                raise CorruptData("tags part is missing", file=path) from None
+            raise
+        head = self._disk.read_at(self._tags_fd, TAGS_HEADER_BYTES, 0)
+        header = TagsHeader.decode(head, path)
+        size = self._disk.size(self._tags_fd)
+        mine = (self.header.number, self.header.salt, self.header.topics, self.header.records)
+        if (header.number, header.salt, header.topics, header.records) != mine:
+            raise CorruptData("tags part of another segment", file=path, number=header.number)
+        if size != TAGS_HEADER_BYTES + header.contents_bytes + 4 * header.postings:
+            raise CorruptData("tags part does not have its size", file=path, bytes=size)
+        contents = self._disk.read_at(self._tags_fd, header.contents_bytes, TAGS_HEADER_BYTES)
+        self._tags = TagsIndex(header, contents, path)
+        return self._tags
+
+    # -- deletion marks ---------------------------------------------------------------------------
+
+    def deleted(self, row: int) -> BitMap64:
+        """Positions marked as deleted; other bytes than the two allowed count in `bad_marks` (SG-14)."""
+        start, stop = self._ordinal_range(row)
+        marks = self._marks.read(start, stop)
+        self.bad_marks += int(((marks != 0) & (marks != DELETED)).sum())
+        ordinals = np.flatnonzero(marks == DELETED) + start
+        return BitMap64(self._seqs_of(ordinals).astype(np.uint64))
+
+    def mark_deleted(self, disk: Disk, row: int, seqs: BitMap64) -> int:
+        """Mark those of `seqs` that are stored; returns how many were not marked yet. Not synced.
+
+        The first mark of a segment makes the file, durably. Raises DiskError, CorruptData.
+        """
+        first, last = int(self.topics["first_seq"][row]), int(self.topics["last_seq"][row])
+        if not seqs.range_cardinality(first, last + 1):
+            return 0
+        start, stop = self._entry_range(row)
+        wanted = seqs & BitMap64(range(first, last + 1)) if len(seqs) > last - first else seqs
+        values = np.asarray(wanted.to_array(), dtype=np.uint64)
+        values = values[(values >= first) & (values <= last)].astype(np.int64)
+        at = start + np.searchsorted(self._last_seqs[start:stop], values)
+        inside = values >= self.entries["base_seq"][at]
+        at, values = at[inside], values[inside]
+        return self._marks.write(self._ordinals[at] + values - self.entries["base_seq"][at])
+
+    def sync_marks(self, disk: Disk) -> None:
+        """Make the marks durable; raises DiskError."""
+        self._marks.sync()
+
+    def _ordinal_range(self, row: int) -> tuple[int, int]:
+        start, stop = self._entry_range(row)
+        return int(self._ordinals[start]), int(self._ordinals[stop])
+
+
+def find_segments(disk: Disk, data_dir: str) -> list[str]:
+    """Stems of the segments whose data part is here, ascending; their index may have to be rebuilt."""
+    names = [name.removesuffix(DATA) for name in part_names(disk, data_dir) if name.endswith(DATA)]
+    return [stem for stem in names if parse_stem(stem) is not None]
+
+
+def read_data_header(disk: Disk, data_dir: str, stem: str) -> DataHeader:
+    """Header of a data part that has the size it says and the name it must have.
+
+    Raises CorruptData, DiskError.
+    """
+    path = f"{data_dir}/{stem}{DATA}"
+    fd = disk.open_read(path)
+    try:
+        header = DataHeader.decode(disk.read_at(fd, DATA_HEADER_BYTES, 0), path)
+        size = disk.size(fd)
+    finally:
+        disk.close(fd)
+    if size != header.data_bytes:
+        raise CorruptData("data part does not have its size", file=path, bytes=size, said=header.data_bytes)
+    named = parse_stem(stem)
+    expected = (header.topic_id, header.first_seq, header.number)
+    if named != (expected if header.topics == 1 else (0, 0, header.number)):
+        raise CorruptData("data part under another segment's name", file=path, number=header.number)
+    return header
+
+
+def check_data(disk: Disk, data_dir: str, segment: Segment) -> None:
+    """Is there a data part, of its size, that belongs to this index? Raises CorruptData, DiskError.
+
+    Cheap: frames are not read. verify_segment reads all.
+    """
+    header = read_data_header(disk, data_dir, segment.ref.stem)
+    mine = segment.header
+    if (header.number, header.salt, header.records, header.frames, header.data_bytes) != (
+        mine.number, mine.salt, mine.records, mine.frames, mine.data_bytes,
+    ):  # fmt: skip
+        path = f"{data_dir}/{segment.ref.stem}{DATA}"
+        raise CorruptData("data part and index part are of different segments", file=path)
+
+
+def _read_index(disk: Disk, fd: int, path: str) -> tuple[IndexHeader, Table, Table]:
+    header = IndexHeader.decode(disk.read_at(fd, IDX_HEADER_BYTES, 0), path)
+    size = disk.size(fd)
+    # Before anything is allocated by these numbers.
+    if size != header.tables_stop + header.columns_bytes:
+        raise CorruptData("index part does not have its size", file=path, bytes=size)
+    data = disk.read_at(fd, header.tables_stop - IDX_HEADER_BYTES, IDX_HEADER_BYTES)
+    topics, entries = read_tables(header, data, size, path)
+    return header, topics, entries
+
+
+def _check_name(stem: str, header: IndexHeader, topics: Any, path: str) -> None:
+    named = parse_stem(stem)
+    lone = (int(topics["topic_id"][0]), int(topics["first_seq"][0]), header.number)
+    if named != (lone if header.topics == 1 else (0, 0, header.number)):
+        raise CorruptData("index part under another segment's name", file=path, number=header.number)

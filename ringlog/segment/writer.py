@@ -1,0 +1,204 @@
+"""SegmentWriter: frames of some topics to one segment on disk."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from pyroaring import BitMap64
+
+from ringlog.envelope.messages import SegmentRef
+from ringlog.errors import DiskError, InvariantViolation
+from ringlog.frame.batch import FrameBatch
+from ringlog.limits import MIB
+from ringlog.segment.coalesce import Coalescer
+from ringlog.segment.encode import Packing, SealedFrame, seal_frame
+from ringlog.segment.index import IndexBuilder
+from ringlog.segment.layout import (
+    DATA,
+    DATA_HEADER_BYTES,
+    DEL,
+    DELETED,
+    FLAG_TAGS,
+    IDX,
+    RECORDS_MAX,
+    TAGS,
+    DataHeader,
+    MarksHeader,
+    own_stem,
+    pack_stem,
+)
+from ringlog.segment.parts import create_temporary, publish, temporary, write_temporary
+from ringlog.segment.tags import TagsBuilder
+from ringlog.storage.disk import Disk
+from ringlog.types import Codec
+
+_WRITE_BYTES = 1 * MIB
+"""Frames are given to the disk when so many bytes are waiting."""
+
+
+class SegmentWriter:
+    """One segment. Nothing has its name before finish(); one that is not finished must be abandoned."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        data_dir: str,
+        *,
+        number: int,
+        salt: int,
+        shard: int,
+        shards: int,
+        engine_id: bytes,
+        created_us: int,
+        compression: str = "none",
+        compression_min_bytes: int = 1_024,
+        compression_saving: float = 0.05,
+    ) -> None:
+        """`compression` is none, lz4 or zstd. Raises DiskError."""
+        self._disk, self._data_dir = disk, data_dir
+        self._number, self._salt = number, salt
+        self._shard, self._shards, self._engine_id, self._created_us = shard, shards, engine_id, created_us
+        self._packing = Packing(Codec[compression.upper()], compression_min_bytes, compression_saving)
+        self._index = IndexBuilder()
+        self._tags = TagsBuilder()
+        self._last_topic = -1
+        self._blanks: list[int] = []
+        self._waiting: list[Any] = []
+        self._waiting_bytes = 0
+        self._written = DATA_HEADER_BYTES
+        self._fd = create_temporary(disk, data_dir, number, DATA)
+
+    @property
+    def records(self) -> int:
+        """Records so far."""
+        return self._index.records
+
+    @property
+    def topics(self) -> int:
+        """Topics so far that had a living record."""
+        return self._index.topics
+
+    def add_topic(
+        self,
+        topic_id: int,
+        epoch: int,
+        runs: Iterable[tuple[Any, FrameBatch]],
+        *,
+        earliest_seq: int = 1,
+        dead: BitMap64 | None = None,
+    ) -> int:
+        """Add the living records of one topic; topics come in ascending order.
+
+        `runs` are buffers with batches of verified append frames of this topic and epoch, ascending and
+        without doubles. Dead are the numbers below `earliest_seq` and those in `dead`. Returns the bytes
+        of data so far. Raises DiskError, FrameInvalid for a body whose structure is wrong, and
+        InvariantViolation for the wrong order.
+        """
+        if topic_id <= self._last_topic:
+            raise InvariantViolation("topics of a segment must ascend", topic_id=topic_id)
+        self._last_topic = topic_id
+        coalescer = Coalescer(earliest_seq=earliest_seq, dead=dead)
+        start = self._index.records
+        for stretches in coalescer.frames(runs):
+            self._add_frame(
+                seal_frame(stretches, topic_id=topic_id, epoch=epoch, salt=self._salt, packing=self._packing)
+            )
+        if self._index.topic_frames:
+            self._note_blanks(coalescer, start)
+            self._index.end_topic(topic_id, epoch)
+            self._tags.end_topic()
+        return self._written + self._waiting_bytes
+
+    def _note_blanks(self, coalescer: Coalescer, start: int) -> None:
+        """Remember which records of the segment stand for dead ones."""
+        if coalescer.placeholders:
+            blanks = np.concatenate(coalescer.placeholders)
+            seqs = self._index.present_seqs()
+            self._blanks += (start + np.searchsorted(seqs, np.sort(blanks))).tolist()
+
+    def _add_frame(self, frame: SealedFrame) -> None:
+        if self._index.records + frame.count > RECORDS_MAX:
+            raise InvariantViolation("too many records for one segment", max=RECORDS_MAX)
+        if frame.tags is not None:
+            self._tags.add_frame(frame.tags, self._index.records)
+        self._index.add_frame(frame, self._written + self._waiting_bytes)
+        self._waiting += frame.pieces
+        self._waiting_bytes += frame.length
+        if self._waiting_bytes >= _WRITE_BYTES:
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        pieces, self._waiting = self._waiting, []
+        if pieces:
+            self._disk.write_at(self._fd, [b"".join(pieces)], self._written)
+            self._written += self._waiting_bytes
+            self._waiting_bytes = 0
+
+    def finish(self) -> SegmentRef | None:
+        """Make the segment durable and give it its name (ST-3); None when no record was alive.
+
+        Raises DiskError; then, as before, nothing of it is believed by anybody.
+        """
+        if not self._index.records:
+            self.abandon()
+            return None
+        self._write_waiting()
+        topic_id, first_seq, last_seq = self._index.range_of_all
+        is_own = self._index.topics == 1
+        stem = own_stem(topic_id, first_seq, self._number) if is_own else pack_stem(self._number)
+        header = DataHeader(
+            topics=self._index.topics, number=self._number, salt=self._salt, records=self._index.records,
+            frames=self._index.frames, data_bytes=self._written, topic_id=topic_id, first_seq=first_seq,
+            last_seq=last_seq, shard=self._shard, shards=self._shards, engine_id=self._engine_id,
+            created_us=self._created_us,
+        )  # fmt: skip
+        self._disk.write_at(self._fd, [header.encode()], 0)
+        self._disk.sync_file(self._fd)
+        self._close()
+        others = write_others(self._disk, self._data_dir, header, self._index, self._tags)
+        if self._blanks:
+            marks = bytearray(header.records)
+            np.frombuffer(marks, np.uint8)[self._blanks] = DELETED
+            head = MarksHeader(self._number, self._salt, header.records).encode()
+            write_temporary(self._disk, self._data_dir, self._number, DEL, [head, marks])
+            others.append(DEL)
+        publish(self._disk, self._data_dir, stem, others)
+        publish(self._disk, self._data_dir, stem, [DATA])
+        return SegmentRef(
+            number=self._number, stem=stem, salt=self._salt, data_bytes=self._written, records=header.records,
+            frames=header.frames, topics=header.topics, created_us=header.created_us,
+        )  # fmt: skip
+
+    def abandon(self) -> None:
+        """Remove what was written; a failure to is ignored, since nobody believes a temporary file."""
+        self._close()
+        for suffix in (DATA, IDX, TAGS, DEL):
+            path = temporary(self._data_dir, self._number, suffix)
+            with contextlib.suppress(DiskError):
+                if self._disk.exists(path):
+                    self._disk.unlink(path)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._disk.close(fd)
+
+
+def write_others(
+    disk: Disk, data_dir: str, header: DataHeader, index: IndexBuilder, tags: TagsBuilder
+) -> list[str]:
+    """Write index and tags under temporary names; returns the suffixes there are now."""
+    text = tags.encode(number=header.number, salt=header.salt, records=header.records)
+    pieces = index.encode(
+        number=header.number, salt=header.salt, shard=header.shard, shards=header.shards,
+        engine_id=header.engine_id, created_us=header.created_us, data_bytes=header.data_bytes,
+        flags=FLAG_TAGS if text else 0,
+    )  # fmt: skip
+    write_temporary(disk, data_dir, header.number, IDX, pieces)
+    if not text:
+        return [IDX]
+    write_temporary(disk, data_dir, header.number, TAGS, text)
+    return [IDX, TAGS]

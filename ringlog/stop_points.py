@@ -32,6 +32,12 @@ POINTS: dict[str, str] = {
     "recovery_after_copy": "what was in doubt is copied and synced, and nothing is published",
     "ring_after_publish": "a producer published a frame and rang no bell",
     "drain_mid": "an orderly stop has begun and is not done",
+    "compact_mid_read": "a checkpoint has read a part of the log and made no segment of it",
+    "compact_before_register": "segments are durable and their shard does not know them",
+    "compact_after_register": "a shard knows new segments and no snapshot does",
+    "compact_before_snapshot": "all segments are registered, deletions marked, and the snapshot not written",
+    "compact_after_snapshot": "a snapshot is durable and its shard was not told",
+    "compact_before_unlink": "a shard lets go of log files and they still have their names",
     "supervisor_before_respawn": "an actor's death is known and its successor not started",
 }
 """Every point, and what is true there."""

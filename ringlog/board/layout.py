@@ -136,6 +136,17 @@ class P(IntEnum):
     RECOVERED_FRAMES = 37
     VOLATILE_BYTES = 38
     EVICTED = 39
+    ABSORBED = 40
+    """Compactor: bytes of log turned into segments by this incarnation."""
+    SEGMENTS = 41
+    """Compactor: segments made."""
+    CHECKPOINTS = 42
+    SNAPSHOT = 43
+    """Compactor: number of the last snapshot written."""
+    CHECKPOINT_NS = 44
+    """Compactor: how long the last checkpoint took."""
+    FAILURES = 45
+    """Tries of a background process that failed; the log says why."""
     DISK_LOW = 40
     """Reclaimer: 1 while the data directory's device has less free than data.min_free_bytes; shards look."""
     DISK_FREE = 41

@@ -195,7 +195,7 @@ class IndexHeader:
         """Decode and verify; raises CorruptData naming the path and what is wrong."""
         _verify(data, IDX_HEADER_BYTES, IDX_MAGIC, path, "index")
         *fields, _, engine_id = _IDX_HEADER.unpack_from(data)[2:]
-        return cls(*fields, engine_id)
+        return cls(*[*fields, engine_id])
 
     @property
     def tables_stop(self) -> int:

@@ -136,16 +136,16 @@ class P(IntEnum):
     RECOVERED_FRAMES = 37
     VOLATILE_BYTES = 38
     EVICTED = 39
-    ABSORBED = 40
+    ABSORBED = 52
     """Compactor: bytes of log turned into segments by this incarnation."""
-    SEGMENTS = 41
+    SEGMENTS = 53
     """Compactor: segments made."""
-    CHECKPOINTS = 42
-    SNAPSHOT = 43
+    CHECKPOINTS = 54
+    SNAPSHOT = 55
     """Compactor: number of the last snapshot written."""
-    CHECKPOINT_NS = 44
+    CHECKPOINT_NS = 56
     """Compactor: how long the last checkpoint took."""
-    FAILURES = 45
+    FAILURES = 57
     """Tries of a background process that failed; the log says why."""
     DISK_LOW = 40
     """Reclaimer: 1 while the data directory's device has less free than data.min_free_bytes; shards look."""

@@ -136,17 +136,6 @@ class P(IntEnum):
     RECOVERED_FRAMES = 37
     VOLATILE_BYTES = 38
     EVICTED = 39
-    ABSORBED = 52
-    """Compactor: bytes of log turned into segments by this incarnation."""
-    SEGMENTS = 53
-    """Compactor: segments made."""
-    CHECKPOINTS = 54
-    SNAPSHOT = 55
-    """Compactor: number of the last snapshot written."""
-    CHECKPOINT_NS = 56
-    """Compactor: how long the last checkpoint took."""
-    FAILURES = 57
-    """Tries of a background process that failed; the log says why."""
     DISK_LOW = 40
     """Reclaimer: 1 while the data directory's device has less free than data.min_free_bytes; shards look."""
     DISK_FREE = 41
@@ -175,6 +164,15 @@ class P(IntEnum):
     COLD_HITS = 57
     """Relocator: cold reads answered from memory."""
     COLD_FAILED = 58
+    ABSORBED = 59
+    """Compactor: bytes of log turned into segments by this incarnation."""
+    SEGMENTS = 60
+    """Compactor: segments made."""
+    CHECKPOINTS = 61
+    SNAPSHOT = 62
+    """Compactor: number of the last snapshot written."""
+    FAILURES = 63
+    """Compactor: checkpoints that failed; the log says why."""
 
 
 class ProcessState(IntEnum):

@@ -38,7 +38,7 @@ PACKS_DIR = "packs"
 VERSION = 1
 DATA_MAGIC, IDX_MAGIC, TAGS_MAGIC, DEL_MAGIC = b"RLOGSEG1", b"RLOGIDX1", b"RLOGTAG1", b"RLOGDEL1"
 DATA_HEADER_BYTES = 4_096
-IDX_HEADER_BYTES = 120
+IDX_HEADER_BYTES = 128
 TAGS_HEADER_BYTES = 88
 DEL_HEADER_BYTES = 48
 DELETED = 0xD5
@@ -163,7 +163,7 @@ class DataHeader:
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """First 120 bytes of an index part."""
+    """First 128 bytes of an index part."""
 
     topics: int
     number: int
@@ -181,7 +181,7 @@ class IndexHeader:
     engine_id: bytes
 
     def encode(self) -> bytes:
-        """The 120 bytes."""
+        """The 128 bytes."""
         return _checked(
             _IDX_HEADER.pack(
                 IDX_MAGIC, VERSION, self.topics, self.number, self.salt, self.frames, self.records,
@@ -282,6 +282,6 @@ def _verify(data: bytes, size: int, magic: bytes, path: str, part: str) -> None:
 
 
 assert _DATA_HEADER.size <= DATA_HEADER_BYTES - 8
-assert _IDX_HEADER.size == IDX_HEADER_BYTES - 8
+assert _IDX_HEADER.size <= IDX_HEADER_BYTES - 8
 assert _TAGS_HEADER.size == TAGS_HEADER_BYTES - 8
 assert _DEL_HEADER.size == DEL_HEADER_BYTES - 8

@@ -27,6 +27,9 @@ WIRE = {"base", "frame", "ring", "board", "envelope"}
 # `storage.disk`: doctor tries what the disk under a data directory can do.
 CLI = {*WIRE, "link", "client", "supervision", "verify", "storage.disk", "storage.reader", "cli", "root"}
 
+# What a process needs to read a topic's records wherever they lie.
+READ_PATH = {"storage.reader", "storage.mask", "storage.shelf", "storage.ledger"}
+
 MAY_IMPORT: dict[str, set[str]] = {
     "base": {"base"},
     "frame": {"base", "frame"},
@@ -41,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "storage.ledger": {"base", "frame", "storage", "storage.reader", "segment", "board"},
     # Where cold segments lie; the only caller of the package `obstore`.
     "tier": {"base", "storage.disk", "storage.layout", "tier"},
+    "storage.shelf": {"base", "frame", "storage.disk", "segment"},
     "storage.snapshot": {"base", "storage", "segment"},
     "topic": {"base", "frame", "topic", *PURE_STORAGE},
     # Which segments a shard has, told as messages tell it.
@@ -50,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "link": {*WIRE, "link"},
     # On the engine's host the client reads files itself: with the reader, through the disk seam it asks
     # for, and with the same decision about tombstones as the gateway.
-    "client": {*WIRE, "link", "client", "storage.reader", "storage.disk", "topic.tombstone", "root"},
+    "client": {*WIRE, "link", "client", *READ_PATH, "storage.disk", "topic.tombstone", "root"},
     "aio": {*WIRE, "link", "client", "storage.reader", "aio"},
     "spark": {"base", "frame", "envelope", "client", "storage.reader", "spark"},
     # The supervisor locks the data directory and keeps meta/engine, and the disk is changed in one place.

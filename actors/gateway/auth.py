@@ -40,7 +40,9 @@ SCOPES_OF: dict[type[m.Message], tuple[str, ...]] = {
     m.Read: (READ,),
     m.Append: (WRITE,),
     m.ProducerState: (WRITE,),
+    m.SeekTime: (READ,),
     m.TopicDelete: (DELETE,),
+    m.RecordsDelete: (DELETE,),
     m.TopicPut: (ADMIN,),
 }
 """Scopes of which an operation needs one (A-8). What is not listed is refused to everybody."""

@@ -32,6 +32,7 @@ from ringlog.errors import (
     ExitCode,
     Forbidden,
     InvalidRequest,
+    NotReady,
     Refused,
     RinglogError,
     ShuttingDown,
@@ -61,6 +62,8 @@ Flow = Generator[Any, Any, tuple[m.Message, Any]]
 _TOPICS_CACHED_MAX = 10_000
 _RETRY_AFTER_MS = 50
 _MS = 1_000_000
+_COLD_READS_MAX = 8
+"""Asks of the relocator for one reply: a frame's length is known only when its beginning is there."""
 _HIDDEN_DETAILS = frozenset({"file", "path", "offset"})
 
 
@@ -128,7 +131,7 @@ class Gateway:
     def __init__(self, identity: Identity, keys: KeyRing) -> None:
         self._identity = identity
         self._keys = keys
-        self._now_ns = 0
+        self._now_ns = self._now_us = 0
         self._is_draining = False
         self._is_stopped = False
         self._ticket = 0
@@ -193,6 +196,10 @@ class Gateway:
                 self._resume(event.ticket, event.error or event.entries)
             case ev.FramesRead():
                 self._resume(event.ticket, event.error or event)
+            case ev.ColdArrived():
+                self._resume(event.ticket, event.error or event)
+            case ev.TimeFound():
+                self._resume(event.ticket, event.error or event.after)
             case ev.TopicMoved():
                 self._resume(event.ticket, True)
             case ev.ClientGone():
@@ -204,6 +211,7 @@ class Gateway:
 
     def _tick(self, tick: Tick) -> None:
         self._now_ns = tick.monotonic_ns
+        self._now_us = tick.now_us
         while (due := self.next_deadline_ns()) is not None and due <= self._now_ns:
             _, ticket = heapq.heappop(self._deadlines)
             self._effects.append(ev.Unwatch(ticket))
@@ -299,6 +307,8 @@ class Gateway:
                 return self._append(request)
             case m.Read():
                 return self._read(request)
+            case m.SeekTime():
+                return self._seek_time(request.message)
             case m.TopicList():
                 return self._list(request)
             case m.TopicPut() | m.TopicResolve():
@@ -331,6 +341,8 @@ class Gateway:
 
     def _at_shard(self, message: Any) -> Flow:
         """Everything else is asked of the shard that holds the topic."""
+        if isinstance(message, m.RecordsDelete) and message.seqs:
+            raise InvalidRequest("records are deleted below a position or by tag", topic=message.topic)
         try:
             info = yield _Resolve(message.topic)
         except TopicNotFound:
@@ -339,7 +351,7 @@ class Gateway:
             raise
         try:
             answer = yield self._ask(info.shard, message)
-        except TopicNotFound:
+        except (TopicNotFound, StaleEpoch):
             self._topics.pop(message.topic, None)
             raise
         if isinstance(message, m.TopicDelete):
@@ -475,13 +487,11 @@ class Gateway:
         deadline_ns = self._now_ns + max(0, min(message.wait_ms, WAIT_MS_MAX)) * _MS
         has_waited = False
         while True:
-            located = yield from self._locate(message)
+            located = yield from self._locate(message, message.after, message.epoch)
             plan = _plan(message, located)
-            read = yield ev.ReadFiles(
-                self._next_ticket(), located, plan.after, plan.stop,
-                min(message.limit, READ_LIMIT_MAX) or READ_LIMIT_DEFAULT,
-                min(message.max_bytes, READ_BYTES_MAX) or READ_BYTES_DEFAULT,
-            )  # fmt: skip
+            if _is_still_held(message, located, plan):
+                return _read_reply(located, plan, ev.FramesRead(0, 0, 0, 0, message.held)), None
+            read = yield from self._read_files(message, located, plan)
             reply = _read_reply(located, plan, read)
             is_news = read.frames or plan.gap is not None or not reply.caught_up
             if is_news or has_waited or self._is_draining or deadline_ns <= self._now_ns:
@@ -497,12 +507,34 @@ class Gateway:
                 return reply, read.data
             has_waited = True
 
-    def _locate(self, message: m.Read) -> Generator[Any, Any, m.Located]:
+    def _read_files(
+        self, message: m.Read, located: m.Located, plan: ReadPlan
+    ) -> Generator[Any, Any, ev.FramesRead]:
+        """Read, with the relocator's help where records are cold; an error of his is the answer (TI-10)."""
+        cold, data = None, None
+        for _ in range(_COLD_READS_MAX):
+            read: ev.FramesRead = yield ev.ReadFiles(
+                self._next_ticket(), located, plan.after, plan.stop,
+                min(message.limit, READ_LIMIT_MAX) or READ_LIMIT_DEFAULT,
+                min(message.max_bytes, READ_BYTES_MAX) or READ_BYTES_DEFAULT,
+                self._now_us, cold, data,
+            )  # fmt: skip
+            if read.cold is None:
+                return read
+            arrived: ev.ColdArrived = yield ev.ReadCold(self._next_ticket(), read.cold)
+            cold, data = read.cold, arrived.data
+        raise NotReady("cold records keep moving", topic=message.topic, reason="cold_unavailable")
+
+    def _seek_time(self, message: m.SeekTime) -> Flow:
+        """Find the place by the stamps of what is stored."""
+        located = yield from self._locate(message, 0, 0)
+        after = yield ev.FindTime(self._next_ticket(), located, message.ts)
+        return m.SeekTimeReply(message.topic, located.epoch, after), None
+
+    def _locate(self, message: m.Read | m.SeekTime, after: int, epoch: int) -> Generator[Any, Any, m.Located]:
         info = yield _Resolve(message.topic)
         try:
-            located: m.Located = yield self._ask(
-                info.shard, m.Locate(message.topic, message.after, message.epoch)
-            )
+            located: m.Located = yield self._ask(info.shard, m.Locate(message.topic, after, epoch))
         except TopicNotFound:
             self._topics.pop(message.topic, None)
             raise
@@ -585,13 +617,20 @@ def _plan(message: m.Read, located: m.Located) -> ReadPlan:
     return plan_read(message.after, floors, located.lost, recreated=located.recreated)
 
 
+def _is_still_held(message: m.Read, located: m.Located, plan: ReadPlan) -> bool:
+    """True when the frames that the client holds are as good as what would be read now."""
+    is_same = message.epoch == located.epoch and message.version == located.version
+    return is_same and plan.gap is None and plan.after < message.held <= plan.stop
+
+
 def _read_reply(located: m.Located, plan: ReadPlan, read: ev.FramesRead) -> m.ReadReply:
     reached = max(plan.after, read.examined)
     gap = plan.gap
     return m.ReadReply(
         located.topic, located.topic_id, located.epoch, plan.after, reached, located.head_seq,
         located.earliest_seq, reached == located.head_seq, read.frames,
-        *((gap.gap_from, gap.gap_to, gap.reason) if gap is not None else ()),
+        *((gap.gap_from, gap.gap_to, gap.reason) if gap is not None else (0, 0, "")),
+        read.hidden, located.version,
     )  # fmt: skip
 
 

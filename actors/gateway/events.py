@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.gateway.auth import KeyRing
-from ringlog.envelope.messages import Located, Message
+from ringlog.envelope.messages import ColdRead, Located, Message
 from ringlog.errors import RinglogError
 
 # -- events ---------------------------------------------------------------------------------------------
@@ -52,6 +52,28 @@ class FramesRead:
     examined: int
     """Last position known to hold nothing more to deliver; never above the plan's stop."""
     data: Any = None
+    error: RinglogError | None = None
+    hidden: bytes = b""
+    """Numbers in the frames that are to be passed over: a portable 64-bit roaring bitmap."""
+    cold: ColdRead | None = None
+    """What has to be read from the cold store before there is anything to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdArrived:
+    """The relocator read what was asked for under `ticket`, or could not."""
+
+    ticket: int
+    data: Any = None
+    error: RinglogError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TimeFound:
+    """The position after which records of the time asked for under `ticket` begin."""
+
+    ticket: int
+    after: int
     error: RinglogError | None = None
 
 
@@ -111,6 +133,28 @@ class ReadFiles:
     stop: int
     limit: int
     max_bytes: int
+    now_us: int = 0
+    """Records that have expired by now are hidden."""
+    cold: ColdRead | None = None
+    """What `cold_data` was read for."""
+    cold_data: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCold:
+    """Have the relocator read this. Completion: ColdArrived."""
+
+    ticket: int
+    wanted: ColdRead
+
+
+@dataclass(frozen=True, slots=True)
+class FindTime:
+    """Find where records committed at or after `ts_us` begin. Completion: TimeFound."""
+
+    ticket: int
+    located: Located
+    ts_us: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,21 @@ verify in them.
 
 from __future__ import annotations
 
+from array import array
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from pyroaring import BitMap64
 
 from actors.gateway.events import FramesRead, ReadFiles
+from ringlog.envelope.messages import ColdRead
 from ringlog.errors import CorruptData, DiskError
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
 from ringlog.storage.disk import Disk
+from ringlog.storage.mask import I64, Mask
 from ringlog.storage.reader import (
     FIRST_WINDOW_BYTES,
     WINDOW_BYTES,
@@ -24,16 +29,27 @@ from ringlog.storage.reader import (
     Pause,
     TopicReader,
 )
+from ringlog.storage.shelf import SegmentShelf
 
 WIRE_SEED = 0
+SCAN_POSITIONS_MAX = 100_000
 _LOOKS_MAX = 8
 """Looks at a mark that has not yet reached the head; the client asks again if that was too few."""
 
 
-def read_files(wanted: ReadFiles, *, data_dir: str, shm_dir: str, marks: Marks, disk: Disk) -> FramesRead:
+def read_files(
+    wanted: ReadFiles,
+    *,
+    data_dir: str,
+    shm_dir: str,
+    marks: Marks,
+    disk: Disk,
+    shelf: SegmentShelf | None = None,
+) -> FramesRead:
     """Perform ReadFiles. Damage and disk trouble come back as `error`, after what lies before it."""
+    # Without the cold directory: a store that is stuck must stop only those who read from it (TI-9).
     reader = TopicReader(
-        wanted.located, wanted.after, data_dir=data_dir, shm_dir=shm_dir, marks=marks, disk=disk
+        wanted.located, wanted.after, data_dir=data_dir, shm_dir=shm_dir, marks=marks, disk=disk, shelf=shelf
     )  # fmt: skip
     try:
         return _read(reader, wanted)
@@ -44,39 +60,109 @@ def read_files(wanted: ReadFiles, *, data_dir: str, shm_dir: str, marks: Marks, 
 
 
 def _read(reader: TopicReader, wanted: ReadFiles) -> FramesRead:
-    runs: list[FrameRun] = []
-    records_left, bytes_left = wanted.limit, wanted.max_bytes
-    examined = wanted.after
+    tray = _Tray(wanted, Mask(reader.deleted, wanted.located.ttl_us, wanted.now_us))
+    stop = tray.stop
     looks = 0
     window = FIRST_WINDOW_BYTES
-    while records_left > 0 and bytes_left > 0 and examined < wanted.stop:
+    while not tray.is_full and tray.examined < stop:
         try:
-            run = reader.next_run(wanted.stop, window)
+            run = reader.next_run(stop, window)
         except (CorruptData, DiskError):
-            if runs:
+            if tray.runs:
                 break
             raise
-        if run is Pause.BEYOND_HEAD:
-            examined = wanted.stop
+        if isinstance(run, FrameRun):
+            tray.take(run)
+            window = min(2 * window, WINDOW_BYTES)
+            continue
+        looks += 1
+        if run is Pause.COLD:
+            if tray.runs or not _supplied(reader, wanted):
+                break
+        elif run is Pause.BEYOND_HEAD or _is_end(reader, run, tray.examined, stop):
+            tray.examined = stop
         elif run is Pause.MOVED and looks < _LOOKS_MAX:
             # Located a moment ago: a second look makes the reader sure, and a hole an error.
             reader.relocate(wanted.located)
-        elif isinstance(run, FrameRun):
-            run = _cut(run, examined, records_left, bytes_left)
-            records_left -= run.last_seq - examined
-            bytes_left -= int(run.batch.total_bytes.sum())
-            examined = run.last_seq
-            runs.append(run)
-            window = min(2 * window, WINDOW_BYTES)
-        elif run is not Pause.UNFINISHED and (runs or looks >= _LOOKS_MAX):
+        elif run is not Pause.UNFINISHED and (tray.runs or looks >= _LOOKS_MAX):
             break
-        looks += isinstance(run, Pause)
-    return _packed(wanted.ticket, runs, examined)
+    want = reader.cold_wanted
+    if want is not None and not tray.runs and tray.examined < stop:
+        return FramesRead(wanted.ticket, 0, 0, 0, tray.examined, cold=ColdRead(*want))
+    return tray.packed()
+
+
+def _is_end(reader: TopicReader, pause: Pause, examined: int, stop: int) -> bool:
+    """True when nothing that is alive can follow: what is missing up to `stop` was removed."""
+    return pause in {Pause.MOVED, Pause.AT_MARK} and reader.accounts_for(examined + 1, stop)
+
+
+def _supplied(reader: TopicReader, wanted: ReadFiles) -> bool:
+    """Hand over the bytes that were fetched, if they are those the reader wants."""
+    want = reader.cold_wanted
+    if want is None or wanted.cold is None or ColdRead(*want) != wanted.cold:
+        return False
+    reader.supply(want, wanted.cold_data)
+    return True
+
+
+class _Tray:
+    """Runs for one reply, and how much more fits. Hidden records cost nothing (DR-13)."""
+
+    def __init__(self, wanted: ReadFiles, mask: Mask) -> None:
+        self.runs: list[FrameRun] = []
+        self.examined = wanted.after
+        self.stop = min(wanted.stop, wanted.located.deleted_to or wanted.stop)
+        self._wanted = wanted
+        self._mask = mask
+        self._records_left, self._bytes_left = wanted.limit, wanted.max_bytes
+        self._passed = 0
+        self._hidden: list[I64] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Enough for one reply, or enough passed over for one turn (DR-14)."""
+        return self._records_left <= 0 or self._bytes_left <= 0 or self._passed >= SCAN_POSITIONS_MAX
+
+    def take(self, run: FrameRun) -> None:
+        """Add a run as far as it fits; one of which nothing is left is only passed over."""
+        run = _cut(run, self.examined, self._records_left, self._bytes_left)
+        last = min(run.last_seq, self.stop)
+        hidden = self._mask.hidden([run])
+        hidden = hidden[(hidden > self.examined) & (hidden <= last)]
+        positions = int(_counts_after(run, self.examined).sum()) - (run.last_seq - last)
+        shown = positions - len(hidden)
+        self._passed += len(hidden)
+        if shown > 0:
+            self._records_left -= shown
+            self._bytes_left -= int(run.batch.total_bytes.sum())
+            self.runs.append(run)
+            if len(hidden):
+                self._hidden.append(hidden)
+        self.examined = last
+
+    def packed(self) -> FramesRead:
+        """Copy the frames together and seal them for the wire."""
+        wanted = self._wanted
+        if not self.runs:
+            return FramesRead(wanted.ticket, 0, 0, 0, self.examined)
+        packed = _packed(wanted.ticket, self.runs, self.examined)
+        if not self._hidden:
+            return packed
+        hidden = BitMap64(array("Q", np.concatenate(self._hidden).tobytes()))
+        return replace(packed, hidden=hidden.serialize())
+
+
+def _counts_after(run: FrameRun, after: int) -> I64:
+    """Records of each frame behind `after`; only the first may begin before it."""
+    counts = frames.counts_of(run.batch.words).astype(np.int64)
+    counts[0] -= max(after + 1 - run.first_seq, 0)
+    return counts
 
 
 def _cut(run: FrameRun, after: int, records: int, size: int) -> FrameRun:
     """Keep the first frames that hold `records` records after `after`, or `size` bytes; at least one."""
-    counts = np.cumsum(frames.counts_of(run.batch.words).astype(np.int64)) - max(after + 1 - run.first_seq, 0)
+    counts = np.cumsum(_counts_after(run, after))
     sizes = np.cumsum(run.batch.total_bytes)
     rows = 1 + min(int(np.searchsorted(counts, records)), int(np.searchsorted(sizes, size)))
     if rows >= len(run.batch):

@@ -33,12 +33,20 @@ from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.wire import PROTOCOL
-from ringlog.errors import ConfigError, RequestTimeout, RinglogError, StartRefused
+from ringlog.errors import (
+    ConfigError,
+    CorruptData,
+    DiskError,
+    NotConnected,
+    RequestTimeout,
+    RinglogError,
+    StartRefused,
+)
 from ringlog.frame.settle import S_POSITION, WORDS, Entries
 from ringlog.limits import HEARTBEAT_INTERVAL_MS, RING_FRAME_FRACTION
 from ringlog.link.address import EngineInfo
 from ringlog.link.curve import CurveKey, read_key_file, read_private_text
-from ringlog.link.local_links import LocalLinks
+from ringlog.link.local_links import LocalLinks, cold_unavailable
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Pending
 from ringlog.link.runs import I64, Run
@@ -46,7 +54,9 @@ from ringlog.link.timers import Timers
 from ringlog.logs import say
 from ringlog.signals import StopFlag
 from ringlog.storage.disk import RealDisk
+from ringlog.storage.ledger import Ledger
 from ringlog.storage.reader import Mark as ReadMark
+from ringlog.storage.shelf import SegmentShelf
 
 log = logging.getLogger("ringlog.gateway")
 
@@ -154,6 +164,7 @@ class Shell:
             boot.shm_dir, client_id=boot.name, clock=self._clock, timers=self._timers, fds=self._fds,
             ring_bytes=ring_bytes,
         )  # fmt: skip
+        self._shelf = SegmentShelf(self._disk, boot.data_dir)
         self._events: list[Any] = []
         self._watches: dict[int, ev.WatchTopic] = {}
         self._waits: dict[int, Pending[bool]] = {}
@@ -164,6 +175,8 @@ class Shell:
             ev.AskShard: self._ask,
             ev.PushFrames: self._push,
             ev.ReadFiles: self._read,
+            ev.ReadCold: self._read_cold,
+            ev.FindTime: self._find_time,
             ev.WatchTopic: self._watch,
             ev.Unwatch: self._unwatch,
             Stop: self._note_stop,
@@ -233,6 +246,7 @@ class Shell:
 
     def close(self) -> None:
         """Let go of everything."""
+        self._shelf.close()
         self._links.close()
         self._close_sockets()
 
@@ -355,12 +369,41 @@ class Shell:
         try:
             read = read_files(
                 effect, data_dir=self._boot.data_dir, shm_dir=self._boot.shm_dir, disk=self._disk,
-                marks=lambda is_volatile: self._mark(shard, is_volatile=is_volatile),
+                shelf=self._shelf, marks=lambda is_volatile: self._mark(shard, is_volatile=is_volatile),
             )  # fmt: skip
         except BoardUnstable as e:
             # Its shard died while it published; the next incarnation repairs the mark.
             read = ev.FramesRead(effect.ticket, 0, 0, 0, effect.after, None, e)
         self._events.append(read)
+
+    def _read_cold(self, effect: ev.ReadCold) -> None:
+        """Never here: a cold store that is stuck must not hold up anybody else (TI-9)."""
+
+        def answered(asked: Pending[Any]) -> None:
+            error = asked.error
+            if error is not None and not isinstance(error, RinglogError):
+                raise error
+            if isinstance(error, RequestTimeout | NotConnected):
+                error = cold_unavailable(error.message)
+            data = None if error is not None else asked.take().attachment or b""
+            self._events.append(ev.ColdArrived(effect.ticket, data, error))
+
+        deadline_ns = self._clock.monotonic_ns() + ASK_NS
+        self._links.ask_relocator(effect.wanted, deadline_ns).when_done(answered)
+
+    def _find_time(self, effect: ev.FindTime) -> None:
+        shard = effect.located.shard
+        ledger = Ledger(
+            self._disk, self._boot.data_dir, self._boot.shm_dir,
+            lambda is_volatile: self._mark(shard, is_volatile=is_volatile),
+        )  # fmt: skip
+        try:
+            found = ev.TimeFound(effect.ticket, ledger.seek_time(effect.located, effect.ts_us))
+        except (CorruptData, DiskError, BoardUnstable) as e:
+            found = ev.TimeFound(effect.ticket, 0, e)
+        finally:
+            ledger.close()
+        self._events.append(found)
 
     def _mark(self, shard: int, *, is_volatile: bool) -> ReadMark:
         page = self._links.board.process(1 + shard)

@@ -9,7 +9,7 @@ from ringlog.aio.shell import LoopShell
 from ringlog.client.pages import EARLIEST, Cursor, Filters, Page, Record, Start, TagFilter, Tombstone
 from ringlog.client.reader import ITERATOR_PAGE_RECORDS, read_page, resolve_filters, resolve_start
 from ringlog.client.source import LocalSource, Source, open_source
-from ringlog.client.tailer import TailBatch
+from ringlog.client.tailer import TailBatch, batches_of
 from ringlog.errors import UsageError
 from ringlog.limits import READ_LIMIT_MAX
 from ringlog.link.pending import Steps
@@ -152,15 +152,12 @@ class Tailer:
             self.cursor, limit=1 << 62, bytes_max=WINDOW_BYTES, wait_s=inf if self._follow else 0.0
         )
         items: list[TailBatch | Tombstone] = []
-        seq = portion.after
         if (gap := portion.gap) is not None:
             items.append(
                 Tombstone(
                     self._topic, gap.gap_from, gap.gap_to, gap.reason, portion.earliest_seq, portion.head_seq
                 )
             )
-        for run in portion.runs:
-            items.append(TailBatch(self._topic, portion.epoch, run, seq))
-            seq = run.last_seq
+        items += batches_of(portion, self._topic)
         after = portion.after if items else max(self.cursor.seq, portion.examined)
         return items, Cursor(portion.epoch, after), portion.examined >= portion.head_seq

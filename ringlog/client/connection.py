@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from ringlog.board.topics import TopicFacts
-from ringlog.envelope.messages import Located, Read, ReadReply, TopicInfo
+from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime, SeekTimeReply, TopicInfo
 from ringlog.link.pending import Pending
 from ringlog.link.protocol import Transport
 
@@ -51,6 +51,11 @@ class Connection(Protocol):
         ...
 
     @property
+    def cold_dir(self) -> str:
+        """Where cold segments lie, when that is a directory of this host; else empty: see `cold_read`."""
+        ...
+
+    @property
     def generation(self) -> int:
         """Grows when the engine was restarted: locate again and open files anew."""
         ...
@@ -73,6 +78,14 @@ class Connection(Protocol):
 
     def published_since(self, shard: int, seen: Marks, timeout_s: float) -> Pending[bool]:
         """Done with True once `marks(shard)` differs from `seen`, with False after the timeout."""
+        ...
+
+    def cold_read(self, request: ColdRead) -> Pending[memoryview]:
+        """Have bytes of a cold segment read; fails with NotReady, reason cold_unavailable (TI-10)."""
+        ...
+
+    def seek_remote(self, request: SeekTime) -> Pending[SeekTimeReply]:
+        """Ask the gateway where records of a time begin (ipc and tcp)."""
         ...
 
     def read_remote(self, request: Read) -> Pending[tuple[ReadReply, memoryview]]:

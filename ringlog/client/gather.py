@@ -72,6 +72,12 @@ class GatheredPiece:
     def cut(self, count: int) -> GatheredPiece:
         return self.keep(slice(0, count))
 
+    def until(self, seq: int) -> GatheredPiece:
+        """Only the records up to `seq`; the stretch ends there."""
+        found = self.keep(slice(0, int(np.searchsorted(self._seqs, seq, side="right"))))
+        found._last_seq = min(self._last_seq, seq)
+        return found
+
     def after(self, seq: int) -> GatheredPiece:
         """Only the records behind `seq`."""
         if not len(self._seqs) or self._seqs[0] > seq:

@@ -9,7 +9,7 @@ from ringlog.board.topics import TopicFacts
 from ringlog.client.connection import Marks
 from ringlog.client.session import Session
 from ringlog.client.shell import Shell
-from ringlog.envelope.messages import Located, Read, ReadReply, TopicInfo
+from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime, SeekTimeReply, TopicInfo
 from ringlog.link.pending import Pending
 from ringlog.link.protocol import Transport
 
@@ -38,6 +38,11 @@ class LockedConnection:
         return self._shell.session.shm_dir
 
     @property
+    def cold_dir(self) -> str:
+        """Where cold segments lie, or nothing."""
+        return self._shell.session.cold_dir
+
+    @property
     def generation(self) -> int:
         """Grows when the engine was restarted."""
         return self._shell.session.generation
@@ -63,6 +68,14 @@ class LockedConnection:
     def published_since(self, shard: int, seen: Marks, timeout_s: float) -> Pending[bool]:
         """Wait for a publication."""
         return self._begin(lambda session: session.published_since(shard, seen, timeout_s))
+
+    def cold_read(self, request: ColdRead) -> Pending[memoryview]:
+        """Have bytes of a cold segment read."""
+        return self._begin(lambda session: session.cold_read(request))
+
+    def seek_remote(self, request: SeekTime) -> Pending[SeekTimeReply]:
+        """Ask the gateway where records of a time begin."""
+        return self._begin(lambda session: session.seek_remote(request))
 
     def read_remote(self, request: Read) -> Pending[tuple[ReadReply, memoryview]]:
         """Send a Read to the gateway."""

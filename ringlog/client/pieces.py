@@ -48,6 +48,15 @@ class Piece(Protocol):
         """(n,) microseconds since the epoch, of every record."""
         ...
 
+    @property
+    def seqs(self) -> I64:
+        """(n,) number of each record."""
+        ...
+
+    def until(self, seq: int) -> Piece:
+        """The stretch up to `seq` only; of one that was not filtered yet."""
+        ...
+
     def __len__(self) -> int: ...
 
     def column(self, column: Column) -> list[bytes] | None:
@@ -106,6 +115,23 @@ def pieces_of(run: FrameRun, after: int, topic: str) -> Iterator[Piece]:
             yield gather(run, rows, after, topic)
 
 
+def visible_pieces(run: FrameRun, after: int, until: int, hidden: I64, topic: str) -> Iterator[Piece]:
+    """The pieces of `run` behind `after` up to `until`, without the `hidden` (ascending) positions."""
+    if after >= until:
+        return
+    for piece in pieces_of(run, after, topic):
+        first = piece.seq_at(0) if len(piece) else piece.last_seq + 1
+        if first > until:
+            return
+        shown = piece if piece.last_seq <= until else piece.until(until)
+        if len(hidden):
+            low, high = np.searchsorted(hidden, [first, shown.last_seq + 1])
+            if low < high:
+                gone = np.isin(shown.seqs, hidden[low:high], assume_unique=True)
+                shown = shown.keep(np.flatnonzero(~gone))
+        yield shown
+
+
 def open_run_frame(run: FrameRun, offset: int, topic: str) -> FrameView:
     """Open one frame of a run, whose checksums were looked at when it was read; raises CorruptData."""
     try:
@@ -127,6 +153,19 @@ class FramePiece:
     @property
     def last_seq(self) -> int:
         return self.view.last_seq
+
+    @property
+    def seqs(self) -> I64:
+        first = self.view.first_seq
+        return np.arange(first, first + len(self.view)) if self._rows is None else first + self._rows
+
+    @property
+    def is_whole(self) -> bool:
+        """All records of `view`."""
+        return self._rows is None
+
+    def until(self, seq: int) -> FramePiece:
+        return FramePiece(self.view.slice(0, seq + 1 - self.view.first_seq))
 
     @property
     def commit_ts(self) -> int:

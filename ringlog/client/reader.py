@@ -8,7 +8,8 @@ about a microsecond each; `pages()` with `page.bytes()`, or the tailer, are the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any, Protocol
 
@@ -107,20 +108,33 @@ def read_page(
     wait_s: float = 0.0, filters: Filters = Filters(),  # noqa: B008  an immutable default
 ) -> Steps[Page]:  # fmt: skip
     """Fill one page from `cursor` on: up to `limit` records that pass the filters, or `max_bytes` of them."""
-    portion = yield from source.fetch(cursor, limit=limit, bytes_max=max_bytes, wait_s=wait_s)
+    # A filter may leave out all there is: the wait begins when that is known (DR-18).
+    portion = yield from source.fetch(
+        cursor, limit=limit, bytes_max=max_bytes, wait_s=0.0 if filters else wait_s
+    )
     tray = _Tray(portion.after, limit, max_bytes, filters)
     first = portion
+    has_waited = not filters or wait_s <= 0
     while True:
         tray.take(portion, topic)
-        is_done = not filters or tray.is_full or tray.seq - first.after >= SCAN_RECORDS_MAX
-        if is_done or tray.seq >= portion.head_seq:
+        is_left_out = bool(filters) or len(portion.hidden) > 0
+        if not is_left_out or tray.is_full or tray.seq - first.after >= SCAN_RECORDS_MAX:
             break
         seq = tray.seq
+        is_at_end = seq >= portion.head_seq
+        if is_at_end and (has_waited or tray.pieces or first.gap is not None):
+            break
         portion = yield from source.fetch(
-            Cursor(portion.epoch, seq), limit=limit, bytes_max=max_bytes, wait_s=0.0
-        )
-        if portion.gap is not None or portion.epoch != first.epoch or portion.examined <= seq:
-            break  # The next page begins with it, or there is nothing more for now.
+            Cursor(portion.epoch, seq), limit=limit, bytes_max=max_bytes,
+            wait_s=wait_s if is_at_end else 0.0,
+        )  # fmt: skip
+        has_waited = has_waited or is_at_end
+        if portion.gap is not None or portion.epoch != first.epoch:
+            break  # The next page begins with it.
+        if portion.examined <= seq:
+            break  # There is nothing more for now.
+        if is_at_end:
+            first = replace(portion, after=first.after, gap=first.gap)
     tombstone = None
     if first.gap is not None:
         gap = first.gap
@@ -133,10 +147,13 @@ def read_page(
 
 def read(
     connection: Connection, topic: str, after: Cursor | int = 0, *, limit: int = READ_LIMIT_DEFAULT,
-    max_bytes: int = READ_BYTES_DEFAULT, wait_ms: int = 0, tags: TagFilter | None = None,
-    node: str | list[str] | None = None,
+    start: datetime | None = None, max_bytes: int = READ_BYTES_DEFAULT, wait_ms: int = 0,
+    tags: TagFilter | None = None, node: str | list[str] | None = None,
 ) -> Steps[Page]:  # fmt: skip
-    """One difference read (section 17): `limit` 1..1000, 0 = 256; `wait_ms` 0..30000; larger is clamped."""
+    """One difference read (section 17): `limit` 1..1000, 0 = 256; `wait_ms` 0..30000; larger is clamped.
+
+    `start`, a time with its zone, instead of `after`: from the first record committed then or later.
+    """
     cursor = after if isinstance(after, Cursor) else Cursor(0, check_after(after))
     if limit < 0 or max_bytes < 0 or wait_ms < 0:
         raise UsageError(
@@ -145,6 +162,8 @@ def read(
     filters = yield from resolve_filters(connection, topic, tags, node)
     source = open_source(connection, topic)
     try:
+        if start is not None:
+            cursor = yield from resolve_start(connection, source, topic, start)
         return (
             yield from read_page(
                 source, topic, cursor,
@@ -175,33 +194,18 @@ def resolve_start(connection: Connection, source: Source, topic: str, start: Sta
         return start
     if start is EARLIEST:
         return Cursor(0, 0)
-    if start is LATEST or isinstance(start, datetime):
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise UsageError("a time to start at needs a time zone", found=str(start))
+        wanted_us = (start - _EPOCH_TIME) // timedelta(microseconds=1)
+        return (yield from source.seek_time(max(wanted_us, 0)))
+    if start is LATEST:
         # Any cursor tells the head; this one is never taken for one of an earlier life.
         portion = yield from source.fetch(Cursor(0, 0), limit=1, bytes_max=1, wait_s=0.0)
-        if isinstance(start, datetime):
-            return (yield from _before_time(source, topic, portion, start))
         return Cursor(portion.epoch, portion.head_seq)
     if isinstance(start, Position):
         raise UsageError("not a place to start", found=repr(start))
     return Cursor(0, check_after(start))
-
-
-def _before_time(source: Source, topic: str, portion: Portion, start: datetime) -> Steps[Cursor]:
-    """Cursor before the first record committed at `start` or later: a bisection, since times never fall."""
-    if start.tzinfo is None:
-        raise UsageError("a time to start at needs a time zone", found=str(start))
-    wanted_us = round((start - _EPOCH_TIME).total_seconds() * 1_000_000)
-    low, high = portion.earliest_seq - 1, portion.head_seq
-    while low < high:
-        middle = (low + high) // 2
-        page = yield from read_page(source, topic, Cursor(portion.epoch, middle), limit=1)
-        if page.epoch != portion.epoch:
-            return Cursor(page.epoch, 0)
-        if not page.pieces or page.pieces[0].commit_ts >= wanted_us:
-            high = middle
-        else:
-            low = page.cursor.seq
-    return Cursor(portion.epoch, high)
 
 
 class Reader:

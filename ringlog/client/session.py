@@ -25,17 +25,29 @@ from ringlog.client.stream import Stream, class_met
 from ringlog.clock import Clock, SystemClock
 from ringlog.envelope.messages import (
     Append,
+    ColdRead,
     Locate,
     Located,
     Message,
     Read,
     ReadReply,
+    SeekTime,
+    SeekTimeReply,
     TopicInfo,
     TopicPut,
     TopicResolve,
 )  # fmt: skip
 from ringlog.envelope.messages import Appended as AppendedMessage
-from ringlog.errors import NotConnected, NotReady, Outcome, ShuttingDown, StaleEpoch, Throttled, TopicNotFound
+from ringlog.errors import (
+    NotConnected,
+    NotReady,
+    Outcome,
+    RequestTimeout,
+    ShuttingDown,
+    StaleEpoch,
+    Throttled,
+    TopicNotFound,
+)
 from ringlog.frame.codec import patch
 from ringlog.frame.settle import (
     FLAG_DEDUPED,
@@ -48,7 +60,7 @@ from ringlog.frame.settle import (
 )  # fmt: skip
 from ringlog.link.address import Address
 from ringlog.link.gateway_links import GatewayLinks, curve_of
-from ringlog.link.local_links import LocalLinks
+from ringlog.link.local_links import LocalLinks, cold_unavailable
 from ringlog.link.peer import MS, FdSet
 from ringlog.link.pending import Pending, Steps, resolved, start
 from ringlog.link.protocol import Transport
@@ -330,6 +342,11 @@ class Session:
         return self._local().engine.shm_dir
 
     @property
+    def cold_dir(self) -> str:
+        """Where cold segments lie, or nothing."""
+        return self._local().engine.cold_dir
+
+    @property
     def generation(self) -> int:
         """Grows when the engine was restarted."""
         return self.links.generation
@@ -359,6 +376,21 @@ class Session:
         """Done with True once the marks differ from `seen`, with False after the timeout."""
         deadline = self.clock.monotonic_ns() + int(timeout_s * 1e9)
         return self._local().published_since(shard, lambda: self.marks(shard), seen, deadline)
+
+    def cold_read(self, request: ColdRead) -> Pending[memoryview]:
+        """Have the relocator read bytes of a cold segment."""
+        return start(self._cold_steps(request))
+
+    def _cold_steps(self, request: ColdRead) -> Steps[memoryview]:
+        try:
+            reply = yield self._local().ask_relocator(request, self.deadline_ns())
+        except (NotConnected, RequestTimeout) as e:
+            raise cold_unavailable(e.message) from None
+        return memoryview(reply.attachment or b"")
+
+    def seek_remote(self, request: SeekTime) -> Pending[SeekTimeReply]:
+        """Ask the gateway where records of a time begin."""
+        return self.ask(0, request)
 
     def read_remote(self, request: Read) -> Pending[tuple[ReadReply, memoryview]]:
         """Send a Read to the gateway."""

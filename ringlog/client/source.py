@@ -7,29 +7,40 @@ Every frame was verified by its checksums on this side of the wire, whoever read
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
+
+import numpy as np
+from pyroaring import BitMap64
 
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts
 from ringlog.client.connection import Connection
 from ringlog.client.pages import Cursor
-from ringlog.client.pieces import Piece, pieces_of
+from ringlog.client.pieces import Piece, visible_pieces
 from ringlog.clock import Clock, SystemClock
-from ringlog.envelope.messages import Located, Read, ReadReply
-from ringlog.errors import CorruptData, Internal, NotReady
+from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime
+from ringlog.errors import CorruptData, DiskError, Internal, NotReady
 from ringlog.frame import batch as frames
+from ringlog.frame import layout
 from ringlog.frame.batch import End
-from ringlog.limits import READ_BYTES_MAX, READ_LIMIT_MAX, WAIT_MS_MAX
+from ringlog.limits import EXTENTS_PER_LOCATE_MAX, READ_BYTES_MAX, READ_LIMIT_MAX, WAIT_MS_MAX
 from ringlog.link.pending import Steps
 from ringlog.storage.disk import RealDisk
+from ringlog.storage.ledger import Ledger
+from ringlog.storage.mask import I64, NOTHING, Mask
 from ringlog.storage.reader import FIRST_WINDOW_BYTES, FrameRun, Mark, Pause, TopicReader
+from ringlog.storage.shelf import SegmentShelf
 from ringlog.topic.tombstone import Floors, Gap, ReadPlan, plan_read
 
 _MS = 1_000_000
 _TRIES_MAX = 40
 """Looks in a row that find neither records nor the end; then the caller gets what there is."""
 _TRIES_PER_LOCATE = 4
+SCAN_POSITIONS_MIN = 100_000
+"""Positions without a record that are passed over before the caller gets a turn (DR-14)."""
 _LOOK_AGAIN_S = 0.05
 _WAIT_SLICE_S = 5.0
 """Longest single wait for a publication: how soon a restarted engine is noticed without a bell."""
@@ -46,12 +57,16 @@ class Portion:
     after: int
     runs: Sequence[FrameRun]
     examined: int
-    """Position up to which this portion is complete."""
+    """Position up to which this portion is complete. Frames may reach beyond it."""
+    hidden: I64 = field(default_factory=lambda: NOTHING)
+    """Ascending positions to pass over silently: deleted or expired."""
 
     def pieces(self, topic: str) -> Iterator[Piece]:
         """The records, frame by frame or many frames at once; the first begins right behind `after`."""
+        after = self.after
         for run in self.runs:
-            yield from pieces_of(run, self.after, topic)
+            yield from visible_pieces(run, after, self.examined, self.hidden, topic)
+            after = max(after, run.last_seq)
 
 
 class Source(Protocol):
@@ -62,6 +77,13 @@ class Source(Protocol):
 
         With nothing to tell it waits up to `wait_s`, infinity allowed. Raises TopicNotFound, also when
         the topic is deleted meanwhile, CorruptData for damage, and connection trouble.
+        """
+        ...
+
+    def seek_time(self, ts_us: int) -> Steps[Cursor]:
+        """Cursor before the first record committed at or after `ts_us`, microseconds; else at the end.
+
+        Raises as fetch.
         """
         ...
 
@@ -117,37 +139,52 @@ class LocalSource:
         self._disk = RealDisk()
         self._located: Located | None = None
         self._located_for: Cursor | None = None
+        self._located_us = 0
         self._generation = -1
         self._reader: TopicReader | None = None
+        self._shelf: SegmentShelf | None = None
         self._kept = _Kept()
 
     def close(self) -> None:
         """Let go of files; what comes next is located anew."""
         if self._reader is not None:
             self._reader.close()
-        self._reader = self._located = self._located_for = None
+        if self._shelf is not None:
+            self._shelf.close()
+        self._reader = self._located = self._located_for = self._shelf = None
         self._kept.clear()
 
     def fetch(self, cursor: Cursor, *, limit: int, bytes_max: int, wait_s: float) -> Steps[Portion]:
         """See Source.fetch."""
         started_ns = self._clock.monotonic_ns()
-        tries = 0
+        tries = passed = 0
         while True:
             if self._generation != self._connection.generation:
                 self.close()
             located = yield from self._locate(cursor)
             seen = self._connection.marks(located.shard)
             facts = self._connection.facts(located)
-            if facts is None or facts.state != TOPIC_LIVE:
-                # Another life, or none: only the shard knows.
+            now_us = self._clock.now_us()
+            if facts is None or facts.state != TOPIC_LIVE or self._is_stale(located, facts, now_us):
+                # Another life, or none, or records have gone: only the shard knows.
                 tries = self._count_try(tries)
                 self._locate_anew()
                 continue
             plan = self._plan(cursor, located, facts)
             pause = self._read(plan, located, limit, bytes_max)
-            portion = self._portion(plan, located, facts, pause)
-            if portion.runs or plan.gap is not None:
+            portion = self._portion(plan, located, facts, now_us)
+            if portion.gap is not None or _shows_anything(portion):
                 return portion
+            if pause is Pause.COLD:
+                yield from self._fetch_cold(located)
+                continue
+            if portion.examined > plan.after and passed < SCAN_POSITIONS_MIN and portion.examined < plan.stop:
+                # All of it has gone; what follows may not have.
+                passed += portion.examined - plan.after
+                cursor = Cursor(located.epoch, portion.examined)
+                if pause is Pause.MOVED:
+                    self._locate_anew()
+                continue
             if pause is Pause.MOVED:
                 tries = self._count_try(tries)
                 self._locate_anew()
@@ -156,6 +193,8 @@ class LocalSource:
                 continue
             left_s = wait_s - (self._clock.monotonic_ns() - started_ns) / 1e9
             if portion.examined < plan.stop:
+                if portion.examined > plan.after:
+                    return portion  # All of it has gone: the caller goes on behind it (DR-14).
                 # Published a moment ago, or its shard is restarting: the mark is about to move.
                 tries += 1
                 if tries >= _TRIES_MAX:
@@ -168,7 +207,36 @@ class LocalSource:
             if left_s <= 0 or plan.stop < facts.head_seq:
                 return portion
             tries = 0
+            # What was passed over need not be looked at again.
+            cursor = Cursor(located.epoch, max(portion.examined, cursor.seq))
             yield self._connection.published_since(located.shard, seen, min(left_s, _WAIT_SLICE_S))
+
+    def seek_time(self, ts_us: int) -> Steps[Cursor]:
+        """See Source.seek_time: from the indexes of segments, and the stamps in the log."""
+        after = 0
+        for _ in range(_TRIES_MAX):
+            located: Located = yield self._connection.locate(self._topic, after)
+            ledger = Ledger(
+                self._disk, self._connection.data_dir, self._connection.shm_dir, self._marks_of(located.shard)
+            )
+            try:
+                found = ledger.seek_time(located, ts_us)
+            except DiskError as e:
+                if e.errno != errno.ENOENT:
+                    raise
+                continue  # A file of the answer is gone: it says where the records lie now.
+            finally:
+                ledger.close()
+            if len(located.extents) < EXTENTS_PER_LOCATE_MAX or found <= after:
+                return Cursor(located.epoch, max(found, after))
+            after = found  # Perhaps only the end of a list that was cut short.
+        raise NotReady("the topic keeps changing while it is read", topic=self._topic)
+
+    def _is_stale(self, located: Located, facts: TopicFacts, now_us: int) -> bool:
+        """Records were removed since the shard was asked, or are due to expire (X-10)."""
+        if facts.version > located.version:
+            return True
+        return 0 < facts.due_us <= now_us and self._located_us < facts.due_us
 
     def _locate_anew(self) -> None:
         # The reader stays: it remembers that it saw a hole, which only a second sight makes damage.
@@ -183,13 +251,19 @@ class LocalSource:
     def _locate(self, cursor: Cursor) -> Steps[Located]:
         if self._located is None:
             self._generation = self._connection.generation
+            self._located_us = self._clock.now_us()
             self._located = yield self._connection.locate(self._topic, cursor.seq, cursor.epoch)
             self._located_for = cursor
         return self._located
 
     def _plan(self, cursor: Cursor, located: Located, facts: TopicFacts) -> ReadPlan:
+        # Either may be the younger one; floors never fall.
         floors = Floors(
-            facts.head_seq, facts.earliest_seq, facts.cap_floor, facts.ttl_floor, facts.trim_floor
+            facts.head_seq,
+            min(max(facts.earliest_seq, located.earliest_seq), facts.head_seq + 1),
+            max(facts.cap_floor, located.cap_floor),
+            max(facts.ttl_floor, located.ttl_floor),
+            max(facts.trim_floor, located.trim_floor),
         )
         is_recreated = cursor.epoch not in {0, located.epoch} or (
             located.recreated and self._located_for == cursor
@@ -204,6 +278,7 @@ class LocalSource:
             return None
         reader = self._reader
         if reader is None:
+            self._shelf = SegmentShelf(self._disk, self._connection.data_dir)
             reader = self._reader = self._open_reader(located, plan.after)
         elif reader.located is not located:
             reader.relocate(located, plan.after)
@@ -211,8 +286,17 @@ class LocalSource:
             kept.clear()
             return Pause.MOVED
         reader.cursor = plan.after
-        runs, pause = self._collect(reader, plan.stop, limit, bytes_max)
-        stop = plan.stop if pause is Pause.BEYOND_HEAD else min(max(plan.after, reader.cursor), plan.stop)
+        most = min(plan.stop, located.deleted_to or plan.stop)
+        runs, pause = self._collect(reader, most, limit, bytes_max)
+        reached = max(plan.after, reader.cursor)
+        is_end = pause is Pause.BEYOND_HEAD or (
+            pause in {Pause.MOVED, Pause.AT_MARK} and reader.accounts_for(reached + 1, most)
+        )
+        if is_end and most < plan.stop:
+            pause = Pause.MOVED  # Further deletions have to be asked for.
+        elif is_end:
+            pause = Pause.BEYOND_HEAD
+        stop = most if is_end else min(reached, most)
         kept.hold(runs, plan.after, stop, located.epoch)
         return pause
 
@@ -240,28 +324,50 @@ class LocalSource:
 
     def _open_reader(self, located: Located, after: int) -> TopicReader:
         connection = self._connection
-
-        def marks(is_volatile: bool) -> Mark:
-            found = connection.marks(located.shard)
-            return Mark(*(found.volatile if is_volatile else found.wal))
-
         return TopicReader(
-            located, after, data_dir=connection.data_dir, shm_dir=connection.shm_dir, marks=marks,
-            disk=self._disk, is_mapped=self._is_mapped,
+            located, after, data_dir=connection.data_dir, shm_dir=connection.shm_dir,
+            marks=self._marks_of(located.shard), disk=self._disk, is_mapped=self._is_mapped,
+            cold_dir=connection.cold_dir, shelf=self._shelf,
         )  # fmt: skip
 
-    def _portion(self, plan: ReadPlan, located: Located, facts: TopicFacts, pause: Pause | None) -> Portion:
+    def _marks_of(self, shard: int) -> Callable[[bool], Mark]:
+        connection = self._connection
+
+        def marks(is_volatile: bool) -> Mark:
+            found = connection.marks(shard)
+            return Mark(*(found.volatile if is_volatile else found.wal))
+
+        return marks
+
+    def _fetch_cold(self, located: Located) -> Steps[None]:
+        """Have the relocator read what the reader wants (TI-10: its failure is no loss)."""
+        reader = self._reader
+        want = None if reader is None else reader.cold_wanted
+        if reader is not None and want is not None:
+            data = yield self._connection.cold_read(ColdRead(want.path, want.start, want.stop))
+            reader.supply(want, data)
+
+    def _portion(self, plan: ReadPlan, located: Located, facts: TopicFacts, now_us: int) -> Portion:
         kept = self._kept
-        examined = max(plan.after, kept.stop) if pause is not Pause.MOVED else plan.after
+        reader = self._reader
+        mask = Mask(reader.deleted if reader is not None else None, located.ttl_us, now_us)
         return Portion(
             located.epoch,
             facts.head_seq,
-            facts.earliest_seq,
+            max(facts.earliest_seq, located.earliest_seq),
             plan.gap,
             plan.after,
             tuple(kept.runs),
-            examined,
+            max(plan.after, kept.stop),
+            mask.hidden(kept.runs),
         )
+
+
+def _shows_anything(portion: Portion) -> bool:
+    """True unless every record of the portion is hidden."""
+    if not portion.runs or not len(portion.hidden):
+        return bool(portion.runs)
+    return any(len(piece) for piece in portion.pieces(""))
 
 
 class RemoteSource:
@@ -271,6 +377,7 @@ class RemoteSource:
         self._connection = connection
         self._topic = topic
         self._kept = _Kept()
+        self._hidden = NOTHING
         self._reply: ReadReply | None = None
 
     def close(self) -> None:
@@ -279,13 +386,11 @@ class RemoteSource:
 
     def fetch(self, cursor: Cursor, *, limit: int, bytes_max: int, wait_s: float) -> Steps[Portion]:
         """See Source.fetch."""
-        kept = self._kept
-        if self._reply is not None and kept.covers(cursor.seq, cursor.epoch):
-            runs = kept.runs_after(cursor.seq)
-            return _remote_portion(self._reply, None, cursor.seq, runs, kept.stop)
+        kept, known = self._kept, self._reply
+        held = known is not None and kept.covers(cursor.seq, cursor.epoch)
         request = Read(
             self._topic, cursor.seq, cursor.epoch, min(limit, READ_LIMIT_MAX), min(bytes_max, READ_BYTES_MAX),
-            int(min(wait_s * 1000, WAIT_MS_MAX)),
+            int(min(wait_s * 1000, WAIT_MS_MAX)), *((kept.stop, known.version) if held and known else ()),
         )  # fmt: skip
         try:
             reply, buffer = yield self._connection.read_remote(request)
@@ -293,21 +398,40 @@ class RemoteSource:
             if e.detail.get("reason") == "corrupt_segment":
                 raise CorruptData(e.message, **e.detail) from None
             raise
-        runs = [_received(reply, buffer)] if reply.frames else []
+        if request.held and not reply.frames and not reply.reason and reply.next_after == request.held:
+            # Asked all the same: what was read ahead may have been deleted since (DL-9).
+            return self._portion(reply, None, cursor.seq, kept.runs_after(cursor.seq))
+        runs = _received(reply, buffer) if reply.frames else []
         kept.hold(runs, reply.after, reply.next_after, reply.epoch)
         self._reply = reply
+        self._hidden = _numbers(reply)
         gap = Gap(reply.gap_from, reply.gap_to, reply.reason) if reply.reason else None
-        return _remote_portion(reply, gap, reply.after, runs, reply.next_after)
+        return self._portion(reply, gap, reply.after, runs)
+
+    def seek_time(self, ts_us: int) -> Steps[Cursor]:
+        """See Source.seek_time."""
+        reply = yield self._connection.seek_remote(SeekTime(self._topic, ts_us))
+        return Cursor(reply.epoch, reply.after)
+
+    def _portion(self, reply: ReadReply, gap: Gap | None, after: int, runs: Sequence[FrameRun]) -> Portion:
+        return Portion(
+            reply.epoch, reply.head_seq, reply.earliest_seq, gap, after, tuple(runs), reply.next_after,
+            self._hidden,
+        )  # fmt: skip
 
 
-def _remote_portion(
-    reply: ReadReply, gap: Gap | None, after: int, runs: Sequence[FrameRun], examined: int
-) -> Portion:
-    return Portion(reply.epoch, reply.head_seq, reply.earliest_seq, gap, after, tuple(runs), examined)
+def _numbers(reply: ReadReply) -> I64:
+    """Positions to pass over; raises CorruptData."""
+    if not reply.hidden:
+        return NOTHING
+    try:
+        return np.frombuffer(BitMap64.deserialize(reply.hidden).to_array(), dtype=np.int64)
+    except ValueError as e:
+        raise CorruptData("a set of numbers arrived damaged", topic=reply.topic, reason=str(e)) from None
 
 
-def _received(reply: ReadReply, buffer: memoryview) -> FrameRun:
-    """Verify what the gateway sent; raises CorruptData."""
+def _received(reply: ReadReply, buffer: memoryview) -> list[FrameRun]:
+    """Verify what the gateway sent; raises CorruptData. Frames that overlap come in runs of their own."""
     damage = ""
     found = frames.scan(buffer) if len(buffer) % 8 == 0 else None
     if found is None or found.end is not End.CLEAN or len(found) != reply.frames:
@@ -321,4 +445,8 @@ def _received(reply: ReadReply, buffer: memoryview) -> FrameRun:
         damage = "body does not verify"
     if found is None or damage:
         raise CorruptData(f"frames arrived damaged: {damage}", topic=reply.topic, seq=reply.after + 1)
-    return FrameRun(buffer, found, 0, "", 0)
+    first = found.words[:, layout.W_BASE_SEQ].astype(np.int64)
+    last = first + frames.counts_of(found.words).astype(np.int64) - 1
+    cuts = np.flatnonzero(first[1:] <= np.maximum.accumulate(last)[:-1]) + 1
+    bounds = [0, *cuts.tolist(), len(found)]
+    return [FrameRun(buffer, found.take(slice(a, b)), 0, "", 0) for a, b in pairwise(bounds)]

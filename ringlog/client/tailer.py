@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.client.pages import EARLIEST, Cursor, Record, Start, Tombstone
-from ringlog.client.pieces import FramePiece, Piece, open_run_frame, pieces_of
+from ringlog.client.pieces import FramePiece, Piece, open_run_frame, visible_pieces
 from ringlog.client.reader import Runs, resolve_start
 from ringlog.client.source import LocalSource, Portion
 from ringlog.errors import UsageError
 from ringlog.frame import batch as frames
-from ringlog.frame import layout
 from ringlog.frame.view import FrameView
 from ringlog.limits import MIB
+from ringlog.storage.mask import I64, NOTHING
 from ringlog.storage.reader import FrameRun
 
 if TYPE_CHECKING:
@@ -37,21 +37,29 @@ _NO_LIMIT = 1 << 62
 
 
 class TailBatch:
-    """Consecutive records, as they lie in the log. All views are read-only.
+    """Consecutive records, as they lie in the log or in a segment. All views are read-only.
 
-    Without a copy where a frame is not compressed: `memoryviews()`, `frames()`, and `arrow()` of frames of
+    Records that were deleted or have expired are left out of everything it gives. Without a copy where a
+    frame is not compressed and nothing is left out: `memoryviews()`, `frames()`, and `arrow()` of frames of
     64 records and more. Copied: `bytes()`, `records()`, Arrow of smaller frames, which are put together,
     and `numpy()` when there is more than one frame.
     """
 
-    def __init__(self, topic: str, epoch: int, run: FrameRun, after: int) -> None:
+    def __init__(
+        self, topic: str, epoch: int, run: FrameRun, after: int, until: int, hidden: I64 = NOTHING
+    ) -> None:
+        """The records of `run` behind `after` up to `until`, without the `hidden` (ascending) positions."""
         self.topic = topic
         self.epoch = epoch
         self.first_seq = max(run.first_seq, after + 1)
-        self.last_seq = run.last_seq
+        self.last_seq = min(run.last_seq, until)
         self._run = run.after(after)
+        low, high = np.searchsorted(hidden, [self.first_seq, self.last_seq + 1])
+        self._hidden = hidden[low:high]
 
     def __len__(self) -> int:
+        if len(self._hidden) or self.last_seq < self._run.last_seq:
+            return sum(map(len, self._pieces))
         return int(frames.counts_of(self._run.batch.words).sum()) - (self.first_seq - self._run.first_seq)
 
     def __repr__(self) -> str:
@@ -60,7 +68,8 @@ class TailBatch:
     @property
     def ts(self) -> int:
         """When the last record was committed, in microseconds since the epoch."""
-        return int(self._run.batch.words[-1, layout.W_COMMIT_TS])
+        last = next(piece for piece in reversed(self._pieces) if len(piece))
+        return int(last.commit_stamps[-1])
 
     @property
     def cursor(self) -> Cursor:
@@ -68,10 +77,19 @@ class TailBatch:
         return Cursor(self.epoch, self.last_seq)
 
     def frames(self) -> Iterator[FrameView]:
-        """View the frames one by one; the first may begin inside of one. Slow when they are small."""
+        """View the frames one by one; the first may begin inside of one. Slow when they are small.
+
+        A frame out of whose middle records have gone comes as several views.
+        """
         for offset in self._run.batch.offsets.tolist():
             view = open_run_frame(self._run, offset, self.topic)
-            yield view if view.first_seq >= self.first_seq else view.after(self.first_seq - 1)
+            first, last = max(view.first_seq, self.first_seq), min(view.last_seq, self.last_seq)
+            low, high = np.searchsorted(self._hidden, [first, last + 1])
+            starts = [first, *(self._hidden[low:high] + 1).tolist()]
+            stops = [*self._hidden[low:high].tolist(), last + 1]
+            for start, stop in zip(starts, stops, strict=True):
+                if start < stop:
+                    yield view.slice(start - view.first_seq, stop - view.first_seq)
 
     def bytes(self) -> list[bytes]:
         """The payloads, copied out."""
@@ -83,13 +101,13 @@ class TailBatch:
 
     def numpy(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """(data, offsets): payload i is `data[offsets[i]:offsets[i + 1]]`; offsets is (n + 1,) int64."""
-        if len(self._run.batch) == 1:
+        if len(self._run.batch) == 1 and not len(self._hidden):
             payloads = next(self.frames()).payloads
             return payloads.data, payloads.offsets.astype(np.int64)
         sizes: list[NDArray[np.int64]] = []
         parts: list[Any] = []
         for piece in self._pieces:
-            if isinstance(piece, FramePiece):
+            if isinstance(piece, FramePiece) and piece.is_whole:
                 payloads = piece.view.payloads
                 sizes.append(np.diff(payloads.offsets).astype(np.int64))
                 parts.append(payloads.data[payloads.offsets[0] : payloads.offsets[-1]])
@@ -123,7 +141,7 @@ class TailBatch:
 
     @cached_property
     def _pieces(self) -> list[Piece]:
-        return list(pieces_of(self._run, self.first_seq - 1, self.topic))
+        return list(visible_pieces(self._run, self.first_seq - 1, self.last_seq, self._hidden, self.topic))
 
 
 class Tailer:
@@ -213,9 +231,19 @@ class Tailer:
                     self._topic, gap.gap_from, gap.gap_to, gap.reason, portion.earliest_seq, portion.head_seq
                 )
             )
-        after = portion.after
-        for run in portion.runs:
-            self._ready.append(TailBatch(self._topic, portion.epoch, run, after))
-            after = run.last_seq
+        self._ready += batches_of(portion, self._topic)
         if not self._ready:
             self._cursor = Cursor(portion.epoch, max(self._cursor.seq, portion.examined))
+
+
+def batches_of(portion: Portion, topic: str) -> list[TailBatch]:
+    """The records of a portion, a batch for each stretch; those of which nothing is left are passed over."""
+    after = portion.after
+    found: list[TailBatch] = []
+    for run in portion.runs:
+        if after < portion.examined and run.last_seq > after:
+            batch = TailBatch(topic, portion.epoch, run, after, portion.examined, portion.hidden)
+            if batch:
+                found.append(batch)
+            after = batch.last_seq
+    return found

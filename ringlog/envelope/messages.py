@@ -358,6 +358,10 @@ class Read(Message, frozen=True):
     limit: int = 256
     max_bytes: int = 1 << 20
     wait_ms: int = 0
+    held: int = 0
+    """Frames up to here are held from an earlier reply, which said `version`: if nothing was removed since,
+    the answer has no frames and `next_after` = `held`. 0 = none."""
+    version: int = 0
 
 
 class SeekTime(Message, frozen=True):
@@ -393,6 +397,11 @@ class ReadReply(Message, frozen=True):
     gap_to: int = 0
     reason: str = ""
     """Empty = no tombstone; else cap, ttl, mixed, source_trim, restart_loss or recreated."""
+    hidden: bytes = b""
+    """Numbers in the frames that are to be passed over, deleted or expired ones: a portable 64-bit roaring
+    bitmap. Whole frames are sent, and these are still in them."""
+    version: int = 0
+    """The topic's version that `hidden` was made from."""
 
 
 # -- segments: compactor, reclaimer and relocator -> shard -------------------------------------------------

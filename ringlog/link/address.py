@@ -33,6 +33,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     gateway_ipc: str = ""
     gateway_tcp: str = ""
     public_key: str = ""
+    cold_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,11 @@ def shard_socket(shm_dir: str, shard: int) -> str:
 def shard_bell(shm_dir: str, shard: int) -> str:
     """Path of the named pipe a shard sleeps on."""
     return f"{shm_dir}/wal_shard-{shard:02d}.bell"
+
+
+def relocator_socket(shm_dir: str) -> str:
+    """Endpoint of the process that reads cold segments."""
+    return f"ipc://{shm_dir}/relocator.sock"
 
 
 def supervisor_socket(shm_dir: str) -> str:

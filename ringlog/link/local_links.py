@@ -17,8 +17,8 @@ from ringlog.board.layout import P
 from ringlog.board.topics import TopicTable
 from ringlog.clock import Clock
 from ringlog.envelope.messages import Message
-from ringlog.errors import NotConnected
-from ringlog.link.address import EngineInfo, home_shard, shard_socket, supervisor_socket
+from ringlog.errors import NotConnected, NotReady
+from ringlog.link.address import EngineInfo, home_shard, relocator_socket, shard_socket, supervisor_socket
 from ringlog.link.engine_watch import EngineWatch
 from ringlog.link.peer import MS, FdSet, Peer, Reply
 from ringlog.link.pending import Pending
@@ -67,6 +67,7 @@ class LocalLinks:
         self._on_change = on_change
         self._context: zmq.Context[Any] = zmq.Context()
         self._supervisor = self._peer("the supervisor", self._supervisor_changed)
+        self._relocator = self._peer("the relocator")
         self._watch = EngineWatch(run_dir, clock=clock, timers=timers, on_engine=self._adopt)
         self._links: list[ShardLink] = []
         self._board: Board | None = None
@@ -165,6 +166,12 @@ class LocalLinks:
         """Ask the supervisor."""
         return self._supervisor.request(message, deadline_ns)
 
+    def ask_relocator(self, message: Message, deadline_ns: int) -> Pending[Reply]:
+        """Ask the process that reads cold segments; it is connected to when it is first needed."""
+        if self._relocator.fd < 0 and self._board is not None:
+            self._relocator.point_at(relocator_socket(self.engine.shm_dir))
+        return self._relocator.request(message, deadline_ns, is_patient=False)
+
     def submit(self, shard: int, run: Run) -> None:
         """Push frames into the shard's ring, or queue them until there is room."""
         self._link(shard).channel.submit(run)
@@ -186,6 +193,9 @@ class LocalLinks:
         """This descriptor became readable."""
         if self._supervisor.fd == fd:
             self._supervisor.pump()
+            return
+        if self._relocator.fd == fd:
+            self._relocator.pump()
             return
         for link in self._links:
             if link.control.fd == fd:
@@ -227,6 +237,7 @@ class LocalLinks:
             link.publication.close_ring()
             link.control.close()
         self._supervisor.close()
+        self._relocator.close()
         self._context.term()
         board, self._board = self._board, None
         if board is not None:
@@ -284,6 +295,8 @@ class LocalLinks:
 
     def _move(self, engine: EngineInfo, *, is_there: bool) -> None:
         self._supervisor.point_at(supervisor_socket(engine.shm_dir) if is_there else "")
+        is_asked = self._relocator.open_requests and is_there
+        self._relocator.point_at(relocator_socket(engine.shm_dir) if is_asked else "")
         while len(self._links) < engine.shards:
             self._links.append(self._new_link())
         for shard, link in enumerate(self._links):
@@ -321,3 +334,8 @@ class LocalLinks:
         )  # fmt: skip
         publication = PublicationWatch(self._client_id, clock=self._clock, timers=self._timers, fds=self._fds)
         return ShardLink(control, channel, publication)
+
+
+def cold_unavailable(why: str) -> NotReady:
+    """The error of a cold read that nobody could answer (TI-10): nothing is lost, ask again later."""
+    return NotReady("the place of cold records does not answer", reason="cold_unavailable", cause=why)

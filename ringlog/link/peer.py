@@ -296,7 +296,9 @@ class Peer:
             return  # Answered already, or given up.
         message = envelope.message
         if isinstance(message, ErrorReply):
-            if asked.is_patient and message.status in _PAUSES:
+            # Whether to wait for a cold store is up to the reader (TI-10).
+            is_cold = message.detail.get("reason") == "cold_unavailable"
+            if asked.is_patient and message.status in _PAUSES and not is_cold:
                 self._retry_later(envelope.corr, asked, message)
                 return
             del self._requests[envelope.corr]

@@ -1,23 +1,26 @@
 """TopicReader: the verified frames of one topic, in order, once each, as far as they are published.
 
-A reader is told where to look by a Located (extents of WAL files) and how far it may look by two facts
-that the shard publishes: the *mark* (every frame of that file below this offset may be read) and the
-topic's head. It never delivers a frame that reaches above the head it is given, nor one above the mark.
+A reader is told where to look by a Located: extents of segments first, then of WAL files. How far it may
+look into the log is told by two facts that the shard publishes: the *mark* (every frame of that file below
+this offset may be read) and the topic's head. Of the log it never delivers a frame that reaches above the
+head it is given, nor one above the mark. What lies in a segment is published: no mark is asked for, and a
+frame that begins below the head is delivered whole; its owner cuts.
 
 It does no waiting and sends no message, so that a server can hold thousands. `next_run` answers with
 frames or with a Pause saying why there are none: the owner waits for a publication, or asks the shard
-for a new Located with the cursor and hands it to `relocate`.
+for a new Located with the cursor and hands it to `relocate`, or fetches `cold_wanted` and hands it to
+`supply`.
 
 What is checked of every frame of the topic, before anybody sees it: its seal under the salt of the file
-it lies in, its body's checksum, and that no record is missing between it and the one before. A frame
-copied forward after a restart lies in two files; the second is passed over by its numbers. Damage is a
-CorruptData that names topic, seq, file and offset; what lies before it is delivered first (DR-16).
+it lies in, its body's checksum, and that no record is missing between it and the one before that nothing
+accounts for. A frame copied forward after a restart, or sealed while it still lies in the log, lies in two
+files; the second is passed over by its numbers. Damage is a CorruptData that names topic, seq, first_seq,
+last_seq, file and offset; what lies before it is delivered first (DR-16).
 """
 
 from __future__ import annotations
 
 import errno
-import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -25,13 +28,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
+from pyroaring import BitMap64
 
-from ringlog.errors import CorruptData, DiskError
+from ringlog.errors import CorruptData, DiskError, NotReady
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
 from ringlog.limits import FRAME_BYTES_MAX, KIB, MIB
 from ringlog.storage.disk import Disk
+from ringlog.storage.shelf import SegmentShelf
+from ringlog.storage.windows import ColdWant, MappedFile, ReadFile, SuppliedFile, Window, WindowFile
 
 WINDOW_BYTES = 1 * MIB
 """Bytes read at a time; one frame that is larger is read whole."""
@@ -40,10 +46,11 @@ FIRST_WINDOW_BYTES = 64 * KIB
 WINDOWS_PER_CALL_MAX = 64
 """Windows without a frame of the topic after which next_run returns to its caller."""
 VOLATILE_PREFIX = "@"
+TIER_COLD = 2
 
 
 class ExtentFacts(Protocol):
-    """A stretch of one WAL file, as in the message Extent. `stop` 0 = open end."""
+    """A stretch of a WAL file or of a segment, as in the message Extent. `stop` 0 = open end."""
 
     @property
     def path(self) -> str: ...
@@ -55,6 +62,14 @@ class ExtentFacts(Protocol):
     def start(self) -> int: ...
     @property
     def stop(self) -> int: ...
+    @property
+    def segment(self) -> int: ...
+    @property
+    def first_seq(self) -> int: ...
+    @property
+    def last_seq(self) -> int: ...
+    @property
+    def tier(self) -> int: ...
 
 
 class LocatedFacts(Protocol):
@@ -72,6 +87,8 @@ class LocatedFacts(Protocol):
     def extents(self) -> Any: ...
     @property
     def lost(self) -> list[int]: ...
+    @property
+    def deleted(self) -> bytes: ...
 
 
 class Mark(NamedTuple):
@@ -94,6 +111,8 @@ class Pause(Enum):
     """The next frame is not visible under the given head: read the head again."""
     MOVED = "moved"
     """The extents known are used up, or their files are gone: ask for a new Located."""
+    COLD = "cold"
+    """The bytes lie where only somebody else can read: fetch `cold_wanted`, hand it to `supply`."""
     UNFINISHED = "unfinished"
     """A lot of log was scanned and none of it was the topic's: call again when others had a turn."""
 
@@ -130,50 +149,6 @@ class FrameRun:
         return FrameRun(self.buffer, self.batch.take(slice(row, None)), self.salt, self.path, self.origin)
 
 
-class _Window(NamedTuple):
-    """Bytes of a file: scan `buffer` from `start` to `stop`; `origin` is the file offset of byte 0."""
-
-    buffer: Any
-    start: int
-    stop: int
-    origin: int
-
-
-class _ReadFile:
-    """Reads with pread into fresh private buffers: a failing disk is an error, not a signal (RD-15)."""
-
-    def __init__(self, disk: Disk, path: str) -> None:
-        self._disk = disk
-        self._fd = disk.open_read(path)
-
-    def window(self, start: int, stop: int) -> _Window:
-        buffer = np.empty(stop - start, dtype=np.uint8)
-        count = self._disk.read_into(self._fd, buffer, start)
-        return _Window(buffer, 0, count & ~7, start)
-
-    def close(self) -> None:
-        self._disk.close(self._fd)
-
-
-class _MappedFile:
-    """Maps the file: no copy, but damage under the mapping kills the process. For expendable readers."""
-
-    def __init__(self, disk: Disk, path: str) -> None:
-        fd = disk.open_read(path)
-        try:
-            size = disk.size(fd) & ~7
-            self._view = np.frombuffer(mmap.mmap(fd, size, prot=mmap.PROT_READ), dtype=np.uint8)
-        finally:
-            disk.close(fd)
-
-    def window(self, start: int, stop: int) -> _Window:
-        return _Window(self._view, start, min(stop, len(self._view)), 0)
-
-    def close(self) -> None:
-        # Views handed out keep the mapping alive; the last one to go unmaps it.
-        self._view = np.empty(0, dtype=np.uint8)
-
-
 class TopicReader:
     """Reads one life of one topic from a cursor on. Not thread-safe; cheap to hold: one open file."""
 
@@ -188,19 +163,29 @@ class TopicReader:
         disk: Disk,
         is_mapped: bool = False,
         window_bytes: int = WINDOW_BYTES,
+        cold_dir: str = "",
+        shelf: SegmentShelf | None = None,
     ) -> None:
+        """`cold_dir`: where cold segments lie, if they can be opened here; else they are asked for.
+        `shelf`: indexes of segments, to begin inside of one; without it they are read from their start.
+        """
         self.cursor = cursor
         """Last seq delivered, or passed over because it lies below what is retained."""
         self._roots = (data_dir, shm_dir)
+        self._cold_dir = cold_dir
+        self._shelf = shelf
         self._marks = marks
         self._disk = disk
-        self._open: type[_ReadFile] | type[_MappedFile] = _MappedFile if is_mapped else _ReadFile
+        self._open: type[ReadFile] | type[MappedFile] = MappedFile if is_mapped else ReadFile
         self._window_bytes = window_bytes
-        self._file: _ReadFile | _MappedFile | None = None
+        self._file: WindowFile | None = None
         self._hole_seen = False  # A hole is believed only after the shard was asked again.
+        self._cold_missing = ""  # So is the absence of a cold file.
         self._located = located
+        self._deleted = _bitmap(located.deleted)
         self._extent = 0
         self._offset = 0
+        self._is_sought = False
         self._enter(0)
 
     @property
@@ -208,9 +193,26 @@ class TopicReader:
         """The Located this reader works from."""
         return self._located
 
+    @property
+    def deleted(self) -> BitMap64 | None:
+        """Numbers that were removed one by one, as `located` says; None = none."""
+        return self._deleted
+
+    @property
+    def cold_wanted(self) -> ColdWant | None:
+        """After Pause.COLD: what to fetch."""
+        return self._file.wanted if isinstance(self._file, SuppliedFile) else None
+
+    def supply(self, want: ColdWant, data: Any) -> None:
+        """Hand in what `want` names; ignored when the reader has gone elsewhere meanwhile."""
+        if isinstance(self._file, SuppliedFile) and self._file.wanted == want:
+            self._file.supply(data)
+
     def relocate(self, located: LocatedFacts, cursor: int | None = None) -> None:
         """Go on from `cursor` (default: where we are) with new extents."""
         self.close()
+        if located is not self._located:
+            self._deleted = _bitmap(located.deleted)
         self._located = located
         if cursor is not None:
             self.cursor = cursor
@@ -225,13 +227,16 @@ class TopicReader:
     def next_run(self, head_seq: int, bytes_max: int = 0) -> FrameRun | Pause:
         """Return the next frames up to `head_seq`, about `bytes_max` bytes of log (0 = a window).
 
-        Raises CorruptData for damage, DiskError when the disk fails. Frames before the damage have
-        been returned by then, and calling again repeats the error.
+        Raises CorruptData for damage, DiskError when the disk fails, NotReady (cold_unavailable) when the
+        place of a cold segment does not answer. Frames before the damage have been returned by then, and
+        calling again repeats the error.
         """
         window_bytes = layout.padded(bytes_max or self._window_bytes)
         windows = 0
         while self._extent < len(self._located.extents):
             extent = self._located.extents[self._extent]
+            if not self._is_sought:
+                self._seek(extent)
             stop = self._visible_stop(extent)
             if stop is None:
                 return Pause.MOVED
@@ -241,8 +246,8 @@ class TopicReader:
                 self._enter(self._extent + 1)
                 continue
             window = self._read(extent, stop, window_bytes)
-            if window is None:
-                return Pause.MOVED
+            if isinstance(window, Pause):
+                return window
             found = frames.scan(window.buffer.view("<u8"), window.start, window.stop)
             if not len(found):
                 self._damaged(extent, found.reason or "zeros where frames were published", self._offset)
@@ -258,10 +263,24 @@ class TopicReader:
         self.close()
         self._extent = index
         if index < len(self._located.extents):
-            self._offset = self._located.extents[index].start
+            extent = self._located.extents[index]
+            self._offset = extent.start
+            self._is_sought = not extent.segment
+
+    def _seek(self, extent: ExtentFacts) -> None:
+        """Begin a segment at the frame that holds the next record, if its index can say where."""
+        self._is_sought = True
+        if extent.last_seq <= self.cursor:
+            self._offset = extent.stop
+        elif self._shelf is not None and self.cursor >= extent.first_seq:
+            place = self._shelf.frame_at(extent.path, self._located.topic_id, self.cursor + 1)
+            if place is not None and extent.start <= place.offset < extent.stop:
+                self._offset = place.offset
 
     def _visible_stop(self, extent: ExtentFacts) -> int | None:
         """File offset up to which the extent may be read now, or None when it has to be located anew."""
+        if extent.segment:
+            return extent.stop
         mark = self._marks(extent.path.startswith(VOLATILE_PREFIX))
         if mark.file_id == extent.file_id:
             return min(extent.stop, mark.offset) if extent.stop else mark.offset
@@ -269,34 +288,64 @@ class TopicReader:
             return 0
         return extent.stop or None
 
-    def _read(self, extent: ExtentFacts, stop: int, window_bytes: int) -> _Window | None:
-        """Read from where we are, at least one whole frame; None when the file is no longer there."""
-        if self._file is None:
-            try:
-                self._file = self._open(self._disk, self._path(extent))
-            except DiskError as e:
-                if e.errno == errno.ENOENT:
-                    return None
-                raise
+    def _read(self, extent: ExtentFacts, stop: int, window_bytes: int) -> Window | Pause:
+        """Read from where we are, at least one whole frame."""
+        file = self._file or self._opened(extent)
+        if file is None:
+            return Pause.MOVED
+        self._file = file
         wanted = min(self._offset + window_bytes, stop)
-        window = self._file.window(self._offset, wanted)
+        window = self._window(extent, file, wanted)
+        if window is None:
+            return Pause.COLD
         if window.stop - window.start < 8:
             self._damaged(extent, "the file ends before what was published", self._offset)
         length = int(window.buffer[window.start : window.start + 4].view("<u4")[0]) + layout.LEN_FIELD_BYTES
         if window.stop - window.start < length <= FRAME_BYTES_MAX and wanted < stop:
-            window = self._file.window(self._offset, min(self._offset + length, stop))
-        return window
+            window = self._window(extent, file, min(self._offset + length, stop))
+        return Pause.COLD if window is None else window
+
+    def _window(self, extent: ExtentFacts, file: WindowFile, stop: int) -> Window | None:
+        try:
+            return file.window(self._offset, stop)
+        except DiskError as e:
+            if extent.tier == TIER_COLD:
+                raise _cold_unavailable(self._located.topic, e) from None
+            raise
+
+    def _opened(self, extent: ExtentFacts) -> WindowFile | None:
+        """Open the extent's file; None when it is no longer there."""
+        is_cold = extent.tier == TIER_COLD
+        if is_cold and not self._cold_dir:
+            return SuppliedFile(extent.path)
+        try:
+            return self._open(self._disk, self._path(extent))
+        except DiskError as e:
+            if is_cold and (e.errno != errno.ENOENT or self._cold_missing == extent.path):
+                raise _cold_unavailable(self._located.topic, e) from None
+            self._cold_missing = extent.path if is_cold else ""
+            if e.errno == errno.ENOENT:
+                return None
+            raise
 
     def _path(self, extent: ExtentFacts) -> str:
+        if extent.tier == TIER_COLD:
+            return str(Path(self._cold_dir) / extent.path)
         is_volatile = extent.path.startswith(VOLATILE_PREFIX)
         return str(Path(self._roots[is_volatile]) / extent.path.removeprefix(VOLATILE_PREFIX))
 
     def _take(
-        self, extent: ExtentFacts, window: _Window, found: FrameBatch, head_seq: int
+        self, extent: ExtentFacts, window: Window, found: FrameBatch, head_seq: int
     ) -> FrameRun | Pause | None:
         """Move past the frames found; return ours among them, or None when there are none."""
         self._offset = window.origin + found.stop
         mine = np.flatnonzero(found.words[:, layout.W_TOPIC] == np.uint64(self._located.topic_id))
+        if extent.segment and len(mine) < len(found):
+            stranger = int(np.setdiff1d(np.arange(len(found)), mine)[0])
+            if stranger == 0:
+                self._damaged(extent, "a frame of another topic", window.origin + int(found.offsets[0]))
+            found = self._stop_before(window, found, stranger)
+            mine = mine[:stranger]
         if not len(mine):
             return None
         ours = found if len(mine) == len(found) else found.take(mine)
@@ -308,7 +357,10 @@ class TopicReader:
         if bad is not None:
             ours = self._stop_before(window, ours, bad)
         fresh = self._fresh(ours)
-        hidden = frames.first_true(_last_seqs(fresh) > head_seq)
+        if extent.segment:
+            hidden = frames.first_true(fresh.words[:, layout.W_BASE_SEQ].astype(np.int64) > head_seq)
+        else:
+            hidden = frames.first_true(_last_seqs(fresh) > head_seq)
         if hidden == 0:
             self._offset = window.origin + int(fresh.offsets[0])
             return Pause.BEYOND_HEAD
@@ -316,7 +368,7 @@ class TopicReader:
             fresh = self._stop_before(window, fresh, hidden)
         return self._deliver(extent, window, fresh)
 
-    def _stop_before(self, window: _Window, batch: FrameBatch, row: int) -> FrameBatch:
+    def _stop_before(self, window: Window, batch: FrameBatch, row: int) -> FrameBatch:
         """Keep what lies before `row`, and go on at `row` the next time."""
         self._offset = window.origin + int(batch.offsets[row])
         return batch.take(slice(0, row))
@@ -332,7 +384,7 @@ class TopicReader:
         wanted &= last > self.cursor
         return ours if wanted.all() else ours.take(np.flatnonzero(wanted))
 
-    def _deliver(self, extent: ExtentFacts, window: _Window, fresh: FrameBatch) -> FrameRun | Pause | None:
+    def _deliver(self, extent: ExtentFacts, window: Window, fresh: FrameBatch) -> FrameRun | Pause | None:
         if not len(fresh):
             return None
         hole = self._first_hole(fresh)
@@ -343,7 +395,8 @@ class TopicReader:
         bad = frames.first_bad_body(window.buffer, fresh)
         if bad == 0:
             at = window.origin + int(fresh.offsets[0])
-            self._damaged(extent, "body does not verify", at, seq=int(fresh.words[0, layout.W_BASE_SEQ]))
+            first, last = int(fresh.words[0, layout.W_BASE_SEQ]), int(_last_seqs(fresh)[0])
+            self._damaged(extent, "body does not verify", at, seq=first, first_seq=first, last_seq=last)
         if bad is not None:
             fresh = self._stop_before(window, fresh, bad)
         self._hole_seen = False
@@ -359,16 +412,24 @@ class TopicReader:
                 return int(row)
         return None
 
+    def accounts_for(self, first: int, last: int) -> bool:
+        """True when no live record is to be expected at positions first..last: removed or lost."""
+        return self._is_accounted(first, last + 1)
+
     def _is_accounted(self, first: int, stop: int) -> bool:
-        """True when no live record is to be expected at positions first..stop-1: removed or lost."""
         at = max(first, self._located.earliest_seq)
+        if at >= stop:
+            return True
+        deleted = self._deleted
+        gone = 0 if deleted is None else deleted.range_cardinality(at, stop)
         lost = self._located.lost
         for range_first, range_last in zip(lost[::2], lost[1::2], strict=True):
-            if range_first <= at <= range_last:
-                at = range_last + 1
-        return at >= stop
+            low, high = max(range_first, at), min(range_last + 1, stop)
+            if low < high:
+                gone += high - low - (0 if deleted is None else deleted.range_cardinality(low, high))
+        return gone >= stop - at
 
-    def _doubt(self, extent: ExtentFacts, window: _Window, fresh: FrameBatch) -> Pause:
+    def _doubt(self, extent: ExtentFacts, window: Window, fresh: FrameBatch) -> Pause:
         """Records are missing: retention may have moved while we read, so ask once before crying damage."""
         at = window.origin + int(fresh.offsets[0])
         if self._hole_seen:
@@ -382,13 +443,29 @@ class TopicReader:
 
     def _damaged(self, extent: ExtentFacts, reason: str, offset: int, **detail: Any) -> NoReturn:
         self._offset = offset
+        first, last = self.cursor + 1, max(self.cursor + 1, extent.last_seq)
+        place = None
+        if extent.segment and self._shelf is not None:
+            place = self._shelf.frame_at(extent.path, self._located.topic_id, first)
+        if place is not None and place.offset == offset:
+            first, last = place.first_seq, place.last_seq
         raise CorruptData(
             f"stored frames are damaged: {reason}",
             topic=self._located.topic,
-            **({"seq": self.cursor + 1} | detail),
+            **({"seq": self.cursor + 1, "first_seq": first, "last_seq": last} | detail),
             file=extent.path,
             offset=offset,
         )
+
+
+def _bitmap(data: bytes) -> BitMap64 | None:
+    return BitMap64.deserialize(data) if data else None
+
+
+def _cold_unavailable(topic: str, error: DiskError) -> NotReady:
+    return NotReady(
+        "the place of cold records does not answer", topic=topic, reason="cold_unavailable", errno=error.errno
+    )
 
 
 def _last_seqs(batch: FrameBatch) -> frames.I64:

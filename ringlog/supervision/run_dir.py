@@ -45,6 +45,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     gateway_tcp: str = ""
     public_key: str = ""
     """CURVE key of the TCP endpoint (Z85)."""
+    cold_dir: str = ""
+    """Where cold segments lie, when that is a directory: clients of this host read them there."""
 
 
 def require_private_dir(path: str, what: str) -> None:

@@ -25,6 +25,13 @@ _COMMANDS: dict[str, str] = {
     "write": "ringlog.cli.write:write",
     "read": "ringlog.cli.read:read",
     "tail": "ringlog.cli.read:tail",
+    "verify": "ringlog.cli.verify:verify",
+    "inspect": "ringlog.cli.inspect:inspect",
+    "repair": "ringlog.cli.repair:repair",
+    "backup": "ringlog.cli.backup:backup",
+    "restore": "ringlog.cli.restore:restore",
+    "checkpoint": "ringlog.cli.passes:checkpoint",
+    "scrub": "ringlog.cli.passes:scrub",
     "doctor": "ringlog.cli.doctor:doctor",
     "version": "ringlog.cli.version:version",
 }

@@ -29,6 +29,7 @@ _TOPIC_ROW = struct.Struct("<Qqqqqqqqqqqqq")
 _ENTRY_ROW = struct.Struct("<qqqqqqqqqqq")
 _STEM = re.compile(r"^(?:topics/([0-9a-f]{16})/seg-(\d{20})-|packs/pack-)([0-9a-f]{16})$")
 _APPEND = 1
+_PAGE_POSTINGS = 16_384
 _NO_TIME = -(1 << 63)
 
 
@@ -132,7 +133,7 @@ def verify_segment(root: str, stem: str, *, is_deep: bool = False, cold_dir: str
     if index is not None and walked is not None:
         _compare(report, index, walked, is_deep)
     _check_number(report, number, index)
-    _tags_of(report, Path(root) / f"{stem}.tags", index)
+    _tags_of(report, Path(root) / f"{stem}.tags", index, walked, is_deep)
     _marks_of(report, Path(root) / f"{stem}.del", number)
     return report
 
@@ -327,7 +328,7 @@ def _times_agree(entry: Entry, frame: DecodedFrame, is_deep: bool) -> bool:
         return True
     stamps = frame.columns.get("commit_ts") or [frame.commit_ts]
     events = [stamp for stamp in frame.columns.get("event_ts", []) if stamp != _NO_TIME]
-    expiries = [stamp for stamp in frame.columns.get("expires_at", []) if stamp > 0]
+    expiries = [stamp for stamp in frame.columns.get("expires_at", []) if stamp != 0]
     return (
         (entry.ts_min, entry.ts_max) == (min(stamps), max(stamps))
         and (entry.event_min, entry.event_max)
@@ -348,37 +349,97 @@ def _check_number(report: FileReport, number: int, index: Index | None) -> None:
 # -- tags and marks -----------------------------------------------------------------------------------
 
 
-def _tags_of(report: FileReport, path: Path, index: Index | None) -> None:
+@dataclass(slots=True)
+class Tags:
+    """A tags part. `dictionary` has (row of the topic, tag, records that have it), in order."""
+
+    number: int
+    records: int
+    header: dict[str, Any]
+    dictionary: list[tuple[int, str, list[int]]]
+
+
+def read_tags(data: bytes) -> Tags:
+    """Decode a tags part whole; raises VerifyError."""
+    _checked(data, TAGS_HEADER_BYTES, b"RLOGTAG1", "tags part")
+    (_, _, topics, number, salt, tags, postings, text_bytes, records, checksum, _) = _TAGS_HEADER.unpack_from(
+        data
+    )
+    pages = -(-postings // _PAGE_POSTINGS)
+    stop = TAGS_HEADER_BYTES + 8 * ((topics + 1) + 2 * (tags + 1) + pages) + ((text_bytes + 7) & ~7)
+    if stop + 4 * postings != len(data):
+        raise VerifyError("the tags part has another size than its header says")
+    if xxhash.xxh3_64_intdigest(data[TAGS_HEADER_BYTES:stop]) != checksum:
+        raise VerifyError("checksum of the tags part")
+    at = TAGS_HEADER_BYTES
+    found: list[tuple[int, ...]] = []
+    for words in (topics + 1, tags + 1, tags + 1, pages):
+        found.append(struct.unpack_from(f"<{words}Q", data, at))
+        at += 8 * words
+    starts, bounds, ends, checks = found
+    for page, check in enumerate(checks):
+        start = stop + page * 4 * _PAGE_POSTINGS
+        if xxhash.xxh3_64_intdigest(data[start : start + 4 * _PAGE_POSTINGS]) != check:
+            raise VerifyError("checksum of postings")
+    if starts[-1] != tags or bounds[-1] != text_bytes or ends[-1] != postings:
+        raise VerifyError("the dictionary of tags makes no sense")
+    rows = struct.unpack_from(f"<{postings}I", data, stop)
+    dictionary = [
+        (topic, _text(data[at + bounds[i] : at + bounds[i + 1]]), list(rows[ends[i] : ends[i + 1]]))
+        for topic in range(topics)
+        for i in range(starts[topic], starts[topic + 1])
+    ]
+    header = {"topics": topics, "number": number, "salt": f"{salt:016x}", "tags": tags, "postings": postings}
+    return Tags(number, records, header | {"records": records}, dictionary)
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise VerifyError("a tag is not UTF-8") from None
+
+
+def read_marks(data: bytes) -> tuple[int, int, bytes]:
+    """(number, salt, one byte a record) of a part of deletion marks; raises VerifyError."""
+    _checked(data, MARKS_HEADER_BYTES, b"RLOGDEL1", "deletion marks")
+    (_, _, _, number, salt, records) = _MARKS_HEADER.unpack_from(data)
+    marks = data[MARKS_HEADER_BYTES : MARKS_HEADER_BYTES + records]
+    if len(data) != MARKS_HEADER_BYTES + records:
+        raise VerifyError("the deletion marks have another size than their header says")
+    return number, salt, marks
+
+
+def _tags_of(
+    report: FileReport, path: Path, index: Index | None, walked: _Walked | None, is_deep: bool
+) -> None:
     data = _bytes_of(report, path)
     if data is None:
         if index is not None and index.has_tags:
             report.damage("the tags part is missing: it can be rebuilt from the data")
         return
     try:
-        _checked(data, TAGS_HEADER_BYTES, b"RLOGTAG1", "tags part")
-        (_, _, topics, number, _, tags, postings, text_bytes, _, checksum, _) = _TAGS_HEADER.unpack_from(data)
-        pages = -(-postings // 16_384)
-        contents = 8 * ((topics + 1) + 2 * (tags + 1) + pages) + ((text_bytes + 7) & ~7)
-        stop = TAGS_HEADER_BYTES + contents
-        if number != report.more["number"]:
+        tags = read_tags(data)
+        if tags.number != report.more["number"] or tags.records != report.records:
             raise VerifyError("the tags part is of another segment")
-        if xxhash.xxh3_64_intdigest(data[TAGS_HEADER_BYTES:stop]) != checksum:
-            raise VerifyError("checksum of the tags part")
-        _check_postings(data, stop, pages, postings)
+        if is_deep and walked is not None and sorted(tags.dictionary) != _tags_in(walked):
+            raise VerifyError("the tags part says something else than the records")
     except VerifyError as e:
         report.damage(f"{e.message}: it can be rebuilt from the data")
 
 
-def _check_postings(data: bytes, stop: int, pages: int, postings: int) -> None:
-    """Postings follow in pages, each with a checksum of its own in the words before them."""
-    width, left = divmod(len(data) - stop, postings) if postings else (0, len(data) - stop)
-    if left or (postings and width not in {4, 8}):
-        raise VerifyError("the tags part has another size than its header says")
-    checks = struct.unpack_from(f"<{pages}Q", data, stop - 8 * pages)
-    for page, check in enumerate(checks):
-        start = stop + page * 16_384 * width
-        if xxhash.xxh3_64_intdigest(data[start : min(start + 16_384 * width, len(data))]) != check:
-            raise VerifyError("checksum of postings")
+def _tags_in(walked: _Walked) -> list[tuple[int, str, list[int]]]:
+    """What the tags part must say."""
+    found: dict[tuple[int, str], list[int]] = {}
+    row, ordinal, last = -1, 0, -1
+    for _, frame in walked.frames:
+        row, last = row + (frame.topic_id != last), frame.topic_id
+        for tag in frame.columns.get("tag", ()):
+            if tag:
+                found.setdefault((row, tag), []).append(ordinal)
+            ordinal += 1
+        ordinal += frame.count if "tag" not in frame.columns else 0
+    return sorted((row, tag, ordinals) for (row, tag), ordinals in found.items())
 
 
 def _marks_of(report: FileReport, path: Path, number: int) -> None:
@@ -387,42 +448,28 @@ def _marks_of(report: FileReport, path: Path, number: int) -> None:
     if data is None:
         return
     try:
-        _checked(data, MARKS_HEADER_BYTES, b"RLOGDEL1", "deletion marks")
-        (_, _, _, found, _, records) = _MARKS_HEADER.unpack_from(data)
-        marks = data[MARKS_HEADER_BYTES : MARKS_HEADER_BYTES + records]
+        found, _, marks = read_marks(data)
         if found != number:
             raise VerifyError("the deletion marks are of another segment")
-        if len(data) < MARKS_HEADER_BYTES + records or records != report.records:
+        if len(marks) != report.records:
             raise VerifyError("there is not one deletion mark for each record")
     except VerifyError as e:
         report.damage(e.message)
         return
-    odd = len(marks) - marks.count(0) - marks.count(DELETED)
+    report.more["deleted"] = marks.count(DELETED)
+    odd = len(marks) - marks.count(0) - report.more["deleted"]
     if odd:
         report.damage(f"{odd} deletion marks are neither set nor unset")
+    place = 0
+    for key, ranges in report.stored.items():
+        for first, last in ranges:
+            _take_marks(report, key, first, marks[place : place + last - first + 1])
+            place += last - first + 1
+
+
+def _take_marks(report: FileReport, key: tuple[int, int], first: int, marks: bytes) -> None:
+    """Note which of the numbers from `first` on are marked."""
     at = marks.find(DELETED)
-    places = _places(report)
     while at >= 0:
-        key, seq = places(at)
-        extend(report.marked.setdefault(key, []), seq, seq)
+        extend(report.marked.setdefault(key, []), first + at, first + at)
         at = marks.find(DELETED, at + 1)
-    report.more["deleted"] = marks.count(DELETED)
-
-
-def _places(report: FileReport) -> Any:
-    """Function from a record's place in the segment to ((topic_id, epoch), seq); asked in rising order."""
-    runs = [(key, first, last) for key, ranges in report.stored.items() for first, last in ranges]
-    begins, total = [], 0
-    for _, first, last in runs:
-        begins.append(total)
-        total += last - first + 1
-    at = 0
-
-    def place(record: int) -> tuple[tuple[int, int], int]:
-        nonlocal at
-        while at + 1 < len(begins) and begins[at + 1] <= record:
-            at += 1
-        key, first, _ = runs[at]
-        return key, first + record - begins[at]
-
-    return place

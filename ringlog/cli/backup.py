@@ -1,0 +1,167 @@
+"""`ringlog backup`: a consistent copy of a data directory, of a running engine or a stopped one.
+
+A running engine makes a checkpoint and names the files of a consistent set. They are copied, verified
+with the decoder of `ringlog verify`, and a manifest with sizes and checksums is written last. The log
+goes on being written meanwhile: of its newest file the copy holds what was whole when it was read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+
+from ringlog import __version__
+from ringlog.cli.copies import (
+    Entry,
+    Manifest,
+    copy_file,
+    cut_file,
+    entry_of,
+    make_empty,
+    renamed,
+    write_manifest,
+    write_synced,
+)
+from ringlog.cli.options import Options
+from ringlog.cli.passes import COMPACTOR, ask, local_engine
+from ringlog.cli.verify import refuse_running
+from ringlog.config import load_config
+from ringlog.envelope.messages import CheckpointMade, CheckpointNow
+from ringlog.errors import CorruptData, UsageError
+from ringlog.link.address import EngineInfo
+from ringlog.verify.directory import Verification, verify_directory
+from ringlog.verify.findings import DAMAGE
+from ringlog.verify.frame_decoder import VerifyError
+from ringlog.verify.wal_decoder import Walk, read_header
+
+Given = Annotated[Options, Parameter(parse=False)]
+ENGINE_FILE = "meta/engine"
+TRIES = 3
+"""A file of the set may be replaced while it is copied; then a new checkpoint names a new set."""
+_WANTED = re.compile(
+    r"^(wal/shard-\d+/wal-\d+-\d+\.log|(topics|packs)/.*\.(data|idx|tags|del)|meta/snapshot-[\d.]+)$"
+)
+_IS_LOG = re.compile(r"\.log$")
+
+
+def backup(data_dir: str | None = None, *, to: str, options: Given) -> int:
+    """Copy a running engine's data into a new directory, consistent as of a checkpoint made now.
+
+    Parameters
+    ----------
+    data_dir
+        A stopped engine's data directory. Without it: the running engine (--url).
+    to
+        Directory for the backup; new or empty.
+    """
+    target = Path(to).absolute()
+    make_empty(target)
+    if data_dir is None:
+        manifest = _online(options, target)
+    else:
+        refuse_running(data_dir)
+        manifest = _copy(Path(data_dir), target, _files_in(Path(data_dir)), options, is_online=False)
+    write_manifest(target, manifest)
+    facts = {"backup": str(target), "files": len(manifest.files), "bytes": manifest.total}
+    options.printer().thing(facts | {"engine_id": manifest.engine_id, "online": manifest.is_online})
+    return 0
+
+
+def _online(options: Options, target: Path) -> Manifest:
+    info = local_engine(options)
+    for _ in range(TRIES - 1):
+        try:
+            return _try(options, info, target)
+        except (FileNotFoundError, CorruptData):
+            _clear(target)
+    return _try(options, info, target)
+
+
+def _try(options: Options, info: EngineInfo, target: Path) -> Manifest:
+    files = ask(options, COMPACTOR, CheckpointNow(), CheckpointMade).files
+    return _copy(Path(info.data_dir), target, files, options, is_online=True)
+
+
+def _clear(target: Path) -> None:
+    for path in target.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _files_in(data_dir: Path) -> list[str]:
+    """Everything that holds data, in a directory nobody writes to."""
+    paths = [
+        os.path.relpath(os.path.join(at, name), data_dir)
+        for at, _, names in os.walk(data_dir)
+        for name in names
+    ]
+    found = sorted(path for path in paths if _WANTED.match(path))
+    if not found:
+        raise UsageError("not a data directory: it holds no log and no snapshot", path=str(data_dir))
+    return found
+
+
+def _copy(source: Path, target: Path, files: list[str], options: Options, *, is_online: bool) -> Manifest:
+    """Copy, verify, and say what was copied; raises CorruptData when the copy does not verify."""
+    entries = [
+        _copy_one(source, target, path, is_online=is_online) for path in dict.fromkeys([*files, ENGINE_FILE])
+    ]
+    entries += _cold_parts(source, target, files)
+    found = verify_directory(str(target), cold_dir=str(target / "cold"))
+    _require_whole(found)
+    identity: dict[str, Any] = msgspec.json.decode((target / ENGINE_FILE).read_bytes())
+    return Manifest(1, identity["engine_id"], __version__, options.clock.now_us(), is_online, entries)
+
+
+def _copy_one(source: Path, target: Path, path: str, *, is_online: bool) -> Entry:
+    if path == ENGINE_FILE:
+        return _identity(source, target)
+    entry = copy_file(source / path, target / path)
+    if is_online and _IS_LOG.search(path):
+        _cut_at_last_frame(target / path)
+        entry = entry_of(target / path, path)
+    return renamed(entry, path)
+
+
+def _identity(source: Path, target: Path) -> Entry:
+    """`meta/engine` without the shared memory of this start: a restored engine must not clear that away."""
+    facts: dict[str, Any] = msgspec.json.decode((source / ENGINE_FILE).read_bytes())
+    write_synced(target / ENGINE_FILE, msgspec.json.encode(facts | {"shm_dir": ""}))
+    return entry_of(target / ENGINE_FILE, ENGINE_FILE)
+
+
+def _cut_at_last_frame(path: Path) -> None:
+    """A log file that was written while it was copied: keep what is whole from its beginning on."""
+    data = path.read_bytes()
+    try:
+        walk = Walk(data, read_header(data).salt)
+    except VerifyError:
+        return
+    for _ in walk.frames():
+        continue
+    cut_file(path, walk.stop)
+
+
+def _cold_parts(source: Path, target: Path, files: list[str]) -> list[Entry]:
+    """Data parts that lie in a cold directory; the index says that they are part of the set."""
+    cold = load_config().config.cold.dir
+    entries = []
+    for path in files:
+        part = Path(path).with_suffix(".data").as_posix()
+        if path.endswith(".idx") and cold and not (source / part).exists() and (Path(cold) / part).exists():
+            entries.append(renamed(copy_file(Path(cold) / part, target / "cold" / part), f"cold/{part}"))
+    return entries
+
+
+def _require_whole(found: Verification) -> None:
+    wrong = [finding for finding in found.findings if finding.severity == DAMAGE]
+    if wrong:
+        raise CorruptData(
+            "the copy does not verify", file=wrong[0].path, offset=wrong[0].offset, reason=wrong[0].what,
+            findings=len(wrong),
+        )  # fmt: skip

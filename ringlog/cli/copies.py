@@ -1,0 +1,153 @@
+"""Copying files of a data directory so that a copy can be trusted: bytes, sizes, checksums, syncs.
+
+A copy never shares blocks by hard link: the engine refuses files that have two names, because somebody
+else could change them. `copy_file_range` shares them where the file system can (XFS, Btrfs).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from ringlog.errors import CorruptData, UsageError
+
+MANIFEST = "manifest.json"
+_PIECE_BYTES = 1 << 22
+_NO_SHARING = (OSError, AttributeError)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One file of a backup."""
+
+    path: str
+    """Relative to the data directory; `cold/` before it: to the cold tier."""
+    bytes: int
+    xxh3_128: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a backup holds."""
+
+    format: int
+    engine_id: str
+    version: str
+    created_us: int
+    is_online: bool
+    files: list[Entry]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.bytes for entry in self.files)
+
+
+def make_empty(directory: Path) -> None:
+    """Make a directory, 0700; raises UsageError when something is in it already."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise UsageError("the target directory is not empty", path=str(directory))
+
+
+def copy_file(source: Path, target: Path) -> Entry:
+    """Copy one file, 0600, and sync it; returns what lies in the copy, read back."""
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with source.open("rb") as reading, open(os.open(target, flags, 0o600), "wb") as writing:
+        _copy_bytes(reading.fileno(), writing.fileno())
+        os.fsync(writing.fileno())
+    return entry_of(target, target.name)
+
+
+def _copy_bytes(source: int, target: int) -> None:
+    try:
+        while os.copy_file_range(source, target, _PIECE_BYTES):
+            continue
+    except _NO_SHARING:
+        at = os.fstat(target).st_size
+        while piece := os.pread(source, _PIECE_BYTES, at):
+            at += os.pwrite(target, piece, at)
+
+
+def cut_file(path: Path, length: int) -> None:
+    """Give back what lies behind `length`, and sync."""
+    with path.open("r+b") as file:
+        file.truncate(length)
+        os.fsync(file.fileno())
+
+
+def entry_of(path: Path, name: str) -> Entry:
+    """Size and checksum of a file as it lies on disk."""
+    digest, size = xxhash.xxh3_128(), 0
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+            size += len(piece)
+    return Entry(name, size, digest.hexdigest())
+
+
+def sync_tree(root: Path) -> None:
+    """Make the names below `root`, and its own, durable."""
+    for directory in [root.parent, root, *(path for path in root.rglob("*") if path.is_dir())]:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def write_manifest(root: Path, manifest: Manifest) -> None:
+    """Write it last: a directory without one is no backup."""
+    write_synced(root / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    sync_tree(root)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Make a new file, 0600, with these bytes, and sync it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Read it; raises UsageError when the directory is no backup, CorruptData when it cannot be read."""
+    try:
+        manifest = msgspec.json.decode((root / MANIFEST).read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        raise UsageError("not a backup, or one that was not finished: no manifest", path=str(root)) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+        raise CorruptData("the manifest cannot be read", file=str(root / MANIFEST), reason=str(e)) from None
+    if manifest.format != 1:
+        raise UsageError("a backup of a version this program does not know", format=manifest.format)
+    for entry in manifest.files:
+        parts = Path(entry.path).parts
+        if not parts or ".." in parts or os.path.isabs(entry.path):
+            raise CorruptData("the manifest names a path outside of the backup", path=entry.path)
+    return manifest
+
+
+def differing(root: Path, entries: Iterable[Entry]) -> list[str]:
+    """Files that are not as the manifest says, "path: reason"."""
+    wrong = []
+    for entry in entries:
+        try:
+            found = entry_of(root / entry.path, entry.path)
+        except OSError as e:
+            wrong.append(f"{entry.path}: {e.strerror}")
+            continue
+        if found.bytes != entry.bytes:
+            wrong.append(f"{entry.path}: {found.bytes} bytes, the manifest says {entry.bytes}")
+        elif found != entry:
+            wrong.append(f"{entry.path}: checksum differs from the manifest's")
+    return wrong
+
+
+def renamed(entry: Entry, path: str) -> Entry:
+    """The same contents under the name a manifest gives them."""
+    return Entry(path, entry.bytes, entry.xxh3_128)

@@ -1,0 +1,183 @@
+"""`ringlog inspect`: what one file of a data directory says, frame by frame. Read-only, at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from ringlog.cli.options import Options
+from ringlog.cli.outcome import Exit
+from ringlog.cli.output import Format, Printer
+from ringlog.errors import UsageError
+from ringlog.verify import segment_decoder, snapshot_decoder, wal_decoder
+from ringlog.verify.findings import FileReport
+from ringlog.verify.frame_decoder import VerifyError, decode_frame
+from ringlog.verify.story import durability_of
+
+Given = Annotated[Options, Parameter(parse=False)]
+Row = dict[str, Any]
+TYPES = {
+    1: "append", 2: "topic create", 3: "topic delete", 6: "delete", 7: "evict", 8: "checkpoint", 9: "config",
+    11: "head", 12: "mark", 13: "lost range", 14: "idempotency key",
+}  # fmt: skip
+
+
+def inspect(
+    path: str,
+    *,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    limit: int = 0,
+    options: Given,
+) -> int:
+    """Show a WAL file, a part of a segment, or a snapshot: header, frames, marks, tables.
+
+    Parameters
+    ----------
+    path
+        The file.
+    json
+        One JSON object, whatever --output says.
+    limit
+        At most so many frames, entries or rows (default: all).
+    """
+    form = Format.JSON if json else options.format
+    printer = Printer(form, is_colored=options.is_colored)
+    header, rows, findings = _look(Path(path))
+    shown = list(rows)[: limit or None]
+    if form is Format.TABLE:
+        printer.thing(header)
+        printer.say("")
+        printer.rows(shown)
+        for finding in findings:
+            printer.say(f"{finding['severity']}: at {finding['offset']}: {finding['what']}")
+    else:
+        printer.thing({"path": path, "header": header, "rows": shown, "findings": findings})
+    return Exit.DAMAGE if any(finding["severity"] == "damage" for finding in findings) else Exit.DONE
+
+
+def _look(path: Path) -> tuple[Row, list[Row], list[Row]]:
+    """(header, rows, findings) of a file, known by its first bytes."""
+    data = path.read_bytes()
+    readers = {
+        b"RLOGWAL1": _wal, b"RLOGSEG1": _data_part, b"RLOGIDX1": _index_part, b"RLOGTAG1": _tags_part,
+        b"RLOGDEL1": _marks_part, b"RLSNAP1\0": _snapshot,
+    }  # fmt: skip
+    reader = readers.get(data[:8])
+    if reader is None:
+        raise UsageError("not a WAL file, a part of a segment or a snapshot", path=str(path))
+    report = FileReport(path.name, "file", bytes=len(data))
+    try:
+        header, rows = reader(report, data)
+    except VerifyError as e:
+        report.damage(e.message)
+        header, rows = {}, []
+    return header, rows, [_finding(each) for each in report.findings]
+
+
+def _finding(finding: Any) -> Row:
+    return {"severity": finding.severity, "offset": finding.offset, "what": finding.what}
+
+
+# -- the log ------------------------------------------------------------------------------------------
+
+
+def _wal(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
+    header = wal_decoder.read_header(data)
+    walk = wal_decoder.Walk(data, header.salt)
+    rows = [_frame_row(seen.offset, seen.frame, seen.frame.control) for seen in walk.frames()]
+    if walk.reason:
+        durable = max([walk.durable, *(m.durable_stop for m in _behind(data, walk.stop, header.salt))])
+        say = report.damage if durable > walk.stop else report.remark
+        say(f"frames end: {walk.reason}; bytes up to {durable} were durable", walk.stop)
+    facts = {"kind": "wal", **header.facts(), "frames_end": walk.stop, "durable": walk.durable}
+    return facts | {"groups": len(walk.marks)}, rows
+
+
+def _behind(data: bytes, start: int, salt: int) -> Iterable[wal_decoder.Mark]:
+    return wal_decoder.marks_behind(data, start, salt)
+
+
+def _frame_row(offset: int, frame: Any, said: Any = None) -> Row:
+    return {
+        "offset": offset, "bytes": frame.total, "type": TYPES.get(frame.type, str(frame.type)),
+        "topic_id": f"{frame.topic_id:x}", "epoch": frame.epoch, "first_seq": frame.base_seq,
+        "records": frame.count, "commit_ts": frame.commit_ts, "durability": frame.durability,
+        "says": _plain(frame.type, said),
+    }  # fmt: skip
+
+
+def _plain(kind: int, said: Any) -> Any:
+    """A control body for people: configurations as their class, bitmaps as their size."""
+    if not isinstance(said, list):
+        return said
+    if kind in {2, 9}:
+        return [durability_of(each) if isinstance(each, bytes) else each for each in said]
+    return [f"{len(each)} bytes" if isinstance(each, bytes) else each for each in said]
+
+
+# -- segments -----------------------------------------------------------------------------------------
+
+
+def _data_part(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
+    header = segment_decoder.read_data_header(data)
+    rows: list[Row] = []
+    at = segment_decoder.DATA_HEADER_BYTES
+    while at < len(data):
+        try:
+            frame = decode_frame(data, at, header.salt)
+        except VerifyError as e:
+            report.damage(e.message, at)
+            at = segment_decoder.next_frame(data, at, header.salt)
+            continue
+        rows.append(_frame_row(at, frame))
+        at += frame.total
+    return {"kind": "segment data", **header.facts()}, rows
+
+
+def _index_part(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
+    index = segment_decoder.read_index(data)
+    report.records = index.records
+    rows: list[Row] = []
+    for row in index.topics:
+        rows += [
+            {"topic_id": f"{row.topic_id:x}", "epoch": row.epoch, **entry._asdict()}
+            for entry in index.entries[row.entry_start : row.entry_stop]
+        ]
+    topics = [row._asdict() | {"topic_id": f"{row.topic_id:x}"} for row in index.topics]
+    return {"kind": "segment index", **index.header, "table": topics}, rows
+
+
+def _tags_part(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
+    tags = segment_decoder.read_tags(data)
+    report.records = tags.records
+    return {"kind": "segment tags", **tags.header}, [
+        {"topic": topic, "tag": text, "postings": postings} for topic, text, postings in tags.dictionary
+    ]
+
+
+def _marks_part(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
+    number, salt, marks = segment_decoder.read_marks(data)
+    odd = len(marks) - marks.count(0) - marks.count(segment_decoder.DELETED)
+    if odd:
+        report.damage(f"{odd} deletion marks are neither set nor unset")
+    header = {"kind": "segment marks", "number": number, "salt": f"{salt:016x}", "records": len(marks)}
+    places = [i for i, mark in enumerate(marks) if mark == segment_decoder.DELETED]
+    return header | {"deleted": len(places)}, [{"record": i} for i in places]
+
+
+# -- snapshots ----------------------------------------------------------------------------------------
+
+
+def _snapshot(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
+    found = snapshot_decoder.verify_snapshot(report.path, data)
+    report.findings = found.findings
+    rows = [
+        {"topic": row.name, "topic_id": f"{row.topic_id:x}", "epoch": row.epoch, "head": row.head,
+         "live": row.live, "floor": row.floor, "durability": row.durability, "lost": row.lost}
+        for row in found.more["topics"]
+    ]  # fmt: skip
+    more = {"absorbed": found.more["absorbed"], "segments": found.more["segments"]}
+    return {"kind": "snapshot", **found.header, **more}, rows

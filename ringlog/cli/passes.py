@@ -1,0 +1,61 @@
+"""`ringlog checkpoint`, `ringlog scrub`: what the engine does by itself, asked for now."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+from cyclopts import Parameter
+
+from ringlog.cli.options import Options
+from ringlog.cli.outcome import Exit
+from ringlog.cli.output import Format
+from ringlog.envelope.messages import CheckpointMade, CheckpointNow, Message, ScrubNow, ScrubReport
+from ringlog.errors import NotConnected, UsageError
+from ringlog.link.address import EngineInfo, parse_url, read_engine
+from ringlog.link.shard_requests import Requester
+
+Given = Annotated[Options, Parameter(parse=False)]
+COMPACTOR, RECLAIMER = "compactor", "reclaimer"
+PASS_S = 600.0
+"""A pass over all data takes longer than an answer; --timeout counts when it is longer still."""
+
+M = TypeVar("M", bound=Message)
+
+
+def checkpoint(*, options: Given) -> None:
+    """Turn the log into segments now and write a snapshot; prints the files of a consistent copy."""
+    made = ask(options, COMPACTOR, CheckpointNow(), CheckpointMade)
+    options.printer().rows([{"file": path} for path in made.files])
+
+
+def scrub(*, options: Given) -> int:
+    """Verify every segment and snapshot of a running engine once, now. Fails when something is wrong."""
+    report = ask(options, RECLAIMER, ScrubNow(), ScrubReport)
+    printer = options.printer()
+    if printer.format is Format.TABLE:
+        for finding in report.findings:
+            printer.say(f"damage: {finding}")
+        printer.thing({"files": report.files, "bytes": report.bytes, "findings": len(report.findings)})
+    else:
+        printer.thing({"files": report.files, "bytes": report.bytes, "findings": report.findings})
+    return Exit.DAMAGE if report.findings else Exit.DONE
+
+
+def local_engine(options: Options) -> EngineInfo:
+    """The engine on this host that the options name; raises NotConnected, UsageError."""
+    address = parse_url(options.url)
+    if not address.is_local:
+        raise UsageError("this works on the engine's own host; give its run directory", url=options.url)
+    info = read_engine(address.run_dir)
+    if info is None:
+        raise NotConnected("no engine is running there", run_dir=address.run_dir)
+    return info
+
+
+def ask(options: Options, actor: str, request: Message, wanted: type[M]) -> M:
+    """Ask one of the engine's processes, by its own socket; raises as Requester.ask does."""
+    requester = Requester(actor, f"ipc://{local_engine(options).shm_dir}/{actor}.sock", clock=options.clock)
+    try:
+        return requester.ask(request, wanted, timeout_s=max(options.timeout_s, PASS_S)).message
+    finally:
+        requester.close()

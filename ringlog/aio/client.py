@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Generator, Iterable, Iterator
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, overload
 
@@ -193,15 +194,20 @@ class Client:
         topic: str,
         after: Cursor | int = 0,
         *,
+        start: datetime | None = None,
         limit: int = 256,
+        max_bytes: int = 0,
         wait_ms: int = 0,
         tags: TagFilter | None = None,
-        node: str | None = None,
+        node: str | list[str] | None = None,
     ) -> Page:
-        """One page of records after `after`; empty when there are none."""
+        """One page of records after `after`; empty when there are none. See ringlog.client.Client.read."""
         from ringlog.client.reader import read
 
-        steps = read(self._shell.session, topic, after, limit=limit, wait_ms=wait_ms, tags=tags, node=node)
+        steps = read(
+            self._shell.session, topic, after, start=start, limit=limit, max_bytes=max_bytes, wait_ms=wait_ms,
+            tags=tags, node=node,
+        )  # fmt: skip
         return await self._shell.run(steps)
 
     def reader(

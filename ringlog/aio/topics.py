@@ -7,7 +7,8 @@ from typing import Any
 
 from ringlog.aio.shell import LoopShell
 from ringlog.client import topics
-from ringlog.client.topics import TopicDescription, TopicMerge, TopicSummary
+from ringlog.client.pages import TagFilter
+from ringlog.client.topics import Deletion, TopicDescription, TopicMerge, TopicSummary
 from ringlog.limits import LIST_PAGE_DEFAULT
 
 
@@ -41,3 +42,9 @@ class Topics:
     async def delete(self, topic: str, *, if_empty: bool = False) -> bool:
         """Remove a topic and all it holds; False when there was none."""
         return await self._shell.run(topics.delete(self._shell.session, topic, if_empty))
+
+    async def delete_records(
+        self, topic: str, *, before_seq: int = 0, match: TagFilter | None = None
+    ) -> Deletion:
+        """Delete records for good, by position or by tag."""
+        return await self._shell.run(topics.delete_records(self._shell.session, topic, before_seq, match))

@@ -25,6 +25,7 @@ _COMMANDS: dict[str, str] = {
     "write": "ringlog.cli.write:write",
     "read": "ringlog.cli.read:read",
     "tail": "ringlog.cli.read:tail",
+    "delete": "ringlog.cli.delete:delete",
     "verify": "ringlog.cli.verify:verify",
     "inspect": "ringlog.cli.inspect:inspect",
     "repair": "ringlog.cli.repair:repair",

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from ringlog.cli.options import Options
 from ringlog.cli.output import RecordPrinter
-from ringlog.cli.places import parse_start
+from ringlog.cli.places import parse_moment, parse_start
 from ringlog.errors import RinglogError, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def read(
     topic: str,
     *,
     start: From = "start",
+    since: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
     tag: str | None = None,
     options: Given,
@@ -40,13 +41,17 @@ def read(
         Which one.
     start
         First record wanted: a number, a time (2026-03-01T12:00:00Z, -15m), epoch:seq, start or end.
+    since
+        Only records committed at this time or later: 2026-03-01T12:00:00Z, or 15m for a while ago.
     limit
         Most records to print.
     tag
         Only records with this tag; a final * matches any ending.
     """
     left = _limit(limit)
-    where = parse_start(start, options.clock)
+    if since is not None and start != "start":
+        raise UsageError("--since and --from exclude one another")
+    where = parse_start(start, options.clock) if since is None else parse_moment(since, options.clock)
     show = RecordPrinter(options.printer())
     with options.connect() as client:
         for page in client.reader(topic, where, tags=tag).pages(PAGE_RECORDS):

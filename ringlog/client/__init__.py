@@ -18,12 +18,12 @@ from ringlog.client.results import (
     ProducerStats,
 )  # fmt: skip
 from ringlog.client.ticket import Ticket
-from ringlog.client.topics import TopicDescription, Topics, TopicSummary
+from ringlog.client.topics import Deletion, TopicDescription, Topics, TopicSummary
 
 __all__ = [
     "EARLIEST", "JSON", "LATEST", "RAW", "TEXT",
     "Appended", "AppendedEach", "Client", "ClientEvent", "ClientHealth", "ClientState", "CloseReport",
-    "Cursor", "FlushReport", "NewRecord", "Page", "Payload", "PayloadCodec", "Producer", "ProducerStats",
+    "Cursor", "Deletion", "FlushReport", "NewRecord", "Page", "Payload", "PayloadCodec", "Producer", "ProducerStats",
     "Record",
     "RecordFields", "Start", "Ticket", "Tombstone", "TopicDescription", "TopicSummary", "Topics",
     "connect", "msgspec_codec",

@@ -7,6 +7,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
@@ -295,15 +296,26 @@ class Client:
         topic: str,
         after: Cursor | int = 0,
         *,
+        start: datetime | None = None,
         limit: int = 256,
+        max_bytes: int = 0,
         wait_ms: int = 0,
         tags: TagFilter | None = None,
-        node: str | None = None,
+        node: str | list[str] | None = None,
     ) -> Page:
-        """One page of records after `after`; empty when there are none (CL-5). See ringlog.client.reader."""
+        """One page of records after `after`; empty when there are none (CL-5).
+
+        Up to `limit` records (1..1000, 0 = 256) or `max_bytes` of them (0 = 1 MiB, at most 8 MiB); what is
+        larger is clamped. `after` as a Cursor carries the topic's life: should that have ended, the page
+        says so. `start`, a time with its zone, instead of `after`: from the first record committed then.
+        With nothing to tell it waits up to `wait_ms`. `tags` and `node` leave records out, silently.
+        """
         from ringlog.client.reader import read
 
-        steps = read(self._connection, topic, after, limit=limit, wait_ms=wait_ms, tags=tags, node=node)
+        steps = read(
+            self._connection, topic, after, start=start, limit=limit, max_bytes=max_bytes, wait_ms=wait_ms,
+            tags=tags, node=node,
+        )  # fmt: skip
         return self.run(steps)
 
     def reader(self, topic: str, start: Start = EARLIEST, *, follow: bool = False, **options: Any) -> Reader:

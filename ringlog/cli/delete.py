@@ -1,0 +1,72 @@
+"""`ringlog delete`: records, for good."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from ringlog.cli.options import Options
+from ringlog.cli.outcome import Exit
+from ringlog.cli.topic import facts_of
+from ringlog.errors import UsageError
+
+Given = Annotated[Options, Parameter(parse=False)]
+
+
+def delete(
+    topic: str,
+    *,
+    before_seq: int | None = None,
+    tag: str | None = None,
+    prefix: str | None = None,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False,
+    options: Given,
+) -> int:
+    """Delete records of a topic. There is no way back.
+
+    With --before-seq and a tag a record must satisfy both. On a terminal it asks first.
+
+    Parameters
+    ----------
+    topic
+        Which one.
+    before_seq
+        Records with a number below this one.
+    tag
+        Records with exactly this tag.
+    prefix
+        Records whose tag begins like this.
+    yes
+        Do not ask.
+    """
+    if tag is not None and prefix is not None:
+        raise UsageError("--tag and --prefix exclude one another")
+    if before_seq is None and tag is None and prefix is None:
+        raise UsageError("say what to delete: --before-seq, --tag or --prefix", topic=topic)
+    if before_seq is not None and before_seq < 1:
+        raise UsageError("--before-seq is at least 1", found=before_seq)
+    match = None
+    if tag is not None:
+        match = ["tag", "Eq", tag]
+    elif prefix is not None:
+        match = ["tag", "Glob", f"{prefix}*"]
+    if not yes and not _is_confirmed(topic, before_seq, tag, prefix):
+        return Exit.USAGE
+    with options.connect() as client:
+        done = client.topics.delete_records(topic, before_seq=before_seq or 0, match=match)
+    options.printer().thing(facts_of(done))
+    return Exit.DONE
+
+
+def _is_confirmed(topic: str, before_seq: int | None, tag: str | None, prefix: str | None) -> bool:
+    """Ask on a terminal; elsewhere whoever wrote the command line meant it."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    what = [f"below {before_seq}"] if before_seq is not None else []
+    what += [f"tagged {tag!r}"] if tag is not None else []
+    what += [f"with tags that begin with {prefix!r}"] if prefix is not None else []
+    question = f"Delete records of {topic} {' and '.join(what)} for good? [y/N] "
+    print(question, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}

@@ -23,7 +23,8 @@ from ringlog.client.topics import Deletion, TopicDescription, Topics, TopicSumma
 __all__ = [
     "EARLIEST", "JSON", "LATEST", "RAW", "TEXT",
     "Appended", "AppendedEach", "Client", "ClientEvent", "ClientHealth", "ClientState", "CloseReport",
-    "Cursor", "Deletion", "FlushReport", "NewRecord", "Page", "Payload", "PayloadCodec", "Producer", "ProducerStats",
+    "Cursor", "Deletion", "FlushReport", "NewRecord", "Page", "Payload", "PayloadCodec", "Producer",
+    "ProducerStats",
     "Record",
     "RecordFields", "Start", "Ticket", "Tombstone", "TopicDescription", "TopicSummary", "Topics",
     "connect", "msgspec_codec",

@@ -18,15 +18,16 @@ from cyclopts import Parameter
 
 from ringlog import __version__
 from ringlog.cli.copies import (
+    ENGINE_FILE,
     Entry,
     Manifest,
     copy_file,
+    copy_identity,
     cut_file,
     entry_of,
     make_empty,
     renamed,
     write_manifest,
-    write_synced,
 )
 from ringlog.cli.options import Options
 from ringlog.cli.passes import COMPACTOR, ask, local_engine
@@ -41,7 +42,6 @@ from ringlog.verify.frame_decoder import VerifyError
 from ringlog.verify.wal_decoder import Walk, read_header
 
 Given = Annotated[Options, Parameter(parse=False)]
-ENGINE_FILE = "meta/engine"
 TRIES = 3
 """A file of the set may be replaced while it is copied; then a new checkpoint names a new set."""
 _WANTED = re.compile(
@@ -120,19 +120,12 @@ def _copy(source: Path, target: Path, files: list[str], options: Options, *, is_
 
 def _copy_one(source: Path, target: Path, path: str, *, is_online: bool) -> Entry:
     if path == ENGINE_FILE:
-        return _identity(source, target)
+        return copy_identity(source, target)
     entry = copy_file(source / path, target / path)
     if is_online and _IS_LOG.search(path):
         _cut_at_last_frame(target / path)
         entry = entry_of(target / path, path)
     return renamed(entry, path)
-
-
-def _identity(source: Path, target: Path) -> Entry:
-    """`meta/engine` without the shared memory of this start: a restored engine must not clear that away."""
-    facts: dict[str, Any] = msgspec.json.decode((source / ENGINE_FILE).read_bytes())
-    write_synced(target / ENGINE_FILE, msgspec.json.encode(facts | {"shm_dir": ""}))
-    return entry_of(target / ENGINE_FILE, ENGINE_FILE)
 
 
 def _cut_at_last_frame(path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import xxhash
@@ -16,6 +17,7 @@ import xxhash
 from ringlog.errors import CorruptData, UsageError
 
 MANIFEST = "manifest.json"
+ENGINE_FILE = "meta/engine"
 _PIECE_BYTES = 1 << 22
 _NO_SHARING = (OSError, AttributeError)
 
@@ -70,6 +72,13 @@ def _copy_bytes(source: int, target: int) -> None:
         at = os.fstat(target).st_size
         while piece := os.pread(source, _PIECE_BYTES, at):
             at += os.pwrite(target, piece, at)
+
+
+def copy_identity(source: Path, target: Path) -> Entry:
+    """Copy `meta/engine` without the shared memory of its start, which the copy must not clear away."""
+    facts: dict[str, Any] = msgspec.json.decode((source / ENGINE_FILE).read_bytes())
+    write_synced(target / ENGINE_FILE, msgspec.json.encode(facts | {"shm_dir": ""}))
+    return entry_of(target / ENGINE_FILE, ENGINE_FILE)
 
 
 def cut_file(path: Path, length: int) -> None:

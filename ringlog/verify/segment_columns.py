@@ -1,0 +1,72 @@
+"""What differs from record to record in an index part, read from docs/format.md alone (RD-25)."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple, Protocol
+
+import xxhash
+
+from ringlog.verify.frame_decoder import DecodedFrame, VerifyError
+
+_SIZES, _STAMPS, _EXPIRES = 1, 2, 4
+
+
+class EntryFacts(Protocol):
+    """A row of the table of frames."""
+
+    @property
+    def records(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def ts_min(self) -> int: ...
+    @property
+    def expires_min(self) -> int: ...
+    @property
+    def columns_at(self) -> int: ...
+
+
+class RecordColumns(NamedTuple):
+    """One value for each record of a frame."""
+
+    sizes: list[int]
+    stamps: list[int]
+    expires: list[int]
+
+
+def read_columns(index: bytes, entry: EntryFacts) -> RecordColumns:
+    """Take the block of one frame out of a whole index part; raises VerifyError."""
+    count, at = entry.records, entry.columns_at
+    sizes, stamps = [entry.bytes // count] * count, [entry.ts_min] * count
+    expires = [entry.expires_min] * count
+    if not at:
+        return RecordColumns(sizes, stamps, expires)
+    if at + 16 > len(index):
+        raise VerifyError("a block of record columns lies outside of the index")
+    checksum, kinds = struct.unpack_from("<QQ", index, at)
+    if kinds >> 3:
+        raise VerifyError("unknown record columns")
+    sizes_bytes = -(-4 * count // 8) * 8 if kinds & _SIZES else 0
+    stamps_bytes = 8 * count if kinds & _STAMPS else 0
+    stop = at + 16 + sizes_bytes + stamps_bytes + (8 * count if kinds & _EXPIRES else 0)
+    if stop > len(index) or xxhash.xxh3_64_intdigest(index[at + 8 : stop]) != checksum:
+        raise VerifyError("checksum of record columns")
+    if kinds & _SIZES:
+        sizes = list(struct.unpack_from(f"<{count}I", index, at + 16))
+    if kinds & _STAMPS:
+        stamps = list(struct.unpack_from(f"<{count}q", index, at + 16 + sizes_bytes))
+    if kinds & _EXPIRES:
+        expires = list(struct.unpack_from(f"<{count}q", index, at + 16 + sizes_bytes + stamps_bytes))
+    return RecordColumns(sizes, stamps, expires)
+
+
+def columns_of(frame: DecodedFrame) -> RecordColumns:
+    """What the index must say of the records of a frame."""
+    columns, count = frame.columns, frame.count
+    metas = columns.get("meta") or [""] * count
+    return RecordColumns(
+        [len(payload) + len(meta.encode()) for payload, meta in zip(columns["payload"], metas, strict=True)],
+        columns.get("commit_ts") or [frame.commit_ts] * count,
+        columns.get("expires_at") or [0] * count,
+    )

@@ -1,0 +1,45 @@
+"""A data directory that a real engine left behind, with a crash in its history; tests damage copies of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ringlog
+from ringlog.testing.real_engine import engine
+
+RECORDS = 3_000
+
+
+@pytest.fixture(scope="session")
+def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`a` has 3,001 records in many frames, `b` was deleted, `c` is empty; two shards."""
+    kept = tmp_path_factory.mktemp("left") / "data"
+    with engine(wal={"shards": 2}, storage={"enabled": False}) as running:
+        with ringlog.connect(running.url, wait=10) as client:
+            client.topics.create("a", durability="fsync")
+            client.topics.create("b")
+            with client.producer("a", linger_ms=0) as out:
+                for start in range(0, RECORDS, 10):
+                    payloads = [b"record %d" % i for i in range(start, start + 10)]
+                    out.send_many(payloads).result(10)
+            client.append("b", b"one")
+        running.crash()
+        running.start()
+        with ringlog.connect(running.url, wait=10) as client:
+            client.append("a", b"after the crash")
+            client.topics.create("c")
+            client.topics.delete("b")
+        running.stop()
+        shutil.copytree(running.data_dir, kept)
+    return kept
+
+
+@pytest.fixture
+def copy(left_behind: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    target = tmp_path / "copy"
+    shutil.copytree(left_behind, target)
+    return target

@@ -1,0 +1,190 @@
+"""`ringlog verify` and `repair` on the log of a real engine: whole, then damaged on purpose (RD-25)."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ringlog
+from ringlog.cli.app import run
+from ringlog.cli.outcome import Exit
+from ringlog.testing.real_engine import engine
+from ringlog.verify.directory import verify_directory
+from ringlog.verify.findings import join, size_of, without
+from ringlog.verify.wal_decoder import Walk, read_header
+
+pytestmark = pytest.mark.slow
+
+
+def log_with_records(root: Path) -> Path:
+    """The log file that holds the first records of `a`."""
+    return max(root.glob("wal/shard-*/wal-*.log"), key=lambda path: path.stat().st_size)
+
+
+def appends(path: Path) -> list[tuple[int, int, int]]:
+    """(offset, size, first seq) of every append of `a`."""
+    data = path.read_bytes()
+    seen = Walk(data, read_header(data).salt).frames()
+    return [
+        (s.offset, s.frame.total, s.frame.base_seq) for s in seen if s.frame.type == 1 and s.frame.count == 10
+    ]
+
+
+def flip(path: Path, offset: int, length: int = 1) -> None:
+    data = bytearray(path.read_bytes())
+    for at in range(offset, offset + length):
+        data[at] ^= 0xFF
+    path.write_bytes(data)
+
+
+def verdict(root: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict]:
+    code = run(["verify", str(root), "--output", "json", *more])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("more", [[], ["--deep"], ["--jobs", "1"]])
+def test_what_an_engine_left_behind_is_whole(left_behind: Path, capsys, more: list[str]) -> None:
+    code, found = verdict(left_behind, capsys, *more)
+    assert (code, found["damaged"], found["findings"]) == (Exit.DONE, False, [])
+    a, c = found["topics"]
+    assert (a["topic"], a["earliest"], a["head"], a["ranges"]) == ("a", 1, 3001, [[1, 3001]])
+    assert (c["topic"], c["head"], c["records"]) == ("c", 0, 0)
+
+
+def test_a_flipped_bit_below_the_durable_mark_is_damage_and_the_records_are_named(copy: Path, capsys) -> None:
+    path = log_with_records(copy)
+    offset, _, seq = appends(path)[100]
+    flip(path, offset + 100)
+    code, found = verdict(copy, capsys)
+    assert code == Exit.DAMAGE
+    assert any(each["offset"] == offset and each["what"].startswith("body") for each in found["findings"])
+    assert found["topics"][0]["gaps"] == [[seq, 3000]]
+
+
+def test_a_torn_end_is_a_remark(copy: Path, capsys) -> None:
+    """RE-6: what lies above everything that was known to be durable was never acknowledged."""
+    path = sorted(copy.glob("wal/shard-*/wal-*.log"))[-1]
+    with path.open("ab") as file:
+        file.write(b"\x60\0\0\0\x01\x01\x01\0torn")
+    code, found = verdict(copy, capsys)
+    assert code == Exit.DONE
+    assert [each["severity"] for each in found["findings"]] == ["remark"]
+
+
+@pytest.mark.parametrize("harm", ["missing", "headless", "renamed", "foreign"])
+def test_a_log_file_that_is_not_what_the_others_say_is_damage(copy: Path, capsys, harm: str) -> None:
+    path = log_with_records(copy)
+    if harm == "missing":
+        path.unlink()
+    elif harm == "headless":
+        flip(path, 40)
+    elif harm == "renamed":
+        path.rename(path.with_name("wal-99-0.log"))
+    else:
+        other = next(each for each in copy.glob("wal/shard-*/wal-*.log") if each.parent != path.parent)
+        shutil.copy(other, path)
+    code, found = verdict(copy, capsys)
+    assert code == Exit.DAMAGE, found
+
+
+def test_a_directory_that_holds_no_data_is_wrong_usage(tmp_path: Path) -> None:
+    assert run(["verify", str(tmp_path)]) == Exit.USAGE
+
+
+def test_a_running_engine_is_not_verified() -> None:
+    with engine(wal={"shards": 1}) as running:
+        assert run(["verify", running.data_dir]) == Exit.USAGE
+
+
+# -- repair -------------------------------------------------------------------------------------------
+
+
+def test_a_repair_shows_what_is_lost_and_writes_nothing_unless_told(
+    copy: Path, tmp_path: Path, capsys
+) -> None:
+    path = log_with_records(copy)
+    offset, _, seq = appends(path)[100]
+    flip(path, offset + 100)
+    target = tmp_path / "repaired"
+    assert run(["repair", str(copy), "--to", str(target), "--output", "json"]) == Exit.DONE
+    found = json.loads(capsys.readouterr().out)
+    assert found["lost"] == [{"topic": "a", "first": seq, "last": seq + 9, "records": 10}]
+    assert not target.exists()
+
+
+def test_a_repaired_copy_starts_and_readers_meet_a_tombstone_for_what_was_lost(
+    copy: Path, left_behind: Path, tmp_path: Path, capsys
+) -> None:
+    """Good frames behind the damage are kept; the original is not touched."""
+    path = log_with_records(copy)
+    frames = appends(path)
+    gone = [frames[50], frames[150], frames[151]]
+    for offset, _, _ in gone:
+        flip(path, offset + 100)
+    flip(path, frames[200][0] + 8, frames[200][1])
+    before = verify_directory(str(copy)).findings
+    with engine(wal={"shards": 2}) as running:
+        running.stop()
+        target = Path(running.data_dir)
+        shutil.rmtree(target)
+        assert run(["repair", str(copy), "--to", str(target), "--write", "--output", "json"]) == Exit.DONE
+        found = json.loads(capsys.readouterr().out)
+        assert (found["repaired"], found["left"]) == (True, [])
+        lost = [(each["first"], each["last"]) for each in found["lost"]]
+        expected = [(seq, seq + 9) for _, _, seq in [*gone, frames[200]]]
+        assert join(lost) == join(expected)
+        running.start()
+        with ringlog.connect(running.url, wait=10) as client:
+            read, told = [], []
+            for page in client.reader("a").pages(1_000):
+                read += [record.seq for record in page.records]
+                told += [(page.tombstone.gap_from, page.tombstone.gap_to)] if page.tombstone else []
+    everything = [(1, 3001)]
+    assert join((seq, seq) for seq in read) == without(everything, join(expected))
+    assert join(told) == join(expected)
+    assert size_of(join(expected)) == 40
+    assert verify_directory(str(copy)).findings == before
+    assert filecmp.cmp(left_behind / "meta/engine", copy / "meta/engine", shallow=False)
+
+
+# -- backup and restore -------------------------------------------------------------------------------
+
+
+def test_an_offline_backup_is_restored_byte_for_byte_and_a_damaged_one_is_refused(
+    left_behind: Path, tmp_path: Path, capsys
+) -> None:
+    backup, restored = tmp_path / "backup", tmp_path / "restored"
+    assert run(["backup", str(left_behind), "--to", str(backup)]) == Exit.DONE
+    assert run(["backup", str(left_behind), "--to", str(backup)]) == Exit.USAGE, "the target is not empty"
+    assert run(["restore", str(backup), "--to", str(restored)]) == Exit.DONE
+    for path in left_behind.glob("wal/shard-*/wal-*.log"):
+        assert filecmp.cmp(path, restored / path.relative_to(left_behind), shallow=False)
+    assert not verify_directory(str(restored)).is_damaged
+    flip(next(backup.glob("wal/shard-*/wal-*.log")), 5_000)
+    capsys.readouterr()
+    assert run(["restore", str(backup), "--to", str(tmp_path / "again")]) == Exit.DAMAGE
+    assert "checksum differs" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_manifest_that_names_a_path_outside_is_refused(left_behind: Path, tmp_path: Path, capsys) -> None:
+    backup = tmp_path / "backup"
+    assert run(["backup", str(left_behind), "--to", str(backup)]) == Exit.DONE
+    manifest = backup / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("meta/engine", "../engine"))
+    assert run(["restore", str(backup), "--to", str(tmp_path / "again")]) == Exit.DAMAGE
+
+
+def test_inspect_shows_header_and_every_frame(left_behind: Path, capsys) -> None:
+    path = log_with_records(left_behind)
+    assert run(["inspect", str(path), "--json"]) == Exit.DONE
+    found = json.loads(capsys.readouterr().out)
+    assert found["header"]["kind"] == "wal"
+    rows = [row for row in found["rows"] if row["type"] == "append"]
+    assert sum(row["records"] for row in rows) >= 3_000
+    assert {"mark", "topic create"} <= {row["type"] for row in found["rows"]}
+    assert run(["inspect", str(left_behind / "meta/engine")]) == Exit.USAGE

@@ -17,6 +17,7 @@ import xxhash
 
 from ringlog.verify.findings import FileReport, extend
 from ringlog.verify.frame_decoder import DecodedFrame, VerifyError, check_frame, decode_frame
+from ringlog.verify.segment_columns import columns_of, read_columns
 
 DATA_HEADER_BYTES = 4096
 INDEX_HEADER_BYTES, TAGS_HEADER_BYTES, MARKS_HEADER_BYTES = 128, 88, 48
@@ -102,6 +103,8 @@ class Index:
     topics: list[TopicRow]
     entries: list[Entry]
     header: dict[str, Any]
+    data: bytes
+    """The whole part, with what differs from record to record."""
 
 
 @dataclass(slots=True)
@@ -266,7 +269,7 @@ def read_index(data: bytes) -> Index:
     }  # fmt: skip
     rows = [TopicRow(*row) for row in _TOPIC_ROW.iter_unpack(data[INDEX_HEADER_BYTES:middle])]
     entries = [Entry(*row) for row in _ENTRY_ROW.iter_unpack(data[middle:stop])]
-    return Index(number, salt, records, data_bytes, bool(flags & 1), rows, entries, header)
+    return Index(number, salt, records, data_bytes, bool(flags & 1), rows, entries, header, data)
 
 
 def _index_of(report: FileReport, path: Path) -> Index | None:
@@ -299,9 +302,8 @@ def _compare(report: FileReport, index: Index, walked: _Walked, is_deep: bool) -
         return
     for entry, (offset, frame) in zip(index.entries, walked.frames, strict=True):
         said = (entry.base_seq, entry.records, entry.offset, entry.length)
-        if said != (frame.base_seq, frame.count, offset, frame.total) or not _times_agree(
-            entry, frame, is_deep
-        ):
+        agree = _times_agree(entry, frame, is_deep) and (not is_deep or _columns_agree(index, entry, frame))
+        if said != (frame.base_seq, frame.count, offset, frame.total) or not agree:
             report.damage("the index says something else of this frame: it can be rebuilt", offset)
             return
     at = 0
@@ -321,6 +323,14 @@ def _row_agrees(row: TopicRow, frames: list[tuple[int, DecodedFrame]]) -> bool:
         and row.records == sum(frame.count for _, frame in frames)
         and (row.data_start, row.data_stop) == (start, last_at + last.total)
     )
+
+
+def _columns_agree(index: Index, entry: Entry, frame: DecodedFrame) -> bool:
+    try:
+        found = read_columns(index.data, entry)
+    except VerifyError:
+        return False
+    return found == columns_of(frame) and entry.bytes == sum(found.sizes)
 
 
 def _times_agree(entry: Entry, frame: DecodedFrame, is_deep: bool) -> bool:

@@ -29,6 +29,8 @@ class ControlReceived:
     corr: int
     message: Message
     attachment: bytearray | None = None
+    opened: Any = None
+    """What the shell opened for it beforehand, or a str: why that failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -492,6 +492,9 @@ class CheckpointRows(Message, frozen=True):
 
     begin: bool = False
     everything: bool = False
+    absorbed: list[int] | None = None
+    """With `begin`: the log files whose records all lie in segments now; None = all of the last plan. The
+    facts, and so the snapshot, say that they are absorbed: CheckpointDone must name the same."""
 
 
 class CheckpointRowsReply(Message, frozen=True):

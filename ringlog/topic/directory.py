@@ -31,6 +31,8 @@ class Directory:
         """Names homed here that another shard looks after since the shard count changed -> that shard."""
         self.adopted: set[str] = set()
         """Names homed elsewhere that this shard looks after since the shard count changed."""
+        self.foreign: dict[str, tuple[int, int]] = {}
+        """Names made under other layouts -> (topic_id, epoch) of the last topic, whoever owns it."""
         self._last_id = 0
         self._last_epoch = 0
         self._configs: dict[TopicConfig, TopicConfig] = {}

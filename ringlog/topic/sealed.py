@@ -56,6 +56,8 @@ class Sealed:
         """Topic -> its rows in segments of its own, ascending."""
         self._topic_of: dict[int, int] = {}
         """Segment of one topic -> that topic."""
+        self._span = 0
+        """Most positions that a segment of one topic reaches over: how far below a number to look for it."""
         self._runs: list[Rows] = []
 
     def add(self, ref: SegmentRef, topics: Rows, owned: NDArray[np.bool_] | None = None) -> None:
@@ -73,6 +75,7 @@ class Sealed:
                 int(row["entry_stop"]), int(row["data_start"]), int(row["data_stop"]),
             )  # fmt: skip
             ranges.insert(bisect_left(ranges, held), held)
+            self._span = max(self._span, held.last - held.first)
             self._topic_of[ref.number] = topic_id
         elif len(rows):
             run = np.empty(len(rows), dtype=_RUN)
@@ -141,11 +144,7 @@ class Sealed:
     def _held(self, topic_id: int, after: int) -> Iterator[_Range]:
         """Rows of a topic that reach above `after`, in no order."""
         ranges = self._own.get(topic_id, ())
-        # Segments of one topic hardly overlap: the few below the cut that reach above it are found by
-        # looking one row further down than the search says.
-        start = max(bisect_left(ranges, (after + 1,)) - 1, 0) if after and ranges else 0
-        while start and ranges[start - 1].last > after:
-            start -= 1
+        start = bisect_left(ranges, (after + 1 - self._span,)) if ranges else 0
         yield from (held for held in ranges[start:] if held.last > after)
         key = np.uint64(topic_id)
         for run in self._runs:

@@ -210,7 +210,8 @@ def test_many_crashes_inside_recovery_lose_and_multiply_nothing(crashes):
     assert max(sizes) < 16_000, "copies of copies would have doubled each time"
     for run in world.runs.values():
         for topic in run.core.directory.by_id.values():
-            assert list(topic.index._seqs) == sorted(topic.index._seqs)
+            seqs = list(topic.index._words[::3])
+            assert seqs == sorted(seqs)
     used = [name for name in disk.list_dir(f"{DATA}/wal/shard-00") if _file(disk, name)[4_096:].strip(b"\0")]
     assert len(used) <= 3 + crashes
 

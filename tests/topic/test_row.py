@@ -117,7 +117,6 @@ def test_a_damaged_row_is_refused_with_its_topic_and_never_anything_else():
         (0, 2),
         (4, -1),
         (10, 900),
-        (13, 0),
         (18, [3]),
         (18, [5, 3]),
         (19, [[1]]),

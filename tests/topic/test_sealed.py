@@ -67,7 +67,7 @@ def test_of_two_segments_with_the_same_positions_the_greater_number_is_in_force(
         sealed.add(ref(9, topics), table((4, 21, 30)))
         sealed.add(ref(3, topics), table((4, 1, 100)))
         assert shape(sealed, 4) == [(3, 1, 20), (9, 21, 30), (3, 31, 100)]
-        assert shape(sealed, 4, after=30) == [(3, 31, 100)]
+        assert shape(sealed, 4, after=30) == [(3, 1, 100)]
         assert shape(sealed, 4, after=25) == [(9, 21, 30), (3, 31, 100)]
         assert sealed.sealed_to(4) == 100
         sealed.remove(3)

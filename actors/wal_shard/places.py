@@ -1,0 +1,32 @@
+"""Which files of a shard's log can be read, and how far. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Places:
+    """Files of the log, volatile ones too (their paths begin with `@`), by number."""
+
+    paths: dict[int, str] = field(default_factory=dict)
+    salts: dict[int, int] = field(default_factory=dict)
+    stops: dict[int, int] = field(default_factory=dict)
+    """Where a file that nobody writes any more ends; the current ones are absent."""
+    starts: dict[int, int] = field(default_factory=dict)
+    foreign: set[int] = field(default_factory=set)
+    """Files written under another shard count: other shards need them too."""
+
+    def closed(self) -> dict[int, int]:
+        """File -> where it ends, of every file on disk that nobody writes any more. All of it is durable."""
+        return {
+            each: stop
+            for each, stop in self.stops.items()
+            if each in self.paths and not self.paths[each].startswith("@")
+        }
+
+    def forget(self, file_id: int) -> None:
+        """Nobody is led to this file any more."""
+        for table in (self.paths, self.salts, self.stops, self.starts):
+            table.pop(file_id, None)
+        self.foreign.discard(file_id)

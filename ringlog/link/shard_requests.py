@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import zmq
 
@@ -20,7 +20,6 @@ from ringlog.envelope.wire import EnvelopeInvalid, decode, encode
 from ringlog.errors import NotReady, RequestTimeout, ShuttingDown, refusal
 from ringlog.limits import MESSAGE_BYTES_MAX
 from ringlog.link.address import shard_socket
-from ringlog.signals import StopFlag
 
 TIMEOUT_S = 30.0
 CONNECT_S = 1.0
@@ -38,6 +37,12 @@ class Answer(NamedTuple, Generic[M]):
     attachment: memoryview
 
 
+class Stopping(Protocol):
+    """Whether the loop is to end: signals.StopFlag, or a threading.Event for a loop beside the main one."""
+
+    def is_set(self) -> bool: ...
+
+
 class Requester:
     """Requests to one process. For one thread."""
 
@@ -46,7 +51,7 @@ class Requester:
         name: str,
         endpoint: str,
         *,
-        stop: StopFlag | None = None,
+        stop: Stopping | None = None,
         beat: Callable[[], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -161,7 +166,7 @@ class ShardRequests:
         shm_dir: str,
         shards: int,
         *,
-        stop: StopFlag | None = None,
+        stop: Stopping | None = None,
         beat: Callable[[], None] | None = None,
     ) -> None:
         self._requesters = [

@@ -1,0 +1,17 @@
+"""`python -m actors.relocator <boot>`: started by the supervisor."""
+
+from __future__ import annotations
+
+from actors.relocator.shell import Shell
+from ringlog import config
+from ringlog.envelope.boot import ActorBoot
+from ringlog.runtime.process import main
+
+
+def build(boot: ActorBoot) -> Shell:
+    """Make the relocator that `boot` describes; raises ConfigError when its store cannot be used."""
+    return Shell(boot, config.from_plain(boot.config))
+
+
+if __name__ == "__main__":
+    main(build)

@@ -1,0 +1,189 @@
+"""Reads of cold parts: from memory, or by one fetch for all who wait for the same bytes. Pure.
+
+C1  a request is answered once: with bytes, with a refusal, or, when its time is over, with cold_unavailable.
+C2  at most COLD_READ_THREADS fetches run and COLD_READS_QUEUED_MAX wait; beyond that the answer is Throttled.
+C3  the cache never holds more than its bytes; the blocks that were used longest ago go first.
+C4  a part that the store does not have, or that came in another shape, is never told as an end of data.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ringlog.contract import Reply
+from ringlog.envelope import messages as m
+from ringlog.errors import ColdUnavailable, InvalidRequest, Refused, RinglogError, Throttled
+from ringlog.limits import COLD_BLOCK_BYTES, COLD_READ_THREADS, COLD_READS_QUEUED_MAX, FRAME_BYTES_MAX
+from ringlog.segment.layout import split_part
+
+RETRY_AFTER_MS = 100
+_Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Effect: read bytes [start, stop) of a part from the store, in a thread that may block."""
+
+    ticket: int
+    path: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    client: bytes
+    corr: int
+    start: int
+    stop: int
+    deadline_ns: int
+
+
+@dataclass(slots=True)
+class _Open:
+    fetch: Fetch
+    asked: list[_Asked] = field(default_factory=list)
+
+
+class BlockCache:
+    """Blocks of COLD_BLOCK_BYTES by (path, index), bounded by bytes."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+        self._blocks: OrderedDict[_Key, bytes] = OrderedDict()
+
+    def get(self, path: str, start: int, stop: int) -> bytes | None:
+        """Bytes [start, stop), fewer only at the end of the part; None when a block is not here."""
+        pieces = []
+        first, last = start // COLD_BLOCK_BYTES, (stop - 1) // COLD_BLOCK_BYTES
+        for index in range(first, last + 1):
+            block = self._blocks.get((path, index))
+            if block is None:
+                return None
+            self._blocks.move_to_end((path, index))
+            pieces.append(block)
+            if len(block) < COLD_BLOCK_BYTES:
+                break
+        base = first * COLD_BLOCK_BYTES
+        return b"".join(pieces)[start - base : stop - base]
+
+    def put(self, path: str, start: int, data: bytes) -> None:
+        """Keep what was fetched from `start`, a multiple of the block, to the end of a block or the part."""
+        for offset in range(0, len(data), COLD_BLOCK_BYTES):
+            key = (path, (start + offset) // COLD_BLOCK_BYTES)
+            self.bytes -= len(self._blocks.pop(key, b""))
+            self._blocks[key] = block = data[offset : offset + COLD_BLOCK_BYTES]
+            self.bytes += len(block)
+        while self.bytes > self._bytes_max:
+            _, oldest = self._blocks.popitem(last=False)
+            self.bytes -= len(oldest)
+
+    def forget(self, path: str) -> None:
+        """The part changed or went."""
+        for key in [key for key in self._blocks if key[0] == path]:
+            self.bytes -= len(self._blocks.pop(key))
+
+
+class ColdReads:
+    """Who waits for which cold bytes."""
+
+    def __init__(self, cache_bytes: int, timeout_ns: int) -> None:
+        self.cache = BlockCache(cache_bytes)
+        self.hits = self.asked = self.failed = 0
+        self._timeout_ns = timeout_ns
+        self._open: dict[int, _Open] = {}
+        self._by_range: dict[tuple[str, int, int], int] = {}
+        self._ticket = 0
+
+    @property
+    def open_fetches(self) -> int:
+        """Fetches that run or wait for a thread."""
+        return len(self._open)
+
+    def ask(self, client: bytes, corr: int, message: m.ColdRead, now_ns: int) -> list[Reply | Fetch]:
+        """Take a request in; an answer, a fetch, or nothing yet."""
+        self.asked += 1
+        try:
+            _check(message)
+            held = self.cache.get(message.path, message.start, message.stop)
+            if held is not None:
+                self.hits += 1
+                return [_answer(client, corr, held)]
+            asked = _Asked(client, corr, message.start, message.stop, now_ns + self._timeout_ns)
+            return self._wait(message.path, asked)
+        except Refused as e:
+            return [refuse(client, corr, e)]
+
+    def _wait(self, path: str, asked: _Asked) -> list[Reply | Fetch]:
+        start = asked.start // COLD_BLOCK_BYTES * COLD_BLOCK_BYTES
+        stop = -(-asked.stop // COLD_BLOCK_BYTES) * COLD_BLOCK_BYTES
+        running = self._by_range.get((path, start, stop))
+        if running is not None:
+            self._open[running].asked.append(asked)
+            return []
+        if len(self._open) >= COLD_READ_THREADS + COLD_READS_QUEUED_MAX:
+            raise Throttled("too many cold reads at a time", retry_after_ms=RETRY_AFTER_MS)
+        self._ticket += 1
+        fetch = Fetch(self._ticket, path, start, stop)
+        self._open[fetch.ticket] = _Open(fetch, [asked])
+        self._by_range[path, start, stop] = fetch.ticket
+        return [fetch]
+
+    def fetched(self, ticket: int, data: bytes | None, error: RinglogError | None) -> list[Reply]:
+        """A fetch is done; the answers. Bytes that came too late are kept for the next who asks."""
+        opened = self._open.pop(ticket)
+        fetch = opened.fetch
+        self._by_range.pop((fetch.path, fetch.start, fetch.stop), None)
+        if data is None:
+            self.failed += 1
+            refusal = error if isinstance(error, Refused) else _no_copy(fetch.path, error)
+            return [refuse(asked.client, asked.corr, refusal) for asked in opened.asked]
+        self.cache.put(fetch.path, fetch.start, data)
+        return [
+            _answer(asked.client, asked.corr, data[asked.start - fetch.start : asked.stop - fetch.start])
+            for asked in opened.asked
+        ]
+
+    def tick(self, now_ns: int) -> list[Reply]:
+        """Answer those whose time is over; their fetches go on, and hold their threads (C1, C2)."""
+        late: list[Reply] = []
+        for opened in self._open.values():
+            for asked in [each for each in opened.asked if each.deadline_ns <= now_ns]:
+                opened.asked.remove(asked)
+                self.failed += 1
+                error = ColdUnavailable("the cold store did not answer in time", file=opened.fetch.path)
+                late.append(refuse(asked.client, asked.corr, error))
+        return late
+
+    def next_deadline_ns(self) -> int | None:
+        """When `tick` has something to do at the earliest."""
+        return min(_deadlines(self._open.values()), default=None)
+
+
+def _deadlines(opened: Iterable[_Open]) -> Iterable[int]:
+    return (asked.deadline_ns for each in opened for asked in each.asked)
+
+
+def _check(message: m.ColdRead) -> None:
+    if split_part(message.path) is None:
+        raise InvalidRequest("not the path of a part of a segment", path=message.path[:256])
+    length = message.stop - message.start
+    if message.start < 0 or not 0 < length <= FRAME_BYTES_MAX:
+        raise InvalidRequest("not a range that can be read", start=message.start, stop=message.stop,
+                             max_bytes=FRAME_BYTES_MAX)  # fmt: skip
+
+
+def _no_copy(path: str, error: RinglogError | None) -> ColdUnavailable:
+    return ColdUnavailable("the cold store has no good copy", file=path, error=str(error)[:300])
+
+
+def _answer(client: bytes, corr: int, data: bytes) -> Reply:
+    return Reply(client, corr, m.ColdBytes(len(data)), data)
+
+
+def refuse(client: bytes, corr: int, error: Refused) -> Reply:
+    """The error as an answer."""
+    return Reply(client, corr, m.ErrorReply(int(error.status), error.message, error.detail, error.outcome))

@@ -1,0 +1,185 @@
+"""The relocator, performed: a socket for cold reads, threads that fetch, and one that moves.
+
+Three kinds of threads, so that nothing waits for a cold store but who asked for cold bytes (TI-9): the main
+one answers and beats, a few fetch, one moves segments.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+import select
+import threading
+from typing import Any
+
+from actors.relocator.mover import M, Mover
+from actors.relocator.reads import ColdReads, Fetch, refuse
+from ringlog import __version__
+from ringlog.board.board import Board
+from ringlog.board.layout import P, ProcessState
+from ringlog.clock import Clock, SystemClock
+from ringlog.config import Config
+from ringlog.contract import Reply
+from ringlog.envelope import messages as m
+from ringlog.envelope.boot import ActorBoot
+from ringlog.envelope.wire import PROTOCOL
+from ringlog.errors import ConfigError, ExitCode, InvalidRequest, ShuttingDown
+from ringlog.limits import COLD_READ_THREADS, COLD_READS_QUEUED_MAX, HEARTBEAT_INTERVAL_MS
+from ringlog.link.shard_requests import ShardRequests
+from ringlog.logs import say
+from ringlog.runtime.router_socket import RouterSocket
+from ringlog.runtime.wakeup import Wakeup
+from ringlog.runtime.workers import Loop, Workers
+from ringlog.signals import StopFlag
+from ringlog.storage.disk import RealDisk
+from ringlog.tier.copies import Copies
+from ringlog.tier.opening import open_store
+from ringlog.tier.store import SegmentStore
+
+log = logging.getLogger("ringlog.relocator")
+REQUESTS_PER_TURN = 256
+ASK_S = 10.0
+STOP_S = 2.0
+"""A move in progress may take so long to come to an end; then it is left to the next life."""
+
+
+class Shell:
+    """One incarnation of the relocator."""
+
+    def __init__(
+        self,
+        boot: ActorBoot,
+        settings: Config,
+        *,
+        store: SegmentStore | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`store` is for tests; raises ConfigError when the settings name none that can be opened."""
+        self._boot, self._cold = boot, settings.cold
+        self._clock = clock or SystemClock()
+        disk = RealDisk()
+        opened = store or open_store(settings.cold, disk)
+        if opened is None:
+            raise ConfigError("a relocator needs cold.dir or cold.url")
+        self._store = opened
+        self._slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
+        self._wakeup = Wakeup()
+        self._ending = threading.Event()
+        self._reads = ColdReads(settings.cold.cache_bytes, round(settings.cold.timeout_s * 1e9))
+        self._stale: list[str] = []
+        self._router = RouterSocket(f"ipc://{boot.shm_dir}/{boot.name}.sock")
+        self._fetchers = Workers("fetch", COLD_READ_THREADS, COLD_READS_QUEUED_MAX, self._wakeup.wake)
+        self.mover = Mover(
+            Copies(disk, boot.data_dir, self._store), settings.cold, shards=boot.shards, ask=self._ask,
+            clock=self._clock, jitter=random.random, is_stopping=self._ending.is_set,
+            on_change=self._stale.append,
+        )  # fmt: skip
+        self._requests: ShardRequests | None = None
+        self._turns = 0
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def run(self, stop: StopFlag) -> int:
+        """Serve until stopped; returns the exit code."""
+        poll = select.poll()
+        for fd in (stop.fileno(), self._wakeup.fileno(), self._router.fileno()):
+            poll.register(fd, select.POLLIN)
+        moving = Loop("move", self._move, self._wakeup.wake)
+        self._slot.set(P.STATE, ProcessState.READY)
+        say(log, logging.INFO, "ready", cold=self._cold.dir or self._cold.url)
+        try:
+            while not stop.is_set():
+                moving.check()
+                if not self.turn():
+                    poll.poll(self._wait_ms())
+        finally:
+            self._ending.set()
+        self._slot.set(P.STATE, ProcessState.DRAINING)
+        moving.join(STOP_S)
+        self.close()
+        return ExitCode.OK
+
+    def turn(self) -> bool:
+        """One pass; True when there was something to do."""
+        self._wakeup.clear()
+        now_ns = self._clock.monotonic_ns()
+        while self._stale:
+            self._reads.cache.forget(self._stale.pop())
+        effects: list[Reply | Fetch] = []
+        for done in self._fetchers.take():
+            effects += self._reads.fetched(done.ticket, done.result, done.error)
+        effects += self._reads.tick(now_ns)
+        for client, envelope, _ in self._router.receive(REQUESTS_PER_TURN):
+            effects += self._serve(client, envelope.corr, envelope.message, now_ns)
+        for effect in effects:
+            self._perform(effect)
+        self._beat(now_ns)
+        return bool(effects)
+
+    def close(self) -> None:
+        """Let go of the socket; threads are daemons and hold nothing that outlives the process."""
+        self._router.close()
+        self._wakeup.close()
+
+    def _wait_ms(self) -> int:
+        if self._router.has_input():
+            return 0
+        deadline_ns = self._reads.next_deadline_ns()
+        if deadline_ns is None:
+            return HEARTBEAT_INTERVAL_MS
+        left_ms = (deadline_ns - self._clock.monotonic_ns()) // 1_000_000 + 1
+        return max(0, min(HEARTBEAT_INTERVAL_MS, left_ms))
+
+    def _beat(self, now_ns: int) -> None:
+        self._turns += 1
+        counts, slot = self.mover.counts, self._slot
+        for word, value in (
+            (P.TURNS, self._turns), (P.HEARTBEAT_NS, now_ns), (P.MOVED, counts.moved),
+            (P.MOVED_BYTES, counts.moved_bytes), (P.MOVES_DUE, counts.due), (P.MOVES_FAILED, counts.failed),
+            (P.HEALED, counts.healed), (P.QUARANTINED, len(self.mover.patience.quarantined)),
+            (P.COLD_READS, self._reads.asked), (P.COLD_HITS, self._reads.hits),
+            (P.COLD_FAILED, self._reads.failed),
+        ):  # fmt: skip
+            slot.set(word, value)
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def _serve(self, client: bytes, corr: int, message: m.Message, now_ns: int) -> list[Reply | Fetch]:
+        boot = self._boot
+        if isinstance(message, m.ColdRead):
+            return self._reads.ask(client, corr, message, now_ns)
+        if isinstance(message, m.Ping):
+            return [Reply(client, corr, m.Pong(boot.incarnation, self._turns))]
+        if isinstance(message, m.Hello):
+            welcome = m.Welcome(PROTOCOL, __version__, boot.engine_id, boot.shards, -1, boot.incarnation)
+            return [Reply(client, corr, welcome)]
+        kind = type(message).__name__
+        return [refuse(client, corr, InvalidRequest("a relocator does not take this request", kind=kind))]
+
+    def _perform(self, effect: Any) -> None:
+        if isinstance(effect, Fetch):
+            read = functools.partial(self._store.get_range, effect.path, effect.start, effect.stop)
+            # The core admits no more than threads and queue hold.
+            is_taken = self._fetchers.submit(effect.ticket, read)
+            assert is_taken, "as many fetches as the core counts"
+            return
+        self._router.send(effect.client, effect.message, effect.corr, effect.attachment)
+
+    # -- the moving thread ----------------------------------------------------------------------------
+
+    def _move(self) -> None:
+        self._requests = ShardRequests(self._boot.shm_dir, self._boot.shards, stop=self._ending)
+        try:
+            while not self._ending.wait(self._cold.interval_s):
+                try:
+                    self.mover.round()
+                except ShuttingDown:
+                    # Ours, or a shard's that stops first: the next round tells which.
+                    say(log, logging.DEBUG, "round ended early")
+        finally:
+            self._requests.close()
+
+    def _ask(self, shard: int, message: m.Message, wanted: type[M]) -> M:
+        assert self._requests is not None, "only the moving thread asks"
+        return self._requests.ask(shard, message, wanted, timeout_s=ASK_S).message

@@ -1,0 +1,355 @@
+"""Moves to the cold tier over real bytes: copied, proven, flipped, dropped; harmless wherever they end."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.relocator.mover import Mover
+from ringlog.config import Cold
+from ringlog.envelope import messages as m
+from ringlog.errors import ColdUnavailable
+from ringlog.segment.layout import DATA, DEL, IDX
+from ringlog.testing import ManualClock
+from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
+from ringlog.testing.segment_files import FakeShards, make_segment, mark_deleted
+from ringlog.tier.copies import Copies
+from ringlog.tier.local import LocalStore
+from ringlog.tier.store import digest_of, object_pieces
+
+NUMBER = 1 << 48
+TOPIC = 7
+
+
+class World:
+    """One data directory, one cold directory, shards that only know segments."""
+
+    def __init__(self, disk=None, shards: int = 1) -> None:
+        self.base = SimulatedDisk("/data", "/cold")
+        self.shards = FakeShards(shards)
+        self.clock = ManualClock()
+        self.refs = [
+            make_segment(self.base, "/data", NUMBER + n, {TOPIC: range(n * 10 + 1, n * 10 + 11)})
+            for n in range(3)
+        ]
+        self.shards.register(*self.refs)
+
+    def mover(self, disk=None, store=None, hot_segments: int = 1) -> Mover:
+        disk = disk or self.base
+        self.copies = Copies(disk, "/data", store or LocalStore(disk, "/cold"))
+        return Mover(
+            self.copies, Cold(dir="/cold", hot_segments=hot_segments), shards=len(self.shards.refs),
+            ask=lambda shard, message, wanted: self.shards.ask(shard, message)[0], clock=self.clock,
+            jitter=lambda: 0.0,
+        )  # fmt: skip
+
+    def tiers(self, shard: int = 0) -> list[int]:
+        return [self.shards.refs[shard][ref.number].tier for ref in self.refs]
+
+    def has(self, root: str, n: int, suffix: str) -> bool:
+        return self.base.exists(f"{root}/{self.refs[n].stem}{suffix}")
+
+    def digest(self, n: int, suffix: str) -> str:
+        """Of the cold part."""
+        return digest_of(object_pieces(LocalStore(self.base, "/cold"), self.refs[n].stem + suffix))
+
+    def write(self, path: str, at: int, data: bytes) -> None:
+        """Let a file rot."""
+        fd = self.base.open_marks(path)
+        self.base.write_at(fd, [data], at)
+        self.base.sync_file(fd)
+        self.base.close(fd)
+
+    def require_readable(self) -> None:
+        """TI-4: where each shard leads its readers there is a whole copy, of every segment."""
+        copies = Copies(self.base, "/data", LocalStore(self.base, "/cold"))
+        for n, ref in enumerate(self.refs):
+            if self.shards.refs[0][ref.number].tier == 2:
+                copies.prove_cold(ref.stem)
+            else:
+                copies.prove_local(ref.stem)
+            assert self.has("/data", n, IDX), "the index stays on the host"
+
+    def wait(self) -> None:
+        self.clock.advance(seconds=400)
+
+
+def test_what_is_due_ends_cold_with_its_index_on_the_host():
+    """TI-2, TI-3, TI-12: same names and bytes; data gone from the host, the rest stays."""
+    world = World()
+    before = [digest_of([_contents(world.base, f"/data/{ref.stem}{DATA}")]) for ref in world.refs]
+    mover = world.mover()
+    mover.round()
+    assert world.tiers() == [2, 2, 0]
+    assert [world.has("/data", n, DATA) for n in range(3)] == [False, False, True]
+    assert [world.has("/cold", n, DATA) for n in range(3)] == [True, True, False]
+    assert [world.digest(n, DATA) for n in range(2)] == before[:2]
+    assert mover.counts.moved == 2
+    told = [message for _, message in world.shards.asked if isinstance(message, m.SegmentTier)]
+    assert [(each.number - NUMBER, each.tier) for each in told] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    world.require_readable()
+    assert mover.counts.due == 2
+    mover.round()
+    assert mover.counts.due == 0
+
+
+def _contents(disk, path: str) -> bytes:
+    fd = disk.open_read(path)
+    try:
+        return disk.read_at(fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+
+
+def test_a_crash_at_every_call_leaves_a_whole_copy_and_the_next_life_ends_the_same():
+    """FX-76, FX-77, FX-80, FX-85, CP-52..CP-55, RF-6; with power loss after the crash."""
+    counting = World()
+    disk = FaultyDisk(counting.base)
+    counting.mover(disk).round()
+    assert disk.calls["any"] > 30
+    for nth in range(1, disk.calls["any"] + 1):
+        world = World()
+        with pytest.raises(Halted):
+            world.mover(FaultyDisk(world.base, Fault("any", nth, "halt"))).round()
+        world.base.process_kill()
+        world.require_readable()
+        world.base.power_loss(nth)
+        world.require_readable()
+        if nth % 2:  # a shard that restarted derives the tier from what is on disk
+            for n, ref in enumerate(world.refs):
+                hot = world.has("/data", n, DATA)
+                world.shards.register(m.SegmentRef(*_with_tier(ref, 0 if hot else 2)))
+        world.mover().round()
+        assert world.tiers() == [2, 2, 0], nth
+        assert [world.has("/data", n, DATA) for n in range(3)] == [False, False, True], nth
+        world.require_readable()
+
+
+def _with_tier(ref: m.SegmentRef, tier: int) -> list:
+    return [ref.number, ref.stem, ref.salt, ref.data_bytes, ref.records, ref.frames, ref.topics, tier, 0]
+
+
+@pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
+@pytest.mark.parametrize("op", ["write", "full_sync", "rename", "dir_sync", "make_dir", "unlink"])
+def test_an_error_anywhere_leaves_the_hot_copy_and_is_tried_again(op, kind):
+    """FX-78, FX-79, FX-81, TI-7."""
+    world = World()
+    faulty = FaultyDisk(world.base, Fault(op, 1, kind))
+    mover = world.mover(faulty)
+    mover.round()
+    world.require_readable()
+    assert mover.counts.failed == 1
+    world.wait()
+    mover.round()
+    world.wait()
+    mover.round()
+    assert world.tiers() == [2, 2, 0]
+    assert not world.has("/data", 0, DATA)
+    world.require_readable()
+
+
+def test_marks_made_between_copy_and_flip_are_in_the_cold_copy():
+    """TI-8."""
+    world = World()
+    ref = world.refs[0]
+
+    def delete(_shard, message):
+        if (message.number, message.tier) == (ref.number, 1):
+            mark_deleted(world.base, "/data", ref.stem, TOPIC, [3, 5])
+
+    world.shards.before[m.SegmentTier] = delete
+    world.mover().round()
+    assert world.digest(0, DEL) == digest_of([_contents(world.base, f"/data/{ref.stem}{DEL}")])
+
+
+def test_marks_made_after_the_flip_follow_with_the_next_snapshot():
+    """TI-8, TI-12: the marks on the host lead, those in the store follow."""
+    world = World()
+    ref, mover = world.refs[0], world.mover()
+    mover.round()
+    mark_deleted(world.base, "/data", ref.stem, TOPIC, [4])
+    mover.round()
+    assert not world.has("/cold", 0, DEL), "no shard has a new snapshot"
+    world.shards.snapshots[0] += 1
+    mover.round()
+    assert world.digest(0, DEL) == digest_of([_contents(world.base, f"/data/{ref.stem}{DEL}")])
+
+
+def test_damage_in_the_hot_copy_is_not_moved_and_does_not_hide_the_others():
+    """SG-10."""
+    world = World()
+    world.write(f"/data/{world.refs[0].stem}{DATA}", 4_500, b"\xff" * 40)
+    mover = world.mover()
+    mover.round()
+    assert world.tiers() == [0, 2, 0]
+    assert mover.patience.quarantined == {world.refs[0].number}
+    assert not world.has("/cold", 0, DATA)
+
+
+def test_damage_in_the_hot_copy_is_healed_from_a_whole_cold_one():
+    """SG-10: the other tier holds a good copy."""
+    world = World()
+    stem = world.refs[0].stem
+    world.mover()
+    world.copies.send(stem + DATA)
+    world.write(f"/data/{stem}{DATA}", 4_500, b"\xff" * 40)
+    mover = world.mover()
+    mover.round()
+    assert mover.counts.healed == 1
+    assert world.tiers() == [2, 2, 0]
+    world.require_readable()
+
+
+def test_a_rotten_copy_from_before_is_overwritten_while_the_hot_one_is_there():
+    """FX-82, SG-10."""
+    world = World()
+    stem = world.refs[0].stem
+    world.mover()
+    world.copies.send(stem + DATA)
+    world.write(f"/cold/{stem}{DATA}", 4_500, b"\xff" * 40)
+    world.mover().round()
+    assert world.tiers() == [2, 2, 0]
+    world.require_readable()
+
+
+@pytest.mark.parametrize("rotten", ["/cold", "/data"])
+def test_a_hot_part_found_beside_a_cold_segment_never_replaces_a_whole_copy_by_a_rotten_one(rotten):
+    """CP-54: flipped, not deleted."""
+    world = World()
+    stem = world.refs[0].stem
+    world.mover()
+    world.copies.send(stem + DATA)
+    world.shards.register(m.SegmentRef(*_with_tier(world.refs[0], 2)))
+    world.write(f"{rotten}/{stem}{DATA}", 4_500, b"\xff" * 40)
+    world.mover().round()
+    assert not world.has("/data", 0, DATA)
+    world.require_readable()
+
+
+class Wrapped:
+    """A store that goes wrong in one way."""
+
+    def __init__(self, inner) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class LosesObjects(Wrapped):
+    def put(self, name, source):
+        digest = self.inner.put(name, source)
+        self.inner.delete(name)
+        return digest
+
+
+class ReturnsOtherBytes(Wrapped):
+    def get_range(self, name, start, stop):
+        data = bytearray(self.inner.get_range(name, start, stop))
+        if data:
+            data[-1] ^= 1
+        return bytes(data)
+
+
+class LiesAboutSize(Wrapped):
+    def size(self, name):
+        return self.inner.size(name) + 8
+
+
+class CutsShort(Wrapped):
+    def get_range(self, name, start, stop):
+        return self.inner.get_range(name, start, max(start, min(stop, self.inner.size(name)) - 9))
+
+
+@pytest.mark.parametrize("kind", [LosesObjects, ReturnsOtherBytes, LiesAboutSize, CutsShort])
+def test_a_store_that_does_not_keep_its_word_gets_nothing(kind):
+    """RD-22: the destination is read back before the source may go."""
+    world = World()
+    mover = world.mover(store=kind(LocalStore(world.base, "/cold")))
+    for _ in range(3):
+        mover.round()
+        world.wait()
+    assert world.tiers() == [0, 0, 0]
+    assert all(world.has("/data", n, DATA) for n in range(3))
+    world.mover().round()
+    assert world.tiers() == [2, 2, 0], "and a store that does gets it all"
+
+
+class IsAbsent(Wrapped):
+    calls = 0
+
+    def _fail(self, *_):
+        self.calls += 1
+        raise ColdUnavailable("nobody there")
+
+    put = get_range = size = exists = delete = _fail
+
+
+def test_a_store_that_is_absent_is_not_asked_for_each_segment():
+    """TI-7, TI-9."""
+    world = World()
+    absent = IsAbsent(None)
+    mover = world.mover(store=absent)
+    mover.round()
+    assert (absent.calls, mover.counts.failed, mover.counts.due) == (1, 1, 2)
+    mover.round()
+    assert absent.calls == 1, "it waits first"
+    world.wait()
+    mover.round()
+    assert absent.calls == 2
+    assert not mover.patience.quarantined
+    world.require_readable()
+
+
+def test_a_segment_of_two_shards_is_dropped_only_when_both_were_told():
+    world = World(shards=2)
+    world.shards.register(world.refs[0], shard=1)
+    world.shards.refuses.add(1)
+    world.mover().round()
+    assert world.has("/data", 0, DATA)
+    assert world.tiers()[:2] == [1, 2]
+    world.shards.refuses.clear()
+    world.mover().round()
+    assert not world.has("/data", 0, DATA)
+    assert world.shards.refs[1][world.refs[0].number].tier == 2
+
+
+def test_a_shard_that_is_down_keeps_its_segments_and_the_others_go_on():
+    world = World(shards=2)
+    other = make_segment(world.base, "/data", NUMBER + 50, {9: range(1, 5)})
+    newest = make_segment(world.base, "/data", NUMBER + 51, {9: range(5, 9)})
+    world.shards.register(other, newest, shard=1)
+    world.shards.down.add(0)
+    world.mover().round()
+    assert world.tiers() == [0, 0, 0]
+    assert world.shards.refs[1][other.number].tier == 2
+
+
+def test_a_copy_of_what_the_shards_dropped_meanwhile_is_removed():
+    """TI-13."""
+    world = World()
+    ref, mover = world.refs[0], world.mover()
+
+    def drop(_shard, message):
+        if message.number == ref.number:
+            world.shards.refs[0].pop(ref.number, None)
+
+    world.shards.before[m.SegmentTier] = drop
+    mover.round()
+    assert world.has("/cold", 0, DATA)
+    world.shards.before.clear()
+    mover.round()
+    assert not world.has("/cold", 0, DATA)
+    assert not world.has("/cold", 0, IDX)
+
+
+def test_a_hot_part_that_cannot_be_unlinked_is_logged_and_tried_again():
+    """FX-81."""
+    world = World()
+    faulty = FaultyDisk(world.base, Fault("unlink", 1, "EIO"))
+    mover = world.mover(faulty)
+    mover.round()
+    assert world.tiers() == [2, 2, 0]
+    assert world.has("/data", 0, DATA)
+    world.wait()
+    mover.round()
+    assert not world.has("/data", 0, DATA)

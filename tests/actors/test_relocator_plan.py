@@ -1,0 +1,99 @@
+"""Which segments go to the cold tier and when a failed move is tried again (TI-1..TI-3, TI-7)."""
+
+from __future__ import annotations
+
+from actors.relocator.plan import Patience, due, placements
+from ringlog.envelope.messages import SegmentRef
+from ringlog.limits import MOVE_BACKOFF_S_MAX
+from ringlog.segment.layout import own_stem, pack_stem
+
+S = 1_000_000_000
+
+
+def own(topic: int, first: int, number: int, *, tier: int = 0, size: int = 100) -> SegmentRef:
+    return SegmentRef(number, own_stem(topic, first, number), 1, size, 10, 1, 1, tier, number)
+
+
+def pack(number: int, *, tier: int = 0, created_us: int = 0, size: int = 100) -> SegmentRef:
+    return SegmentRef(number, pack_stem(number), 1, size, 10, 1, 5, tier, created_us or number)
+
+
+def numbers(refs: list[SegmentRef], hot_segments: int, hot_bytes: int = 0) -> list[int]:
+    found = due(placements({0: refs}).values(), hot_segments, hot_bytes)
+    return [each.ref.number for each in found]
+
+
+def test_a_topics_newest_segments_stay():
+    """TI-2."""
+    refs = [own(7, first, number) for number, first in enumerate(range(1, 61, 10), 1)]
+    assert numbers(refs, 4) == [1, 2]
+    assert numbers(refs, 6) == []
+    assert numbers(refs, 0) == [1, 2, 3, 4, 5, 6]
+
+
+def test_newest_means_by_position_and_not_by_number():
+    """A segment that was rewritten has a great number and holds what is old."""
+    assert numbers([own(7, 1, 99), own(7, 11, 2), own(7, 21, 3)], 2) == [99]
+
+
+def test_the_stricter_of_segments_and_bytes_decides():
+    """TI-2."""
+    refs = [own(7, 1, 1, size=500), own(7, 11, 2, size=500), own(7, 21, 3, size=400)]
+    assert numbers(refs, 3, 1_000) == [1]
+    assert numbers(refs, 1, 1_000) == [1, 2]
+    assert numbers(refs, 3, 100) == [1, 2, 3]
+    assert numbers(refs, 3, 0) == []
+
+
+def test_each_topic_and_the_packs_are_judged_by_themselves():
+    refs = [own(7, 1, 1), own(7, 11, 2), own(8, 1, 3), pack(4), pack(5)]
+    assert numbers(refs, 1) == [1, 4]
+
+
+def test_packs_go_by_age():
+    assert numbers([pack(900, created_us=1), pack(2, created_us=5)], 1) == [900]
+
+
+def test_what_is_cold_already_is_not_due_and_counts_as_older():
+    assert numbers([own(7, 1, 1, tier=2), own(7, 11, 2, tier=1), own(7, 21, 3)], 1) == [2]
+
+
+def test_a_segment_known_to_two_shards_is_as_hot_as_the_hotter_says():
+    placed = placements({0: [pack(4, tier=2)], 1: [pack(4, tier=0)]})
+    assert (placed[4].shards, placed[4].tier) == ((0, 1), 0)
+
+
+def patience() -> Patience:
+    return Patience(5.0, lambda: 0.999999)
+
+
+def test_a_failed_segment_waits_longer_each_time_and_within_a_bound():
+    """TI-7."""
+    waits, now = patience(), 0
+    pauses = []
+    for _ in range(12):
+        waits.failed(1, now)
+        step = next(s for s in range(1, 10_000) if waits.may_try(1, now + s * S))
+        pauses.append(step)
+        now += step * S
+    assert pauses[:4] == [5, 10, 20, 40]
+    assert pauses[-1] == MOVE_BACKOFF_S_MAX
+    assert waits.may_try(2, 0), "the others are tried meanwhile"
+
+
+def test_a_store_that_does_not_answer_holds_up_every_move_until_one_succeeds():
+    waits = patience()
+    waits.store_failed(0)
+    assert not waits.may_try(1, 4 * S)
+    assert waits.may_try(1, 5 * S)
+    waits.succeeded(1)
+    assert waits.may_try(2, 0)
+
+
+def test_damage_is_left_alone_until_the_segment_is_gone():
+    """SG-10."""
+    waits = patience()
+    waits.quarantined.add(1)
+    assert not waits.may_try(1, 10**15)
+    waits.forget_all_but([2])
+    assert waits.may_try(1, 0)

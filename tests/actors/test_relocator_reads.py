@@ -1,0 +1,130 @@
+"""Cold reads: bounded memory, bounded work, one answer each (TI-9, TI-10, TI-11)."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.relocator.reads import BlockCache, ColdReads, Fetch
+from ringlog.contract import Reply
+from ringlog.envelope import messages as m
+from ringlog.errors import ColdUnavailable, CorruptData, Status
+from ringlog.limits import COLD_BLOCK_BYTES, COLD_READ_THREADS, COLD_READS_QUEUED_MAX, FRAME_BYTES_MAX
+
+B = COLD_BLOCK_BYTES
+PATH = "packs/pack-0001000000000001.data"
+DATA = bytes(range(256)) * (4 * B // 256) + b"the end"
+
+
+def reads(cache: int = 64 * B) -> ColdReads:
+    return ColdReads(cache, timeout_ns=1_000)
+
+
+def ask(core: ColdReads, start: int, stop: int, *, client: bytes = b"a", path: str = PATH, now: int = 0):
+    return core.ask(client, 7, m.ColdRead(path, start, stop), now)
+
+
+def fetch_of(effects) -> Fetch:
+    (effect,) = effects
+    assert isinstance(effect, Fetch)
+    return effect
+
+
+def done(core: ColdReads, fetch: Fetch) -> list[Reply]:
+    return core.fetched(fetch.ticket, DATA[fetch.start : fetch.stop], None)
+
+
+def test_a_read_is_one_fetch_of_whole_blocks_and_the_next_comes_from_memory():
+    """TI-11."""
+    core = reads()
+    fetch = fetch_of(ask(core, B + 10, 2 * B + 10))
+    assert (fetch.path, fetch.start, fetch.stop) == (PATH, B, 3 * B)
+    (reply,) = done(core, fetch)
+    assert reply.message == m.ColdBytes(B)
+    assert reply.attachment == DATA[B + 10 : 2 * B + 10]
+    (again,) = ask(core, B + 20, B + 30)
+    assert again.attachment == DATA[B + 20 : B + 30]
+    assert (core.asked, core.hits) == (2, 1)
+
+
+def test_the_end_of_a_part_is_a_short_answer_from_the_store_and_from_memory():
+    core = reads()
+    (reply,) = done(core, fetch_of(ask(core, 4 * B, 4 * B + 100)))
+    assert reply.attachment == b"the end"
+    (again,) = ask(core, 4 * B + 4, 4 * B + 200)
+    assert again.attachment == b"end"
+
+
+def test_who_asks_for_what_is_being_fetched_waits_for_the_same_fetch():
+    core = reads()
+    fetch = fetch_of(ask(core, 0, 10, client=b"a"))
+    assert ask(core, 10, 20, client=b"b") == []
+    assert [reply.client for reply in done(core, fetch)] == [b"a", b"b"]
+    assert core.open_fetches == 0
+
+
+def test_too_many_are_throttled_and_those_who_wait_are_not():
+    """C2."""
+    core = reads()
+    most = COLD_READ_THREADS + COLD_READS_QUEUED_MAX
+    fetches = [fetch_of(ask(core, n * B, n * B + 1)) for n in range(most)]
+    (refused,) = ask(core, most * B, most * B + 1)
+    assert refused.message.status == Status.THROTTLED
+    assert refused.message.detail["retry_after_ms"] > 0
+    core.fetched(fetches[0].ticket, b"x", None)
+    fetch_of(ask(core, most * B, most * B + 1))
+
+
+def test_time_over_is_unavailable_once_and_late_bytes_serve_the_next():
+    """C1, TI-10."""
+    core = reads()
+    fetch = fetch_of(ask(core, 0, 10, now=0))
+    assert core.tick(999) == []
+    assert core.next_deadline_ns() == 1_000
+    (late,) = core.tick(1_000)
+    assert late.message.status == Status.NOT_READY
+    assert late.message.detail["reason"] == "cold_unavailable"
+    assert done(core, fetch) == []
+    (hit,) = ask(core, 0, 10)
+    assert hit.attachment == DATA[:10]
+
+
+@pytest.mark.parametrize("error", [ColdUnavailable("gone"), CorruptData("other bytes", file=PATH)])
+def test_a_store_that_fails_is_never_told_as_an_end_of_data(error):
+    """C4, TI-10."""
+    core = reads()
+    fetch = fetch_of(ask(core, 0, 10))
+    (reply,) = core.fetched(fetch.ticket, None, error)
+    assert reply.message.status == Status.NOT_READY
+    assert reply.message.detail["reason"] == "cold_unavailable"
+    assert core.failed == 1
+    fetch_of(ask(core, 0, 10))
+
+
+@pytest.mark.parametrize(
+    ("path", "start", "stop"),
+    [
+        ("../etc/passwd", 0, 1),
+        ("packs/../meta/engine", 0, 1),
+        (PATH + ".tmp", 0, 1),
+        (PATH, -1, 1),
+        (PATH, 5, 5),
+        (PATH, 0, FRAME_BYTES_MAX + 1),
+    ],
+)
+def test_what_is_no_part_or_no_range_is_refused(path, start, stop):
+    (reply,) = ask(reads(), start, stop, path=path)
+    assert reply.message.status == Status.INVALID_REQUEST
+
+
+def test_the_cache_stays_within_its_bytes_and_lets_the_oldest_go():
+    """C3."""
+    cache = BlockCache(2 * B)
+    for n in range(3):
+        cache.put(PATH, n * B, DATA[n * B : (n + 1) * B])
+    assert cache.bytes == 2 * B
+    assert cache.get(PATH, 0, 1) is None
+    assert cache.get(PATH, B, B + 1) is not None
+    cache.put(PATH, 3 * B, DATA[3 * B : 4 * B])
+    assert cache.get(PATH, 2 * B, 2 * B + 1) is None
+    cache.forget(PATH)
+    assert cache.bytes == 0

@@ -41,9 +41,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Segment files: written by the compactor and the reclaimer, read by everybody who reads.
     "segment": {"base", "frame", "envelope", "storage.disk", "storage.layout", "segment"},
     # Places, sizes, times and tags of one topic's records, wherever they lie.
-    "storage.ledger": {"base", "frame", "storage", "storage.reader", "segment", "board"},
+    "storage.ledger": {"base", "frame", "storage", "storage.reader", "storage.tail", "segment", "board"},
+    "storage.tail": {"base", "frame", "storage.disk", "storage.reader", "storage.tail"},
     # Where cold segments lie; the only caller of the package `obstore`.
-    "tier": {"base", "storage.disk", "storage.layout", "tier"},
+    "tier": {"base", "frame", "segment", "storage.disk", "storage.layout", "tier"},
     "storage.shelf": {"base", "frame", "storage.disk", "segment"},
     "storage.snapshot": {"base", "storage", "segment"},
     "topic": {"base", "frame", "topic", *PURE_STORAGE},
@@ -70,12 +71,20 @@ MAY_IMPORT: dict[str, set[str]] = {
         *WIRE, "contract", "runtime", "storage", "storage.reader", "topic", "link", "client", "spark",
         "supervision", "verify", "testing", "root",
     },
+    "testing.segment_files": {"base", "frame", "envelope", "segment", "storage.disk", "testing"},
     # The shard without its process: its core, its recovery and its log writer over a disk of the test.
     "testing.shard_world": {
-        "base", "frame", "envelope", "contract", "storage", "topic", "testing", "actors.core", "actors.shell",
+        "base", "frame", "envelope", "contract", "storage", "storage.reader", "storage.ledger", "topic",
+        "testing", "actors.core", "actors.shell",
     },
-    "actors.core": {"base", "frame", "envelope", "contract", "topic", "topic.sealed", *PURE_STORAGE, "root"},
-    "actors.shell": {*WIRE, "contract", "topic", "runtime", "storage", "storage.reader", "link", "root"},
+    "actors.core": {
+        "base", "frame", "envelope", "contract", "topic", "topic.sealed", "segment.layout", *PURE_STORAGE,
+        "root",
+    },
+    "actors.shell": {
+        *WIRE, "contract", "topic", "runtime", "storage", "storage.reader", "storage.ledger", "link",
+        "segment", "tier", "root",
+    },
     "actors.__main__": {"base", "envelope", "runtime"},
     # `ringlog.connect` is loaded when it is first asked for.
     "root": {"client"},
@@ -93,6 +102,8 @@ SHELL_SIDE: dict[str, str] = {
     "actors.gateway.zap": "answers libzmq's question about a connection",
     "actors.gateway.router": "the sockets, bounded",
     "actors.gateway.files": "reads the log for remote clients",
+    "actors.relocator.shell": "the socket, the threads that fetch and the one that moves",
+    "actors.relocator.mover": "copies segments and deletes what was copied",
 }
 """Modules of actors that may do I/O, each with what it does. Every other module of an actor is pure."""
 
@@ -110,6 +121,7 @@ PURE_MODULES = {
     "ringlog.errors",
     "ringlog.types",
     "ringlog.limits",
+    "ringlog.segment.layout",
     *(f"ringlog.{name}" for name in PURE_STORAGE),
 }
 PURE_TO_NAME = {"ringlog", "ringlog.clock"}

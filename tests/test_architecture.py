@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": CLI,
     "cli.chaos": {*CLI, "testing"},
     "testing": {
-        *WIRE, "contract", "runtime", "storage", "storage.reader", "topic", "link", "client", "spark",
+        *WIRE, "contract", "runtime", "storage", "storage.reader", "segment", "topic", "link", "client", "spark",
         "supervision", "verify", "testing", "root",
     },
     "testing.segment_files": {"base", "frame", "envelope", "segment", "storage.disk", "testing"},
@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "actors.shell": {
         *WIRE, "contract", "topic", "runtime", "storage", "storage.reader", "storage.ledger", "link",
-        "segment", "tier", "root",
+        "storage.snapshot", "segment", "tier", "root",
     },
     "actors.__main__": {"base", "envelope", "runtime"},
     # `ringlog.connect` is loaded when it is first asked for.
@@ -102,6 +102,10 @@ SHELL_SIDE: dict[str, str] = {
     "actors.gateway.zap": "answers libzmq's question about a connection",
     "actors.gateway.router": "the sockets, bounded",
     "actors.gateway.files": "reads the log for remote clients",
+    "actors.compactor.shell": "the loop, and the socket for operators",
+    "actors.compactor.checkpoint": "makes segments and snapshots, unlinks the log",
+    "actors.compactor.logfile": "reads the log",
+    "actors.compactor.marking": "marks deleted records in segments",
     "actors.relocator.shell": "the socket, the threads that fetch and the one that moves",
     "actors.relocator.mover": "copies segments and deletes what was copied",
 }

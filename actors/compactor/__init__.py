@@ -1,0 +1,1 @@
+"""The compactor: turns closed log files into segments, and writes the shards' snapshots."""

@@ -1,0 +1,302 @@
+"""One checkpoint of one shard, from its plan to the last unlinked file.
+
+  read the closed log files, a pass at a time      nothing is written
+  make segments of the pass, read them back        temporaries, then segments nobody knows
+  register them with the shard                     readers are led to them from now on
+  mark what the log says was deleted               synced
+  ask for rows, write the snapshot                 durable, read back
+  tell the shard; unlink what it lets go           only now the log gets shorter
+
+A crash between any two of these loses nothing: the log is still there, and the next checkpoint makes the
+segments anew. Those of the one that did not end are replaced by its last registration.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from actors.compactor.logfile import read_log
+from actors.compactor.marking import mark_removed
+from actors.compactor.sealing import Appends, Ordered, Sizes, TopicCut
+from actors.compactor.shards import Shard
+from ringlog import stop_points
+from ringlog.clock import Clock
+from ringlog.config import Storage
+from ringlog.envelope import messages as m
+from ringlog.errors import CorruptData, DiskError, Internal, RinglogError
+from ringlog.limits import MIB, SNAPSHOTS_KEPT
+from ringlog.logs import say
+from ringlog.segment.layout import (
+    DATA,
+    DATA_HEADER_BYTES,
+    MAKER_COMPACTOR,
+    MAKER_SHIFT,
+    SUFFIXES,
+    DataHeader,
+    NumberAllocator,
+)
+from ringlog.segment.rebuild import read_frames
+from ringlog.segment.segment import Segment
+from ringlog.segment.writer import SegmentWriter
+from ringlog.storage import snapshot as snapshots
+from ringlog.storage.disk import Disk
+from ringlog.storage.layout import META_DIR
+from ringlog.storage.snapshot import Snapshot
+
+log = logging.getLogger("ringlog.compactor")
+
+PASS_BYTES = 128 * MIB
+"""Log that is in memory at once; a pass ends behind the buffer with which it has this much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """What every checkpoint works with."""
+
+    disk: Disk
+    data_dir: str
+    engine_id: bytes
+    storage: Storage
+    clock: Clock
+    numbers: NumberAllocator
+    beat: Callable[[], None]
+    """Called between steps of less than a second each: we make progress."""
+
+
+@dataclass(slots=True)
+class Made:
+    """What a checkpoint did."""
+
+    snapshot: int = 0
+    segments: int = 0
+    records: int = 0
+    absorbed_bytes: int = 0
+    unlinked: int = 0
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """One checkpoint; `run` once."""
+
+    place: Workplace
+    shard: Shard
+    plan: m.CheckpointPlan
+    made: Made = field(default_factory=Made)
+    _sealed: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(topic, epoch) -> last number sealed in this checkpoint."""
+    _removed: set[int] = field(default_factory=set)
+    _added: list[m.SegmentRef] = field(default_factory=list)
+
+    def run(self) -> Made:
+        """Do it. Raises DiskError, CorruptData, and what asking the shard raises; then nothing that was
+        acknowledged is lost, and the same log is there for the next try."""
+        base = self._base()
+        for appends in self._passes():
+            self._seal_pass(appends)
+        self._replace_leftovers()
+        mark_removed(self.place, self.shard, self._removed, [*self.plan.segments, *self._added])
+        stop_points.hit("compact_before_snapshot")
+        number = self._write_snapshot(base)
+        stop_points.hit("compact_after_snapshot")
+        unlink = self.shard.closed(number, self._absorbed())
+        stop_points.hit("compact_before_unlink")
+        self._unlink(unlink)
+        retire_snapshots(self.place.disk, self.place.data_dir, self.plan, keep={number, base.number})
+        return self.made
+
+    # -- log to segments ------------------------------------------------------------------------------
+
+    def _passes(self) -> Iterator[Appends]:
+        """The log in stretches that fit into memory; the last one may be empty."""
+        appends = Appends()
+        for file in self.plan.files:
+            for buffer, batch in read_log(self.place.disk, self.place.data_dir, file):
+                appends.add(buffer, batch)
+                self.made.absorbed_bytes += batch.stop
+                self.place.beat()
+                stop_points.hit("compact_mid_read")
+                if appends.bytes >= PASS_BYTES:
+                    yield appends
+                    appends = Appends()
+        yield appends
+
+    def _seal_pass(self, appends: Appends) -> None:
+        self._removed |= appends.removed
+        gathered = appends.gathered()
+        if not len(gathered.words):
+            return
+        live = self.shard.live(gathered.topics())
+        ordered = Ordered(gathered, live, self._sealed)
+        storage = self.place.storage
+        sizes = Sizes(storage.segment_records, storage.segment_bytes, storage.own_segment_bytes)
+        refs: list[m.SegmentRef] = []
+        for cuts in ordered.segments(sizes):
+            ref = self._make_segment(ordered, cuts, live.deleted)
+            if ref is not None:
+                refs.append(ref)
+        stop_points.hit("compact_before_register")
+        self._register(refs, [])
+        stop_points.hit("compact_after_register")
+        ordered.note_sealed(self._sealed)
+
+    def _make_segment(
+        self, ordered: Ordered, cuts: list[TopicCut], deleted: dict[int, Any]
+    ) -> m.SegmentRef | None:
+        place, storage = self.place, self.place.storage
+        created_us = place.clock.now_us()
+        writer = SegmentWriter(
+            place.disk, place.data_dir, number=place.numbers.take(), salt=secrets.randbits(64) | 1,
+            shard=self.plan.shard, shards=self.plan.shards, engine_id=place.engine_id, created_us=created_us,
+            compression=storage.compression, compression_min_bytes=storage.compression_min_bytes,
+            compression_saving=storage.compression_saving,
+        )  # fmt: skip
+        try:
+            for cut in cuts:
+                writer.add_topic(
+                    cut.topic_id, cut.epoch, ordered.runs(cut), earliest_seq=cut.earliest_seq,
+                    dead=deleted.get(cut.topic_id),
+                )  # fmt: skip
+                place.beat()
+            ref = writer.finish()
+        except (DiskError, RinglogError):
+            writer.abandon()
+            raise
+        if ref is None:
+            return None
+        ref = msgspec.structs.replace(ref, created_us=created_us)
+        verify(place, ref)
+        return ref
+
+    def _register(self, refs: list[m.SegmentRef], removed: list[int]) -> None:
+        if not refs and not removed:
+            return
+        changed = self.shard.register(refs, removed)
+        if not changed.accepted:
+            for ref in refs:
+                remove_parts(self.place.disk, self.place.data_dir, ref.stem)
+            raise Internal("a shard refuses segments", shard=self.plan.shard, reason=changed.reason)
+        self._added += refs
+        self.made.segments += len(refs)
+        self.made.records += sum(ref.records for ref in refs)
+
+    def _replace_leftovers(self) -> None:
+        """Take out of force what a checkpoint that did not end has made of the same log.
+
+        Such a segment is younger than the snapshot which the shard's plan builds on: by construction no
+        snapshot is older than a segment that it lists, see `_write_snapshot`.
+        """
+        found, _ = snapshots.load_snapshots(self.place.disk, self.place.data_dir, self.plan.shard)
+        known = [
+            each for each in found if each.number == self.plan.number and each.shards == self.plan.shards
+        ]
+        if not known:
+            return
+        leftovers = [
+            ref.number for ref in self.plan.segments
+            if ref.number >> MAKER_SHIFT == MAKER_COMPACTOR and ref.created_us > known[0].created_us
+        ]  # fmt: skip
+        self._register([], leftovers)
+
+    # -- the snapshot ---------------------------------------------------------------------------------
+
+    def _base(self) -> Snapshot:
+        """The snapshot that changed rows are merged into; empty when every row has to be asked for."""
+        found, skipped = snapshots.load_snapshots(
+            self.place.disk, self.place.data_dir, self.plan.shard, most=1
+        )
+        for reason in skipped:
+            say(log, logging.WARNING, "snapshot skipped", reason=reason)
+        is_usable = (
+            found and found[0].number >= max(self.plan.number, 1) and found[0].shards == self.plan.shards
+        )
+        return found[0] if is_usable else snapshots.empty_snapshot(self.plan.shard, self.plan.shards)
+
+    def _write_snapshot(self, base: Snapshot) -> int:
+        place, plan = self.place, self.plan
+        rows = self.shard.rows(self._absorbed(), everything=base.number == 0)
+        ids, starts, merged = snapshots.merge_rows(base, rows.ids, rows.lengths, rows.rows)
+        listed = [ref.created_us for ref in (*plan.segments, *self._added)]
+        number = snapshots.next_number(place.disk, place.data_dir, plan.number)
+        snapshot = Snapshot(
+            number, plan.shard, plan.shards, plan.incarnation, max([place.clock.now_us(), *listed]),
+            rows.facts, ids, starts, merged,
+        )  # fmt: skip
+        snapshots.write_snapshot(place.disk, place.data_dir, snapshot)
+        self.made.snapshot = number
+        return number
+
+    def _absorbed(self) -> list[int]:
+        return [file.file_id for file in self.plan.files]
+
+    def _unlink(self, paths: list[str]) -> None:
+        disk, data_dir = self.place.disk, self.place.data_dir
+        for path in paths:
+            if not path.startswith("wal/shard-") or ".." in path:
+                raise CorruptData("a shard lets go of a file that is not of the log", file=path)
+            if disk.exists(f"{data_dir}/{path}"):
+                disk.unlink(f"{data_dir}/{path}")
+                self.made.unlinked += 1
+        for directory in sorted({path.rpartition("/")[0] for path in paths}):
+            disk.sync_dir(f"{data_dir}/{directory}")
+
+
+def verify(place: Workplace, ref: m.SegmentRef) -> None:
+    """Read a segment back whole before anybody is led to it (RD-22); raises CorruptData, DiskError."""
+    path = f"{place.data_dir}/{ref.stem}{DATA}"
+    fd = place.disk.open_read(path)
+    try:
+        header = DataHeader.decode(place.disk.read_at(fd, DATA_HEADER_BYTES, 0), path)
+    finally:
+        place.disk.close(fd)
+    records = frames = 0
+    for _, _, batch in read_frames(place.disk, path, header):
+        records += int((batch.words[:, 4] & np.uint64(0xFFFFFFFF)).sum())
+        frames += len(batch)
+        place.beat()
+    segment = Segment.open(place.disk, place.data_dir, ref.stem)
+    segment.close()
+    said = (ref.number, ref.salt, ref.records, ref.frames)
+    if (header.number, header.salt, records, frames) != said or segment.ref.records != records:
+        raise CorruptData("a segment read back is not the one written", file=path)
+
+
+def remove_parts(disk: Disk, data_dir: str, stem: str) -> None:
+    """Remove a segment that nobody is led to; its data part first, without which it is none."""
+    for suffix in SUFFIXES:
+        if disk.exists(f"{data_dir}/{stem}{suffix}"):
+            disk.unlink(f"{data_dir}/{stem}{suffix}")
+
+
+def retire_snapshots(disk: Disk, data_dir: str, plan: m.CheckpointPlan, keep: set[int]) -> None:
+    """Remove a shard's snapshots but those to `keep`: the last one and the valid one before it (SN-5).
+
+    Snapshots of another layout stay until every shard has as many of this one: a shard that has none
+    yet would recover its topics from them.
+    """
+    of_layout: dict[int, list[int]] = {}
+    others: list[tuple[int, int]] = []
+    for shard, number in snapshots.snapshot_numbers(disk, data_dir):
+        if _is_of_layout(disk, data_dir, shard, number, plan.shards):
+            of_layout.setdefault(shard, []).append(number)
+        else:
+            others.append((shard, number))
+    have_all = all(len(of_layout.get(shard, [])) >= SNAPSHOTS_KEPT for shard in range(plan.shards))
+    old = [(plan.shard, number) for number in of_layout.get(plan.shard, []) if number not in keep]
+    for shard, number in [*old, *(others if have_all else [])]:
+        path = f"{data_dir}/{META_DIR}/{snapshots.snapshot_name(shard, number)}"
+        if disk.exists(path):
+            disk.unlink(path)
+
+
+def _is_of_layout(disk: Disk, data_dir: str, shard: int, number: int, shards: int) -> bool:
+    try:
+        return snapshots.snapshot_header(disk, data_dir, shard, number).shards == shards
+    except (CorruptData, DiskError):
+        return False

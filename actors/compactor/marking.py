@@ -1,0 +1,55 @@
+"""Deletion marks of sealed records: what the log says was deleted has to outlive the log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pyroaring import BitMap64
+
+from actors.compactor.sealing import Live
+from actors.compactor.shards import Shard
+from ringlog.envelope import messages as m
+from ringlog.segment.layout import parse_stem
+from ringlog.segment.segment import Segment
+
+if TYPE_CHECKING:
+    from actors.compactor.checkpoint import Workplace
+
+
+def mark_removed(place: Workplace, shard: Shard, topics: set[int], refs: list[m.SegmentRef]) -> int:
+    """Mark in `refs` what is deleted of `topics`, durably; returns how many marks were made.
+
+    The numbers are the shard's of this moment, which include all that the absorbed log says. A mark comes
+    behind its log record (DL-20), and marking twice changes nothing. Raises DiskError, CorruptData.
+    """
+    if not topics:
+        return 0
+    live = shard.live(np.array(sorted(topics), dtype=np.uint64))
+    made = 0
+    for ref in refs if live.deleted else ():
+        parsed = parse_stem(ref.stem)
+        if parsed is not None and (not parsed[0] or parsed[0] in live.deleted):
+            made += _mark(place, ref, live)
+            place.beat()
+    return made
+
+
+def _mark(place: Workplace, ref: m.SegmentRef, live: Live) -> int:
+    segment = Segment.open(place.disk, place.data_dir, ref.stem)
+    made = 0
+    try:
+        for topic_id, deleted in live.deleted.items():
+            row = segment.row(topic_id)
+            if row is not None and _is_same_life(segment, row, live, topic_id):
+                made += segment.mark_deleted(place.disk, row, BitMap64(deleted))
+        if made:
+            segment.sync_marks(place.disk)
+    finally:
+        segment.close()
+    return made
+
+
+def _is_same_life(segment: Segment, row: int, live: Live, topic_id: int) -> bool:
+    at = int(np.searchsorted(live.ids, np.uint64(topic_id)))
+    return int(live.epochs[at]) == int(segment.topics["epoch"][row])

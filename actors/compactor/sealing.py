@@ -1,0 +1,253 @@
+"""What becomes of the appends of a pass over the log: which are kept, in what order, where. Pure.
+
+A pass is a stretch of the log that fits into memory. Frames of a thousand topics lie in it in the order in
+which they were committed; a segment wants them topic by topic. Nothing here costs time per record, little
+costs time per frame, and the rest is per topic.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap64
+
+from ringlog.errors import CorruptData
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.batch import End, FrameBatch
+from ringlog.frame.layout import FrameType
+
+U64 = NDArray[np.uint64]
+I64 = NDArray[np.int64]
+
+LIVE_WORDS = 5
+"""A row of the part attached to LiveReply: topic_id, epoch, earliest_seq, start and stop in `deleted`."""
+
+
+class Appends:
+    """Append frames of one pass, and which topics had records removed in it."""
+
+    def __init__(self) -> None:
+        self.buffers: list[Any] = []
+        self.bytes = 0
+        """Bytes of the buffers that are kept."""
+        self.removed: set[int] = set()
+        """Topics of which the log says that records were deleted."""
+        self._words: list[U64] = []
+        self._offsets: list[I64] = []
+        self._sources: list[I64] = []
+
+    def add(self, buffer: Any, batch: FrameBatch) -> None:
+        """Take the verified frames of one buffer, in the order of the log."""
+        types = frames.types_of(batch.words)
+        removals = types == FrameType.DELETE
+        if removals.any():
+            self.removed.update(batch.words[removals, layout.W_TOPIC].tolist())
+        appends = np.flatnonzero(types == FrameType.APPEND)
+        if len(appends):
+            self._words.append(batch.words[appends])
+            self._offsets.append(batch.offsets[appends])
+            self._sources.append(np.full(len(appends), len(self.buffers), dtype=np.int64))
+            self.buffers.append(buffer)
+            self.bytes += len(buffer)
+
+    def gathered(self) -> Gathered:
+        """Everything taken so far as one table."""
+        if not self._words:
+            empty = np.zeros(0, dtype=np.int64)
+            return Gathered(self.buffers, np.zeros((0, layout.HEADER_WORDS), dtype=np.uint64), empty, empty)
+        return Gathered(
+            self.buffers, np.concatenate(self._words), np.concatenate(self._offsets),
+            np.concatenate(self._sources),
+        )  # fmt: skip
+
+
+class Gathered(NamedTuple):
+    """n append frames in the order of the log: headers (n, 10), offsets in their buffers, which buffer."""
+
+    buffers: list[Any]
+    words: U64
+    offsets: I64
+    sources: I64
+
+    def topics(self) -> U64:
+        """Ids of the topics there are, ascending."""
+        return np.unique(self.words[:, layout.W_TOPIC])
+
+
+class Live(NamedTuple):
+    """What is alive: of each id, ascending, its epoch (0 = gone), first number and deleted numbers."""
+
+    ids: U64
+    epochs: U64
+    earliest: U64
+    deleted: dict[int, BitMap64]
+    """Only of topics that have some."""
+
+
+def decode_live(rows: Any, deleted: bytes) -> Live:
+    """Read a LiveReply with its attached part; ids come ascending. Raises CorruptData for nonsense."""
+    table = np.frombuffer(rows, dtype="<u8").reshape(-1, LIVE_WORDS)
+    ids, epochs, earliest, starts, stops = (np.ascontiguousarray(column) for column in table.T)
+    if (ids[1:] <= ids[:-1]).any() or (stops < starts).any() or (stops > len(deleted)).any():
+        raise CorruptData("what a shard says of its topics makes no sense", topics=len(ids))
+    found = {
+        int(ids[i]): BitMap64.deserialize(deleted[int(starts[i]) : int(stops[i])])
+        for i in np.flatnonzero(stops > starts).tolist()
+    }
+    return Live(ids, epochs, earliest, found)
+
+
+def joined(parts: list[Live]) -> Live:
+    """Answers about ascending ids as one."""
+    if not parts:
+        none = np.zeros(0, dtype=np.uint64)
+        return Live(none, none, none, {})
+    merged: dict[int, BitMap64] = {}
+    for part in parts:
+        merged |= part.deleted
+    return Live(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.epochs for part in parts]),
+        np.concatenate([part.earliest for part in parts]),
+        merged,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCut:
+    """Frames of one topic that go into one segment: positions [start, stop) of the order."""
+
+    topic_id: int
+    epoch: int
+    earliest_seq: int
+    start: int
+    stop: int
+
+
+class Sizes(NamedTuple):
+    """Bounds of a segment: it is rolled at so many records or bytes; topics below `own` bytes share one."""
+
+    records: int
+    bytes: int
+    own: int
+
+
+class Ordered:
+    """The frames of a pass that are to be sealed, topic by topic."""
+
+    def __init__(self, gathered: Gathered, live: Live, sealed: dict[tuple[int, int], int]) -> None:
+        """`sealed`: (topic, epoch) -> last number that earlier passes of this checkpoint have sealed.
+
+        Left out are frames of what is gone, below a floor, sealed already, or there twice: after a restart
+        a copy of what was in doubt follows the original.
+        """
+        self._gathered = gathered
+        words = gathered.words
+        which = np.searchsorted(live.ids, words[:, layout.W_TOPIC])
+        last = words[:, layout.W_BASE_SEQ] + frames.counts_of(words) - np.uint64(1)
+        floor = np.maximum(live.earliest, self._beyond(live, sealed))
+        alive = (frames.epochs_of(words) == live.epochs[which]) & (last >= floor[which])
+        rows = np.flatnonzero(alive & (live.epochs[which] > 0))
+        rows = rows[np.lexsort((words[rows, layout.W_BASE_SEQ], which[rows]))]
+        rows = rows[_first_of_each(which[rows], words[rows, layout.W_BASE_SEQ], last[rows])]
+        self.rows: I64 = rows
+        topic_of = which[rows]
+        starts = np.flatnonzero(np.diff(topic_of, prepend=-1))
+        self._bounds = (
+            list(zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], strict=True)) if len(rows) else []
+        )
+        self._cuts = [
+            TopicCut(int(live.ids[i]), int(live.epochs[i]), int(live.earliest[i]), start, stop)
+            for i, (start, stop) in zip(topic_of[starts].tolist(), self._bounds, strict=True)
+        ]
+        chosen = words[rows]
+        lengths = (chosen[:, layout.W_HEAD] & np.uint64(layout.LEN_MASK)).astype(np.int64)
+        self._bytes = _running(lengths - layout.FRAME_LEN_MIN)
+        self._records = _running(frames.counts_of(chosen).astype(np.int64))
+        self._last = last
+
+    @staticmethod
+    def _beyond(live: Live, sealed: dict[tuple[int, int], int]) -> U64:
+        """(ids,) first number that no earlier pass has sealed."""
+        found = np.zeros(len(live.ids), dtype=np.uint64)
+        if sealed:
+            pairs = zip(live.ids.tolist(), live.epochs.tolist(), strict=True)
+            found[:] = [sealed.get(pair, -1) + 1 for pair in pairs]
+        return found
+
+    def note_sealed(self, sealed: dict[tuple[int, int], int]) -> None:
+        """Write down the last number of each topic of this pass."""
+        for cut in self._cuts:
+            sealed[cut.topic_id, cut.epoch] = int(self._last[self.rows[cut.stop - 1]])
+
+    def segments(self, sizes: Sizes) -> Iterator[list[TopicCut]]:
+        """What goes into each segment, large topics first; within a segment topics ascend."""
+        small: list[TopicCut] = []
+        for cut in self._cuts:
+            if self._bytes[cut.stop] - self._bytes[cut.start] < sizes.own:
+                small.append(cut)
+            else:
+                for start, stop in self._rolled(cut.start, cut.stop, sizes):
+                    yield [TopicCut(cut.topic_id, cut.epoch, cut.earliest_seq, start, stop)]
+        yield from self._packs(small, sizes)
+
+    def _rolled(self, start: int, stop: int, sizes: Sizes) -> Iterator[tuple[int, int]]:
+        """Cut a topic's frames where a segment is full."""
+        while start < stop:
+            by_bytes = int(np.searchsorted(self._bytes, self._bytes[start] + sizes.bytes, "right")) - 1
+            by_records = (
+                int(np.searchsorted(self._records, self._records[start] + sizes.records, "right")) - 1
+            )
+            end = min(stop, max(start + 1, min(by_bytes, by_records)))
+            yield start, end
+            start = end
+
+    def _packs(self, cuts: list[TopicCut], sizes: Sizes) -> Iterator[list[TopicCut]]:
+        pack: list[TopicCut] = []
+        held_bytes = held_records = 0
+        for cut in cuts:
+            pack.append(cut)
+            held_bytes += int(self._bytes[cut.stop] - self._bytes[cut.start])
+            held_records += int(self._records[cut.stop] - self._records[cut.start])
+            if held_bytes >= sizes.bytes or held_records >= sizes.records:
+                yield pack
+                pack, held_bytes, held_records = [], 0, 0
+        if pack:
+            yield pack
+
+    def runs(self, cut: TopicCut) -> Iterator[tuple[Any, FrameBatch]]:
+        """The frames of a cut, ascending: (buffer, batch) for each buffer they lie in."""
+        rows = self.rows[cut.start : cut.stop]
+        gathered = self._gathered
+        sources = gathered.sources[rows]
+        breaks = [0, *(np.flatnonzero(np.diff(sources)) + 1).tolist(), len(rows)]
+        for start, stop in itertools.pairwise(breaks):
+            chosen = rows[start:stop]
+            offsets, words = gathered.offsets[chosen], gathered.words[chosen]
+            end = int(offsets[-1]) + int(words[-1, layout.W_HEAD] & np.uint64(layout.LEN_MASK))
+            batch = FrameBatch(offsets, words, end + layout.LEN_FIELD_BYTES, End.CLEAN)
+            yield gathered.buffers[int(sources[start])], batch
+
+
+def _running(values: I64) -> I64:
+    return np.concatenate(([0], np.cumsum(values)))
+
+
+def _first_of_each(topics: I64, bases: U64, last: U64) -> NDArray[np.bool_]:
+    """Which frames, sorted by topic and number, hold a number that none before them holds."""
+    same = np.zeros(len(bases), dtype=bool)
+    same[1:] = (topics[1:] == topics[:-1]) & (bases[1:] <= last[:-1])
+    keep = ~same
+    for at in np.flatnonzero(same).tolist():
+        # A copy begins where its original does. Anything else that overlaps was never acknowledged twice.
+        before = at - 1
+        while not keep[before]:
+            before -= 1
+        keep[at] = bases[at] > last[before] or topics[at] != topics[before]
+    return keep

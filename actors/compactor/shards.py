@@ -1,0 +1,98 @@
+"""What the compactor asks a shard, as calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from actors.compactor.sealing import LIVE_WORDS, U64, Live, decode_live, joined
+from ringlog.envelope import messages as m
+from ringlog.errors import CorruptData
+
+LIVE_TOPICS_MAX = 65_536
+M = TypeVar("M", bound=m.Message)
+
+
+class Asking(Protocol):
+    """link.shard_requests.ShardRequests, or a shard of a test."""
+
+    def ask(self, shard: int, message: m.Message, wanted: type[M], *, attachment: Any = None) -> Any:
+        """Send a request; returns something with `message` and `attachment`."""
+        ...
+
+
+class Rows(NamedTuple):
+    """Rows of topics that changed, and what a snapshot keeps of the shard itself."""
+
+    ids: U64
+    lengths: U64
+    rows: bytes
+    facts: bytes
+
+
+class Shard:
+    """One shard, asked. Every method raises what link.shard_requests.Requester.ask raises."""
+
+    def __init__(self, asking: Asking, shard: int) -> None:
+        self._asking, self.number = asking, shard
+
+    def plan(self, *, roll: bool) -> m.CheckpointPlan:
+        """What is there to absorb?"""
+        plan: m.CheckpointPlan = self._ask(m.CheckpointOpen(roll), m.CheckpointPlan).message
+        return plan
+
+    def live(self, ids: U64) -> Live:
+        """What is alive of these topics, whose ids ascend? Raises CorruptData for an answer about others."""
+        parts = []
+        for start in range(0, len(ids), LIVE_TOPICS_MAX):
+            asked = ids[start : start + LIVE_TOPICS_MAX]
+            answer = self._ask(m.LiveAsk(len(asked)), m.LiveReply, attachment=asked.astype("<u8").tobytes())
+            if len(answer.attachment) != len(asked) * LIVE_WORDS * 8:
+                raise CorruptData("a shard spoke of other topics than it was asked of", shard=self.number)
+            live = decode_live(answer.attachment, answer.message.deleted)
+            if not np.array_equal(live.ids, asked):
+                raise CorruptData("a shard spoke of other topics than it was asked of", shard=self.number)
+            parts.append(live)
+        return joined(parts)
+
+    def register(self, added: list[m.SegmentRef], removed: list[int]) -> m.SegmentsChanged:
+        """Put segments in force."""
+        changed: m.SegmentsChanged = self._ask(m.SegmentsChange(added, removed), m.SegmentsChanged).message
+        return changed
+
+    def rows(self, absorbed: list[int], *, everything: bool) -> Rows:
+        """Rows of the topics that changed since the last finished checkpoint, or of all.
+
+        All records of the log files `absorbed` lie in segments that the shard knows.
+        """
+        ids, lengths, rows, facts = [], [], [], b""
+        for page in self._pages(absorbed, everything):
+            count = page.message.topics
+            words = np.frombuffer(page.attachment[: 16 * count], dtype="<u8").reshape(-1, 2)
+            body = bytes(page.attachment[16 * count :])
+            if len(words) != count or int(words[:, 1].sum()) != len(body):
+                raise CorruptData("rows of topics do not fit their lengths", shard=self.number)
+            ids.append(words[:, 0])
+            lengths.append(words[:, 1])
+            rows.append(body)
+            facts = page.message.facts
+        return Rows(np.concatenate(ids), np.concatenate(lengths), b"".join(rows), facts)
+
+    def _pages(self, absorbed: list[int], everything: bool) -> Iterator[Any]:
+        begin, done = True, False
+        while not done:
+            page = self._ask(m.CheckpointRows(begin, everything, absorbed), m.CheckpointRowsReply)
+            if everything and not page.message.everything:
+                raise CorruptData("a shard gave changes where every row was asked for", shard=self.number)
+            begin, done = False, page.message.done
+            yield page
+
+    def closed(self, number: int, absorbed: list[int]) -> list[str]:
+        """Say that a snapshot is durable; returns paths of log files that nobody needs any more."""
+        reply: m.CheckpointClosed = self._ask(m.CheckpointDone(number, absorbed), m.CheckpointClosed).message
+        return reply.unlink
+
+    def _ask(self, message: m.Message, wanted: type[M], attachment: Any = None) -> Any:
+        return self._asking.ask(self.number, message, wanted, attachment=attachment)

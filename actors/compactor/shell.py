@@ -1,0 +1,216 @@
+"""The compactor's loop: look at the shards in turn, make the checkpoints that are due, answer operators.
+
+It does one thing at a time and has no state that must survive: what it has begun and not ended is begun anew
+by its successor. Idle it wakes about once a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+
+from actors.compactor.checkpoint import Checkpoint, Made, Workplace
+from actors.compactor.schedule import NS_PER_S, Schedule, Waiting
+from actors.compactor.shards import Shard
+from ringlog.board.board import Board
+from ringlog.board.layout import P, ProcessState
+from ringlog.clock import Clock, SystemClock
+from ringlog.config import Config
+from ringlog.envelope import messages as m
+from ringlog.envelope.boot import ActorBoot
+from ringlog.errors import (
+    CorruptData,
+    DiskError,
+    ExitCode,
+    InvariantViolation,
+    Refused,
+    RinglogError,
+    ShuttingDown,
+    Status,
+)
+from ringlog.link.shard_requests import ShardRequests
+from ringlog.logs import say
+from ringlog.runtime.router_socket import RouterSocket
+from ringlog.segment.layout import MAKER_COMPACTOR, SUFFIXES, NumberAllocator, parse_stem
+from ringlog.segment.parts import part_names
+from ringlog.segment.segment import find_segments
+from ringlog.signals import StopFlag
+from ringlog.storage import snapshot as snapshots
+from ringlog.storage.disk import Disk, RealDisk
+from ringlog.storage.layout import META_DIR, WAL_DIR, parse_shard_dir, parse_wal_name
+
+log = logging.getLogger("ringlog.compactor")
+
+IDLE_S = 1.0
+REQUESTS_PER_TURN = 16
+
+
+class Shell:
+    """One incarnation of the compactor."""
+
+    def __init__(
+        self, boot: ActorBoot, settings: Config, *, clock: Clock | None = None, disk: Disk | None = None
+    ) -> None:
+        self._boot = boot
+        self._clock = clock or SystemClock()
+        self._disk = disk or RealDisk()
+        self._slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
+        self._router = RouterSocket(f"ipc://{boot.shm_dir}/{boot.name}.sock")
+        self._schedule = Schedule(
+            boot.shards, file_bytes=settings.wal.file_bytes, age_ms=settings.storage.segment_age_ms,
+            now_ns=self._clock.monotonic_ns(),
+        )  # fmt: skip
+        numbers = [
+            parsed[2] for stem in find_segments(self._disk, boot.data_dir) if (parsed := parse_stem(stem))
+        ]
+        self._place = Workplace(
+            disk=self._disk, data_dir=boot.data_dir, engine_id=bytes.fromhex(boot.engine_id),
+            storage=settings.storage, clock=self._clock, numbers=NumberAllocator(MAKER_COMPACTOR, numbers),
+            beat=self._beat,
+        )  # fmt: skip
+        self._clients: dict[int, tuple[bytes, int]] = {}
+        """Operators' requests that wait: ticket -> (reply address, correlation id)."""
+        self._tickets = 0
+        self._turns = 0
+
+    def run(self, stop: StopFlag) -> int:
+        """Work until stopped; returns the exit code."""
+        poller = select.poll()
+        poller.register(stop.fileno(), select.POLLIN)
+        poller.register(self._router.fileno(), select.POLLIN)
+        with contextlib.closing(ShardRequests(
+            self._boot.shm_dir, self._boot.shards, stop=stop, beat=self._beat
+        )) as asking:  # fmt: skip
+            shards = [Shard(asking, number) for number in range(self._boot.shards)]
+            self._slot.set(P.STATE, ProcessState.READY)
+            while not stop.is_set():
+                if not self.turn(shards):
+                    poller.poll(self._idle_ms())
+        self._slot.set(P.STATE, ProcessState.DRAINING)
+        self._fail(list(self._clients), ShuttingDown("the engine is stopping"))
+        self._router.close()
+        return ExitCode.OK
+
+    def turn(self, shards: list[Shard]) -> bool:
+        """Take requests, then look at one shard if it is its turn; True when there was something to do."""
+        self._beat()
+        was_asked = self._receive()
+        number = self._schedule.next_shard(self._clock.monotonic_ns())
+        if number is not None:
+            self._look_at(shards[number], shards)
+        return was_asked or number is not None
+
+    def _idle_ms(self) -> int:
+        left_ns = self._schedule.next_look_ns() - self._clock.monotonic_ns()
+        return max(0, min(round(IDLE_S * 1000), left_ns // 1_000_000 + 1))
+
+    def _beat(self) -> None:
+        self._turns += 1
+        self._slot.set(P.TURNS, self._turns)
+        self._slot.set(P.HEARTBEAT_NS, self._clock.monotonic_ns())
+
+    # -- checkpoints ----------------------------------------------------------------------------------
+
+    def _look_at(self, shard: Shard, shards: list[Shard]) -> None:
+        started_ns = self._clock.monotonic_ns()
+        try:
+            plan = shard.plan(roll=self._schedule.must_roll(shard.number, started_ns))
+            waiting = Waiting(tuple(each.stop - each.start for each in plan.files), plan.log_bytes)
+            if not self._schedule.is_due(shard.number, waiting, started_ns):
+                return
+            made = Checkpoint(self._place, shard, plan).run()
+        except ShuttingDown:
+            self._schedule.failed(shard.number, self._clock.monotonic_ns())
+        except InvariantViolation:
+            raise
+        except RinglogError as e:
+            self._failed(shard.number, e)
+        else:
+            self._tell(shard.number, made, started_ns)
+            tickets = self._schedule.done(shard.number, self._clock.monotonic_ns())
+            self._answer(tickets, shards)
+
+    def _tell(self, shard: int, made: Made, started_ns: int) -> None:
+        took_ns = self._clock.monotonic_ns() - started_ns
+        self._slot.add(P.ABSORBED, made.absorbed_bytes)
+        self._slot.add(P.SEGMENTS, made.segments)
+        self._slot.add(P.CHECKPOINTS, 1)
+        self._slot.add(P.BUSY_NS, took_ns)
+        self._slot.set(P.SNAPSHOT, made.snapshot)
+        say(
+            log, logging.INFO, "checkpoint", shard=shard, snapshot=made.snapshot, segments=made.segments,
+            records=made.records, log_bytes=made.absorbed_bytes, unlinked=made.unlinked,
+            took_ms=took_ns * 1_000 // NS_PER_S,
+        )  # fmt: skip
+
+    def _failed(self, shard: int, error: RinglogError) -> None:
+        """Leave the log as it is and try again later (CKP-9)."""
+        self._slot.add(P.FAILURES, 1)
+        if isinstance(error, CorruptData):
+            self._slot.add(P.CORRUPT, 1)
+        # A shard that restarts is an ordinary thing; damage and a failing disk are not.
+        level = logging.ERROR if isinstance(error, CorruptData | DiskError) else logging.WARNING
+        say(log, level, "checkpoint failed", shard=shard, reason=str(error))
+        self._fail(self._schedule.failed(shard, self._clock.monotonic_ns()), error)
+
+    # -- operators ------------------------------------------------------------------------------------
+
+    def _receive(self) -> bool:
+        happened = False
+        for client, envelope, _ in self._router.receive(REQUESTS_PER_TURN):
+            happened = True
+            self._slot.add(P.REQUESTS, 1)
+            if isinstance(envelope.message, m.CheckpointNow):
+                self._tickets += 1
+                self._clients[self._tickets] = client, envelope.corr
+                self._schedule.want(self._tickets, self._clock.monotonic_ns())
+            elif isinstance(envelope.message, m.Ping):
+                self._router.send(client, m.Pong(self._boot.incarnation, self._turns), envelope.corr)
+            else:
+                refused = m.ErrorReply(
+                    int(Status.INVALID_REQUEST), "not for the compactor", {"kind": envelope.kind}
+                )
+                self._router.send(client, refused, envelope.corr)
+        return happened
+
+    def _answer(self, tickets: list[int], shards: list[Shard]) -> None:
+        if not tickets:
+            return
+        try:
+            files = self._files_of_a_copy(shards)
+        except RinglogError as e:
+            self._fail(tickets, e)
+            return
+        for ticket in tickets:
+            client, corr = self._clients.pop(ticket)
+            self._router.send(client, m.CheckpointMade(files), corr)
+
+    def _fail(self, tickets: list[int], error: RinglogError) -> None:
+        status = error.status if isinstance(error, Refused) else Status.INTERNAL
+        for ticket in tickets:
+            client, corr = self._clients.pop(ticket)
+            self._router.send(client, m.ErrorReply(int(status), error.message, {"reason": str(error)}), corr)
+
+    def _files_of_a_copy(self, shards: list[Shard]) -> list[str]:
+        """Files that together are a consistent copy (ST-14): identity, snapshots, segments in force, log.
+
+        The log is taken whole: what a snapshot absorbs is passed over by whoever recovers from the copy.
+        """
+        disk, data_dir = self._disk, self._boot.data_dir
+        in_force = {ref.stem for shard in shards for ref in shard.plan(roll=False).segments}
+        parts = [
+            name for name in part_names(disk, data_dir)
+            if name.endswith(SUFFIXES) and name.rpartition(".")[0] in in_force
+        ]  # fmt: skip
+        known = snapshots.snapshot_numbers(disk, data_dir)
+        meta = [f"{META_DIR}/engine", *(f"{META_DIR}/{snapshots.snapshot_name(*each)}" for each in known)]
+        return [*meta, *parts, *self._log_files()]
+
+    def _log_files(self) -> list[str]:
+        root = f"{self._boot.data_dir}/{WAL_DIR}"
+        return [
+            f"{WAL_DIR}/{stream}/{name}"
+            for stream in self._disk.list_dir(root) if parse_shard_dir(stream) is not None
+            for name in self._disk.list_dir(f"{root}/{stream}") if parse_wal_name(name) is not None
+        ]  # fmt: skip

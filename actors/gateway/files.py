@@ -23,6 +23,7 @@ from ringlog.storage.disk import Disk
 from ringlog.storage.mask import I64, Mask
 from ringlog.storage.reader import (
     FIRST_WINDOW_BYTES,
+    TIER_COLD,
     WINDOW_BYTES,
     FrameRun,
     Marks,
@@ -63,7 +64,8 @@ def _read(reader: TopicReader, wanted: ReadFiles) -> FramesRead:
     tray = _Tray(wanted, Mask(reader.deleted, wanted.located.ttl_us, wanted.now_us))
     stop = tray.stop
     looks = 0
-    window = FIRST_WINDOW_BYTES
+    extents = wanted.located.extents
+    window = WINDOW_BYTES if extents and extents[0].tier == TIER_COLD else FIRST_WINDOW_BYTES
     while not tray.is_full and tray.examined < stop:
         try:
             run = reader.next_run(stop, window)
@@ -98,11 +100,13 @@ def _is_end(reader: TopicReader, pause: Pause, examined: int, stop: int) -> bool
 
 
 def _supplied(reader: TopicReader, wanted: ReadFiles) -> bool:
-    """Hand over the bytes that were fetched, if they are those the reader wants."""
-    want = reader.cold_wanted
-    if want is None or wanted.cold is None or ColdRead(*want) != wanted.cold:
+    """Hand over the bytes that were fetched, if what the reader wants is among them."""
+    want, cold = reader.cold_wanted, wanted.cold
+    if want is None or cold is None or want.path != cold.path:
         return False
-    reader.supply(want, wanted.cold_data)
+    if not cold.start <= want.start < want.stop <= cold.stop:
+        return False
+    reader.supply(want, memoryview(wanted.cold_data)[want.start - cold.start : want.stop - cold.start])
     return True
 
 

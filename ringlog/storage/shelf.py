@@ -7,14 +7,12 @@ what is found there is verified as always.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ringlog.errors import CorruptData, DiskError
 from ringlog.segment.layout import DATA
+from ringlog.segment.segment import Segment
 from ringlog.storage.disk import Disk
-
-if TYPE_CHECKING:
-    from ringlog.segment.segment import Segment
 
 HELD_MAX = 16
 
@@ -56,8 +54,6 @@ class SegmentShelf:
         if stem in self._held:
             self._held.move_to_end(stem)
             return self._held[stem]
-        from ringlog.segment.segment import Segment
-
         segment: Segment | None
         try:
             segment = Segment.open(self._disk, self._data_dir, stem)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import xxhash
 
@@ -33,8 +34,14 @@ def bytes_column(values: Sequence[bytes]) -> bytes:
     return offsets.ljust(layout.padded(len(offsets)), b"\0") + data.ljust(layout.padded(len(data)), b"\0")
 
 
+def _column(column: Column, values: Sequence[Any]) -> bytes:
+    if column in layout.TIME_COLUMNS:
+        return struct.pack(f"<{len(values)}q", *values)
+    return bytes_column(values)
+
+
 def sealed_frame(
-    columns: Mapping[Column, Sequence[bytes]],
+    columns: Mapping[Column, Sequence[Any]],
     *,
     topic_id: int,
     base_seq: int,
@@ -44,10 +51,11 @@ def sealed_frame(
     kind: int = layout.FrameType.APPEND,
     control: bytes = b"",
 ) -> bytes:
-    """One whole frame, sealed under `salt`: bytes columns, or with none the body of a control frame."""
+    """One whole frame, sealed under `salt`: columns of bytes and of times; with none the body of a control
+    frame."""
     count = len(next(iter(columns.values()))) if columns else 0
     bitmap = sum(1 << column for column in columns)
-    body = b"".join([bytes_column(columns[column]) for column in sorted(columns)])
+    body = b"".join([_column(column, columns[column]) for column in sorted(columns)])
     raw_len = len(body) or len(control)
     body = body or control.ljust(layout.padded(len(control)), b"\0")
     head = _FRAME.pack(
@@ -86,7 +94,7 @@ class LogFile:
 
     def append(
         self, topic_id: int, base_seq: int, payloads: Sequence[bytes], *, epoch: int = 1,
-        commit_ts: int = TS_US, columns: Mapping[Column, Sequence[bytes]] | None = None,
+        commit_ts: int = TS_US, columns: Mapping[Column, Sequence[Any]] | None = None,
     ) -> int:  # fmt: skip
         """Write one frame at the end; returns its offset in the file."""
         frame = sealed_frame(

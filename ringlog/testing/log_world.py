@@ -7,16 +7,33 @@ as on a client. It never waits: `run` fails for Steps that would, and `begin` gi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
+
+import msgspec
+from pyroaring import BitMap64
 
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts
 from ringlog.client.connection import Marks
-from ringlog.envelope.messages import Extent, Located, Read, ReadReply, TopicInfo
-from ringlog.errors import InvariantViolation, TopicNotFound, UsageError
+from ringlog.envelope.messages import (
+    ColdRead,
+    Extent,
+    Located,
+    Read,
+    ReadReply,
+    SeekTime,
+    SeekTimeReply,
+    TopicInfo,
+)
+from ringlog.errors import InvariantViolation, NotReady, TopicNotFound, UsageError
 from ringlog.frame.layout import Column
 from ringlog.link.pending import Pending, Steps, resolved, start
+from ringlog.segment.layout import DATA, MAKER_COMPACTOR
+from ringlog.segment.segment import Segment
+from ringlog.segment.writer import SegmentWriter
 from ringlog.storage.disk import RealDisk
+from ringlog.storage.reader import FrameRun, Mark, TopicReader
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.log_file import TS_US, LogFile
 
@@ -32,6 +49,12 @@ class LogWorld:
         self.earliest_seq = 1
         self.cap_floor = self.ttl_floor = self.trim_floor = 1
         self.lost: list[int] = []
+        self.deleted = BitMap64()
+        self.version = self.due_us = self.ttl_us = 0
+        self.sealed: list[Extent] = []
+        """The segments' stretches of this topic, ascending."""
+        self.cold_dir = ""
+        self.cold_reads: list[ColdRead] = []
         self.exists = True
         self.config: dict[str, Any] = {}
         self.locates = 0
@@ -40,7 +63,7 @@ class LogWorld:
         self.transport: Literal["ring", "ipc", "tcp"] = "ring"
         self.data_dir = self.shm_dir = root
         self.generation = 0
-        self._written = 0
+        self._written = self._numbers = 0
         self._files: list[LogFile] = []
         self._extents: list[Extent] = []
         self._mark = (0, 0)
@@ -62,7 +85,7 @@ class LogWorld:
         return self._files[-1]
 
     def write(
-        self, payloads: Sequence[bytes], columns: Mapping[Column, Sequence[bytes]] | None = None,
+        self, payloads: Sequence[bytes], columns: Mapping[Column, Sequence[Any]] | None = None,
         ts: int = 0,
     ) -> int:  # fmt: skip
         """Write one frame of the topic, not published yet; returns its offset."""
@@ -94,11 +117,88 @@ class LogWorld:
         self._wake(is_news=True)
 
     def append(
-        self, payloads: Sequence[bytes], columns: Mapping[Column, Sequence[bytes]] | None = None
+        self, payloads: Sequence[bytes], columns: Mapping[Column, Sequence[Any]] | None = None
     ) -> None:
         """Write and publish one frame."""
         self.write(payloads, columns)
         self.publish()
+
+    # -- what happens to records -------------------------------------------------------------------------
+
+    def remove(self, seqs: Iterable[int]) -> None:
+        """Delete these records, as a shard does."""
+        self.deleted |= BitMap64(seqs)
+        while self.earliest_seq <= self.head_seq and self.earliest_seq in self.deleted:
+            self.earliest_seq += 1
+        self.version += 1
+
+    def seal(self, compression: str = "none", *, trims: bool = True) -> None:
+        """Turn everything in the log into a segment; `trims` drops the files."""
+        if not self._files or not self._written:
+            return
+        self.publish()
+        self.roll()
+        after = max((extent.last_seq for extent in self.sealed), default=0)
+        self._write_segment(self._extents, after, compression)
+        if trims:
+            self._extents.clear()
+        self.publish()
+
+    def rewrite(self, compression: str = "none") -> None:
+        """Put one segment in the place of all; the old ones' files are gone."""
+        old, self.sealed = self.sealed, []
+        if old:
+            self._write_segment(old, 0, compression)
+            for extent in old:
+                self.disk.unlink(f"{self._cold_root if extent.tier == 2 else self.data_dir}/{extent.path}")
+
+    def chill(self) -> None:
+        """Move every segment's data to the cold tier."""
+        cold = self._cold_root
+        for extent in self.sealed:
+            if extent.tier != 2:
+                os.makedirs(os.path.dirname(f"{cold}/{extent.path}"), exist_ok=True)
+                os.rename(f"{self.data_dir}/{extent.path}", f"{cold}/{extent.path}")
+        self.sealed = [msgspec.structs.replace(extent, tier=2) for extent in self.sealed]
+        self.version += 1
+
+    @property
+    def _cold_root(self) -> str:
+        return self.cold_dir or f"{self.data_dir}/cold"
+
+    def _write_segment(self, extents: Sequence[Extent], after: int, compression: str) -> None:
+        self._numbers += 1
+        number = MAKER_COMPACTOR << 48 | self._numbers
+        writer = SegmentWriter(
+            self.disk, self.data_dir, number=number, salt=1000 + self._numbers, shard=0, shards=1,
+            engine_id=b"e" * 16, created_us=TS_US, compression=compression, compression_min_bytes=64,
+        )  # fmt: skip
+        reader = TopicReader(
+            self._located(list(extents)), after, data_dir=self.data_dir, shm_dir=self.shm_dir,
+            disk=self.disk, marks=lambda _: Mark(*self._mark), cold_dir=self._cold_root,
+        )  # fmt: skip
+        runs = []
+        while isinstance(run := reader.next_run(self.head_seq), FrameRun):
+            runs.append((run.buffer, run.batch))
+        reader.close()
+        if not runs:
+            writer.abandon()
+            return
+        writer.add_topic(
+            self.topic_id, self.epoch, runs, earliest_seq=self.earliest_seq, dead=self.deleted or None
+        )
+        ref = writer.finish()
+        if ref is None:
+            return
+        segment = Segment.open(self.disk, self.data_dir, ref.stem)
+        row = segment.topics[0]
+        segment.close()
+        self.sealed.append(
+            Extent(
+                ref.stem + DATA, 0, ref.salt, int(row["data_start"]), int(row["data_stop"]), number,
+                int(row["first_seq"]), int(row["last_seq"]), int(row["entry_start"]), int(row["entry_stop"]),
+            )
+        )  # fmt: skip
 
     def recreate(self) -> None:
         """Delete the topic and make it again."""
@@ -162,13 +262,16 @@ class LogWorld:
         self.locates += 1
         if not self._is_here(topic):
             return _absent(topic)
-        extents = [*self._extents, self.file.extent()] if self._files else []
-        return resolved(
-            Located(
-                topic, self.topic_id, self.epoch, 0, 0, self.head_seq, self.earliest_seq, self.cap_floor,
-                self.ttl_floor, self.trim_floor, epoch not in {0, self.epoch} or after > self.head_seq,
-                extents, list(self.lost),
-            )
+        extents = [extent for extent in self.sealed if extent.last_seq > after]
+        extents += [*self._extents, self.file.extent()] if self._files else []
+        is_other = epoch not in {0, self.epoch} or after > self.head_seq
+        return resolved(self._located(extents, recreated=is_other))
+
+    def _located(self, extents: list[Extent], *, recreated: bool = False) -> Located:
+        return Located(
+            self.topic, self.topic_id, self.epoch, 0, 0, self.head_seq, self.earliest_seq, self.cap_floor,
+            self.ttl_floor, self.trim_floor, recreated, extents, list(self.lost), ttl_us=self.ttl_us,
+            deleted=self.deleted.serialize() if self.deleted else b"", version=self.version,
         )  # fmt: skip
 
     def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
@@ -178,6 +281,7 @@ class LogWorld:
         return TopicFacts(
             self.topic_id, self.epoch, TOPIC_LIVE, self.head_seq, self.earliest_seq, self.cap_floor,
             self.ttl_floor, self.trim_floor, self.head_seq + 1 - self.earliest_seq, 0, TS_US, 0,
+            self.version, self.due_us, self.ttl_us,
         )  # fmt: skip
 
     def marks(self, shard: int) -> Marks:
@@ -191,6 +295,22 @@ class LogWorld:
         pending: Pending[bool] = Pending()
         self._waiting.append(pending)
         return pending
+
+    def cold_read(self, request: ColdRead) -> Pending[memoryview]:
+        """See Connection; answered from the directory of cold segments."""
+        self.cold_reads.append(request)
+        try:
+            with open(f"{self.data_dir}/cold/{request.path}", "rb") as file:
+                file.seek(request.start)
+                return resolved(memoryview(file.read(request.stop - request.start)))
+        except OSError:
+            pending: Pending[memoryview] = Pending()
+            pending.fail(NotReady("the cold place is gone", reason="cold_unavailable"))
+            return pending
+
+    def seek_remote(self, request: SeekTime) -> Pending[SeekTimeReply]:
+        """See Connection; a subclass that has a gateway answers."""
+        raise UsageError("this world has no gateway", topic=request.topic)
 
     def read_remote(self, request: Read) -> Pending[tuple[ReadReply, memoryview]]:
         """See Connection; a subclass that has a gateway answers."""

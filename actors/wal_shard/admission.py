@@ -20,6 +20,7 @@ from ringlog.errors import Status
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
+from ringlog.frame.facts import record_facts
 from ringlog.frame.measure import Fault, measure, measure_alike
 from ringlog.frame.settle import (
     FLAG_DEDUPED,
@@ -112,6 +113,10 @@ class Admission:
         self._limits = limits
         self.is_volatile_closed = False
         """No room for ephemeral frames: they are refused until there is."""
+        self.written: dict[int, Topic] = {}
+        """Topics with caps that were written to; whoever applies retention takes them out."""
+        self.newly_due: list[Topic] = []
+        """Topics whose next record expires earlier than was known."""
 
     def open(self, buffer: bytearray, batch: FrameBatch, positions: NDArray[np.int64]) -> Intake:
         """Begin an intake; entries carry positions, topics and producer numbers already."""
@@ -185,6 +190,9 @@ class Admission:
         topic.last_ts = stamp
         topic.staged_count += count
         topic.staged_bytes += accounted
+        config = topic.config
+        if config.ttl_ms or config.cap_records or config.cap_bytes or head >> _EXPIRES_SHIFT & 1:
+            self._note_retention(intake, topic, 0, 1, stamp)
         position = intake.entries[0, S_POSITION]
         intake.entries[0] = (
             position,
@@ -441,6 +449,10 @@ class Admission:
         topic.last_ts = stamp
         topic.staged_count += total
         topic.staged_bytes += int(intake.accounted[start:stop].sum())
+        config = topic.config
+        heads = int(np.bitwise_or.reduce(words[:, layout.W_HEAD]))
+        if config.ttl_ms or config.cap_records or config.cap_bytes or heads >> _EXPIRES_SHIFT & 1:
+            self._note_retention(intake, topic, start, stop, stamp)
         entries = intake.entries[start:stop]
         entries[:, S_FIRST_SEQ] = bases
         entries[:, S_COMMIT_TS] = stamp
@@ -452,6 +464,12 @@ class Admission:
         intake.records += total
         intake.frames += stop - start
         intake.needs_sync |= durability == Durability.FSYNC
+
+    def _note_retention(self, intake: Intake, topic: Topic, start: int, stop: int, stamp: int) -> None:
+        """Records of a topic with caps or TTL, or with an expiry of their own, were staged."""
+        self.written[topic.topic_id] = topic
+        if note_written(topic, intake.buffer, intake.batch.take(slice(start, stop)), stamp):
+            self.newly_due.append(topic)
 
     @staticmethod
     def _effective_class(topic: Topic, words: NDArray[np.uint64]) -> int:
@@ -469,8 +487,25 @@ class Admission:
 
 _ALIKE = np.array([layout.W_HEAD, layout.W_TOPIC, layout.W_COUNT_EPOCH, layout.W_PRODUCER_ID, layout.W_TAIL])
 """Words in which frames of one producer, of one shape, do not differ."""
+_EXPIRES_SHIFT = layout.COLUMNS_SHIFT + layout.Column.EXPIRES_AT
 _APPEND_HEAD = layout.FrameType.APPEND | layout.VERSION << 8
 _PLAIN_TAIL = ~(layout.FLAGS_KNOWN << layout.FLAGS_SHIFT | 0xFFFFFFFF)
+
+
+def note_written(topic: Topic, buffer: Any, batch: FrameBatch, stamp: int) -> bool:
+    """Bring forward when the topic's next record expires; True when it is earlier than was known."""
+    known = topic.due_us
+    if topic.config.ttl_ms and not known:
+        topic.due_us = stamp + topic.config.ttl_ms * 1_000 + 1
+    having = frames.columns_of(batch.words) & U64(1 << layout.Column.EXPIRES_AT)
+    if having.any():
+        expires = record_facts(buffer, batch.take(np.flatnonzero(having))).expires
+        assert expires is not None
+        if expires.any():
+            earliest = max(int(expires[expires != 0].min()), 1)
+            topic.own_due_us = min(topic.own_due_us or earliest, earliest)
+            topic.due_us = min(topic.due_us or earliest, earliest)
+    return topic.due_us != known
 
 
 def _is_plain(head: int, tail: int) -> bool:

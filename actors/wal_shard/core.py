@@ -25,6 +25,7 @@ nothing staged ever has to be taken back.
     ROLL          the old file's sync before a roll       Synced
     FILE          the next file is not ready yet          FileReady (FileFailed: tried again)
     OPEN          the next file's header                  FileOpened
+    LEDGER        what storage knows of records           Consulted
     VOLATILE      a fresh volatile file                   VolatileOpened
 """
 
@@ -39,8 +40,11 @@ from typing import Any
 import numpy as np
 
 from actors.wal_shard.admission import Admission, Intake, Limits
+from actors.wal_shard.checkpoint import Checkpoint
 from actors.wal_shard.events import (
     Committed,
+    Consult,
+    Consulted,
     FileFailed,
     FileOpened,
     FileReady,
@@ -63,10 +67,12 @@ from actors.wal_shard.events import (
     WriteVolatile,
 )
 from actors.wal_shard.group import MARK_BYTES_MAX, Group, LogPosition, lay_out, lay_out_volatile
+from actors.wal_shard.places import Places
 from actors.wal_shard.records import HeadReserved, frame_of
-from actors.wal_shard.requests import CHANGES, Identity, Places, Requests
+from actors.wal_shard.removal import Question
+from actors.wal_shard.requests import CHANGES, Identity, Requests
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
-from ringlog.envelope.messages import Append
+from ringlog.envelope.messages import Append, CheckpointOpen, CheckpointRows, RecordsDelete
 from ringlog.errors import ExitCode, InvariantViolation, Status
 from ringlog.frame import layout
 from ringlog.limits import STORY_EVENTS_MAX, UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
@@ -86,6 +92,8 @@ _KEPT_BYTES = 256 << 10
 """Kept for requests without records at the end of a file that may have no successor."""
 _CONTROL_BYTES = 4 << 10
 """Most bytes that one such request adds to the log."""
+_RETENTION_PAUSE_NS = 250_000_000
+"""Least time from one look at expired records to the next, when nobody asks."""
 _SLACK = 64 << 10
 """Room kept for control frames beside a turn's intake when it is judged whether a file takes it."""
 
@@ -101,6 +109,7 @@ class Waiting(Enum):
     FILE = 5
     OPEN = 6
     VOLATILE = 7
+    LEDGER = 8
 
 
 class Room(Enum):
@@ -146,10 +155,16 @@ class ShardCore:
         self.identity = identity
         self.settings = settings or Settings()
         self.directory = Directory(identity.shard, identity.shards)
-        self.places = Places({}, {}, {}, {})
+        self.places = Places()
         self.admission = Admission(self.settings.limits)
-        self.requests = Requests(identity, self.directory, self.admission, self.places)
         self.log = LogPosition()
+        self._topics_of_volatile: dict[int, dict[int, tuple[Topic, int, int, int]]] = {}
+        self.checkpoint = Checkpoint(
+            identity.shard, identity.shards, identity.incarnation, self.directory, self.places, self.log,
+            self._topics_of_volatile,
+        )  # fmt: skip
+        self.requests = Requests(identity, self.directory, self.admission, self.places, self.checkpoint)
+        self.removals = self.requests.removals
         self.volatile = LogPosition()
         self.phase = Phase.RECOVERING
         self.waiting = Waiting.NOTHING
@@ -173,6 +188,9 @@ class ShardCore:
         self._opened_ns = 0
         self._files_opened = 0
         self._mark_at_ns: int | None = None
+        self._retain_at_ns: int | None = None
+        self._retain_due_us = 0
+        self._retained_ns = 0
         self._mark_flags = 0
         self._word: tuple[list[tuple[int, int]], list[int]] = ([], [])
         """What MARK_COPIED says of earlier files."""
@@ -182,7 +200,10 @@ class ShardCore:
         self._has_begun = False
         self._has_copied = False
         self._final_mark_written = False
-        self._topics_of_volatile: dict[int, dict[int, tuple[Topic, int, int, int]]] = {}
+        self._roll_asks: deque[ControlReceived] = deque()
+        """CheckpointOpen with `roll`, until the current file is closed."""
+        self._has_records = False
+        """The current file holds something worth a segment."""
 
     # -- what the shell asks --------------------------------------------------------------------------
 
@@ -193,7 +214,7 @@ class ShardCore:
 
     def next_deadline_ns(self) -> int | None:
         """Monotonic time of the next thing that time alone brings about, or None."""
-        times = [t for t in (self._flush_at_ns, self._mark_at_ns) if t is not None]
+        times = [t for t in (self._flush_at_ns, self._mark_at_ns, self._retain_at_ns) if t is not None]
         if self._file_failed and not self._preparing:
             times.append(self._file_retry_ns)
         return min(times) if times else None
@@ -203,6 +224,8 @@ class ShardCore:
         for event in events:
             self._dispatch(event)
         self._advance()
+        if self.removals.next_due_us != self._retain_due_us:
+            self._plan_retention()
         effects, self._effects = self._effects, []
         return effects
 
@@ -237,6 +260,9 @@ class ShardCore:
             self._file_retry_ns = self._now_ns + _FILE_RETRY_NS
         elif kind is FileOpened:
             self._on_opened(event)
+        elif kind is Consulted:
+            self.waiting = Waiting.NOTHING
+            self.removals.take(event.answers, self._group, self._now_us)
         elif kind is VolatileOpened:
             self._on_volatile_opened(event)
         elif kind is VolatileFailed:
@@ -259,8 +285,12 @@ class ShardCore:
         While no new file can be made, the end of the current one is kept for requests without records:
         deletes must be possible on a full disk (ST-13).
         """
+        if not self._is_its_turn(event):
+            return Room.LATER
         if isinstance(event, ControlReceived) and not isinstance(event.message, CHANGES):
             return Room.NOW
+        if self._is_busy and isinstance(event, ControlReceived) and isinstance(event.message, CheckpointRows):
+            return Room.LATER  # rows say what is published, so nothing may be staged (CKP-4)
         data = event.buffer if isinstance(event, FramesArrived) else event.attachment
         self.admission.is_volatile_closed = False
         if data and (self.directory.ephemeral or isinstance(event, ControlReceived)):
@@ -273,13 +303,30 @@ class ShardCore:
         if self._file_failed and data:
             kept = min(_KEPT_BYTES, self.log.capacity // 8)
         elif self._file_failed:
-            needed = self._group.bytes + _CONTROL_BYTES
+            needed = self._group.bytes + _CONTROL_BYTES + self.removals.delete_bytes
         if self.log.is_open and self.log.fits(needed + kept):
             return Room.NOW
         if self._ready_capacity >= needed + WAL_HEADER_BYTES + MARK_BYTES_MAX:
             return Room.NOW
         self._prepare(needed)
         return Room.NONE if self._file_failed else Room.LATER
+
+    def _is_its_turn(self, event: FramesArrived | ControlReceived) -> bool:
+        """No, while retention that is due has to be applied before it, or, for a delete, while something
+        ordered before it is not in a file yet, or it is not known what it takes away."""
+        message = event.message if isinstance(event, ControlReceived) else None
+        if self.removals.holds_up(message, self._group, self._now_us):
+            return False
+        if not isinstance(message, RecordsDelete):
+            return True
+        return not self._group.parts and not self._consult(self.removals.question_of(message, self._now_us))
+
+    def _consult(self, questions: list[Question]) -> bool:
+        """Ask storage, if there is something to ask."""
+        if questions:
+            self._effects.append(Consult(questions))
+            self.waiting = Waiting.LEDGER
+        return bool(questions)
 
     def _volatile_bytes(self, event: FramesArrived | ControlReceived, length: int) -> int:
         """Most bytes that the event may add to the volatile log."""
@@ -320,6 +367,11 @@ class ShardCore:
             fill = self._files_opened <= 1 or self._now_ns - self._opened_ns > _FILL_WHEN_HALF_TAKES_NS
             self._effects.append(PrepareFile(needed + WAL_HEADER_BYTES + MARK_BYTES_MAX, fill))
 
+    @property
+    def _is_busy(self) -> bool:
+        """Is anything staged that is not published?"""
+        return bool(self._group.parts or self._owed or self._group.removes)
+
     def _take(self, event: FramesArrived | ControlReceived, room: Room) -> None:
         if isinstance(event, FramesArrived):
             closed = Status.INTERNAL if room is Room.NONE else None
@@ -328,8 +380,11 @@ class ShardCore:
             self._group.add_intake(intake)
             self._owed.append(_Owed(event.source, intake, event.end_position))
             return
+        if isinstance(event.message, CheckpointOpen) and event.message.roll and self._must_roll:
+            self._roll_asks.append(event)
+            return
         reply = self.requests.handle(event, self._group, self._now_us, can_log=room is Room.NOW)
-        if self._group.parts:
+        if self._group.parts or self._group.removes:
             self._replies.append(reply)
         else:
             self._effects.append(reply)
@@ -340,6 +395,8 @@ class ShardCore:
         """Take the next step that is possible; every step ends in an effect whose completion calls again."""
         if self._file_failed and not self._preparing and self._now_ns >= self._file_retry_ns:
             self._prepare(self._wanted_bytes)
+        if self._roll_asks and self.waiting is Waiting.NOTHING and not self._is_busy:
+            self._roll_for_checkpoint()
         while self._held and self.waiting is Waiting.NOTHING:
             room = self._room_for(self._held[0])
             if room is Room.LATER:
@@ -349,10 +406,16 @@ class ShardCore:
             return
         if self.phase is Phase.RECOVERING:
             self._advance_recovery()
-        elif self._group.parts or self._owed:
+        elif self._group.parts or self._owed or self._group.removes or self.removals.is_wanted:
             self._begin_group()
+            if self.waiting is Waiting.NOTHING and self._held:
+                self._advance()
         elif self._due(self._flush_at_ns) and self._unsynced:
             self._flush()
+        elif self._due(self._retain_at_ns):
+            self._retained_ns, self._retain_due_us = self._now_ns, -1
+            self.removals.want_due(self._now_us)
+            self._begin_group()
         elif self._due(self._mark_at_ns) and self._can_mark():
             self._write_mark()
         elif self.phase is Phase.DRAINING and not self._held:
@@ -361,6 +424,13 @@ class ShardCore:
     def _due(self, at_ns: int | None) -> bool:
         return at_ns is not None and self._now_ns >= at_ns
 
+    def _plan_retention(self) -> None:
+        """Look after expired records some time after they expired, many at once: nobody sees them anyway."""
+        self._retain_due_us = self.removals.next_due_us
+        wait_ns = max(self._retain_due_us - self._now_us, 0) * 1_000
+        planned = max(self._now_ns + wait_ns, self._retained_ns + _RETENTION_PAUSE_NS)
+        self._retain_at_ns = planned if self._retain_due_us else None
+
     def _can_mark(self) -> bool:
         self._mark_at_ns = None
         log = self.log
@@ -368,6 +438,10 @@ class ShardCore:
 
     def _begin_group(self) -> None:
         group = self._group
+        if self.phase is not Phase.RECOVERING and self._consult(
+            self.removals.questions(group, self.admission, self._now_us)
+        ):
+            return
         self._reserve_heads(group)
         if group.bytes and not (self.log.is_open and self.log.fits(group.bytes)):
             self._roll(group.bytes)
@@ -460,6 +534,8 @@ class ShardCore:
         topics = list(group.dirty.values())
         for topic in topics:
             topic.publish()
+        self.checkpoint.note(group.dirty, retired)
+        self._has_records |= bool(group.records or (group.parts and self.phase is Phase.RECOVERING))
         # Marks before heads: who sees a head must find every record up to it (S-8).
         if group.parts:
             self._effects.append(self._marks())
@@ -502,6 +578,21 @@ class ShardCore:
         else:
             self._open()
 
+    @property
+    def _must_roll(self) -> bool:
+        """Does the current file hold records that a checkpoint could absorb, and can a new one be made?"""
+        return self._has_records and not self._file_failed and self.phase is Phase.ACTIVE
+
+    def _roll_for_checkpoint(self) -> None:
+        """Close the current file as soon as there is a next one; commits do not wait for that."""
+        if not self._must_roll:
+            while self._roll_asks:
+                self._take(self._roll_asks.popleft(), Room.NOW)
+        elif self._ready_capacity:
+            self._roll(0)
+        else:
+            self._prepare(0)
+
     def _open(self) -> None:
         if self.log.is_open:
             self._prev = (self.log.file_id, self.log.offset, self.log.last_seal, False)
@@ -516,6 +607,7 @@ class ShardCore:
         self.log.opened(event.file_id, event.salt, event.start, event.capacity)
         self._opened_ns = self._now_ns
         self._files_opened += 1
+        self._has_records = False
         self.places.starts[event.file_id] = event.start
         self.places.salts[event.file_id] = event.salt
 
@@ -587,6 +679,7 @@ class ShardCore:
         else:
             self.phase = Phase.ACTIVE
             self._effects.append(self._marks())
+            self.removals.recovered()
             self._prepare(0)
 
     def _finish_draining(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from actors.wal_shard.removal import Answer, Question
 from ringlog.frame.batch import FrameBatch
 from ringlog.frame.settle import Entries
 from ringlog.topic.state import Topic
@@ -66,6 +67,13 @@ class Flushed:
 
     file_id: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Consulted:
+    """What was asked is known; one answer a question, in order."""
+
+    answers: list[Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +156,13 @@ class OpenVolatile:
     """Begin a new volatile file of at least this size, dropping the oldest beyond the budget."""
 
     at_least: int
+
+
+@dataclass(frozen=True, slots=True)
+class Consult:
+    """Ask storage about topics' records (removal.answer). Completion: Consulted, at once."""
+
+    questions: list[Question]
 
 
 @dataclass(frozen=True, slots=True)

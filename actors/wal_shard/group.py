@@ -84,6 +84,8 @@ class Group:
     records: int = 0
     refused: int = 0
     repeats: int = 0
+    removes: bool = False
+    """Something leaves a topic with this group."""
 
     def add_intake(self, intake: Intake) -> None:
         """Take in the admitted rows of an intake."""

@@ -95,6 +95,12 @@ class KeyUsed(Record, frozen=True):
     created_us: int
 
 
+class CheckpointPassed(Record, frozen=True):
+    """Everything before this was made durable for the snapshot that follows this one."""
+
+    number: int
+
+
 class GroupMark(Record, frozen=True):
     """See storage/layout.py."""
 
@@ -117,6 +123,7 @@ Body = (
     | RecordsRemoved
     | RangeLost
     | KeyUsed
+    | CheckpointPassed
     | GroupMark
 )
 
@@ -129,6 +136,7 @@ _KINDS: dict[int, Any] = {
     FrameType.DELETE: RecordsRemoved,
     FrameType.LOST_RANGE: RangeLost,
     FrameType.IDEMPOTENCY_KEY: KeyUsed,
+    FrameType.CHECKPOINT_MARK: CheckpointPassed,
     FrameType.GROUP_MARK: GroupMark,
 }
 _TYPES = {kind: number for number, kind in _KINDS.items()}

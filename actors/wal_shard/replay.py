@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.wal_shard.admission import Intake, Stretch
+from actors.wal_shard.admission import Intake, Stretch, note_written
 from actors.wal_shard.group import Group
 from actors.wal_shard.records import (
     Body,
@@ -27,11 +27,13 @@ from actors.wal_shard.records import (
     HeadReserved,
     KeyUsed,
     RangeLost,
+    RecordsRemoved,
     TopicCreated,
     TopicRemoved,
     decode_body,
     frame_of,
 )
+from actors.wal_shard.removal import replayed
 from actors.wal_shard.requests import Identity
 from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
@@ -105,8 +107,6 @@ class Replay:
     records: int = 0
     gaps: list[tuple[str, int, int]] = field(default_factory=list)
     _gone: set[int] = field(default_factory=set)
-    _foreign: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Names made under other layouts -> (topic_id, epoch) of the last topic, whoever owns it."""
     _open: dict[int, Topic] = field(default_factory=dict)
     """Topics whose reservation is not settled."""
     _placeholders: set[int] = field(default_factory=set)
@@ -200,6 +200,7 @@ class Replay:
         topic.last_ts = max(topic.last_ts, int(words[-1, layout.W_COMMIT_TS]))
         topic.staged_count += total
         topic.staged_bytes += int(measure(source.piece.buffer, part).accounted.sum())
+        note_written(topic, source.piece.buffer, part, int(words[0, layout.W_COMMIT_TS]))
         topic.publish()
         for of_producer in _by_value(np.arange(len(words)), words[:, layout.W_PRODUCER_ID]):
             self._remember(topic, words[of_producer])
@@ -286,8 +287,9 @@ class Replay:
 
     def _note_name(self, topic_id: int, body: TopicCreated) -> None:
         """Where a name was last made. Its removal is no news: whoever looked after it goes on doing so."""
-        if body.epoch > self._foreign.get(body.name, (0, 0))[1]:
-            self._foreign[body.name] = (topic_id, body.epoch)
+        foreign = self.directory.foreign
+        if body.epoch > foreign.get(body.name, (0, 0))[1]:
+            foreign[body.name] = (topic_id, body.epoch)
         self.directory.seen(topic_id, body.epoch)
 
     def _apply_control(self, topic_id: int, body: Body) -> None:
@@ -303,14 +305,16 @@ class Replay:
             self.directory.remove(topic)
         elif isinstance(body, ConfigChanged):
             topic.config = TopicConfig.from_bytes(body.config)
+            # The TTL may be another one: looked at soon, it is known again when the next record expires.
+            topic.due_us = 1 if topic.config.ttl_ms and topic.staged_count else topic.own_due_us
             self.directory.note_class(topic)
         elif isinstance(body, HeadReserved):
             self._reserve(topic, body)
         elif isinstance(body, RangeLost):
             topic.jump(body.last)
             self.gaps = [gap for gap in self.gaps if gap != (topic.name, body.first, body.last)]
-        elif isinstance(body, FloorsRaised):
-            topic.evict_below(body.cap_floor, 0, 0)
+        elif isinstance(body, FloorsRaised | RecordsRemoved):
+            replayed(topic, body)
 
     def _create(self, topic_id: int, body: TopicCreated, topic: Topic | None) -> None:
         config = TopicConfig.from_bytes(body.config)
@@ -375,7 +379,7 @@ class Replay:
 
     def settle_names(self) -> None:
         """Point to the shards that look after names which are at home here and were made elsewhere."""
-        for name, (topic_id, _) in self._foreign.items():
+        for name, (topic_id, _) in self.directory.foreign.items():
             owner = shard_of(topic_id, self.identity.shards)
             if owner != self.identity.shard and self._is_home(name):
                 self.directory.elsewhere[name] = owner

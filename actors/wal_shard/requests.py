@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pyroaring import BitMap64
 
 from actors.wal_shard.admission import Admission, Intake
+from actors.wal_shard.checkpoint import Answer, Checkpoint
 from actors.wal_shard.group import Group
+from actors.wal_shard.places import Places
 from actors.wal_shard.records import HeadReserved, KeyUsed, TopicRemoved, config_frame, create_frame, frame_of
+from actors.wal_shard.removal import Removals
 from ringlog import __version__
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
@@ -42,6 +46,7 @@ from ringlog.frame.settle import (
     WORDS,
 )
 from ringlog.limits import (
+    DELETED_PER_LOCATE_BYTES,
     EXTENTS_PER_LOCATE_MAX,
     FRAME_BYTES_MAX,
     IDEMPOTENCY_KEY_BYTES_MAX,
@@ -56,7 +61,7 @@ from ringlog.topic.names import check_topic_name, home_shard
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
-CHANGES = (m.TopicPut, m.TopicDelete, m.Append)
+CHANGES = (m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.LiveAsk, m.CheckpointRows)
 """Requests that may add to the log."""
 _MODES = ("upsert", "create", "merge")
 
@@ -72,30 +77,22 @@ class Identity:
     topics_max: int
 
 
-@dataclass(slots=True)
-class Places:
-    """Which files of this shard's log can be read, for Locate."""
-
-    paths: dict[int, str]
-    salts: dict[int, int]
-    stops: dict[int, int]
-    """Where a file that nobody writes any more ends; the current ones are absent."""
-    starts: dict[int, int]
-
-
 class Requests:
     """Answers requests against the directory, staging changes into the group."""
 
     def __init__(
-        self, identity: Identity, directory: Directory, admission: Admission, places: Places
-    ) -> None:
+        self, identity: Identity, directory: Directory, admission: Admission, places: Places,
+        checkpoint: Checkpoint,
+    ) -> None:  # fmt: skip
         self._me = identity
         self._directory = directory
         self._admission = admission
         self._places = places
+        self._sealed = checkpoint.sealed
         self.retired: list[Topic] = []
         """Topics whose removal is staged; the core retires their slots when the group is durable."""
-        self._handlers: dict[type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message]] = {
+        self.removals = Removals(identity.incarnation, directory, self._all_extents)
+        self._handlers: dict[type[m.Message], Callable[[Any, ControlReceived, Group, int], Answer]] = {
             m.Hello: self._hello,
             m.TopicPut: self._put,
             m.TopicResolve: self._resolve,
@@ -103,8 +100,10 @@ class Requests:
             m.TopicList: self._list,
             m.TopicDelete: self._delete,
             m.Append: self._append,
+            m.RecordsDelete: self.removals.delete,
             m.ProducerState: self._producer_state,
             m.Locate: self._locate,
+            **checkpoint.handlers,
         }
 
     def handle(self, event: ControlReceived, group: Group, now_us: int, *, can_log: bool = True) -> Reply:
@@ -117,8 +116,10 @@ class Requests:
                 raise Internal("the engine could not write", reason="no_log_space")
             answer = handler(event.message, event, group, now_us)
         except Refused as e:
+            self.removals.refuse_delete()
             answer = error_reply(e)
-        return Reply(event.client, event.corr, answer)
+        message, attachment = answer if isinstance(answer, tuple) else (answer, None)
+        return Reply(event.client, event.corr, message, attachment)
 
     # -- topics ---------------------------------------------------------------------------------------
 
@@ -156,6 +157,8 @@ class Requests:
 
     def _reconfigure(self, topic: Topic, config: TopicConfig, group: Group) -> None:
         old, topic.config = topic.config.durability, config
+        # A cap or a TTL that became tighter takes effect behind its own frame (C-8, C-9).
+        self.removals.want(topic)
         self._directory.note_class(topic)
         group.add_control(config_frame(topic), topic)
         was_volatile = old == Durability.EPHEMERAL and config.durability != Durability.EPHEMERAL
@@ -346,7 +349,7 @@ class Requests:
         topic.last_read_us = now_us
         recreated = bool(message.epoch and message.epoch != topic.epoch) or message.after > topic.head_seq
         after = 0 if recreated else message.after
-        extents = self._extents(topic, max(after, topic.earliest_seq - 1))
+        extents = self._extents(topic, max(after, topic.earliest_seq - 1), EXTENTS_PER_LOCATE_MAX)
         return m.Located(
             topic=topic.name,
             topic_id=topic.topic_id,
@@ -361,12 +364,42 @@ class Requests:
             recreated=recreated,
             extents=extents,
             lost=[n for pair in topic.lost for n in pair],
+            delete_floor=topic.delete_floor,
+            ttl_us=topic.config.ttl_ms * 1_000,
+            version=topic.version,
+            **self._deleted(topic, after),
         )
 
-    def _extents(self, topic: Topic, after: int) -> list[m.Extent]:
+    @staticmethod
+    def _deleted(topic: Topic, after: int) -> dict[str, Any]:
+        """Numbers deleted one by one after `after`, as many as go into one answer."""
+        if topic.dead is None:
+            return {}
+        dead = topic.dead - BitMap64(range(after + 1))
+        deleted_to = 0
+        while len(data := dead.serialize()) > DELETED_PER_LOCATE_BYTES:
+            deleted_to = int(dead[len(dead) // 2])
+            dead.remove_range(deleted_to + 1, (1 << 64) - 1)
+        return {"deleted": data, "deleted_to": deleted_to} if dead else {}
+
+    def _all_extents(self, topic: Topic, after: int) -> list[m.Extent]:
+        return self._extents(topic, after, 1 << 62)
+
+    def _extents(self, topic: Topic, after: int, most: int) -> list[m.Extent]:
+        """Segments first, then the files of the log for what lies behind them."""
+        sealed = self._sealed.ranges(topic.topic_id, after)
+        if len(sealed) >= most:
+            return sealed[:most]
+        after = max([after, *[each.last_seq for each in sealed[-1:]]])
+        return sealed + self._in_log(topic, after, most - len(sealed))
+
+    def _in_log(self, topic: Topic, after: int, most: int) -> list[m.Extent]:
+        """Where in the log a topic's records above `after` lie."""
+        if topic.has_index:
+            topic.index.keep(self._places.paths.__contains__)
         places = topic.index.places(after)
-        is_whole = len(places) <= EXTENTS_PER_LOCATE_MAX
-        places = places[:EXTENTS_PER_LOCATE_MAX]
+        is_whole = len(places) <= most
+        places = places[:most]
         known = {file_id for file_id, _ in places}
         # A reader who has read a list that was cut short asks again; an open end would make him skip.
         current = [f for f in self._places.paths if f not in self._places.stops] if is_whole else []

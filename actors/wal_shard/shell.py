@@ -18,6 +18,7 @@ from actors.wal_shard.core import Phase, Settings, ShardCore
 from actors.wal_shard.flusher import Flusher
 from actors.wal_shard.preparer import Preparer
 from actors.wal_shard.recover import Recovered, Recovery, make_stream, stream_directory, tidy
+from actors.wal_shard.removal import answer
 from actors.wal_shard.replay import Replay
 from actors.wal_shard.requests import Identity, error_reply
 from actors.wal_shard.rings import Rings
@@ -30,7 +31,15 @@ from ringlog.clock import Clock, SystemClock
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
-from ringlog.errors import DiskError, InvariantViolation, NotReady, Refused, RingError, StartRefused
+from ringlog.errors import (
+    CorruptData,
+    DiskError,
+    InvariantViolation,
+    NotReady,
+    Refused,
+    RingError,
+    StartRefused,
+)
 from ringlog.limits import HEARTBEAT_INTERVAL_MS, WAL_HEADER_BYTES
 from ringlog.logs import say
 from ringlog.ring.doorbell import BellListener
@@ -38,6 +47,8 @@ from ringlog.runtime.router_socket import RouterSocket
 from ringlog.signals import StopFlag
 from ringlog.storage.disk import Disk, RealDisk
 from ringlog.storage.layout import LOCK_NAME, META_DIR, WAL_FLAG_PREV_ORDERLY
+from ringlog.storage.ledger import Ledger
+from ringlog.storage.reader import Mark as ReadMark
 from ringlog.storage.wal import PreparedFile, StreamIdentity, WalWriter
 from ringlog.topic.state import Topic
 
@@ -85,6 +96,7 @@ class Shell:
         self._flusher = Flusher(self._writer)
         self._prepared: PreparedFile | None = None
         self._volatile = VolatileLog(boot, volatile_bytes)
+        self._ledger = Ledger(self._disk, boot.data_dir, boot.shm_dir, self._published_mark)
         self._lock = -1
         self._stop: Stop | None = None
         self._turns = 0
@@ -100,6 +112,7 @@ class Shell:
             ev.WriteGroup: self._write_group,
             ev.WriteVolatile: self._write_volatile,
             ev.Sync: self._sync,
+            ev.Consult: self._consult,
             ev.Flush: self._flush,
             ev.PrepareFile: self._prepare_file,
             ev.OpenFile: self._open_file,
@@ -150,6 +163,7 @@ class Shell:
         self._writer.close(truncate=True)
         self._disk.sync_dir(self._directory)
         self._rings.close()
+        self._ledger.close()
         self._socket.close()
         self._bell.close()
         self._preparer.close()
@@ -158,6 +172,9 @@ class Shell:
         self._poll.close()
         self._slot.set(P.STATE, ProcessState.STOPPED)
         self._disk.unlock(self._lock)
+
+    def _published_mark(self, is_volatile: bool) -> ReadMark:
+        return ReadMark(*self._slot.mark(Mark.VOLATILE if is_volatile else Mark.PUBLISHED))
 
     def _tick(self) -> Tick:
         return Tick(self._clock.now_us(), self._clock.monotonic_ns())
@@ -323,6 +340,19 @@ class Shell:
         self._syncs_ns.append(self._clock.monotonic_ns() - started)
         stop_points.hit("log_after_sync")
         return ev.Synced()
+
+    def _consult(self, effect: ev.Consult) -> ev.Consulted:
+        answers = [answer(question, self._ledger.of) for question in effect.questions]
+        for question, found in zip(effect.questions, answers, strict=True):
+            if isinstance(found, CorruptData):
+                say(
+                    log,
+                    logging.ERROR,
+                    "stored records are damaged",
+                    topic=question.topic.name,
+                    **found.detail,
+                )
+        return ev.Consulted(answers)
 
     def _flush(self, effect: ev.Flush) -> None:
         self._flusher.request(effect)

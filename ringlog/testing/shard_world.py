@@ -25,6 +25,7 @@ import numpy as np
 from actors.wal_shard import events as ev
 from actors.wal_shard.core import Phase, Settings, ShardCore
 from actors.wal_shard.recover import Recovered, Recovery, make_stream, tidy
+from actors.wal_shard.removal import answer
 from actors.wal_shard.replay import Replay
 from actors.wal_shard.requests import Identity
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
@@ -36,6 +37,8 @@ from ringlog.frame.settle import WORDS, Entries, entry_error
 from ringlog.limits import KIB, WAL_HEADER_BYTES
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import WAL_FLAG_PREV_ORDERLY, WalHeader, pack_file
+from ringlog.storage.ledger import Ledger
+from ringlog.storage.reader import Mark
 from ringlog.storage.wal import PreparedFile, StreamIdentity, WalWriter
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
@@ -45,6 +48,7 @@ from ringlog.types import Durability
 
 ENGINE_ID = bytes(range(16))
 DATA = "/data"
+SHM = "/shm"
 VOLATILE_N_FIRST = 1 << 23
 RING = 1
 """The ring that `append` sends through."""
@@ -65,6 +69,30 @@ class Marks:
     durable: tuple[int, int] = (0, 0)
 
 
+class _Files:
+    """Reads WAL files from the disk and volatile ones from where a run keeps them."""
+
+    def __init__(self, disk: Disk, volatile: dict[int, bytearray]) -> None:
+        self._disk = disk
+        self._volatile = volatile
+
+    def open_read(self, path: str) -> Any:
+        if path.startswith(SHM):
+            return self._volatile[int(path.rpartition("-")[2])]
+        return self._disk.open_read(path)
+
+    def read_into(self, fd: Any, buffer: Any, offset: int) -> int:
+        if isinstance(fd, int):
+            return self._disk.read_into(fd, buffer, offset)
+        found = fd[offset : offset + len(buffer)]
+        memoryview(buffer)[: len(found)] = found
+        return len(found)
+
+    def close(self, fd: Any) -> None:
+        if isinstance(fd, int):
+            self._disk.close(fd)
+
+
 class Run:
     """One incarnation of one shard. `step` is one turn; what it answered is in `settled` and `replies`."""
 
@@ -77,6 +105,7 @@ class Run:
         self.core = ShardCore(identity, world.settings)
         self.directory = ""
         self.found = Recovered()
+        self.volatile: dict[int, bytearray] = {}
         self.writer = WalWriter(
             self.disk,
             StreamIdentity(
@@ -84,10 +113,11 @@ class Run:
             ),
             world.file_bytes,
         )
+        files = _Files(self.disk, self.volatile)
+        self._ledger = Ledger(files, DATA, SHM, self._published)  # type: ignore[arg-type]
         self.settled: list[tuple[int, Entries, int]] = []
         self.replies: dict[int, m.Message] = {}
         self.stopped: Stop | None = None
-        self.volatile: dict[int, bytearray] = {}
         self.has_slow_files = False
         """Files are made only when `make_file` is called."""
         self.has_slow_flushes = False
@@ -101,6 +131,7 @@ class Run:
             ev.WriteGroup: self._write_group,
             ev.WriteVolatile: self._write_volatile,
             ev.Sync: self._sync,
+            ev.Consult: self._consult,
             ev.Flush: self._flush,
             ev.PrepareFile: self._prepare,
             ev.OpenFile: self._open,
@@ -216,6 +247,14 @@ class Run:
     def _sync(self, effect: ev.Sync) -> ev.Synced:
         self.writer.sync()
         return ev.Synced()
+
+    def _consult(self, effect: ev.Consult) -> ev.Consulted:
+        return ev.Consulted([answer(question, self._ledger.of) for question in effect.questions])
+
+    def _published(self, is_volatile: bool) -> Mark:
+        if is_volatile:
+            return Mark(self.core.volatile.file_id, self.core.volatile.offset)
+        return Mark(*self.world.marks[self.shard].published)
 
     def _flush(self, effect: ev.Flush) -> None:
         self._flushing = effect

@@ -50,6 +50,8 @@ class Topic:
     """Grows with every removal; readers compare it (see the board). A later incarnation's are greater."""
     due_us: int = 0
     """When the next record expires, microseconds; 0 = none will."""
+    own_due_us: int = 0
+    """A time before which no record's own `expires_at` comes; 0 = none will. Not later than `due_us`."""
     staged_count: int = 0
     """Live records, staged ones included (W-14)."""
     staged_bytes: int = 0
@@ -152,7 +154,9 @@ class Topic:
 
     def check(self) -> None:
         """Assert the invariants; raises InvariantViolation naming the topic and its numbers."""
-        ok = 1 <= self.evict_floor <= self.earliest_seq <= self.head_seq + 1 <= self.next_seq
+        ok = 1 <= self.earliest_seq <= self.head_seq + 1 <= self.next_seq
+        # A floor may pass records that are staged; it is published with them.
+        ok = ok and 1 <= self.evict_floor <= self.next_seq
         if not ok or self.staged_count < 0 or self.staged_bytes < 0:
             raise InvariantViolation(
                 "topic numbers out of order", topic=self.name, evict_floor=self.evict_floor,

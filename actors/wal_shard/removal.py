@@ -1,0 +1,364 @@
+"""Removals: deletes on request, caps and TTL, from the question to the log. Pure.
+
+What leaves a topic is decided by ringlog/topic/retention.py, from what the topic holds and what storage
+knows of its records. The core therefore asks first (effect Consult, completion Consulted) and stages the
+answer into the group: the frame is logged before any reader can see its effect (X-9, DL-12).
+
+- Eviction belongs to the group of the append that makes it necessary; its records need not be in a file.
+- A delete covers what was ordered before it: it waits until that is in files, and is decided then (DL-11).
+- What shows contents or counts waits until retention that is due has been applied (X-10).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyroaring import BitMap64
+
+from actors.wal_shard.admission import Admission, Intake
+from actors.wal_shard.group import Group
+from actors.wal_shard.records import FloorsRaised, RecordsRemoved, frame_of
+from ringlog.contract import ControlReceived
+from ringlog.envelope import messages as m
+from ringlog.errors import CorruptData, Internal, InvalidRequest, StaleEpoch, TopicNotFound
+from ringlog.frame.batch import FrameBatch
+from ringlog.frame.facts import RecordFacts, record_facts
+from ringlog.topic.config import DISCARD_REJECT
+from ringlog.topic.directory import Directory
+from ringlog.topic.retention import (
+    Removal,
+    Standing,
+    Stored,
+    TagMatch,
+    apply,
+    is_over,
+    parse_match,
+    retain,
+    select,
+    standing,
+)
+from ringlog.topic.state import Topic
+from ringlog.types import Durability
+
+SHOWS = (m.TopicState, m.TopicList, m.TopicDelete, m.Locate, m.RecordsDelete)
+"""Requests that show contents or counts, or depend on them."""
+_INCARNATION_SHIFT = 32
+_FRAME_BYTES = 256
+"""Most bytes of a removal's frame beside its bitmap."""
+_NUMBERS_MAX = 16_000_000
+"""Most numbers that one request deletes by name."""
+_RETRY_US = 10_000_000
+"""Retention that met damage is tried again after this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the records of a topic lie that a question is about; reads like a Located."""
+
+    topic: str
+    topic_id: int
+    epoch: int
+    earliest_seq: int
+    extents: list[m.Extent]
+    lost: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a delete asks for."""
+
+    before_seq: int
+    match: TagMatch | None
+    seqs: BitMap64 | None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to leave this topic? By retention, or by what is wanted."""
+
+    topic: Topic
+    standing: Standing
+    place: Place
+    staged: list[tuple[Any, FrameBatch]]
+    """Frames of it that are not in a file yet."""
+    now_us: int
+    wanted: Wanted | None = None
+
+
+Answer = Removal | CorruptData
+LedgerOf = Callable[[Any, Sequence[RecordFacts]], Stored]
+
+
+def answer(question: Question, ledger_of: LedgerOf) -> Answer:
+    """Decide with what storage knows; damage there is an answer, too."""
+    staged = [record_facts(buffer, batch) for buffer, batch in question.staged]
+    try:
+        stored = ledger_of(question.place, staged)
+        wanted = question.wanted
+        if wanted is None:
+            return retain(question.standing, stored, question.now_us)
+        return select(question.standing, stored, wanted.before_seq, wanted.match, wanted.seqs)
+    except CorruptData as e:
+        return e
+
+
+class Removals:
+    """Which topics have retention due, and the delete that is being answered."""
+
+    def __init__(
+        self, incarnation: int, directory: Directory, extents: Callable[[Topic, int], list[m.Extent]]
+    ) -> None:
+        self._base = incarnation << _INCARNATION_SHIFT
+        self._directory = directory
+        self._extents = extents
+        self._dues: list[tuple[int, int]] = []
+        """Heap of (when, topic_id); an entry counts only while the topic says the same."""
+        self._strict_dues: list[tuple[int, int]] = []
+        """Those of topics that refuse writes when they are full: expired records make room first (W-2)."""
+        self._wanted: dict[int, Topic] = {}
+        self._asked: list[Question] = []
+        self._delete: Answer | None = None
+
+    # -- what is due ----------------------------------------------------------------------------------
+
+    def recovered(self) -> None:
+        """The directory is filled: note what is due, and what a cap in force does not allow."""
+        for topic in self._directory.by_id.values():
+            # A state from a snapshot knows one time for both kinds of expiry.
+            topic.own_due_us = topic.own_due_us or topic.due_us
+            self.note_due(topic)
+            if is_over(topic, topic.config):
+                self._wanted[topic.topic_id] = topic
+
+    def note_due(self, topic: Topic) -> None:
+        """Its next record expires at another time than was known."""
+        if topic.due_us:
+            heapq.heappush(self._dues, (topic.due_us, topic.topic_id))
+            if topic.config.discard == DISCARD_REJECT:
+                heapq.heappush(self._strict_dues, (topic.due_us, topic.topic_id))
+
+    def want(self, topic: Topic) -> None:
+        """Apply this topic's retention with the next group."""
+        self._wanted[topic.topic_id] = topic
+
+    @property
+    def is_wanted(self) -> bool:
+        """Is there retention to be applied?"""
+        return bool(self._wanted)
+
+    @property
+    def next_due_us(self) -> int:
+        """When the next record expires; 0 = none will."""
+        return self._dues[0][0] if self._dues else 0
+
+    def want_due(self, now_us: int) -> None:
+        """Apply the retention of every topic that has some due."""
+        self._take_due(self._dues, now_us)
+
+    def holds_up(self, message: m.Message | None, group: Group, now_us: int) -> bool:
+        """Has retention to be applied before this request, or frames (None), are looked at? (X-10, W-2)"""
+        if message is None or isinstance(message, m.Append):
+            return self._take_due(self._strict_dues, now_us)
+        if not isinstance(message, SHOWS):
+            return False
+        if isinstance(message, m.TopicList):
+            self.want_due(now_us)
+        else:
+            topic = self._directory.find(message.topic)
+            if topic is not None and 0 < topic.due_us <= now_us:
+                self._wanted[topic.topic_id] = topic
+        return bool(self._wanted) or group.removes
+
+    def _take_due(self, dues: list[tuple[int, int]], now_us: int) -> bool:
+        found = False
+        while dues and dues[0][0] <= now_us:
+            due_us, topic_id = heapq.heappop(dues)
+            topic = self._directory.by_id.get(topic_id)
+            if topic is not None and topic.due_us == due_us:
+                self._wanted[topic_id] = topic
+                found = True
+        return found
+
+    # -- asking ---------------------------------------------------------------------------------------
+
+    def questions(self, group: Group, admission: Admission, now_us: int) -> list[Question]:
+        """What has to be known for the retention that is wanted, and for caps that were exceeded."""
+        for topic in admission.newly_due:
+            self.note_due(topic)
+        for topic in admission.written.values():
+            if is_over(topic, topic.config):
+                self._wanted[topic.topic_id] = topic
+        admission.newly_due.clear()
+        admission.written.clear()
+        topics = [t for t in self._wanted.values() if self._directory.by_id.get(t.topic_id) is t]
+        self._wanted.clear()
+        self._asked = [self._question(topic, now_us, list(_staged(group, topic))) for topic in topics]
+        return self._asked
+
+    def question_of(self, message: m.RecordsDelete, now_us: int) -> list[Question]:
+        """What has to be known for a delete; nothing when it is answered already, or will be refused."""
+        if self._delete is not None:
+            return []
+        try:
+            topic, wanted = self._checked(message)
+        except (InvalidRequest, StaleEpoch, TopicNotFound):
+            return []
+        self._asked = [self._question(topic, now_us, [], wanted)]
+        return self._asked
+
+    def _question(
+        self, topic: Topic, now_us: int, staged: list[tuple[Any, FrameBatch]], wanted: Wanted | None = None
+    ) -> Question:
+        held = standing(topic)
+        place = Place(
+            topic.name, topic.topic_id, topic.epoch, held.front, self._extents(topic, held.front - 1),
+            [n for pair in topic.lost for n in pair],
+        )  # fmt: skip
+        return Question(topic, held, place, staged, now_us, wanted)
+
+    def take(self, answers: Sequence[Answer], group: Group, now_us: int) -> None:
+        """The answers are there: stage what retention takes away, keep a delete's for its handler."""
+        asked, self._asked = self._asked, []
+        for question, found in zip(asked, answers, strict=True):
+            if question.wanted is not None:
+                self._delete = found
+            elif isinstance(found, CorruptData):
+                question.topic.due_us = now_us + _RETRY_US
+                self.note_due(question.topic)
+            else:
+                self._retain(question.topic, found, group)
+
+    def _retain(self, topic: Topic, removal: Removal, group: Group) -> None:
+        topic.own_due_us = removal.own_due_us
+        if topic.due_us != removal.due_us:
+            topic.due_us = removal.due_us
+            group.dirty[topic.topic_id] = topic
+            group.removes = True
+        self.note_due(topic)
+        if not removal.is_empty:
+            self.stage(topic, removal, group, sync=True)
+
+    # -- deletes --------------------------------------------------------------------------------------
+
+    @property
+    def delete_bytes(self) -> int:
+        """Most bytes that the delete in hand adds to the log."""
+        found = self._delete
+        return _FRAME_BYTES + (_bitmap_bytes(found.seqs) if isinstance(found, Removal) else 0)
+
+    def delete(
+        self, message: m.RecordsDelete, event: ControlReceived, group: Group, now_us: int
+    ) -> m.Message:
+        """Stage a delete whose answer is there; reply what it took away (DL-7, DL-24)."""
+        found, self._delete = self._delete, None
+        topic, _ = self._checked(message)
+        if isinstance(found, CorruptData):
+            raise Internal("stored records are damaged, so nothing was deleted", reason=str(found))
+        if found is None:
+            raise Internal("a delete was not decided")
+        if found.records:
+            self.stage(topic, found, group, sync=topic.config.durability == Durability.FSYNC)
+        return m.RecordsDeleted(
+            topic.name, found.records, topic.earliest_seq, topic.head_seq, topic.staged_count,
+            topic.staged_bytes,
+        )  # fmt: skip
+
+    def refuse_delete(self) -> None:
+        """The delete in hand cannot be logged: forget its answer."""
+        self._delete = None
+
+    def _checked(self, message: m.RecordsDelete) -> tuple[Topic, Wanted]:
+        if not message.before_seq and message.match is None and not message.seqs:
+            raise InvalidRequest("a delete names before_seq, match or both", field="before_seq")
+        if message.seqs and (message.before_seq or message.match is not None):
+            raise InvalidRequest("numbers are given alone", field="seqs")
+        match = None if message.match is None else parse_match(message.match)
+        topic = self._directory.find(message.topic)
+        if topic is None:
+            raise TopicNotFound("no such topic", topic=message.topic)
+        if message.epoch and message.epoch != topic.epoch:
+            raise StaleEpoch(
+                "the topic began another life", topic=topic.name, sent=message.epoch, epoch=topic.epoch
+            )
+        return topic, Wanted(message.before_seq, match, _numbers_of(message.seqs) if message.seqs else None)
+
+    # -- staging --------------------------------------------------------------------------------------
+
+    def stage(self, topic: Topic, removal: Removal, group: Group, *, sync: bool) -> None:
+        """Log a removal with the group and put it into force; readers learn of it with the group."""
+        is_logged = topic.config.durability != Durability.EPHEMERAL
+        apply(topic, removal)
+        if removal.cap_floor or removal.ttl_floor:
+            self.bump(topic)
+            if is_logged:
+                group.add_control(floors_frame(topic, removal.floor_records, removal.floor_bytes), topic)
+        if removal.delete_floor or removal.seqs:
+            self.bump(topic)
+            if is_logged:
+                group.add_control(removed_frame(topic, removal), topic, sync=sync)
+        group.dirty[topic.topic_id] = topic
+        group.removes = True
+
+    def bump(self, topic: Topic) -> None:
+        """Readers ask again before they deliver more; versions of a later incarnation are greater."""
+        topic.version = max(topic.version + 1, self._base)
+
+
+def floors_frame(topic: Topic, records: int, accounted: int) -> bytearray:
+    """The frame that says a topic's floors of involuntary loss."""
+    floors = (topic.cap_floor, topic.ttl_floor, topic.trim_floor)
+    return frame_of(FloorsRaised(*floors, records, accounted, topic.version), topic.topic_id, topic.epoch)
+
+
+def removed_frame(topic: Topic, removal: Removal) -> bytearray:
+    """The frame that says what was removed silently."""
+    seqs = removal.seqs.serialize() if removal.seqs else b""
+    records, accounted = removal.records - removal.floor_records, removal.bytes - removal.floor_bytes
+    body = RecordsRemoved(removal.delete_floor, seqs, records, accounted, topic.version)
+    return frame_of(body, topic.topic_id, topic.epoch)
+
+
+def replayed(topic: Topic, body: FloorsRaised | RecordsRemoved) -> None:
+    """Apply a removal from the log, unless the topic's state has it already."""
+    if body.version <= topic.version:
+        return
+    topic.version = body.version
+    if isinstance(body, FloorsRaised):
+        topic.trim_floor = max(topic.trim_floor, body.trim_floor)
+        removal = Removal(cap_floor=body.cap_floor, ttl_floor=body.ttl_floor)
+    else:
+        removal = Removal(delete_floor=body.delete_floor)
+        if body.seqs:
+            removal.seqs = BitMap64.deserialize(body.seqs)
+    # Where damage took records away, more may leave than is left.
+    removal.records = min(body.records, topic.staged_count)
+    removal.bytes = min(body.bytes, topic.staged_bytes)
+    apply(topic, removal)
+    topic.publish()
+
+
+def _staged(group: Group, topic: Topic) -> Iterator[tuple[Any, FrameBatch]]:
+    for part in group.parts:
+        if isinstance(part, Intake):
+            for stretch in part.stretches:
+                if stretch.topic is topic:
+                    yield part.buffer, part.batch.take(slice(stretch.start, stretch.stop))
+
+
+def _numbers_of(data: bytes) -> BitMap64:
+    """Numbers that a request names; raises InvalidRequest."""
+    try:
+        found = BitMap64.deserialize(data)
+    except (ValueError, IndexError) as e:
+        raise InvalidRequest("not a 64-bit roaring bitmap", field="seqs", reason=str(e)) from None
+    if len(found) > _NUMBERS_MAX:
+        raise InvalidRequest("too many numbers", field="seqs", numbers=len(found), max=_NUMBERS_MAX)
+    # Made again: what a stranger serialised need not be in order inside.
+    return BitMap64(found.to_array())
+
+
+def _bitmap_bytes(seqs: BitMap64) -> int:
+    return len(seqs.serialize()) if seqs else 0

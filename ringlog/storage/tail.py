@@ -1,0 +1,244 @@
+"""Tail: numbers, sizes, stamps and tags of one topic's records that lie in WAL files.
+
+Every frame is read once: the tail remembers how far it came in each file and goes on from there, only as
+far as a question needs. What the caller has in memory anyway may be fed to it, and is then not read at
+all. Tags are looked at from the first question about tags on, since most topics are never asked.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.errors import CorruptData, FrameInvalid
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.batch import I64, U64, FrameBatch
+from ringlog.frame.facts import RecordFacts, record_facts
+from ringlog.limits import FRAME_BYTES_MAX, MIB
+from ringlog.storage.disk import Disk
+from ringlog.storage.reader import ExtentFacts
+
+WINDOW_BYTES = 1 * MIB
+_ROOM_MIN = 1_024
+
+Visible = Callable[[ExtentFacts], int]
+"""File offset up to which an extent may be read now."""
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+class Growing(Generic[Scalar]):
+    """An array that grows at its end and shrinks from its front."""
+
+    def __init__(self, dtype: type[Scalar]) -> None:
+        self._room: NDArray[Scalar] = np.empty(0, dtype=dtype)
+        self._start = self._stop = 0
+
+    @property
+    def values(self) -> NDArray[Scalar]:
+        """What there is, as a view that holds until the next change."""
+        return self._room[self._start : self._stop]
+
+    def append(self, values: NDArray[Any]) -> None:
+        """Add at the end."""
+        if self._stop + len(values) > len(self._room):
+            kept = self.values
+            room = np.empty(max(2 * (len(kept) + len(values)), _ROOM_MIN), dtype=self._room.dtype)
+            room[: len(kept)] = kept
+            self._room, self._start, self._stop = room, 0, len(kept)
+        self._room[self._stop : self._stop + len(values)] = values
+        self._stop += len(values)
+
+    def drop(self, count: int) -> None:
+        """Take away from the front."""
+        self._start += count
+
+
+class Tags:
+    """Which tag each record has, as a number; tags sorted, so that a prefix is a contiguous range."""
+
+    def __init__(self) -> None:
+        self.codes = Growing(np.uint32)
+        self._code_of: dict[bytes, int] = {b"": 0}
+        self._sorted: list[bytes] = []
+        self._sorted_codes: list[int] = []
+
+    def append(self, facts: RecordFacts) -> None:
+        """Take in the tags of more records."""
+        if facts.tags is None:
+            self.codes.append(np.zeros(len(facts), np.uint32))
+            return
+        code_of = self._code_of
+        for tag in dict.fromkeys(facts.tags):
+            code_of.setdefault(tag, len(code_of))
+        self.codes.append(np.fromiter(map(code_of.__getitem__, facts.tags), np.uint32, len(facts)))
+
+    def rows(self, tag: bytes, *, is_prefix: bool) -> I64:
+        """Ascending rows whose tag is this one, or begins so."""
+        codes = self.codes.values
+        if not is_prefix:
+            code = self._code_of.get(tag, 0)
+            return np.flatnonzero(codes == code) if code else np.zeros(0, np.int64)
+        chosen = np.zeros(len(self._code_of), np.bool_)
+        chosen[self._codes_with(tag)] = True
+        return np.flatnonzero(chosen[codes])
+
+    def _codes_with(self, prefix: bytes) -> list[int]:
+        if len(self._sorted) != len(self._code_of) - 1:
+            pairs = sorted(pair for pair in self._code_of.items() if pair[0])
+            self._sorted = [tag for tag, _ in pairs]
+            self._sorted_codes = [code for _, code in pairs]
+        start = bisect_left(self._sorted, prefix)
+        stop = start
+        for step in (1 << power for power in range(len(self._sorted).bit_length(), -1, -1)):
+            if stop + step <= len(self._sorted) and self._sorted[stop + step - 1].startswith(prefix):
+                stop += step
+        return self._sorted_codes[start:stop]
+
+
+class Tail:
+    """One topic's records in WAL files, from the number after `after` on."""
+
+    def __init__(self, topic_id: int, epoch: int, after: int, *, with_tags: bool) -> None:
+        self._topic_id = topic_id
+        self._epoch = epoch
+        self.after = after
+        """Numbers up to this one were passed over: they lie elsewhere, or are gone."""
+        self.last_seq = after
+        """Last number that was seen."""
+        self._seqs = Growing(np.uint64)
+        self._sizes = Growing(np.int64)
+        self._stamps = Growing(np.int64)
+        self._expires: Growing[np.int64] | None = None
+        self.tags = Tags() if with_tags else None
+        self._offsets: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._seqs.values)
+
+    @property
+    def seqs(self) -> U64:
+        """(n,) numbers, ascending."""
+        return self._seqs.values
+
+    @property
+    def sizes(self) -> I64:
+        """(n,) accounted bytes."""
+        return self._sizes.values
+
+    @property
+    def stamps(self) -> I64:
+        """(n,) commit stamps."""
+        return self._stamps.values
+
+    @property
+    def expires(self) -> I64 | None:
+        """(n,) own expiry, 0 = none; None when no record has one."""
+        return None if self._expires is None else self._expires.values
+
+    def feed(self, facts: RecordFacts) -> None:
+        """Take in records that follow the last one seen; what is known already is passed over."""
+        fresh = int(np.searchsorted(facts.seqs, self.last_seq, side="right"))
+        if fresh == len(facts):
+            return
+        if self.tags is not None:
+            tags = None if facts.tags is None else facts.tags[fresh:]
+            self.tags.append(RecordFacts(facts.seqs[fresh:], facts.sizes, facts.stamps, None, tags))
+        if facts.expires is not None and self._expires is None:
+            self._expires = Growing(np.int64)
+            self._expires.append(np.zeros(len(self), np.int64))
+        if self._expires is not None:
+            expires = np.zeros(len(facts), np.int64) if facts.expires is None else facts.expires
+            self._expires.append(expires[fresh:])
+        self._seqs.append(facts.seqs[fresh:])
+        self._sizes.append(facts.sizes[fresh:])
+        self._stamps.append(facts.stamps[fresh:])
+        self.last_seq = int(facts.seqs[-1])
+
+    def forget(self, below: int) -> None:
+        """Numbers below this one will not be asked for any more."""
+        count = int(np.searchsorted(self.seqs, below))
+        if not count:
+            return
+        self.after = max(self.after, below - 1)
+        for column in (self._seqs, self._sizes, self._stamps, self._expires):
+            if column is not None:
+                column.drop(count)
+        if self.tags is not None:
+            self.tags.codes.drop(count)
+
+    def read(
+        self, files: Disk, path: str, extent: ExtentFacts, stop: int, is_enough: Callable[[], bool]
+    ) -> None:
+        """Go on in one file up to `stop`, or until `is_enough`. Raises CorruptData for damage, DiskError."""
+        at = max(self._offsets.get(extent.file_id, 0), extent.start)
+        if at >= stop or is_enough():
+            return
+        fd = files.open_read(path)
+        try:
+            while at < stop and not is_enough():
+                at = self._window(files, fd, extent, at, stop)
+                self._offsets[extent.file_id] = at
+        finally:
+            files.close(fd)
+
+    def keep_only(self, file_ids: set[int]) -> None:
+        """Forget how far it came in other files."""
+        self._offsets = {file_id: at for file_id, at in self._offsets.items() if file_id in file_ids}
+
+    def _window(self, files: Disk, fd: int, extent: ExtentFacts, at: int, stop: int) -> int:
+        wanted = min(stop - at, WINDOW_BYTES)
+        buffer = _read(files, fd, at, wanted)
+        if len(buffer) >= 8:
+            length = int(buffer[:4].view("<u4")[0]) + layout.LEN_FIELD_BYTES
+            if wanted < length <= min(FRAME_BYTES_MAX, stop - at):
+                buffer = _read(files, fd, at, length)
+        found = frames.scan(buffer.view("<u8"))
+        if not len(found):
+            raise self._damage(extent, at, found.reason or "the file ends before what was published")
+        self._take(extent, buffer, found, at)
+        return at + found.stop
+
+    def _take(self, extent: ExtentFacts, buffer: Any, found: FrameBatch, origin: int) -> None:
+        words = found.words
+        wanted = (
+            (words[:, layout.W_TOPIC] == np.uint64(self._topic_id))
+            & (frames.types_of(words) == layout.FrameType.APPEND)
+            & (frames.epochs_of(words) == self._epoch)
+        )
+        wanted &= words[:, layout.W_BASE_SEQ] + frames.counts_of(words) > np.uint64(self.last_seq + 1)
+        rows = np.flatnonzero(wanted)
+        if not len(rows):
+            return
+        ours = _ascending(found.take(rows))
+        for fault in (frames.first_bad_seal(ours, extent.salt), frames.first_bad_body(buffer, ours)):
+            if fault is not None:
+                raise self._damage(extent, origin + int(ours.offsets[fault]), "checksum does not match")
+        try:
+            self.feed(record_facts(buffer, ours, with_tags=self.tags is not None))
+        except FrameInvalid as e:
+            raise self._damage(extent, origin + int(ours.offsets[0]), e.reason) from None
+
+    def _damage(self, extent: ExtentFacts, offset: int, reason: str) -> CorruptData:
+        return CorruptData(
+            f"stored frames are damaged: {reason}", topic_id=self._topic_id, seq=self.last_seq + 1,
+            file=extent.path, offset=offset,
+        )  # fmt: skip
+
+
+def _read(files: Disk, fd: int, at: int, length: int) -> NDArray[np.uint8]:
+    buffer = np.empty(length, dtype=np.uint8)
+    return buffer[: files.read_into(fd, buffer, at) & ~7]
+
+
+def _ascending(batch: FrameBatch) -> FrameBatch:
+    """Without frames that a restart copied and that came before already."""
+    last = batch.words[:, layout.W_BASE_SEQ] + frames.counts_of(batch.words)
+    seen = np.maximum.accumulate(last)
+    fresh = np.ones(len(last), np.bool_)
+    fresh[1:] = last[1:] > seen[:-1]
+    return batch if fresh.all() else batch.take(np.flatnonzero(fresh))

@@ -1,0 +1,375 @@
+"""What must leave a topic, decided: caps, TTL, a record's own expiry, and deletes on request. Pure.
+
+`Standing` says what a topic holds at one instant, `Stored` answers what its records are like; `retain` and
+`select` make of both a `Removal`: floors that rise, numbers that go one by one, and exactly how many live
+records and bytes leave with them. `apply` puts a removal into force, in live traffic and in replay alike.
+
+- Caps count live records; the lowest live ones go until both caps hold, and the floor ends one past the
+  last one that went (X-6, X-7). What was deleted before is passed over.
+- By TTL the longest prefix of expired records goes. A record with an `expires_at` of its own may expire
+  between others: it goes alone, and is announced when the prefix comes to it (X-8, R-14).
+- A delete on request is silent: it never moves a floor of involuntary loss (DL-10).
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap64
+
+from ringlog.errors import InvalidRequest
+from ringlog.topic.config import DISCARD_OLD, TopicConfig
+from ringlog.topic.state import Topic
+
+U64 = NDArray[np.uint64]
+I64 = NDArray[np.int64]
+
+_TOP = (1 << 64) - 1
+_STEP = 1_024
+"""Records looked at first where a walk does not know how far it goes; then twice as many each time."""
+
+
+class Stored(Protocol):
+    """What storage knows of one topic's records; see storage/ledger.py."""
+
+    def positions(self, first: int, last: int) -> tuple[U64, I64, I64]: ...
+    def totals(self, first: int, last: int) -> tuple[int, int]: ...
+    def sizes_of(self, seqs: U64) -> tuple[U64, I64]: ...
+    def seek_time(self, ts_us: int) -> int: ...
+    def tagged(self, tag: bytes, below: int, *, is_prefix: bool) -> BitMap64: ...
+    def expired(self, now_us: int) -> BitMap64: ...
+    def next_expiry(self, now_us: int) -> int: ...
+
+
+class TagMatch(NamedTuple):
+    """Which tags a delete selects: one, or all that begin with it."""
+
+    tag: bytes
+    is_prefix: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a topic holds: numbers from `front` up to `next_seq` (exclusive), but for the `dead`."""
+
+    front: int
+    next_seq: int
+    count: int
+    bytes: int
+    dead: BitMap64
+    cap_records: int
+    cap_bytes: int
+    ttl_us: int
+    own_due_us: int
+    """A time before which no record's own expiry comes; 0 = none will."""
+
+
+@dataclass(slots=True)
+class Removal:
+    """What leaves a topic. A floor of 0 stays where it is."""
+
+    cap_floor: int = 0
+    ttl_floor: int = 0
+    delete_floor: int = 0
+    seqs: BitMap64 = field(default_factory=BitMap64)
+    """Live numbers that go one by one, beside the floors."""
+    records: int = 0
+    """Live records that leave, by floors and one by one."""
+    bytes: int = 0
+    floor_records: int = 0
+    """Of these, those that leave by a floor of involuntary loss."""
+    floor_bytes: int = 0
+    due_us: int = 0
+    """When the next record expires, own expiry included; 0 = none will. Only `retain` says so."""
+    own_due_us: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Does nothing leave?"""
+        return not self.records and not self.cap_floor and not self.ttl_floor
+
+
+# -- asking ---------------------------------------------------------------------------------------------
+
+
+def parse_match(match: Any) -> TagMatch:
+    """Read a filter of a delete (DL-2, DL-3); raises InvalidRequest naming what is wrong."""
+    if isinstance(match, str):
+        return TagMatch(_encoded(match.removesuffix("*")), match.endswith("*"))
+    if not isinstance(match, list | tuple) or len(match) != 3 or not all(isinstance(x, str) for x in match):
+        raise InvalidRequest("a filter is a string or three of them", field="match")
+    name, operator, value = match
+    if name != "tag" or operator not in ("Eq", "Glob"):
+        raise InvalidRequest("a filter asks for a tag, by Eq or Glob", field="match", found=[name, operator])
+    if operator == "Glob" and not value.endswith("*"):
+        raise InvalidRequest("a Glob pattern ends in *", field="match", found=value[:64])
+    if operator == "Glob":
+        return TagMatch(_encoded(value[:-1]), True)
+    return TagMatch(_encoded(value), False)
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as e:
+        raise InvalidRequest("text that UTF-8 cannot hold", field="match", reason=e.reason) from None
+
+
+def standing(topic: Topic) -> Standing:
+    """What a topic holds now, staged records included."""
+    config = topic.config
+    evicts = config.discard == DISCARD_OLD
+    return Standing(
+        front=front_of(topic),
+        next_seq=topic.next_seq,
+        count=topic.staged_count,
+        bytes=topic.staged_bytes,
+        dead=topic.dead if topic.dead is not None else BitMap64(),
+        cap_records=config.cap_records if evicts else 0,
+        cap_bytes=config.cap_bytes if evicts else 0,
+        ttl_us=config.ttl_ms * 1_000,
+        own_due_us=topic.own_due_us,
+    )
+
+
+def front_of(topic: Topic) -> int:
+    """First number that may be live, staged ones included."""
+    front = max(topic.evict_floor, topic.delete_floor)
+    for first, last in topic.lost:
+        if first <= front <= last:
+            front = last + 1
+    return front
+
+
+def is_over(topic: Topic, config: TopicConfig) -> bool:
+    """Does a topic that evicts hold more than a cap allows?"""
+    return config.discard == DISCARD_OLD and (
+        0 < config.cap_records < topic.staged_count or 0 < config.cap_bytes < topic.staged_bytes
+    )
+
+
+# -- deciding -------------------------------------------------------------------------------------------
+
+
+def retain(topic: Standing, stored: Stored, now_us: int) -> Removal:
+    """Decide what TTL, own expiry and caps take away now (X-11: it depends on nothing else)."""
+    found = Removal(own_due_us=topic.own_due_us)
+    gone = topic.dead
+    prefix = topic.front
+    expired = BitMap64()
+    if topic.own_due_us and topic.own_due_us <= now_us:
+        expired = stored.expired(now_us)
+        expired.remove_range(0, topic.front)
+        expired.remove_range(topic.next_seq, _TOP)
+        found.own_due_us = stored.next_expiry(now_us)
+        gone = topic.dead | expired
+    if topic.count:
+        prefix = _expired_prefix(topic, stored, now_us, expired, found)
+        _one_by_one(topic, stored, expired, prefix, found)
+        _by_caps(topic, stored, gone, prefix, found)
+    found.due_us = _next_due(topic, stored, gone, max(prefix, found.cap_floor), found)
+    return found
+
+
+def select(
+    topic: Standing, stored: Stored, before_seq: int, match: TagMatch | None, seqs: BitMap64 | None
+) -> Removal:
+    """Decide what a delete on request takes away: numbers assigned so far, and no others (DL-5, DL-11)."""
+    bound = min(before_seq, topic.next_seq) if before_seq else topic.next_seq
+    found = Removal()
+    if bound <= topic.front or not topic.count:
+        return found
+    if match is None and seqs is None:
+        found.records, found.bytes = _live_in(topic, stored, topic.front, bound - 1, topic.dead)
+        found.delete_floor = bound if found.records else 0
+        return found
+    chosen = seqs if match is None else stored.tagged(match.tag, bound, is_prefix=match.is_prefix)
+    assert chosen is not None
+    chosen = chosen - topic.dead
+    chosen.remove_range(0, topic.front)
+    chosen.remove_range(bound, _TOP)
+    there, sizes = stored.sizes_of(_numbers(chosen))
+    found.seqs = chosen if len(there) == len(chosen) else _set_of(there)
+    found.records, found.bytes = len(there), int(sizes.sum())
+    return found
+
+
+def _expired_prefix(topic: Standing, stored: Stored, now_us: int, expired: BitMap64, found: Removal) -> int:
+    """Where the prefix of expired records ends; notes the floor and what leaves by it."""
+    stop = topic.front
+    if topic.ttl_us:
+        stop = min(max(stored.seek_time(now_us - topic.ttl_us), stop), topic.next_seq)
+    own = stop
+    if len(expired):
+        own = _first_not_in(stored, topic.dead | expired, stop, topic.next_seq)
+    last = _last_live(stored, topic.dead - expired, topic.front, own)
+    if last is None:
+        return topic.front
+    found.ttl_floor = last + 1
+    found.floor_records, found.floor_bytes = _live_in(topic, stored, topic.front, last, topic.dead)
+    found.records, found.bytes = found.floor_records, found.floor_bytes
+    return last + 1
+
+
+def _one_by_one(topic: Standing, stored: Stored, expired: BitMap64, prefix: int, found: Removal) -> None:
+    """Records that expired behind one that did not."""
+    middle = expired - topic.dead
+    middle.remove_range(0, prefix)
+    there, sizes = stored.sizes_of(_numbers(middle))
+    found.seqs = _set_of(there)
+    found.records += len(there)
+    found.bytes += int(sizes.sum())
+
+
+def _by_caps(topic: Standing, stored: Stored, gone: BitMap64, prefix: int, found: Removal) -> None:
+    """Take the lowest live records until both caps hold (X-7)."""
+    records = topic.count - found.records - topic.cap_records if topic.cap_records else 0
+    accounted = topic.bytes - found.bytes - topic.cap_bytes if topic.cap_bytes else 0
+    at, step = prefix, max(_STEP, records)
+    while (records > 0 or accounted > 0) and at < topic.next_seq:
+        seqs, sizes = _live(stored, gone, at, min(at + step, topic.next_seq) - 1)
+        if len(seqs):
+            ends = np.cumsum(sizes)
+            by_bytes = int(np.searchsorted(ends, accounted)) + 1 if accounted > 0 else 0
+            taken = min(max(records, by_bytes, 0), len(seqs))
+            size = int(ends[taken - 1])
+            found.cap_floor = int(seqs[taken - 1]) + 1
+            found.records, found.floor_records = found.records + taken, found.floor_records + taken
+            found.bytes, found.floor_bytes = found.bytes + size, found.floor_bytes + size
+            records, accounted = records - taken, accounted - size
+        at, step = at + step, step * 2
+    _take_back(stored, topic, found)
+
+
+def _take_back(stored: Stored, topic: Standing, found: Removal) -> None:
+    """What was to go one by one and lies below the cap's floor goes by that."""
+    below = found.seqs & BitMap64(range(found.cap_floor)) if len(found.seqs) and found.cap_floor else None
+    if below:
+        there, sizes = stored.sizes_of(_numbers(below))
+        found.seqs = found.seqs - below
+        found.floor_records += len(there)
+        found.floor_bytes += int(sizes.sum())
+
+
+def _next_due(topic: Standing, stored: Stored, gone: BitMap64, at: int, found: Removal) -> int:
+    """When the next record expires (the first live one by TTL, any by itself)."""
+    due = [found.own_due_us] if found.own_due_us else []
+    if topic.ttl_us and topic.count > found.records:
+        step = 1
+        while at < topic.next_seq:
+            seqs, _, stamps = stored.positions(at, min(at + step, topic.next_seq) - 1)
+            alive = ~_is_in(seqs, gone)
+            if alive.any():
+                due.append(int(stamps[alive.argmax()]) + topic.ttl_us + 1)
+                break
+            at, step = at + step, max(step * 2, _STEP)
+    return min(due, default=0)
+
+
+# -- walking --------------------------------------------------------------------------------------------
+
+
+def _live(stored: Stored, gone: BitMap64, first: int, last: int) -> tuple[U64, I64]:
+    seqs, sizes, _ = stored.positions(first, last)
+    if not gone.range_cardinality(first, last + 1):
+        return seqs, sizes
+    alive = ~_is_in(seqs, gone)
+    return seqs[alive], sizes[alive]
+
+
+def _live_in(topic: Standing, stored: Stored, first: int, last: int, dead: BitMap64) -> tuple[int, int]:
+    """(records, bytes) alive in first..last."""
+    if first <= topic.front and last >= topic.next_seq - 1:
+        return topic.count, topic.bytes
+    records, accounted = stored.totals(first, last)
+    inside = dead & BitMap64(range(first, last + 1))
+    if inside:
+        there, sizes = stored.sizes_of(_numbers(inside))
+        records, accounted = records - len(there), accounted - int(sizes.sum())
+    return records, accounted
+
+
+def _last_live(stored: Stored, gone: BitMap64, first: int, stop: int) -> int | None:
+    """The last number stored in [first, stop) that is not `gone`."""
+    step = _STEP
+    while stop > first:
+        low = max(first, stop - step)
+        seqs, _ = _live(stored, gone, low, stop - 1)
+        if len(seqs):
+            return int(seqs[-1])
+        stop, step = low, step * 2
+    return None
+
+
+def _first_not_in(stored: Stored, gone: BitMap64, at: int, stop: int) -> int:
+    """The first number stored in [at, stop) that is not `gone`, or `stop`."""
+    step = _STEP
+    while at < stop:
+        seqs, _ = _live(stored, gone, at, min(at + step, stop) - 1)
+        if len(seqs):
+            return int(seqs[0])
+        at, step = at + step, step * 2
+    return stop
+
+
+def _is_in(seqs: U64, numbers: BitMap64) -> NDArray[np.bool_]:
+    if not len(seqs) or not len(numbers):
+        return np.zeros(len(seqs), np.bool_)
+    near = numbers & BitMap64(range(int(seqs[0]), int(seqs[-1]) + 1))
+    return np.isin(seqs, _numbers(near), assume_unique=True)
+
+
+def _numbers(numbers: BitMap64) -> U64:
+    return np.array(numbers.to_array(), dtype=np.uint64)
+
+
+def _set_of(seqs: U64) -> BitMap64:
+    return BitMap64(array("Q", np.ascontiguousarray(seqs, dtype="<u8").tobytes()))
+
+
+# -- applying -------------------------------------------------------------------------------------------
+
+
+def apply(topic: Topic, removal: Removal) -> None:
+    """Put a removal into force: floors rise, numbers are dead, counts are less."""
+    topic.cap_floor = max(topic.cap_floor, removal.cap_floor)
+    topic.ttl_floor = max(topic.ttl_floor, removal.ttl_floor)
+    topic.delete_floor = max(topic.delete_floor, removal.delete_floor)
+    if len(removal.seqs):
+        topic.dead = removal.seqs if topic.dead is None else topic.dead | removal.seqs
+    topic.staged_count -= removal.records
+    topic.staged_bytes -= removal.bytes
+    settle_front(topic)
+
+
+def settle_front(topic: Topic) -> None:
+    """Move the silent floor over dead numbers at the front, and forget what lies below."""
+    evicted = topic.evict_floor
+    topic.lost = [(first, last) for first, last in topic.lost if last >= evicted]
+    front = front_of(topic)
+    dead = topic.dead
+    if dead is None:
+        return
+    while front in dead:
+        topic.delete_floor = _end_of_run(dead, front)
+        front = front_of(topic)
+    if dead.range_cardinality(0, front):
+        dead = dead.copy()
+        dead.remove_range(0, front)
+    topic.dead = dead if len(dead) else None
+
+
+def _end_of_run(dead: BitMap64, first: int) -> int:
+    """One past the last of the numbers that follow `first` without a gap."""
+    low, high = first + 1, int(dead.max()) + 2
+    while low < high:
+        middle = (low + high) // 2
+        if dead.contains_range(first, middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1

@@ -38,9 +38,7 @@ def accounted(record: dict) -> int:
 
 def blanked(record: dict) -> dict:
     """A dead record that was kept as an empty one."""
-    empty = {
-        name: None for name in ("keys", "tags", "nodes", "metas", "event_ts", "expires_at", "not_before")
-    }
+    empty = dict.fromkeys(("keys", "tags", "nodes", "metas", "event_ts", "expires_at", "not_before"))
     return record | empty | {"payload": b"", "headers": [], "priorities": 0}
 
 
@@ -63,7 +61,7 @@ def stored_model(disk, stem: str, topics: list[SampleTopic]) -> dict[int, dict[i
 @given(sample_topics(), st.sampled_from([1, 3, 1 << 30]), st.sampled_from(["none", "lz4", "zstd"]))
 @settings(max_examples=150)
 def test_living_records_come_back_and_the_index_answers_for_them(topics, at_once, compression) -> None:
-    """R-10, R-14, CK-3, SG-5, SG-14: positions, sizes, stamps, expiry, tags and marks from the index alone."""
+    """R-10, R-14, CK-3, SG-5, SG-14: places, sizes, stamps, expiry, tags and marks from the index alone."""
     disk = SimulatedDisk(DATA_DIR)
     ref = write(disk, DATA_DIR, topics, at_once, compression=compression, compression_min_bytes=64)
     living = [topic for topic in topics if topic.alive()]

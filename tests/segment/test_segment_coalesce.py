@@ -1,0 +1,181 @@
+"""Where a sealed frame ends, and what is left out."""
+
+from __future__ import annotations
+
+import pytest
+from segment_samples import NUMBER, STAMP, SampleTopic, simple_topic, stored_frames, write, writer
+
+from ringlog.errors import FrameInvalid, InvariantViolation
+from ringlog.frame.layout import Column
+from ringlog.limits import SEALED_FRAME_BYTES, SEALED_FRAME_RECORDS
+from ringlog.segment.layout import (
+    DEL,
+    MAKER_RECLAIMER,
+    MAKER_SHIFT,
+    NumberAllocator,
+    own_stem,
+    pack_stem,
+    parse_stem,
+    split_part,
+)
+from ringlog.segment.parts import part_names, remove_segment
+from ringlog.segment.segment import Segment, find_segments
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.types import Codec, Durability, PayloadKind
+
+DATA_DIR = "/data"
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    return SimulatedDisk(DATA_DIR)
+
+
+def views(disk, ref) -> list:
+    return [view for _, view in stored_frames(disk, DATA_DIR, ref.stem)]
+
+
+def bounds(disk, ref) -> list[tuple[int, int]]:
+    return [(view.first_seq, view.last_seq) for view in views(disk, ref)]
+
+
+def test_small_frames_become_frames_of_the_most_records(disk) -> None:
+    topic = simple_topic(records=SEALED_FRAME_RECORDS + 5)
+    ref = write(disk, DATA_DIR, [topic], at_once=100)
+    assert bounds(disk, ref) == [(1, SEALED_FRAME_RECORDS), (SEALED_FRAME_RECORDS + 1, ref.records)]
+
+
+def test_a_frame_ends_at_about_a_mebibyte_and_a_larger_record_has_one_alone(disk) -> None:
+    topic = SampleTopic(5, 1)
+    seq = 1
+    for size in (300_000, 300_000, 300_000, 300_000, SEALED_FRAME_BYTES, 10):
+        seq = topic.add(seq, STAMP, {"payloads": [bytes(size)]})
+    assert bounds(disk, write(disk, DATA_DIR, [topic])) == [(1, 3), (4, 4), (5, 5), (6, 6)]
+
+
+def test_class_and_kind_are_kept_by_cutting_where_they_change(disk) -> None:
+    topic = SampleTopic(5, 1)
+    classes = [Durability.DISK, Durability.DISK, Durability.FSYNC, Durability.FSYNC, Durability.FSYNC]
+    kinds = [PayloadKind.BYTES, PayloadKind.BYTES, PayloadKind.BYTES, PayloadKind.JSON, PayloadKind.JSON]
+    for i, (durability, kind) in enumerate(zip(classes, kinds, strict=True)):
+        topic.add(i + 1, STAMP, {"payloads": [b"x"]}, durability=durability, kind=kind)
+    ref = write(disk, DATA_DIR, [topic])
+    assert bounds(disk, ref) == [(1, 2), (3, 3), (4, 5)]
+    assert [view.durability for view in views(disk, ref)] == [
+        Durability.DISK,
+        Durability.FSYNC,
+        Durability.FSYNC,
+    ]
+    assert views(disk, ref)[2].payload_kind == PayloadKind.JSON
+
+
+def test_stamps_are_a_column_only_where_they_differ(disk) -> None:
+    alike = SampleTopic(5, 1)
+    for i in range(3):
+        alike.add(i + 1, STAMP, {"payloads": [b"x"]})
+    one, other = views(disk, write(disk, DATA_DIR, [alike, simple_topic(6)]))
+    assert one.fixed_column(Column.COMMIT_TS) is None
+    assert one.commit_stamps.tolist() == [STAMP] * 3
+    assert other.commit_ts == STAMP
+    assert other.commit_stamps.tolist() == [STAMP + 10 * i for i in range(40)]
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1_000])
+@pytest.mark.parametrize(("hole", "is_cut"), [(1, False), (63, False), (64, True), (200, True)])
+def test_a_hole_cuts_a_frame_from_64_dead_records_on(disk, hole, is_cut, at_once) -> None:
+    topic = simple_topic(records=300)
+    topic.dead = set(range(20, 20 + hole))
+    ref = write(disk, DATA_DIR, [topic], at_once)
+    expected = [(1, 19), (20 + hole, 300)] if is_cut else [(1, 300)]
+    assert bounds(disk, ref) == expected
+    assert disk.exists(f"{DATA_DIR}/{ref.stem}{DEL}") != is_cut
+    segment = Segment.open(disk, DATA_DIR, ref.stem)
+    assert set(segment.deleted(0)) == (set() if is_cut else topic.dead)
+    segment.close()
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1_000])
+def test_dead_records_at_the_ends_are_left_out(disk, at_once) -> None:
+    topic = simple_topic(records=50)
+    topic.earliest_seq, topic.dead = 5, {5, 6, 49, 50}
+    assert bounds(disk, write(disk, DATA_DIR, [topic], at_once)) == [(7, 48)]
+
+
+def test_every_second_record_dead_makes_one_frame_not_many(disk) -> None:
+    topic = simple_topic(records=3_000)
+    topic.dead = set(range(2, 3_000, 2))
+    ref = write(disk, DATA_DIR, [topic])
+    assert bounds(disk, ref) == [(1, 3_000)]
+
+
+def test_numbers_that_never_were_are_not_invented(disk) -> None:
+    """A gap of the log stays one, however small: an empty record there would be read."""
+    topic = SampleTopic(5, 1, dead={2})
+    for seq in (1, 3, 4, 6):
+        topic.add(seq, STAMP, {"payloads": [b"x"]})
+    assert bounds(disk, write(disk, DATA_DIR, [topic])) == [(1, 1), (3, 4), (6, 6)]
+
+
+def test_nothing_alive_leaves_nothing(disk) -> None:
+    topic = simple_topic()
+    topic.earliest_seq = 1_000
+    assert write(disk, DATA_DIR, [topic]) is None
+    assert part_names(disk, DATA_DIR) == []
+
+
+@pytest.mark.parametrize(("name", "codec"), [("lz4", Codec.LZ4), ("zstd", Codec.ZSTD)])
+def test_compression_is_used_where_it_saves_enough(disk, name, codec) -> None:
+    topic = simple_topic(records=500)
+    assert [view.codec for view in views(disk, write(disk, DATA_DIR, [topic], compression=name))] == [codec]
+    never = write(disk, DATA_DIR, [topic], compression=name, compression_saving=0.99, number=NUMBER + 1)
+    small = write(disk, DATA_DIR, [topic], compression=name, compression_min_bytes=1 << 20, number=NUMBER + 2)
+    assert {view.codec for ref in (never, small) for view in views(disk, ref)} == {Codec.NONE}
+
+
+def test_topics_and_numbers_out_of_order_are_refused(disk) -> None:
+    made = writer(disk, DATA_DIR)
+    topic = simple_topic()
+    made.add_topic(5, 1, topic.runs())
+    with pytest.raises(InvariantViolation):
+        made.add_topic(5, 1, topic.runs())
+    with pytest.raises(InvariantViolation):
+        made.add_topic(6, 1, topic.runs() + topic.runs())
+    made.abandon()
+    assert part_names(disk, DATA_DIR) == []
+
+
+def test_a_body_that_does_not_fit_its_frame_is_named(disk) -> None:
+    made = writer(disk, DATA_DIR)
+    whole = bytearray(simple_topic(records=1).frames[0])
+    whole[84:88] = (1 << 20).to_bytes(4, "little")
+    topic = SampleTopic(5, 1, [bytes(whole)])
+    with pytest.raises(FrameInvalid, match="does not fit"):
+        made.add_topic(5, 1, topic.runs())
+    made.abandon()
+
+
+def test_stems_say_what_they_hold() -> None:
+    number = MAKER_RECLAIMER << MAKER_SHIFT | 5
+    assert parse_stem(own_stem(0xAB, 12, number)) == (0xAB, 12, number)
+    assert parse_stem(pack_stem(number)) == (0, 0, number)
+    assert parse_stem("packs/pack-1") is None
+    assert split_part(pack_stem(number) + ".idx") == (pack_stem(number), ".idx")
+    assert split_part(pack_stem(number) + ".idx.tmp") is None
+    assert split_part("wal/shard-00/wal-1-0.log") is None
+
+
+def test_numbers_go_on_above_all_that_is_known_of_their_maker() -> None:
+    first = MAKER_RECLAIMER << MAKER_SHIFT
+    assert NumberAllocator(MAKER_RECLAIMER).take() == first + 1
+    allocator = NumberAllocator(MAKER_RECLAIMER, [first + 9, NUMBER, first + 4])
+    assert [allocator.take(), allocator.take()] == [first + 10, first + 11]
+
+
+def test_a_removed_segment_is_gone_with_all_its_parts(disk) -> None:
+    topic = simple_topic()
+    topic.dead = {3}
+    refs = [write(disk, DATA_DIR, [topic], number=NUMBER + i) for i in range(2)]
+    remove_segment(disk, DATA_DIR, refs[0].stem)
+    disk.power_loss(1)
+    assert find_segments(disk, DATA_DIR) == [refs[1].stem]
+    assert not any(name.startswith(refs[0].stem) for name in part_names(disk, DATA_DIR))

@@ -1,14 +1,15 @@
-"""`python -m bench AREA [--only TEXT]`: measure, print the table, write bench/results/AREA.json."""
+"""`python -m bench AREA [--only TEXT] [--scale PART]`: measure, print, write bench/results/AREA.json."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
-from bench.rows import save, show
+from bench.rows import SCALE, save, show
 
-AREAS = ("commit",)
+AREAS = ("commit", "storage")
 
 
 def main() -> int:
@@ -16,10 +17,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench")
     parser.add_argument("area", choices=AREAS)
     parser.add_argument("--only", default="", help="rows whose name contains this; nothing is written")
+    parser.add_argument("--scale", type=float, default=1.0, help="a part of the data; nothing is written")
     arguments = parser.parse_args()
+    os.environ[SCALE] = str(arguments.scale)
     rows = importlib.import_module(f"bench.{arguments.area}").rows(arguments.only)
     show(rows)
-    if not arguments.only:
+    if not arguments.only and arguments.scale == 1.0:
         print(f"\nwritten to {save(arguments.area, rows)}")
     return 0
 

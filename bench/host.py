@@ -23,12 +23,13 @@ BUILD = Path(__file__).parent.parent / "build"
 class Host:
     """Starts the engine as a user would, stops it and removes what it left."""
 
-    def __init__(self, shards: int, *sets: str) -> None:
+    def __init__(self, shards: int, *sets: str, environ: dict[str, str] | None = None) -> None:
         BUILD.mkdir(exist_ok=True)
         self.shards = shards
         self.directory = Path(tempfile.mkdtemp(prefix="bench-", dir=BUILD))
         self.data_dir = self.directory / "data"
         self._sets = [f"wal.shards={shards}", "gateway.enabled=false", "log.level=warning", *sets]
+        self._environ = {**os.environ, "RINGLOG_ALLOW_ROOT": "1", **(environ or {})}
         self.started_s = 0.0
         self.start()
 
@@ -37,10 +38,10 @@ class Host:
         command = [sys.executable, "-m", "supervisor", "--data-dir", str(self.data_dir)]
         for item in self._sets:
             command += ["--set", item]
-        begun = time.perf_counter()
-        environ = {**os.environ, "RINGLOG_ALLOW_ROOT": "1"}
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environ)
         path = self.data_dir / "run" / "engine.json"
+        path.unlink(missing_ok=True)  # A killed engine leaves it.
+        begun = time.perf_counter()
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=self._environ)
         while not path.exists():
             if self.process.poll() is not None or time.perf_counter() - begun > 60:
                 raise RuntimeError(f"the engine did not start (exit {self.process.poll()})")
@@ -50,6 +51,24 @@ class Host:
         self.shm_dir = str(info["shm_dir"])
         self.url = f"ringlog://{self.data_dir / 'run'}"
         self.client = ringlog.connect(self.url, wait=10)
+
+    def restart(self, *sets: str) -> None:
+        """Stop in good order and start again; `sets` win over those given before, and stay."""
+        self.stop()
+        self._sets += sets
+        self.start()
+
+    def kill(self) -> None:
+        """SIGKILL the supervisor, and with it every process; returns when all have ended."""
+        processes = self.processes()
+        self.client.close(0.0)
+        self.process.kill()
+        self.process.wait(30)
+        psutil.wait_procs(processes, timeout=30)
+
+    def shard_bytes(self) -> int:
+        """Memory that the shards have for themselves (USS)."""
+        return sum(psutil.Process(pid).memory_full_info().uss for pid in self.shard_pids())
 
     def processes(self) -> list[psutil.Process]:
         """The supervisor and its children."""

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+SCALE = "RINGLOG_BENCH_SCALE"
+"""Variable that holds the part of the data to measure with: below 1 to try a benchmark out."""
 RESULTS = Path(__file__).parent / "results"
 
 Row = dict[str, Any]
@@ -31,7 +33,8 @@ def row(
     reach: dict[str, float] | None = None,
     note: str = "",
 ) -> Row:
-    """Build one row from the rounds. `reach` may hold `min`, `max` (of the value), `ratio` (at least)."""
+    """Build one row from the rounds. `reach` may hold `min`, `max` (of the value), `ratio` (at
+    least), `ratio_max`, `above_floor`."""
     value = statistics.median(values)
     against = statistics.median(floors) if floors else None
     ratios = [v / f for v, f in zip(values, floors, strict=True)] if floors else []
@@ -44,6 +47,8 @@ def row(
             met &= value <= bound
         elif kind == "ratio":
             met &= ratio is not None and ratio >= bound
+        elif kind == "ratio_max":
+            met &= ratio is not None and ratio <= bound
         elif kind == "above_floor":
             met &= against is not None and value - against <= bound
     return {
@@ -115,6 +120,11 @@ def save(area: str, rows: Sequence[Row]) -> Path:
     path = RESULTS / f"{area}.json"
     path.write_text(json.dumps({"area": area, "machine": facts(), "rows": rows}, indent=1) + "\n")
     return path
+
+
+def scaled(count: int, least: int = 1) -> int:
+    """`count`, or the part of it that --scale asks for."""
+    return max(round(count * float(os.environ.get(SCALE, "1"))), least)
 
 
 def say(text: str) -> None:

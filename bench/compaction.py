@@ -1,0 +1,85 @@
+"""A gigabyte of one-record frames becomes segments, while a client waits for every one of its acks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from bench import dataset
+from bench.host import Host
+from bench.load import Shape, counters, run
+from bench.rows import Row, row, say, scaled
+
+COMPACTED_BYTES = 1 << 30
+ROUNDS = 2
+IDLE_S = 3.0
+ON, OFF = "storage.enabled=true", "storage.enabled=false"
+
+
+class Pass(threading.Thread):
+    """A checkpoint in the background; `ended` is when it was done, 0 when it failed."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__()
+        self._host = host
+        self.ended = 0.0
+
+    def run(self) -> None:
+        """Ask and wait."""
+        dataset.checkpoint(self._host)
+        self.ended = time.perf_counter()
+
+
+def compaction_rows() -> list[Row]:
+    """Two engines, each with a gigabyte of log that nobody has absorbed yet."""
+    rates, idle, busy = [], [], []
+    for i in range(ROUNDS):
+        say(f"compaction round {i + 1}/{ROUNDS}")
+        with Host(1, OFF) as host:
+            size = _fill(host, scaled(COMPACTED_BYTES, 4 << 20))
+            host.client.topics.create("lone", durability="fsync")
+            idle.append(_idle_us(host))
+            host.restart(ON)
+            begun = time.perf_counter()
+            made = Pass(host)
+            made.start()
+            busy.append(ack_p99_us(host, made.is_alive))
+            made.join()
+            if not made.ended or not dataset.segments(host):
+                raise RuntimeError("the checkpoint failed")
+            rates.append(size / (made.ended - begun))
+    return [
+        row("compaction_1GiB_of_1x100B", "bytes/s", rates, reach={"min": 100e6}, note="bytes of log"),
+        row(
+            "fsync_ack_p99_while_compacting", "us", busy, idle, reach={"ratio_max": 1.5},
+            note="one client, one record at a time; against: no compaction",
+        ),
+    ]  # fmt: skip
+
+
+def _fill(host: Host, size: int) -> int:
+    """Write at least `size` bytes of log; returns how many."""
+    begun = int(counters(host.shm_dir, host.shards)[2])
+    written = 0
+    while written < size:
+        run(host, Shape(1, 100, 256, 4, "disk"), 0.5, "one")
+        written = int(counters(host.shm_dir, host.shards)[2]) - begun
+    return written
+
+
+def _idle_us(host: Host) -> float:
+    deadline = time.perf_counter() + IDLE_S
+    return ack_p99_us(host, lambda: time.perf_counter() < deadline)
+
+
+def ack_p99_us(host: Host, goes_on: Callable[[], bool]) -> float:
+    """p99 of single fsync appends, one after the other, while `goes_on()`."""
+    times: list[float] = []
+    while goes_on() or len(times) < 100:
+        begun = time.perf_counter()
+        host.client.append("lone", b"x" * 100)
+        times.append(time.perf_counter() - begun)
+    return float(np.percentile(times, 99)) * 1e6

@@ -1,0 +1,77 @@
+"""The data set of the storage benchmarks: one topic of tagged records, grown in steps and sealed.
+
+Of 10,000 neighbouring records one has the tag `exact0`, one `exact1` … `exact4`, 1,000 each have a tag that
+begins with `p0.`, `p1.`, `p2.`, and all others one of 500 tags `x.NNN`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Any
+
+from bench.host import Host
+from ringlog.client.fields import NewRecord
+from ringlog.envelope.messages import CheckpointMade, CheckpointNow
+from ringlog.link.shard_requests import Requester
+
+TOPIC = "big"
+TAIL = "tail"
+SIZE = 100
+FRAME = 1_000
+CYCLE = 10
+"""Frames after which tags repeat."""
+EXACT_TAGS = 5
+PREFIXES = 3
+IN_FLIGHT = 64
+CHECKPOINT_S = 600.0
+TAIL_RECORD_BYTES = 64 << 10
+
+
+def frames() -> list[list[NewRecord]]:
+    """CYCLE different frames' records; sent over and over."""
+    payloads = [os.urandom(SIZE) for _ in range(FRAME)]
+    return [[NewRecord(data=payloads[i], tag=_tag(k, i)) for i in range(FRAME)] for k in range(CYCLE)]
+
+
+def _tag(frame: int, i: int) -> str:
+    if frame == 0 and i < EXACT_TAGS:
+        return f"exact{i}"
+    if 100 <= i < 100 * (PREFIXES + 1):
+        return f"p{i // 100 - 1}.{i % 100:02d}"
+    return f"x.{(frame * FRAME + i) % 500:03d}"
+
+
+def grow(host: Host, have: int, want: int) -> None:
+    """Append records number have+1..want; both are multiples of FRAME."""
+    made = frames()
+    host.client.topics.create(TOPIC, durability="disk", exist_ok=True)
+    with host.client.producer(TOPIC, max_buffer_bytes=64 << 20) as out:
+        pending: deque[Any] = deque()
+        for k in range(have // FRAME, want // FRAME):
+            pending.append(out.send_many(made[k % CYCLE]))
+            if len(pending) > IN_FLIGHT:
+                pending.popleft().result(60)
+
+
+def write_tail(host: Host, size: int) -> None:
+    """Append about `size` bytes of log that stay in the log: few records, so that bytes are what counts."""
+    host.client.topics.create(TAIL, durability="disk", exist_ok=True)
+    record = os.urandom(TAIL_RECORD_BYTES)
+    with host.client.producer(TAIL, max_buffer_bytes=64 << 20) as out:
+        for _ in range(-(-size // (TAIL_RECORD_BYTES * 8))):
+            out.send_many([record] * 8)
+
+
+def checkpoint(host: Host) -> list[str]:
+    """Everything into segments, now; returns the files of a consistent copy."""
+    requester = Requester("compactor", f"ipc://{host.shm_dir}/compactor.sock")
+    try:
+        return requester.ask(CheckpointNow(), CheckpointMade, timeout_s=CHECKPOINT_S).message.files
+    finally:
+        requester.close()
+
+
+def segments(host: Host) -> int:
+    """Segments on disk."""
+    return sum(1 for top in ("packs", "topics") for _ in (host.data_dir / top).rglob("*.idx"))

@@ -1,0 +1,184 @@
+"""Storage: compaction, recovery, seeks, deletes, deep reads, many topics, a slow cold store.
+
+`make bench AREA=storage`. Recovery, seeks, deep reads and deletes share one data set (bench/dataset.py).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from bench import dataset
+from bench.cold import cold_rows
+from bench.compaction import OFF, ON, compaction_rows
+from bench.host import Host
+from bench.many import many_rows
+from bench.rows import Row, row, say, scaled
+
+TAIL_BYTES = 64 << 20
+STEPS = (100_000, 1_000_000, 10_000_000)
+ROUNDS = 3
+SEEKS = 300
+FEW_ROLLS = "wal.file_bytes=256MiB"
+"""The tail of the log stays in one file, so that only --storage decides when it is absorbed."""
+
+
+def rows(only: str = "") -> list[Row]:
+    """All rows of the area; `only` chooses parts whose name contains it."""
+    parts: list[tuple[str, Callable[[], list[Row]]]] = [
+        ("compaction", compaction_rows),
+        ("dataset_recovery_memory_seek_read_delete", _dataset_rows),
+        ("topics_100k", many_rows),
+        ("cold", cold_rows),
+    ]
+    found: list[Row] = []
+    for name, build in parts:
+        if only in name:
+            say(name)
+            found += build()
+    return found
+
+
+# -- the data set -------------------------------------------------------------------------------------
+
+
+def _dataset_rows() -> list[Row]:
+    """Grow the data set; after each step measure recovery; then everything that reads and deletes."""
+    found: list[Row] = []
+    memory: list[tuple[int, int]] = []
+    with Host(1, ON, FEW_ROLLS) as host:
+        have = 0
+        for step in STEPS:
+            want = scaled(step, dataset.FRAME * dataset.CYCLE) // dataset.FRAME * dataset.FRAME
+            say(f"data set: {want:,} records")
+            dataset.grow(host, have, want)
+            have = want
+            dataset.checkpoint(host)
+            host.restart(OFF)
+            dataset.write_tail(host, scaled(TAIL_BYTES, 1 << 20))
+            found.append(_recovery_row(host, step))
+            memory.append((have, host.shard_bytes()))
+            if step == STEPS[-1]:
+                found.append(_killed_row(host))
+            host.restart(ON)
+            dataset.checkpoint(host)
+        found.append(_memory_row(memory))
+        say("seeks")
+        found += _seek_rows(host, have)
+        say("deep reads")
+        found += _read_rows(host, have)
+        say("deletes")
+        found += _delete_rows(host, have)
+    return found
+
+
+def _recovery_row(host: Host, records: int) -> Row:
+    times = []
+    for _ in range(ROUNDS):
+        host.stop()
+        host.start()
+        times.append(host.started_s)
+    name = f"recovery_1e{len(str(records)) - 1}_records_64MiB_log"
+    return row(name, "s", times, reach={"max": 3.0}, note="from the command to ready, after an orderly stop")
+
+
+def _killed_row(host: Host) -> Row:
+    times = []
+    for _ in range(ROUNDS):
+        host.kill()
+        host.start()
+        times.append(host.started_s)
+    return row("recovery_1e7_records_64MiB_log_killed", "s", times, reach={"max": 3.0}, note="after SIGKILL")
+
+
+def _memory_row(memory: list[tuple[int, int]]) -> Row:
+    (few, small), (many, large) = memory[0], memory[-1]
+    value = (large - small) / max(many - few, 1) * 1e6 / 1024
+    note = f"shard's own memory at {many:,} records less that at {few:,}"
+    return row("memory_per_1M_records", "KiB", [value], reach={"max": 100}, note=note)
+
+
+def _seek_rows(host: Host, records: int) -> list[Row]:
+    """A reader that moves to a place, until it holds the record there."""
+    random = np.random.default_rng(7)
+    reader = host.client.reader(dataset.TOPIC)
+    by_seq, by_time = [], []
+    for _ in range(ROUNDS + 1):
+        seqs = random.integers(1, records, SEEKS).tolist()
+        times, stamps = [], []
+        for seq in seqs:
+            begun = time.perf_counter()
+            reader.seek(seq - 1)
+            page = next(iter(reader.pages(1)))
+            times.append(time.perf_counter() - begun)
+            (record,) = page.records
+            if record.seq != seq:
+                raise RuntimeError(f"seek to {seq} gave {record.seq}")
+            stamps.append((record.time, record.ts))
+        by_seq.append(statistics.median(times) * 1e6)
+        times = []
+        for moment, ts in stamps:
+            begun = time.perf_counter()
+            reader.seek(moment)
+            page = next(iter(reader.pages(1)))
+            times.append(time.perf_counter() - begun)
+            if page.records[0].ts < ts:
+                raise RuntimeError("seek by time gave an older record")
+        by_time.append(statistics.median(times) * 1e6)
+    note = "reader.seek and the first record in hand, any of 10 M, warm"
+    return [
+        row("seek_by_seq_p50", "us", by_seq[1:], reach={"max": 100}, note=note),
+        row("seek_by_time_p50", "us", by_time[1:], reach={"max": 100}, note=note),
+    ]
+
+
+def _read_rows(host: Host, records: int) -> list[Row]:
+    listed, paged, arrow = [], [], []
+    for _ in range(ROUNDS + 1):
+        begun, count = time.perf_counter(), 0
+        for page in host.client.reader(dataset.TOPIC).pages(10_000):
+            count += len(page.bytes())
+        paged.append(_rate(count, records, begun))
+        begun, count = time.perf_counter(), 0
+        for batch in host.client.tailer(dataset.TOPIC, follow=False):
+            count += len(batch.bytes())
+        listed.append(_rate(count, records, begun))
+        begun, count = time.perf_counter(), 0
+        for batch in host.client.tailer(dataset.TOPIC, follow=False):
+            count += batch.arrow().num_rows
+        arrow.append(_rate(count, records, begun) * dataset.SIZE)
+    note = "sealed, tagged records of 100 B, checksums verified"
+    return [
+        row("deep_read_reader_to_bytes", "records/s", paged[1:], reach={"min": 3e6}, note=note),
+        row("deep_read_tailer_to_bytes", "records/s", listed[1:], reach={"min": 3e6}, note=note),
+        row("deep_read_to_arrow", "bytes/s", arrow[1:], reach={"min": 1e9}, note=f"{note}; payload bytes"),
+    ]
+
+
+def _rate(count: int, records: int, begun: float) -> float:
+    if count != records:
+        raise RuntimeError(f"read {count} records of {records}")
+    return count / (time.perf_counter() - begun)
+
+
+def _delete_rows(host: Host, records: int) -> list[Row]:
+    each = records // (dataset.FRAME * dataset.CYCLE)
+    exact = [_delete_ms(host, f"exact{i}", each) for i in range(dataset.EXACT_TAGS)]
+    prefix = [_delete_ms(host, f"p{i}.*", records // 10) for i in range(dataset.PREFIXES)]
+    note = "acknowledged: durable, and no reader in any process sees them"
+    return [
+        row("delete_by_tag_1000_of_10M", "ms", exact, reach={"max": 20}, note=note),
+        row("delete_by_prefix_1M_of_10M", "ms", prefix, reach={"max": 1_000}, note=note),
+    ]
+
+
+def _delete_ms(host: Host, match: str, expected: int) -> float:
+    begun = time.perf_counter()
+    deleted = host.client.topics.delete_records(dataset.TOPIC, match=match).deleted
+    took = time.perf_counter() - begun
+    if deleted != expected:
+        raise RuntimeError(f"{match}: {deleted} deleted, not {expected}")
+    return took * 1e3

@@ -82,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "root",
     },
     "actors.shell": {
-        *WIRE, "contract", "topic", "runtime", "storage", "storage.reader", "storage.ledger", "link",
+        *WIRE, "contract", "topic", "runtime", "storage", *READ_PATH, "link",
         "storage.snapshot", "segment", "tier", "root",
     },
     "actors.__main__": {"base", "envelope", "runtime"},

@@ -35,7 +35,7 @@ def bytes_column(values: Sequence[bytes]) -> bytes:
 
 
 def _column(column: Column, values: Sequence[Any]) -> bytes:
-    if column in layout.TIME_COLUMNS:
+    if column in (*layout.TIME_COLUMNS, Column.COMMIT_TS):
         return struct.pack(f"<{len(values)}q", *values)
     return bytes_column(values)
 

@@ -154,6 +154,20 @@ def test_a_frame_of_an_unknown_payload_kind_is_refused_on_every_path(world, coun
     assert {error.status for error in refusals(world.send("f", sent)) if error} == {Status.INVALID_REQUEST}
 
 
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_a_producer_that_sends_commit_stamps_is_refused_on_every_path(world, count):
+    """CK-3: stamps are the shard's to give; only frames of segments have a column of them."""
+    sent = []
+    for i in range(count):
+        columns = {Column.PAYLOAD: [b"x"], Column.COMMIT_TS: [5]}
+        whole = bytearray(sealed_frame(columns, topic_id=world.topic("f").topic_id, base_seq=1))
+        patch(whole, producer_id=1, producer_seq=2 + i, epoch=0)
+        sent.append(whole)
+    before = facts(world.topic("f"))
+    assert {error.status for error in refusals(world.send("f", sent)) if error} == {Status.INVALID_REQUEST}
+    assert facts(world.topic("f")) == before
+
+
 def test_the_shard_numbers_and_stamps_whatever_a_producer_wrote_there(world):
     """CK-3: base_seq and commit_ts of a producer mean nothing."""
     sent = made(world, [b"x"])

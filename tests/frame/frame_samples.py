@@ -7,6 +7,7 @@ import xxhash
 from hypothesis import strategies as st
 
 from ringlog.frame import (
+    Column,
     Columns,
     FrameType,
     control_frame,
@@ -54,6 +55,15 @@ def encoded(given: dict[str, list]) -> Columns:
     return encode_records(given["payloads"], **{k: v for k, v in given.items() if k != "payloads"})
 
 
+def stamped(columns: Columns, stamps: list[int]) -> Columns:
+    """The same records with the column of commit stamps, which only the engine adds."""
+    column = b"".join(stamp.to_bytes(8, "little", signed=True) for stamp in stamps)
+    pieces = [*columns.pieces, column]
+    return Columns(
+        pieces, columns.bitmap | 1 << Column.COMMIT_TS, columns.count, columns.raw_len + len(column)
+    )
+
+
 control_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | _text | _bytes,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_text, inner, max_size=4),
@@ -67,8 +77,11 @@ def any_frame(draw: st.DrawFn, counts: st.SearchStrategy[int] | None = None) -> 
     if counts is None and draw(st.integers(0, 4)) == 0:
         body = msgspec.msgpack.encode(draw(control_values))
         return control_frame(FrameType.TOPIC_CREATE, draw(st.integers(0, 99)), body)
+    columns = encoded(draw(record_columns(counts)))
+    if draw(st.integers(0, 7)) == 0:
+        columns = stamped(columns, draw(st.lists(_time, min_size=columns.count, max_size=columns.count)))
     return frame(
-        encoded(draw(record_columns(counts))),
+        columns,
         topic_id=draw(st.integers(0, (1 << 64) - 1)),
         producer_id=draw(st.integers(0, (1 << 64) - 1)),
         producer_seq=draw(st.integers(0, (1 << 64) - 1)),
@@ -102,6 +115,13 @@ def fix_body_checksum(whole: bytearray) -> None:
 def _append(given: dict[str, list], base_seq: int, **options: object) -> bytearray:
     whole = frame(encoded(given), topic_id=42, epoch=3, **options)  # type: ignore[arg-type]
     patch(whole, base_seq=base_seq, commit_ts=COMMIT_TS)
+    seal(whole, GOLDEN_SEED)
+    return whole
+
+
+def _sealed(given: dict[str, list], base_seq: int, stamps: list[int]) -> bytearray:
+    whole = frame(stamped(encoded(given), stamps), topic_id=42, epoch=3)
+    patch(whole, base_seq=base_seq, commit_ts=stamps[0])
     seal(whole, GOLDEN_SEED)
     return whole
 
@@ -143,6 +163,10 @@ def golden_frames() -> dict[str, tuple[str, bytearray]]:
         "lz4": ("body compressed with LZ4", _append({"payloads": repeated}, 11, codec=Codec.LZ4)),
         "zstd": ("body compressed with Zstandard", _append(
             {"payloads": repeated, "tags": ["UA"] * 40}, 12, codec=Codec.ZSTD
+        )),
+        "sealed": ("a segment's frame: records of three commits", _sealed(
+            {"payloads": [b"one", b"two", b"three"], "tags": ["a", None, "b"]}, 21,
+            [COMMIT_TS, COMMIT_TS + 1, COMMIT_TS + 5_000_000],
         )),
         "group_mark": ("control frame: a group's mark", _control(
             FrameType.GROUP_MARK, [12, 8192, 0xFEDCBA9876543210, 4096, 1048576, 0]

@@ -29,7 +29,7 @@ from ringlog.frame.batch import End, FrameBatch, scan
 from ringlog.frame.compress import compress
 from ringlog.frame.control import check_control
 from ringlog.frame.header import Header, header_fault, pack_header, unpack_header
-from ringlog.frame.layout import HEADER_BYTES
+from ringlog.frame.layout import HEADER_BYTES, Column
 from ringlog.frame.measure import FORMAT_FAULTS
 from ringlog.limits import FRAME_BYTES_MAX, MIB
 from ringlog.types import Codec
@@ -55,6 +55,9 @@ def engine_reads(data: Any, seed: int | None = None) -> dict[str, list[Any]] | s
             if name.endswith(("_ts", "_at", "_before"))
             else column.to_pylist()
         )
+    stamps = view.fixed_column(Column.COMMIT_TS)
+    if stamps is not None:
+        found["commit_ts"] = stamps.tolist()
     if "headers" in found:
         found["headers"] = [[(pair["key"], pair["value"]) for pair in row] for row in found["headers"]]
     return found

@@ -1,0 +1,91 @@
+"""Frames of segments carry a commit stamp for each record; everybody reads it from there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from frame_samples import COMMIT_TS, encoded, golden_frames, record_columns, stamped
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog.client.gather import gather
+from ringlog.client.pieces import FramePiece, pieces_of
+from ringlog.errors import UsageError
+from ringlog.frame import Column, encode_arrow, frame, measure, open_frame, patch
+from ringlog.frame.batch import scan
+from ringlog.frame.layout import PRODUCER_COLUMNS
+from ringlog.storage.reader import FrameRun
+
+STAMPS = [COMMIT_TS, COMMIT_TS + 1, COMMIT_TS + 5_000_000]
+
+
+def sealed():
+    return open_frame(golden_frames()["sealed"][1], seed=None)
+
+
+def run_of(frames: list[bytes]) -> FrameRun:
+    whole = b"".join(frames)
+    return FrameRun(whole, scan(whole), 0, "file", 0)
+
+
+def test_a_view_has_the_stamp_of_each_record_and_its_slices_theirs() -> None:
+    view = sealed()
+    assert view.commit_stamps.tolist() == STAMPS
+    assert view.commit_ts == STAMPS[0]
+    assert view.slice(1, 3).commit_stamps.tolist() == STAMPS[1:]
+    assert len(view.slice(1, 1).commit_stamps) == 0
+
+
+def test_without_the_column_every_record_has_the_headers_stamp() -> None:
+    view = open_frame(golden_frames()["payload_only"][1], seed=None)
+    assert view.commit_stamps.tolist() == [COMMIT_TS] * 2
+    assert view.commit_stamps.dtype == np.int64
+
+
+def test_arrow_shows_the_stamps_as_ts_and_no_column_of_their_own() -> None:
+    table = sealed().to_arrow()
+    assert table.schema.names == ["seq", "ts", "payload", "tag"]
+    assert table.column("ts").cast("int64").to_pylist() == STAMPS
+    assert sealed().to_arrow(columns=1 << Column.COMMIT_TS).schema.names == ["seq", "ts", "payload"]
+
+
+def test_nobody_can_send_stamps_as_arrow() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    batch = pyarrow.RecordBatch.from_pydict({"payload": [b"a"], "commit_ts": [5]})
+    with pytest.raises(UsageError):
+        encode_arrow(batch)
+
+
+def test_records_of_a_piece_have_their_own_stamps() -> None:
+    """Also those of a filtered or cut piece; and the piece's time is its first record's."""
+    piece = FramePiece(sealed())
+    assert [record.ts for record in piece.records()] == STAMPS
+    assert [record.ts for record in piece.keep(np.array([0, 2])).records()] == [STAMPS[0], STAMPS[2]]
+    assert piece.keep(np.array([2])).commit_stamps.tolist() == STAMPS[2:]
+    assert FramePiece(sealed().after(22)).commit_ts == STAMPS[2]
+    assert [record.ts for record in FramePiece(sealed().after(21)).records()] == STAMPS[1:]
+
+
+@given(record_columns(), st.lists(st.integers(0, 1 << 50), min_size=4, max_size=9))
+def test_many_small_frames_with_stamps_read_as_each_by_itself(given_columns, firsts) -> None:
+    columns, frames, seq = encoded(given_columns), [], 1
+    for first in firsts:
+        whole = frame(stamped(columns, [first + i for i in range(columns.count)]), topic_id=1)
+        patch(whole, base_seq=seq, commit_ts=first)
+        frames.append(bytes(whole))
+        seq += columns.count
+    run = run_of(frames)
+    expected = [record for one in frames for record in FramePiece(open_frame(one, seed=None)).records()]
+    found = gather(run, slice(None), 0, "t")
+    assert found.records() == expected
+    assert found.commit_stamps.tolist() == [record.ts for record in expected]
+    pieces = list(pieces_of(run, 0, "t"))
+    assert [record for piece in pieces for record in piece.records()] == expected
+    assert found.bitmap & ~PRODUCER_COLUMNS == 0
+    arrow = found.record_batches(nulls=False, columns=None)[0]
+    assert arrow.column("ts").cast("int64").to_pylist() == [record.ts for record in expected]
+
+
+def test_structure_of_the_column_is_judged_like_that_of_any_other() -> None:
+    whole = frame(stamped(encoded({"payloads": [b"a"]}), [5]), topic_id=1)
+    assert not measure(whole, scan(whole)).bad.any()

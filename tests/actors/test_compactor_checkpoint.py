@@ -1,0 +1,239 @@
+"""Checkpoints over a real log: nothing is lost, nothing is twice, whatever ends in between."""
+
+from __future__ import annotations
+
+import pytest
+from compactor_shard import SmallShard, checkpoint, new_world
+from pyroaring import BitMap64
+
+from ringlog import stop_points
+from ringlog.envelope.messages import RecordsDelete
+from ringlog.errors import CorruptData, DiskError, Internal, InvariantViolation
+from ringlog.storage import snapshot as snapshots
+from ringlog.testing.disk import Fault, FaultyDisk, Halted
+from ringlog.testing.shard_world import DATA
+from ringlog.types import Durability
+
+STOPS = [name for name in stop_points.POINTS if name.startswith("compact_")]
+
+
+@pytest.fixture(autouse=True)
+def _disarmed():
+    yield
+    stop_points.configure("")
+
+
+def filled(topics=3, rounds=4, size=100):
+    """A world whose log has closed files; returns (shard, {topic id: {seq: payload}})."""
+    world = new_world()
+    expected = {}
+    for n in range(topics):
+        world.put(f"t{n}", durability="fsync")
+    for round in range(rounds):
+        fill(world, expected, topics, round, size)
+    close_log(world)
+    return SmallShard(world), expected
+
+
+def fill(world, expected, topics, round, size=100):
+    for n in range(topics):
+        payloads = [f"{n}-{round}-{i}".encode().ljust(size, b".") for i in range(3 + n)]
+        first = world.append(f"t{n}", payloads, durability=Durability.FSYNC)
+        of_topic = expected.setdefault(world.topic(f"t{n}").topic_id, {})
+        of_topic.update(zip(range(first, first + len(payloads)), payloads, strict=True))
+
+
+def close_log(world):
+    """Another incarnation begins another file."""
+    world.stop()
+    world.start()
+
+
+def newest(shard):
+    return snapshots.load_snapshots(shard.world.disk, DATA, 0)[0][0]
+
+
+def rows_of(snapshot):
+    return {int(each): bytes(snapshot.row(i)) for i, each in enumerate(snapshot.ids)}
+
+
+def wal_files(shard):
+    return [name for name in shard.world.disk.list_dir(f"{DATA}/wal/shard-00") if name.endswith(".log")]
+
+
+def test_every_record_of_closed_files_lies_in_segments_and_every_topic_in_the_snapshot():
+    """CKP-1, SN-2."""
+    shard, expected = filled()
+    made = checkpoint(shard)
+    assert shard.sealed() == expected
+    assert rows_of(newest(shard)) == shard.rows()
+    assert newest(shard).facts == shard.facts
+    assert made.records == sum(map(len, expected.values()))
+    assert shard.number == made.snapshot == 1
+
+
+def test_frames_that_were_copied_after_a_crash_are_sealed_once():
+    """What was in doubt lies in the log twice: where it was written, and in the next incarnation's file."""
+    shard, expected = filled(rounds=1)
+    for round in range(1, 4):
+        fill(shard.world, expected, 3, round)
+        shard.world.kill()
+        shard.world.start()
+    close_log(shard.world)
+    made = checkpoint(shard)
+    assert shard.sealed() == expected
+    assert made.records == sum(map(len, expected.values()))
+
+
+def test_small_topics_share_a_segment_and_large_ones_have_their_own():
+    shard, expected = filled(topics=4)
+    checkpoint(shard, own_segment_bytes=65536)
+    assert [ref.topics for ref in shard.refs.values()] == [4]
+    shard, expected = filled(topics=4)
+    checkpoint(shard, own_segment_bytes=0)
+    assert [ref.topics for ref in shard.refs.values()] == [1, 1, 1, 1]
+    assert shard.sealed() == expected
+
+
+def test_a_segment_is_rolled_at_its_number_of_records():
+    """SG-1."""
+    shard, expected = filled(topics=2)
+    checkpoint(shard, own_segment_bytes=0, segment_records=6)
+    assert max(ref.records for ref in shard.refs.values()) <= 6
+    assert shard.sealed() == expected
+
+
+def test_what_a_checkpoint_absorbed_is_not_absorbed_again_and_its_log_goes_one_checkpoint_later():
+    """SN-5, CKP-8: two snapshots are kept, each with the log it needs."""
+    shard, expected = filled()
+    absorbed = {each.path.rpartition("/")[2] for each in shard.files()}
+    checkpoint(shard)
+    assert absorbed <= set(wal_files(shard))
+    fill(shard.world, expected, 3, 9)
+    close_log(shard.world)
+    made = checkpoint(shard)
+    assert made.unlinked
+    assert shard.sealed() == expected
+    assert not absorbed & set(wal_files(shard))
+    assert [number for _, number in snapshots.snapshot_numbers(shard.world.disk, DATA)] == [1, 2]
+    checkpoint(shard)
+    assert [number for _, number in snapshots.snapshot_numbers(shard.world.disk, DATA)] == [2, 3]
+
+
+def test_records_below_a_floor_and_of_gone_topics_get_no_place_and_holes_get_marks():
+    shard, _ = filled(topics=3)
+    gone, cut, holed = (shard.world.topic(f"t{n}") for n in range(3))
+    del shard.topics()[gone.topic_id]
+    cut.cap_floor = 6
+    holed.dead = BitMap64([2, 5])
+    checkpoint(shard, own_segment_bytes=0)
+    sealed = shard.sealed()
+    assert gone.topic_id not in sealed
+    assert min(sealed[cut.topic_id]) >= cut.earliest_seq > 1
+    assert shard.deleted(holed.topic_id) == {2, 5}
+    assert all(sealed[holed.topic_id][seq] == b"" for seq in (2, 5))
+
+
+def test_a_deletion_that_the_log_tells_is_marked_in_segments_of_earlier_checkpoints():
+    """DL-20: the mark is there before the log may go."""
+    shard, _ = filled(topics=2)
+    checkpoint(shard)
+    name = "t1"
+    topic_id = shard.world.topic(name).topic_id
+    deleted = shard.world.request(RecordsDelete(name, seqs=BitMap64([3, 7]).serialize()))
+    assert deleted.deleted == 2
+    close_log(shard.world)
+    checkpoint(shard)
+    assert shard.deleted(topic_id) == {3, 7}
+
+
+def test_damage_in_the_log_stops_the_checkpoint_and_changes_nothing():
+    """CKP-9."""
+    shard, _ = filled()
+    [file, *_] = shard.files()
+    fd = shard.world.disk.create(f"{DATA}/copy")
+    damaged = bytearray(shard.read(file.path))
+    damaged[file.stop - 9] ^= 1
+    shard.world.disk.write_at(fd, [bytes(damaged)], 0)
+    shard.world.disk.sync_file(fd)
+    shard.world.disk.close(fd)
+    plan = shard.plan()
+    shard.world.disk.unlink(f"{DATA}/{file.path}")
+    shard.world.disk.rename(f"{DATA}/copy", f"{DATA}/{file.path}")
+    shard._CheckpointOpen = lambda *_: (plan, b"")
+    with pytest.raises(CorruptData):
+        checkpoint(shard)
+    assert (shard.refs, shard.number) == ({}, 0)
+
+
+def test_segments_that_are_refused_are_removed_and_nothing_else_happens():
+    shard, _ = filled()
+    shard.refuses = "an overlap"
+    with pytest.raises(Internal):
+        checkpoint(shard)
+    assert shard.world.disk.list_dir(f"{DATA}/packs") == []
+    assert shard.number == 0
+
+
+def test_a_rotten_snapshot_is_not_built_upon():
+    """SN-4: every row is asked for when the snapshot that changes build on is not valid any more."""
+    shard, expected = filled()
+    checkpoint(shard)
+    path = f"{DATA}/meta/{snapshots.snapshot_name(0, 1)}"
+    shard.world.disk.unlink(path)
+    checkpoint(shard)
+    assert rows_of(newest(shard)) == shard.rows()
+    assert newest(shard).number == 2
+    assert shard.sealed() == expected
+
+
+@pytest.mark.parametrize("point", STOPS)
+def test_a_death_at_any_point_is_harmless_and_leaves_no_doubles(point):
+    """CKP-9: the next checkpoint does it all, and replaces what the dead one had registered."""
+    shard, expected = filled()
+    checkpoint(shard)
+    fill(shard.world, expected, 3, 9)
+    close_log(shard.world)
+    stop_points.configure(f"{point}:1:raise")
+    with pytest.raises(InvariantViolation):
+        checkpoint(shard)
+    stop_points.configure("")
+    checkpoint(shard)
+    assert shard.sealed() == expected
+    assert rows_of(newest(shard)) == shard.rows()
+    positions = sum(ref.records for ref in shard.refs.values())
+    assert positions == sum(map(len, expected.values())), "no position lies in two segments in force"
+
+
+def test_a_crash_at_any_disk_call_leaves_what_the_next_checkpoint_completes():
+    """ST-3, CKP-9: power loss, then another compactor."""
+    for nth in range(1, 400):
+        shard, expected = filled(topics=2, rounds=2)
+        disk = FaultyDisk(shard.world.disk, Fault("any", nth, "halt"))
+        try:
+            checkpoint(shard, disk)
+        except Halted:
+            shard.world.power_loss(nth)
+            shard.world.start()
+            checkpoint(shard)
+            assert shard.sealed() == expected, nth
+            assert rows_of(newest(shard)) == shard.rows(), nth
+            continue
+        assert nth > 20
+        return
+    pytest.fail("it never got through")
+
+
+@pytest.mark.parametrize("op", ["open", "write", "full_sync", "rename", "dir_sync", "unlink"])
+def test_a_disk_call_that_fails_ends_the_checkpoint_and_the_next_one_succeeds(op):
+    for nth in range(1, 40):
+        shard, expected = filled(topics=2, rounds=2)
+        faulty = FaultyDisk(shard.world.disk, Fault(op, nth, "EIO"))
+        try:
+            checkpoint(shard, faulty)
+        except DiskError:
+            checkpoint(shard)
+            assert shard.sealed() == expected, nth
+            continue
+        return
+    pytest.fail("it never got through")

@@ -1,0 +1,217 @@
+"""What the compactor decides: when which shard gets a checkpoint, and what goes into which segment."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pyroaring import BitMap64
+
+from actors.compactor.schedule import (
+    BACKOFF_NS_MAX,
+    LOG_BYTES,
+    LOOK_NS,
+    NS_PER_MS,
+    NS_PER_S,
+    WAIT_NS,
+    Schedule,
+    Waiting,
+)
+from actors.compactor.sealing import Appends, Live, Ordered, Sizes, decode_live, joined
+from ringlog.errors import CorruptData
+from ringlog.frame import batch as frames
+from ringlog.frame import encode_records, frame, layout
+
+MIB = 1 << 20
+NOTHING = Waiting((), 0)
+
+
+def schedule(shards=1, age_ms=0):
+    return Schedule(shards, file_bytes=64 * MIB, age_ms=age_ms, now_ns=0)
+
+
+# -- when -------------------------------------------------------------------------------------------------
+
+
+def test_shards_take_turns_and_are_looked_at_every_few_seconds():
+    plan = schedule(shards=3)
+    now = NS_PER_S
+    seen = []
+    while (shard := plan.next_shard(now)) is not None:
+        seen.append(shard)
+        assert not plan.is_due(shard, NOTHING, now)
+    assert seen == [0, 1, 2]
+    assert plan.next_look_ns() == now + LOOK_NS
+
+
+@pytest.mark.parametrize(
+    ("waiting", "is_due"),
+    [
+        (NOTHING, False),
+        (Waiting((), 10 * LOG_BYTES), False),
+        (Waiting((4 * MIB,), 5 * MIB), False),
+        (Waiting((63 * MIB,), 63 * MIB), True),
+        (Waiting((4 * MIB,), LOG_BYTES), True),
+    ],
+)
+def test_a_full_file_or_much_log_makes_a_checkpoint_due(waiting, is_due):
+    """CKP-7."""
+    assert schedule().is_due(0, waiting, NS_PER_S) is is_due
+
+
+def test_a_small_closed_file_waits_a_minute_and_no_longer():
+    """CKP-7."""
+    plan, small = schedule(), Waiting((MIB,), 2 * MIB)
+    assert not plan.is_due(0, small, NS_PER_S)
+    assert not plan.is_due(0, small, WAIT_NS)
+    assert plan.is_due(0, small, NS_PER_S + WAIT_NS)
+
+
+def test_records_that_have_waited_for_their_age_make_the_shard_close_its_file():
+    """storage.segment_age_ms."""
+    plan, held = schedule(age_ms=10_000), Waiting((), MIB)
+    assert not plan.must_roll(0, 0)
+    plan.is_due(0, held, NS_PER_S)
+    assert not plan.must_roll(0, NS_PER_S + 9_999 * NS_PER_MS)
+    rolled_ns = NS_PER_S + 10_000 * NS_PER_MS
+    assert plan.must_roll(0, rolled_ns)
+    assert plan.is_due(0, Waiting((MIB,), MIB), rolled_ns)
+    plan.done(0, rolled_ns)
+    assert not plan.must_roll(0, rolled_ns)
+
+
+def test_age_zero_means_that_nothing_is_rolled_for_its_age():
+    plan = schedule()
+    plan.is_due(0, Waiting((), MIB), NS_PER_S)
+    assert not plan.must_roll(0, 1 << 60)
+
+
+def test_an_operator_is_answered_when_every_shard_is_done():
+    """SN-12."""
+    plan = schedule(shards=2)
+    plan.want(7, 0)
+    assert plan.next_shard(0) == 0
+    assert plan.must_roll(0, 0)
+    assert plan.is_due(0, NOTHING, 0)
+    assert plan.done(0, 1) == []
+    assert plan.next_shard(1) == 1
+    assert plan.done(1, 2) == [7]
+    assert not plan.must_roll(0, 3)
+
+
+def test_an_operators_request_fails_once_with_the_first_shard_that_fails():
+    plan = schedule(shards=2)
+    plan.want(7, 0)
+    assert plan.failed(1, 0) == [7]
+    assert plan.done(0, 1) == []
+
+
+def test_a_shard_that_fails_waits_longer_and_longer_and_the_others_do_not():
+    plan = schedule(shards=2)
+    waits = []
+    for _ in range(9):
+        plan.failed(0, 0)
+        waits.append(plan._shards[0].look_ns)
+    assert waits[:3] == [NS_PER_S, 2 * NS_PER_S, 4 * NS_PER_S]
+    assert waits[-1] == BACKOFF_NS_MAX
+    assert plan.next_shard(NS_PER_S) == 1
+    plan.done(0, 0)
+    plan.failed(0, 0)
+    assert plan._shards[0].look_ns == NS_PER_S
+
+
+# -- what -------------------------------------------------------------------------------------------------
+
+
+def log_of(*rows):
+    """Appends of (topic, first number, records, epoch), each a frame, in one buffer."""
+    buffer = bytearray()
+    for topic, _, count, _ in rows:
+        buffer += frame(encode_records([b"x" * 40] * count), topic_id=topic, producer_id=1, producer_seq=1)
+    batch = frames.scan(buffer)
+    for at, (_, base, count, epoch) in enumerate(rows):
+        batch.words[at, layout.W_BASE_SEQ] = base
+        batch.words[at, layout.W_COUNT_EPOCH] = count | epoch << 32
+    appends = Appends()
+    appends.add(bytes(buffer), batch)
+    return appends
+
+
+def live_of(**topics):
+    """t3=(epoch, earliest) …"""
+    ids = sorted(int(name[1:]) for name in topics)
+    facts = [topics[f"t{each}"] for each in ids]
+    words = [np.array(column, np.uint64) for column in (ids, *zip(*facts, strict=True))]
+    return Live(*words, {})
+
+
+def kept(ordered, sizes=None):
+    """[[(topic, first number of each frame…)…] of each segment]"""
+    found = []
+    for cuts in ordered.segments(sizes or Sizes(1 << 20, 1 << 30, 1 << 30)):
+        segment = []
+        for cut in cuts:
+            bases = [batch.words[:, layout.W_BASE_SEQ].tolist() for _, batch in ordered.runs(cut)]
+            segment.append((cut.topic_id, [base for run in bases for base in run]))
+        found.append(segment)
+    return found
+
+
+def test_frames_are_sealed_topic_by_topic_in_the_order_of_their_numbers():
+    appends = log_of((9, 1, 2, 1), (4, 1, 1, 1), (9, 3, 1, 1), (4, 2, 5, 1))
+    ordered = Ordered(appends.gathered(), live_of(t4=(1, 1), t9=(1, 1)), {})
+    assert kept(ordered) == [[(4, [1, 2]), (9, [1, 3])]]
+
+
+def test_what_is_there_twice_is_sealed_once():
+    appends = log_of((4, 1, 3, 1), (4, 4, 1, 1), (4, 1, 3, 1), (4, 4, 1, 1), (4, 5, 1, 1))
+    assert kept(Ordered(appends.gathered(), live_of(t4=(1, 1)), {})) == [[(4, [1, 4, 5])]]
+
+
+def test_what_is_gone_below_a_floor_or_of_another_life_is_left_out():
+    appends = log_of((4, 1, 3, 1), (4, 4, 1, 2), (5, 1, 3, 1), (6, 1, 3, 2), (6, 4, 3, 2), (6, 7, 1, 2))
+    live = live_of(t4=(2, 1), t5=(0, 0), t6=(2, 6))
+    assert kept(Ordered(appends.gathered(), live, {})) == [[(4, [4]), (6, [4, 7])]]
+
+
+def test_a_later_pass_does_not_seal_what_an_earlier_one_has_sealed():
+    sealed = {}
+    first = Ordered(log_of((4, 1, 3, 1)).gathered(), live_of(t4=(1, 1)), sealed)
+    first.note_sealed(sealed)
+    assert sealed == {(4, 1): 3}
+    second = Ordered(log_of((4, 1, 3, 1), (4, 4, 2, 1)).gathered(), live_of(t4=(1, 1)), sealed)
+    assert kept(second) == [[(4, [4])]]
+
+
+def test_a_large_topic_is_rolled_and_small_ones_share():
+    appends = log_of(*[(4, 1 + 2 * n, 2, 1) for n in range(5)], (7, 1, 1, 1), (8, 1, 1, 1), (9, 1, 1, 1))
+    ordered = Ordered(appends.gathered(), live_of(t4=(1, 1), t7=(1, 1), t8=(1, 1), t9=(1, 1)), {})
+    assert kept(ordered, Sizes(4, 1 << 30, 100)) == [
+        [(4, [1, 3])], [(4, [5, 7])], [(4, [9])], [(7, [1]), (8, [1]), (9, [1])],
+    ]  # fmt: skip
+    assert kept(ordered, Sizes(2, 1 << 30, 1 << 20))[1:] == [[(7, [1]), (8, [1])], [(9, [1])]]
+
+
+def test_a_frame_larger_than_a_segment_has_one_of_its_own():
+    appends = log_of((4, 1, 50, 1), (4, 51, 50, 1))
+    ordered = Ordered(appends.gathered(), live_of(t4=(1, 1)), {})
+    assert kept(ordered, Sizes(10, 100, 0)) == [[(4, [1])], [(4, [51])]]
+
+
+def test_a_pass_without_appends_has_nothing_to_seal():
+    ordered = Ordered(Appends().gathered(), joined([]), {})
+    assert kept(ordered) == []
+
+
+def test_an_answer_about_what_is_alive_is_read_with_its_deleted_numbers():
+    numbers = BitMap64([3, 2**40])
+    data = numbers.serialize()
+    rows = np.array([[4, 1, 1, 0, len(data)], [9, 0, 0, 0, 0]], "<u8").tobytes()
+    live = decode_live(rows, data)
+    assert live.ids.tolist() == [4, 9]
+    assert live.deleted == {4: numbers}
+
+
+@pytest.mark.parametrize("rows", [[[9, 1, 1, 0, 0], [4, 1, 1, 0, 0]], [[4, 1, 1, 0, 99]], [[4, 1, 1, 2, 1]]])
+def test_an_answer_that_makes_no_sense_is_refused(rows):
+    with pytest.raises(CorruptData):
+        decode_live(np.array(rows, "<u8").tobytes(), b"abc")

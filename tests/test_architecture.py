@@ -96,6 +96,7 @@ SHELL_SIDE: dict[str, str] = {
     "actors.wal_shard.flusher": "the thread that syncs",
     "actors.wal_shard.preparer": "the thread that makes the next WAL file",
     "actors.wal_shard.recover": "reads the data directory for the pure replay",
+    "actors.wal_shard.baseline": "reads snapshots and indexes of segments for it",
     "actors.wal_shard.rings": "drains and settles rings in shared memory",
     "actors.wal_shard.volatile": "writes the volatile log in shared memory",
     "actors.gateway.shell": "the effect table",

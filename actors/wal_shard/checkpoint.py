@@ -64,7 +64,9 @@ class Checkpoint:
         self.changed: set[int] = set()
         """Topics that changed since the rows of the last finished checkpoint were captured."""
         self.number = 0
-        """The snapshot that rows of changed topics are merged with; 0 = none: all are handed over."""
+        """The last snapshot that is known; 0 = none."""
+        self._has_base = False
+        """It is this shard's own: only what changed since is handed over."""
         self._waiting: list[tuple[int, str]] = []
         """What the last snapshot was the first to absorb: unlinked when the next one is finished."""
         self._planned: list[int] = []
@@ -87,9 +89,15 @@ class Checkpoint:
 
     # -- what the shard tells -------------------------------------------------------------------------
 
-    def restore(self, number: int, waiting: Iterable[tuple[int, str]], changed: Iterable[int]) -> None:
-        """Go on from what recovery found: snapshot `number`, and what it does not say any more."""
-        self.number = number
+    def restore(
+        self, number: int, waiting: Iterable[tuple[int, str]], changed: Iterable[int], *, has_base: bool
+    ) -> None:
+        """Go on from what recovery found: snapshot `number`, and what it does not say any more.
+
+        Without `has_base` it is no snapshot to build on, but the last of another layout: nothing that this
+        shard may have had under a lower number is valid any more.
+        """
+        self.number, self._has_base = number, has_base
         self._waiting = list(waiting)
         self.changed.update(changed)
 
@@ -207,7 +215,7 @@ class Checkpoint:
         if unknown:
             raise InvalidRequest("a log file that is not of the plan", file_id=unknown[0])
         self._absorbing = list(absorbing)
-        self._everything = message.everything or not self.number
+        self._everything = message.everything or not self._has_base
         self._known = self._directory.last_identity
         self._handed = set(self._directory.by_id) if self._everything else self.changed
         self._pending = deque(sorted(self._handed))
@@ -245,7 +253,7 @@ class Checkpoint:
         self._waiting = self._newly_absorbed()
         for each in self._absorbing:
             self._places.forget(each)
-        self.number = message.number
+        self.number, self._has_base = message.number, True
         self._stale.extend(self._handed)
         self._planned, self._absorbing, self._handed = [], [], set()
         self._is_open = False

@@ -1,9 +1,10 @@
 """Recovery: from the files of a data directory to a core that may go on. Reads through the disk module.
 
-Order: list the streams; learn from later files where earlier ones end; replay every file in the order
-of its incarnation; judge each end; gather what is in doubt; settle reservations and names. What was in
-doubt is then written again by the core into this incarnation's own file before anything else happens
-(RD-2). Nothing here changes the log but `tidy`, afterwards.
+Order: take over what the snapshots say, and the segments that are there; list the streams; learn from
+later files where earlier ones end; replay every file that no snapshot stands for, in the order of its
+incarnation; judge each end; gather what is in doubt; settle reservations and names. What was in doubt is
+then written again by the core into this incarnation's own file before anything else happens (RD-2).
+Nothing here changes the log but `tidy`, afterwards.
 
 Who copied what. An incarnation that got through its recovery says so with a MARK_COPIED, which names
 the files that held doubtful frames and where each ends from now on. It speaks for the topics that its
@@ -23,9 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.wal_shard.baseline import Baseline, adopt_segments, load_baseline
 from actors.wal_shard.group import Group
 from actors.wal_shard.replay import Origin, Replay
 from ringlog import stop_points
+from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData
 from ringlog.frame import layout
 from ringlog.limits import WAL_HEADER_BYTES
@@ -36,6 +39,7 @@ from ringlog.storage.layout import (
     WalHeader,
     decode_wal_header,
     header_verifies,
+    pack_file,
     parse_shard_dir,
     parse_wal_name,
     shard_dir,
@@ -87,6 +91,8 @@ class _File:
     claims: list[_Claim] = field(default_factory=list)
     ends: list[tuple[int, int]] = field(default_factory=list)
     """(offset, seal of the frame that ends there), known to be durable by the word of the next file."""
+    is_absorbed: bool = False
+    """A snapshot stands for it: nothing in it is replayed."""
     is_damaged: bool = False
     """Cut at damage by an earlier recovery; what lies behind is looked at only to know what was lost."""
 
@@ -124,6 +130,16 @@ class Recovered:
     truncated_bytes: int = 0
     announced: list[tuple[str, int, int]] = field(default_factory=list)
     bytes: int = 0
+    number: int = 0
+    """The snapshot that everything started from; 0 = none."""
+    has_base: bool = False
+    """It is this shard's own: what it says of a topic that is not in `changed` is still true."""
+    waiting: list[tuple[int, str]] = field(default_factory=list)
+    """(file, path) of absorbed files that are kept until the next snapshot."""
+    changed: set[int] = field(default_factory=set)
+    """Topics of which the log said more."""
+    foreign: set[int] = field(default_factory=set)
+    """Files replayed that were written under another shard count."""
 
 
 class Recovery:
@@ -161,6 +177,8 @@ class Recovery:
         self.stops: dict[int, int] = {}
         self.salts: dict[int, int] = {}
         self.paths: dict[int, str] = {}
+        self._base = Baseline(shard, shards)
+        self._missing: list[SegmentRef] = []
         self._present: set[int] = set()
         self._solid = 0
         """Our last file whose incarnation surely served: what it said of earlier files needs no repeating."""
@@ -169,21 +187,26 @@ class Recovery:
         self._said: list[tuple[int, int]] = []
         """(file, stop) as earlier incarnations said."""
         self._known_missing: set[int] = set()
-        self._required: list[tuple[int, int, str]] = []
+        self._required: list[tuple[int, int, str, tuple[int, int]]] = []
         self._lost_streams: list[tuple[int, int]] = []
         """(shards, shard) of streams whose end may have lost something that was acknowledged."""
 
     def run(self) -> Recovered:
         """Replay everything; raises CorruptData for damage, DiskError when a file cannot be read (RE-3)."""
+        self._start_from_snapshots()
         files = self._relevant_files()
         self._connect(files)
-        total = sum(file.size for file in files) or 1
+        total = sum(file.size for file in files if not file.is_absorbed) or 1
         doubts: list[tuple[_File, list[Piece]]] = []
         for file in files:
+            if file.is_absorbed:
+                self._pass_over(file)
+                continue
             doubts.append((file, self._replay_file(file)))
             self.found.bytes += file.size
             self._progress(self.found.bytes, total)
             stop_points.hit("recovery_mid_replay")
+        self._replay.settle_rows(self._missing)
         self._replay.settle_names()
         for file_id, stop in self._said:
             # Said again, since that word may be as little durable as the rest.
@@ -195,7 +218,39 @@ class Recovery:
                 self._replay.copy(piece, self.found.group, self._origin(file), excluded=excluded)
         announced = self._replay.jump_heads(self.found.group, self._lost_streams)
         self.found.announced = announced + self._replay.gaps
+        self.found.changed = self._replay.touched
         return self.found
+
+    # -- snapshots and segments -----------------------------------------------------------------------
+
+    def _start_from_snapshots(self) -> None:
+        """Take over what the snapshots say, and the segments that are there."""
+        replay = self._replay
+        self._base = base = load_baseline(self._disk, self._data_dir, self._shard, self._shards)
+        self._missing = adopt_segments(
+            self._disk, self._data_dir, base, replay.sealed, is_lenient=replay.is_lenient
+        )
+        for layer in base.layers:
+            replay.take_facts(layer.facts, is_own=layer is base.own)
+        replay.load(base.topics())
+        replay.is_known = base.knows
+        if base.layers:
+            self.found.number = base.layers[0].snapshot.number
+            self.found.has_base = base.own is not None
+
+    def _pass_over(self, file: _File) -> None:
+        """A file that our snapshot stands for: it waits to be unlinked, or was forgotten (SH-7)."""
+        header = file.header
+        if file.stream != self._shard:
+            return
+        if header.file_id > self.found.prev[0]:
+            self.found.prev = (header.file_id, WAL_HEADER_BYTES, 0, False)
+        if header.shards != self._shards or self._base.own is None:
+            return
+        if (header.file_id, file.path) in self._base.own.facts.waiting:
+            self.found.waiting.append((header.file_id, file.path))
+        else:
+            self.found.unused.append(file.path)
 
     # -- which files ----------------------------------------------------------------------------------
 
@@ -229,6 +284,8 @@ class Recovery:
             size = self._disk.size(fd)
             data = read(0, WAL_HEADER_BYTES)
             if not header_verifies(data):
+                if self._base.absorbs(pack_file(*(parse_wal_name(path.rsplit("/", 1)[1]) or (0, 0)))):
+                    return None
                 # The header is durable before the first group is written, so without groups this is a
                 # file that nobody ever used; with them it is damage.
                 if holds_marks(read, size):
@@ -252,7 +309,7 @@ class Recovery:
         self._present.add(header.file_id)
         if stream != self._shard and header.shards == self._shards:
             return None
-        return _File(path, stream, header, size)
+        return _File(path, stream, header, size, is_absorbed=self._base.absorbs(header.file_id))
 
     def _reader(self, path: str) -> tuple[int, Read]:
         fd = self._disk.open_read(f"{self._data_dir}/{path}")
@@ -269,7 +326,7 @@ class Recovery:
             header = file.header
             incarnation = (file.stream, header.incarnation)
             if header.incarnation not in speakers:
-                speakers[header.incarnation] = header, self._copied_mark(file)
+                speakers[header.incarnation] = header, self._copied_mark(file) or self._absorbed_word(header)
             file.copied = speakers[header.incarnation][1]
             newest[incarnation] = file
         for file in newest.values():
@@ -290,12 +347,12 @@ class Recovery:
             theirs = last_served.get((file.stream, file.header.shards), 0)
             file.is_followed = file.header.incarnation < max(mine, theirs)
         for header, path in [(file.header, file.path) for file in files if file.copied is not None]:
-            self._require(header.prev_file, header.prev_stop, path)
+            self._require(header.prev_file, header.prev_stop, path, (header.shards, header.shard))
             if header.prev_file in by_id:
                 by_id[header.prev_file].ends.append((header.prev_stop, header.prev_seal))
         for required in self._required:
             self._require(*required)
-        self._require(*self._durable_mark, "the board")
+        self._require(*self._durable_mark, "the board", (self._shards, self._shard))
 
     def _copied_mark(self, file: _File) -> Mark | None:
         fd, read = self._reader(file.path)
@@ -306,7 +363,8 @@ class Recovery:
 
     def _take_word(self, by_id: dict[int, _File], speaker: WalHeader, mark: Mark) -> None:
         for file_id, stop in mark.settled:
-            self._required.append((file_id, stop, f"incarnation {speaker.incarnation}"))
+            owner = (speaker.shards, speaker.shard)
+            self._required.append((file_id, stop, f"incarnation {speaker.incarnation}", owner))
             if file_id in by_id:
                 by_id[file_id].claims.append(_Claim(speaker.shards, speaker.shard, stop))
         for file_id in mark.damaged:
@@ -316,14 +374,26 @@ class Recovery:
                 self._replay.has_damage = True
                 self._known_missing.add(file_id)
 
-    def _require(self, file_id: int, stop: int, by: str) -> None:
-        """A file that held something durable must be there. One without may have lost its header."""
+    def _absorbed_word(self, header: WalHeader) -> Mark | None:
+        """An incarnation whose first files were absorbed served, whatever is left of it."""
+        before, owner = header.prev_file, (header.shards, header.shard)
+        is_gone = before >> 24 == header.incarnation and before not in self._present
+        return _NO_WORD if is_gone and self._base.vouches(owner, before) else None
+
+    def _require(self, file_id: int, stop: int, by: str, owner: tuple[int, int]) -> None:
+        """A file that held something durable must be there, or its shard's snapshot stand for it.
+
+        One that is there without a header may have lost it.
+        """
         if not file_id or stop <= WAL_HEADER_BYTES or file_id in self._present:
+            return
+        if self._base.vouches(owner, file_id):
             return
         if file_id not in self._known_missing:
             self._known_missing.add(file_id)
             self.found.damaged.add(file_id)
-            self._damage("a WAL file is missing", file_id=file_id, bytes=stop, named_by=by)
+            facts = {"snapshots_skipped": self._base.skipped} if self._base.skipped else {}
+            self._damage("a WAL file is missing", file_id=file_id, bytes=stop, named_by=by, **facts)
 
     def _damage(self, text: str, **facts: Any) -> None:
         """Damage: the end of this start, or a line in the log if the operator said so (RE-6)."""
@@ -371,12 +441,14 @@ class Recovery:
         return Origin(header.file_id, file.path, header.shard, header.shards, header.shards != self._shards)
 
     def _excluded(self, file: _File, piece: Piece) -> NDArray[np.bool_] | None:
-        """(n,) True for frames that lie again in the file of a shard that copied them; None = no frame."""
-        if file.limit or not file.claims or piece.stop <= min(c.stop for c in file.claims):
-            return None
-        offsets = piece.batch.offsets + piece.file_offset
+        """(n,) True for frames that lie again in the file of a shard that copied them, or that a snapshot
+        stands for; None = no frame."""
         topics = piece.batch.words[:, layout.W_TOPIC]
-        excluded = np.zeros(len(offsets), dtype=np.bool_)
+        absorbed = self._base.absorbed(file.header.file_id, topics)
+        if file.limit or not file.claims or piece.stop <= min(c.stop for c in file.claims):
+            return absorbed
+        offsets = piece.batch.offsets + piece.file_offset
+        excluded = np.zeros(len(offsets), dtype=np.bool_) if absorbed is None else absorbed
         for claim in file.claims:
             excluded |= (offsets >= claim.stop) & (shards_of(topics, claim.shards) == claim.shard)
         return excluded
@@ -441,6 +513,8 @@ class Recovery:
             self._replay.settle_reservations(header.shard, header.shards)
         self.paths[header.file_id], self.salts[header.file_id] = file.path, header.salt
         self.stops[header.file_id] = stop
+        if header.shards != self._shards:
+            self.found.foreign.add(header.file_id)
         if is_own:
             self.found.prev = (header.file_id, durable, scan.seal_at(durable), scan.orderly)
             end = max(stop, file.copied.prev_stop + file.copied.group_bytes)
@@ -456,7 +530,8 @@ class Recovery:
         Its MARK_COPIED may be as little durable as the rest, so what it said is said again.
         """
         for topic in self._replay.directory.by_id.values():
-            topic.index.cut(file.header.file_id, stop)
+            if topic.has_index:
+                topic.index.cut(file.header.file_id, stop)
         if file.copied is not None and (file.header.shards, file.stream) == (self._shards, self._shard):
             for earlier, end in file.copied.settled:
                 self.found.settled.setdefault(earlier, end)

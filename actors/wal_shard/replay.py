@@ -11,7 +11,7 @@ keep their order, and nothing else depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.wal_shard.admission import Intake, Stretch, note_written
+from actors.wal_shard.facts import Facts
 from actors.wal_shard.group import Group
 from actors.wal_shard.records import (
     Body,
@@ -35,6 +36,7 @@ from actors.wal_shard.records import (
 )
 from actors.wal_shard.removal import replayed
 from actors.wal_shard.requests import Identity
+from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
@@ -46,6 +48,7 @@ from ringlog.topic.config import TopicConfig
 from ringlog.topic.directory import Directory
 from ringlog.topic.idempotency import Remembered
 from ringlog.topic.names import home_shard, shard_of, shards_of
+from ringlog.topic.sealed import Sealed
 from ringlog.topic.state import Topic
 
 _MARKS = (FrameType.GROUP_MARK, FrameType.CHECKPOINT_MARK)
@@ -104,14 +107,47 @@ class Replay:
     """`wal.corruption = truncate`: damage is cut away and announced instead of ending the start."""
     has_damage: bool = False
     """Some file before this point was cut at damage: gaps from here on are its announced consequence."""
+    sealed: Sealed = field(default_factory=Sealed)
+    """The segments that are there: what lies in them is not looked for in the log."""
+    is_known: Callable[[int], bool] = lambda topic_id: False
+    """Did the snapshot that governs a topic know of it? Without a row it is gone."""
+    touched: set[int] = field(default_factory=set)
+    """Topics about which the log says something that a snapshot may not."""
     records: int = 0
     gaps: list[tuple[str, int, int]] = field(default_factory=list)
     _gone: set[int] = field(default_factory=set)
+    _held: dict[int, int] = field(default_factory=dict)
+    """Topic -> up to where segments and log hold its records, as far as was looked."""
+    _rows: list[Topic] = field(default_factory=list)
+    """Topics that a snapshot has a row of."""
     _open: dict[int, Topic] = field(default_factory=dict)
     """Topics whose reservation is not settled."""
     _placeholders: set[int] = field(default_factory=set)
     _key: _PendingKey | None = None
     """The last frame applied was this key frame."""
+
+    def load(self, topics: Iterable[tuple[Topic, bool]]) -> None:
+        """Take over a snapshot's topics, each with whether it is ours; of others the name counts."""
+        ours = []
+        for topic, is_ours in topics:
+            if not is_ours:
+                self._note_name(topic.topic_id, TopicCreated(topic.name, topic.epoch, b""))
+                continue
+            ours.append(topic)
+            if not self._is_home(topic.name):
+                self.directory.adopted.add(topic.name)
+            if topic.reserves and topic.reservation.reserved > topic.head_seq:
+                self._open[topic.topic_id] = topic
+        self.directory.fill(ours)
+        self._rows += ours
+
+    def take_facts(self, facts: Facts, *, is_own: bool) -> None:
+        """Take over what a snapshot says of the shard itself."""
+        self.directory.seen(facts.last_id, facts.last_epoch)
+        for name, (topic_id, epoch) in facts.foreign.items():
+            self._note_name(topic_id, TopicCreated(name, epoch, b""))
+        if is_own:
+            self.directory.adopted.update(facts.adopted)
 
     def apply(self, piece: Piece, origin: Origin, *, excluded: Mask | None = None) -> None:
         """Apply one piece of a file, but for the `excluded` rows; raises CorruptData naming what is wrong."""
@@ -155,6 +191,7 @@ class Replay:
         if not len(rows):
             return
         for of_topic in _by_value(rows, source.piece.batch.words[rows, layout.W_TOPIC]):
+            self.touched.add(int(source.piece.batch.words[of_topic[0], layout.W_TOPIC]))
             self._appends(source, of_topic)
 
     def _appends(self, source: _Source, rows: Rows) -> None:
@@ -164,7 +201,9 @@ class Replay:
         if topic is None:
             return
         stops = words[:, layout.W_BASE_SEQ] + frames.counts_of(words)
-        fresh = (frames.epochs_of(words) == topic.epoch) & (stops > np.uint64(topic.next_seq))
+        is_current = frames.epochs_of(words) == topic.epoch
+        self._note_places(topic, source, rows, words, is_current)
+        fresh = is_current & (stops > np.uint64(topic.next_seq))
         if not fresh.all():
             rows, words, stops = rows[fresh], words[fresh], stops[fresh]
         while len(rows):
@@ -175,11 +214,24 @@ class Replay:
             self._stage(topic, source, rows[:end], words[:end])
             rows, words, stops = rows[end:], words[end:], stops[end:]
 
+    def _note_places(self, topic: Topic, source: _Source, rows: Rows, words: frames.U64, which: Mask) -> None:
+        """Index those of the rows that no segment holds, also what a snapshot's state has already."""
+        held = self._held.get(topic.topic_id)
+        if held is None:
+            held = self.sealed.sealed_to(topic.topic_id) if self.sealed.refs else 0
+        stops = words[:, layout.W_BASE_SEQ] + frames.counts_of(words)
+        which = which & (stops > np.uint64(held + 1))
+        if which.any():
+            offsets = source.piece.batch.offsets[rows[which]] + source.piece.file_offset
+            topic.index.add_run(words[which, layout.W_BASE_SEQ], source.origin.file_id, offsets)
+            held = int(stops[which][-1]) - 1
+        self._held[topic.topic_id] = held
+
     def _topic_of(self, source: _Source, row: int, words: frames.U64) -> Topic | None:
         """The topic of these rows. Of one deleted later they are passed over; of one never made, damage."""
         topic_id = int(words[0, layout.W_TOPIC])
         topic = self.directory.by_id.get(topic_id)
-        if topic is not None or topic_id in self._gone:
+        if topic is not None or topic_id in self._gone or self.is_known(topic_id):
             return topic
         if not (self.has_damage or self.is_lenient):
             raise CorruptData(
@@ -204,7 +256,6 @@ class Replay:
         topic.publish()
         for of_producer in _by_value(np.arange(len(words)), words[:, layout.W_PRODUCER_ID]):
             self._remember(topic, words[of_producer])
-        topic.index.add_run(bases, source.origin.file_id, part.offsets + source.piece.file_offset)
         self.records += total
 
     @staticmethod
@@ -294,6 +345,7 @@ class Replay:
 
     def _apply_control(self, topic_id: int, body: Body) -> None:
         topic = self.directory.by_id.get(topic_id)
+        self.touched.add(topic_id)
         if isinstance(body, TopicCreated):
             self._create(topic_id, body, topic)
         elif topic is None:
@@ -311,7 +363,8 @@ class Replay:
         elif isinstance(body, HeadReserved):
             self._reserve(topic, body)
         elif isinstance(body, RangeLost):
-            topic.jump(body.last)
+            if topic.jump(body.last) is None:
+                self._note_lost(topic, body)
             self.gaps = [gap for gap in self.gaps if gap != (topic.name, body.first, body.last)]
         elif isinstance(body, FloorsRaised | RecordsRemoved):
             replayed(topic, body)
@@ -322,11 +375,20 @@ class Replay:
             self._placeholders.discard(topic_id)
             self.directory.rename(topic, body.name)
             topic.config = config
+        elif topic is None and self.is_known(topic_id):
+            self._gone.add(topic_id)  # before its row was captured
         elif topic_id not in self._gone and topic is None:
             replaced = self.directory.find(body.name)
             if replaced is not None:
                 self._gone.add(replaced.topic_id)
             self.directory.add(Topic(topic_id, body.epoch, body.name, config))
+
+    @staticmethod
+    def _note_lost(topic: Topic, body: RangeLost) -> None:
+        """A range that a segment took with it, below the head: a state from before that does not say so."""
+        first, last = max(body.first, topic.earliest_seq), body.last
+        if first <= last and not any(a <= first and last <= b for a, b in topic.lost):
+            topic.lose(first, last)
 
     def _reserve(self, topic: Topic, body: HeadReserved) -> None:
         if body.settled:
@@ -375,7 +437,48 @@ class Replay:
         for topic in list(self._open.values()):
             if shard_of(topic.topic_id, shards) == shard:
                 topic.reservation.settle(topic.head_seq)
+                self.touched.add(topic.topic_id)
                 del self._open[topic.topic_id]
+
+    def settle_rows(self, missing: Sequence[SegmentRef]) -> None:
+        """Judge what the snapshots said against what is there, when all of the log is applied.
+
+        A row that reaches beyond segments and log: the log lost its tail, and what was there is announced
+        (SN-7). With segments missing every live record must lie somewhere else, or it is damage.
+        """
+        ids = np.fromiter(sorted([topic.topic_id for topic in self._rows]), dtype=np.uint64)
+        tails = dict(zip(ids.tolist(), self.sealed.tails(ids).tolist(), strict=True))
+        for topic in self._rows:
+            if not topic.count or self.directory.by_id.get(topic.topic_id) is not topic:
+                continue
+            held = max(self._held.get(topic.topic_id, 0), tails[topic.topic_id])
+            for first, last in self._holes(topic, held) if missing else ():
+                if not self.is_lenient:
+                    raise CorruptData(
+                        "a segment is missing", segment=_likely(missing, topic).stem, topic=topic.name,
+                        first_seq=first, last_seq=last,
+                    )  # fmt: skip
+                self._lose_below(topic, first, last)
+            if held < topic.head_seq and topic.live_within(held + 1, topic.head_seq):
+                self._lose_below(topic, max(held + 1, topic.earliest_seq), topic.head_seq)
+        self._rows.clear()
+
+    def _holes(self, topic: Topic, held: int) -> list[tuple[int, int]]:
+        """Stretches up to `held` with live records that lie neither in a segment nor in the log."""
+        covered = self.sealed.covered(topic.topic_id, topic.earliest_seq - 1)
+        if topic.has_index:
+            covered.append((topic.index.first_seq, held))
+        holes, reached = [], topic.earliest_seq - 1
+        for first, last in sorted(covered):
+            if first > reached + 1 and topic.live_within(reached + 1, first - 1):
+                holes.append((reached + 1, first - 1))
+            reached = max(reached, last)
+        return holes
+
+    def _lose_below(self, topic: Topic, first: int, last: int) -> None:
+        topic.lose(first, last)
+        self.touched.add(topic.topic_id)
+        self.gaps.append((topic.name, first, last))
 
     def settle_names(self) -> None:
         """Point to the shards that look after names which are at home here and were made elsewhere."""
@@ -405,7 +508,7 @@ class Replay:
         self._open.clear()
         for name, first, last in self.gaps:
             gapped = self.directory.find(name)
-            if gapped is not None and (first, last) in gapped.lost:
+            if gapped is not None and any(a <= first and last <= b for a, b in gapped.lost):
                 group.add_control(frame_of(RangeLost(first, last), gapped.topic_id, gapped.epoch), gapped)
         return announced
 
@@ -465,6 +568,12 @@ class Replay:
         if stretches:
             entries = np.zeros((0, WORDS), dtype=np.uint64)
             group.add_intake(Intake(buffer, piece.batch, entries, stretches))
+
+
+def _likely(missing: Sequence[SegmentRef], topic: Topic) -> SegmentRef:
+    """Of the missing segments the one to name: the topic's own, if there is one."""
+    own = [ref for ref in missing if f"/{topic.topic_id:016x}/" in ref.stem]
+    return (own or list(missing))[0]
 
 
 def _is_append_of(pending: _PendingKey, words: Any) -> bool:

@@ -44,6 +44,7 @@ from ringlog.limits import HEARTBEAT_INTERVAL_MS, WAL_HEADER_BYTES
 from ringlog.logs import say
 from ringlog.ring.doorbell import BellListener
 from ringlog.runtime.router_socket import RouterSocket
+from ringlog.segment.segment import Segment
 from ringlog.signals import StopFlag
 from ringlog.storage.disk import Disk, RealDisk
 from ringlog.storage.layout import LOCK_NAME, META_DIR, WAL_FLAG_PREV_ORDERLY
@@ -298,9 +299,24 @@ class Shell:
                 elif isinstance(message, m.Ping):
                     self._socket.send(client, m.Pong(self._boot.incarnation, self._turns), envelope.corr)
                 else:
-                    self._control.append(ControlReceived(client, envelope.corr, message, attachment))
+                    opened = self._tables(message) if isinstance(message, m.SegmentsChange) else None
+                    self._control.append(ControlReceived(client, envelope.corr, message, attachment, opened))
             except Refused as e:
                 self._socket.send(client, error_reply(e), envelope.corr)
+
+    def _tables(self, message: m.SegmentsChange) -> dict[int, Any] | str:
+        """Number -> topic table of the segments that are to be in force; a str says why not."""
+        tables: dict[int, Any] = {}
+        for ref in message.added:
+            try:
+                segment = Segment.open(self._disk, self._boot.data_dir, ref.stem)
+            except (CorruptData, DiskError) as e:
+                return f"{ref.stem}: {e}"
+            segment.close()
+            if (segment.ref.number, segment.ref.salt) != (ref.number, ref.salt):
+                return f"{ref.stem}: is segment {segment.ref.number}"
+            tables[ref.number] = segment.topics
+        return tables
 
     def _attach(self, client: bytes, corr: int, message: m.RingAttach) -> None:
         try:
@@ -448,7 +464,8 @@ class Shell:
         slot.repair_marks()
         self._volatile.sweep()
         self._table.reset()
-        replay = Replay(self.core.identity, self.core.directory, self._is_lenient)
+        checkpoint = self.core.checkpoint
+        replay = Replay(self.core.identity, self.core.directory, self._is_lenient, sealed=checkpoint.sealed)
         recovery = Recovery(
             self._disk,
             boot.data_dir,
@@ -468,6 +485,8 @@ class Shell:
         places.paths.update(recovery.paths)
         places.salts.update(recovery.salts)
         places.stops.update(recovery.stops)
+        places.foreign.update(found.foreign)
+        checkpoint.restore(found.number, found.waiting, found.changed, has_base=found.has_base)
         stop_points.hit("recovery_before_copy")
         self._begin(found)
         stop_points.hit("recovery_after_copy")

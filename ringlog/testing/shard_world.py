@@ -152,7 +152,7 @@ class Run:
         world, core = self.world, self.core
         self.directory = make_stream(self.disk, DATA, self.shard)
         marks = world.marks[self.shard]
-        replay = Replay(core.identity, core.directory, world.is_lenient)
+        replay = Replay(core.identity, core.directory, world.is_lenient, sealed=core.checkpoint.sealed)
         recovery = Recovery(
             self.disk, DATA, replay, shard=self.shard, shards=world.shards, incarnation=self.incarnation,
             boot_incarnation=world.boot_incarnation, boot_id=world.boot_id, engine_id=ENGINE_ID,
@@ -162,6 +162,9 @@ class Run:
         core.places.paths.update(recovery.paths)
         core.places.salts.update(recovery.salts)
         core.places.stops.update(recovery.stops)
+        core.places.foreign.update(self.found.foreign)
+        found = self.found
+        core.checkpoint.restore(found.number, found.waiting, found.changed, has_base=found.has_base)
         effects = core.begin(self.found.group, self.found.prev, self.found.settled, self.found.damaged)
         while core.phase is Phase.RECOVERING:
             completions = self._do(effects)

@@ -8,6 +8,7 @@ creations and starts above them.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.names import shard_of
@@ -83,6 +84,15 @@ class Directory:
         self.by_id[topic.topic_id] = topic
         self._by_name[topic.name] = topic
         insort(self._names, topic.name)
+
+    def fill(self, topics: Iterable[Topic]) -> None:
+        """Take in many topics with names of their own, at once."""
+        for topic in topics:
+            self.seen(topic.topic_id, topic.epoch)
+            self.note_class(topic)
+            self.by_id[topic.topic_id] = topic
+            self._by_name[topic.name] = topic
+        self._names = sorted(self._by_name)
 
     def remove(self, topic: Topic) -> None:
         """Forget a topic."""

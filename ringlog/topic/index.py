@@ -63,10 +63,10 @@ class SparseIndex:
                 places.append((words[i + 1], words[i + 2]))
         return places
 
-    def first_in(self, file_id: int) -> int:
-        """Number of the topic's first record in that file; 0 = it has none there."""
-        words = self._words
-        return next((words[i] for i in range(0, len(words), 3) if words[i + 1] == file_id), 0)
+    @property
+    def first_seq(self) -> int:
+        """Number of the first record that it leads to; 0 = none."""
+        return self._words[0] if self._words else 0
 
     def drop_file(self, file_id: int) -> None:
         """Forget every entry of a file that no longer exists."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import itertools
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -24,7 +25,7 @@ from ringlog.errors import CorruptData, InvalidRequest, InvariantViolation
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.dedup import Producer
 from ringlog.topic.idempotency import Remembered
-from ringlog.topic.state import Topic
+from ringlog.topic.state import Topic, with_range
 
 ROW_VERSION = 1
 HAS_DISK_RECORDS = 1
@@ -38,7 +39,7 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
     version: int
     epoch: U64
     name: str
-    config: dict[str, Any]
+    config: msgspec.Raw
     """Only what differs from the defaults, and the class."""
     head_seq: U64
     last_ts: U64
@@ -72,12 +73,13 @@ def encode_row(topic: Topic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
     lost, count, size = topic.lost, topic.count, topic.bytes
     for stop, records, accounted in volatile:
         first = max(stop - records, topic.evict_floor)
-        lost = _with_range(lost, first, stop - 1) if first < stop else lost
+        lost = with_range(lost, first, stop - 1) if first < stop else lost
         count, size = max(count - records, 0), max(size - accounted, 0)
     keys = topic._keys.items(now_us, topic.config.idempotency_window_ms) if topic._keys else ()
+    config = msgspec.Raw(_encode(_config_of(topic.config)))
     return _encode(
         _Row(
-            ROW_VERSION, topic.epoch, topic.name, _config_of(topic.config), topic.head_seq, topic.last_ts,
+            ROW_VERSION, topic.epoch, topic.name, config, topic.head_seq, topic.last_ts,
             count, size, HAS_DISK_RECORDS if topic.has_disk_records else 0, topic.version, topic.cap_floor,
             topic.ttl_floor, topic.trim_floor, topic.delete_floor,
             topic._reservation.reserved if topic._reservation else 0, topic.due_us, topic.last_read_us,
@@ -95,7 +97,7 @@ def decode_row(topic_id: int, data: Any) -> Topic:
         row = _decode(data)
         if row.version != ROW_VERSION:
             raise CorruptData("row of a version this engine does not know", version=row.version)
-        topic = Topic(topic_id, row.epoch, row.name, TopicConfig.parse(row.config))
+        topic = Topic(topic_id, row.epoch, row.name, _config_from(bytes(row.config)))
         _fill(topic, row)
         topic.check()
     except (msgspec.MsgspecError, ValueError, RecursionError, InvalidRequest, InvariantViolation) as e:
@@ -133,15 +135,9 @@ def _pairs(flat: list[int]) -> list[tuple[int, int]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _with_range(ranges: list[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
-    """The ranges with one more, ascending; what overlaps or touches becomes one."""
-    joined: list[tuple[int, int]] = []
-    for a, b in sorted([*ranges, (first, last)]):
-        if joined and a <= joined[-1][1] + 1:
-            joined[-1] = (joined[-1][0], max(b, joined[-1][1]))
-        else:
-            joined.append((a, b))
-    return joined
+@lru_cache(maxsize=4_096)
+def _config_from(data: bytes) -> TopicConfig:
+    return TopicConfig.from_bytes(data)
 
 
 def _config_of(config: TopicConfig) -> dict[str, Any]:

@@ -124,6 +124,20 @@ class Sealed:
         """Last position that lies in a segment; 0 = none does."""
         return max((held.last for held in self._held(topic_id, 0)), default=0)
 
+    def tails(self, topic_ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """(n,) `sealed_to` of each of (n,) ascending topic ids."""
+        found = np.zeros(len(topic_ids), dtype=np.uint64)
+        for run in self._runs:
+            places = np.searchsorted(topic_ids, run["topic_id"])
+            known = places < len(topic_ids)
+            known[known] = topic_ids[places[known]] == run["topic_id"][known]
+            np.maximum.at(found, places[known], run["last_seq"][known])
+        for topic_id, ranges in self._own.items():
+            at = int(np.searchsorted(topic_ids, np.uint64(topic_id)))
+            if at < len(topic_ids) and int(topic_ids[at]) == topic_id:
+                found[at] = max(int(found[at]), *[held.last for held in ranges])
+        return found
+
     def covered(self, topic_id: int, after: int = 0) -> list[tuple[int, int]]:
         """(first, last) of the stretches of positions above `after` that segments stand for, ascending."""
         stretches: list[tuple[int, int]] = []

@@ -144,6 +144,33 @@ class Topic:
         self.head_seq = to_seq
         return lost
 
+    @property
+    def reserves(self) -> bool:
+        """Were numbers ever reserved?"""
+        return self._reservation is not None
+
+    def live_within(self, first: int, last: int) -> int:
+        """Published numbers within first..last that are neither evicted nor deleted nor lost."""
+        first, last = max(first, self.earliest_seq), min(last, self.head_seq)
+        if first > last:
+            return 0
+        gone = self.dead.rank(last) - self.dead.rank(first - 1) if self.dead else 0
+        for a, b in self._lost or ():
+            a, b = max(a, first), min(b, last)
+            if a <= b:
+                gone += b - a + 1 - (self.dead.rank(b) - self.dead.rank(a - 1) if self.dead else 0)
+        return last - first + 1 - gone
+
+    def lose(self, first: int, last: int) -> None:
+        """Published numbers first..last are gone by damage. How large they were is not known any more: of
+        the accounted bytes the same part leaves as of the records."""
+        records = min(self.live_within(first, last), self.count)
+        size = self.bytes * records // self.count if self.count else 0
+        self.staged_count -= records
+        self.staged_bytes -= size
+        self.count, self.bytes = self.count - records, self.bytes - size
+        self.lost = with_range(self.lost, first, last)
+
     def evict_below(self, floor: int, records: int, accounted: int) -> None:
         """Cap eviction up to `floor` (exclusive), which held that many records and bytes."""
         self.cap_floor = max(self.cap_floor, floor)
@@ -163,3 +190,14 @@ class Topic:
                 earliest_seq=self.earliest_seq, head_seq=self.head_seq, next_seq=self.next_seq,
                 count=self.staged_count, bytes=self.staged_bytes,
             )  # fmt: skip
+
+
+def with_range(ranges: list[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
+    """The ranges with one more, ascending; what overlaps or touches becomes one."""
+    joined: list[tuple[int, int]] = []
+    for a, b in sorted([*ranges, (first, last)]):
+        if joined and a <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(b, joined[-1][1]))
+        else:
+            joined.append((a, b))
+    return joined

@@ -1,0 +1,240 @@
+"""Where replay starts: the snapshots that count for one shard, and the segments on disk.
+
+Of each shard, under each shard count, the newest valid snapshot counts. A topic is governed by the one
+with the greatest number among those whose shard owned it: numbers grow over all shards, so that this is the
+last word said about it, whatever the shard count was then. What that snapshot absorbed is not replayed
+for the topic; a topic that was known to it and has no row is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.wal_shard.facts import Facts, decode_facts
+from ringlog.envelope.messages import SegmentRef
+from ringlog.errors import CorruptData
+from ringlog.logs import say
+from ringlog.segment.layout import DATA, IDX, parse_stem
+from ringlog.segment.rebuild import rebuild_index
+from ringlog.segment.segment import Segment, find_segments, read_data_header
+from ringlog.storage.disk import Disk
+from ringlog.storage.layout import META_DIR
+from ringlog.storage.snapshot import HEADER_BYTES as SNAPSHOT_HEADER_BYTES
+from ringlog.storage.snapshot import (
+    Snapshot,
+    decode_header,
+    decode_snapshot,
+    snapshot_name,
+    snapshot_numbers,
+)
+from ringlog.topic.names import shard_of, shards_of
+from ringlog.topic.row import decode_row
+from ringlog.topic.sealed import Sealed, owned_by
+from ringlog.topic.state import Topic
+
+log = logging.getLogger("ringlog.shard")
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One snapshot that counts."""
+
+    snapshot: Snapshot
+    facts: Facts
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """(shards, shard) of who made it."""
+        return self.snapshot.shards, self.snapshot.shard
+
+
+@dataclass(slots=True)
+class Baseline:
+    """What the snapshots say to one shard. `layers` have the greatest number first."""
+
+    shard: int
+    shards: int
+    layers: list[Layer] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """Snapshots that are not valid: "path: reason"."""
+
+    @property
+    def own(self) -> Layer | None:
+        """This shard's own snapshot, when it governs everything the shard owns."""
+        first = self.layers[0] if self.layers else None
+        return first if first is not None and first.owner == (self.shards, self.shard) else None
+
+    def absorbs(self, file_id: int) -> bool:
+        """Is nothing in this file for us to replay?"""
+        return self.own is not None and self.own.facts.absorbs(file_id)
+
+    def vouches(self, owner: tuple[int, int], file_id: int) -> bool:
+        """Did a snapshot of that (shards, shard), or our own, absorb the file, so that it may be gone?"""
+        own = (self.shards, self.shard)
+        return any(layer.facts.absorbs(file_id) for layer in self.layers if layer.owner in (owner, own))
+
+    def absorbed(self, file_id: int, topic_ids: NDArray[np.uint64]) -> Mask | None:
+        """(n,) frames of that file which the snapshots governing their topics absorbed; None = none."""
+        word = [layer.facts.absorbs(file_id) for layer in self.layers]
+        if not any(word):
+            return None
+        return np.array([*word, False])[self._governing(topic_ids)]
+
+    def knows(self, topic_id: int) -> bool:
+        """Was the topic made before the rows of its snapshot were captured? Without a row it is gone."""
+        for layer in self.layers:
+            shards, shard = layer.owner
+            if shard_of(topic_id, shards) == shard:
+                return topic_id <= layer.facts.last_id
+        return False
+
+    def topics(self) -> Iterator[tuple[Topic, bool]]:
+        """(topic, is it ours) of every row in force; of another layout's snapshot those of others, too."""
+        for at, layer in enumerate(self.layers):
+            snapshot = layer.snapshot
+            governed = self._governing(snapshot.ids) == at
+            ours = np.ones(len(governed), dtype=np.bool_)
+            if snapshot.shards != self.shards:
+                ours = shards_of(snapshot.ids, self.shards) == self.shard
+            ids, rows, starts = snapshot.ids.tolist(), memoryview(snapshot.rows), snapshot.starts.tolist()
+            for row in np.flatnonzero(governed).tolist():
+                yield decode_row(ids[row], rows[starts[row] : starts[row + 1]]), bool(ours[row])
+
+    def listed(self) -> dict[int, SegmentRef]:
+        """Segments in force by the word of snapshots that may govern something of ours."""
+        layers = self.layers[:1] if self.own is not None else self.layers
+        return {ref.number: ref for layer in layers for ref in layer.facts.refs()}
+
+    def _governing(self, topic_ids: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """(n,) index of the governing layer; -1 = no snapshot knows of the topic."""
+        if self.own is not None:
+            return np.zeros(len(topic_ids), dtype=np.int64)
+        found = np.full(len(topic_ids), -1, dtype=np.int64)
+        for at, layer in enumerate(self.layers):
+            shards, shard = layer.owner
+            found[(found < 0) & (shards_of(topic_ids, shards) == shard)] = at
+        return found
+
+
+def load_baseline(disk: Disk, data_dir: str, shard: int, shards: int) -> Baseline:
+    """Read the snapshots that count for a shard; those that are not valid are passed over (SN-4)."""
+    found = Baseline(shard, shards)
+    seen: set[tuple[int, int]] = set()
+    for each, number in sorted(snapshot_numbers(disk, data_dir), key=lambda one: -one[1]):
+        relative = f"{META_DIR}/{snapshot_name(each, number)}"
+        if not disk.exists(f"{data_dir}/{relative}"):
+            continue  # a temporary file
+        try:
+            layer = _load(disk, data_dir, relative, seen, found)
+        except CorruptData as e:
+            found.skipped.append(f"{relative}: {e.message}")
+            say(log, logging.WARNING, "snapshot skipped", file=relative, reason=e.message)
+            continue
+        if layer is not None:
+            seen.add(layer.owner)
+            found.layers.append(layer)
+    return found
+
+
+def _load(
+    disk: Disk, data_dir: str, relative: str, seen: set[tuple[int, int]], base: Baseline
+) -> Layer | None:
+    """One snapshot, or None when it does not count."""
+    path = f"{data_dir}/{relative}"
+    fd = disk.open_read(path)
+    try:
+        header = decode_header(disk.read_at(fd, SNAPSHOT_HEADER_BYTES, 0), relative)
+        if (header.shards, header.shard) in seen:
+            return None
+        if header.shards == base.shards and header.shard != base.shard:
+            return None
+        data = disk.read_at(fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+    snapshot = decode_snapshot(data, relative)
+    if relative != f"{META_DIR}/{snapshot_name(snapshot.shard, snapshot.number)}":
+        raise CorruptData("snapshot under the name of another", file=relative, number=snapshot.number)
+    return Layer(snapshot, decode_facts(snapshot.facts, relative))
+
+
+def adopt_segments(
+    disk: Disk, data_dir: str, base: Baseline, sealed: Sealed, *, is_lenient: bool = False
+) -> list[SegmentRef]:
+    """Register every complete segment on disk that holds topics of ours; returns listed ones not there.
+
+    Raises CorruptData for one whose index cannot be read or made anew; `is_lenient` counts it as not there.
+
+    What the snapshot does not list was made after it: by the reclaimer, in place of others that may be gone
+    by now, or by a checkpoint that did not finish, and then says the same as the log.
+    """
+    listed = base.listed()
+    for stem in find_segments(disk, data_dir):
+        parsed = parse_stem(stem)
+        if parsed is not None and (not parsed[0] or shard_of(parsed[0], base.shards) == base.shard):
+            try:
+                _adopt(disk, data_dir, stem, base, sealed, listed)
+            except CorruptData as e:
+                if not is_lenient:
+                    raise
+                say(log, logging.ERROR, "a segment is damaged", segment=stem, reason=str(e))
+    missing = []
+    for ref in listed.values():
+        if ref.number in sealed.refs or not _may_be_ours(ref, base):
+            continue
+        if ref.tier and disk.exists(f"{data_dir}/{ref.stem}{IDX}"):
+            _adopt(disk, data_dir, ref.stem, base, sealed, listed)
+        elif is_lenient or not disk.exists(f"{data_dir}/{ref.stem}{DATA}"):
+            missing.append(ref)
+    return missing
+
+
+def _may_be_ours(ref: SegmentRef, base: Baseline) -> bool:
+    parsed = parse_stem(ref.stem)
+    return parsed is None or not parsed[0] or shard_of(parsed[0], base.shards) == base.shard
+
+
+def _adopt(
+    disk: Disk, data_dir: str, stem: str, base: Baseline, sealed: Sealed, listed: dict[int, SegmentRef]
+) -> None:
+    segment = open_segment(disk, data_dir, stem, base)
+    if segment is None:
+        return
+    try:
+        header = segment.header
+        if header.shards == base.shards and header.shard != base.shard:
+            return
+        owned = owned_by(segment.topics, base.shard, base.shards)
+        if owned is None or owned.any():
+            # Tiers are told by the snapshot; a segment that it does not know is where it was made.
+            known = listed.get(segment.ref.number)
+            ref = segment.ref
+            sealed.add(ref, segment.topics, owned)
+            if known is not None and known.tier != ref.tier:
+                sealed.set_tier(ref.number, known.tier)
+    finally:
+        segment.close()
+
+
+def open_segment(disk: Disk, data_dir: str, stem: str, base: Baseline) -> Segment | None:
+    """Open a segment, making its index anew when it is missing or damaged (SG-5), unless that is the
+    business of the shard that owns it; then None."""
+    try:
+        if disk.exists(f"{data_dir}/{stem}{IDX}"):
+            return Segment.open(disk, data_dir, stem)
+        reason = "missing"
+    except CorruptData as e:
+        if not disk.exists(f"{data_dir}/{stem}{DATA}"):
+            raise
+        reason = e.message
+    header = read_data_header(disk, data_dir, stem)
+    if header.shards == base.shards and header.shard != base.shard:
+        return None
+    say(log, logging.WARNING, "index of a segment is made anew", segment=stem, reason=reason)
+    return rebuild_index(disk, data_dir, stem)

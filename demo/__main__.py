@@ -68,8 +68,11 @@ def _tell(outcome: Outcome, out: Path) -> None:
     verdict, live, facts = outcome.verdict, outcome.live, outcome.facts
     print(report.table(report.rows(verdict, outcome.speeds)))
     print(f"shards killed on the way: {len(facts['kills'])}; followed live: {live.read:,} records")
+    print(report.stage_text(outcome.stage))
     print(f"the same numbers: {out}")
-    for name, found in (("after the restart", verdict), ("live", live)):
+    stage = outcome.stage
+    named = {"after the restart": verdict, "live": live, "what is left": stage.verdict, "cold": stage.rest}
+    for name, found in named.items():
         if not found.is_good:
             print(f"NOT WELL {name}: {found}", file=sys.stderr)
     for failure in outcome.failures[:10]:

@@ -30,14 +30,17 @@ class Engine:
         self.log = directory / "engine.log"
         self._shards = shards
         self._process: subprocess.Popen[bytes] | None = None
-        self._shm_dir = ""
+        self._sets: tuple[str, ...] = ()
+        self.shm_dir = ""
 
-    def start(self) -> float:
-        """Start it; returns the seconds until it was ready."""
+    def start(self, *sets: str) -> float:
+        """Start it; returns the seconds until it was ready. `sets` are settings for this and later starts."""
+        self._sets += sets
         began = time.monotonic()
         before = read_engine(str(self.run_dir))
         command = [sys.executable, "-m", "supervisor", "--data-dir", str(self.data_dir)]
         command += ["--set", f"wal.shards={self._shards}"]
+        command += [text for setting in self._sets for text in ("--set", setting)]
         command += ["--set", "run.allow_root=true"] if os.geteuid() == 0 else []
         with self.log.open("ab") as log:
             # A group of its own: Ctrl-C is ours to answer, and then the engine stops in good order.
@@ -47,7 +50,7 @@ class Engine:
         while time.monotonic() - began < READY_S:
             info = read_engine(str(self.run_dir))
             if info is not None and (before is None or info.start_id != before.start_id):
-                self._shm_dir = info.shm_dir
+                self.shm_dir = info.shm_dir
                 return time.monotonic() - began
             if self._process.poll() is not None:
                 break
@@ -66,9 +69,9 @@ class Engine:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if self._shm_dir:
+        if self.shm_dir:
             # Gone already after an orderly stop.
-            shutil.rmtree(self._shm_dir, ignore_errors=True)
+            shutil.rmtree(self.shm_dir, ignore_errors=True)
         return time.monotonic() - began
 
     def kill_shard(self, shard: int) -> int:

@@ -74,7 +74,8 @@ def main(directory: Path, url: str, number: int, producers: int) -> int:
         began = time.monotonic_ns()
         for event, topic, payload in events:
             sent_ns = time.monotonic_ns()
-            acks.expect(opened[topic].send(payload), event, topic, sent_ns)
+            ticket = opened[topic].send(payload, tag=source.tag_of(payload))
+            acks.expect(ticket, event, topic, sent_ns)
         for producer in opened.values():
             producer.close(TIMEOUT_MS / 1000)
         ended = time.monotonic_ns()

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from demo.judge import Verdict
+from demo.stage import Stage
 from ringlog.cli.probe import machine_facts
 
 MS = 1e-6
@@ -47,6 +48,18 @@ def rows(verdict: Verdict, speeds: Speeds) -> list[tuple[str, str]]:
         ("ack p99", f"{speeds.ack_p99_ms:,.1f} ms"),
         ("longest producer pause", f"{speeds.pause_max_ms:,.0f} ms"),
     ]
+
+
+def stage_text(stage: Stage) -> str:
+    """The stage in a few lines: what left, where the rest lies, and what a reader from the start meets."""
+    met = stage.tombstone
+    told = "no tombstone" if met is None else f"tombstone {met.gap_from}..{met.gap_to}, reason {met.reason}"
+    return (
+        f"{stage.topic}: {stage.deleted:,} deleted by tag {stage.tag}, {stage.evicted:,} evicted by a cap; "
+        f"{stage.cold_segments} of {stage.segments} segments relocated, restarted\n"
+        f"{stage.topic}, read from 0: {told}, then {stage.verdict.read:,} records; "
+        f"other carriers from the cold tier: {stage.rest.read:,}"
+    )
 
 
 def table(lines: list[tuple[str, str]]) -> str:

@@ -1,4 +1,4 @@
-"""The story: write and follow under fire, restart, read back, judge."""
+"""The story: write and follow under fire, restart, read back, delete, cap, relocate, read again, judge."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import ringlog
-from demo import judge, source
+from demo import judge, source, stage
 from demo.engine import Engine
 from demo.judge import Counts, Ledger, Verdict
 from demo.progress import Progress
 from demo.report import Speeds
+from demo.stage import Stage
 from demo.words import FIRST_PRODUCER, FIRST_READER, GO, READY_OFFSET, WRITTEN, Words
 
 CHILD_S = 120.0
@@ -43,14 +45,16 @@ class Outcome:
 
     verdict: Verdict
     live: Verdict
+    stage: Stage
     speeds: Speeds
     failures: list[str]
     facts: dict[str, Any]
 
     @property
     def is_good(self) -> bool:
-        """Nothing was lost, doubled, out of order or refused, live or after the restart."""
-        return self.verdict.is_good and self.live.is_good and not self.failures and self.live.acked > 0
+        """Nothing was lost, doubled, out of order or refused, live, after the restart or relocated."""
+        is_good = self.verdict.is_good and self.live.is_good and self.stage.is_good
+        return is_good and not self.failures and self.live.acked > 0
 
 
 def run(plan: Plan, progress: Progress) -> Outcome:
@@ -70,9 +74,12 @@ def run(plan: Plan, progress: Progress) -> Outcome:
         began = time.monotonic()
         ledger = _read_back(plan, engine.url, events, progress)
         facts["read_back_s"] = round(time.monotonic() - began, 3)
+        acked = _acked(plan, events)
+        staged = stage.run(plan.directory, engine, events, acked, plan.producers, progress)
+        facts |= staged.facts()
     finally:
         engine.stop()
-    return _outcome(plan, events, ledger, facts)
+    return _outcome(plan, events, ledger, staged, facts)
 
 
 def _make_topics(url: str, events: source.Source) -> None:
@@ -188,12 +195,22 @@ def _read_back(plan: Plan, url: str, events: source.Source, progress: Progress) 
 # -- judging --------------------------------------------------------------------------------------------
 
 
-def _outcome(plan: Plan, events: source.Source, ledger: Ledger, facts: dict[str, Any]) -> Outcome:
+def _acked(plan: Plan, events: source.Source) -> NDArray[np.uint64]:
+    """(n,) number each event was acknowledged under, 0 = it was not."""
     acked = np.zeros(len(events), dtype=np.uint64)
-    latencies, failures, times = [], [], []
     for number in range(plan.producers):
         with np.load(plan.directory / f"producer-{number}.npz") as found:
             acked[found["ids"]] = found["seqs"]
+    return acked
+
+
+def _outcome(
+    plan: Plan, events: source.Source, ledger: Ledger, staged: Stage, facts: dict[str, Any]
+) -> Outcome:
+    acked = _acked(plan, events)
+    latencies, failures, times = [], [], []
+    for number in range(plan.producers):
+        with np.load(plan.directory / f"producer-{number}.npz") as found:
             latencies.append(found["latencies_ns"])
             failures += found["failures"].tolist()
             times.append(found["times_ns"])
@@ -203,7 +220,7 @@ def _outcome(plan: Plan, events: source.Source, ledger: Ledger, facts: dict[str,
     speeds = Speeds.of(verdict.acked, seconds, np.concatenate(latencies), int(pauses.max()))
     live = _live_verdict(plan, acked)
     facts |= {"write_s": round(seconds, 3), "live": asdict(live), "failures": failures[:10]}
-    return Outcome(verdict, live, speeds, failures, facts)
+    return Outcome(verdict, live, staged, speeds, failures, facts)
 
 
 def _live_verdict(plan: Plan, acked: Any) -> Verdict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 EVENTS = "events"
 FACTS = "facts.npz"
 PREFIX = b'{"id":'
+_AIRPORT = re.compile(rb'"origin":"([A-Z]+)"')
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,27 @@ def share(directory: Path, producer: int, producers: int) -> Iterator[tuple[int,
                 yield i, topic.decode(), payload
 
 
+def events_of(directory: Path, topic: str) -> Iterator[tuple[int, bytes]]:
+    """(id, payload) of every event of one topic, in order."""
+    prefix = topic.encode() + b"\t"
+    with (directory / EVENTS).open("rb") as file:
+        for i, line in enumerate(file):
+            if line.startswith(prefix):
+                yield i, line[len(prefix) :].rstrip(b"\n")
+
+
 def id_of(payload: bytes) -> int:
     """The id inside an event; -1 for bytes that are none of ours."""
     try:
         return int(payload[len(PREFIX) : payload.index(b",")]) if payload.startswith(PREFIX) else -1
     except ValueError:
         return -1
+
+
+def tag_of(payload: bytes) -> str:
+    """The airport a flight starts from: what its record is tagged with."""
+    found = _AIRPORT.search(payload)
+    return found[1].decode() if found else ""
 
 
 def _events(limit: int | None) -> Iterator[tuple[str, bytes]]:

@@ -128,3 +128,22 @@ async def test_without_an_engine_waiting_ends(tmp_path):
         await producer.send(b"x" * 1_500)
     await producer.send_many([b"y"] * 3)
     assert (await client.close(0.01)).unsent == 3
+
+
+async def test_deletes_and_times_are_there_too(ringlog_engine, ringlog_topic, transport):
+    """DL-9: the same operations, awaited."""
+    topic = ringlog_topic()
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        for n in range(1, 11):
+            await client.append(topic, b"%d" % n, tag="even" if n % 2 == 0 else "odd")
+        done = await client.topics.delete_records(topic, before_seq=9, match="even")
+        assert (done.deleted, done.count, done.earliest_seq) == (4, 6, 1)
+        records = (await client.read(topic)).records
+        assert [record.seq for record in records] == [1, 3, 5, 7, 9, 10]
+        moment = records[3].time
+        expected = [record.seq for record in records if record.time >= moment]
+        assert [record.seq async for record in client.reader(topic, moment)] == expected
+        assert [record.seq for record in (await client.read(topic, start=moment)).records] == expected
+        if transport == "ring":
+            batches = [batch async for batch in client.tailer(topic, follow=False)]
+            assert [data for batch in batches for data in batch.bytes()] == [r.data for r in records]

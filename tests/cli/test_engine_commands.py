@@ -218,3 +218,28 @@ def test_serve_runs_until_sigterm_and_ends_in_good_order(tmp_path: Path) -> None
     assert serve.returncode == 0
     assert b"is ready" in out
     shell.fails(Exit.NO_CONNECTION, "status")
+
+
+def test_records_are_deleted_by_number_and_by_tag(shell: Shell, ringlog_topic: Name) -> None:
+    """DL-1..DL-7; off a terminal nobody is asked."""
+    topic = ringlog_topic()
+    with ringlog.connect(shell.environ["RINGLOG_URL"]) as client:
+        for n in range(1, 7):
+            client.append(topic, b"%d" % n, tag="a/even" if n % 2 == 0 else "odd")
+    (done,) = shell.ok("delete", topic, "--before-seq", "3")
+    assert (done["deleted"], done["earliest_seq"], done["count"]) == (2, 3, 4)
+    assert shell.ok("delete", topic, "--prefix", "a/", "--yes")[0]["deleted"] == 2
+    assert shell.ok("delete", topic, "--tag", "od")[0]["deleted"] == 0
+    assert [record["seq"] for record in shell.ok("read", topic)] == [3, 5]
+    assert shell.ok("topic", "show", topic)[0]["earliest_seq"] == 3
+    assert "say what to delete" in shell.fails(Exit.USAGE, "delete", topic)
+    assert "exclude" in shell.fails(Exit.USAGE, "delete", topic, "--tag", "a", "--prefix", "b")
+    shell.fails(Exit.NOT_FOUND, "delete", f"{topic}.absent", "--before-seq", "3")
+
+
+def test_reading_since_a_time(shell: Shell, ringlog_topic: Name) -> None:
+    topic = ringlog_topic()
+    shell.ok("write", topic, "--lines", stdin=b"1\n2\n")
+    assert len(shell.ok("read", topic, "--since", "15m")) == 2
+    assert shell.ok("read", topic, "--since", "2999-01-01T00:00:00Z") == []
+    assert "exclude" in shell.fails(Exit.USAGE, "read", topic, "--since", "15m", "--from", "2")

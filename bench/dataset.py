@@ -11,9 +11,9 @@ from collections import deque
 from typing import Any
 
 from bench.host import Host
+from ringlog.cli.passes import COMPACTOR, ask_actor
 from ringlog.client.fields import NewRecord
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
-from ringlog.link.shard_requests import Requester
 
 TOPIC = "big"
 TAIL = "tail"
@@ -65,11 +65,8 @@ def write_tail(host: Host, size: int) -> None:
 
 def checkpoint(host: Host) -> list[str]:
     """Everything into segments, now; returns the files of a consistent copy."""
-    requester = Requester("compactor", f"ipc://{host.shm_dir}/compactor.sock")
-    try:
-        return requester.ask(CheckpointNow(), CheckpointMade, timeout_s=CHECKPOINT_S).message.files
-    finally:
-        requester.close()
+    asked = ask_actor(host.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade, timeout_s=CHECKPOINT_S)
+    return asked.files
 
 
 def segments(host: Host) -> int:

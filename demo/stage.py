@@ -23,10 +23,10 @@ from demo.engine import Engine
 from demo.judge import Ledger, Verdict, judge
 from demo.progress import Progress
 from demo.source import Source, events_of, id_of, tag_of
+from ringlog.cli.passes import COMPACTOR, ask_actor
 from ringlog.client import Client
 from ringlog.client.pages import Tombstone
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
-from ringlog.link.shard_requests import Requester
 
 PAGE_RECORDS = 10_000
 MOVE_S = 60.0
@@ -116,7 +116,7 @@ def run(
     engine.stop()
     engine.start(f"cold.dir={cold}", "cold.hot_segments=0", "cold.interval_s=0.2")
     progress.say("checkpoint; relocation to the cold directory")
-    _checkpoint(engine)
+    ask_actor(engine.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade, timeout_s=MOVE_S)
     segments, cold_segments = _await_relocation(engine.data_dir, cold)
     engine.stop()
     engine.start()
@@ -136,14 +136,6 @@ def _carrier(events: Source) -> str:
 def _commonest_tag(directory: Path, topic: str) -> str:
     tags = [tag_of(payload) for _, payload in events_of(directory, topic)]
     return min(set(tags), key=lambda tag: (tags.count(tag), tag))
-
-
-def _checkpoint(engine: Engine) -> None:
-    requester = Requester("compactor", f"ipc://{engine.shm_dir}/compactor.sock")
-    try:
-        requester.ask(CheckpointNow(), CheckpointMade, timeout_s=MOVE_S)
-    finally:
-        requester.close()
 
 
 def _await_relocation(data_dir: Path, cold: Path) -> tuple[int, int]:

@@ -9,13 +9,17 @@ from cyclopts import Parameter
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import Exit
 from ringlog.cli.output import Format
+from ringlog.clock import SystemClock
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow, Message, ScrubNow, ScrubReport
-from ringlog.errors import NotConnected, UsageError
+from ringlog.errors import NotConnected, NotReady, UsageError
 from ringlog.link.address import EngineInfo, parse_url, read_engine
 from ringlog.link.shard_requests import Requester
 
 Given = Annotated[Options, Parameter(parse=False)]
 COMPACTOR, RECLAIMER = "compactor", "reclaimer"
+START_S = 15.0
+"""How long a process may be away: nobody waits for it when the engine starts."""
+LOOK_S = 0.05
 PASS_S = 600.0
 """A pass over all data takes longer than an answer; --timeout counts when it is longer still."""
 
@@ -54,8 +58,22 @@ def local_engine(options: Options) -> EngineInfo:
 
 def ask(options: Options, actor: str, request: Message, wanted: type[M]) -> M:
     """Ask one of the engine's processes, by its own socket; raises as Requester.ask does."""
-    requester = Requester(actor, f"ipc://{local_engine(options).shm_dir}/{actor}.sock", clock=options.clock)
+    shm_dir = local_engine(options).shm_dir
+    return ask_actor(shm_dir, actor, request, wanted, timeout_s=max(options.timeout_s, PASS_S))
+
+
+def ask_actor(shm_dir: str, actor: str, request: Message, wanted: type[M], *, timeout_s: float = PASS_S) -> M:
+    """Ask, and again while the process is being started or replaced: such requests are harmless twice."""
+    clock = SystemClock()
+    deadline = clock.monotonic_ns() + round(START_S * 1e9)
+    requester = Requester(actor, f"ipc://{shm_dir}/{actor}.sock", clock=clock)
     try:
-        return requester.ask(request, wanted, timeout_s=max(options.timeout_s, PASS_S)).message
+        while True:
+            try:
+                return requester.ask(request, wanted, timeout_s=timeout_s).message
+            except NotReady:
+                if clock.monotonic_ns() > deadline:
+                    raise
+                clock.sleep(LOOK_S)
     finally:
         requester.close()

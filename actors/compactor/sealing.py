@@ -28,6 +28,9 @@ I64 = NDArray[np.int64]
 LIVE_WORDS = 5
 """A row of the part attached to LiveReply: topic_id, epoch, earliest_seq, start and stop in `deleted`."""
 
+COPY_FRAMES = 64
+"""With fewer frames than this in each buffer a topic's frames are brought together first."""
+
 
 class Appends:
     """Append frames of one pass, and which topics had records removed in it."""
@@ -222,17 +225,38 @@ class Ordered:
             yield pack
 
     def runs(self, cut: TopicCut) -> Iterator[tuple[Any, FrameBatch]]:
-        """The frames of a cut, ascending: (buffer, batch) for each buffer they lie in."""
+        """The frames of a cut, ascending: (buffer, batch) one behind the other."""
         rows = self.rows[cut.start : cut.stop]
-        gathered = self._gathered
-        sources = gathered.sources[rows]
+        sources = self._gathered.sources[rows]
         breaks = [0, *(np.flatnonzero(np.diff(sources)) + 1).tolist(), len(rows)]
+        if len(breaks) - 1 > 1 and len(rows) < COPY_FRAMES * (len(breaks) - 1):
+            yield self._copied(rows)
+            return
         for start, stop in itertools.pairwise(breaks):
-            chosen = rows[start:stop]
-            offsets, words = gathered.offsets[chosen], gathered.words[chosen]
-            end = int(offsets[-1]) + int(words[-1, layout.W_HEAD] & np.uint64(layout.LEN_MASK))
-            batch = FrameBatch(offsets, words, end + layout.LEN_FIELD_BYTES, End.CLEAN)
-            yield gathered.buffers[int(sources[start])], batch
+            yield self._lying(rows[start:stop], int(sources[start]))
+
+    def _lying(self, rows: I64, source: int) -> tuple[Any, FrameBatch]:
+        """Frames of one buffer, where they lie."""
+        offsets, words = self._gathered.offsets[rows], self._gathered.words[rows]
+        stop = int(offsets[-1] + _totals(words[-1:])[0])
+        return self._gathered.buffers[source], FrameBatch(offsets, words, stop, End.CLEAN)
+
+    def _copied(self, rows: I64) -> tuple[Any, FrameBatch]:
+        """Frames that lie in many buffers, few in each, brought together: what follows costs time per run."""
+        gathered = self._gathered
+        words = gathered.words[rows]
+        stops = np.cumsum(_totals(words))
+        offsets = gathered.offsets[rows]
+        ends = (offsets + _totals(words)).tolist()
+        places = zip(gathered.sources[rows].tolist(), offsets.tolist(), ends, strict=True)
+        buffer = b"".join([gathered.buffers[source][start:end] for source, start, end in places])
+        batch = FrameBatch(stops - _totals(words), words, len(buffer), End.CLEAN)
+        return buffer, batch
+
+
+def _totals(words: U64) -> I64:
+    """(n,) size of each frame in bytes."""
+    return (words[:, layout.W_HEAD] & np.uint64(layout.LEN_MASK)).astype(np.int64) + layout.LEN_FIELD_BYTES
 
 
 def _running(values: I64) -> I64:

@@ -179,5 +179,6 @@ def _snapshot(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
          "live": row.live, "floor": row.floor, "durability": row.durability, "lost": row.lost}
         for row in found.more["topics"]
     ]  # fmt: skip
-    more = {"absorbed": found.more["absorbed"], "segments": found.more["segments"]}
+    facts = found.more["facts"]
+    more = {"covers_below": facts.floor, "covers": facts.absorbed, "segments": facts.segments}
     return {"kind": "snapshot", **found.header, **more}, rows

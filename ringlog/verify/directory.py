@@ -129,8 +129,7 @@ def _check_name(report: FileReport) -> None:
 
 def _put_together(found: Verification) -> None:
     snapshots = snapshots_in_force([report for report in found.files if report.kind == "snapshot"])
-    absorbed = {file_id for report in snapshots for file_id in report.more["absorbed"]}
-    in_force = judge_log(found.files, absorbed)
+    in_force = judge_log(found.files, snapshots)
     segments = [report for report in found.files if report.kind == "segment"]
     _check_identity(found.files)
     _check_listed(snapshots, segments)
@@ -177,6 +176,6 @@ def _check_listed(snapshots: Sequence[FileReport], segments: Sequence[FileReport
     there = {report.path for report in segments}
     newest = max((report.more["number"] for report in segments), default=0)
     for report in snapshots:
-        for stem, number in report.more["segments"]:
+        for stem, number, _ in report.more["facts"].segments:
             if stem not in there and number >= newest:
                 report.damage(f"segment {stem} is missing")

@@ -6,7 +6,7 @@ own marks, the next file's header and the next incarnations' first marks say of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from ringlog.verify.findings import FileReport
 from ringlog.verify.wal_decoder import HEADER_BYTES
@@ -21,10 +21,10 @@ def in_order(reports: Sequence[FileReport]) -> list[FileReport]:
     return sorted(used, key=lambda report: int(report.more["file_id"]))
 
 
-def judge_log(reports: Sequence[FileReport], absorbed: Collection[int] = ()) -> list[FileReport]:
+def judge_log(reports: Sequence[FileReport], snapshots: Sequence[FileReport] = ()) -> list[FileReport]:
     """Add to each file's report what the others say of it; returns those in force, in order.
 
-    `absorbed`: files a snapshot covers, which may be gone.
+    Files that a snapshot of their shard covers may be gone.
     """
     ordered = in_order(reports)
     by_id = {int(report.more["file_id"]): report for report in ordered}
@@ -35,7 +35,7 @@ def judge_log(reports: Sequence[FileReport], absorbed: Collection[int] = ()) -> 
             report.remark("passed over: its incarnation did not get through its recovery")
     in_force = [report for report in ordered if report.header["incarnation"] in serving]
     for report in in_force:
-        _judge_predecessor(report, by_id, absorbed, damaged)
+        _judge_predecessor(report, by_id, snapshots, damaged)
     for report in in_force:
         _judge_end(report, claims.get(report.more["file_id"], []), damaged)
     return in_force
@@ -63,7 +63,7 @@ def _serving(ordered: Sequence[FileReport], claims: Claims) -> set[int]:
 
 
 def _judge_predecessor(
-    report: FileReport, by_id: dict[int, FileReport], absorbed: Collection[int], damaged: set[int]
+    report: FileReport, by_id: dict[int, FileReport], snapshots: Sequence[FileReport], damaged: set[int]
 ) -> None:
     """Is the file before this one there, with the bytes this one saw?"""
     file_id, stop, seal = report.more["prev"]
@@ -71,13 +71,21 @@ def _judge_predecessor(
     if not file_id or stop <= HEADER_BYTES:
         return
     if before is None:
-        if file_id not in absorbed and file_id not in damaged:
+        if file_id not in damaged and not _is_covered(file_id, report, snapshots):
             report.damage(f"the WAL file before this one is missing: {named(file_id)}, {stop} bytes")
         return
     before.more["durable"] = max(before.more["durable"], stop)
     found = before.more["ends"].get(stop)
     if before.more["stop"] >= stop and found is not None and found != seal:
         report.damage(f"{before.path} does not end at {stop} with the frame that this file saw there")
+
+
+def _is_covered(file_id: int, report: FileReport, snapshots: Sequence[FileReport]) -> bool:
+    """Does a snapshot stand for that file of the report's shard?"""
+    return any(
+        snapshot.header["shard"] == report.header["shard"] and snapshot.more["facts"].absorbs(file_id)
+        for snapshot in snapshots
+    )
 
 
 def _judge_end(report: FileReport, said: list[tuple[int, int, int]], damaged: set[int]) -> None:

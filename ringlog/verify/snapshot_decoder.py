@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgpack
@@ -17,7 +18,6 @@ from ringlog.verify.frame_decoder import VerifyError
 HEADER_BYTES = 96
 _HEADER = struct.Struct("<8sIIIIQQQQQQQQ")
 _NAME = re.compile(r"snapshot-(\d+)\.(\d+)$")
-_ROW_FIELDS = 19
 
 
 class TopicRow(NamedTuple):
@@ -35,14 +35,32 @@ class TopicRow(NamedTuple):
     lost: list[Range]
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a snapshot says of its shard."""
+
+    last_id: int
+    """Topics with ids up to this that have no row are gone."""
+    floor: int
+    """Every file of the shard's log below this number is covered."""
+    absorbed: list[int]
+    """Further files that are covered."""
+    segments: list[tuple[str, int, int]]
+    """(stem, number, tier) of segments in force; tier 0 hot, 1 both, 2 cold."""
+
+    def absorbs(self, file_id: int) -> bool:
+        """Does the snapshot stand for what its shard found in that file?"""
+        return file_id < self.floor or file_id in self.absorbed
+
+
 def verify_snapshot(path: str, data: bytes) -> FileReport:
     """Everything that can be said of one snapshot by itself."""
     report = FileReport(path, "snapshot", bytes=len(data))
-    report.more = {"is_valid": False, "topics": [], "absorbed": [], "segments": []}
+    report.more = {"is_valid": False, "topics": [], "facts": Facts(0, 0, [], [])}
     try:
         facts, rows = _read(report, data)
         report.more["topics"] = [row_of(topic_id, row) for topic_id, row in rows]
-        report.more["absorbed"], report.more["segments"] = facts_in(facts)
+        report.more["facts"] = facts_in(facts)
         report.more["is_valid"] = True
     except VerifyError as e:
         report.damage(e.message)
@@ -95,15 +113,17 @@ def row_of(topic_id: int, data: bytes) -> TopicRow:
         raise VerifyError("a topic's row makes no sense", topic_id=topic_id, reason=str(e)) from None
 
 
-def facts_in(data: bytes) -> tuple[list[int], list[tuple[str, int]]]:
-    """(files of the log this snapshot covers, (stem, number) of segments it lists); raises VerifyError."""
-    facts = _unpacked(data) if data else {}
+def facts_in(data: bytes) -> Facts:
+    """Decode what a snapshot keeps of the shard; raises VerifyError."""
+    value = _unpacked(data)
     try:
-        absorbed = [int(each) for each in facts.get("absorbed", [])]
-        segments = [(str(each[1]), int(each[0])) for each in facts.get("segments", [])]
-    except (AttributeError, ValueError, TypeError, IndexError) as e:
+        version, last_id, _, floor, absorbed, _, segments, *_ = value
+        if version != 1:
+            raise VerifyError("unknown version of a snapshot's facts", version=version)
+        listed = [(str(fields[1]), int(fields[0]), int(fields[7])) for fields in segments]
+        return Facts(int(last_id), int(floor), [int(each) for each in absorbed], listed)
+    except (ValueError, TypeError, IndexError) as e:
         raise VerifyError("the facts of a snapshot make no sense", reason=str(e)) from None
-    return absorbed, segments
 
 
 def _unpacked(data: bytes) -> Any:

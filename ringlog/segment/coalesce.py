@@ -19,6 +19,7 @@ from ringlog.errors import InvariantViolation
 from ringlog.frame.batch import FrameBatch
 from ringlog.limits import SEALED_FRAME_BYTES, SEALED_FRAME_RECORDS
 from ringlog.segment.encode import Stretch
+from ringlog.segment.marks import within
 from ringlog.segment.records import Block, blocks_of
 
 I64 = NDArray[np.int64]
@@ -76,9 +77,9 @@ class Coalescer:
 
     def _alive(self, seqs: I64) -> Mask:
         alive: Mask = seqs >= self._earliest_seq
-        if self._dead.range_cardinality(int(seqs[0]), int(seqs[-1]) + 1):
-            within = self._dead & BitMap64(seqs.astype(np.uint64))
-            alive[np.searchsorted(seqs, np.asarray(within.to_array(), dtype=np.int64))] = False
+        dead = within(self._dead, int(seqs[0]), int(seqs[-1]))
+        at = np.searchsorted(seqs, dead)
+        alive[at[seqs[at] == dead]] = False
         return alive
 
     def _fill_holes(self, block: Block, alive: Mask, cuts: Mask) -> Mask:

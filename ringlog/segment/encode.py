@@ -18,6 +18,7 @@ from ringlog.frame import layout
 from ringlog.frame.compress import compress
 from ringlog.frame.header import Header, pack_header
 from ringlog.frame.layout import Column, FrameType
+from ringlog.frame.view import FrameView
 from ringlog.segment.records import Block, Values, absent
 from ringlog.types import Codec
 
@@ -93,12 +94,36 @@ def seal_frame(
         stretches[0].first_seq, int(body.stamps[0]), len(body.stamps), epoch, 0, 0, body.size, codec, flags,
         0, hasher.intdigest(), 0,
     )  # fmt: skip
-    head = pack_header(header)[: layout.SEALED_BYTES]
-    seal = xxhash.xxh3_64_intdigest(head, salt).to_bytes(8, "little")
     return SealedFrame(
-        [head + seal, *stored], layout.HEADER_BYTES + stored_bytes, header.base_seq, body.sizes, body.stamps,
-        body.events, body.expires, body.tags,
+        [_sealed_header(header, salt), *stored], layout.HEADER_BYTES + stored_bytes, header.base_seq,
+        body.sizes, body.stamps, body.events, body.expires, body.tags,
     )  # fmt: skip
+
+
+def seal_as_it_is(view: FrameView, stored: memoryview, *, epoch: int, salt: int) -> SealedFrame:
+    """A whole frame under a new header, its body as stored untouched: what a topic's only frame becomes."""
+    header = view.header._replace(epoch=epoch, producer_id=0, producer_seq=0)
+    frame = described(view)
+    frame.pieces = [_sealed_header(header, salt), stored]
+    return frame
+
+
+def described(view: FrameView) -> SealedFrame:
+    """What the index tells of a frame, without its bytes."""
+    sizes = np.diff(view.payloads.offsets).astype(np.int64)
+    meta, tag = view.bytes_column(Column.META), view.bytes_column(Column.TAG)
+    if meta is not None:
+        sizes += np.diff(meta.offsets)
+    values = None if tag is None or int(tag.offsets[-1]) == 0 else tag.to_list()
+    return SealedFrame(
+        [], view.total_bytes, view.base_seq, sizes, view.commit_stamps, view.fixed_column(Column.EVENT_TS),
+        view.fixed_column(Column.EXPIRES_AT), values,
+    )  # fmt: skip
+
+
+def _sealed_header(header: Header, salt: int) -> bytes:
+    head = pack_header(header)[: layout.SEALED_BYTES]
+    return head + xxhash.xxh3_64_intdigest(head, salt).to_bytes(8, "little")
 
 
 def _packed(body: _Body, packing: Packing) -> tuple[Codec, list[Any]]:

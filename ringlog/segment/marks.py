@@ -8,9 +8,12 @@ tells of all of them.
 from __future__ import annotations
 
 import errno
+from array import array
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap64
 
 from ringlog.errors import CorruptData, DiskError
 from ringlog.segment.layout import DEL, DEL_HEADER_BYTES, DELETED, MarksHeader
@@ -18,6 +21,23 @@ from ringlog.segment.parts import publish, write_temporary
 from ringlog.storage.disk import Disk
 
 I64 = NDArray[np.int64]
+
+
+def bitmap_of(seqs: NDArray[Any]) -> BitMap64:
+    """The bitmap of these numbers."""
+    values = array("Q")
+    values.frombytes(np.ascontiguousarray(seqs, dtype=np.uint64).tobytes())
+    return BitMap64(values)
+
+
+def within(bitmap: BitMap64, first: int, last: int) -> NDArray[np.int64]:
+    """(n,) the numbers of a bitmap from `first` to `last`, ascending."""
+    if not bitmap.range_cardinality(first, last + 1):
+        return np.empty(0, dtype=np.int64)
+    both = BitMap64()
+    both.add_range(first, last + 1)
+    both &= bitmap
+    return np.array(both.to_array(), dtype=np.uint64).astype(np.int64)
 
 
 class Marks:

@@ -11,10 +11,10 @@ from ringlog.errors import CorruptData, DiskError, FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame import layout as frame_layout
 from ringlog.frame.batch import FrameBatch
-from ringlog.frame.layout import Column, FrameType
+from ringlog.frame.layout import FrameType
 from ringlog.frame.view import FrameView, open_frame
 from ringlog.limits import FRAME_BYTES_MAX, MIB
-from ringlog.segment.encode import SealedFrame
+from ringlog.segment.encode import described
 from ringlog.segment.index import IndexBuilder
 from ringlog.segment.layout import (
     DATA,
@@ -134,7 +134,7 @@ def _read_all(disk: Disk, data_dir: str, stem: str) -> tuple[DataHeader, IndexBu
             if found[0] <= topic[0]:
                 raise CorruptData("topics of a segment do not ascend", file=path, offset=offset)
         topic = found
-        frame = _described(view)
+        frame = described(view)
         if index.records + frame.count > RECORDS_MAX:
             raise CorruptData("too many records for one segment", file=path, offset=offset)
         if frame.tags is not None:
@@ -151,18 +151,6 @@ def _read_all(disk: Disk, data_dir: str, stem: str) -> tuple[DataHeader, IndexBu
 def _end_topic(index: IndexBuilder, tags: TagsBuilder, topic: tuple[int, int]) -> None:
     index.end_topic(*topic)
     tags.end_topic()
-
-
-def _described(view: FrameView) -> SealedFrame:
-    sizes = np.diff(view.payloads.offsets).astype(np.int64)
-    meta, tag = view.bytes_column(Column.META), view.bytes_column(Column.TAG)
-    if meta is not None:
-        sizes += np.diff(meta.offsets)
-    values = None if tag is None or int(tag.offsets[-1]) == 0 else tag.to_list()
-    return SealedFrame(
-        [], view.total_bytes, view.base_seq, sizes, view.commit_stamps, view.fixed_column(Column.EVENT_TS),
-        view.fixed_column(Column.EXPIRES_AT), values,
-    )  # fmt: skip
 
 
 def _views(disk: Disk, path: str, header: DataHeader) -> Iterator[tuple[int, FrameView]]:

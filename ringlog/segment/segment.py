@@ -32,7 +32,7 @@ from ringlog.segment.layout import (
     TagsHeader,
     parse_stem,
 )
-from ringlog.segment.marks import Marks
+from ringlog.segment.marks import Marks, bitmap_of, within
 from ringlog.segment.parts import part_names
 from ringlog.segment.tags import TagsIndex
 from ringlog.storage.disk import Disk
@@ -227,7 +227,7 @@ class Segment:
         marks = self._marks.read(start, stop)
         self.bad_marks += int(((marks != 0) & (marks != DELETED)).sum())
         ordinals = np.flatnonzero(marks == DELETED) + start
-        return BitMap64(self._seqs_of(ordinals).astype(np.uint64))
+        return bitmap_of(self._seqs_of(ordinals))
 
     def mark_deleted(self, disk: Disk, row: int, seqs: BitMap64) -> int:
         """Mark those of `seqs` that are stored; returns how many were not marked yet. Not synced.
@@ -235,12 +235,8 @@ class Segment:
         The first mark of a segment makes the file, durably. Raises DiskError, CorruptData.
         """
         first, last = int(self.topics["first_seq"][row]), int(self.topics["last_seq"][row])
-        if not seqs.range_cardinality(first, last + 1):
-            return 0
+        values = within(seqs, first, last)
         start, stop = self._entry_range(row)
-        wanted = seqs & BitMap64(range(first, last + 1)) if len(seqs) > last - first else seqs
-        values = np.asarray(wanted.to_array(), dtype=np.uint64)
-        values = values[(values >= first) & (values <= last)].astype(np.int64)
         at = start + np.searchsorted(self._last_seqs[start:stop], values)
         inside = values >= self.entries["base_seq"][at]
         at, values = at[inside], values[inside]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ from pyroaring import BitMap64
 
 from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import DiskError, InvariantViolation
-from ringlog.frame.batch import FrameBatch
-from ringlog.limits import MIB
+from ringlog.frame.batch import FrameBatch, counts_of
+from ringlog.frame.header import unpack_header
+from ringlog.frame.layout import HEADER_BYTES, W_BASE_SEQ
+from ringlog.frame.view import FrameView, checked_body
+from ringlog.limits import MIB, SEALED_FRAME_BYTES, SEALED_FRAME_RECORDS
 from ringlog.segment.coalesce import Coalescer
-from ringlog.segment.encode import Packing, SealedFrame, seal_frame
+from ringlog.segment.encode import Packing, SealedFrame, seal_as_it_is, seal_frame
 from ringlog.segment.index import IndexBuilder
 from ringlog.segment.layout import (
     DATA,
@@ -100,9 +104,14 @@ class SegmentWriter:
         if topic_id <= self._last_topic:
             raise InvariantViolation("topics of a segment must ascend", topic_id=topic_id)
         self._last_topic = topic_id
+        rest = iter(runs)
+        ahead = list(islice(rest, 2))
+        if len(ahead) == 1 and self._stays_as_it_is(ahead[0][1], earliest_seq, dead):
+            self._add_lone(ahead[0][0], ahead[0][1], topic_id, epoch)
+            return self._written + self._waiting_bytes
         coalescer = Coalescer(earliest_seq=earliest_seq, dead=dead)
         start = self._index.records
-        for stretches in coalescer.frames(runs):
+        for stretches in coalescer.frames(chain(ahead, rest)):
             self._add_frame(
                 seal_frame(stretches, topic_id=topic_id, epoch=epoch, salt=self._salt, packing=self._packing)
             )
@@ -111,6 +120,30 @@ class SegmentWriter:
             self._index.end_topic(topic_id, epoch)
             self._tags.end_topic()
         return self._written + self._waiting_bytes
+
+    def _stays_as_it_is(self, batch: FrameBatch, earliest_seq: int, dead: BitMap64 | None) -> bool:
+        """Is this one frame, all alive, that coalescing and compressing would leave as it is?
+
+        Most topics of a pack have just one, and it costs half of what the general way does.
+        """
+        if len(batch) != 1 or int(batch.total_bytes[0]) > SEALED_FRAME_BYTES:
+            return False
+        count, first = int(counts_of(batch.words)[0]), int(batch.words[0, W_BASE_SEQ])
+        return (
+            count <= SEALED_FRAME_RECORDS
+            and first >= earliest_seq
+            and not (dead and dead.range_cardinality(first, first + count))
+            and (self._packing.codec == Codec.NONE or int(batch.total_bytes[0]) < self._packing.min_bytes)
+        )
+
+    def _add_lone(self, buffer: Any, batch: FrameBatch, topic_id: int, epoch: int) -> None:
+        start = int(batch.offsets[0])
+        header = unpack_header(batch.words.tobytes(), 0)
+        stored = memoryview(buffer).cast("B")[start + HEADER_BYTES : start + header.total_bytes]
+        view = FrameView(header, *checked_body(header, stored), start, 0, header.records)
+        self._add_frame(seal_as_it_is(view, stored, epoch=epoch, salt=self._salt))
+        self._index.end_topic(topic_id, epoch)
+        self._tags.end_topic()
 
     def _note_blanks(self, coalescer: Coalescer, start: int) -> None:
         """Remember which records of the segment stand for dead ones."""

@@ -116,6 +116,33 @@ def test_numbers_that_never_were_are_not_invented(disk) -> None:
     assert bounds(disk, write(disk, DATA_DIR, [topic])) == [(1, 1), (3, 4), (6, 6)]
 
 
+@pytest.mark.parametrize("dead", [set(), {2}])
+def test_the_only_frame_of_a_topic_is_what_coalescing_it_would_make(disk, dead) -> None:
+    """The short way for one frame and the general one agree on every column; no producer is left."""
+    columns = {
+        "payloads": [b"a", b"bc"], "tags": ["x", None], "metas": [None, b"{}"], "expires_at": [None, 70],
+        "event_ts": [3, None],
+    }  # fmt: skip
+    for topic_id, at_once in ((5, 1), (6, 2)):
+        topic = SampleTopic(topic_id, 1, dead=dead)
+        topic.add(1, STAMP, columns)
+        if topic_id == 6:
+            topic.add(3, STAMP, columns)
+        ref = write(disk, DATA_DIR, [topic], at_once, number=NUMBER + topic_id)
+        assert [view.producer_id for view in views(disk, ref)] == [0]
+        segment = Segment.open(disk, DATA_DIR, ref.stem)
+        assert segment.tagged(topic_id, b"x", is_prefix=False).tolist() == ([1, 3] if topic_id == 6 else [1])
+        assert [part.tolist()[:1] for part in segment.positions(0, 1, 2)] == [[1], [1], [STAMP]]
+        segment.close()
+
+
+def test_a_frame_of_more_records_than_a_sealed_one_holds_is_split(disk) -> None:
+    topic = SampleTopic(5, 1)
+    topic.add(1, STAMP, {"payloads": [b"x"] * 10_000})
+    ref = write(disk, DATA_DIR, [topic])
+    assert bounds(disk, ref) == [(1, 4_096), (4_097, 8_192), (8_193, 10_000)]
+
+
 def test_nothing_alive_leaves_nothing(disk) -> None:
     topic = simple_topic()
     topic.earliest_seq = 1_000
@@ -146,11 +173,13 @@ def test_topics_and_numbers_out_of_order_are_refused(disk) -> None:
 
 def test_a_body_that_does_not_fit_its_frame_is_named(disk) -> None:
     made = writer(disk, DATA_DIR)
-    whole = bytearray(simple_topic(records=1).frames[0])
+    frames = simple_topic(records=3).frames
+    whole = bytearray(frames[2])
     whole[84:88] = (1 << 20).to_bytes(4, "little")
-    topic = SampleTopic(5, 1, [bytes(whole)])
     with pytest.raises(FrameInvalid, match="does not fit"):
-        made.add_topic(5, 1, topic.runs())
+        made.add_topic(5, 1, SampleTopic(5, 1, [*frames[:2], bytes(whole)]).runs())
+    with pytest.raises(FrameInvalid, match="past"):
+        made.add_topic(6, 1, SampleTopic(6, 1, [bytes(whole)]).runs())
     made.abandon()
 
 

@@ -129,20 +129,27 @@ class _Tray:
         return self._records_left <= 0 or self._bytes_left <= 0 or self._passed >= SCAN_POSITIONS_MAX
 
     def take(self, run: FrameRun) -> None:
-        """Add a run as far as it fits; one of which nothing is left is only passed over."""
-        run = _cut(run, self.examined, self._records_left, self._bytes_left)
+        """Add the frames of a run that show anything, as far as they fit.
+
+        When not all fit the tray is full: the reader has moved past what was cut off.
+        """
         last = min(run.last_seq, self.stop)
         hidden = self._mask.hidden([run])
         hidden = hidden[(hidden > self.examined) & (hidden <= last)]
-        positions = int(_counts_after(run, self.examined).sum()) - (run.last_seq - last)
-        shown = positions - len(hidden)
-        self._passed += len(hidden)
-        if shown > 0:
-            self._records_left -= shown
+        shown = _shown(run, self.examined, self.stop, hidden)
+        if not shown.all():
+            kept = np.flatnonzero(shown)
+            run, shown = _rows_of(run, kept), shown[kept]
+        if len(shown):
+            rows = _fitting(run, shown, self._records_left, self._bytes_left)
+            if rows < len(shown):
+                run = _rows_of(run, slice(0, rows))
+                last = min(run.last_seq, self.stop)
+            self._records_left -= int(shown[:rows].sum())
             self._bytes_left -= int(run.batch.total_bytes.sum())
             self.runs.append(run)
-            if len(hidden):
-                self._hidden.append(hidden)
+            self._hidden.append(hidden[hidden <= last])
+        self._passed += last - self.examined
         self.examined = last
 
     def packed(self) -> FramesRead:
@@ -151,27 +158,31 @@ class _Tray:
         if not self.runs:
             return FramesRead(wanted.ticket, 0, 0, 0, self.examined)
         packed = _packed(wanted.ticket, self.runs, self.examined)
-        if not self._hidden:
+        hidden = np.concatenate(self._hidden)
+        if not len(hidden):
             return packed
-        hidden = BitMap64(array("Q", np.concatenate(self._hidden).tobytes()))
-        return replace(packed, hidden=hidden.serialize())
+        return replace(packed, hidden=BitMap64(array("Q", hidden.tobytes())).serialize())
 
 
-def _counts_after(run: FrameRun, after: int) -> I64:
-    """Records of each frame behind `after`; only the first may begin before it."""
-    counts = frames.counts_of(run.batch.words).astype(np.int64)
-    counts[0] -= max(after + 1 - run.first_seq, 0)
-    return counts
+def _shown(run: FrameRun, after: int, stop: int, hidden: I64) -> I64:
+    """Records of each frame behind `after` and up to `stop` that are not hidden."""
+    first = run.batch.words[:, layout.W_BASE_SEQ].astype(np.int64)
+    last = first + frames.counts_of(run.batch.words).astype(np.int64) - 1
+    first, last = np.maximum(first, after + 1), np.minimum(last, stop)
+    gone = np.searchsorted(hidden, last, side="right") - np.searchsorted(hidden, first)
+    found: I64 = last + 1 - first - gone
+    return found
 
 
-def _cut(run: FrameRun, after: int, records: int, size: int) -> FrameRun:
-    """Keep the first frames that hold `records` records after `after`, or `size` bytes; at least one."""
-    counts = np.cumsum(_counts_after(run, after))
-    sizes = np.cumsum(run.batch.total_bytes)
+def _rows_of(run: FrameRun, rows: slice | I64) -> FrameRun:
+    return FrameRun(run.buffer, run.batch.take(rows), run.salt, run.path, run.origin)
+
+
+def _fitting(run: FrameRun, shown: I64, records: int, size: int) -> int:
+    """How many of the first frames hold `records` records that show, or `size` bytes; at least one."""
+    counts, sizes = np.cumsum(shown), np.cumsum(run.batch.total_bytes)
     rows = 1 + min(int(np.searchsorted(counts, records)), int(np.searchsorted(sizes, size)))
-    if rows >= len(run.batch):
-        return run
-    return FrameRun(run.buffer, run.batch.take(slice(0, rows)), run.salt, run.path, run.origin)
+    return min(rows, len(run.batch))
 
 
 def _packed(ticket: int, runs: list[FrameRun], examined: int) -> FramesRead:

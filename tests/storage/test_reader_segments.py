@@ -352,6 +352,21 @@ def test_a_lost_range_inside_a_sealed_frame_is_announced_between_its_records(wor
     assert [record.seq for record in second.records] == list(range(31, 41))
 
 
+@pytest.mark.parametrize("way", [pages, sent])
+@pytest.mark.parametrize("frame_records", [1, 7, 400])
+def test_hidden_records_cost_nothing_of_a_limit_and_none_is_lost_at_it(world, way, frame_records):
+    """DR-12, DR-13: many frames in one stretch, cut where enough is shown."""
+    for _ in range(2800 // frame_records):
+        fill(world, frame_records)
+    gone = {n for n in range(1, 2801) if n % 2 == 0 or 100 < n < 900}
+    world.remove(gone)
+    expected = [n for n in range(1, 2801) if n not in gone]
+    for options in ({"limit": 1000}, {"limit": 11}):
+        assert [record[0] for record in way(world, **options)] == expected
+    if way is sent:
+        assert [record[0] for record in sent(world, max_bytes=500)] == expected
+
+
 # -- cold ------------------------------------------------------------------------------------------------
 
 

@@ -9,15 +9,16 @@ for the topic; a topic that was known to it and has no row is gone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actors.wal_shard.facts import Facts, decode_facts
 from ringlog.envelope.messages import SegmentRef
-from ringlog.errors import CorruptData
+from ringlog.errors import CorruptData, DiskError
 from ringlog.logs import say
 from ringlog.segment.layout import DATA, IDX, parse_stem
 from ringlog.segment.rebuild import rebuild_index
@@ -75,10 +76,16 @@ class Baseline:
         """Is nothing in this file for us to replay?"""
         return self.own is not None and self.own.facts.absorbs(file_id)
 
-    def vouches(self, owner: tuple[int, int], file_id: int) -> bool:
-        """Did a snapshot of that (shards, shard), or our own, absorb the file, so that it may be gone?"""
-        own = (self.shards, self.shard)
-        return any(layer.facts.absorbs(file_id) for layer in self.layers if layer.owner in (owner, own))
+    def vouches(self, stream: int | None, file_id: int) -> bool:
+        """Did a snapshot absorb the file, so that it may be gone? One of the shard whose stream it was in,
+        or our own; any one when the stream is not known.
+
+        Under whatever shard count: a shard's own stream concerns it always.
+        """
+        ours, layers = (self.shards, self.shard), self.layers
+        if stream is not None:
+            layers = [each for each in layers if each.snapshot.shard == stream or each.owner == ours]
+        return any(layer.facts.absorbs(file_id) for layer in layers)
 
     def absorbed(self, file_id: int, topic_ids: NDArray[np.uint64]) -> Mask | None:
         """(n,) frames of that file which the snapshots governing their topics absorbed; None = none."""
@@ -220,6 +227,21 @@ def _adopt(
                 sealed.set_tier(ref.number, known.tier)
     finally:
         segment.close()
+
+
+def segment_tables(disk: Disk, data_dir: str, refs: Iterable[SegmentRef]) -> dict[int, Any] | str:
+    """Number -> topic table of segments that are to be in force; a str says why one cannot be."""
+    tables: dict[int, Any] = {}
+    for ref in refs:
+        try:
+            segment = Segment.open(disk, data_dir, ref.stem)
+        except (CorruptData, DiskError) as e:
+            return f"{ref.stem}: {e}"
+        segment.close()
+        if (segment.ref.number, segment.ref.salt) != (ref.number, ref.salt):
+            return f"{ref.stem}: is another segment, {segment.ref.number}"
+        tables[ref.number] = segment.topics
+    return tables
 
 
 def open_segment(disk: Disk, data_dir: str, stem: str, base: Baseline) -> Segment | None:

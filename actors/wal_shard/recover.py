@@ -187,7 +187,7 @@ class Recovery:
         self._said: list[tuple[int, int]] = []
         """(file, stop) as earlier incarnations said."""
         self._known_missing: set[int] = set()
-        self._required: list[tuple[int, int, str, tuple[int, int]]] = []
+        self._required: list[tuple[int, int, str, int | None]] = []
         self._lost_streams: list[tuple[int, int]] = []
         """(shards, shard) of streams whose end may have lost something that was acknowledged."""
 
@@ -284,11 +284,10 @@ class Recovery:
             size = self._disk.size(fd)
             data = read(0, WAL_HEADER_BYTES)
             if not header_verifies(data):
-                if self._base.absorbs(pack_file(*(parse_wal_name(path.rsplit("/", 1)[1]) or (0, 0)))):
-                    return None
+                incarnation, n = parse_wal_name(path.rsplit("/", 1)[1]) or (0, 0)
                 # The header is durable before the first group is written, so without groups this is a
                 # file that nobody ever used; with them it is damage.
-                if holds_marks(read, size):
+                if not self._base.absorbs(pack_file(incarnation, n)) and holds_marks(read, size):
                     raise CorruptData("WAL file has frames but no header", file=path, offset=0)
                 if stream == self._shard:
                     self.found.unused.append(path)
@@ -346,13 +345,13 @@ class Recovery:
         for file in files:
             theirs = last_served.get((file.stream, file.header.shards), 0)
             file.is_followed = file.header.incarnation < max(mine, theirs)
-        for header, path in [(file.header, file.path) for file in files if file.copied is not None]:
-            self._require(header.prev_file, header.prev_stop, path, (header.shards, header.shard))
+        for header, path in [(file.header, file.path) for file in files if _is_believed(file)]:
+            self._require(header.prev_file, header.prev_stop, path, header.shard)
             if header.prev_file in by_id:
                 by_id[header.prev_file].ends.append((header.prev_stop, header.prev_seal))
         for required in self._required:
             self._require(*required)
-        self._require(*self._durable_mark, "the board", (self._shards, self._shard))
+        self._require(*self._durable_mark, "the board", self._shard)
 
     def _copied_mark(self, file: _File) -> Mark | None:
         fd, read = self._reader(file.path)
@@ -363,8 +362,7 @@ class Recovery:
 
     def _take_word(self, by_id: dict[int, _File], speaker: WalHeader, mark: Mark) -> None:
         for file_id, stop in mark.settled:
-            owner = (speaker.shards, speaker.shard)
-            self._required.append((file_id, stop, f"incarnation {speaker.incarnation}", owner))
+            self._required.append((file_id, stop, f"incarnation {speaker.incarnation}", None))
             if file_id in by_id:
                 by_id[file_id].claims.append(_Claim(speaker.shards, speaker.shard, stop))
         for file_id in mark.damaged:
@@ -376,18 +374,18 @@ class Recovery:
 
     def _absorbed_word(self, header: WalHeader) -> Mark | None:
         """An incarnation whose first files were absorbed served, whatever is left of it."""
-        before, owner = header.prev_file, (header.shards, header.shard)
+        before = header.prev_file
         is_gone = before >> 24 == header.incarnation and before not in self._present
-        return _NO_WORD if is_gone and self._base.vouches(owner, before) else None
+        return _NO_WORD if is_gone and self._base.vouches(header.shard, before) else None
 
-    def _require(self, file_id: int, stop: int, by: str, owner: tuple[int, int]) -> None:
+    def _require(self, file_id: int, stop: int, by: str, stream: int | None) -> None:
         """A file that held something durable must be there, or its shard's snapshot stand for it.
 
         One that is there without a header may have lost it.
         """
         if not file_id or stop <= WAL_HEADER_BYTES or file_id in self._present:
             return
-        if self._base.vouches(owner, file_id):
+        if self._base.vouches(stream, file_id):
             return
         if file_id not in self._known_missing:
             self._known_missing.add(file_id)
@@ -558,6 +556,13 @@ class Recovery:
             is_whole = scan.stop >= published
         if not is_whole or file.header.boot_id != self._boot_id:
             self._lost_streams.append((file.header.shards, file.stream))
+
+
+def _is_believed(file: _File) -> bool:
+    """Is what it says of the file before it to be believed? Of its own incarnation's always: whether that
+    one served is said in its first files, and they may be what is missing."""
+    header = file.header
+    return file.copied is not None or header.prev_file >> 24 == header.incarnation
 
 
 def stream_directory(data_dir: str, shard: int) -> str:

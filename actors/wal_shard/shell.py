@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.wal_shard import events as ev
+from actors.wal_shard.baseline import segment_tables
 from actors.wal_shard.core import Phase, Settings, ShardCore
 from actors.wal_shard.flusher import Flusher
 from actors.wal_shard.preparer import Preparer
@@ -44,7 +45,6 @@ from ringlog.limits import HEARTBEAT_INTERVAL_MS, WAL_HEADER_BYTES
 from ringlog.logs import say
 from ringlog.ring.doorbell import BellListener
 from ringlog.runtime.router_socket import RouterSocket
-from ringlog.segment.segment import Segment
 from ringlog.signals import StopFlag
 from ringlog.storage.disk import Disk, RealDisk
 from ringlog.storage.layout import LOCK_NAME, META_DIR, WAL_FLAG_PREV_ORDERLY
@@ -299,24 +299,12 @@ class Shell:
                 elif isinstance(message, m.Ping):
                     self._socket.send(client, m.Pong(self._boot.incarnation, self._turns), envelope.corr)
                 else:
-                    opened = self._tables(message) if isinstance(message, m.SegmentsChange) else None
+                    opened = None
+                    if isinstance(message, m.SegmentsChange):
+                        opened = segment_tables(self._disk, self._boot.data_dir, message.added)
                     self._control.append(ControlReceived(client, envelope.corr, message, attachment, opened))
             except Refused as e:
                 self._socket.send(client, error_reply(e), envelope.corr)
-
-    def _tables(self, message: m.SegmentsChange) -> dict[int, Any] | str:
-        """Number -> topic table of the segments that are to be in force; a str says why not."""
-        tables: dict[int, Any] = {}
-        for ref in message.added:
-            try:
-                segment = Segment.open(self._disk, self._boot.data_dir, ref.stem)
-            except (CorruptData, DiskError) as e:
-                return f"{ref.stem}: {e}"
-            segment.close()
-            if (segment.ref.number, segment.ref.salt) != (ref.number, ref.salt):
-                return f"{ref.stem}: is segment {segment.ref.number}"
-            tables[ref.number] = segment.topics
-        return tables
 
     def _attach(self, client: bytes, corr: int, message: m.RingAttach) -> None:
         try:

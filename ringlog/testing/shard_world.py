@@ -21,8 +21,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from pyroaring import BitMap64
 
 from actors.wal_shard import events as ev
+from actors.wal_shard.baseline import segment_tables
 from actors.wal_shard.core import Phase, Settings, ShardCore
 from actors.wal_shard.recover import Recovered, Recovery, make_stream, tidy
 from actors.wal_shard.removal import answer
@@ -92,6 +94,10 @@ class _Files:
         if isinstance(fd, int):
             self._disk.close(fd)
 
+    def __getattr__(self, name: str) -> Any:
+        """Segments lie on the disk alone."""
+        return getattr(self._disk, name)
+
 
 class Run:
     """One incarnation of one shard. `step` is one turn; what it answered is in `settled` and `replies`."""
@@ -117,6 +123,8 @@ class Run:
         self._ledger = Ledger(files, DATA, SHM, self._published)  # type: ignore[arg-type]
         self.settled: list[tuple[int, Entries, int]] = []
         self.replies: dict[int, m.Message] = {}
+        self.attached: Any = None
+        """What the last reply carried along."""
         self.stopped: Stop | None = None
         self.has_slow_files = False
         """Files are made only when `make_file` is called."""
@@ -222,7 +230,10 @@ class Run:
 
     def request(self, corr: int, message: m.Message, attachment: bytearray | None = None) -> ControlReceived:
         """The event that this request came in by socket."""
-        return ControlReceived(b"client", corr, message, attachment)
+        opened = None
+        if isinstance(message, m.SegmentsChange):
+            opened = segment_tables(self.disk, DATA, message.added)
+        return ControlReceived(b"client", corr, message, attachment, opened)
 
     def make_file(self) -> None:
         """Make the file that was asked for while `has_slow_files` was set."""
@@ -337,6 +348,7 @@ class Run:
         if effect.corr in self.replies:
             raise InvariantViolation("a request is answered twice", corr=effect.corr)
         self.replies[effect.corr] = effect.message
+        self.attached = effect.attachment
 
     def _stop(self, effect: Stop) -> None:
         self.stopped = effect
@@ -521,6 +533,7 @@ class World:
         run = self.run_of(name)
         located = self.request(m.Locate(name, after))
         lost = list(zip(located.lost[::2], located.lost[1::2], strict=True))
+        gone = BitMap64.deserialize(located.deleted) if located.deleted else BitMap64()
         found: list[tuple[int, bytes]] = []
         expected = max(after + 1, located.earliest_seq)
         for extent in located.extents:
@@ -530,13 +543,13 @@ class World:
                     continue
                 if view.last_seq < expected or view.last_seq > located.head_seq:
                     continue
-                expected = _past_lost(expected, lost)
+                expected = _past_gone(expected, lost, gone)
                 if view.base_seq > expected:
                     raise AssertionError(f"{name}: record {expected} is missing before {view.base_seq}")
                 pairs = zip(itertools.count(view.base_seq), view.to_list(), strict=False)
-                found += [(seq, payload) for seq, payload in pairs if seq >= expected]
+                found += [(seq, payload) for seq, payload in pairs if seq >= expected and seq not in gone]
                 expected = view.last_seq + 1
-        if _past_lost(expected, lost) != located.head_seq + 1:
+        if _past_gone(expected, lost, gone) != located.head_seq + 1:
             raise AssertionError(f"{name}: head is {located.head_seq}, records end before {expected}")
         return found
 
@@ -558,10 +571,16 @@ def _published(run: Run, file_id: int) -> int:
     return offset if file_id == published_file else WAL_HEADER_BYTES
 
 
-def _past_lost(expected: int, lost: list[tuple[int, int]]) -> int:
-    for first, last in lost:
-        if first <= expected <= last:
-            expected = last + 1
+def _past_gone(expected: int, lost: list[tuple[int, int]], gone: BitMap64) -> int:
+    """The first number from `expected` on that is neither lost nor deleted."""
+    before = 0
+    while before != expected:
+        before = expected
+        while expected in gone:
+            expected += 1
+        for first, last in lost:
+            if first <= expected <= last:
+                expected = last + 1
     return expected
 
 

@@ -1,0 +1,451 @@
+"""Checkpoints seen from the shard: plans, rows, segments in force, and starts from what they leave."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from checkpoint_world import Asking, checkpoint, checkpoint_all
+from pyroaring import BitMap64
+
+from ringlog.envelope import messages as m
+from ringlog.errors import CorruptData, InvalidRequest, Refused
+from ringlog.storage.snapshot import load_snapshots
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.shard_world import DATA, World
+
+
+def new_world(shards=1):
+    disk = SimulatedDisk(DATA)
+    disk.make_dir(f"{DATA}/meta")  # as the supervisor does
+    disk.sync_dir(DATA)
+    made = World(disk, shards=shards, file_bytes=1 << 20)
+    made.start()
+    return made
+
+
+@pytest.fixture
+def world():
+    return new_world()
+
+
+def fill(world, topics=("a", "b", "c"), rounds=3, records=4, **config):
+    for name in topics:
+        world.put(name, **{"durability": "fsync"} | config)
+    for _ in range(rounds):
+        for name in topics:
+            world.append(name, [b"%s-%d" % (name.encode(), i) for i in range(records)])
+
+
+def state(world):
+    """What clients can know of every topic."""
+    found = {}
+    for run in world.runs.values():
+        for topic in run.core.directory.by_id.values():
+            found[topic.name] = (
+                topic.topic_id, topic.epoch, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes,
+                topic.lost, topic.config, topic.last_ts, world.records(topic.name),
+                [(each, past.past()) for each, past in topic.producers.items()],
+            )  # fmt: skip
+    return found
+
+
+def wal_files(world, shard=0):
+    names = world.disk.list_dir(f"{DATA}/wal/shard-{shard:02d}")
+    return sorted(name for name in names if name.endswith(".log"))
+
+
+def restart(world, how):
+    if how == "stop":
+        world.stop()
+    elif how == "kill":
+        world.kill()
+    else:
+        world.power_loss(seed=3)
+    world.start()
+
+
+ENDS = pytest.mark.parametrize("how", ["stop", "kill", "power"])
+
+
+def test_a_reader_is_led_to_segments_first_and_to_the_log_for_the_rest(world):
+    """SG-2: together they cover every live position, without a hole and nothing twice."""
+    fill(world)
+    made = checkpoint(world)
+    assert made.records == 36
+    located = world.request(m.Locate("a", 0))
+    assert [bool(each.segment) for each in located.extents] == [True, False]
+    assert located.extents[-1].stop == 0, "the open end"
+    world.append("a", [b"later"])
+    assert [seq for seq, _ in world.records("a")] == list(range(1, 14))
+    assert [seq for seq, _ in world.records("a", after=11)] == [12, 13]
+
+
+@ENDS
+def test_a_start_from_a_snapshot_is_as_good_as_one_from_all_of_the_log(world, how):
+    """SN-11."""
+    fill(world)
+    checkpoint(world)
+    world.append("a", [b"behind"])
+    world.put("new", durability="fsync")
+    world.append("new", [b"first"])
+    world.request(m.TopicDelete("c"))
+    before = state(world)
+    restart(world, how)
+    assert state(world) == before
+    assert "c" not in before
+    world.append("a", [b"goes on"])
+    assert world.records("a")[-1] == (14, b"goes on")
+
+
+@ENDS
+def test_many_checkpoints_and_starts_lose_nothing_and_the_log_gets_shorter(world, how):
+    """SN-5, CKP-8: two snapshots and the log that the older one needs; the rest is unlinked."""
+    for round in range(5):
+        fill(world, rounds=2)
+        checkpoint(world)
+        assert len(wal_files(world)) <= 8, round
+        before = state(world)
+        restart(world, how)
+        assert state(world) == before
+    snapshots, skipped = load_snapshots(world.disk, DATA)
+    assert (len(snapshots), skipped) == (2, [])
+    assert len(wal_files(world)) < 6
+
+
+def test_the_snapshot_before_the_last_and_its_log_do_as_well(world):
+    """SN-5: one rotten file is never the only copy."""
+    for _ in range(3):
+        fill(world)
+        checkpoint(world)
+    fill(world, rounds=1)
+    before = state(world)
+    world.kill()
+    rot(world, -1)
+    world.start()
+    assert state(world) == before
+
+
+def rot(world, which):
+    names = sorted(name for name in world.disk.list_dir(f"{DATA}/meta") if name.startswith("snapshot-"))
+    path = f"{DATA}/meta/{names[which]}"
+    fd = world.disk.open_read(path)
+    data = bytearray(world.disk.read_at(fd, world.disk.size(fd), 0))
+    world.disk.close(fd)
+    data[len(data) // 2] ^= 0x40
+    world.disk.unlink(path)
+    fd = world.disk.create(path)
+    world.disk.write_at(fd, [bytes(data)], 0)
+    world.disk.sync_file(fd)
+    world.disk.close(fd)
+
+
+def test_with_both_snapshots_rotten_the_start_is_refused_with_what_is_missing(world):
+    """SN-6: a state with a hole in the middle is never served."""
+    for _ in range(3):
+        fill(world)
+        checkpoint(world)
+    world.kill()
+    rot(world, -1)
+    rot(world, -2)
+    with pytest.raises(CorruptData, match="missing") as refused:
+        world.start()
+    assert len(refused.value.detail["snapshots_skipped"]) == 2
+
+
+def test_a_rotten_snapshot_is_no_loss_while_all_of_the_log_is_there(world):
+    """SN-4: with none valid, replay starts at the first frame still present."""
+    fill(world)
+    checkpoint(world)
+    before = state(world)
+    world.kill()
+    rot(world, -1)
+    world.start()
+    assert state(world) == before
+
+
+def test_a_missing_segment_is_damage_and_with_truncate_an_announced_loss(world):
+    """RE-6, D-12: named, never passed over in silence; what was lost stays lost the same way."""
+    fill(world)
+    for _ in range(2):
+        checkpoint(world)
+        fill(world, rounds=1)
+    checkpoint(world)
+    stem = next(iter(world.runs[0].core.checkpoint.sealed.refs.values())).stem
+    world.kill()
+    for suffix in (".data", ".idx"):
+        world.disk.unlink(f"{DATA}/{stem}{suffix}")
+    with pytest.raises(CorruptData, match="segment is missing") as refused:
+        world.start()
+    assert refused.value.detail["segment"] == stem
+    world.is_lenient = True
+    world.start()
+    lost = {name: world.topic(name).lost for name in "abc"}
+    assert lost == {name: [(1, 12)] for name in "abc"}
+    assert [seq for seq, _ in world.records("a")] == list(range(13, 21))
+    assert world.topic("a").count == 8
+    world.is_lenient = False
+    restart(world, "kill")
+    assert {name: world.topic(name).lost for name in "abc"} == lost
+    assert world.topic("a").count == 8
+
+
+def test_a_missing_index_is_made_anew(world):
+    """SG-5."""
+    fill(world)
+    checkpoint(world)
+    before = state(world)
+    stem = next(iter(world.runs[0].core.checkpoint.sealed.refs.values())).stem
+    world.kill()
+    world.disk.unlink(f"{DATA}/{stem}.idx")
+    world.start()
+    assert state(world) == before
+
+
+def test_files_that_survive_their_removal_are_ignored_and_removed(world):
+    """SH-7."""
+    fill(world)
+    kept = {}
+    for name in wal_files(world):
+        path = f"{DATA}/wal/shard-00/{name}"
+        fd = world.disk.open_read(path)
+        kept[path] = world.disk.read_at(fd, world.disk.size(fd), 0)
+        world.disk.close(fd)
+    for _ in range(3):
+        checkpoint(world)
+        fill(world)
+    gone = [path for path in kept if not world.disk.exists(path)]
+    assert gone
+    before = state(world)
+    world.kill()
+    for path in gone:
+        fd = world.disk.create(path)
+        world.disk.write_at(fd, [kept[path]], 0)
+        world.disk.sync_file(fd)
+        world.disk.close(fd)
+    world.start()
+    assert state(world) == before
+    assert not any(world.disk.exists(path) for path in gone)
+
+
+def test_a_topic_deleted_between_the_plan_and_the_rows_is_no_corruption(world):
+    """CKP-3, RE-9: the log that is replayed speaks of it, the rows do not."""
+    fill(world)
+    asking = Asking(world)
+
+    def before(message):
+        if isinstance(message, m.CheckpointRows) and world.runs[0].core.directory.find("b"):
+            world.append("b", [b"last words"])
+            world.request(m.TopicDelete("b"))
+            world.put("b", durability="fsync")
+            world.append("b", [b"another life"])
+            world.request(m.TopicDelete("b"))
+
+    asking.before = before
+    checkpoint(world, asking=asking)
+    expected = state(world)
+    restart(world, "kill")
+    assert state(world) == expected
+    assert sorted(expected) == ["a", "c"]
+
+
+def test_what_happens_while_rows_are_handed_over_is_there_after_a_start(world, monkeypatch):
+    """CKP-3: state rows may be newer than the positions; replay takes everything in once."""
+    monkeypatch.setattr("actors.wal_shard.checkpoint.CHECKPOINT_ROWS_PER_REPLY", 2)
+    names = [f"t{i:02d}" for i in range(9)]
+    fill(world, names)
+    asking, step = Asking(world), iter(range(100))
+
+    def before(message):
+        if isinstance(message, m.CheckpointRows):
+            n = next(step) % 8
+            for name in names:
+                if world.runs[0].core.directory.find(name) is not None:
+                    world.append(name, [b"during %d" % n])
+            world.request(m.TopicDelete(names[n]))
+            world.put(f"new{n}", durability="fsync", ttl_ms=1_000_000 + n)
+            world.append(f"new{n}", [b"x"])
+            world.request(m.TopicPut(names[-1], {"durability": "disk", "cap_records": 1_000 + n}))
+
+    asking.before = before
+    for _ in range(2):
+        checkpoint(world, asking=asking)
+        expected = state(world)
+        restart(world, "kill")
+        assert state(world) == expected
+
+
+def test_rows_are_captured_only_when_nothing_is_staged(world):
+    """CKP-4: asked in the same turn as a write, the row says the write, published, or nothing of it."""
+    fill(world)
+    run = world.runs[0]
+    world.ask(run, m.CheckpointOpen())
+    run.has_slow_flushes = True
+    frame = world.frame_for("a", [b"staged"])
+    world._corr += 1
+    corr = world._corr
+    run.step(run.frames(7, frame), run.request(corr, m.CheckpointRows(True)))
+    assert run.replies.pop(corr).done
+    topic = world.topic("a")
+    assert topic.head_seq == topic.next_seq - 1 == 13
+    assert run.core.log.durable == run.core.log.offset
+
+
+def test_a_row_never_speaks_of_what_power_could_take(world):
+    """Records of class `disk` are synced before the last page is answered."""
+    fill(world, ["d"], durability="disk")
+    run = world.runs[0]
+    run.has_slow_flushes = True
+    world.append("d", [b"not synced"])
+    assert run.core.log.durable < run.core.log.offset
+    world.ask(run, m.CheckpointOpen())
+    assert world.ask(run, m.CheckpointRows(True)).done
+    assert run.core.log.durable == run.core.log.offset
+
+
+def test_only_what_changed_is_handed_over_again(world):
+    """A checkpoint of an idle shard costs nothing, and says nothing (SN-8)."""
+    fill(world)
+    checkpoint(world)
+    changed = world.runs[0].core.checkpoint.changed
+    assert changed == set()
+    world.append("b", [b"x"])
+    assert changed == set() or world.runs[0].core.checkpoint.changed == {world.topic("b").topic_id}
+    answers = [world.ask(world.runs[0], message) for message in (m.CheckpointOpen(), m.CheckpointRows(True))]
+    assert answers[1].topics == 1
+    assert not answers[1].everything
+    restarted = world.ask(world.runs[0], m.CheckpointRows(True))
+    assert restarted.topics == 1, "an unfinished checkpoint hands them over again"
+
+
+def test_a_checkpoint_is_told_apart_from_nonsense(world):
+    """Files that are no part of a plan, rows out of order, another number of files."""
+    fill(world)
+    run = world.runs[0]
+
+    def refused(message, attachment=None):
+        answer = world.ask(run, message, attachment)
+        return isinstance(answer, m.ErrorReply)
+
+    assert refused(m.CheckpointRows())
+    assert refused(m.CheckpointRows(True, False, [12345]))
+    assert refused(m.CheckpointDone(1, []))
+    assert refused(m.LiveAsk(2), bytearray(8))
+    assert refused(m.LiveAsk(70_000), bytearray(560_000))
+    assert not world.ask(run, m.SegmentTier(77, 1)).accepted
+    assert not world.ask(run, m.SegmentsChange([], [77])).accepted
+    ref = m.SegmentRef(5, "packs/pack-0000000000000005", 1, 1, 1, 1, 1)
+    answer = world.ask(run, m.SegmentsChange([ref], []))
+    assert not answer.accepted
+    assert "pack-0000000000000005" in answer.reason
+    plan = world.ask(run, m.CheckpointOpen(True))
+    assert plan.files
+    assert world.ask(run, m.CheckpointRows(True)).done
+    assert refused(m.CheckpointDone(1, []))
+    assert world.ask(run, m.CheckpointDone(1, [each.file_id for each in plan.files])).unlink == []
+    assert world.ask(run, m.CheckpointDone(1, [])).unlink == [], "told twice"
+
+
+def test_roll_closes_a_file_that_holds_records_and_no_other(world):
+    """CheckpointOpen(roll)."""
+    run = world.runs[0]
+    assert world.ask(run, m.CheckpointOpen(True)).files == []
+    fill(world, ["a"])
+    assert world.ask(run, m.CheckpointOpen()).files == []
+    (file,) = world.ask(run, m.CheckpointOpen(True)).files
+    assert (file.stop, file.salt) == (
+        run.core.places.stops[file.file_id],
+        run.core.places.salts[file.file_id],
+    )
+    assert world.ask(run, m.CheckpointOpen(True)).files == [file]
+    fill(world, ["a"], rounds=1)
+    assert len(world.ask(run, m.CheckpointOpen(True)).files) == 2
+
+
+def test_commits_go_on_while_the_next_file_is_made_for_a_roll(world):
+    """SG-7."""
+    fill(world, ["a"])
+    run = world.runs[0]
+    run.make_file()
+    run.has_slow_files = True
+    run.core._ready_capacity = 0
+    world._corr += 1
+    corr = world._corr
+    run.step(run.request(corr, m.CheckpointOpen(True)))
+    assert corr not in run.replies
+    world.append("a", [b"goes on"])
+    run.make_file()
+    assert len(run.replies.pop(corr).files) == 1
+
+
+def test_what_is_alive_is_told_with_its_deleted_numbers(world):
+    """LiveAsk: epoch 0 = gone; deletions that are not durable yet are made so first (RC-3)."""
+    fill(world)
+    topic, run = world.topic("a"), world.runs[0]
+    world.request(m.RecordsDelete("a", seqs=BitMap64([5, 7]).serialize()))
+    world.request(m.RecordsDelete("a", before_seq=3))
+    ids = np.array([topic.topic_id, 999], dtype="<u8")
+    reply = world.ask(run, m.LiveAsk(2), bytearray(ids.tobytes()))
+    rows = np.frombuffer(run.attached, dtype="<u8").reshape(2, 5).tolist()
+    assert rows[1] == [999, 0, 0, 0, 0]
+    topic_id, epoch, earliest, start, stop = rows[0]
+    assert (topic_id, epoch, earliest) == (topic.topic_id, topic.epoch, 3)
+    assert BitMap64.deserialize(reply.deleted[start:stop]) == BitMap64([5, 7])
+
+
+@ENDS
+def test_deleted_records_stay_deleted_whatever_a_start_is_made_from(world, how):
+    """DL-8, DL-13: before, in and behind a checkpoint."""
+    fill(world, rounds=6)
+    world.request(m.RecordsDelete("a", seqs=BitMap64([5, 7]).serialize()))
+    checkpoint(world)
+    world.request(m.RecordsDelete("a", seqs=BitMap64([9, 20]).serialize()))
+    world.request(m.RecordsDelete("b", before_seq=10))
+    before = state(world)
+    assert [seq for seq, _ in world.records("a") if seq in (5, 7, 9, 20)] == []
+    for _ in range(2):
+        restart(world, how)
+        assert state(world) == before
+        checkpoint(world)
+        assert state(world) == before
+
+
+def test_ephemeral_records_end_with_their_shard_and_their_numbers_are_not_used_again(world):
+    """D-6, SN-3."""
+    world.put("e", durability="ephemeral")
+    world.append("e", [b"1", b"2", b"3"])
+    checkpoint(world)
+    restart(world, "kill")
+    topic = world.topic("e")
+    assert (topic.head_seq, topic.count, topic.lost) == (3, 0, [(1, 3)])
+    assert world.append("e", [b"4"]) == 4
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (4, 2), (2, 5)])
+def test_another_number_of_shards_finds_every_topic_where_it_was(before, after):
+    """SH-4 to SH-7: rows from the snapshot that owned the topic; then back again."""
+    world = new_world(before)
+    names = [f"t{i}" for i in range(12)]
+    fill(world, names)
+    checkpoint_all(world)
+    fill(world, names, rounds=1)
+    expected = state(world)
+    for round, count in enumerate((after, before, after, after)):
+        world.kill()
+        world.start(count)
+        assert state(world) == expected, (round, count)
+        for shard in range(count):
+            if (shard + round) % 2 == 0:
+                checkpoint(world, shard)
+        world.kill()
+        world.start()
+        assert state(world) == expected, (round, count)
+        for name in names[::2]:
+            world.append(name, [b"round %d" % round])
+        if round:
+            checkpoint_all(world)
+        world.put(f"late{round}", durability="fsync")
+        world.request(m.TopicDelete(names[-1]))
+        names = [*names[:-1], f"late{round}"]
+        expected = state(world)
+    for name in names:
+        assert not isinstance(world.request(m.TopicState(name)), Refused | InvalidRequest)

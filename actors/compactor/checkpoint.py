@@ -52,7 +52,7 @@ from ringlog.storage.snapshot import Snapshot
 
 log = logging.getLogger("ringlog.compactor")
 
-PASS_BYTES = 128 * MIB
+PASS_BYTES = 64 * MIB
 """Log that is in memory at once; a pass ends behind the buffer with which it has this much."""
 
 

@@ -1,0 +1,117 @@
+"""The compactor in a real engine: what was acknowledged is read back once and in order, whoever dies when."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import ringlog
+from ringlog import stop_points
+from ringlog.envelope import messages as m
+from ringlog.errors import RinglogError
+from ringlog.link.shard_requests import Requester
+from ringlog.testing import engine
+from ringlog.testing.real_engine import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+STOPS = [name for name in stop_points.POINTS if name.startswith("compact_")]
+TOPICS = [f"topic-{n}" for n in range(5)]
+
+
+def running(tmp_path, **options):
+    return engine(
+        wal={"shards": 2, "file_bytes": "1MiB"}, storage={"enabled": True, "own_segment_bytes": "64KiB"},
+        directory=str(tmp_path / "engine"), **options,
+    )  # fmt: skip
+
+
+def write(client, start, count=400):
+    for name in TOPICS:
+        client.append_many(
+            name, [f"{name}:{n}".encode().ljust(200, b".") for n in range(start, start + count)]
+        )
+
+
+def read_back(client, count):
+    """Check every topic from its first record to its last."""
+    for name in TOPICS:
+        found = [record.data.rstrip(b".") for record in client.reader(name)]
+        assert found == [f"{name}:{n}".encode() for n in range(count)], name
+
+
+def checkpoint_now(host, timeout_s=30.0):
+    """What an operator does; asked again while the compactor is being replaced."""
+    compactor = Requester("compactor", f"ipc://{host.info.shm_dir}/compactor.sock")
+    found = []
+
+    def is_made():
+        try:
+            found.append(
+                compactor.ask(m.CheckpointNow(), m.CheckpointMade, timeout_s=timeout_s).message.files
+            )
+        except RinglogError:
+            return False
+        return True
+
+    try:
+        wait_until(is_made, 60.0, "a checkpoint")
+    finally:
+        compactor.close()
+    return found[0]
+
+
+def test_a_checkpoint_moves_records_to_segments_and_readers_find_them_there(tmp_path):
+    """SN-12, CKP-8."""
+    with running(tmp_path) as host:
+        with ringlog.connect(host.url) as client:
+            write(client, 0)
+            files = checkpoint_now(host)
+            assert any(name.endswith(".data") for name in files)
+            assert all(os.path.exists(f"{host.data_dir}/{name}") for name in files)
+            read_back(client, 400)
+            write(client, 400)
+            checkpoint_now(host)
+            checkpoint_now(host)
+            read_back(client, 800)
+        host.restart()
+        with ringlog.connect(host.url) as client:
+            read_back(client, 800)
+            write(client, 800)
+            read_back(client, 1200)
+
+
+@pytest.mark.parametrize("point", STOPS)
+def test_the_compactor_dies_at_every_point_and_nothing_is_lost_or_doubled(tmp_path, point):
+    """CKP-9, INV-1: its successor does again what was not ended."""
+    with running(tmp_path, environ={"RINGLOG_TEST_STOP_POINTS": f"{point}:1:kill"}) as host:
+        with ringlog.connect(host.url) as client:
+            write(client, 0)
+            checkpoint_now(host)
+            assert restarts_of(host) == 1
+            read_back(client, 400)
+        host.crash()
+        host.start()
+        with ringlog.connect(host.url) as client:
+            read_back(client, 400)
+
+
+def restarts_of(host):
+    return next(process.restarts for process in host.status().processes if process.kind == "compactor")
+
+
+def test_the_compactor_works_at_the_lowest_priority_and_idle_costs_next_to_nothing(tmp_path):
+    with running(tmp_path) as host:
+        pid = host.pid_of("compactor")
+        checkpoint_now(host)
+        assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+        assert os.sched_getscheduler(pid) == os.SCHED_BATCH
+
+
+def test_a_killed_compactor_is_replaced_while_the_engine_stays_ready(tmp_path):
+    with running(tmp_path) as host:
+        host.kill("compactor")
+        assert host.status().state == "ready"
+        assert checkpoint_now(host)
+        assert host.stop() == 0

@@ -75,6 +75,8 @@ def _tell(outcome: Outcome, out: Path) -> None:
     for name, found in named.items():
         if not found.is_good:
             print(f"NOT WELL {name}: {found}", file=sys.stderr)
+    if not stage.cold_segments:
+        print("NOT WELL: nothing was relocated", file=sys.stderr)
     for failure in outcome.failures[:10]:
         print(f"NOT ACKED {failure}", file=sys.stderr)
 

@@ -1,0 +1,151 @@
+"""A real engine that turns its log into segments: every transport reads the same before, during and after."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import ringlog
+from ringlog.envelope.messages import CheckpointMade, CheckpointNow
+from ringlog.errors import NotReady
+from ringlog.link.address import read_engine
+from ringlog.link.shard_requests import Requester
+from ringlog.testing.real_engine import engine, wait_until
+
+pytestmark = pytest.mark.slow
+RECORDS = 20_000
+ENGINE = {"wal": {"shards": 1}, "gateway": {"enabled": True}, "storage": {"enabled": True}}
+
+
+@pytest.fixture(scope="module")
+def running():
+    with engine(**ENGINE) as started:
+        yield started
+
+
+@pytest.fixture
+def clients(running):
+    """One over rings, one by the gateway."""
+    with (
+        ringlog.connect(running.url, wait=10) as ring,
+        ringlog.connect(running.url, wait=10, transport="ipc") as ipc,
+    ):
+        yield ring, ipc
+
+
+def checkpoint(running):
+    """Have everything turned into segments now; the files of the copy."""
+    requester = Requester("compactor", f"ipc://{read_engine(running.run_dir).shm_dir}/compactor.sock")
+    made = []
+
+    def is_made():
+        try:
+            made.append(requester.ask(CheckpointNow(), CheckpointMade, timeout_s=30).message)
+        except NotReady:
+            return False  # It starts behind the shards, and again with each of them.
+        return True
+
+    try:
+        wait_until(is_made, 30, "the compactor makes a checkpoint")
+    finally:
+        requester.close()
+    return made[0].files
+
+
+def write(client, topic, first, last):
+    with client.producer(topic, linger_ms=1) as producer:
+        for n in range(first, last + 1):
+            producer.send(b"%d" % n, tag=f"t{n % 10}")
+
+
+def everything(clients, topic, after=0):
+    """What all ways of reading agree on."""
+    ring, _ = clients
+    found = [[int(record.data) for record in client.reader(topic, after)] for client in clients]
+    pages = [int(data) for page in ring.reader(topic, after).pages(777) for data in page.bytes()]
+    with ring.tailer(topic, after, follow=False) as tailer:
+        tailed = [int(data) for batch in tailer for data in batch.bytes()]
+    assert found[0] == found[1] == pages == tailed
+    return tailed
+
+
+def test_records_are_the_same_in_the_log_and_in_segments(running, clients, ringlog_topic):
+    """DR-15, DL-8, DL-9, DL-11, SG-8."""
+    topic = ringlog_topic()
+    ring, ipc = clients
+    write(ring, topic, 1, RECORDS)
+    assert everything(clients, topic) == list(range(1, RECORDS + 1))
+    assert any(name.endswith(".data") for name in checkpoint(running))
+    assert everything(clients, topic) == list(range(1, RECORDS + 1))
+    assert everything(clients, topic, 12_345) == list(range(12_346, RECORDS + 1))
+    assert ipc.topics.delete_records(topic, match="t3").deleted == RECORDS // 10
+    write(ring, topic, RECORDS + 1, RECORDS + 10)
+    expected = [n for n in range(1, RECORDS + 11) if n % 10 != 3 or n > RECORDS]
+    assert everything(clients, topic) == expected
+    checkpoint(running)
+    assert everything(clients, topic) == expected
+    running.kill("wal_shard", shard=0)
+    assert everything(clients, topic) == expected
+    assert ring.topics.delete_records(topic, before_seq=5001).deleted == 4500
+    checkpoint(running)
+    assert everything(clients, topic) == [n for n in expected if n > 5000]
+    record = ring.read(topic, 15_000, limit=1).records[0]
+    for client in clients:
+        sought = client.read(topic, start=record.time, limit=1).records[0]
+        before = client.read(topic, sought.seq - 2, limit=1).records[0]
+        assert sought.ts == record.ts
+        assert before.seq >= sought.seq or before.ts < record.ts
+
+
+def test_sealing_while_one_reads_is_not_noticed(running, clients, ringlog_topic):
+    """DR-17: checkpoints run on while readers follow."""
+    topic = ringlog_topic()
+    ring, _ = clients
+    done = threading.Event()
+    problems = []
+
+    def seal():
+        while not done.is_set():
+            try:
+                checkpoint(running)
+            except Exception as e:  # noqa: BLE001  shown by the test
+                problems.append(e)
+                return
+
+    sealing = threading.Thread(target=seal)
+    sealing.start()
+    try:
+        for round_ in range(5):
+            write(ring, topic, 2000 * round_ + 1, 2000 * round_ + 2000)
+            assert everything(clients, topic) == list(range(1, 2000 * round_ + 2001))
+    finally:
+        done.set()
+        sealing.join(30)
+    assert not problems
+
+
+def test_cold_records_are_read_by_everybody(tmp_path):
+    """TI-11, TI-12, DR-15: opened on this host, fetched by the relocator for the gateway."""
+    settings = {"dir": str(tmp_path / "cold"), "hot_segments": 0, "interval_s": 0.1}
+    (tmp_path / "cold").mkdir(mode=0o700)
+    with (
+        engine(
+            wal={"shards": 1}, gateway={"enabled": True}, storage={"enabled": True}, cold=settings
+        ) as running,
+        ringlog.connect(running.url, wait=10) as ring,
+        ringlog.connect(running.url, wait=10, transport="ipc") as ipc,
+    ):
+        write(ring, "t", 1, RECORDS)
+        checkpoint(running)
+        write(ring, "t", RECORDS + 1, RECORDS + 5)
+
+        def is_cold():
+            hot = list(Path(running.data_dir).rglob("*.data"))
+            return not hot and any((tmp_path / "cold").rglob("*.data"))
+
+        wait_until(is_cold, 20, "the segment is relocated")
+        assert everything((ring, ipc), "t") == list(range(1, RECORDS + 6))
+        assert ring.topics.delete_records("t", match="t1").deleted == RECORDS // 10 + 1
+        assert len(everything((ring, ipc), "t")) == RECORDS + 5 - (RECORDS // 10 + 1)

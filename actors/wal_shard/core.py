@@ -165,6 +165,7 @@ class ShardCore:
         )  # fmt: skip
         self.requests = Requests(identity, self.directory, self.admission, self.places, self.checkpoint)
         self.removals = self.requests.removals
+        self.removals.volatile_files = self._volatile_files_of
         self.volatile = LogPosition()
         self.phase = Phase.RECOVERING
         self.waiting = Waiting.NOTHING
@@ -634,13 +635,26 @@ class ShardCore:
         for dropped in event.dropped:
             self._evict_volatile(dropped)
 
+    def _volatile_files_of(self, topic: Topic) -> list[tuple[int, int]]:
+        """Volatile files that hold the topic, and one past its last number in each; the last takes the rest."""
+        held = [
+            (file_id, topics[topic.topic_id][1])
+            for file_id, topics in sorted(self._topics_of_volatile.items())
+            if topic.topic_id in topics and file_id != self.volatile.file_id
+        ]
+        if topic.config.durability == Durability.EPHEMERAL:
+            return [*held, (self.volatile.file_id, topic.next_seq)]
+        of_current = self._topics_of_volatile.get(self.volatile.file_id, {}).get(topic.topic_id)
+        return held if of_current is None else [*held, (self.volatile.file_id, of_current[1])]
+
     def _evict_volatile(self, file_id: int) -> None:
         """The oldest ephemeral records made room: their topics' floors say so (TB-2, reason cap)."""
         for topic, floor, records, accounted in self._topics_of_volatile.pop(file_id, {}).values():
             if self.directory.by_id.get(topic.topic_id) is topic:
-                topic.evict_below(floor, records, accounted)
+                self.removals.evict_file(file_id, topic, floor, records, accounted)
                 topic.index.drop_file(file_id)
                 self._group.dirty[topic.topic_id] = topic
+                self._group.removes = True
         for table in (self.places.paths, self.places.salts, self.places.stops, self.places.starts):
             table.pop(file_id, None)
 

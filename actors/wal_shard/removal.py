@@ -38,13 +38,14 @@ from ringlog.topic.retention import (
     parse_match,
     retain,
     select,
+    share,
     standing,
 )
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
-SHOWS = (m.TopicState, m.TopicList, m.TopicDelete, m.Locate, m.RecordsDelete)
-"""Requests that show contents or counts, or depend on them."""
+SHOWS = (m.TopicState, m.TopicList, m.TopicDelete, m.TopicPut, m.Locate, m.RecordsDelete)
+"""Requests that show contents or counts, or depend on them; a longer TTL brings nothing back (C-12)."""
 _INCARNATION_SHIFT = 32
 _FRAME_BYTES = 256
 """Most bytes of a removal's frame beside its bitmap."""
@@ -86,6 +87,8 @@ class Question:
     """Frames of it that are not in a file yet."""
     now_us: int
     wanted: Wanted | None = None
+    files: Sequence[tuple[int, int]] = ()
+    """Of an ephemeral topic: volatile files that hold it, and one past the last number in each."""
 
 
 Answer = Removal | CorruptData
@@ -97,10 +100,14 @@ def answer(question: Question, ledger_of: LedgerOf) -> Answer:
     staged = [record_facts(buffer, batch) for buffer, batch in question.staged]
     try:
         stored = ledger_of(question.place, staged)
-        wanted = question.wanted
+        wanted, held = question.wanted, question.standing
         if wanted is None:
-            return retain(question.standing, stored, question.now_us)
-        return select(question.standing, stored, wanted.before_seq, wanted.match, wanted.seqs)
+            found = retain(held, stored, question.now_us)
+        else:
+            found = select(held, stored, wanted.before_seq, wanted.match, wanted.seqs)
+        if question.files and found.records:
+            share(held, stored, found, question.files)
+        return found
     except CorruptData as e:
         return e
 
@@ -111,6 +118,10 @@ class Removals:
     def __init__(
         self, incarnation: int, directory: Directory, extents: Callable[[Topic, int], list[m.Extent]]
     ) -> None:
+        self.volatile_files: Callable[[Topic], Sequence[tuple[int, int]]] = lambda topic: ()
+        """Which volatile files hold an ephemeral topic, as a Question wants it."""
+        self._left: dict[tuple[int, int], tuple[int, int]] = {}
+        """(volatile file, topic_id) -> (records, bytes) that left it by deletes, caps and expiry."""
         self._base = incarnation << _INCARNATION_SHIFT
         self._directory = directory
         self._extents = extents
@@ -217,7 +228,7 @@ class Removals:
             topic.name, topic.topic_id, topic.epoch, held.front, self._extents(topic, held.front - 1),
             [n for pair in topic.lost for n in pair],
         )  # fmt: skip
-        return Question(topic, held, place, staged, now_us, wanted)
+        return Question(topic, held, place, staged, now_us, wanted, self.volatile_files(topic))
 
     def take(self, answers: Sequence[Answer], group: Group, now_us: int) -> None:
         """The answers are there: stage what retention takes away, keep a delete's for its handler."""
@@ -291,6 +302,9 @@ class Removals:
         """Log a removal with the group and put it into force; readers learn of it with the group."""
         is_logged = topic.config.durability != Durability.EPHEMERAL
         apply(topic, removal)
+        for file_id, records, accounted in removal.shares:
+            left, left_bytes = self._left.get((file_id, topic.topic_id), (0, 0))
+            self._left[file_id, topic.topic_id] = (left + records, left_bytes + accounted)
         if removal.cap_floor or removal.ttl_floor:
             self.bump(topic)
             if is_logged:
@@ -301,6 +315,13 @@ class Removals:
                 group.add_control(removed_frame(topic, removal), topic, sync=sync)
         group.dirty[topic.topic_id] = topic
         group.removes = True
+
+    def evict_file(self, file_id: int, topic: Topic, floor: int, records: int, accounted: int) -> None:
+        """A volatile file made room; it held these many records and bytes of the topic below `floor`."""
+        left, left_bytes = self._left.pop((file_id, topic.topic_id), (0, 0))
+        if records > left:
+            apply(topic, Removal(cap_floor=floor, records=records - left, bytes=accounted - left_bytes))
+            self.bump(topic)
 
     def bump(self, topic: Topic) -> None:
         """Readers ask again before they deliver more; versions of a later incarnation are greater."""

@@ -14,6 +14,7 @@ records and bytes leave with them. `apply` puts a removal into force, in live tr
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -86,6 +87,8 @@ class Removal:
     due_us: int = 0
     """When the next record expires, own expiry included; 0 = none will. Only `retain` says so."""
     own_due_us: int = 0
+    shares: list[tuple[int, int, int]] = field(default_factory=list)
+    """What leaves of each volatile file: (file, records, bytes); see `share`."""
 
     @property
     def is_empty(self) -> bool:
@@ -158,17 +161,20 @@ def is_over(topic: Topic, config: TopicConfig) -> bool:
 def retain(topic: Standing, stored: Stored, now_us: int) -> Removal:
     """Decide what TTL, own expiry and caps take away now (X-11: it depends on nothing else)."""
     found = Removal(own_due_us=topic.own_due_us)
-    gone = topic.dead
-    prefix = topic.front
+    prefix = stop = topic.front
     expired = BitMap64()
-    if topic.own_due_us and topic.own_due_us <= now_us:
+    if topic.ttl_us and topic.count:
+        stop = min(max(stored.seek_time(now_us - topic.ttl_us), stop), topic.next_seq)
+    is_own_due = 0 < topic.own_due_us <= now_us
+    if is_own_due or (stop > topic.front and topic.dead):
         expired = stored.expired(now_us)
         expired.remove_range(0, topic.front)
         expired.remove_range(topic.next_seq, _TOP)
+    if is_own_due:
         found.own_due_us = stored.next_expiry(now_us)
-        gone = topic.dead | expired
+    gone = topic.dead | expired
     if topic.count:
-        prefix = _expired_prefix(topic, stored, now_us, expired, found)
+        prefix = _expired_prefix(topic, stored, stop, expired, found)
         _one_by_one(topic, stored, expired, prefix, found)
         _by_caps(topic, stored, gone, prefix, found)
     found.due_us = _next_due(topic, stored, gone, max(prefix, found.cap_floor), found)
@@ -198,11 +204,26 @@ def select(
     return found
 
 
-def _expired_prefix(topic: Standing, stored: Stored, now_us: int, expired: BitMap64, found: Removal) -> int:
-    """Where the prefix of expired records ends; notes the floor and what leaves by it."""
-    stop = topic.front
-    if topic.ttl_us:
-        stop = min(max(stored.seek_time(now_us - topic.ttl_us), stop), topic.next_seq)
+def share(topic: Standing, stored: Stored, removal: Removal, files: Sequence[tuple[int, int]]) -> None:
+    """Note what of a removal leaves of each volatile file, given as (file, one past its last number): such a
+    file is evicted as a whole, and by then what it held cannot be looked up any more."""
+    top = max(removal.cap_floor, removal.ttl_floor, removal.delete_floor)
+    first = topic.front
+    for file_id, stop in files:
+        last = min(top, stop) - 1
+        records, accounted = (0, 0) if last < first else _live_in(topic, stored, first, last, topic.dead)
+        alone = removal.seqs & BitMap64(range(max(first, top), max(stop, top, first)))
+        there, sizes = stored.sizes_of(_numbers(alone))
+        removal.shares.append((file_id, records + len(there), accounted + int(sizes.sum())))
+        first = max(first, stop)
+
+
+def _expired_prefix(topic: Standing, stored: Stored, stop: int, expired: BitMap64, found: Removal) -> int:
+    """Where the prefix of expired records ends, which reaches to `stop` by TTL alone; notes what leaves.
+
+    Numbers that expired alone earlier belong to it as soon as it comes to them: what it announces depends
+    on the clock, not on how often somebody looked (X-11).
+    """
     own = stop
     if len(expired):
         own = _first_not_in(stored, topic.dead | expired, stop, topic.next_seq)

@@ -445,6 +445,16 @@ def test_what_expired_stays_expired_with_an_earlier_clock_and_a_longer_ttl(world
     assert read(again(world), "t") == (Gap(1, 2, "ttl"), [])
 
 
+def test_a_ttl_that_is_lifted_brings_nothing_back_that_expired_under_it(world):
+    """C-12: even if nothing had removed it yet."""
+    world.put("t", durability="fsync", ttl_ms=1_000)
+    write(world, "t", 1)
+    world.runs[0].core._retain_at_ns = None
+    world.clock.advance(2)
+    world.put("t", mode="merge", ttl_ms=0)
+    assert read(world, "t") == (Gap(1, 1, "ttl"), [])
+
+
 def test_a_ttl_set_later_takes_the_old_records(world):
     """C-8."""
     world.put("t", durability="fsync")

@@ -120,7 +120,7 @@ class Run:
             world.file_bytes,
         )
         files = _Files(self.disk, self.volatile)
-        self._ledger = Ledger(files, DATA, SHM, self._published)  # type: ignore[arg-type]
+        self._ledger = Ledger(files, DATA, SHM, self._published)
         self.settled: list[tuple[int, Entries, int]] = []
         self.replies: dict[int, m.Message] = {}
         self.attached: Any = None

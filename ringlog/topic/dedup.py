@@ -99,7 +99,7 @@ class Producer:
         if len(numbers) < 2 or len(numbers) % 4 != 2:
             raise ValueError("a producer's past is two numbers and four for each run")
         producer = cls(numbers[0], numbers[1])
-        runs = [Run(*numbers[at : at + 4]) for at in range(2, len(numbers), 4)]
+        runs = list(map(Run, numbers[2::4], numbers[3::4], numbers[4::4], numbers[5::4]))
         above = producer.forgotten
         for run in runs:
             if run.first <= above or run.frames < 1 or run.count < 1:

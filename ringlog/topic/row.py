@@ -76,7 +76,7 @@ def encode_row(topic: Topic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
         lost = with_range(lost, first, stop - 1) if first < stop else lost
         count, size = max(count - records, 0), max(size - accounted, 0)
     keys = topic._keys.items(now_us, topic.config.idempotency_window_ms) if topic._keys else ()
-    config = msgspec.Raw(_encode(_config_of(topic.config)))
+    config = msgspec.Raw(_config_of(topic.config))
     return _encode(
         _Row(
             ROW_VERSION, topic.epoch, topic.name, config, topic.head_seq, topic.last_ts,
@@ -140,8 +140,10 @@ def _config_from(data: bytes) -> TopicConfig:
     return TopicConfig.from_bytes(data)
 
 
-def _config_of(config: TopicConfig) -> dict[str, Any]:
+@lru_cache(maxsize=4_096)
+def _config_of(config: TopicConfig) -> bytes:
     """What of a config differs from the defaults; its class always, since it decides about records."""
     plain = config.to_dict()
     del plain["durable"]
-    return {name: value for name, value in plain.items() if name == "durability" or value != _DEFAULTS[name]}
+    told = {name: value for name, value in plain.items() if name == "durability" or value != _DEFAULTS[name]}
+    return _encode(told)

@@ -91,6 +91,9 @@ PACKS_MAX = 8
 """Shared segments of a shard before they are merged: reading a small topic looks into each of them."""
 SMALL_SEGMENTS_MAX = 8
 """Segments of one topic below a quarter of segment_bytes before they are merged."""
+SCRUB_EVERY_S = 3_600.0
+"""A pass of the scrub begins so long after the one before it at the earliest: little data is no reason to
+read it all the time."""
 SCRUB_FINDINGS_MAX = 1_000
 """Findings one report names; more are counted."""
 DISK_LOOK_S = 1.0

@@ -1,0 +1,17 @@
+"""`python -m actors.reclaimer <boot>`: started by the supervisor."""
+
+from __future__ import annotations
+
+from actors.reclaimer.shell import Shell
+from ringlog import config
+from ringlog.envelope.boot import ActorBoot
+from ringlog.runtime.process import main
+
+
+def build(boot: ActorBoot) -> Shell:
+    """Make the reclaimer that `boot` describes; raises ConfigError when its cold store cannot be used."""
+    return Shell(boot, config.from_plain(boot.config))
+
+
+if __name__ == "__main__":
+    main(build)

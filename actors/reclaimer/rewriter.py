@@ -1,0 +1,203 @@
+"""New segments from the living records of old ones (RC-9). Sources are only read.
+
+Every frame is verified before it is copied, and every segment read back before anybody is told of it
+(RD-22). Topics that have grown beyond their share of a pack get segments of their own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyroaring import BitMap64
+
+from actors.reclaimer.pace import Pace
+from actors.reclaimer.plan import Held, Live, Spans, row_state, stretches
+from ringlog.config import Storage
+from ringlog.envelope.messages import SegmentRef
+from ringlog.errors import CorruptData
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.batch import FrameBatch
+from ringlog.segment.layout import DATA, DEL, IDX, TAGS, NumberAllocator
+from ringlog.segment.rebuild import verify_segment
+from ringlog.segment.segment import Segment
+from ringlog.segment.writer import SegmentWriter
+from ringlog.storage.disk import Disk
+from ringlog.tier.copies import Copies
+from ringlog.tier.proof import verified
+
+Runs = Iterator[tuple[Any, FrameBatch]]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who makes segments, for their headers."""
+
+    engine_id: bytes
+    shard: int
+    shards: int
+    created_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One topic in one source."""
+
+    held: Held
+    topic_id: int
+    epoch: int
+    first: int
+    last: int
+    bytes: int
+    start: int
+    stop: int
+
+
+class Rewriter:
+    """Makes segments. For one thread."""
+
+    def __init__(
+        self, disk: Disk, data_dir: str, settings: Storage, numbers: NumberAllocator, pace: Pace
+    ) -> None:
+        self._disk, self._data_dir = disk, data_dir
+        self._settings, self._numbers, self._pace = settings, numbers, pace
+
+    def remake(
+        self, sources: tuple[Held, ...], lives: Mapping[int, Live], spans: Spans, origin: Origin
+    ) -> list[SegmentRef]:
+        """Write what is alive of `sources`; the new segments, verified. Nothing is left of them on an error.
+
+        Raises CorruptData naming the damaged source, DiskError, FrameInvalid.
+        """
+        made: list[SegmentRef] = []
+        try:
+            for topics in self._outputs(sources, lives, spans):
+                ref = self._write(topics, lives, origin)
+                if ref is not None:
+                    made.append(ref)
+                    self._read_back(ref)
+        except BaseException:
+            self.remove(made)
+            raise
+        return made
+
+    def remove(self, refs: list[SegmentRef]) -> None:
+        """Remove segments that no shard was told of."""
+        copies = Copies(self._disk, self._data_dir, None)
+        for ref in refs:
+            copies.drop_local(ref.stem, (DATA, IDX, TAGS, DEL))
+
+    def _outputs(
+        self, sources: tuple[Held, ...], lives: Mapping[int, Live], spans: Spans
+    ) -> list[list[list[_Row]]]:
+        """Rows by topic, for each segment to be made; topics ascending."""
+        numbers = {held.ref.number for held in sources}
+        packs: dict[int, list[list[_Row]]] = {}
+        owns: list[list[list[_Row]]] = []
+        for topic_id, rows in sorted(_rows_by_topic(sources, lives).items()):
+            rows.sort(key=lambda row: row.first)
+            parts = stretches(topic_id, [(row.first, row.last) for row in rows], spans, numbers)
+            for part in range(parts[-1] + 1):
+                group = [row for row, at in zip(rows, parts, strict=True) if at == part]
+                size = sum(row.bytes for row in group)
+                if len(sources[0].table) == 1 or size >= self._settings.own_segment_bytes:
+                    owns.append([group])
+                else:
+                    packs.setdefault(part, []).append(group)
+        return [*packs.values(), *owns]
+
+    def _write(
+        self, topics: list[list[_Row]], lives: Mapping[int, Live], origin: Origin
+    ) -> SegmentRef | None:
+        settings = self._settings
+        writer = SegmentWriter(
+            self._disk, self._data_dir, number=self._numbers.take(), salt=secrets.randbits(64) | 1,
+            shard=origin.shard, shards=origin.shards, engine_id=origin.engine_id,
+            created_us=origin.created_us, compression=settings.compression,
+            compression_min_bytes=settings.compression_min_bytes,
+            compression_saving=settings.compression_saving,
+        )  # fmt: skip
+        try:
+            for group in topics:
+                live = lives.get(group[0].topic_id)
+                writer.add_topic(
+                    group[0].topic_id, group[0].epoch, self._runs(group),
+                    earliest_seq=live.earliest_seq if live else 1, dead=_dead(live),
+                )  # fmt: skip
+            return writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
+
+    def _runs(self, group: list[_Row]) -> Runs:
+        for row in group:
+            path = f"{self._data_dir}/{row.held.ref.stem}{DATA}"
+            fd = self._disk.open_read(path)
+            try:
+                for buffer, batch in self._stretches(fd, path, row):
+                    self._pace(2 * batch.stop)  # read, and written again
+                    yield buffer, batch
+            finally:
+                self._disk.close(fd)
+
+    def _stretches(self, fd: int, path: str, row: _Row) -> Runs:
+        def read(start: int, stop: int) -> bytes:
+            return self._disk.read_at(fd, stop - start, start)
+
+        for stretch in verified(read, path, row.held.ref.salt, row.start, row.stop):
+            words = stretch.batch.words
+            is_own = (words[:, layout.W_TOPIC] == row.topic_id) & (frames.epochs_of(words) == row.epoch)
+            if not is_own.all():
+                raise CorruptData(
+                    "frame of another topic than the index says", file=path, offset=stretch.offset
+                )
+            yield stretch.buffer, stretch.batch
+
+    def _read_back(self, ref: SegmentRef) -> None:
+        self._pace(ref.data_bytes)
+        findings = verify_segment(self._disk, self._data_dir, ref.stem)
+        if findings:
+            raise CorruptData(
+                "segment does not read back as it was written", file=ref.stem, findings=findings
+            )
+
+    def mark(self, refs: list[SegmentRef], lives: Mapping[int, Live]) -> int:
+        """Mark what was deleted since the sources were looked at; returns how many marks were made (TI-8)."""
+        made = 0
+        for ref in refs:
+            segment = Segment.open(self._disk, self._data_dir, ref.stem)
+            try:
+                fresh = sum(
+                    segment.mark_deleted(self._disk, at, lives[int(topic_id)].deleted)
+                    for at, topic_id in enumerate(segment.topics["topic_id"])
+                    if int(topic_id) in lives and lives[int(topic_id)].deleted
+                )
+                if fresh:
+                    segment.sync_marks(self._disk)
+                    made += fresh
+            finally:
+                segment.close()
+        return made
+
+
+def _rows_by_topic(sources: tuple[Held, ...], lives: Mapping[int, Live]) -> dict[int, list[_Row]]:
+    """Rows of topics that live, one life of each."""
+    found: dict[int, list[_Row]] = {}
+    for held in sources:
+        for row in held.table:
+            topic_id, live = int(row["topic_id"]), lives.get(int(row["topic_id"]))
+            if row_state(row, live) != "dead":
+                found.setdefault(topic_id, []).append(
+                    _Row(
+                        held, topic_id, int(row["epoch"]), int(row["first_seq"]), int(row["last_seq"]),
+                        int(row["bytes"]), int(row["data_start"]), int(row["data_stop"]),
+                    )
+                )  # fmt: skip
+    return found
+
+
+def _dead(live: Live | None) -> BitMap64 | None:
+    return live.deleted if live is not None and live.deleted else None

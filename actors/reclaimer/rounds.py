@@ -1,0 +1,388 @@
+"""A round of the reclaimer: ask the shards, drop what is dead, make anew what is sparse or small, sweep.
+
+Order, for everything that goes (RC-3, RC-4): the shard's word that it is dead, durable on its side; the
+shard's forgetting of the segment; the snapshots that named it gone; then the files in both tiers, the index
+on the host last, because it says what there is still to remove. Any prefix of this may be repeated after a
+crash: what is on disk and unknown to all shards is found again by the sweep, and what a shard knows is
+judged again.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from pyroaring import BitMap64
+
+from actors.reclaimer.leftovers import Leftovers, group_parts
+from actors.reclaimer.plan import Alive, Held, Live, Ranges, Remake, Spans, assess, held_elsewhere, remakes
+from actors.reclaimer.rewriter import Origin, Rewriter
+from ringlog.clock import Clock
+from ringlog.config import Storage
+from ringlog.envelope import messages as m
+from ringlog.errors import (
+    ColdUnavailable,
+    CorruptData,
+    DiskError,
+    FrameInvalid,
+    Refused,
+    RequestTimeout,
+    ShuttingDown,
+)
+from ringlog.logs import say
+from ringlog.segment.layout import DATA, DEL, IDX, TAGS
+from ringlog.segment.parts import part_names
+from ringlog.segment.segment import Segment
+from ringlog.storage.disk import Disk
+from ringlog.storage.layout import TMP_SUFFIX
+from ringlog.tier.copies import Copies
+from ringlog.topic.names import shards_of
+
+log = logging.getLogger("ringlog.reclaimer")
+LIVE_TOPICS_PER_ASK = 4_096
+"""Bitmaps of deleted numbers of so many topics must fit into one envelope."""
+SWEEP_NS = 60 * 1_000_000_000
+LEFTOVERS_PER_ROUND = 64
+
+
+class Ask(Protocol):
+    """A request to a shard: (reply, attached bytes); see link.shard_requests for what it raises."""
+
+    def __call__(self, shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any]: ...
+
+
+@dataclass(slots=True)
+class Counts:
+    """For the board."""
+
+    dropped: int = 0
+    rewritten: int = 0
+    reclaimed_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _View:
+    """What the shards said in this round."""
+
+    snapshots: dict[int, int]
+    held: dict[int, Held]
+    is_complete: bool
+    """Every shard answered."""
+    unreadable: set[str] = field(default_factory=set)
+    """Stems that are registered and whose index we could not read."""
+    lives: dict[int, Live] = field(default_factory=dict)
+
+
+class Reclaimer:
+    """Rounds, one after the other. For one thread; cold removals are handed to `later`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        data_dir: str,
+        settings: Storage,
+        *,
+        copies: Copies,
+        rewriter: Rewriter,
+        shards: int,
+        engine_id: bytes,
+        ask: Ask,
+        clock: Clock,
+        quarantined: Callable[[], set[int]],
+        want_checkpoint: Callable[[], None],
+        later: Callable[[Callable[[], None]], bool],
+    ) -> None:
+        """`later(job)` runs a job that may block on the cold store elsewhere; False when it has no room.
+        `want_checkpoint` asks for snapshots that no longer name what was dropped."""
+        self._disk, self._data_dir, self._settings = disk, data_dir, settings
+        self._copies, self._rewriter = copies, rewriter
+        self._shards, self._engine_id = shards, engine_id
+        self._ask, self._clock = ask, clock
+        self._quarantined, self._want_checkpoint, self._later = quarantined, want_checkpoint, later
+        self.counts = Counts()
+        self._tables: dict[int, Any] = {}
+        self._measured: dict[tuple[int, int], tuple[tuple[int, int, int], tuple[int, int]]] = {}
+        self._leftovers = Leftovers()
+        self._swept_ns = -(1 << 62)
+        self._removing: set[str] = set()
+        self._cold_done: deque[str] = deque()
+        self._kept: set[str] = set()
+
+    def round(self) -> None:
+        """One look at everything. Raises ShuttingDown; what else goes wrong is logged and left for later."""
+        view = self._look()
+        self._leftovers.known([held.ref.stem for held in view.held.values()] + list(view.unreadable))
+        elsewhere, shared = held_elsewhere(view.held.values())
+        alive = {
+            number: assess(held, view.lives, elsewhere.get(number, {}), self._measure)
+            for number, held in view.held.items()
+        }
+        for number, counted in alive.items():
+            if not counted.records:
+                self._drop(view, view.held[number])
+        self._remake(view, alive, shared)
+        if view.is_complete:
+            self._sweep(view)
+
+    # -- asking ---------------------------------------------------------------------------------------
+
+    def _look(self) -> _View:
+        by_number: dict[int, tuple[m.SegmentRef, list[int]]] = {}
+        snapshots = {}
+        for shard in range(self._shards):
+            plan = self._try(shard, m.CheckpointOpen())
+            if plan is None:
+                continue
+            snapshots[shard] = plan[0].number
+            for ref in plan[0].segments:
+                by_number.setdefault(ref.number, (ref, []))[1].append(shard)
+        held, unreadable = {}, set()
+        for number, (ref, shards) in by_number.items():
+            table = self._table(ref)
+            if table is None:
+                unreadable.add(ref.stem)
+            else:
+                held[number] = Held(ref, tuple(shards), table)
+        self._tables = {number: self._tables[number] for number in held}
+        self._measured = {key: kept for key, kept in self._measured.items() if key[0] in held}
+        view = _View(snapshots, held, len(snapshots) == self._shards, unreadable)
+        view.lives = self._lives([each.table["topic_id"] for each in held.values()])
+        return view
+
+    def _try(self, shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any] | None:
+        """Ask; None when the shard did not answer."""
+        try:
+            return self._ask(shard, message, attachment)
+        except ShuttingDown:
+            raise
+        except (Refused, RequestTimeout) as e:
+            say(log, logging.DEBUG, "shard did not answer", shard=shard, reason=str(e))
+            return None
+
+    def _table(self, ref: m.SegmentRef) -> Any:
+        if ref.number not in self._tables:
+            try:
+                segment = Segment.open(self._disk, self._data_dir, ref.stem)
+            except (CorruptData, DiskError) as e:
+                # The scrub finds it too, and says so aloud; here it is only left alone.
+                say(log, logging.WARNING, "index not readable", segment=ref.stem, reason=str(e))
+                return None
+            self._tables[ref.number] = np.array(segment.topics)
+            segment.close()
+        return self._tables[ref.number]
+
+    def _lives(self, topics: list[Any]) -> dict[int, Live]:
+        """What their shards say of all these topics; those of a shard that does not answer are absent."""
+        if not topics:
+            return {}
+        ids = np.unique(np.concatenate(topics)).astype("<u8")
+        owners = shards_of(ids, self._shards)
+        found: dict[int, Live] = {}
+        for shard in range(self._shards):
+            own = ids[owners == shard]
+            for start in range(0, len(own), LIVE_TOPICS_PER_ASK):
+                part = own[start : start + LIVE_TOPICS_PER_ASK]
+                answer = self._try(shard, m.LiveAsk(len(part)), part.tobytes())
+                if answer is not None:
+                    found.update(_lives_in(*answer))
+        return found
+
+    def _measure(self, held: Held, at: int, live: Live, elsewhere: Ranges) -> tuple[int, int]:
+        """_count, remembered as long as nothing more of the topic is dead."""
+        key, facts = (held.ref.number, at), (live.earliest_seq, len(live.deleted), len(elsewhere))
+        kept = self._measured.get(key)
+        if kept is None or kept[0] != facts:
+            kept = self._measured[key] = (facts, self._count(held, at, live, elsewhere))
+        return kept[1]
+
+    def _count(self, held: Held, at: int, live: Live, elsewhere: Ranges) -> tuple[int, int]:
+        """Records and accounted bytes alive of one topic of a segment, by its index alone; all of them when
+        the index cannot be read."""
+        row = held.table[at]
+        try:
+            segment = Segment.open(self._disk, self._data_dir, held.ref.stem)
+            try:
+                seqs, sizes, _ = segment.positions(at, live.earliest_seq, int(row["last_seq"]))
+            finally:
+                segment.close()
+        except (CorruptData, DiskError) as e:
+            say(log, logging.WARNING, "index not readable", segment=held.ref.stem, reason=str(e))
+            return int(row["records"]), int(row["bytes"])
+        is_alive = ~np.isin(seqs, np.array(live.deleted.to_array(), dtype=np.uint64), assume_unique=True)
+        for first, last in elsewhere:
+            is_alive &= (seqs < first) | (seqs > last)
+        return int(is_alive.sum()), int(sizes[is_alive].sum())
+
+    # -- dropping -------------------------------------------------------------------------------------
+
+    def _change(self, shards: Iterable[int], added: list[m.SegmentRef], removed: list[int]) -> str:
+        """Tell shards; `` when all took it, `refused` when none did, else `unknown`."""
+        took = refused = 0
+        for shard in shards:
+            answer = self._try(shard, m.SegmentsChange(added, removed))
+            if answer is not None and answer[0].accepted:
+                took += 1
+            elif answer is not None:
+                refused += 1
+                say(log, logging.WARNING, "shard keeps its segments", shard=shard, reason=answer[0].reason)
+            else:
+                return "unknown"
+        return "" if not refused else "unknown" if took else "refused"
+
+    def _drop(self, view: _View, held: Held) -> None:
+        """Have the shards forget a segment whose positions are all dead (RC-2); its files go later."""
+        if self._change(held.shards, [], [held.ref.number]):
+            return
+        self._gone(view, [held])
+        self.counts.dropped += 1
+        self.counts.reclaimed_bytes += held.ref.data_bytes
+        say(log, logging.INFO, "segment dropped", segment=held.ref.stem, bytes=held.ref.data_bytes)
+
+    def _gone(self, view: _View, sources: Iterable[Held]) -> None:
+        for held in sources:
+            view.held.pop(held.ref.number, None)
+            self._leftovers.note([held.ref.stem], view.snapshots)
+
+    # -- making anew ----------------------------------------------------------------------------------
+
+    def _remake(self, view: _View, alive: Mapping[int, Alive], shared: set[int]) -> None:
+        settings, segments = self._settings, list(view.held.values())
+        wanted = remakes(
+            segments, alive, shared | self._quarantined(), segment_bytes=settings.segment_bytes,
+            segment_records=settings.segment_records,
+        )  # fmt: skip
+        spans = Spans(segments)
+        for each in wanted:
+            try:
+                self._remake_one(view, each, spans)
+            except (CorruptData, FrameInvalid, DiskError) as e:
+                say(log, logging.ERROR, "segments not rewritten", reason=str(e),
+                    sources=[held.ref.stem for held in each.sources])  # fmt: skip
+
+    def _remake_one(self, view: _View, each: Remake, spans: Spans) -> None:
+        ids = np.unique(np.concatenate([held.table["topic_id"] for held in each.sources]))
+        if not all(int(topic_id) in view.lives for topic_id in ids):
+            return  # a shard did not say what is alive
+        lives = self._lives([ids])
+        if len(lives) < len(ids):
+            return
+        shards = each.sources[0].shards
+        origin = Origin(self._engine_id, shards[0], self._shards, self._clock.now_us())
+        made = self._rewriter.remake(each.sources, lives, spans, origin)
+        # Deleted while we wrote: the compactor marks what the shards know, so from here on it marks these.
+        self._rewriter.mark(made, self._lives([ids]))
+        outcome = self._change(shards, made, [held.ref.number for held in each.sources])
+        if outcome == "refused":
+            self._rewriter.remove(made)
+        if outcome:
+            return
+        self._rewriter.mark(made, self._lives([ids]))
+        self._gone(view, each.sources)
+        before, after = (sum(ref.data_bytes for ref in refs) for refs in (_refs(each.sources), made))
+        self.counts.rewritten += len(each.sources)
+        self.counts.reclaimed_bytes += max(before - after, 0)
+        say(log, logging.INFO, "segments rewritten", reason=each.reason, segments=len(each.sources),
+            into=len(made), bytes_before=before, bytes_after=after)  # fmt: skip
+
+    # -- sweeping -------------------------------------------------------------------------------------
+
+    def _sweep(self, view: _View) -> None:
+        """Find what no shard knows, and remove what may go. Every shard answered in this round."""
+        while self._cold_done:
+            self._remove_index(self._cold_done.popleft())
+        now_ns = self._clock.monotonic_ns()
+        try:
+            if now_ns - self._swept_ns >= SWEEP_NS:
+                self._swept_ns = now_ns
+                stems, temporaries = group_parts(part_names(self._disk, self._data_dir))
+                registered = {held.ref.stem for held in view.held.values()} | view.unreadable
+                self._leftovers.note((stems.keys() - registered) | set(temporaries), view.snapshots)
+            due = [name for name in self._leftovers.due(view.snapshots) if name not in self._removing]
+            for name in due[:LEFTOVERS_PER_ROUND]:
+                self._remove(name, view)
+        except DiskError as e:
+            say(log, logging.WARNING, "leftovers not removed", reason=str(e))
+        if len(self._leftovers):
+            self._want_checkpoint()
+
+    def _remove(self, name: str, view: _View) -> None:
+        """Remove a temporary, or a segment's parts in both tiers: the index last, which says what is left to
+        do (RC-5). Raises DiskError; tried again then."""
+        if name.endswith(TMP_SUFFIX):
+            if self._disk.exists(path := f"{self._data_dir}/{name}"):
+                self._disk.unlink(path)
+            self._leftovers.known([name])
+        elif self._is_dead(name, view):
+            self._copies.drop_local(name, (DATA, TAGS, DEL))
+            if self._copies.store is None:
+                self._remove_index(name)
+            elif self._later(lambda: self._remove_cold(name)):
+                self._removing.add(name)
+        else:
+            self._keep(name)
+
+    def _is_dead(self, stem: str, view: _View) -> bool:
+        """Is nothing alive in a segment that no shard knows, but what they hold elsewhere? Damage that nobody
+        can read is not dead: it is left for people to judge (SG-10)."""
+        try:
+            segment = Segment.open(self._disk, self._data_dir, stem)
+        except CorruptData:
+            return False
+        except DiskError as e:
+            if e.errno != errno.ENOENT:
+                raise
+            return not self._copies.has_local(stem + DATA)
+        try:
+            # Number 0: whatever the shards know is in force before it.
+            held = Held(msgspec.structs.replace(segment.ref, number=0), (), np.array(segment.topics))
+        finally:
+            segment.close()
+        lives = self._lives([held.table["topic_id"]])
+        elsewhere, _ = held_elsewhere([held, *view.held.values()])
+        return not assess(held, lives, elsewhere.get(0, {}), self._count).records
+
+    def _keep(self, stem: str) -> None:
+        """Look at it again with the next snapshots; say so once."""
+        if stem not in self._kept:
+            self._kept.add(stem)
+            say(log, logging.WARNING, "segment that no shard knows is left where it is", segment=stem)
+
+    def _remove_cold(self, stem: str) -> None:
+        """In a thread that may wait for the store."""
+        try:
+            self._copies.drop_cold(stem)
+        except ColdUnavailable as e:
+            say(log, logging.WARNING, "cold segment not removed", segment=stem, reason=str(e))
+            self._removing.discard(stem)
+        else:
+            self._cold_done.append(stem)
+
+    def _remove_index(self, stem: str) -> None:
+        self._removing.discard(stem)
+        try:
+            self._copies.drop_local(stem, (IDX,))
+        except DiskError as e:
+            say(log, logging.WARNING, "index not removed", segment=stem, reason=str(e))
+        else:
+            self._leftovers.known([stem])
+
+
+def _refs(sources: Iterable[Held]) -> list[m.SegmentRef]:
+    return [held.ref for held in sources]
+
+
+def _lives_in(reply: m.LiveReply, attachment: Any) -> dict[int, Live]:
+    """Topic -> what is alive of it."""
+    rows = np.frombuffer(attachment, dtype="<u8").reshape(-1, 5)
+    return {
+        topic_id: Live(
+            epoch, earliest, BitMap64.deserialize(reply.deleted[start:stop]) if stop > start else BitMap64()
+        )
+        for topic_id, epoch, earliest, start, stop in rows.tolist()
+    }

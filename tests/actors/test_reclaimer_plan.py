@@ -1,0 +1,187 @@
+"""What is dropped, rewritten and merged (RC-1, RC-2, RC-9); which leftovers may go (RC-5, SN-5)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pyroaring import BitMap64
+
+from actors.reclaimer.leftovers import SNAPSHOTS_BEFORE, Leftovers, group_parts
+from actors.reclaimer.plan import (
+    Alive,
+    Held,
+    Live,
+    Spans,
+    assess,
+    held_elsewhere,
+    remakes,
+    row_state,
+    stretches,
+)
+from ringlog.envelope.messages import SegmentRef
+from ringlog.limits import PACKS_MAX, SMALL_SEGMENTS_MAX
+from ringlog.segment.layout import TOPIC_DTYPE, own_stem, pack_stem
+
+KIB = 1024
+
+
+def held(number: int, *rows: tuple[int, int, int], epoch: int = 1, tier: int = 0, size: int = 100) -> Held:
+    """Rows are (topic, first, last), ten bytes a record."""
+    table = np.zeros(len(rows), dtype=TOPIC_DTYPE)
+    for at, (topic, first, last) in enumerate(sorted(rows)):
+        table[at]["topic_id"], table[at]["epoch"] = topic, epoch
+        table[at]["first_seq"], table[at]["last_seq"] = first, last
+        table[at]["records"], table[at]["bytes"] = last - first + 1, 10 * (last - first + 1)
+    stem = own_stem(rows[0][0], rows[0][1], number) if len(rows) == 1 else pack_stem(number)
+    ref = SegmentRef(number, stem, 1, size, int(table["records"].sum()), 1, len(rows), tier, number)
+    return Held(ref, (0,), table)
+
+
+def never(*_):
+    raise AssertionError("nothing has to be counted")
+
+
+@pytest.mark.parametrize(
+    ("live", "state"),
+    [
+        (None, "alive"),
+        (Live(1, 1), "alive"),
+        (Live(0, 1), "dead"),
+        (Live(2, 1), "dead"),
+        (Live(1, 21), "dead"),
+        (Live(1, 20), "mixed"),
+        (Live(1, 1, BitMap64([15])), "mixed"),
+        (Live(1, 1, BitMap64(range(11, 21))), "dead"),
+        (Live(1, 15, BitMap64(range(15, 21))), "dead"),
+        (Live(1, 1, BitMap64([5, 50])), "alive"),
+    ],
+)
+def test_a_topic_in_a_segment_is_dead_alive_or_to_be_counted(live, state):
+    """RC-2, P1, P4: gone, another life, below the floor, deleted one by one; unknown counts as alive."""
+    assert row_state(held(1, (7, 11, 20)).table[0], live) == state
+
+
+def test_only_what_is_mixed_is_counted():
+    both = held(1, (7, 1, 10), (8, 1, 10), (9, 1, 10))
+    lives = {7: Live(1, 11), 8: Live(1, 4), 9: Live(1, 1)}
+    seen = []
+
+    def measure(_held, at, live, elsewhere):
+        seen.append((at, live.earliest_seq, elsewhere))
+        return 7, 70
+
+    assert assess(both, lives, {}, measure) == Alive(17, 170, 300)
+    assert seen == [(1, 4, [])]
+
+
+def test_positions_that_greater_numbers_hold_are_not_counted_twice():
+    """P1: what a crash left beside its successor is dead."""
+    old, new, other = held(1, (7, 1, 100)), held(9, (7, 31, 100)), held(2, (7, 101, 110))
+    elsewhere, shared = held_elsewhere([old, new, other])
+    assert elsewhere == {1: {0: [(31, 100)]}}
+    assert shared == {1, 9}
+    assert assess(old, {7: Live(1, 31)}, elsewhere[1], never).records == 0
+    assert assess(new, {7: Live(1, 31)}, {}, lambda *_: (70, 700)).records == 70
+
+
+def test_two_lives_of_a_topic_do_not_overlap():
+    elsewhere, shared = held_elsewhere([held(1, (7, 1, 100)), held(2, (7, 1, 100), epoch=2)])
+    assert (elsewhere, shared) == ({}, set())
+
+
+def alive_of(segments, share=1.0):
+    return {
+        each.ref.number: Alive(
+            max(1, int(each.ref.records * share)), int(each.table["bytes"].sum() * share),
+            int(each.table["bytes"].sum()),
+        )
+        for each in segments
+    }  # fmt: skip
+
+
+def plan(segments, alive=None, left_alone=()):
+    found = remakes(
+        segments, alive or alive_of(segments), left_alone, segment_bytes=64 * KIB, segment_records=10**6
+    )
+    return [(each.reason, [source.ref.number for source in each.sources]) for each in found]
+
+
+def test_more_than_half_dead_is_sparse():
+    """RC-9."""
+    one = held(1, (7, 1, 100))
+    assert plan([one], alive_of([one], 0.49)) == [("sparse", [1])]
+    assert plan([one], alive_of([one], 0.5)) == []
+
+
+@pytest.mark.parametrize("tier", [1, 2])
+def test_what_is_cold_or_on_its_way_is_not_rewritten(tier):
+    """Never cold data through the hot path."""
+    one = held(1, (7, 1, 100), tier=tier)
+    assert plan([one], alive_of([one], 0.1)) == []
+
+
+def test_what_is_quarantined_or_shares_positions_is_left_alone():
+    """SG-10."""
+    one = held(1, (7, 1, 100))
+    assert plan([one], alive_of([one], 0.1), left_alone={1}) == []
+
+
+def small(count, topic=7, base=0):
+    return [held(n + 1, (topic, base + n * 10 + 1, base + n * 10 + 10)) for n in range(count)]
+
+
+def test_small_neighbours_are_merged_when_there_are_too_many():
+    assert plan(small(SMALL_SEGMENTS_MAX)) == []
+    assert plan(small(SMALL_SEGMENTS_MAX + 1)) == [("many small segments", list(range(1, 10)))]
+
+
+def test_a_merge_makes_no_more_than_one_segment():
+    segments = [held(n + 1, (7, n * 1500 + 1, n * 1500 + 1500)) for n in range(10)]
+    assert [numbers for _, numbers in plan(segments)] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
+
+
+def test_neighbours_with_anothers_positions_between_are_not_merged():
+    """P3: the greater number would hide what lies between."""
+    segments = small(12)
+    segments[5] = held(99, (7, 51, 60), (8, 1, 5))
+    assert [numbers for _, numbers in plan(segments)] == [[1, 2, 3, 4, 5], [7, 8, 9, 10, 11, 12]]
+
+
+def test_packs_are_merged_the_smallest_first_down_to_half_the_bound():
+    packs = [held(n, (7, n * 10, n * 10 + n), (8, n * 10, n * 10 + n)) for n in range(1, PACKS_MAX + 2)]
+    ((reason, numbers),) = plan(packs)
+    assert reason == "many small topics' segments"
+    assert numbers == [1, 2, 3, 4, 5, 6]
+    assert plan(packs[:-1]) == []
+
+
+def test_rows_of_a_topic_are_parted_where_another_segment_lies_between():
+    spans = Spans([held(1, (7, 1, 5), (8, 1, 5)), held(2, (7, 6, 1000)), held(3, (7, 1001, 1005), (8, 6, 9))])
+    assert stretches(7, [(1, 5), (1001, 1005)], spans, {1, 3}) == [0, 1]
+    assert stretches(8, [(1, 5), (6, 9)], spans, {1, 3}) == [0, 0]
+    assert stretches(7, [(1, 5), (6, 1000), (1001, 1005)], spans, {1, 2, 3}) == [0, 0, 0]
+
+
+# -- leftovers ----------------------------------------------------------------------------------------
+
+
+def test_a_leftover_goes_when_every_shard_has_three_more_snapshots():
+    """SN-5: two are kept, and one may have been captured before."""
+    left = Leftovers()
+    left.note(["packs/pack-1"], {0: 5, 1: 9})
+    assert left.due({0: 5 + SNAPSHOTS_BEFORE, 1: 9 + SNAPSHOTS_BEFORE - 1}) == []
+    left.note(["packs/pack-1"], {0: 7, 1: 11})
+    assert left.due({0: 8, 1: 12}) == ["packs/pack-1"], "seen again is not seen anew"
+    left.known(["packs/pack-1"])
+    assert left.due({0: 100, 1: 100}) == []
+
+
+def test_only_names_of_ours_are_parts():
+    """ST-4, ST-5."""
+    own = own_stem(7, 1, 3)
+    stems, temporaries = group_parts(
+        [f"{own}.data", f"{own}.idx", "packs/0001000000000003.idx.tmp", f"{own}.data.tmp", "packs/notes.txt",
+         "packs/pack-3.data", "topics/x/seg.data", "packs/something.tmp", "topics/0/README"],
+    )  # fmt: skip
+    assert stems == {own: [f"{own}.data", f"{own}.idx"]}
+    assert temporaries == ["packs/0001000000000003.idx.tmp", f"{own}.data.tmp"]

@@ -1,0 +1,441 @@
+"""Rounds of the reclaimer over real bytes: nothing alive goes, nothing dead stays, whatever dies between."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from pyroaring import BitMap64
+
+from actors.reclaimer.leftovers import SNAPSHOTS_BEFORE
+from actors.reclaimer.pace import Pace
+from actors.reclaimer.plan import Live
+from actors.reclaimer.rewriter import Rewriter
+from actors.reclaimer.rounds import Reclaimer
+from ringlog.config import Storage
+from ringlog.envelope import messages as m
+from ringlog.errors import ShuttingDown
+from ringlog.limits import KIB, PACKS_MAX, SMALL_SEGMENTS_MAX
+from ringlog.segment.layout import DATA, DEL, IDX, MAKER_RECLAIMER, NumberAllocator, own_stem
+from ringlog.segment.parts import part_names
+from ringlog.segment.rebuild import verify_segment
+from ringlog.segment.segment import Segment
+from ringlog.testing import ManualClock
+from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
+from ringlog.testing.segment_files import ENGINE_ID, FakeShards, make_segment, seqs_of
+from ringlog.tier.copies import Copies
+from ringlog.tier.local import LocalStore
+
+FIRST = 1 << 48
+SETTINGS = Storage(segment_bytes=64 * KIB, own_segment_bytes=16 * KIB, segment_records=10_000)
+
+
+class World:
+    def __init__(self, shards: int = 1, cold: bool = False) -> None:
+        self.base = SimulatedDisk("/data", "/cold")
+        self.shards = FakeShards(shards)
+        self.clock = ManualClock()
+        self.cold = cold
+        self.lives = 0
+        self.quarantined: set[int] = set()
+        self.asked_for_checkpoint = 0
+
+    def segment(self, n: int, topics, *, shard: int = 0, **facts) -> m.SegmentRef:
+        ref = make_segment(self.base, "/data", FIRST + n, topics, **facts)
+        self.shards.register(ref, shard=shard)
+        for topic in topics:
+            self.shards.topics.setdefault(topic, (1, 1, BitMap64()))
+        return ref
+
+    def set(self, topic: int, *, epoch: int = 1, earliest: int = 1, deleted=()) -> None:
+        self.shards.topics[topic] = (epoch, earliest, BitMap64(deleted))
+
+    def reclaimer(self, disk=None) -> Reclaimer:
+        disk = disk or self.base
+        self.lives += 1
+        numbers = NumberAllocator(MAKER_RECLAIMER, [(MAKER_RECLAIMER << 48) | self.lives << 20])
+        self.pace = Pace(1 << 40, self.clock, lambda: False)
+        store = LocalStore(disk, "/cold") if self.cold else None
+
+        def later(job) -> bool:
+            job()
+            return True
+
+        def checkpoint() -> None:
+            self.asked_for_checkpoint += 1
+
+        return Reclaimer(
+            disk, "/data", SETTINGS, copies=Copies(disk, "/data", store),
+            rewriter=Rewriter(disk, "/data", SETTINGS, numbers, self.pace), shards=len(self.shards.refs),
+            engine_id=ENGINE_ID, ask=self.shards.ask, clock=self.clock,
+            quarantined=lambda: self.quarantined, want_checkpoint=checkpoint, later=later,
+        )  # fmt: skip
+
+    def snapshots(self, count: int = SNAPSHOTS_BEFORE) -> None:
+        """The compactor makes so many of every shard."""
+        for shard in self.shards.snapshots:
+            self.shards.snapshots[shard] += count
+        self.clock.advance(seconds=61)
+
+    def settle(self, disk=None) -> None:
+        """A new life that comes to rest."""
+        reclaimer = self.reclaimer(disk)
+        for _ in range(3):
+            reclaimer.round()
+            self.snapshots()
+        reclaimer.round()
+
+    def files(self, root: str = "/data") -> list[str]:
+        return part_names(self.base, root)
+
+    def stems(self) -> list[str]:
+        return sorted({name.rpartition(".")[0] for name in self.files()})
+
+    def registered(self, shard: int = 0) -> list[str]:
+        return sorted(ref.stem for ref in self.shards.refs[shard].values())
+
+    def readable(self) -> dict[int, list[int]]:
+        """What readers of all shards find alive: topic -> numbers. Every registered segment verifies."""
+        found: dict[int, set[int]] = {}
+        for refs in self.shards.refs.values():
+            for ref in refs.values():
+                assert verify_segment(self.base, "/data", ref.stem) == []
+                segment = Segment.open(self.base, "/data", ref.stem)
+                topics = segment.topics[["topic_id", "epoch"]].tolist()
+                segment.close()
+                for topic, own_epoch in topics:
+                    epoch, earliest, deleted = self.shards.topics.get(topic, (0, 1, BitMap64()))
+                    seqs = seqs_of(self.base, "/data", ref.stem, topic) if epoch == own_epoch else []
+                    found.setdefault(topic, set()).update(
+                        seq for seq in seqs if seq >= earliest and seq not in deleted
+                    )
+        return {topic: sorted(seqs) for topic, seqs in sorted(found.items()) if seqs}
+
+
+def test_a_segment_below_the_floor_is_dropped_and_its_files_go_three_snapshots_later():
+    """RC-2, RC-4, SN-5: forgotten first; files when no snapshot that is kept may name them."""
+    world = World()
+    old, new = world.segment(1, {7: range(1, 11)}), world.segment(2, {7: range(11, 21)})
+    world.set(7, earliest=11)
+    reclaimer = world.reclaimer()
+    reclaimer.round()
+    assert world.registered() == [new.stem]
+    assert old.stem in world.stems()
+    assert world.asked_for_checkpoint == 1
+    world.snapshots(SNAPSHOTS_BEFORE - 1)
+    reclaimer.round()
+    assert old.stem in world.stems()
+    world.snapshots(1)
+    reclaimer.round()
+    assert world.stems() == [new.stem]
+    assert reclaimer.counts.dropped == 1
+    assert reclaimer.counts.reclaimed_bytes == old.data_bytes
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_dropped"),
+    [
+        ({"epoch": 0}, True),
+        ({"epoch": 2}, True),
+        ({"earliest": 11}, True),
+        ({"earliest": 10}, False),
+        ({"deleted": range(1, 11)}, True),
+        ({"deleted": range(1, 10)}, False),
+        ({"earliest": 5, "deleted": range(5, 11)}, True),
+    ],
+)
+def test_what_is_all_dead_is_dropped_and_nothing_else(facts, is_dropped):
+    """RC-1, RC-2; T-20: a topic that is gone, one that lives again, below the floor, deleted one by one."""
+    world = World()
+    world.segment(1, {7: range(1, 11)})
+    world.set(7, **facts)
+    before = world.readable()
+    world.settle()
+    assert (world.registered() == []) is is_dropped
+    assert world.stems() == world.registered()
+    assert world.readable() == before
+
+
+def test_a_shard_that_does_not_answer_loses_nothing():
+    """P4: topics of a shard that is down count as alive, and nothing is swept."""
+    world = World(shards=2)
+    ref = world.segment(1, {7: range(1, 11), 8: range(1, 11), 9: range(1, 11)})
+    world.shards.register(ref, shard=1)
+    for topic in (7, 8, 9):
+        world.set(topic, epoch=0)
+    world.shards.down.add(1)
+    reclaimer = world.reclaimer()
+    for _ in range(4):
+        reclaimer.round()
+        world.snapshots()
+    assert ref.stem in world.stems()
+    assert ref.number in world.shards.refs[0]
+    world.shards.down.clear()
+    world.settle()
+    assert world.stems() == []
+
+
+def test_a_sparse_segment_is_rewritten_and_survivors_keep_number_and_content():
+    """RC-9."""
+    world = World()
+    world.segment(1, {7: range(1, 101)})
+    world.set(7, earliest=20, deleted=[*range(30, 100)])
+    before = world.readable()
+    size = len(world.files())
+    world.settle()
+    assert world.readable() == before
+    (stem,) = world.registered()
+    assert stem != own_stem(7, 1, FIRST + 1)
+    assert world.stems() == [stem]
+    assert len(world.files()) <= size + 1
+    assert set(seqs_of(world.base, "/data", stem, 7)) >= {*range(20, 30), 100}
+
+
+def test_a_delete_while_it_is_rewritten_is_marked_in_the_new_segment():
+    """RC-9, TI-8: a concurrent deletion is transferred."""
+    world = World()
+    world.segment(1, {7: range(1, 101)})
+    world.set(7, earliest=60)
+
+    def delete(_shard, _message):
+        world.set(7, earliest=60, deleted=[70, 80])
+
+    world.shards.before[m.SegmentsChange] = delete
+    world.reclaimer().round()
+    (stem,) = world.registered()
+    segment = Segment.open(world.base, "/data", stem)
+    assert list(segment.deleted(0)) == [70, 80]
+    segment.close()
+
+
+def test_many_small_segments_of_a_topic_become_one():
+    world = World()
+    for n in range(SMALL_SEGMENTS_MAX + 1):
+        world.segment(n, {7: range(n * 10 + 1, n * 10 + 11)})
+    before = world.readable()
+    world.settle()
+    assert world.readable() == before
+    assert len(world.registered()) == 1
+    assert world.stems() == world.registered()
+
+
+def test_many_packs_become_few_and_a_topic_that_has_grown_gets_its_own():
+    world = World()
+    for n in range(PACKS_MAX + 1):
+        world.segment(
+            n, {7: range(n * 30 + 1, n * 30 + 31), 8: [n + 1], 9: [n + 1]}, payload_bytes=200
+        )  # fmt: skip
+    before = world.readable()
+    world.settle()
+    assert world.readable() == before
+    packs = [stem for stem in world.registered() if stem.startswith("packs")]
+    owns = [stem for stem in world.registered() if stem.startswith("topics")]
+    assert len(packs) <= PACKS_MAX // 2
+    assert owns[0].startswith("topics/0000000000000007/")
+
+
+def test_a_merge_of_packs_never_spans_positions_that_lie_elsewhere():
+    """P3: of two segments that span a position the greater number is in force."""
+    world = World()
+    world.segment(1, {7: range(1, 6), 8: [1]})
+    world.segment(2, {7: range(6, 500)})
+    for n in range(3, PACKS_MAX + 4):
+        world.segment(n, {7: [500 + n], 8: [n]})
+    before = world.readable()
+    world.settle()
+    assert world.readable() == before
+    ranges = []
+    for stem in world.registered():
+        seqs = seqs_of(world.base, "/data", stem, 7)
+        if seqs:
+            ranges.append((seqs[0], seqs[-1]))
+    ranges.sort()
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges))
+
+
+def test_what_a_crash_left_beside_its_successor_is_dropped():
+    """RC-5: both were adopted by recovery, the greater number is in force."""
+    world = World()
+    old = world.segment(1, {7: range(1, 101)})
+    new = world.segment(50, {7: range(31, 101)})
+    world.set(7, earliest=31)
+    world.settle()
+    assert world.registered() == [new.stem]
+    assert old.stem not in world.stems()
+
+
+def test_leftovers_of_every_kind_go_and_what_is_not_ours_stays():
+    """FX-88, RC-5, ST-4, ST-5: in any order, found from either part; a second sweep finds nothing."""
+    world = World()
+    kept = world.segment(1, {7: range(1, 11)})
+    dead = make_segment(world.base, "/data", FIRST + 2, {9: range(1, 5)})  # a topic that is gone
+    covered = make_segment(world.base, "/data", FIRST + 3, {7: range(3, 8)})  # held by a registered one
+    lone = make_segment(world.base, "/data", FIRST + 4, {9: range(5, 9)})
+    world.base.unlink(f"/data/{lone.stem}{DATA}")
+    for name in ("packs/0001000000000003.idx.tmp", "packs/notes.txt", "topics/README.tmp"):
+        world.base.close(world.base.create(f"/data/{name}"))
+    world.settle()
+    assert world.stems() == sorted([kept.stem, "packs/notes"]), (dead, covered)
+    assert world.base.exists("/data/packs/notes.txt")
+    assert world.base.exists("/data/topics/README.tmp")
+
+
+def test_living_records_and_unreadable_damage_that_no_shard_knows_are_left_for_people():
+    """SG-10: never removed by guessing."""
+    world = World()
+    world.set(7)
+    alive = make_segment(world.base, "/data", FIRST + 2, {7: range(1, 5)})
+    damaged = make_segment(world.base, "/data", FIRST + 3, {9: range(1, 5)})
+    fd = world.base.open_marks(f"/data/{damaged.stem}{IDX}")
+    world.base.write_at(fd, [b"\xff" * 20], 8)
+    world.base.sync_file(fd)
+    world.base.close(fd)
+    world.settle()
+    assert world.stems() == sorted([alive.stem, damaged.stem])
+
+
+def test_a_segment_that_the_compactor_has_not_told_of_yet_is_not_swept():
+    """Between its writing and its registration lies no snapshot of its shard."""
+    world = World()
+    world.set(7)
+    reclaimer = world.reclaimer()
+    made = make_segment(world.base, "/data", FIRST + 2, {7: range(1, 5)})
+    reclaimer.round()
+    world.shards.register(made)
+    for _ in range(3):
+        world.snapshots()
+        reclaimer.round()
+    assert world.stems() == [made.stem]
+
+
+def test_quarantined_segments_are_not_rewritten():
+    """SG-10."""
+    world = World()
+    ref = world.segment(1, {7: range(1, 101)})
+    world.set(7, earliest=90)
+    world.quarantined.add(ref.number)
+    world.settle()
+    assert world.registered() == [ref.stem]
+
+
+def test_a_damaged_source_is_left_as_it_is_and_others_go_on():
+    """SG-10, RD-22: whoever moves data verifies it."""
+    world = World()
+    bad, good = world.segment(1, {7: range(1, 101)}), world.segment(2, {8: range(1, 101)})
+    fd = world.base.open_marks(f"/data/{bad.stem}{DATA}")
+    world.base.write_at(fd, [b"\xff" * 20], bad.data_bytes - 60)
+    world.base.sync_file(fd)
+    world.base.close(fd)
+    world.set(7, earliest=90)
+    world.set(8, earliest=90)
+    world.settle()
+    assert bad.stem in world.registered()
+    assert good.stem not in world.registered()
+    assert len(world.stems()) == 2
+
+
+def test_a_refused_change_leaves_everything_as_it_was():
+    world = World()
+    ref = world.segment(1, {7: range(1, 101)})
+    world.set(7, earliest=90)
+    world.shards.refuses.add(0)
+    world.settle()
+    assert world.registered() == [ref.stem]
+    assert world.stems() == [ref.stem]
+
+
+def test_a_cold_segment_goes_from_both_tiers_and_its_index_last():
+    """TI-13, RC-4."""
+    world = World(cold=True)
+    ref = world.segment(1, {7: range(1, 11)})
+    copies = Copies(world.base, "/data", LocalStore(world.base, "/cold"))
+    copies.send_index(ref.stem)
+    copies.send(ref.stem + DATA)
+    copies.drop_local(ref.stem, (DATA,))
+    world.shards.register(m.SegmentRef(ref.number, ref.stem, 1, 1, 10, 1, 1, 2))
+    world.set(7, epoch=0)
+    world.settle()
+    assert world.files() == []
+    assert world.files("/cold") == []
+
+
+def test_a_crash_at_every_call_loses_nothing_and_the_next_life_comes_to_the_same_end():
+    """FX-87, FX-88, FX-89, CP-20, CP-21, RF-6: drop, rewrite and merge, with power loss."""
+
+    def build() -> World:
+        world = World(cold=True)
+        world.segment(1, {7: range(1, 51)})
+        world.segment(2, {8: range(1, 101)})
+        for n in range(3, 4 + PACKS_MAX):
+            world.segment(n, {9: [n], 10: [n], 11: [n]})
+        world.set(7, epoch=0)
+        world.set(8, earliest=90)
+        world.set(11, deleted=[4, 5, 6])
+        return world
+
+    whole = build()
+    before = whole.readable()
+    counting = FaultyDisk(whole.base)
+    whole.settle(counting)
+    assert whole.readable() == before
+    end = len(whole.stems())
+    calls = counting.calls["any"]
+    assert calls > 40
+    for nth in range(1, calls + 1):
+        world = build()
+        with pytest.raises(Halted):
+            world.settle(FaultyDisk(world.base, Fault("any", nth, "halt")))
+        world.base.process_kill()
+        assert world.readable() == before, nth
+        world.base.power_loss(nth)
+        assert world.readable() == before, nth
+        world.settle()
+        assert world.readable() == before, nth
+        assert len(world.stems()) == end, nth
+        assert set(world.stems()) == set(world.registered()), nth
+
+
+@pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
+@pytest.mark.parametrize("op", ["open", "write", "full_sync", "rename", "dir_sync", "unlink"])
+def test_an_error_of_the_disk_leaves_all_readable_and_the_work_is_done_later(op, kind):
+    """RC-6, ST-13, FX-89."""
+    world = World()
+    world.segment(1, {7: range(1, 51)})
+    world.segment(2, {8: range(1, 101)})
+    world.set(7, epoch=0)
+    world.set(8, earliest=90)
+    before = world.readable()
+    disk = FaultyDisk(world.base)
+    disk.plan = [Fault(op, disk.calls[op] + 1, kind)]
+    world.settle(disk)
+    assert world.readable() == before
+    world.settle()
+    assert world.readable() == before
+    assert world.stems() == world.registered()
+    assert len(world.stems()) == 1
+
+
+def test_work_is_paced_and_ends_when_it_is_told_to():
+    """RC-10."""
+    clock, stopping = ManualClock(), []
+    pace = Pace(1_000, clock, lambda: bool(stopping))
+    start = clock.monotonic_ns()
+    for _ in range(5):
+        pace(1_000)
+    assert (clock.monotonic_ns() - start) / 1e9 == pytest.approx(5, abs=0.2)
+    clock.advance(seconds=100)
+    pace(1_000)
+    stopping.append(True)
+    with pytest.raises(ShuttingDown):
+        pace(10_000)
+
+
+def test_marks_are_made_where_topics_were_deleted_from_only():
+    world = World()
+    ref = world.segment(1, {7: range(1, 11), 8: range(1, 11)})
+    world.reclaimer()
+    numbers = NumberAllocator(MAKER_RECLAIMER)
+    rewriter = Rewriter(world.base, "/data", SETTINGS, numbers, world.pace)
+    assert rewriter.mark([ref], {7: Live(1, 1, BitMap64([3, 99])), 8: Live(1, 1)}) == 1
+    assert rewriter.mark([ref], {7: Live(1, 1, BitMap64([3]))}) == 0
+    assert world.base.exists(f"/data/{ref.stem}{DEL}")

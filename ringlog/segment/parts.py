@@ -8,12 +8,16 @@ is. What a crash leaves are temporaries and index parts without a data part, whi
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from ringlog.segment.layout import DATA, DEL, IDX, PACKS_DIR, TAGS, TOPICS_DIR, parse_stem
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import TMP_SUFFIX
+
+_TOPIC_DIR = re.compile(f"^{TOPICS_DIR}/[0-9a-f]{{16}}$")
+"""Anything else there is not ours and is left alone (ST-5)."""
 
 
 def make_dirs(disk: Disk, data_dir: str, *names: str) -> None:
@@ -70,7 +74,8 @@ def part_names(disk: Disk, data_dir: str) -> list[str]:
     """Paths below the data directory of everything in the directories of segments, sorted."""
     found = _names_in(disk, data_dir, PACKS_DIR)
     for topic in _names_in(disk, data_dir, TOPICS_DIR):
-        found += _names_in(disk, data_dir, topic)
+        if _TOPIC_DIR.match(topic):
+            found += _names_in(disk, data_dir, topic)
     return found
 
 

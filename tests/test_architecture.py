@@ -109,6 +109,10 @@ SHELL_SIDE: dict[str, str] = {
     "actors.compactor.marking": "marks deleted records in segments",
     "actors.relocator.shell": "the socket, the threads that fetch and the one that moves",
     "actors.relocator.mover": "copies segments and deletes what was copied",
+    "actors.reclaimer.shell": "the socket, the free space, the threads that work",
+    "actors.reclaimer.rounds": "asks shards, removes files",
+    "actors.reclaimer.rewriter": "writes segments from segments",
+    "actors.reclaimer.scrubber": "reads everything at rest, and heals",
 }
 """Modules of actors that may do I/O, each with what it does. Every other module of an actor is pure."""
 

@@ -1,0 +1,197 @@
+"""Scrub: everything at rest is verified, damage found, left alone or healed (RD-23, SG-5, SG-10, SG-15)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from actors.reclaimer.scrub import Item, Pass, items, pass_seconds
+from actors.reclaimer.scrubber import Scrubber
+from ringlog.envelope import messages as m
+from ringlog.errors import ColdUnavailable
+from ringlog.limits import SCRUB_FINDINGS_MAX
+from ringlog.segment.layout import DATA, DEL, IDX
+from ringlog.segment.rebuild import verify_segment
+from ringlog.storage.snapshot import Snapshot, write_snapshot
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.segment_files import make_segment, mark_deleted
+from ringlog.tier.copies import Copies
+from ringlog.tier.local import LocalStore
+
+NUMBER = 1 << 48
+
+
+class World:
+    def __init__(self) -> None:
+        self.disk = SimulatedDisk("/data", "/data/meta", "/cold")
+        self.ref = make_segment(self.disk, "/data", NUMBER, {7: range(1, 101), 8: range(1, 11)})
+        self.copies = Copies(self.disk, "/data", LocalStore(self.disk, "/cold"))
+        self.current = True
+        self.paced: list[int] = []
+        self.scrubber = Scrubber(
+            self.disk, "/data", self.copies, pace=self.paced.append, is_current=lambda ref: self.current
+        )
+
+    def rot(self, path: str, at: int) -> None:
+        fd = self.disk.open_marks(path)
+        byte = self.disk.read_at(fd, 1, at)[0]
+        self.disk.write_at(fd, [bytes([byte ^ 0x10])], at)
+        self.disk.sync_file(fd)
+        self.disk.close(fd)
+
+    def part(self, suffix: str, root: str = "/data") -> str:
+        return f"{root}/{self.ref.stem}{suffix}"
+
+    def make_cold(self) -> m.SegmentRef:
+        self.copies.send_index(self.ref.stem)
+        self.copies.send(self.ref.stem + DATA)
+        self.copies.drop_local(self.ref.stem, (DATA,))
+        ref = self.ref
+        return m.SegmentRef(ref.number, ref.stem, ref.salt, ref.data_bytes, ref.records, ref.frames, 2, 2)
+
+    def verify(self, *, heals: bool = True, ref: m.SegmentRef | None = None) -> list[str]:
+        ref = ref or self.ref
+        return self.scrubber.verify(Item(ref.stem, ref.data_bytes, ref), heals=heals)
+
+
+def test_sound_segments_of_both_tiers_have_no_findings_and_are_paced():
+    world = World()
+    mark_deleted(world.disk, "/data", world.ref.stem, 7, [3])
+    assert world.verify() == []
+    assert world.verify(ref=world.make_cold()) == []
+    assert world.paced[0] == world.ref.data_bytes
+    assert world.scrubber.counts.findings == 0
+
+
+def test_every_flipped_bit_of_a_data_part_is_found_and_quarantined():
+    """SG-10, SG-15: reported, counted, left as it is."""
+    world = World()
+    for at in range(40, world.ref.data_bytes, 997):
+        world.rot(world.part(DATA), at)
+        (finding,) = world.verify(heals=False)
+        assert finding.startswith(world.ref.stem + DATA), at
+        assert world.scrubber.quarantined == {world.ref.number}
+        world.rot(world.part(DATA), at)
+    assert world.verify() == []
+    assert world.scrubber.quarantined == set()
+
+
+def test_a_damaged_hot_part_is_healed_from_a_whole_cold_one():
+    """SG-10."""
+    world = World()
+    world.copies.send(world.ref.stem + DATA)
+    world.rot(world.part(DATA), 5_000)
+    assert world.verify() == []
+    assert verify_segment(world.disk, "/data", world.ref.stem) == []
+    assert world.scrubber.counts.healed == 1
+    assert world.scrubber.quarantined == set()
+
+
+def test_a_damaged_part_is_not_replaced_by_a_damaged_copy():
+    world = World()
+    world.copies.send(world.ref.stem + DATA)
+    world.rot(world.part(DATA), 5_000)
+    world.rot(world.part(DATA, "/cold"), 6_000)
+    assert len(world.verify()) == 1
+    assert world.scrubber.quarantined == {world.ref.number}
+    world.rot(world.part(DATA), 5_000)
+    assert world.verify() == [], "it was not touched"
+
+
+def test_a_damaged_index_is_made_anew_from_the_data():
+    """SG-5."""
+    world = World()
+    world.rot(world.part(IDX), 200)
+    assert len(world.verify(heals=False)) == 1
+    assert world.scrubber.quarantined == set(), "its data part is sound"
+    assert world.verify() == []
+    assert verify_segment(world.disk, "/data", world.ref.stem) == []
+
+
+def test_a_damaged_index_of_a_cold_segment_is_fetched_from_the_store():
+    world = World()
+    ref = world.make_cold()
+    world.rot(world.part(IDX), 200)
+    assert world.verify(ref=ref) == []
+    assert world.scrubber.counts.healed == 1
+
+
+def test_damage_in_the_only_cold_copy_is_told_and_left():
+    world = World()
+    ref = world.make_cold()
+    world.rot(world.part(DATA, "/cold"), 5_000)
+    (finding,) = world.verify(ref=ref)
+    assert finding.startswith(ref.stem + DATA)
+    assert world.scrubber.quarantined == {ref.number}
+
+
+def test_marks_that_are_neither_are_a_finding():
+    """SG-14."""
+    world = World()
+    mark_deleted(world.disk, "/data", world.ref.stem, 7, [3])
+    world.rot(world.part(DEL), 60)
+    assert len(world.verify()) == 1
+    assert world.scrubber.quarantined == set()
+
+
+def test_what_moved_or_went_while_it_was_looked_at_is_no_finding():
+    world = World()
+    world.disk.unlink(world.part(DATA))
+    world.current = False
+    assert world.verify() == []
+    assert world.scrubber.quarantined == set()
+
+
+def test_a_store_that_does_not_answer_is_no_damage():
+    """TI-10."""
+    world = World()
+    ref = world.make_cold()
+
+    class Absent:
+        def size(self, name):
+            raise ColdUnavailable("nobody there")
+
+    world.copies.store = Absent()
+    assert world.verify(ref=ref) == []
+
+
+def snapshot(number: int) -> Snapshot:
+    ids = np.array([7], dtype=np.uint64)
+    return Snapshot(number, 0, 1, 1, 5, b"facts", ids, np.array([0, 4], dtype=np.uint64), b"rows")
+
+
+def test_a_rotten_snapshot_is_found_and_one_that_went_meanwhile_is_not():
+    """RD-23: the scrub looks at snapshots too."""
+    world = World()
+    sound, rotten = (write_snapshot(world.disk, "/data", snapshot(n)) for n in (1, 2))
+    world.rot(f"/data/{rotten}", 100)
+    found = world.scrubber.snapshots()
+    assert [path for path, size in found if size > 90] == sorted([sound, rotten])
+    for item in items([], found):
+        findings = world.scrubber.verify(item, heals=True)
+        assert bool(findings) is (item.path == rotten)
+    world.disk.unlink(f"/data/{rotten}")
+    assert world.scrubber.verify(Item(rotten, 100), heals=True) == []
+
+
+def test_a_pass_says_how_far_it_is_and_its_report_is_bounded():
+    refs = [make_ref(n) for n in range(3)]
+    whole = Pass.over(items(refs, [("meta/snapshot-00.1", 50)]))
+    assert next(item.path for item in whole.waiting) == "meta/snapshot-00.1"
+    assert whole.left_bytes == 350
+    item = whole.waiting.popleft()
+    whole.note(item, [f"x: {n}" for n in range(SCRUB_FINDINGS_MAX + 5)])
+    report = whole.report()
+    assert (report.files, report.bytes, len(report.findings)) == (1, 50, SCRUB_FINDINGS_MAX + 1)
+    assert report.findings[-1] == "and 5 more findings"
+    assert whole.left_bytes == 300
+
+
+@pytest.mark.parametrize(("size", "pace", "seconds"), [(100, 10, 10), (1, 10, 1), (100, 0, 0)])
+def test_the_time_of_a_whole_pass_is_known(size, pace, seconds):
+    """RD-23: a stated full-pass time."""
+    assert pass_seconds(size, pace) == seconds
+
+
+def make_ref(n: int) -> m.SegmentRef:
+    return m.SegmentRef(NUMBER + n, f"packs/pack-{NUMBER + n:016x}", 1, 100, 10, 1, 2)

@@ -487,11 +487,13 @@ class Gateway:
         deadline_ns = self._now_ns + max(0, min(message.wait_ms, WAIT_MS_MAX)) * _MS
         has_waited = False
         while True:
+            # The moment before: what has expired by then, the shard's answer says so (X-10).
+            asked_us = self._now_us
             located = yield from self._locate(message, message.after, message.epoch)
             plan = _plan(message, located)
             if _is_still_held(message, located, plan):
                 return _read_reply(located, plan, ev.FramesRead(0, 0, 0, 0, message.held)), None
-            read = yield from self._read_files(message, located, plan)
+            read = yield from self._read_files(message, located, plan, asked_us)
             reply = _read_reply(located, plan, read)
             is_news = read.frames or plan.gap is not None or not reply.caught_up
             if is_news or has_waited or self._is_draining or deadline_ns <= self._now_ns:
@@ -508,7 +510,7 @@ class Gateway:
             has_waited = True
 
     def _read_files(
-        self, message: m.Read, located: m.Located, plan: ReadPlan
+        self, message: m.Read, located: m.Located, plan: ReadPlan, now_us: int
     ) -> Generator[Any, Any, ev.FramesRead]:
         """Read, with the relocator's help where records are cold; an error of his is the answer (TI-10)."""
         cold, data = None, None
@@ -517,7 +519,7 @@ class Gateway:
                 self._next_ticket(), located, plan.after, plan.stop,
                 min(message.limit, READ_LIMIT_MAX) or READ_LIMIT_DEFAULT,
                 min(message.max_bytes, READ_BYTES_MAX) or READ_BYTES_DEFAULT,
-                self._now_us, cold, data,
+                now_us, cold, data,
             )  # fmt: skip
             if read.cold is None:
                 return read

@@ -158,13 +158,15 @@ class LocalSource:
         """See Source.fetch."""
         started_ns = self._clock.monotonic_ns()
         tries = passed = 0
+        # Judged as of one moment: what expired by then is below a floor once the shard was asked later than
+        # that, so that nothing is passed over without its announcement.
+        now_us = self._clock.now_us()
         while True:
             if self._generation != self._connection.generation:
                 self.close()
             located = yield from self._locate(cursor)
             seen = self._connection.marks(located.shard)
             facts = self._connection.facts(located)
-            now_us = self._clock.now_us()
             if facts is None or facts.state != TOPIC_LIVE or self._is_stale(located, facts, now_us):
                 # Another life, or none, or records have gone: only the shard knows.
                 tries = self._count_try(tries)
@@ -177,6 +179,7 @@ class LocalSource:
                 return portion
             if pause is Pause.COLD:
                 yield from self._fetch_cold(located)
+                now_us = self._clock.now_us()
                 continue
             if portion.examined > plan.after and passed < SCAN_POSITIONS_MIN and portion.examined < plan.stop:
                 # All of it has gone; what follows may not have.
@@ -203,6 +206,7 @@ class LocalSource:
                     self._locate_anew()
                 left_s = max(left_s, _LOOK_AGAIN_S)
                 yield self._connection.published_since(located.shard, seen, min(left_s, _LOOK_AGAIN_S))
+                now_us = self._clock.now_us()
                 continue
             if left_s <= 0 or plan.stop < facts.head_seq:
                 return portion
@@ -210,6 +214,7 @@ class LocalSource:
             # What was passed over need not be looked at again.
             cursor = Cursor(located.epoch, max(portion.examined, cursor.seq))
             yield self._connection.published_since(located.shard, seen, min(left_s, _WAIT_SLICE_S))
+            now_us = self._clock.now_us()
 
     def seek_time(self, ts_us: int) -> Steps[Cursor]:
         """See Source.seek_time: from the indexes of segments, and the stamps in the log."""
@@ -398,7 +403,7 @@ class RemoteSource:
             if e.detail.get("reason") == "corrupt_segment":
                 raise CorruptData(e.message, **e.detail) from None
             raise
-        if request.held and not reply.frames and not reply.reason and reply.next_after == request.held:
+        if known and request.held and _still_holds(request, known, reply):
             # Asked all the same: what was read ahead may have been deleted since (DL-9).
             return self._portion(reply, None, cursor.seq, kept.runs_after(cursor.seq))
         runs = _received(reply, buffer) if reply.frames else []
@@ -418,6 +423,12 @@ class RemoteSource:
             reply.epoch, reply.head_seq, reply.earliest_seq, gap, after, tuple(runs), reply.next_after,
             self._hidden,
         )  # fmt: skip
+
+
+def _still_holds(request: Read, known: ReadReply, reply: ReadReply) -> bool:
+    """The gateway says that what is held is what it would send."""
+    is_same = (reply.epoch, reply.version, reply.reason) == (known.epoch, known.version, "")
+    return is_same and not reply.frames and reply.next_after == request.held
 
 
 def _numbers(reply: ReadReply) -> I64:

@@ -335,6 +335,27 @@ def test_the_shard_is_asked_first_when_something_is_due_to_expire(world):
     assert [record.seq for record in page.records] == [6, 7]
 
 
+def test_a_topic_whose_records_expire_all_the_time_can_be_read(world):
+    """X-10: whatever comes due while the shard is asked is left to the next read."""
+    fill(world, 10)
+
+    class Hasty:
+        """Something is always due, a moment after the shard was asked."""
+
+        def __getattr__(self, name):
+            return getattr(world, name)
+
+        def facts(self, located):
+            world.due_us = _now_us() - 1
+            return world.facts(located)
+
+    source = LocalSource(Hasty(), "t")
+    page = world.run(read_page(source, "t", Cursor(0, 0), limit=100))
+    source.close()
+    assert len(page) == 10
+    assert world.locates <= 2
+
+
 def test_a_lost_range_inside_a_sealed_frame_is_announced_between_its_records(world):
     """TB-12: records before it, then the tombstone, then those after it."""
     fill(world, 20)

@@ -38,9 +38,14 @@ class Shard:
     def __init__(self, asking: Asking, shard: int) -> None:
         self._asking, self.number = asking, shard
 
-    def plan(self, *, roll: bool) -> m.CheckpointPlan:
-        """What is there to absorb?"""
+    def plan(self, *, roll: bool = False) -> m.CheckpointPlan:
+        """What is there to absorb, and which segments are in force?"""
         plan: m.CheckpointPlan = self._ask(m.CheckpointOpen(roll), m.CheckpointPlan).message
+        return plan
+
+    def look(self, *, roll: bool) -> m.CheckpointPlan:
+        """As `plan`, without the segments: often asked, and short however many there are."""
+        plan: m.CheckpointPlan = self._ask(m.CheckpointOpen(roll, False), m.CheckpointPlan).message
         return plan
 
     def live(self, ids: U64) -> Live:

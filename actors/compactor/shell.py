@@ -115,11 +115,11 @@ class Shell:
     def _look_at(self, shard: Shard, shards: list[Shard]) -> None:
         started_ns = self._clock.monotonic_ns()
         try:
-            plan = shard.plan(roll=self._schedule.must_roll(shard.number, started_ns))
-            waiting = Waiting(tuple(each.stop - each.start for each in plan.files), plan.log_bytes)
+            look = shard.look(roll=self._schedule.must_roll(shard.number, started_ns))
+            waiting = Waiting(tuple(each.stop - each.start for each in look.files), look.log_bytes)
             if not self._schedule.is_due(shard.number, waiting, started_ns):
                 return
-            made = Checkpoint(self._place, shard, plan).run()
+            made = Checkpoint(self._place, shard, shard.plan()).run()
         except ShuttingDown:
             self._schedule.failed(shard.number, self._clock.monotonic_ns())
         except InvariantViolation:
@@ -198,7 +198,7 @@ class Shell:
         The log is taken whole: what a snapshot absorbs is passed over by whoever recovers from the copy.
         """
         disk, data_dir = self._disk, self._boot.data_dir
-        in_force = {ref.stem for shard in shards for ref in shard.plan(roll=False).segments}
+        in_force = {ref.stem for shard in shards for ref in shard.plan().segments}
         parts = [
             name for name in part_names(disk, data_dir)
             if name.endswith(SUFFIXES) and name.rpartition(".")[0] in in_force

@@ -116,7 +116,7 @@ class Checkpoint:
         ]
         self._planned = [each.file_id for each in files]
         size = sum([each.stop - each.start for each in files]) + self._log.offset
-        segments = list(self.sealed.refs.values())
+        segments = list(self.sealed.refs.values()) if message.segments else []
         return m.CheckpointPlan(
             self._shard, self._shards, self._incarnation, files, size, self.number, segments
         )

@@ -429,6 +429,8 @@ class CheckpointOpen(Message, frozen=True):
     """Compactor: what is there to absorb? `roll` closes the current file first, if it holds records."""
 
     roll: bool = False
+    segments: bool = True
+    """Name the segments too; there may be many, and who only looks does without."""
 
 
 class CheckpointPlan(Message, frozen=True):
@@ -443,7 +445,7 @@ class CheckpointPlan(Message, frozen=True):
     number: int
     """Number of the last snapshot the shard knows of."""
     segments: list[SegmentRef]
-    """Everything registered at present."""
+    """Everything registered at present; empty when it was not asked for."""
 
 
 class LiveAsk(Message, frozen=True):

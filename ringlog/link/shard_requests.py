@@ -130,7 +130,7 @@ class Requester:
                 if self._clock.monotonic_ns() >= deadline_ns:
                     raise RequestTimeout(f"{self.name} did not answer", outcome="unknown")
             parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            if decode(parts[0].buffer).corr == self._corr:
+            if decode(parts[0].buffer, bytes_max=MESSAGE_BYTES_MAX).corr == self._corr:
                 return parts
 
     def _after(self, seconds: float) -> int:
@@ -143,7 +143,7 @@ class Requester:
             raise ShuttingDown("told to stop while a request was open", outcome="unknown", to=self.name)
 
     def _open(self, parts: list[zmq.Frame], wanted: type[M]) -> Answer[M]:
-        message = decode(parts[0].buffer).message
+        message = decode(parts[0].buffer, bytes_max=MESSAGE_BYTES_MAX).message
         if isinstance(message, ErrorReply):
             raise refusal(message.status, message.message, message.detail)
         if not isinstance(message, wanted):

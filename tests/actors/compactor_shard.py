@@ -57,7 +57,7 @@ class SmallShard:
         return SimpleNamespace(message=answer, attachment=memoryview(attached))
 
     def plan(self):
-        return Shard(self, 0).plan(roll=False)
+        return Shard(self, 0).plan()
 
     def _CheckpointOpen(self, message, _):
         files = [each for each in self.files() if each.file_id not in self.absorbed]

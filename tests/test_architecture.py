@@ -82,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "root",
     },
     "actors.shell": {
-        *WIRE, "contract", "topic", "runtime", "storage", *READ_PATH, "link",
+        *WIRE, "contract", "topic", "topic.sealed", "runtime", "storage", *READ_PATH, "link",
         "storage.snapshot", "segment", "tier", "root",
     },
     "actors.__main__": {"base", "envelope", "runtime"},
@@ -125,7 +125,7 @@ IMPURE_ALLOWED = {
     ("ringlog.frame.compress", "threading"): "one compressor for each thread; no thread is started",
 }
 
-PURE_UNITS = {"frame", "envelope", "topic", "contract", "actors.core"}
+PURE_UNITS = {"frame", "envelope", "topic", "topic.sealed", "contract", "actors.core"}
 PURE_MODULES = {
     "ringlog.errors",
     "ringlog.types",

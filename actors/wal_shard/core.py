@@ -636,7 +636,7 @@ class ShardCore:
             self._evict_volatile(dropped)
 
     def _volatile_files_of(self, topic: Topic) -> list[tuple[int, int]]:
-        """Volatile files that hold the topic, and one past its last number in each; the last takes the rest."""
+        """Volatile files that hold the topic, and one past its last number in each; the last takes all."""
         held = [
             (file_id, topics[topic.topic_id][1])
             for file_id, topics in sorted(self._topics_of_volatile.items())

@@ -142,6 +142,16 @@ class Segment:
                 found.append((rows + int(self.entries["base_seq"][at])).astype(np.uint64))
         return np.concatenate(found)
 
+    def next_expiry(self, row: int, now_us: int) -> int:
+        """The earliest own expires_at later than `now_us`, microseconds; 0 = none."""
+        start, stop = self._entry_range(row)
+        least = self.entries["expires_min"][start:stop]
+        later = least[least > now_us].tolist()
+        for place in (np.flatnonzero((least != 0) & (least <= now_us)) + start).tolist():
+            for _, columns in self._columns(place, place + 1):
+                later += columns.expires[columns.expires > now_us].tolist()
+        return int(min(later, default=0))
+
     def _entry_range(self, row: int) -> tuple[int, int]:
         return int(self.topics["entry_start"][row]), int(self.topics["entry_stop"][row])
 

@@ -260,12 +260,9 @@ class TopicLedger:
         return found
 
     def next_expiry(self, now_us: int) -> int:
-        """A time not after the earliest own expiry later than `now_us`; 0 when there is none."""
-        earliest = [
-            max(int(segment.topics[row]["expires_min"]), now_us + 1)
-            for segment, row, _, _ in self._segments(0, 1 << 63)
-            if int(segment.topics[row]["expires_min"])
-        ]
+        """The earliest own expiry later than `now_us`, microseconds; 0 when there is none."""
+        found = [segment.next_expiry(row, now_us) for segment, row, _, _ in self._segments(0, 1 << 63)]
+        earliest = [each for each in found if each]
         tail = self._tail_to(lambda known: False)
         if tail.expires is not None:
             later = tail.expires[tail.expires > now_us]

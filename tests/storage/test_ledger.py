@@ -1,0 +1,233 @@
+"""The ledger's answers against plain lists: over the log, over segments, over both with the same records."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringlog.errors import CorruptData, DiskError
+from ringlog.frame.facts import RecordFacts
+from ringlog.frame.layout import Column
+from ringlog.storage import ledger as ledgers
+from ringlog.storage.ledger import Ledger, bitmap_of, seqs_of
+from ringlog.storage.reader import Mark
+from ringlog.testing.log_file import TS_US
+from ringlog.testing.log_world import LogWorld
+
+
+@dataclass
+class Row:
+    seq: int
+    size: int
+    stamp: int
+    expires: int
+    tag: str
+
+
+class Library:
+    """A LogWorld, its ledger, and what the ledger must say."""
+
+    def __init__(self, root: Path) -> None:
+        self.world = LogWorld(str(root))
+        self.ledger = Ledger(self.world.disk, str(root), str(root), lambda _: Mark(*self.world._mark))
+        self.rows: list[Row] = []
+
+    def located(self):
+        return self.world.locate("t", 0).take()
+
+    def of(self):
+        return self.ledger.of(self.located())
+
+    def write(self, rng: random.Random, frames: int) -> None:
+        """Frames of several shapes, with frames of another topic between them."""
+        for _ in range(frames):
+            if rng.random() < 0.3:
+                self.world.write_other(b"o" * rng.randrange(2_000))
+            count = rng.choice([1, 1, 2, 30])
+            rows = [
+                Row(
+                    len(self.rows) + 1 + i, rng.randrange(60), TS_US + len(self.rows) // 7 * 1_000,
+                    rng.choice([0, TS_US + 5, TS_US + rng.randrange(20_000)]), rng.choice(["", "a", "ab", "b", "é"]),
+                )
+                for i in range(count)
+            ]  # fmt: skip
+            stamp = max([row.stamp for row in rows] + [row.stamp for row in self.rows[-1:]])
+            columns = {}
+            if rng.random() < 0.5:
+                columns[Column.TAG] = [row.tag.encode() for row in rows]
+            if rng.random() < 0.3:
+                columns[Column.EXPIRES_AT] = [row.expires for row in rows]
+            if rng.random() < 0.2:
+                columns[Column.META] = [b"{}" for _ in rows]
+            for row in rows:
+                row.stamp = stamp
+                row.tag = row.tag if Column.TAG in columns else ""
+                row.expires = row.expires if Column.EXPIRES_AT in columns else 0
+            self.world.write([b"x" * row.size for row in rows], columns, ts=stamp)
+            for row in rows:
+                row.size += 2 if Column.META in columns else 0
+            self.rows += rows
+        self.world.publish()
+
+    def check(self, rng: random.Random) -> None:
+        """Ask everything, in a random place."""
+        asked, rows = self.of(), self.rows
+        first = rng.randrange(1, len(rows) + 1)
+        last = rng.randrange(first, len(rows) + 2)
+        within = [row for row in rows if first <= row.seq <= last]
+        seqs, sizes, stamps = asked.positions(first, last)
+        assert list(zip(seqs.tolist(), sizes.tolist(), stamps.tolist(), strict=True)) == [
+            (row.seq, row.size, row.stamp) for row in within
+        ]
+        assert asked.totals(first, last) == (len(within), sum(row.size for row in within))
+        some = sorted(rng.sample(range(1, len(rows) + 5), 4))
+        there, sizes = asked.sizes_of(np.array(some, dtype=np.uint64))
+        assert there.tolist() == [seq for seq in some if seq <= len(rows)]
+        assert sizes.tolist() == [rows[seq - 1].size for seq in there.tolist()]
+        ts = rng.choice(rows).stamp + rng.choice([-1, 0, 1])
+        assert asked.seek_time(ts) == next((row.seq for row in rows if row.stamp >= ts), len(rows) + 1)
+        for tag, is_prefix in (("a", False), ("a", True), ("", True), ("é", False), ("none", False)):
+            found = asked.tagged(tag.encode(), last, is_prefix=is_prefix)
+            assert seqs_of(found).tolist() == [
+                row.seq
+                for row in rows
+                if row.tag and row.seq < last and (row.tag.startswith(tag) if is_prefix else row.tag == tag)
+            ]
+        now = rng.choice([TS_US, TS_US + 5, TS_US + 10_000, TS_US + 30_000])
+        assert seqs_of(asked.expired(now)).tolist() == [row.seq for row in rows if 0 < row.expires <= now]
+        assert asked.next_expiry(now) == min((row.expires for row in rows if row.expires > now), default=0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_answers_agree_with_plain_lists_wherever_records_lie(tmp_path, seed):
+    """DL-16, X-6: in the log alone, in segments, in both at once, and as more is written."""
+    rng = random.Random(seed)
+    library = Library(tmp_path)
+    for _ in range(6):
+        library.write(rng, rng.randrange(1, 40))
+        for _ in range(3):
+            library.check(rng)
+        if rng.random() < 0.5:
+            library.world.seal(trims=rng.random() < 0.5)
+        elif rng.random() < 0.5:
+            library.world.roll()
+            library.world.publish()
+        library.check(rng)
+    library.ledger.close()
+    library.check(rng)
+    library.ledger.close()
+
+
+def test_a_frame_is_read_once_however_often_is_asked(tmp_path):
+    """The tail extends: what was read is not scanned again."""
+    library = Library(tmp_path)
+    library.write(random.Random(1), 50)
+    disk, read = library.world.disk, []
+    whole = disk.read_into
+    disk.read_into = lambda fd, buffer, at: read.append(whole(fd, buffer, at)) or read[-1]
+    library.of().positions(1, 1 << 40)
+    first, size = sum(read), library.world.file.stop
+    assert first <= size
+    for _ in range(5):
+        library.of().positions(1, 1 << 40)
+        library.of().seek_time(0)
+    assert sum(read) == first
+    library.write(random.Random(2), 5)
+    library.of().positions(1, 1 << 40)
+    assert sum(read) - first == library.world.file.stop - size
+    library.of().tagged(b"a", 1 << 40, is_prefix=False)
+    library.of().tagged(b"b", 1 << 40, is_prefix=True)
+    assert sum(read) <= 2 * library.world.file.stop, "once more for tags, when they are first asked for"
+
+
+def test_only_what_a_question_needs_is_read(tmp_path):
+    """A look at the front of a long log does not read all of it."""
+    library = Library(tmp_path)
+    for _ in range(60):
+        library.world.write([b"x" * 100_000])
+    library.world.publish()
+    disk, read = library.world.disk, []
+    whole = disk.read_into
+    disk.read_into = lambda fd, buffer, at: read.append(whole(fd, buffer, at)) or read[-1]
+    assert len(library.of().positions(1, 3)[0]) == 3
+    assert sum(read) <= ledgers.MIB * 2
+    assert library.of().seek_time(TS_US + 5) == 6
+
+
+def test_records_in_memory_follow_those_in_files(tmp_path):
+    """What a group is about to write is known before it is in a file."""
+    library = Library(tmp_path)
+    library.world.append([b"1", b"22"])
+    staged = RecordFacts(
+        np.array([3, 4], np.uint64),
+        np.array([3, 4], np.int64),
+        np.array([TS_US, TS_US], np.int64),
+        None,
+        None,
+    )
+    asked = library.ledger.of(library.located(), [staged])
+    assert asked.totals(2, 4) == (3, 9)
+    library.world.append([b"333", b"4444"])
+    assert library.of().totals(1, 9) == (4, 10), "and not twice afterwards"
+
+
+def test_what_lies_below_the_front_is_forgotten(tmp_path):
+    library = Library(tmp_path)
+    for _ in range(10):
+        library.world.append([b"x"] * 10)
+    library.of().positions(1, 1 << 40)
+    library.world.earliest_seq = 91
+    assert library.of().totals(91, 100) == (10, 10)
+    assert len(library.ledger._tails[5, 1]) == 10
+
+
+def test_what_is_remembered_is_bounded(tmp_path, monkeypatch):
+    """The topic that nobody asked about for longest is read again when somebody does."""
+    monkeypatch.setattr(ledgers, "TAIL_RECORDS_MAX", 25)
+    library = Library(tmp_path)
+    for topic_id in (5, 15, 25):
+        library.world.topic_id = topic_id
+        library.world._written = 0
+        library.world.append([b"x"] * 10)
+        assert library.of().totals(1, 99) == (10, 10)
+    assert list(library.ledger._tails) == [(15, 1), (25, 1)]
+    library.world.topic_id = 5
+    assert library.of().totals(1, 99) == (10, 10)
+
+
+def test_a_new_incarnation_is_read_anew(tmp_path):
+    """A power loss may have taken back what was read before it."""
+    library = Library(tmp_path)
+    library.world.append([b"lost", b"lost"])
+    assert library.of().totals(1, 9) == (2, 8)
+    library.world._extents, library.world._files = [], []
+    library.world._written = 0
+    library.world.roll(incarnation=2)
+    library.world.append([b"new"])
+    assert library.of().totals(1, 9) == (1, 3)
+
+
+def test_damage_and_absence_have_names(tmp_path):
+    library = Library(tmp_path)
+    library.world.append([b"precious"])
+    located = library.located()
+    path = tmp_path / located.extents[0].path
+    data = bytearray(path.read_bytes())
+    data[data.index(b"precious")] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptData, match="damaged") as damaged:
+        library.of().totals(1, 9)
+    assert damaged.value.detail["file"] == located.extents[0].path
+    path.unlink()
+    with pytest.raises(DiskError):
+        library.of().totals(1, 9)
+
+
+def test_a_bitmap_of_numbers_is_the_set_of_them():
+    seqs = np.array([1, 5, 1 << 62], dtype=np.uint64)
+    assert seqs_of(bitmap_of(seqs)).tolist() == seqs.tolist()
+    assert not bitmap_of(seqs[:0])

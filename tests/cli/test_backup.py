@@ -1,0 +1,123 @@
+"""`ringlog backup` of a running engine, `restore`, and a start on what was restored: every record compared.
+
+SN-12 (the set a checkpoint names is consistent), ST-14, FX-237.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ringlog
+from ringlog.cli.app import run
+from ringlog.cli.outcome import Exit
+from ringlog.client import Client
+from ringlog.client.fields import NewRecord
+from ringlog.testing.real_engine import TestEngine, engine
+from ringlog.verify.directory import verify_directory
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+TOPICS = ("fast", "slow", "many.a", "many.b", "many.c")
+
+
+@pytest.fixture
+def running() -> Iterator[TestEngine]:
+    with engine(wal={"shards": 2, "file_bytes": 1 << 20}, storage={"enabled": True}) as found:
+        yield found
+
+
+def fill(client: Client) -> None:
+    for topic in TOPICS:
+        client.topics.create(topic, durability="fsync", exist_ok=True)
+        made = [NewRecord(data=b"%s %d" % (topic.encode(), i), tag=f"t{i % 7}") for i in range(3_000)]
+        for start in range(0, 3_000, 500):
+            client.append_many(topic, made[start : start + 500])
+
+
+def contents(client: Client) -> dict[str, list[tuple[int, int, bytes, str | None]]]:
+    """Every record of every topic, tombstones left out."""
+    found: dict[str, list[tuple[int, int, bytes, str | None]]] = {}
+    for topic in TOPICS:
+        pages = client.reader(topic).pages(1_000)
+        found[topic] = [(r.seq, r.ts, r.data, r.tag) for page in pages for r in page.records]
+    return found
+
+
+def test_a_backup_of_a_running_engine_is_restored_and_every_record_is_there(
+    running: TestEngine, tmp_path: Path, capsys
+) -> None:
+    """The engine is written to all the time; what was acknowledged before the backup began is in it."""
+    with ringlog.connect(running.url, wait=10) as client:
+        fill(client)
+        client.topics.delete_records("slow", match="t3")
+        client.topics.configure("many.a", cap_records=1_000)
+        before = contents(client)
+        ended = threading.Event()
+
+        def go_on() -> None:
+            with ringlog.connect(running.url, wait=10) as other:
+                while not ended.is_set():
+                    other.append("fast", b"later")
+
+        writer = threading.Thread(target=go_on)
+        writer.start()
+        try:
+            backup = tmp_path / "backup"
+            assert run(["backup", "--to", str(backup), "--url", running.url]) == Exit.DONE, (
+                capsys.readouterr()
+            )
+        finally:
+            ended.set()
+            writer.join()
+    running.stop()
+    shutil.rmtree(running.data_dir)
+    assert run(["restore", str(backup), "--to", running.data_dir]) == Exit.DONE
+    assert not verify_directory(running.data_dir, is_deep=True).is_damaged
+    running.start()
+    with ringlog.connect(running.url, wait=10) as client:
+        after = contents(client)
+        for topic in TOPICS:
+            assert after[topic][: len(before[topic])] == before[topic], topic
+            more = after[topic][len(before[topic]) :]
+            assert {record[2] for record in more} <= {b"later"}
+            seqs = [record[0] for record in more]
+            assert seqs == list(range(3_001, 3_001 + len(seqs)))
+        assert client.append("fast", b"goes on").first_seq == after["fast"][-1][0] + 1
+
+
+def test_a_stopped_engine_is_backed_up_without_being_started(running: TestEngine, tmp_path: Path) -> None:
+    with ringlog.connect(running.url, wait=10) as client:
+        fill(client)
+        before = contents(client)
+    assert run(["checkpoint", "--url", running.url]) == Exit.DONE
+    running.stop()
+    backup = tmp_path / "backup"
+    assert run(["backup", running.data_dir, "--to", str(backup)]) == Exit.DONE
+    shutil.rmtree(running.data_dir)
+    assert run(["restore", str(backup), "--to", running.data_dir]) == Exit.DONE
+    running.start()
+    with ringlog.connect(running.url, wait=10) as client:
+        assert contents(client) == before
+
+
+def test_a_running_engine_is_not_backed_up_as_if_it_were_stopped(running: TestEngine, tmp_path: Path) -> None:
+    assert run(["backup", running.data_dir, "--to", str(tmp_path / "backup")]) == Exit.USAGE
+
+
+def test_a_backup_without_an_engine_says_that_there_is_none(tmp_path: Path) -> None:
+    code = run(["backup", "--to", str(tmp_path / "backup"), "--url", f"ringlog://{tmp_path}/nowhere"])
+    assert code == Exit.NO_CONNECTION
+
+
+def test_checkpoint_names_the_files_of_a_consistent_copy(running: TestEngine, capsys) -> None:
+    with ringlog.connect(running.url, wait=10) as client:
+        fill(client)
+    assert run(["checkpoint", "--url", running.url, "--output", "raw"]) == Exit.DONE
+    files = capsys.readouterr().out.split()
+    assert any(path.startswith("meta/snapshot-00.") for path in files)
+    assert any(path.startswith("packs/") and path.endswith(".data") for path in files)
+    assert all((Path(running.data_dir) / path).exists() for path in files)

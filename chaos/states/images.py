@@ -106,6 +106,15 @@ class Tree:
             case d.SyncDir(path):
                 directory = self._directory(path)
                 directory.promote(directory.changes)
+            case d.Rename(source, target):
+                node = self._file(source)
+                if posixpath.dirname(source) == posixpath.dirname(target):
+                    changes = {posixpath.basename(source): None, posixpath.basename(target): node}
+                    self._parent(target).change(changes)
+                else:
+                    # Two directories, and either may reach the device without the other.
+                    self._parent(target).change({posixpath.basename(target): node})
+                    self._parent(source).change({posixpath.basename(source): None})
             case d.Unlink(path):
                 self._parent(path).change({posixpath.basename(path): None})
             case d.MakeDir(path):

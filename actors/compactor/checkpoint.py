@@ -54,6 +54,8 @@ log = logging.getLogger("ringlog.compactor")
 
 PASS_BYTES = 64 * MIB
 """Log that is in memory at once; a pass ends behind the buffer with which it has this much."""
+REGISTERED_AT_ONCE = 1_024
+"""So many segments fit into one message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ class Checkpoint:
             if ref is not None:
                 refs.append(ref)
         stop_points.hit("compact_before_register")
-        self._register(refs, [])
+        for start in range(0, len(refs), REGISTERED_AT_ONCE):
+            self._register(refs[start : start + REGISTERED_AT_ONCE], [])
         stop_points.hit("compact_after_register")
         ordered.note_sealed(self._sealed)
 

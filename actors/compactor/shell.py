@@ -32,7 +32,7 @@ from ringlog.errors import (
 from ringlog.link.shard_requests import ShardRequests
 from ringlog.logs import say
 from ringlog.runtime.router_socket import RouterSocket
-from ringlog.segment.layout import MAKER_COMPACTOR, SUFFIXES, NumberAllocator, parse_stem
+from ringlog.segment.layout import MAKER_COMPACTOR, MAKER_SHIFT, SUFFIXES, NumberAllocator, parse_stem
 from ringlog.segment.parts import part_names
 from ringlog.segment.segment import find_segments
 from ringlog.signals import StopFlag
@@ -44,6 +44,8 @@ log = logging.getLogger("ringlog.compactor")
 
 IDLE_S = 1.0
 REQUESTS_PER_TURN = 16
+NUMBERS_SHIFT = 24
+"""An incarnation has so many bits for numbers of segments."""
 
 
 class Shell:
@@ -61,9 +63,10 @@ class Shell:
             boot.shards, file_bytes=settings.wal.file_bytes, age_ms=settings.storage.segment_age_ms,
             now_ns=self._clock.monotonic_ns(),
         )  # fmt: skip
-        numbers = [
-            parsed[2] for stem in find_segments(self._disk, boot.data_dir) if (parsed := parse_stem(stem))
-        ]
+        stems = map(parse_stem, find_segments(self._disk, boot.data_dir))
+        numbers = [parsed[2] for parsed in stems if parsed is not None]
+        # Above all that an earlier incarnation gave, also where the segment is gone again.
+        numbers.append(MAKER_COMPACTOR << MAKER_SHIFT | boot.incarnation << NUMBERS_SHIFT)
         self._place = Workplace(
             disk=self._disk, data_dir=boot.data_dir, engine_id=bytes.fromhex(boot.engine_id),
             storage=settings.storage, clock=self._clock, numbers=NumberAllocator(MAKER_COMPACTOR, numbers),

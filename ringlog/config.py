@@ -522,7 +522,7 @@ def _from_text(name: str, text: str) -> Any:
 
 
 def _number(name: str, text: str, *, whole: bool) -> int | float:
-    if name.endswith("_bytes"):
+    if name.endswith(("_bytes", "_bytes_per_s")):
         return parse_size(text)
     if name.endswith("_ms"):
         return _whole(parse_duration(text, "ms") * 1000, text) if whole else parse_duration(text, "ms") * 1000

@@ -25,6 +25,7 @@ def build(boot: ActorBoot) -> Shell:
         volatile_bytes=settings.wal.volatile_bytes,
         is_lenient=settings.wal.corruption == "truncate",
         topics_max=settings.limits.max_topics,
+        has_cold=bool(settings.cold.dir or settings.cold.url),
     )
 
 

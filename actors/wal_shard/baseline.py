@@ -41,6 +41,8 @@ from ringlog.topic.state import Topic
 log = logging.getLogger("ringlog.shard")
 
 Mask = NDArray[np.bool_]
+COLD = 2
+"""SegmentRef.tier of a segment whose data part lies in the cold store alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +174,18 @@ def _load(
 
 
 def adopt_segments(
-    disk: Disk, data_dir: str, base: Baseline, sealed: Sealed, *, is_lenient: bool = False
-) -> list[SegmentRef]:
+    disk: Disk, data_dir: str, base: Baseline, sealed: Sealed, *, is_lenient: bool = False,
+    has_cold: bool = False,
+) -> list[SegmentRef]:  # fmt: skip
     """Register every complete segment on disk that holds topics of ours; returns listed ones not there.
 
     Raises CorruptData for one whose index cannot be read or made anew; `is_lenient` counts it as not there.
 
     What the snapshot does not list was made after it: by the reclaimer, in place of others that may be gone
     by now, or by a checkpoint that did not finish, and then says the same as the log.
+
+    Tiers are derived from what is there (TI-5): a listed segment whose index is here and whose data part is
+    not was moved since, if there is a cold store (`has_cold`).
     """
     listed = base.listed()
     for stem in find_segments(disk, data_dir):
@@ -195,8 +201,10 @@ def adopt_segments(
     for ref in listed.values():
         if ref.number in sealed.refs or not _may_be_ours(ref, base):
             continue
-        if ref.tier and disk.exists(f"{data_dir}/{ref.stem}{IDX}"):
+        if (ref.tier or has_cold) and disk.exists(f"{data_dir}/{ref.stem}{IDX}"):
             _adopt(disk, data_dir, ref.stem, base, sealed, listed)
+            if ref.number in sealed.refs:
+                sealed.set_tier(ref.number, COLD)
         elif is_lenient or not disk.exists(f"{data_dir}/{ref.stem}{DATA}"):
             missing.append(ref)
     return missing

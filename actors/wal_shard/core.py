@@ -169,6 +169,8 @@ class ShardCore:
         self.volatile = LogPosition()
         self.phase = Phase.RECOVERING
         self.waiting = Waiting.NOTHING
+        self.is_disk_low = False
+        """The shell was told that the device is nearly full: no more records, but deletes go on (ST-13)."""
         self.story: deque[tuple[int, Waiting, Any]] = deque(maxlen=STORY_EVENTS_MAX)
         """The last completions: when, in which state, what. Told when an invariant breaks."""
         self._group = Group()
@@ -375,7 +377,7 @@ class ShardCore:
 
     def _take(self, event: FramesArrived | ControlReceived, room: Room) -> None:
         if isinstance(event, FramesArrived):
-            closed = Status.INTERNAL if room is Room.NONE else None
+            closed = Status.INTERNAL if room is Room.NONE or self.is_disk_low else None
             intake = self.admission.open(event.buffer, event.batch, event.batch.offsets + event.position)
             self.admission.admit(intake, self.directory.by_id, self._now_us, closed)
             self._group.add_intake(intake)
@@ -384,7 +386,8 @@ class ShardCore:
         if isinstance(event.message, CheckpointOpen) and event.message.roll and self._must_roll:
             self._roll_asks.append(event)
             return
-        reply = self.requests.handle(event, self._group, self._now_us, can_log=room is Room.NOW)
+        can_log = room is Room.NOW and not (self.is_disk_low and isinstance(event.message, Append))
+        reply = self.requests.handle(event, self._group, self._now_us, can_log=can_log)
         if self._group.parts or self._group.removes:
             self._replies.append(reply)
         else:

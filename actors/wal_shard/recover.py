@@ -160,8 +160,10 @@ class Recovery:
         durable_mark: tuple[int, int] = (0, 0),
         published_mark: tuple[int, int] = (0, 0),
         progress: Progress = lambda done, total: None,
+        has_cold: bool = False,
     ) -> None:
         self._disk = disk
+        self._has_cold = has_cold
         self._data_dir = data_dir
         self._replay = replay
         self._shard = shard
@@ -228,8 +230,9 @@ class Recovery:
         replay = self._replay
         self._base = base = load_baseline(self._disk, self._data_dir, self._shard, self._shards)
         self._missing = adopt_segments(
-            self._disk, self._data_dir, base, replay.sealed, is_lenient=replay.is_lenient
-        )
+            self._disk, self._data_dir, base, replay.sealed, is_lenient=replay.is_lenient,
+            has_cold=self._has_cold,
+        )  # fmt: skip
         for layer in base.layers:
             replay.take_facts(layer.facts, is_own=layer is base.own)
         replay.load(base.topics())

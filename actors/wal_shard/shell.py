@@ -42,7 +42,7 @@ from ringlog.errors import (
     RingError,
     StartRefused,
 )
-from ringlog.limits import HEARTBEAT_INTERVAL_MS, WAL_HEADER_BYTES
+from ringlog.limits import DISK_LOOK_S, HEARTBEAT_INTERVAL_MS, WAL_HEADER_BYTES
 from ringlog.logs import say
 from ringlog.ring.doorbell import BellListener
 from ringlog.runtime.router_socket import RouterSocket
@@ -67,6 +67,11 @@ REQUESTS_PER_TURN = 256
 LOCK_TRIES = 600
 LOCK_WAIT_S = 0.05
 CHECK_EVERY_TURNS = 4_096
+NS_PER_S = 1_000_000_000
+RECLAIMER_AFTER_SHARDS = 3
+"""The reclaimer's process slot is the number of shards plus this (supervision/tree.py)."""
+DISK_WORD_NS = 10 * NS_PER_S
+"""How long its word about free space is believed when its heart does not beat."""
 
 
 class Shell:
@@ -74,12 +79,14 @@ class Shell:
 
     def __init__(
         self, boot: ActorBoot, settings: Settings, *, file_bytes: int, volatile_bytes: int, is_lenient: bool,
-        topics_max: int, disk: Disk | None = None, clock: Clock | None = None,
+        topics_max: int, has_cold: bool = False, disk: Disk | None = None, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self._boot = boot
         self._disk = disk or RealDisk()
         self._clock = clock or SystemClock()
         self._is_lenient = is_lenient
+        self._has_cold = has_cold
+        self._disk_look_ns = 0
         identity = Identity(boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max)
         self.core = ShardCore(identity, settings)
         self._board = Board.open(boot.shm_dir, writable=True)
@@ -240,8 +247,11 @@ class Shell:
     def _beat(self) -> None:
         self._turns += 1
         slot = self._slot
+        now_ns = self._clock.monotonic_ns()
         slot.set(P.TURNS, self._turns)
-        slot.set(P.HEARTBEAT_NS, self._clock.monotonic_ns())
+        slot.set(P.HEARTBEAT_NS, now_ns)
+        if now_ns >= self._disk_look_ns:
+            self._look_at_disk(now_ns)
         for took in self._syncs_ns:
             slot.add(P.SYNCS, 1)
             slot.add(P.SYNC_NS, took)
@@ -249,6 +259,13 @@ class Shell:
         self._syncs_ns.clear()
         if self._turns % CHECK_EVERY_TURNS == 0:
             self.core.check()
+
+    def _look_at_disk(self, now_ns: int) -> None:
+        """Does the reclaimer say that space runs out? Believed as long as it shows a heartbeat."""
+        self._disk_look_ns = now_ns + round(DISK_LOOK_S * NS_PER_S)
+        page = self._board.process(self._boot.shards + RECLAIMER_AFTER_SHARDS)
+        is_fresh = now_ns - page.get(P.HEARTBEAT_NS) < DISK_WORD_NS
+        self.core.is_disk_low = bool(page.get(P.DISK_LOW)) and is_fresh
 
     def _sleep(self) -> None:
         """Wait for a bell, a message, a file or the next deadline; look once more after saying so."""
@@ -472,6 +489,7 @@ class Shell:
             durable_mark=slot.mark(Mark.DURABLE),
             published_mark=slot.mark(Mark.PUBLISHED),
             progress=self._report_progress,
+            has_cold=self._has_cold,
         )
         found = recovery.run()
         places = self.core.places

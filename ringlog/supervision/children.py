@@ -87,11 +87,14 @@ class Children:
         environ: Mapping[str, str],
         clock: Clock,
         test_stop_points: str = "",
+        more_environ: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
+        """`environ` is every child's; `more_environ` what a kind of them gets besides."""
         self.wards = tuple(Ward(spec, board.process(spec.slot)) for spec in tree)
         self._take_incarnation = take_incarnation
         self._make_boot = make_boot
         self._environ = environ
+        self._more_environ = more_environ or {}
         self._clock = clock
         self._test_stop_points = test_stop_points
         self._is_stopping = False
@@ -163,7 +166,8 @@ class Children:
         plan = self._test_stop_points if ward.starts == 1 else ""
         boot = dump_boot(self._make_boot(ward.spec, ward.incarnation, plan))
         try:
-            ward.child = Child(actor_command(ward.spec.kind, boot), self._environ)
+            environ = {**self._environ, **self._more_environ.get(ward.spec.kind, {})}
+            ward.child = Child(actor_command(ward.spec.kind, boot), environ)
         except OSError as e:
             # No process, no memory or no descriptor: an end like any other, with the same patience.
             return self._died(ward, Exit(ExitCode.CRASH, was_ready=False, why=f"not started: {e.strerror}"))

@@ -49,11 +49,13 @@ from ringlog.supervision.restart import NS_PER_MS, NS_PER_S
 from ringlog.supervision.rings import RingKeeper
 from ringlog.supervision.run_dir import EngineInfo
 from ringlog.supervision.sockets import Desk, ShardLink
-from ringlog.supervision.spawn import SUPERVISOR_OOM_SCORE, child_environment
+from ringlog.supervision.spawn import SUPERVISOR_OOM_SCORE, child_environment, cold_environment
 from ringlog.supervision.topics import TopicsAtStart
 from ringlog.supervision.tree import (
     BACKGROUND,
     GATEWAY,
+    RECLAIMER,
+    RELOCATOR,
     SUPERVISOR_SLOT,
     WAL_SHARD,
     ChildSpec,
@@ -156,6 +158,7 @@ class Engine:
             environ=child_environment(environ),
             clock=clock,
             test_stop_points=environ.get(STOP_POINTS_VARIABLE, ""),
+            more_environ=dict.fromkeys((RECLAIMER, RELOCATOR), cold_environment(environ)),
         )
         self._desk = Desk(context, f"ipc://{ground.shm_dir}/{run_dir.SUPERVISOR_SOCKET}")
         self._reception = Reception(

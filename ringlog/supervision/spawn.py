@@ -36,6 +36,7 @@ _KEPT_VARIABLES = frozenset(
     }
 )
 _KEPT_PREFIXES = ("LC_", "PYTHON", "MALLOC_")
+_COLD_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """NumPy's linear algebra is not used; its thread pools would only cost memory."""
 
@@ -55,6 +56,11 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
         # A checkout that is not installed: the child must find the same code wherever it runs.
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH", ""))))
     return {**_ONE_THREAD, **kept}
+
+
+def cold_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a child that speaks to an object store needs besides: its credentials, and nobody else does."""
+    return {name: value for name, value in environ.items() if name.startswith(_COLD_PREFIXES)}
 
 
 def actor_command(kind: str, boot: str) -> list[str]:

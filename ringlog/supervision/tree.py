@@ -20,7 +20,7 @@ RELOCATOR = "relocator"
 KINDS = (WAL_SHARD, GATEWAY, COMPACTOR, RECLAIMER, RELOCATOR)
 """Kinds of actor; the index is what the board's P.KIND holds."""
 
-BACKGROUND: tuple[str, ...] = (COMPACTOR, RELOCATOR)
+BACKGROUND: tuple[str, ...] = (COMPACTOR, RECLAIMER, RELOCATOR)
 """Kinds that tidy up behind the others, at low priority. Nobody waits for them: while one is being
 replaced the engine serves as before."""
 

@@ -42,6 +42,13 @@ def test_a_slot_stays_the_same_whoever_else_runs() -> None:
     assert len({slot_of(kind, 2) for kind in KINDS[1:]}) == len(KINDS) - 1
 
 
+def test_shards_find_the_reclaimers_word_about_free_space() -> None:
+    """ST-13."""
+    from actors.wal_shard.shell import RECLAIMER_AFTER_SHARDS
+
+    assert slot_of("reclaimer", 5) == 5 + RECLAIMER_AFTER_SHARDS
+
+
 def test_nobody_relocates_without_a_cold_place_and_nobody_works_in_the_background_of_a_disabled_storage():
     """TI-1."""
     assert "relocator" not in {child.kind for child in tree_of()}

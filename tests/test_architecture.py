@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "board": {"base", "board"},
     "envelope": {"base", "frame", "envelope"},
     "storage": {"base", "frame", "storage"},
-    "storage.reader": {"base", "frame", "storage", "segment", "board"},
+    "storage.reader": {"base", "frame", "storage", "storage.shelf", "segment", "board"},
     # Segment files: written by the compactor and the reclaimer, read by everybody who reads.
     "segment": {"base", "frame", "envelope", "storage.disk", "storage.layout", "segment"},
     # Places, sizes, times and tags of one topic's records, wherever they lie.

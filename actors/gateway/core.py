@@ -25,10 +25,10 @@ from typing import Any
 from actors.gateway import events as ev
 from actors.gateway.auth import LOCAL_ID, OWNER, KeyRing, Principal, authorise, needs_admin_to_create
 from actors.gateway.inspect import check_frames
+from actors.gateway.replies import error_reply, is_still_held, plan_of, read_reply
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import (
-    CorruptData,
     ExitCode,
     Forbidden,
     InvalidRequest,
@@ -37,7 +37,6 @@ from ringlog.errors import (
     RinglogError,
     ShuttingDown,
     StaleEpoch,
-    Status,
     Throttled,
     TopicNotFound,
 )
@@ -56,7 +55,7 @@ from ringlog.limits import (
     WAIT_MS_MAX,
 )
 from ringlog.topic.names import home_shard
-from ringlog.topic.tombstone import Floors, ReadPlan, plan_read
+from ringlog.topic.tombstone import ReadPlan
 
 Flow = Generator[Any, Any, tuple[m.Message, Any]]
 _TOPICS_CACHED_MAX = 10_000
@@ -64,7 +63,6 @@ _RETRY_AFTER_MS = 50
 _MS = 1_000_000
 _COLD_READS_MAX = 8
 """Asks of the relocator for one reply: a frame's length is known only when its beginning is there."""
-_HIDDEN_DETAILS = frozenset({"file", "path", "offset"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,11 +488,11 @@ class Gateway:
             # The moment before: what has expired by then, the shard's answer says so (X-10).
             asked_us = self._now_us
             located = yield from self._locate(message, message.after, message.epoch)
-            plan = _plan(message, located)
-            if _is_still_held(message, located, plan):
-                return _read_reply(located, plan, ev.FramesRead(0, 0, 0, 0, message.held)), None
+            plan = plan_of(message, located)
+            if is_still_held(message, located, plan):
+                return read_reply(located, plan, ev.FramesRead(0, 0, 0, 0, message.held)), None
             read = yield from self._read_files(message, located, plan, asked_us)
-            reply = _read_reply(located, plan, read)
+            reply = read_reply(located, plan, read)
             is_news = read.frames or plan.gap is not None or not reply.caught_up
             if is_news or has_waited or self._is_draining or deadline_ns <= self._now_ns:
                 return reply, read.data
@@ -594,46 +592,6 @@ class Gateway:
     def _is_current(self, deadline_ns: int, ticket: int) -> bool:
         request = self._waiting.get(ticket)
         return request is not None and request.deadline_ns == deadline_ns
-
-
-def error_reply(error: RinglogError) -> m.ErrorReply:
-    """Turn an error into what a client may see: no paths, nothing of our insides (ERR-5)."""
-    detail = {name: value for name, value in error.detail.items() if name not in _HIDDEN_DETAILS}
-    if isinstance(error, Refused):
-        return m.ErrorReply(int(error.status), error.message, detail, error.outcome)
-    if isinstance(error, CorruptData):
-        detail["reason"] = "corrupt_segment"
-        return m.ErrorReply(int(Status.INTERNAL), error.message, detail)
-    return m.ErrorReply(
-        int(Status.NOT_READY if error.retriable else Status.INTERNAL),
-        "the engine could not be asked" if error.retriable else "the engine failed",
-        {"reason": error.code},
-        error.outcome,
-    )
-
-
-def _plan(message: m.Read, located: m.Located) -> ReadPlan:
-    floors = Floors(
-        located.head_seq, located.earliest_seq, located.cap_floor, located.ttl_floor, located.trim_floor
-    )
-    return plan_read(message.after, floors, located.lost, recreated=located.recreated)
-
-
-def _is_still_held(message: m.Read, located: m.Located, plan: ReadPlan) -> bool:
-    """True when the frames that the client holds are as good as what would be read now."""
-    is_same = message.epoch == located.epoch and message.version == located.version
-    return is_same and plan.gap is None and plan.after < message.held <= plan.stop
-
-
-def _read_reply(located: m.Located, plan: ReadPlan, read: ev.FramesRead) -> m.ReadReply:
-    reached = max(plan.after, read.examined)
-    gap = plan.gap
-    return m.ReadReply(
-        located.topic, located.topic_id, located.epoch, plan.after, reached, located.head_seq,
-        located.earliest_seq, reached == located.head_seq, read.frames,
-        *((gap.gap_from, gap.gap_to, gap.reason) if gap is not None else (0, 0, "")),
-        read.hidden, located.version,
-    )  # fmt: skip
 
 
 def _visible_prefixes(principal: Principal, wanted: str) -> list[str]:

@@ -111,7 +111,10 @@ class Tailer:
         is_caught_up = False
         while not self._is_closed and (self._follow or not is_caught_up):
             items, after, is_caught_up = await self._shell.run(self._fetch_steps())
-            for item in items:
+            for place, item in enumerate(items):
+                if place and self._source is not None and not self._source.is_current:
+                    is_caught_up = False
+                    break  # Read ahead, and some of it may have been deleted since (DL-9).
                 self.cursor = item.cursor if isinstance(item, TailBatch) else after
                 yield item
                 if self.is_closed:

@@ -216,6 +216,13 @@ class LocalSource:
             yield self._connection.published_since(located.shard, seen, min(left_s, _WAIT_SLICE_S))
             now_us = self._clock.now_us()
 
+    @property
+    def is_current(self) -> bool:
+        """Nothing was removed since the last portion was given."""
+        located = self._located
+        facts = None if located is None else self._connection.facts(located)
+        return located is not None and facts is not None and facts.version <= located.version
+
     def seek_time(self, ts_us: int) -> Steps[Cursor]:
         """See Source.seek_time: from the indexes of segments, and the stamps in the log."""
         after = 0

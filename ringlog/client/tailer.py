@@ -182,8 +182,12 @@ class Tailer:
     def next(self, timeout: float | None = None) -> TailBatch | Tombstone | None:
         """Return the next item, or None after `timeout` seconds without one; None = wait for ever."""
         self._settle_start()
-        if not self._ready:
+        if self._ready and not self._source.is_current:
+            self._ready.clear()  # Read ahead, and some of it may have been deleted since (DL-9).
+        while not self._ready:
             self._fetch(inf if timeout is None else timeout)
+            if timeout is not None:
+                break
         if not self._ready:
             return None
         item = self._ready.pop(0)

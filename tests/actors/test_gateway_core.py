@@ -5,7 +5,8 @@ import pytest
 
 from actors.gateway import events as ev
 from actors.gateway.auth import LOCAL_ID, SCOPES, KeyRing, Principal
-from actors.gateway.core import Gateway, Identity, error_reply
+from actors.gateway.core import Gateway, Identity
+from actors.gateway.replies import error_reply
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import (

@@ -1,0 +1,52 @@
+"""What goes back to a client: the answer to a read, and errors without our insides. Pure."""
+
+from __future__ import annotations
+
+from actors.gateway import events as ev
+from ringlog.envelope import messages as m
+from ringlog.errors import CorruptData, Refused, RinglogError, Status
+from ringlog.topic.tombstone import Floors, ReadPlan, plan_read
+
+_HIDDEN_DETAILS = frozenset({"file", "path", "offset"})
+
+
+def error_reply(error: RinglogError) -> m.ErrorReply:
+    """Turn an error into what a client may see: no paths, nothing of our insides (ERR-5)."""
+    detail = {name: value for name, value in error.detail.items() if name not in _HIDDEN_DETAILS}
+    if isinstance(error, Refused):
+        return m.ErrorReply(int(error.status), error.message, detail, error.outcome)
+    if isinstance(error, CorruptData):
+        detail["reason"] = "corrupt_segment"
+        return m.ErrorReply(int(Status.INTERNAL), error.message, detail)
+    return m.ErrorReply(
+        int(Status.NOT_READY if error.retriable else Status.INTERNAL),
+        "the engine could not be asked" if error.retriable else "the engine failed",
+        {"reason": error.code},
+        error.outcome,
+    )
+
+
+def plan_of(message: m.Read, located: m.Located) -> ReadPlan:
+    """What the read announces, where it resumes and where it ends."""
+    floors = Floors(
+        located.head_seq, located.earliest_seq, located.cap_floor, located.ttl_floor, located.trim_floor
+    )
+    return plan_read(message.after, floors, located.lost, recreated=located.recreated)
+
+
+def is_still_held(message: m.Read, located: m.Located, plan: ReadPlan) -> bool:
+    """True when the frames that the client holds are as good as what would be read now."""
+    is_same = message.epoch == located.epoch and message.version == located.version
+    return is_same and plan.gap is None and plan.after < message.held <= plan.stop
+
+
+def read_reply(located: m.Located, plan: ReadPlan, read: ev.FramesRead) -> m.ReadReply:
+    """The answer, from what the shard said and what was read."""
+    reached = max(plan.after, read.examined)
+    gap = plan.gap
+    return m.ReadReply(
+        located.topic, located.topic_id, located.epoch, plan.after, reached, located.head_seq,
+        located.earliest_seq, reached == located.head_seq, read.frames,
+        *((gap.gap_from, gap.gap_to, gap.reason) if gap is not None else (0, 0, "")),
+        read.hidden, located.version,
+    )  # fmt: skip

@@ -140,6 +140,9 @@ class Producers:
 
     def get(self, producer_id: int) -> Producer | None:
         """The producer's past, or None when it never wrote here (or was forgotten)."""
+        return self._find(producer_id)
+
+    def _find(self, producer_id: int) -> Producer | None:
         if self._by_id is None:
             return self._lone if producer_id == self._lone_id else None
         return self._by_id.get(producer_id)
@@ -151,7 +154,7 @@ class Producers:
 
     def admit(self, producer_id: int) -> Producer | None:
         """The producer to write under, made when new; None when the table is full of named producers."""
-        producer = self.get(producer_id)
+        producer = self._find(producer_id)
         if producer is not None:
             if self._by_id is not None:
                 self._by_id.move_to_end(producer_id)
@@ -186,7 +189,7 @@ class Producers:
     def record(self, producer_id: int, producer_seqs: NDArray[np.uint64], base_seqs: NDArray[np.uint64],
                counts: NDArray[np.uint64]) -> None:  # fmt: skip
         """Remember fresh frames of an admitted producer, ascending producer_seqs; (n,) arrays, n >= 1."""
-        producer = self.get(producer_id)
+        producer = self._find(producer_id)
         if producer is None:
             raise KeyError(producer_id)
         frames = len(producer_seqs)

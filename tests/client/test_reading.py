@@ -497,3 +497,26 @@ def test_pages_chained_by_their_cursors_equal_the_list(
         assert got == [(s, b"%d" % s) for s in live if wanted is None or tags[s - 1] == b"b"]
         assert len(gaps) == (is_cap and earliest > 1)
     world.close()
+
+
+def test_a_waiting_read_whose_filter_leaves_nothing_waits_for_the_next_record(world):
+    """DR-18: no records yield, whatever the reason; DR-20: one wake-up, whatever it brings."""
+    world.append([b"a"], {Column.TAG: [b"other"]})
+    waiting = world.begin(read(world, "t", 0, tags="mine", wait_ms=1000))
+    assert not waiting.is_done
+    world.append([b"b"], {Column.TAG: [b"mine"]})
+    assert seqs(waiting.take()) == [2]
+    waiting = world.begin(read(world, "t", 2, tags="mine", wait_ms=1000))
+    world.append([b"c"], {Column.TAG: [b"other"]})
+    found = waiting.take()
+    assert (seqs(found), found.cursor.seq, found.caught_up) == ([], 3, True)
+
+
+def test_a_waiting_read_passes_over_what_is_deleted(world):
+    """DR-13, DR-18."""
+    fill(world, 3)
+    world.remove([2, 3])
+    waiting = world.begin(read(world, "t", 1, wait_ms=1000))
+    assert not waiting.is_done
+    fill(world, 1)
+    assert seqs(waiting.take()) == [4]

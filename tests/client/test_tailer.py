@@ -147,3 +147,15 @@ def test_a_tailer_needs_the_engines_host(world):
     world.transport = "tcp"
     with pytest.raises(UsageError, match="host"):
         Tailer(world, "t")
+
+
+def test_what_a_tailer_read_ahead_is_looked_at_again_after_a_delete(world):
+    """DL-9: two files make two batches, and the second waits its turn."""
+    world.append([b"1", b"2"])
+    world.roll()
+    world.append([b"3", b"4"])
+    tailer = Tailer(world, "t", follow=False)
+    assert tailer.next(0.0).bytes() == [b"1", b"2"]
+    world.remove([3])
+    assert tailer.next(0.0).bytes() == [b"4"]
+    tailer.close()

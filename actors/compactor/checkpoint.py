@@ -161,11 +161,14 @@ class Checkpoint:
             compression_saving=storage.compression_saving,
         )  # fmt: skip
         try:
-            for cut in cuts:
+            for cut, runs in ordered.runs(cuts):
                 writer.add_topic(
-                    cut.topic_id, cut.epoch, ordered.runs(cut), earliest_seq=cut.earliest_seq,
+                    cut.topic_id,
+                    cut.epoch,
+                    runs,
+                    earliest_seq=cut.earliest_seq,
                     dead=deleted.get(cut.topic_id),
-                )  # fmt: skip
+                )
                 place.beat()
             ref = writer.finish()
         except (DiskError, RinglogError):

@@ -224,34 +224,45 @@ class Ordered:
         if pack:
             yield pack
 
-    def runs(self, cut: TopicCut) -> Iterator[tuple[Any, FrameBatch]]:
-        """The frames of a cut, ascending: (buffer, batch) one behind the other."""
-        rows = self.rows[cut.start : cut.stop]
-        sources = self._gathered.sources[rows]
+    def runs(self, cuts: list[TopicCut]) -> Iterator[tuple[TopicCut, list[tuple[Any, FrameBatch]]]]:
+        """The frames of one segment, cut by cut: (buffer, batch)s one behind the other, ascending."""
+        if len(cuts) == 1:
+            yield cuts[0], list(self._lying(self.rows[cuts[0].start : cuts[0].stop]))
+            return
+        buffer, all_of_it = self._copied(np.concatenate([self.rows[cut.start : cut.stop] for cut in cuts]))
+        stops = [*all_of_it.offsets.tolist()[1:], len(buffer)]
+        at = 0
+        for cut in cuts:
+            until = at + cut.stop - cut.start
+            offsets, words = all_of_it.offsets[at:until], all_of_it.words[at:until]
+            yield cut, [(buffer, FrameBatch(offsets, words, stops[until - 1], End.CLEAN))]
+            at = until
+
+    def _lying(self, rows: I64) -> Iterator[tuple[Any, FrameBatch]]:
+        """Frames of one topic, where they lie; brought together when there are few in each buffer."""
+        gathered = self._gathered
+        sources = gathered.sources[rows]
         breaks = [0, *(np.flatnonzero(np.diff(sources)) + 1).tolist(), len(rows)]
-        if len(breaks) - 1 > 1 and len(rows) < COPY_FRAMES * (len(breaks) - 1):
+        if len(rows) < COPY_FRAMES * (len(breaks) - 1):
             yield self._copied(rows)
             return
         for start, stop in itertools.pairwise(breaks):
-            yield self._lying(rows[start:stop], int(sources[start]))
+            chosen = rows[start:stop]
+            offsets, words = gathered.offsets[chosen], gathered.words[chosen]
+            end = int(offsets[-1] + _totals(words[-1:])[0])
+            yield gathered.buffers[int(sources[start])], FrameBatch(offsets, words, end, End.CLEAN)
 
-    def _lying(self, rows: I64, source: int) -> tuple[Any, FrameBatch]:
-        """Frames of one buffer, where they lie."""
-        offsets, words = self._gathered.offsets[rows], self._gathered.words[rows]
-        stop = int(offsets[-1] + _totals(words[-1:])[0])
-        return self._gathered.buffers[source], FrameBatch(offsets, words, stop, End.CLEAN)
-
-    def _copied(self, rows: I64) -> tuple[Any, FrameBatch]:
-        """Frames that lie in many buffers, few in each, brought together: what follows costs time per run."""
+    def _copied(self, rows: I64) -> tuple[bytes, FrameBatch]:
+        """Frames brought together in one buffer: what follows costs time per run, and a copy costs little."""
         gathered = self._gathered
-        words = gathered.words[rows]
-        stops = np.cumsum(_totals(words))
-        offsets = gathered.offsets[rows]
-        ends = (offsets + _totals(words)).tolist()
-        places = zip(gathered.sources[rows].tolist(), offsets.tolist(), ends, strict=True)
-        buffer = b"".join([gathered.buffers[source][start:end] for source, start, end in places])
-        batch = FrameBatch(stops - _totals(words), words, len(buffer), End.CLEAN)
-        return buffer, batch
+        words, offsets = gathered.words[rows], gathered.offsets[rows]
+        totals = _totals(words)
+        places = zip(
+            gathered.sources[rows].tolist(), offsets.tolist(), (offsets + totals).tolist(), strict=True
+        )
+        buffers = gathered.buffers
+        buffer = b"".join([buffers[source][start:stop] for source, start, stop in places])
+        return buffer, FrameBatch(np.cumsum(totals) - totals, words, len(buffer), End.CLEAN)
 
 
 def _totals(words: U64) -> I64:

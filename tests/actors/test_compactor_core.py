@@ -149,9 +149,13 @@ def kept(ordered, sizes=None):
     found = []
     for cuts in ordered.segments(sizes or Sizes(1 << 20, 1 << 30, 1 << 30)):
         segment = []
-        for cut in cuts:
-            bases = [batch.words[:, layout.W_BASE_SEQ].tolist() for _, batch in ordered.runs(cut)]
-            segment.append((cut.topic_id, [base for run in bases for base in run]))
+        for cut, runs in ordered.runs(cuts):
+            bases = []
+            for buffer, batch in runs:
+                again = frames.scan(buffer[int(batch.offsets[0]) : batch.stop])
+                assert (again.words[:, layout.W_BODY_XXH3] == batch.words[:, layout.W_BODY_XXH3]).all()
+                bases += batch.words[:, layout.W_BASE_SEQ].tolist()
+            segment.append((cut.topic_id, bases))
         found.append(segment)
     return found
 

@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from demo.judge import Counts, Ledger, Verdict, judge
-from demo.source import Source, id_of, load, prepare, share
+from demo.source import Source, events_of, id_of, load, prepare, share, tag_of
 from demo.words import Words
 from ringlog.testing.real_engine import wait_until
 
@@ -89,6 +89,14 @@ def test_the_source_is_shared_out_whole_and_in_order(tmp_path: Path) -> None:
         assert xxhash.xxh3_64_intdigest(payload) == source.digests[i]
 
 
+def test_events_of_one_topic_are_found_with_their_tags(tmp_path: Path) -> None:
+    source = prepare(tmp_path, limit=200)
+    found = [(i, payload) for topic in source.topics for i, payload in events_of(tmp_path, topic)]
+    assert sorted(i for i, _ in found) == list(range(200))
+    assert all(tag_of(payload) == json.loads(payload)["origin"] for _, payload in found)
+    assert tag_of(b"{}") == ""
+
+
 def test_words_are_shared(tmp_path: Path) -> None:
     one, other = Words(tmp_path), Words(tmp_path)
     one[3] = (1 << 64) - 1
@@ -106,10 +114,10 @@ def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(180)
 def test_a_small_run_with_a_kill_loses_doubles_and_reorders_nothing(tmp_path: Path) -> None:
     child = start(tmp_path, "--limit", "8000", "--producers", "2", "--kills", "1")
-    out, err = child.communicate(timeout=140)
+    out, err = child.communicate(timeout=170)
     assert child.returncode == 0, out + err
     found = json.loads((tmp_path / "demo.json").read_text())
     assert [found[key] for key in ("acked", "read", "lost", "doubled", "out_of_order")] == [
@@ -122,6 +130,13 @@ def test_a_small_run_with_a_kill_loses_doubles_and_reorders_nothing(tmp_path: Pa
     assert found["restarts"] == 1
     assert {"records_per_s", "ack_p50_ms", "ack_p99_ms", "pause_max_ms"} <= set(found)
     assert "longest producer pause" in out
+    stage = found["stage"]
+    assert found["deleted"] > 0 < found["evicted"]
+    assert (found["tombstone"]["reason"], found["tombstone"]["gap_from"]) == ("cap", 1)
+    assert 0 < found["cold_segments"] == found["segments"]
+    assert stage["left"]["read"] == stage["left"]["acked"] > 0
+    assert stage["left"]["read"] + stage["rest"]["read"] + found["deleted"] + found["evicted"] == 8000
+    assert "reason cap" in out
     assert not (tmp_path / "work").exists()
 
 

@@ -54,11 +54,15 @@ def _claims(ordered: Sequence[FileReport]) -> tuple[Claims, set[int]]:
 
 
 def _serving(ordered: Sequence[FileReport], claims: Claims) -> set[int]:
-    """Incarnations that served: they say so themselves, or a later one settled a file of theirs."""
+    """Incarnations that served: they say so themselves, or a later one settled a file of theirs, or their
+    first file, in which they would say so, is gone, and only what was absorbed is ever removed."""
+    first = {report.header["incarnation"] for report in ordered if report.header["n"] == 0}
     return {
         report.header["incarnation"]
         for report in ordered
-        if report.more["copied"] or report.more["file_id"] in claims
+        if report.more["copied"]
+        or report.more["file_id"] in claims
+        or report.header["incarnation"] not in first
     }
 
 

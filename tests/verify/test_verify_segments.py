@@ -1,0 +1,204 @@
+"""`ringlog verify` and `repair` on sealed records: every part damaged in turn (SG-5, SG-10, SG-14)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ringlog
+from ringlog.cli.app import run
+from ringlog.cli.outcome import Exit
+from ringlog.cli.passes import COMPACTOR, ask_actor
+from ringlog.client import Client
+from ringlog.client.fields import NewRecord
+from ringlog.envelope.messages import CheckpointMade, CheckpointNow
+from ringlog.testing.real_engine import engine
+from ringlog.verify.findings import join
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+RECORDS = 20_000
+SEALED = {"enabled": True, "own_segment_bytes": 1 << 16}
+
+
+@pytest.fixture(scope="session")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`a` has a segment of its own, `b` and `c` share one; a tag of `a` was deleted; some log is left."""
+    kept = tmp_path_factory.mktemp("sealed") / "data"
+    with engine(wal={"shards": 1}, storage=SEALED) as running:
+        with ringlog.connect(running.url, wait=10) as client:
+            fill(client, "a", RECORDS)
+            fill(client, "b", 100)
+            fill(client, "c", 100)
+            checkpoint(running.info.shm_dir)
+            client.topics.delete_records("a", match="t3")
+            fill(client, "c", 50)
+            checkpoint(running.info.shm_dir)
+            fill(client, "a", 10)
+        running.stop()
+        shutil.copytree(running.data_dir, kept)
+    return kept
+
+
+def fill(client: Client, topic: str, count: int) -> None:
+    client.topics.create(topic, durability="fsync", exist_ok=True)
+    made = [NewRecord(data=b"%d" % i, tag=f"t{i % 7}") for i in range(count)]
+    for start in range(0, count, 5_000):
+        client.append_many(topic, made[start : start + 5_000])
+
+
+def checkpoint(shm_dir: str) -> None:
+    ask_actor(shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
+
+
+@pytest.fixture
+def copied(sealed: Path, tmp_path: Path) -> Path:
+    target = tmp_path / "copied"
+    shutil.copytree(sealed, target)
+    return target
+
+
+def verdict(root: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict]:
+    code = run(["verify", str(root), "--output", "json", *more])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def own(root: Path, suffix: str) -> Path:
+    return next(root.glob(f"topics/*/seg-*{suffix}"))
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("more", [[], ["--deep"]])
+def test_sealed_records_are_whole_and_all_accounted_for(sealed: Path, capsys, more: list[str]) -> None:
+    code, found = verdict(sealed, capsys, *more)
+    assert (code, found["findings"]) == (Exit.DONE, [])
+    a, b, c = found["topics"]
+    deleted = sum(i % 7 == 3 for i in range(RECORDS))
+    assert (a["records"], a["deleted"], a["head"]) == (RECORDS + 10 - deleted, deleted, RECORDS + 10)
+    assert (b["records"], c["records"]) == (100, 150)
+    assert found["segments"] >= 2
+    assert found["snapshots"] >= 1
+
+
+DAMAGE = {
+    "data": (".data", 9_000),
+    "data header": (".data", 30),
+    "index": (".idx", 200),
+    "tags": (".tags", 300),
+    "marks": (".del", 60),
+    "marks header": (".del", 20),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_flipped_bit_in_any_part_is_found(copied: Path, capsys, what: str) -> None:
+    suffix, offset = DAMAGE[what]
+    flip(own(copied, suffix), offset)
+    code, found = verdict(copied, capsys)
+    assert code == Exit.DAMAGE
+    assert any(each["path"].startswith("topics/") for each in found["findings"])
+
+
+@pytest.mark.parametrize("suffix", [".data", ".idx", ".tags", ".del"])
+def test_a_part_cut_short_is_found(copied: Path, capsys, suffix: str) -> None:
+    path = own(copied, suffix)
+    path.write_bytes(path.read_bytes()[:-9])
+    assert verdict(copied, capsys)[0] == Exit.DAMAGE
+
+
+def test_a_missing_index_is_a_remark_and_a_missing_segment_is_damage(copied: Path, capsys) -> None:
+    own(copied, ".idx").unlink()
+    code, found = verdict(copied, capsys)
+    assert (code, [each["severity"] for each in found["findings"]]) == (Exit.DONE, ["remark"])
+    shutil.rmtree(own(copied, ".data").parent)
+    code, found = verdict(copied, capsys)
+    assert code == Exit.DAMAGE
+    assert any("nowhere" in each["what"] for each in found["findings"])
+
+
+def test_a_segment_under_another_name_is_found(copied: Path, capsys) -> None:
+    for path in list(own(copied, ".data").parent.iterdir()):
+        path.rename(path.with_name(path.name.replace("-0001", "-0002")))
+    assert verdict(copied, capsys)[0] == Exit.DAMAGE
+
+
+def test_a_damaged_snapshot_is_found(copied: Path, capsys) -> None:
+    flip(max(copied.glob("meta/snapshot-*")), 120)
+    assert verdict(copied, capsys)[0] == Exit.DAMAGE
+
+
+def test_inspect_shows_every_part(sealed: Path, capsys) -> None:
+    kinds = {}
+    for path in [own(sealed, suffix) for suffix in (".data", ".idx", ".tags", ".del")] + [
+        max(sealed.glob("meta/snapshot-*"))
+    ]:
+        assert run(["inspect", str(path), "--json"]) == Exit.DONE
+        found = json.loads(capsys.readouterr().out)
+        kinds[found["header"]["kind"]] = found
+    assert sum(row["records"] for row in kinds["segment data"]["rows"]) == RECORDS
+    assert [row["tag"] for row in kinds["segment tags"]["rows"]] == [f"t{i}" for i in range(7)]
+    assert kinds["segment marks"]["header"]["deleted"] == sum(i % 7 == 3 for i in range(RECORDS))
+    assert [row["topic"] for row in kinds["snapshot"]["rows"]] == ["a", "b", "c"]
+    assert kinds["segment index"]["header"]["table"][0]["records"] == RECORDS
+
+
+# -- repair -------------------------------------------------------------------------------------------
+
+
+def repaired(copied: Path, target: Path, capsys) -> dict:
+    assert run(["repair", str(copied), "--to", str(target), "--write", "--output", "json"]) == Exit.DONE
+    found = json.loads(capsys.readouterr().out)
+    assert (found["repaired"], found["left"]) == (True, [])
+    return found
+
+
+def read_all(url: str, topic: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Numbers read, and gaps told."""
+    read, told = [], []
+    with ringlog.connect(url, wait=10) as client:
+        for page in client.reader(topic).pages(1_000):
+            read += [record.seq for record in page.records]
+            told += [(page.tombstone.gap_from, page.tombstone.gap_to)] if page.tombstone else []
+    return read, told
+
+
+def test_a_damaged_index_costs_nothing(copied: Path, capsys) -> None:
+    """SG-5: it is made anew from the data at the start."""
+    flip(own(copied, ".idx"), 200)
+    with engine(wal={"shards": 1}, storage=SEALED) as running:
+        running.stop()
+        shutil.rmtree(running.data_dir)
+        found = repaired(copied, Path(running.data_dir), capsys)
+        assert found["lost"] == []
+        running.start()
+        read, told = read_all(running.url, "a")
+    assert (len(read), told) == (RECORDS + 10 - sum(i % 7 == 3 for i in range(RECORDS)), [])
+
+
+def test_damaged_data_is_put_aside_and_its_records_are_announced_as_lost(copied: Path, capsys) -> None:
+    """SG-10: never repaired by guessing, and it hides no other segment."""
+    path = own(copied, ".data")
+    flip(path, 9_000)
+    with engine(wal={"shards": 1}, storage=SEALED) as running:
+        running.stop()
+        shutil.rmtree(running.data_dir)
+        found = repaired(copied, Path(running.data_dir), capsys)
+        assert [each["path"] for each in found["quarantined"]] == [
+            str(path.relative_to(copied))[: -len(".data")]
+        ]
+        lost = join((each["first"], each["last"]) for each in found["lost"])
+        assert {each["topic"] for each in found["lost"]} == {"a"}
+        running.start()
+        read, told = read_all(running.url, "a")
+        assert len(read_all(running.url, "c")[0]) == 150
+    assert read == list(range(RECORDS + 1, RECORDS + 11))
+    assert told
+    assert lost[0][0] == 1
+    assert lost[-1][1] == RECORDS

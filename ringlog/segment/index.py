@@ -170,13 +170,14 @@ def read_block(data: bytes, entry: Any, path: str) -> RecordColumns:
     or as many as there are. Raises CorruptData.
     """
     count = int(entry["count"])
-    sizes = np.full(count, int(entry["bytes"]) // count, dtype=np.int64)
-    stamps = np.full(count, int(entry["ts_min"]), dtype=np.int64)
-    expires = np.full(count, int(entry["expires_min"]), dtype=np.int64)
     at = int(entry["columns_at"])
+    kinds = int.from_bytes(data[8:16], "little") if at else 0
+    # Views of one value where they are constant, since most frames are asked for one column only.
+    sizes = np.broadcast_to(np.int64(int(entry["bytes"]) // count), count)
+    stamps = np.broadcast_to(np.int64(entry["ts_min"]), count)
+    expires = np.broadcast_to(np.int64(entry["expires_min"]), count)
     if not at:
         return RecordColumns(sizes, stamps, expires)
-    kinds = int.from_bytes(data[8:16], "little")
     sizes_bytes = (4 * count + 7) & ~7 if kinds & HAS_SIZES else 0
     stamps_bytes = 8 * count if kinds & HAS_STAMPS else 0
     stop = BLOCK_HEAD_BYTES + sizes_bytes + stamps_bytes + (8 * count if kinds & HAS_EXPIRES else 0)

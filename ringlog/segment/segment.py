@@ -142,6 +142,10 @@ class Segment:
                 found.append((rows + int(self.entries["base_seq"][at])).astype(np.uint64))
         return np.concatenate(found)
 
+    def sizes_in(self, entry: int) -> I64:
+        """(count,) accounted sizes of the records of one frame; raises CorruptData, DiskError."""
+        return next(self._columns(entry, entry + 1))[1].sizes
+
     def next_expiry(self, row: int, now_us: int) -> int:
         """The earliest own expires_at later than `now_us`, microseconds; 0 = none."""
         start, stop = self._entry_range(row)
@@ -173,7 +177,10 @@ class Segment:
             place = int(entry["columns_at"])
             data = b""
             if place:
-                data = self._disk.read_at(self._fd, block_bytes_max(int(entry["count"])), place)
+                # Up to the next block, if the next frame has one: most hold less than the most they may.
+                after = int(self.entries["columns_at"][at + 1]) - place if at + 1 < len(self.entries) else 0
+                most = block_bytes_max(int(entry["count"]))
+                data = self._disk.read_at(self._fd, min(after, most) if after > 0 else most, place)
             yield at, read_block(data, entry, self._base + IDX)
 
     # -- tags -------------------------------------------------------------------------------------

@@ -12,8 +12,10 @@ locate again. Everything is read with pread.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -218,7 +220,7 @@ class TopicLedger:
 
     def seek_time(self, ts_us: int) -> int:
         """First position stored that was committed at or after `ts_us`, else one past the last one stored."""
-        for extent in self._sealed:
+        for extent in self._sealed[bisect_left(self._sealed, ts_us, key=self._last_stamp) :]:
             segment = self._ledger.segment(extent.path)
             row = segment.row(self._located.topic_id)
             found = None if row is None else segment.seek_time(row, ts_us)
@@ -229,6 +231,12 @@ class TopicLedger:
         if at < len(tail):
             return max(int(tail.seqs[at]), self._after + 1)
         return max(tail.last_seq, self._after) + 1
+
+    def _last_stamp(self, extent: SegmentExtent) -> int:
+        """Stamp of the last record in a segment; stamps never fall from one to the next (CK-3)."""
+        segment = self._ledger.segment(extent.path)
+        row = segment.row(self._located.topic_id)
+        return 0 if row is None else int(segment.topics["ts_max"][row])
 
     # -- tags, expiry ---------------------------------------------------------------------------------
 
@@ -313,27 +321,26 @@ def _totals_of(segment: Segment, row: int, low: int, high: int) -> tuple[int, in
 
 
 def _sizes_in(segment: Segment, row: int, wanted: U64) -> tuple[U64, I64]:
-    """Sizes of these numbers in a segment: frame by frame where they are few, else all between them."""
-    topic = segment.topics[row]
-    entries = segment.entries[int(topic["entry_start"]) : int(topic["entry_stop"])]
-    at = np.searchsorted(entries["base_seq"], wanted, side="right").astype(np.int64) - 1
-    wanted, at = wanted[at >= 0], at[at >= 0]
-    inside = wanted < entries["base_seq"][at] + entries["count"][at]
+    """Those of these numbers that a segment holds, and their sizes; a frame is looked into only where the
+    sizes of its records differ."""
+    start, stop = int(segment.topics["entry_start"][row]), int(segment.topics["entry_stop"][row])
+    bases, counts = segment.entries["base_seq"][start:stop], segment.entries["count"][start:stop]
+    at = np.searchsorted(bases, wanted.astype(np.int64), side="right") - 1
+    inside = at >= 0
+    inside &= wanted.astype(np.int64) - bases[at] < counts[at]
     wanted, at = wanted[inside], at[inside]
-    sizes = np.zeros(len(wanted), np.int64)
-    even = entries["columns_at"][at] == 0
-    counts = entries["count"][at].astype(np.int64)
-    sizes[even] = (entries["bytes"][at].astype(np.int64) // np.maximum(counts, 1))[even]
-    kept = even.copy()
-    for entry in np.unique(at[~even]).tolist():
-        rows = np.arange(np.searchsorted(at, entry), np.searchsorted(at, entry, side="right"))
-        found, found_sizes, _ = segment.positions(row, int(wanted[rows[0]]), int(wanted[rows[-1]]))
-        place = np.searchsorted(found, wanted[rows])
-        there = place < len(found)
-        there[there] = found[place[there]] == wanted[rows][there]
-        sizes[rows[there]] = found_sizes[place[there]]
-        kept[rows[there]] = True
-    return wanted[kept], sizes[kept]
+    sizes: I64 = segment.entries["bytes"][start:stop][at].astype(np.int64) // counts[at]
+    uneven = np.flatnonzero(segment.entries["columns_at"][start:stop][at])
+    entries, firsts = np.unique(at[uneven], return_index=True)
+    places = (wanted[uneven].astype(np.int64) - bases[at[uneven]]).astype(np.int64)
+    edges = [*firsts.tolist(), len(uneven)]
+    found = [
+        segment.sizes_in(start + entry)[places[low:high]]
+        for entry, (low, high) in zip(entries.tolist(), pairwise(edges), strict=True)
+    ]
+    if found:
+        sizes[uneven] = np.concatenate(found)
+    return wanted, sizes
 
 
 def _chosen(found: U64, sizes: I64, wanted: U64) -> tuple[U64, I64]:

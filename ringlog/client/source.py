@@ -297,7 +297,7 @@ class LocalSource:
         elif plan.after < reader.cursor:
             kept.clear()
             return Pause.MOVED
-        reader.cursor = plan.after
+        reader.skip_to(plan.after)
         most = min(plan.stop, located.deleted_to or plan.stop)
         runs, pause = self._collect(reader, most, limit, bytes_max)
         reached = max(plan.after, reader.cursor)

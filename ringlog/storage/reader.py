@@ -45,6 +45,8 @@ FIRST_WINDOW_BYTES = 64 * KIB
 """Where owners begin who may want only a few records; they double it as they go on."""
 WINDOWS_PER_CALL_MAX = 64
 """Windows without a frame of the topic after which next_run returns to its caller."""
+SEEK_POSITIONS_MIN = 16_384
+"""A jump forward that is longer is worth a look into the segment's index."""
 VOLATILE_PREFIX = "@"
 TIER_COLD = 2
 
@@ -218,6 +220,14 @@ class TopicReader:
             self.cursor = cursor
         self._enter(0)
 
+    def skip_to(self, cursor: int) -> None:
+        """Go on behind `cursor`, which is not before where we are; a long way is not walked where an index
+        knows a shorter one."""
+        is_far = cursor - self.cursor > SEEK_POSITIONS_MIN
+        self.cursor = cursor
+        if is_far and self._extent < len(self._located.extents):
+            self._is_sought = not self._located.extents[self._extent].segment
+
     def close(self) -> None:
         """Give the open file back. The reader may be used again."""
         if self._file is not None:
@@ -274,7 +284,7 @@ class TopicReader:
             self._offset = extent.stop
         elif self._shelf is not None and self.cursor >= extent.first_seq:
             place = self._shelf.frame_at(extent.path, self._located.topic_id, self.cursor + 1)
-            if place is not None and extent.start <= place.offset < extent.stop:
+            if place is not None and self._offset <= place.offset < extent.stop:
                 self._offset = place.offset
 
     def _visible_stop(self, extent: ExtentFacts) -> int | None:

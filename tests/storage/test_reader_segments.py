@@ -165,6 +165,20 @@ def test_reading_begins_at_the_frame_that_holds_the_next_record(world):
     assert [record[0] for record in pages(world, 12_345)] == list(range(12_346, 16_001))
 
 
+def test_one_source_jumps_to_and_fro(world):
+    """Forward by the index, backward by asking again; over the ends of segments too."""
+    for _ in range(3):
+        for _ in range(8):
+            fill(world, 4000)
+        world.seal()
+    fill(world, 10)
+    source = LocalSource(world, "t")
+    for after in (3, 70_000, 95_999, 96_005, 20, 31_999, 32_000, 64_100, 50_000, 90_000):
+        page = world.run(read_page(source, "t", Cursor(1, after), limit=2))
+        assert [record.seq for record in page.records] == [after + 1, after + 2]
+    source.close()
+
+
 def test_a_damaged_index_costs_time_and_nothing_else(world):
     fill(world, 500)
     world.seal()

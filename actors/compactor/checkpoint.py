@@ -102,6 +102,7 @@ class Checkpoint:
         base = self._base()
         for appends in self._passes():
             self._seal_pass(appends)
+            del appends  # Or it would be in memory while the next one is read.
         self._replace_leftovers()
         mark_removed(self.place, self.shard, self._removed, [*self.plan.segments, *self._added])
         stop_points.hit("compact_before_snapshot")

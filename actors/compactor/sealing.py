@@ -60,14 +60,16 @@ class Appends:
             self.bytes += len(buffer)
 
     def gathered(self) -> Gathered:
-        """Everything taken so far as one table."""
+        """Everything taken so far as one table; asked for once."""
         if not self._words:
             empty = np.zeros(0, dtype=np.int64)
             return Gathered(self.buffers, np.zeros((0, layout.HEADER_WORDS), dtype=np.uint64), empty, empty)
-        return Gathered(
+        found = Gathered(
             self.buffers, np.concatenate(self._words), np.concatenate(self._offsets),
             np.concatenate(self._sources),
         )  # fmt: skip
+        self._words, self._offsets, self._sources = [], [], []
+        return found
 
 
 class Gathered(NamedTuple):

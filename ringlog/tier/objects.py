@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -35,7 +36,10 @@ class ObjectStore:
         self._api, self._failures = _load()
         refusals: tuple[type[Exception], ...] = (*self._failures, ValueError, TypeError)
         timeout = timedelta(seconds=timeout_s)
-        client = {"timeout": timeout, "connect_timeout": timeout, **options.pop("client_options", {})}
+        client = {
+            "timeout": timeout, "connect_timeout": timeout, "allow_http": _allows_http(),
+            **options.pop("client_options", {}),
+        }  # fmt: skip
         retry = {
             "max_retries": COLD_RETRIES_MAX,
             "retry_timeout": timeout,
@@ -112,6 +116,11 @@ def _load() -> tuple[Any, tuple[type[Exception], ...]]:
         raise ConfigError("cold.url needs the extra `cold`: pip install 'ringlog[cold]'") from None
     assert api.store is store
     return api, (exceptions.BaseError, OSError)
+
+
+def _allows_http() -> bool:
+    """AWS_ALLOW_HTTP, which obstore would read itself if no options of the client were given."""
+    return os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true", "yes"}
 
 
 def _first_line(error: Exception) -> str:

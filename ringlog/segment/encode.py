@@ -173,7 +173,7 @@ class _Body:
             if column == Column.TAG:
                 found = value_list(block.buffer, part)
                 tags += found
-                data += found
+                data.append(b"".join(found))
             else:
                 data += copied(block.buffer, part)
         whole = _concatenated(lengths)

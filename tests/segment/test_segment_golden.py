@@ -1,0 +1,86 @@
+"""A golden segment: bytes that must never change, read by both decoders (RD-25)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from segment_samples import STAMP, SampleTopic, read_file, write
+
+from ringlog.segment.layout import DATA, SUFFIXES
+from ringlog.segment.rebuild import verify_segment
+from ringlog.segment.segment import Segment
+from ringlog.storage.disk import RealDisk
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.types import Durability
+from ringlog.verify import segment_decoder
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "segment"
+STEM = (GOLDEN / "stem").read_text().strip()
+PARTS = {suffix: bytes.fromhex((GOLDEN / f"part{suffix}.hex").read_text()) for suffix in SUFFIXES}
+
+
+def golden_topics() -> list[SampleTopic]:
+    """Two topics: stamps, sizes and expiries that differ, tags, a gap, a change of class, a small hole."""
+    one, two = SampleTopic(0x11, 3), SampleTopic(0xFEDC_BA98_7654_3210, 1)
+    one.add(7, STAMP, {"payloads": [b"hello", b"ringlog!"], "tags": ["red", "größe"]})
+    one.add(9, STAMP + 1, {"payloads": [b"gone"], "tags": ["red"]})
+    one.add(10, STAMP + 2, {"payloads": [b"third"], "metas": [b"{}"], "expires_at": [STAMP + 60]})
+    one.add(100, STAMP + 3, {"payloads": [b"x"] * 3, "event_ts": [None, -5, 9]})
+    one.dead = {9}
+    two.add(1, STAMP, {"payloads": [b"a"], "tags": ["red"]})
+    two.add(2, STAMP, {"payloads": [b"b"]}, durability=Durability.FSYNC)
+    return [one, two]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A data directory with the golden segment."""
+    (tmp_path / STEM).parent.mkdir(mode=0o700)
+    for suffix, data in PARTS.items():
+        path = tmp_path / f"{STEM}{suffix}"
+        path.write_bytes(data)
+        os.chmod(path, 0o600)
+    return tmp_path
+
+
+def test_the_writer_makes_the_golden_bytes_again() -> None:
+    disk = SimulatedDisk("/data")
+    ref = write(disk, "/data", golden_topics())
+    assert ref.stem == STEM
+    for suffix, data in PARTS.items():
+        assert read_file(disk, f"/data/{STEM}{suffix}") == data, suffix
+
+
+def test_the_engine_reads_the_golden_segment(root: Path) -> None:
+    disk = RealDisk()
+    assert verify_segment(disk, str(root), STEM) == []
+    segment = Segment.open(disk, str(root), STEM)
+    seqs, sizes, stamps = segment.positions(0, 0, 1 << 60)
+    assert seqs.tolist() == [7, 8, 9, 10, 100, 101, 102]
+    assert sizes.tolist() == [5, 8, 0, 7, 1, 1, 1]
+    assert (stamps - STAMP).tolist() == [0, 0, 1, 2, 3, 3, 3]
+    assert segment.expired(0, STAMP + 60).tolist() == [10]
+    assert segment.tagged(0x11, b"red", is_prefix=False).tolist() == [7]
+    assert segment.tags_of(0x11) == ["größe".encode(), b"red"]
+    assert set(segment.deleted(0)) == {9}
+    assert segment.positions(1, 0, 9)[0].tolist() == [1, 2]
+    segment.close()
+
+
+def test_the_second_decoder_reads_the_golden_segment(root: Path) -> None:
+    report = segment_decoder.verify_segment(str(root), STEM, is_deep=True)
+    assert report.findings == []
+    assert report.stored == {(0x11, 3): [(7, 10), (100, 102)], (0xFEDC_BA98_7654_3210, 1): [(1, 2)]}
+    assert report.marked == {(0x11, 3): [(9, 9)]}
+    tags = segment_decoder.read_tags(PARTS[".tags"])
+    assert tags.dictionary == [(0, "größe", [1]), (0, "red", [0]), (1, "red", [7])]
+
+
+def test_the_header_is_where_the_page_says() -> None:
+    """The first words of the data part, as docs/format.md draws them."""
+    head = PARTS[DATA]
+    assert head[:16] == b"RLOGSEG1" + bytes.fromhex("01000000 02000000")
+    assert int.from_bytes(head[64:72], "little") == 9
+    assert int.from_bytes(head[80:88], "little") == len(head)

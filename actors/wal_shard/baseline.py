@@ -8,6 +8,7 @@ for the topic; a topic that was known to it and has no row is gone.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from actors.wal_shard.facts import Facts, decode_facts
 from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData, DiskError
+from ringlog.limits import SNAPSHOTS_KEPT
 from ringlog.logs import say
 from ringlog.segment.layout import DATA, IDX, parse_stem
 from ringlog.segment.rebuild import rebuild_index
@@ -30,6 +32,7 @@ from ringlog.storage.snapshot import (
     Snapshot,
     decode_header,
     decode_snapshot,
+    load_snapshots,
     snapshot_name,
     snapshot_numbers,
 )
@@ -142,6 +145,10 @@ def load_baseline(disk: Disk, data_dir: str, shard: int, shards: int) -> Baselin
             continue  # a temporary file
         try:
             layer = _load(disk, data_dir, relative, seen, found)
+        except DiskError as e:
+            if e.errno != errno.ENOENT:
+                raise
+            continue  # retired just now, so a newer one counts
         except CorruptData as e:
             found.skipped.append(f"{relative}: {e.message}")
             say(log, logging.WARNING, "snapshot skipped", file=relative, reason=e.message)
@@ -197,6 +204,9 @@ def adopt_segments(
                 if not is_lenient:
                     raise
                 say(log, logging.ERROR, "a segment is damaged", segment=stem, reason=str(e))
+            except DiskError as e:
+                if e.errno != errno.ENOENT:
+                    raise  # else the reclaimer was quicker
     missing = []
     for ref in listed.values():
         if ref.number in sealed.refs or not _may_be_ours(ref, base):
@@ -235,6 +245,18 @@ def _adopt(
                 sealed.set_tier(ref.number, known.tier)
     finally:
         segment.close()
+
+
+def absorbed_everywhere(disk: Disk, data_dir: str, shards: int, file_ids: Iterable[int]) -> set[int]:
+    """Those of the files, of another layout, that both snapshots kept of every shard absorb."""
+    left = set(file_ids)
+    for shard in range(shards):
+        found = [each for each in load_snapshots(disk, data_dir, shard)[0] if each.shards == shards]
+        kept = [decode_facts(each.facts, f"shard {shard}") for each in found[:SNAPSHOTS_KEPT]]
+        if len(kept) < SNAPSHOTS_KEPT:
+            return set()
+        left = {each for each in left if all(facts.absorbs(each) for facts in kept)}
+    return left
 
 
 def segment_tables(disk: Disk, data_dir: str, refs: Iterable[SegmentRef]) -> dict[int, Any] | str:

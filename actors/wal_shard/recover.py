@@ -16,6 +16,7 @@ so its files are passed over.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,12 +25,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.wal_shard.baseline import Baseline, adopt_segments, load_baseline
+from actors.wal_shard.baseline import Baseline, absorbed_everywhere, adopt_segments, load_baseline
 from actors.wal_shard.group import Group
 from actors.wal_shard.replay import Origin, Replay
 from ringlog import stop_points
 from ringlog.envelope.messages import SegmentRef
-from ringlog.errors import CorruptData
+from ringlog.errors import CorruptData, DiskError
 from ringlog.frame import layout
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.logs import say
@@ -181,6 +182,8 @@ class Recovery:
         self.paths: dict[int, str] = {}
         self._base = Baseline(shard, shards)
         self._missing: list[SegmentRef] = []
+        self._old: dict[int, str] = {}
+        """Absorbed files of other layouts that are ours to unlink, once every shard has absorbed them."""
         self._present: set[int] = set()
         self._solid = 0
         """Our last file whose incarnation surely served: what it said of earlier files needs no repeating."""
@@ -208,6 +211,9 @@ class Recovery:
             self.found.bytes += file.size
             self._progress(self.found.bytes, total)
             stop_points.hit("recovery_mid_replay")
+        if self._old:
+            gone = absorbed_everywhere(self._disk, self._data_dir, self._shards, self._old)
+            self.found.unused += [self._old[each] for each in sorted(gone)]
         self._replay.settle_rows(self._missing)
         self._replay.settle_names()
         for file_id, stop in self._said:
@@ -244,6 +250,8 @@ class Recovery:
     def _pass_over(self, file: _File) -> None:
         """A file that our snapshot stands for: it waits to be unlinked, or was forgotten (SH-7)."""
         header = file.header
+        if header.shards != self._shards and file.stream % self._shards == self._shard:
+            self._old[header.file_id] = file.path
         if file.stream != self._shard:
             return
         if header.file_id > self.found.prev[0]:
@@ -282,7 +290,12 @@ class Recovery:
 
     def _open(self, path: str, stream: int) -> _File | None:
         """Read a file's header; None for a file that is not ours to read or was never used."""
-        fd, read = self._reader(path)
+        try:
+            fd, read = self._reader(path)
+        except DiskError as e:
+            if e.errno != errno.ENOENT:
+                raise
+            return None  # absorbed, and unlinked since it was listed; if it was not, it will be missed
         try:
             size = self._disk.size(fd)
             data = read(0, WAL_HEADER_BYTES)
@@ -292,7 +305,7 @@ class Recovery:
                 # file that nobody ever used; with them it is damage.
                 if not self._base.absorbs(pack_file(incarnation, n)) and holds_marks(read, size):
                     raise CorruptData("WAL file has frames but no header", file=path, offset=0)
-                if stream == self._shard:
+                if stream % self._shards == self._shard:  # a stream that nobody has any more, too
                     self.found.unused.append(path)
                 return None
             header = decode_wal_header(data, path)

@@ -122,11 +122,11 @@ def delete_records(session: Session, topic: str, before_seq: int, match: TagFilt
         raise InvalidRequest("say what to delete: before_seq, match or both", topic=topic)
     wanted = match if match is None or isinstance(match, str) else list(match)
 
-    def order(info: TopicInfo) -> RecordsDelete:
-        # The life is named: sent twice, it must not reach into a topic made anew meanwhile.
-        return RecordsDelete(topic, before_seq, wanted, epoch=info.epoch)
-
-    reply: RecordsDeleted = yield from session.about(topic, order)
+    # Asked anew, and its life named: sent twice, it must not reach into a topic made anew meanwhile.
+    session.forget(topic)
+    info: TopicInfo = yield session.resolve(topic)
+    order = RecordsDelete(topic, before_seq, wanted, epoch=info.epoch)
+    reply: RecordsDeleted = yield session.ask_topic(info, order)
     return Deletion(reply.topic, reply.deleted, reply.earliest_seq, reply.head_seq, reply.count, reply.bytes)
 
 

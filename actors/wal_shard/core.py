@@ -72,7 +72,7 @@ from actors.wal_shard.records import HeadReserved, frame_of
 from actors.wal_shard.removal import Question
 from actors.wal_shard.requests import CHANGES, Identity, Requests
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
-from ringlog.envelope.messages import Append, CheckpointOpen, CheckpointRows, RecordsDelete
+from ringlog.envelope.messages import Append, CheckpointOpen, CheckpointRows, LiveAsk, RecordsDelete
 from ringlog.errors import ExitCode, InvariantViolation, Status
 from ringlog.frame import layout
 from ringlog.limits import STORY_EVENTS_MAX, UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
@@ -295,6 +295,8 @@ class ShardCore:
         if self._is_busy and isinstance(event, ControlReceived) and isinstance(event.message, CheckpointRows):
             return Room.LATER  # rows say what is published, so nothing may be staged (CKP-4)
         data = event.buffer if isinstance(event, FramesArrived) else event.attachment
+        if isinstance(event, ControlReceived) and isinstance(event.message, LiveAsk):
+            data = None  # ids are not logged: checkpoints go on when the disk is full, and make room
         self.admission.is_volatile_closed = False
         if data and (self.directory.ephemeral or isinstance(event, ControlReceived)):
             room = self._volatile_room(self._volatile_bytes(event, len(data)))

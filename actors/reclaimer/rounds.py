@@ -23,6 +23,7 @@ from pyroaring import BitMap64
 from actors.reclaimer.leftovers import Leftovers, group_parts
 from actors.reclaimer.plan import Alive, Held, Live, Ranges, Remake, Spans, assess, held_elsewhere, remakes
 from actors.reclaimer.rewriter import Origin, Rewriter
+from ringlog import stop_points
 from ringlog.clock import Clock
 from ringlog.config import Storage
 from ringlog.envelope import messages as m
@@ -45,8 +46,10 @@ from ringlog.tier.copies import Copies
 from ringlog.topic.names import shards_of
 
 log = logging.getLogger("ringlog.reclaimer")
-LIVE_TOPICS_PER_ASK = 4_096
-"""Bitmaps of deleted numbers of so many topics must fit into one envelope."""
+LIVE_TOPICS_PER_ASK = 1_024
+"""A shard answers in about a millisecond, and bitmaps of so many topics fit into one envelope."""
+FULL_ROUND_NS = 60 * 1_000_000_000
+"""Without a new snapshot or segment, what is alive is asked for no more often than this (RC-10)."""
 SWEEP_NS = 60 * 1_000_000_000
 LEFTOVERS_PER_ROUND = 64
 
@@ -109,6 +112,8 @@ class Reclaimer:
         self._tables: dict[int, Any] = {}
         self._measured: dict[tuple[int, int], tuple[tuple[int, int, int], tuple[int, int]]] = {}
         self._leftovers = Leftovers()
+        self._judged: tuple[dict[int, int], set[tuple[int, int]]] | None = None
+        self._judged_ns = 0
         self._swept_ns = -(1 << 62)
         self._removing: set[str] = set()
         self._cold_done: deque[str] = deque()
@@ -118,6 +123,22 @@ class Reclaimer:
         """One look at everything. Raises ShuttingDown; what else goes wrong is logged and left for later."""
         view = self._look()
         self._leftovers.known([held.ref.stem for held in view.held.values()] + list(view.unreadable))
+        if self._is_full_round_due(view):
+            self._judge(view)
+        if view.is_complete:
+            self._sweep(view)
+
+    def _is_full_round_due(self, view: _View) -> bool:
+        facts = (view.snapshots, {(held.ref.number, held.ref.tier) for held in view.held.values()})
+        now_ns = self._clock.monotonic_ns()
+        if facts == self._judged and now_ns - self._judged_ns < FULL_ROUND_NS:
+            return False
+        self._judged, self._judged_ns = facts, now_ns
+        return True
+
+    def _judge(self, view: _View) -> None:
+        """Drop and make anew."""
+        view.lives = self._lives([each.table["topic_id"] for each in view.held.values()])
         elsewhere, shared = held_elsewhere(view.held.values())
         alive = {
             number: assess(held, view.lives, elsewhere.get(number, {}), self._measure)
@@ -127,8 +148,6 @@ class Reclaimer:
             if not counted.records:
                 self._drop(view, view.held[number])
         self._remake(view, alive, shared)
-        if view.is_complete:
-            self._sweep(view)
 
     # -- asking ---------------------------------------------------------------------------------------
 
@@ -151,9 +170,7 @@ class Reclaimer:
                 held[number] = Held(ref, tuple(shards), table)
         self._tables = {number: self._tables[number] for number in held}
         self._measured = {key: kept for key, kept in self._measured.items() if key[0] in held}
-        view = _View(snapshots, held, len(snapshots) == self._shards, unreadable)
-        view.lives = self._lives([each.table["topic_id"] for each in held.values()])
-        return view
+        return _View(snapshots, held, len(snapshots) == self._shards, unreadable)
 
     def _try(self, shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any] | None:
         """Ask; None when the shard did not answer."""
@@ -275,6 +292,7 @@ class Reclaimer:
         shards = each.sources[0].shards
         origin = Origin(self._engine_id, shards[0], self._shards, self._clock.now_us())
         made = self._rewriter.remake(each.sources, lives, spans, origin)
+        stop_points.hit("reclaim_after_write")
         # Deleted while we wrote: the compactor marks what the shards know, so from here on it marks these.
         self._rewriter.mark(made, self._lives([ids]))
         outcome = self._change(shards, made, [held.ref.number for held in each.sources])
@@ -282,6 +300,7 @@ class Reclaimer:
             self._rewriter.remove(made)
         if outcome:
             return
+        stop_points.hit("reclaim_after_change")
         self._rewriter.mark(made, self._lives([ids]))
         self._gone(view, each.sources)
         before, after = (sum(ref.data_bytes for ref in refs) for refs in (_refs(each.sources), made))
@@ -320,6 +339,7 @@ class Reclaimer:
             self._leftovers.known([name])
         elif self._is_dead(name, view):
             self._copies.drop_local(name, (DATA, TAGS, DEL))
+            stop_points.hit("reclaim_mid_unlink")
             if self._copies.store is None:
                 self._remove_index(name)
             elif self._later(lambda: self._remove_cold(name)):

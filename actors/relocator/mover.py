@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from actors.relocator.plan import COLD, Patience, Placed, due, placements
+from ringlog import stop_points
 from ringlog.clock import Clock
 from ringlog.config import Cold
 from ringlog.envelope import messages as m
@@ -162,11 +163,14 @@ class Mover:
         sent = self._copies.send_index(ref.stem)
         self._copies.send(ref.stem + DATA)
         self._on_change(ref.stem + DATA)
+        stop_points.hit("relocate_after_copy")
         self._tell(each, BOTH)
         self._marks[ref.number] = sent.get(DEL, "")
         self._carry(each)
         self._tell(each, COLD)
+        stop_points.hit("relocate_after_flip")
         self._finish(each)
+        stop_points.hit("relocate_after_drop")
         self.counts.moved += 1
         self.counts.moved_bytes += size
         say(log, logging.INFO, "segment moved to the cold tier", segment=ref.stem, bytes=size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 import ringlog
+from ringlog import stop_points
 from ringlog.board.board import Board
 from ringlog.board.layout import P
+from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError
 from ringlog.link.shard_requests import Requester
@@ -204,3 +207,91 @@ def can_write(client):
     except RinglogError:
         return False
     return True
+
+
+@pytest.mark.parametrize("point", [name for name in stop_points.POINTS if name.startswith("relocate_")])
+def test_the_relocator_dies_at_every_point_and_nothing_is_lost(tmp_path, point):
+    """RF-6, CP-53..CP-55: shards die with it, so that the tier is derived from what is on disk."""
+    (tmp_path / "cold").mkdir()
+    environ = {"RINGLOG_TEST_STOP_POINTS": f"{point}:1:kill"}
+    with (
+        running(tmp_path, cold={"dir": str(tmp_path / "cold")}, environ=environ) as host,
+        ringlog.connect(host.url) as client,
+    ):
+        write(client, 0)
+        checkpoint(host)
+        wait_until(lambda: restarts_of(host, "relocator") > 0, 30.0, "the relocator to die")
+        host.kill("wal_shard", shard=0)
+        host.kill("wal_shard", shard=1)
+        read_back(client, 400)
+        wait_until(lambda: not parts(host.data_dir), 30.0, "the data parts to move")
+        read_back(client, 400)
+        assert ask(host, "reclaimer", m.ScrubNow(), m.ScrubReport).findings == []
+
+
+@pytest.mark.parametrize("point", [name for name in stop_points.POINTS if name.startswith("reclaim_")])
+def test_the_reclaimer_dies_at_every_point_and_nothing_is_lost_or_doubled(tmp_path, point):
+    """RF-6, FX-87, RC-9: with the whole engine after it."""
+    environ = {"RINGLOG_TEST_STOP_POINTS": f"{point}:1:kill"}
+    with running(tmp_path, environ=environ) as host, ringlog.connect(host.url) as client:
+        write(client, 0)
+        checkpoint(host)
+        for name in TOPICS:
+            client.topics.delete_records(name, before_seq=301)
+
+        def has_died():
+            checkpoint(host)
+            return restarts_of(host, "reclaimer") > 0
+
+        wait_until(has_died, 60.0, "the reclaimer to die")
+        host.crash()
+        host.start()
+        read_back(client, 400, 300)
+
+        def is_tidy():
+            checkpoint(host)
+            return len(parts(host.data_dir)) == len(TOPICS)
+
+        wait_until(is_tidy, 60.0, "what was left over to go")
+        read_back(client, 400, 300)
+        assert ask(host, "reclaimer", m.ScrubNow(), m.ScrubReport).findings == []
+
+
+def restarts_of(host, kind):
+    return next(process.restarts for process in host.status().processes if process.kind == kind)
+
+
+def test_a_store_that_hangs_delays_neither_writes_nor_live_reads_nor_the_end(tmp_path):
+    """TI-9, SY-8: whoever asks for nothing cold notices nothing."""
+    with silent_server() as endpoint:
+        environ = {"AWS_ENDPOINT": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
+                   "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}  # fmt: skip
+        with (
+            running(tmp_path, cold={"url": "s3://cold/x", "timeout_s": 60}, environ=environ) as host,
+            ringlog.connect(host.url) as client,
+        ):
+            write(client, 0)
+            checkpoint(host)
+            wait_until(lambda: word(host, "relocator", P.MOVES_DUE) > 0, 30.0, "a move to be tried")
+            clock, slowest_ns = SystemClock(), 0
+            for n in range(200):
+                start = clock.monotonic_ns()
+                client.append(TOPICS[0], f"{TOPICS[0]}:{400 + n}".encode())
+                slowest_ns = max(slowest_ns, clock.monotonic_ns() - start)
+            assert slowest_ns < 2_000_000_000
+            read_back(client, 600, topics=TOPICS[:1])
+            read_back(client, 400, topics=TOPICS[1:])
+            checkpoint(host)
+            assert host.status().state == "ready"
+            assert host.stop() == 0
+
+
+class silent_server:  # noqa: N801  used like a function
+    """Takes connections and never says a word."""
+
+    def __enter__(self):
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def __exit__(self, *_):
+        self._socket.close()

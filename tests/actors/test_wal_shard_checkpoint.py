@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+
 import numpy as np
 import pytest
 from checkpoint_world import Asking, checkpoint, checkpoint_all
@@ -10,12 +13,12 @@ from pyroaring import BitMap64
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData
 from ringlog.storage.snapshot import load_snapshots
-from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 
 
-def new_world(shards=1):
-    disk = SimulatedDisk(DATA)
+def new_world(shards=1, disk=None):
+    disk = disk or SimulatedDisk(DATA)
     disk.make_dir(f"{DATA}/meta")  # as the supervisor does
     disk.sync_dir(DATA)
     made = World(disk, shards=shards, file_bytes=1 << 20)
@@ -465,3 +468,109 @@ def test_files_of_an_old_layout_go_when_every_shard_has_absorbed_them_twice():
             assert state(world) == expected
             left = [each for each in old if each[1] in wal_files(world, each[0])]
             assert bool(left) == ((round, shard) != (1, 1))
+
+
+def test_a_log_that_lost_its_tail_is_an_announced_loss_and_not_a_hole(world):
+    """SN-7: the snapshot's state stands, what the log should have had is announced."""
+    fill(world)
+    asking = Asking(world)
+
+    def before(message):
+        if isinstance(message, m.CheckpointRows):
+            world.append("a", [b"newer than the positions"])
+
+    asking.before = before
+    checkpoint(world, asking=asking)
+    last = wal_files(world)[-2:]
+    world.kill()
+    for name in last:
+        world.disk.unlink(f"{DATA}/wal/shard-00/{name}")
+    world.start()
+    topic = world.topic("a")
+    assert (topic.head_seq, topic.lost, topic.count) == (13, [(13, 13)], 12)
+    assert world.append("a", [b"goes on"]) == 14
+    restart(world, "kill")
+    assert [seq for seq, _ in world.records("a")] == [*range(1, 13), 14]
+    assert world.topic("a").lost == [(13, 13)]
+
+
+def test_a_checkpoint_is_made_while_the_disk_takes_no_new_file():
+    """CKP-8 frees what a full disk needs: what a checkpoint asks of the shard does not need a new file."""
+    disk = FaultyDisk(SimulatedDisk(DATA))
+    world = new_world(disk=disk)
+    fill(world)
+    run = world.runs[0]
+    world.ask(run, m.CheckpointOpen(True))  # takes the file that was made ahead
+    world.append("a", [b"in the last file"])
+    disk.plan = [Fault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
+    assert len(world.ask(run, m.CheckpointOpen(True)).files) == 1, "the current file cannot be closed"
+    assert run.core._file_failed
+    world.append("a", [b"x"])
+    ids = np.array([1], dtype="<u8")
+    assert world.ask(run, m.LiveAsk(1), bytearray(ids.tobytes())).topics == 1
+    assert world.ask(run, m.CheckpointRows(True)).done
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_lives_with_checkpoints_are_as_if_there_had_been_none(seed):
+    """SN-11, DL-8, SH-4: writes, deletes of records and topics, configs, checkpoints whole and cut short,
+    every way to end a life, other numbers of shards; all of class `fsync`, so all of it must be there."""
+    rng = random.Random(seed)
+    world, names = new_world(rng.choice((1, 2))), [f"t{i}" for i in range(6)]
+    for _ in range(120):
+        live = [name for name in names if world.run_of(name).core.directory.find(name) is not None]
+        name = rng.choice(names)
+        match rng.randrange(12):
+            case 0 | 1 | 2 | 3:
+                if name not in live:
+                    world.put(name, durability="fsync")
+                world.append(name, [b"%d" % rng.randrange(1_000)] * rng.randrange(1, 6))
+            case 4 if name in live and world.topic(name).head_seq:
+                some = [rng.randrange(1, world.topic(name).head_seq + 1) for _ in range(3)]
+                world.request(m.RecordsDelete(name, seqs=BitMap64(some).serialize()))
+            case 5 if name in live:
+                world.request(m.RecordsDelete(name, before_seq=rng.randrange(1, 30)))
+            case 6 if name in live and rng.random() < 0.4:
+                world.request(m.TopicDelete(name))
+            case 7 if name in live:
+                world.put(name, durability="fsync", cap_records=rng.randrange(5, 60))
+            case 8 | 9:
+                checkpoint(world, rng.randrange(world.shards), roll=rng.random() < 0.8)
+            case 10:
+                cut_short(world, rng)
+            case 11:
+                before = state(world)
+                end_life(world, rng)
+                assert state(world) == before
+    checkpoint_all(world)
+
+
+def cut_short(world, rng):
+    """A compactor that dies before some message."""
+    asking, left = Asking(world), rng.randrange(1, 7)
+
+    def before(message):
+        nonlocal left
+        left -= 1
+        if not left:
+            raise Halted("the compactor is dead")
+
+    asking.before = before
+    with contextlib.suppress(Halted):
+        checkpoint(world, rng.randrange(world.shards), asking=asking)
+
+
+def end_life(world, rng):
+    match rng.randrange(4):
+        case 0:
+            world.stop()
+        case 1:
+            world.kill()
+        case 2:
+            world.power_loss(seed=rng.randrange(1_000))
+        case 3:
+            world.kill()
+            world.start(rng.choice((1, 2, 3)))
+            return
+    world.start()

@@ -24,7 +24,15 @@ from ringlog.contract import Reply
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.wire import PROTOCOL
-from ringlog.errors import ConfigError, ExitCode, InvalidRequest, ShuttingDown
+from ringlog.errors import (
+    ColdUnavailable,
+    ConfigError,
+    CorruptData,
+    DiskError,
+    ExitCode,
+    InvalidRequest,
+    ShuttingDown,
+)
 from ringlog.limits import COLD_READ_THREADS, COLD_READS_QUEUED_MAX, HEARTBEAT_INTERVAL_MS
 from ringlog.link.shard_requests import ShardRequests
 from ringlog.logs import say
@@ -35,6 +43,7 @@ from ringlog.signals import StopFlag
 from ringlog.storage.disk import RealDisk
 from ringlog.tier.copies import Copies
 from ringlog.tier.opening import open_store
+from ringlog.tier.ownership import claim
 from ringlog.tier.store import SegmentStore
 
 log = logging.getLogger("ringlog.relocator")
@@ -58,7 +67,8 @@ class Shell:
         """`store` is for tests; raises ConfigError when the settings name none that can be opened."""
         self._boot, self._cold = boot, settings.cold
         self._clock = clock or SystemClock()
-        disk = RealDisk()
+        self._disk = disk = RealDisk()
+        self._owner = ""
         opened = store or open_store(settings.cold, disk)
         if opened is None:
             raise ConfigError("a relocator needs cold.dir or cold.url")
@@ -173,12 +183,26 @@ class Shell:
         try:
             while not self._ending.wait(self._cold.interval_s):
                 try:
-                    self.mover.round()
+                    if self._is_ours():
+                        self.mover.round()
                 except ShuttingDown:
                     # Ours, or a shard's that stops first: the next round tells which.
                     say(log, logging.DEBUG, "round ended early")
         finally:
             self._requests.close()
+
+    def _is_ours(self) -> bool:
+        """Nothing is moved to a store that is not known to be this engine's alone."""
+        if self._owner == self._boot.engine_id:
+            return True
+        try:
+            self._owner = claim(self._store, self._disk, self._boot.data_dir, self._boot.engine_id)
+        except (ColdUnavailable, CorruptData, DiskError) as e:
+            say(log, logging.WARNING, "cold store unavailable", reason=str(e))
+            return False
+        if self._owner != self._boot.engine_id:
+            say(log, logging.ERROR, "the cold store is another engine's, nothing is moved", owner=self._owner)
+        return self._owner == self._boot.engine_id
 
     def _ask(self, shard: int, message: m.Message, wanted: type[M]) -> M:
         assert self._requests is not None, "only the moving thread asks"

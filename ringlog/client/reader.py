@@ -117,7 +117,7 @@ def read_page(
     has_waited = not filters or wait_s <= 0
     while True:
         tray.take(portion, topic)
-        is_left_out = bool(filters) or len(portion.hidden) > 0
+        is_left_out = bool(filters) or len(portion.hidden) > 0 or not portion.runs
         if not is_left_out or tray.is_full or tray.seq - first.after >= SCAN_RECORDS_MAX:
             break
         seq = tray.seq

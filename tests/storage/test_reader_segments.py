@@ -419,6 +419,17 @@ def test_cold_records_are_the_same_opened_or_asked_for(world, way, has_dir):
     assert bool(world.cold_reads) == (not has_dir or way is sent)
 
 
+@pytest.mark.parametrize("way", [pages, tailed, sent])
+def test_cold_frames_of_which_nothing_is_left_are_passed_over(world, way):
+    """DR-13: fetched one by one, none of the first shows anything."""
+    for _ in range(5):
+        fill(world, 4000)
+    world.seal()
+    world.chill()
+    world.remove(range(2, 12_300))
+    assert [record[0] for record in way(world)] == [1, *range(12_300, 20_001)]
+
+
 @pytest.mark.parametrize("has_dir", [True, False])
 def test_a_cold_store_that_is_gone_is_not_ready_and_never_a_loss(world, has_dir):
     """TI-10."""

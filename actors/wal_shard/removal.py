@@ -97,7 +97,8 @@ LedgerOf = Callable[[Any, Sequence[RecordFacts]], Stored]
 
 def answer(question: Question, ledger_of: LedgerOf) -> Answer:
     """Decide with what storage knows; damage there is an answer, too."""
-    staged = [record_facts(buffer, batch) for buffer, batch in question.staged]
+    # With tags: the ledger remembers these records, and will not see their frames again.
+    staged = [record_facts(buffer, batch, with_tags=True) for buffer, batch in question.staged]
     try:
         stored = ledger_of(question.place, staged)
         wanted, held = question.wanted, question.standing
@@ -130,6 +131,8 @@ class Removals:
         self._strict_dues: list[tuple[int, int]] = []
         """Those of topics that refuse writes when they are full: expired records make room first (W-2)."""
         self._wanted: dict[int, Topic] = {}
+        self._not_before: dict[int, int] = {}
+        """topic_id -> when the caps of a topic with damaged records are looked at again, microseconds."""
         self._asked: list[Question] = []
         self._delete: Answer | None = None
 
@@ -200,7 +203,7 @@ class Removals:
         for topic in admission.newly_due:
             self.note_due(topic)
         for topic in admission.written.values():
-            if is_over(topic, topic.config):
+            if is_over(topic, topic.config) and self._not_before.get(topic.topic_id, 0) <= now_us:
                 self._wanted[topic.topic_id] = topic
         admission.newly_due.clear()
         admission.written.clear()
@@ -237,9 +240,11 @@ class Removals:
             if question.wanted is not None:
                 self._delete = found
             elif isinstance(found, CorruptData):
-                question.topic.due_us = now_us + _RETRY_US
-                self.note_due(question.topic)
+                topic = question.topic
+                self._not_before[topic.topic_id] = topic.due_us = now_us + _RETRY_US
+                self.note_due(topic)
             else:
+                self._not_before.pop(question.topic.topic_id, None)
                 self._retain(question.topic, found, group)
 
     def _retain(self, topic: Topic, removal: Removal, group: Group) -> None:

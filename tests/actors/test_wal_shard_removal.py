@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from removal_world import append, delete, read, started, state
 
+from actors.wal_shard import events as ev
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     InvalidRequest,
@@ -327,6 +328,36 @@ def test_a_byte_cap_takes_the_fewest_records_that_make_it_hold(world, durability
     assert read(world, "t") == (Gap(1, 1, "cap"), [2, 3, 4, 5])
     world.append("t", [b"much larger than the cap"])
     assert (state(world, "t").count, state(world, "t").bytes) == (0, 0)
+
+
+def test_tags_of_records_that_came_with_an_eviction_are_known(world):
+    """DL-9: such records reach the ledger from memory, not from the file."""
+    world.put("t", durability="fsync", cap_records=3)
+    append(world, "t", [b"1"], tags=["a"])
+    assert delete(world, "t", match="none").deleted == 0
+    append(world, "t", [b"2", b"3", b"4"], tags=["a", "b", "a"])
+    append(world, "t", [b"5"], tags=["a"])
+    assert delete(world, "t", match="a").deleted == 2
+    assert read(world, "t") == (Gap(1, 2, "cap"), [3])
+
+
+def test_damage_does_not_keep_a_topic_from_being_written(world):
+    """What cannot be decided is tried again later, and not with every write."""
+    world.put("t", durability="fsync")
+    append(world, "t", [b"precious"])
+    run = world.runs[0]
+    at = run.read("wal/shard-00/wal-1-0.log").index(b"precious")
+    world.disk.write_at(run.writer._fd, [b"X"], at)
+    asked, consult = [], run._perform[ev.Consult]
+    run._perform[ev.Consult] = lambda effect: asked.append(1) or consult(effect)
+    write(world, "t", 2)
+    world.put("t", mode="merge", cap_records=1)
+    write(world, "t", 3, 4)
+    assert len(asked) == 1
+    world.clock.advance(11)
+    write(world, "t", 5)
+    assert len(asked) == 2
+    assert state(world, "t").count == 5
 
 
 def test_an_eviction_is_synced_with_the_append_that_made_it_necessary(world):

@@ -13,6 +13,7 @@ from ringlog.cli.outcome import Exit
 from ringlog.cli.output import Format, Printer
 from ringlog.errors import UsageError
 from ringlog.verify import segment_decoder, snapshot_decoder, wal_decoder
+from ringlog.verify.directory import NONSENSE
 from ringlog.verify.findings import FileReport
 from ringlog.verify.frame_decoder import VerifyError, decode_frame
 from ringlog.verify.story import durability_of
@@ -71,8 +72,8 @@ def _look(path: Path) -> tuple[Row, list[Row], list[Row]]:
     report = FileReport(path.name, "file", bytes=len(data))
     try:
         header, rows = reader(report, data)
-    except VerifyError as e:
-        report.damage(e.message)
+    except NONSENSE as e:
+        report.damage(e.message if isinstance(e, VerifyError) else f"makes no sense: {e}")
         header, rows = {}, []
     return header, rows, [_finding(each) for each in report.findings]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import struct
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from ringlog.errors import UsageError
 from ringlog.verify.findings import DAMAGE, FileReport, Finding
+from ringlog.verify.frame_decoder import VerifyError
 from ringlog.verify.log_order import judge_log
 from ringlog.verify.segment_decoder import verify_segment
 from ringlog.verify.snapshot_decoder import snapshots_in_force, verify_snapshot
@@ -27,6 +29,11 @@ _WAL = re.compile(r"^wal/shard-\d+/wal-\d+-\d+\.log$")
 _DATA = re.compile(r"^(topics/[0-9a-f]{16}/seg-\d{20}-[0-9a-f]{16}|packs/pack-[0-9a-f]{16})\.(data|idx)$")
 _SNAPSHOT = re.compile(r"^meta/snapshot-\d+\.\d+$")
 _OURS = ("wal", "topics", "packs", "meta")
+NONSENSE = (
+    struct.error, ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, RecursionError,
+    VerifyError,
+)  # fmt: skip
+"""What a decoder may stumble over in bytes whose checksums fit and whose contents contradict them."""
 FEW_FILES = 2
 """Not worth the start of further processes."""
 
@@ -110,6 +117,9 @@ def verify_path(root: str, path: str, *, is_deep: bool = False, cold_dir: str = 
     except OSError as e:
         report = FileReport(path, "unreadable")
         report.damage(f"cannot be read: {e.strerror}")
+    except NONSENSE as e:
+        report = FileReport(path, "unreadable")
+        report.damage(f"makes no sense: {type(e).__name__}: {e}")
     return report
 
 

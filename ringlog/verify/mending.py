@@ -23,6 +23,7 @@ _HEADER = struct.Struct("<IBBHQQQIIQQIBBHQ")
 _FRAME_HEADER_BYTES = 80
 _APPEND, _MARK, _LOST = 1, 12, 13
 _PIECE_BYTES = 1 << 20
+_PREV_SEAL_AT = 104
 
 
 @dataclass(slots=True)
@@ -195,10 +196,8 @@ def _mark_with(stored: bytes, said: int, prev_seal: int, salt: int) -> bytes:
 
 def with_prev_seal(data: bytes, prev_seal: int) -> bytes:
     """A log file whose header names another seal of the file before it."""
-    head = bytearray(data[:HEADER_BYTES])
-    struct.pack_into("<Q", head, 104, prev_seal)
-    struct.pack_into("<Q", head, HEADER_BYTES - 8, xxhash.xxh3_64_intdigest(bytes(head[: HEADER_BYTES - 8])))
-    return bytes(head) + data[HEADER_BYTES:]
+    head = data[:_PREV_SEAL_AT] + struct.pack("<Q", prev_seal) + data[_PREV_SEAL_AT + 8 : HEADER_BYTES - 8]
+    return head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head)) + data[HEADER_BYTES:]
 
 
 # -- snapshots ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from verify_samples import SEALED, SEALED_RECORDS, checkpoint, fill
 
 import ringlog
 from ringlog.testing.real_engine import engine
@@ -43,3 +44,22 @@ def copy(left_behind: Path, tmp_path: Path) -> Path:
     target = tmp_path / "copy"
     shutil.copytree(left_behind, target)
     return target
+
+
+@pytest.fixture(scope="session")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`a` has a segment of its own, `b` and `c` share one; a tag of `a` was deleted; some log is left."""
+    kept = tmp_path_factory.mktemp("sealed") / "data"
+    with engine(wal={"shards": 1}, storage=SEALED) as running:
+        with ringlog.connect(running.url, wait=10) as client:
+            fill(client, "a", SEALED_RECORDS)
+            fill(client, "b", 100)
+            fill(client, "c", 100)
+            checkpoint(running.info.shm_dir)
+            client.topics.delete_records("a", match="t3")
+            fill(client, "c", 50)
+            checkpoint(running.info.shm_dir)
+            fill(client, "a", 10)
+        running.stop()
+        shutil.copytree(running.data_dir, kept)
+    return kept

@@ -7,50 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from verify_samples import SEALED, SEALED_RECORDS
 
 import ringlog
 from ringlog.cli.app import run
 from ringlog.cli.outcome import Exit
-from ringlog.cli.passes import COMPACTOR, ask_actor
-from ringlog.client import Client
-from ringlog.client.fields import NewRecord
-from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.testing.real_engine import engine
 from ringlog.verify.findings import join
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
-RECORDS = 20_000
-SEALED = {"enabled": True, "own_segment_bytes": 1 << 16}
-
-
-@pytest.fixture(scope="session")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`a` has a segment of its own, `b` and `c` share one; a tag of `a` was deleted; some log is left."""
-    kept = tmp_path_factory.mktemp("sealed") / "data"
-    with engine(wal={"shards": 1}, storage=SEALED) as running:
-        with ringlog.connect(running.url, wait=10) as client:
-            fill(client, "a", RECORDS)
-            fill(client, "b", 100)
-            fill(client, "c", 100)
-            checkpoint(running.info.shm_dir)
-            client.topics.delete_records("a", match="t3")
-            fill(client, "c", 50)
-            checkpoint(running.info.shm_dir)
-            fill(client, "a", 10)
-        running.stop()
-        shutil.copytree(running.data_dir, kept)
-    return kept
-
-
-def fill(client: Client, topic: str, count: int) -> None:
-    client.topics.create(topic, durability="fsync", exist_ok=True)
-    made = [NewRecord(data=b"%d" % i, tag=f"t{i % 7}") for i in range(count)]
-    for start in range(0, count, 5_000):
-        client.append_many(topic, made[start : start + 5_000])
-
-
-def checkpoint(shm_dir: str) -> None:
-    ask_actor(shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
 
 
 @pytest.fixture
@@ -80,8 +45,12 @@ def test_sealed_records_are_whole_and_all_accounted_for(sealed: Path, capsys, mo
     code, found = verdict(sealed, capsys, *more)
     assert (code, found["findings"]) == (Exit.DONE, [])
     a, b, c = found["topics"]
-    deleted = sum(i % 7 == 3 for i in range(RECORDS))
-    assert (a["records"], a["deleted"], a["head"]) == (RECORDS + 10 - deleted, deleted, RECORDS + 10)
+    deleted = sum(i % 7 == 3 for i in range(SEALED_RECORDS))
+    assert (a["records"], a["deleted"], a["head"]) == (
+        SEALED_RECORDS + 10 - deleted,
+        deleted,
+        SEALED_RECORDS + 10,
+    )
     assert (b["records"], c["records"]) == (100, 150)
     assert found["segments"] >= 2
     assert found["snapshots"] >= 1
@@ -142,11 +111,11 @@ def test_inspect_shows_every_part(sealed: Path, capsys) -> None:
         assert run(["inspect", str(path), "--json"]) == Exit.DONE
         found = json.loads(capsys.readouterr().out)
         kinds[found["header"]["kind"]] = found
-    assert sum(row["records"] for row in kinds["segment data"]["rows"]) == RECORDS
+    assert sum(row["records"] for row in kinds["segment data"]["rows"]) == SEALED_RECORDS
     assert [row["tag"] for row in kinds["segment tags"]["rows"]] == [f"t{i}" for i in range(7)]
-    assert kinds["segment marks"]["header"]["deleted"] == sum(i % 7 == 3 for i in range(RECORDS))
+    assert kinds["segment marks"]["header"]["deleted"] == sum(i % 7 == 3 for i in range(SEALED_RECORDS))
     assert [row["topic"] for row in kinds["snapshot"]["rows"]] == ["a", "b", "c"]
-    assert kinds["segment index"]["header"]["table"][0]["records"] == RECORDS
+    assert kinds["segment index"]["header"]["table"][0]["records"] == SEALED_RECORDS
 
 
 # -- repair -------------------------------------------------------------------------------------------
@@ -179,7 +148,7 @@ def test_a_damaged_index_costs_nothing(copied: Path, capsys) -> None:
         assert found["lost"] == []
         running.start()
         read, told = read_all(running.url, "a")
-    assert (len(read), told) == (RECORDS + 10 - sum(i % 7 == 3 for i in range(RECORDS)), [])
+    assert (len(read), told) == (SEALED_RECORDS + 10 - sum(i % 7 == 3 for i in range(SEALED_RECORDS)), [])
 
 
 def test_damaged_data_is_put_aside_and_its_records_are_announced_as_lost(copied: Path, capsys) -> None:
@@ -198,7 +167,7 @@ def test_damaged_data_is_put_aside_and_its_records_are_announced_as_lost(copied:
         running.start()
         read, told = read_all(running.url, "a")
         assert len(read_all(running.url, "c")[0]) == 150
-    assert read == list(range(RECORDS + 1, RECORDS + 11))
+    assert read == list(range(SEALED_RECORDS + 1, SEALED_RECORDS + 11))
     assert told
     assert lost[0][0] == 1
-    assert lost[-1][1] == RECORDS
+    assert lost[-1][1] == SEALED_RECORDS

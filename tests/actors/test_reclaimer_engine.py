@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -186,13 +187,15 @@ class bucket:  # noqa: N801  used like a function
 
 def test_little_free_space_refuses_records_and_takes_deletes(tmp_path):
     """ST-13: writes stop while there is still room to delete and to stop, and come back without a restart."""
-    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    free, spare = shutil.disk_usage(tmp_path).free, 1 << 31
+    if free < 4 * spare:
+        pytest.skip("others on this device would decide the test")
     with running(tmp_path) as host, ringlog.connect(host.url) as client:
         write(client, 0)
-    with running(tmp_path, environ={}, data={"min_free_bytes": max(free - (64 << 20), 1)}) as host:
+    with running(tmp_path, environ={}, data={"min_free_bytes": free - spare}) as host:
         filler = tmp_path / "filler"
         with filler.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, 128 << 20)
+            os.posix_fallocate(file.fileno(), 0, 2 * spare)
         with ringlog.connect(host.url) as client:
             wait_until(lambda: word(host, "reclaimer", P.DISK_LOW) == 1, 30.0, "low space to be seen")
             wait_until(lambda: not can_write(client), 30.0, "records to be refused")

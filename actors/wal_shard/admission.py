@@ -495,8 +495,9 @@ _PLAIN_TAIL = ~(layout.FLAGS_KNOWN << layout.FLAGS_SHIFT | 0xFFFFFFFF)
 def note_written(topic: Topic, buffer: Any, batch: FrameBatch, stamp: int) -> bool:
     """Bring forward when the topic's next record expires; True when it is earlier than was known."""
     known = topic.due_us
-    if topic.config.ttl_ms and not known:
-        topic.due_us = stamp + topic.config.ttl_ms * 1_000 + 1
+    if topic.config.ttl_ms:
+        by_ttl = stamp + topic.config.ttl_ms * 1_000 + 1
+        topic.due_us = min(known or by_ttl, by_ttl)
     having = frames.columns_of(batch.words) & U64(1 << layout.Column.EXPIRES_AT)
     if having.any():
         expires = record_facts(buffer, batch.take(np.flatnonzero(having))).expires

@@ -496,6 +496,17 @@ def test_a_ttl_set_later_takes_the_old_records(world):
     assert read(world, "t") == (Gap(1, 1, "ttl"), [2])
 
 
+def test_a_record_is_due_by_ttl_although_a_later_time_was_known(world):
+    """X-10: the time that was known may be the own expiry of a record that is gone."""
+    world.put("t", durability="fsync", ttl_ms=1_000)
+    append(world, "t", [b"1"], expires_at=[world.clock.now_us() + 9_000_000])
+    world.clock.advance(2)
+    assert state(world, "t").count == 0
+    write(world, "t", 2)
+    world.clock.advance(1.1)
+    assert state(world, "t").count == 0
+
+
 def test_ttl_is_known_again_after_a_restart(world):
     world.put("t", durability="fsync", ttl_ms=1_000)
     write(world, "t", 1)

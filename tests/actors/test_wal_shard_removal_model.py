@@ -159,6 +159,15 @@ class Histories(RuleBasedStateMachine):
         records, size = self.model.config["cap_records"], self.model.config["cap_bytes"]
         return bool((records and len(self.model.live) > records) or (size and self.model.bytes > size))
 
+    @rule(rows=rows, others=rows, tag=st.sampled_from(["a", "a*", "*"]))
+    def append_twice_and_delete(
+        self, rows: list[tuple[int, str, int]], others: list[tuple[int, str, int]], tag: str
+    ) -> None:
+        """What one write brought may have evicted before it was in a file; the delete must find it there."""
+        self.append(rows)
+        self.append(others)
+        self.delete_some(0, tag)
+
     @rule()
     def append_to_the_neighbour(self) -> None:
         self.neighbour = self.world.append("n", [b"n" * 500, b"n"])

@@ -230,7 +230,7 @@ class Checkpoint:
         rows = self.shard.rows(self._absorbed(), everything=base.number == 0)
         ids, starts, merged = snapshots.merge_rows(base, rows.ids, rows.lengths, rows.rows)
         listed = [ref.created_us for ref in (*plan.segments, *self._added)]
-        number = snapshots.next_number(place.disk, place.data_dir, plan.number)
+        number = snapshots.next_number(place.disk, place.data_dir, plan.shard, plan.shards, plan.number)
         snapshot = Snapshot(
             number, plan.shard, plan.shards, plan.incarnation, max([place.clock.now_us(), *listed]),
             rows.facts, ids, starts, merged,

@@ -254,9 +254,27 @@ def snapshot_numbers(disk: Disk, data_dir: str) -> list[tuple[int, int]]:
     return sorted({found for name in names if (found := parse_snapshot_name(name.removesuffix(TMP_SUFFIX)))})
 
 
-def next_number(disk: Disk, data_dir: str, at_least: int = 0) -> int:
-    """A number above every one that any file here has (SN-9), and above `at_least`."""
-    return 1 + max([at_least, *(number for _, number in snapshot_numbers(disk, data_dir))])
+def next_number(disk: Disk, data_dir: str, shard: int, shards: int, at_least: int = 0) -> int:
+    """A number above every one that this shard ever used (SN-9), and above `at_least`.
+
+    Within a layout a shard's numbers follow one another without a gap. The first one under a new layout is
+    above those of all shards under every other: of what two layouts say of a topic, the greater counts.
+    """
+    own, foreign, unreadable = [at_least], [0], [0]
+    for found in snapshot_numbers(disk, data_dir):
+        try:
+            is_foreign = snapshot_header(disk, data_dir, *found).shards != shards
+        except (CorruptData, DiskError):
+            unreadable.append(found[1] if found[0] == shard else 0)
+            continue
+        if is_foreign:
+            foreign.append(found[1])
+        elif found[0] == shard:
+            own.append(found[1])
+    newest = max(*own, *unreadable)
+    if newest > max(foreign):
+        return newest + 1
+    return 1 + max([newest, *(number for _, number in snapshot_numbers(disk, data_dir))])
 
 
 def load_snapshots(

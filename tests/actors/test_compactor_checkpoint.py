@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from compactor_shard import SmallShard, checkpoint, new_world
 from pyroaring import BitMap64
 
+from actors.compactor.checkpoint import retire_snapshots
 from ringlog import stop_points
 from ringlog.envelope.messages import RecordsDelete
 from ringlog.errors import CorruptData, DiskError, Internal, InvariantViolation
@@ -237,3 +239,21 @@ def test_a_disk_call_that_fails_ends_the_checkpoint_and_the_next_one_succeeds(op
             continue
         return
     pytest.fail("it never got through")
+
+
+def test_snapshots_of_another_layout_stay_until_every_shard_has_two_of_this_one():
+    """SN-5 after a change of wal.shards: a shard without a snapshot of its own recovers from the old ones."""
+    shard, _ = filled()
+    disk = shard.world.disk
+    checkpoint(shard)
+    old = newest(shard)._replace(shards=4)
+    for number, each in enumerate((0, 1, 2, 3), 50):
+        snapshots.write_snapshot(disk, DATA, old._replace(shard=each, number=number))
+    plan = msgspec.structs.replace(shard.plan(), shards=2)
+    others = [(0, 50), (1, 51), (2, 52), (3, 53)]
+    retire_snapshots(disk, DATA, plan, keep={1})
+    assert set(others) <= set(snapshots.snapshot_numbers(disk, DATA))
+    for number, each in ((60, 0), (61, 1), (62, 0), (63, 1)):
+        snapshots.write_snapshot(disk, DATA, old._replace(shard=each, number=number, shards=2))
+    retire_snapshots(disk, DATA, plan, keep={60, 62})
+    assert snapshots.snapshot_numbers(disk, DATA) == [(0, 60), (0, 62), (1, 61), (1, 63)]

@@ -20,9 +20,9 @@ STOPS = [name for name in stop_points.POINTS if name.startswith("compact_")]
 TOPICS = [f"topic-{n}" for n in range(5)]
 
 
-def running(tmp_path, **options):
+def running(tmp_path, shards=2, **options):
     return engine(
-        wal={"shards": 2, "file_bytes": "1MiB"}, storage={"enabled": True, "own_segment_bytes": "64KiB"},
+        wal={"shards": shards, "file_bytes": "1MiB"}, storage={"enabled": True, "own_segment_bytes": "64KiB"},
         directory=str(tmp_path / "engine"), **options,
     )  # fmt: skip
 
@@ -115,3 +115,30 @@ def test_a_killed_compactor_is_replaced_while_the_engine_stays_ready(tmp_path):
         assert host.status().state == "ready"
         assert checkpoint_now(host)
         assert host.stop() == 0
+
+
+def test_a_shard_that_was_replaced_is_asked_again(tmp_path):
+    with running(tmp_path) as host, ringlog.connect(host.url) as client:
+        write(client, 0)
+        checkpoint_now(host)
+        host.kill("wal_shard", shard=1)
+        write(client, 400)
+        checkpoint_now(host)
+        read_back(client, 800)
+        assert restarts_of(host) == 0
+
+
+def test_another_number_of_shards_finds_everything_in_the_snapshots_of_the_old_ones(tmp_path):
+    with running(tmp_path) as host, ringlog.connect(host.url) as client:
+        write(client, 0)
+        checkpoint_now(host)
+        write(client, 400)
+    for shards in (3, 1):
+        with running(tmp_path, shards=shards) as host:
+            with ringlog.connect(host.url) as client:
+                read_back(client, 800)
+            for _ in range(3):
+                checkpoint_now(host)
+            host.restart()
+            with ringlog.connect(host.url) as client:
+                read_back(client, 800)

@@ -133,10 +133,22 @@ def test_a_directory_without_snapshots_has_none(tmp_path):
 def test_a_number_is_never_used_again_be_its_file_valid_or_not(disk):
     """SN-9."""
     snap.write_snapshot(disk, DATA, make(4))
-    fd = disk.create(f"{DATA}/meta/{snap.snapshot_name(1, 9)}.tmp")
+    assert snap.next_number(disk, DATA, 0, 2) == 5
+    fd = disk.create(f"{DATA}/meta/{snap.snapshot_name(0, 9)}.tmp")
     disk.close(fd)
-    assert snap.next_number(disk, DATA) == 10
-    assert snap.next_number(disk, DATA, 30) == 31
+    assert snap.next_number(disk, DATA, 0, 2) == 10
+    assert snap.next_number(disk, DATA, 0, 2, 30) == 31
+
+
+def test_numbers_of_a_shard_follow_one_another_and_a_new_layout_begins_above_all(disk):
+    snap.write_snapshot(disk, DATA, make(4, shard=0))
+    snap.write_snapshot(disk, DATA, make(20, shard=1))
+    assert snap.next_number(disk, DATA, 0, 2) == 5
+    assert snap.next_number(disk, DATA, 0, 3) == 21
+    snap.write_snapshot(disk, DATA, make(21, shard=0, shards=3))
+    assert snap.next_number(disk, DATA, 0, 3) == 22
+    assert snap.next_number(disk, DATA, 2, 3) == 22
+    assert snap.next_number(disk, DATA, 1, 2) == 22, "back to an earlier layout"
 
 
 def test_a_crash_at_any_call_leaves_the_old_one_or_the_new_one_whole(disk):

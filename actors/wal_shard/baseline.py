@@ -195,7 +195,7 @@ def adopt_segments(
     not was moved since, if there is a cold store (`has_cold`).
     """
     listed = base.listed()
-    for stem in find_segments(disk, data_dir):
+    for stem in sorted(find_segments(disk, data_dir), key=_number_of):
         parsed = parse_stem(stem)
         if parsed is not None and (not parsed[0] or shard_of(parsed[0], base.shards) == base.shard):
             try:
@@ -220,6 +220,11 @@ def adopt_segments(
     return missing
 
 
+def _number_of(stem: str) -> int:
+    parsed = parse_stem(stem)
+    return parsed[2] if parsed else 0
+
+
 def _may_be_ours(ref: SegmentRef, base: Baseline) -> bool:
     parsed = parse_stem(ref.stem)
     return parsed is None or not parsed[0] or shard_of(parsed[0], base.shards) == base.shard
@@ -235,12 +240,13 @@ def _adopt(
         header = segment.header
         if header.shards == base.shards and header.shard != base.shard:
             return
-        owned = owned_by(segment.topics, base.shard, base.shards)
+        topics = sealed.exact(segment.topics, segment.entries)
+        owned = owned_by(topics, base.shard, base.shards)
         if owned is None or owned.any():
             # Tiers are told by the snapshot; a segment that it does not know is where it was made.
             known = listed.get(segment.ref.number)
             ref = segment.ref
-            sealed.add(ref, segment.topics, owned)
+            sealed.add(ref, topics, owned)
             if known is not None and known.tier != ref.tier:
                 sealed.set_tier(ref.number, known.tier)
     finally:
@@ -260,7 +266,7 @@ def absorbed_everywhere(disk: Disk, data_dir: str, shards: int, file_ids: Iterab
 
 
 def segment_tables(disk: Disk, data_dir: str, refs: Iterable[SegmentRef]) -> dict[int, Any] | str:
-    """Number -> topic table of segments that are to be in force; a str says why one cannot be."""
+    """Number -> (topic table, frames) of segments that are to be in force; a str says why one cannot be."""
     tables: dict[int, Any] = {}
     for ref in refs:
         try:
@@ -270,7 +276,7 @@ def segment_tables(disk: Disk, data_dir: str, refs: Iterable[SegmentRef]) -> dic
         segment.close()
         if (segment.ref.number, segment.ref.salt) != (ref.number, ref.salt):
             return f"{ref.stem}: is another segment, {segment.ref.number}"
-        tables[ref.number] = segment.topics
+        tables[ref.number] = segment.topics, segment.entries
     return tables
 
 

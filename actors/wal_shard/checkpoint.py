@@ -171,7 +171,7 @@ class Checkpoint:
         for number in removed:
             sealed.remove(number)
         for ref in added:
-            table = tables[ref.number]
+            table = sealed.exact(*tables[ref.number])
             sealed.add(ref, table, owned_by(table, self._shard, self._shards))
         return m.SegmentsChanged(True)
 

@@ -84,6 +84,23 @@ class Sealed:
             self._runs.append(run)
             self._merge_small()
 
+    def exact(self, topics: Rows, entries: Rows) -> Rows:
+        """The rows to register of a segment: (n,) its topic table, and its frames.
+
+        A row stands for all positions from its first to its last. Where a segment leaves some out, and another
+        one is registered that may hold them, it is cut into rows that hold all they span.
+        """
+        is_cut = topics["records"] < topics["last_seq"] - topics["first_seq"] + 1
+        for at in np.flatnonzero(is_cut).tolist():
+            row = topics[at]
+            held = self._held(int(row["topic_id"]), int(row["first_seq"]) - 1)
+            is_cut[at] = any(each.first <= row["last_seq"] for each in held)
+        if not is_cut.any():
+            return topics
+        parts = [topics[~is_cut], *(_stretches(topics[at], entries) for at in np.flatnonzero(is_cut))]
+        rows = np.concatenate(parts)
+        return rows[np.lexsort((rows["first_seq"], rows["topic_id"]))]
+
     def _merge_small(self) -> None:
         """Merge the youngest runs while the one before is not much larger; amortised little for a row."""
         runs = self._runs
@@ -153,7 +170,7 @@ class Sealed:
         if number in self._topic_of:
             return [self._topic_of[number]]
         found = [run["topic_id"][run["number"] == number] for run in self._runs]
-        return np.concatenate(found).tolist() if found else []
+        return np.unique(np.concatenate(found)).tolist() if found else []
 
     def _held(self, topic_id: int, after: int) -> Iterator[_Range]:
         """Rows of a topic that reach above `after`, in no order."""
@@ -196,6 +213,21 @@ class Sealed:
             ref.stem + ".data", 0, ref.salt, held.data_start, held.data_stop, held.number, first, last,
             held.entry_start, held.entry_stop, ref.tier,
         )  # fmt: skip
+
+
+def _stretches(row: Any, entries: Rows) -> Rows:
+    """(m,) rows like this one, one for each stretch of frames without a hole."""
+    start = int(row["entry_start"])
+    own = entries[start : int(row["entry_stop"])]
+    lasts = own["base_seq"] + own["count"] - 1
+    firsts = np.concatenate(([0], np.flatnonzero(own["base_seq"][1:] != lasts[:-1] + 1) + 1))
+    stops = np.concatenate((firsts[1:], [len(own)]))
+    rows = np.repeat(np.atleast_1d(row), len(firsts))
+    rows["first_seq"], rows["last_seq"] = own["base_seq"][firsts], lasts[stops - 1]
+    rows["entry_start"], rows["entry_stop"] = start + firsts, start + stops
+    rows["data_start"] = own["offset"][firsts]
+    rows["data_stop"] = own["offset"][stops - 1] + own["length"][stops - 1]
+    return rows
 
 
 def owned_by(topics: Rows, shard: int, shards: int) -> NDArray[np.bool_] | None:

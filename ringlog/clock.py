@@ -5,6 +5,7 @@ Everything else is handed a Clock, so that tests own the time (CK-1).
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Protocol
 
@@ -20,6 +21,10 @@ class Clock(Protocol):
         """Nanoseconds that never go back; comparable between processes of one boot."""
         ...
 
+    def give_way(self) -> None:
+        """Offer the processor to whoever else is ready to run, and go on at once when nobody is."""
+        ...
+
     def sleep(self, seconds: float) -> None:
         """Wait. Never used to make a result correct, only to bound how often something is looked at."""
         ...
@@ -33,6 +38,10 @@ class SystemClock:
 
     def monotonic_ns(self) -> int:
         return time.monotonic_ns()
+
+    def give_way(self) -> None:
+        # Not time.sleep(0): the kernel may stretch that by its timer slack, 50 microseconds by default.
+        os.sched_yield()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

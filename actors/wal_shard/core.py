@@ -728,11 +728,11 @@ class ShardCore:
 
 def _count_volatile(intake: Intake, held: dict[int, tuple[Topic, int, int, int]]) -> None:
     """Note what a volatile file holds of each topic: (topic, one past its last seq, records, bytes)."""
-    assert intake.accounted is not None
     counts = intake.batch.words[:, 4] & np.uint64(0xFFFFFFFF)
     for stretch in intake.stretches:
         if not stretch.is_volatile:
             continue
+        assert intake.accounted is not None
         rows = slice(stretch.start, stretch.stop)
         records, accounted = int(counts[rows].sum()), int(intake.accounted[rows].sum())
         floor = int(intake.batch.words[stretch.stop - 1, 2] + counts[stretch.stop - 1])

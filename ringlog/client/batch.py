@@ -121,24 +121,23 @@ class Batch(Pending[Appended]):
             return
         assert self.seqs is not None
         self.stream.batch_done(self, acked=self.records)
-        seqs = self._record_seqs(self.seqs)
-        known = seqs[seqs > 0]
-        first, last = (int(known.min()), int(known.max())) if len(known) else (0, 0)
+        first, last = self._span(self.seqs)
         self.resolve(
             AppendedEach(
                 self.stream.topic, self.epoch, first, last, self.records, self.stream.met_durability,
-                self.deduped, self.commit_ts, seqs,
+                self.deduped, self.commit_ts, self.seqs, self.frame_records,
             )
         )  # fmt: skip
 
-    def _record_seqs(self, firsts: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """(records,) the number of every record; 0 where it is not known any more."""
-        size = self.frame_records
-        if size == 1:
-            return firsts
-        within = np.arange(self.records, dtype=np.uint64) % np.uint64(size)
-        repeated = np.repeat(firsts, size)[: self.records]
-        return np.where(repeated > 0, repeated + within, 0).astype(np.uint64)
+    def _span(self, firsts: NDArray[np.uint64]) -> tuple[int, int]:
+        """Lowest and highest number of the batch's records as far as they are known, (0, 0) for none."""
+        known = firsts[firsts > 0]
+        if not len(known):
+            return 0, 0
+        highest = int(firsts.argmax())
+        in_last = self.records - (self.frames - 1) * self.frame_records
+        size = in_last if highest == self.frames - 1 else self.frame_records
+        return int(known.min()), int(firsts[highest]) + size - 1
 
 
 class Shipment(Run):

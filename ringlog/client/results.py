@@ -32,10 +32,24 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class AppendedEach(Appended):
-    """Records were appended one frame each, so that others' may lie between them."""
+    """Records were appended in several frames, so that others' may lie between them."""
 
-    seqs: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, dtype=np.uint64), compare=False)
-    """(count,) the number of each, in the order given; ascending unless a refused one was tried again."""
+    frame_seqs: NDArray[np.uint64] = field(
+        default_factory=lambda: np.empty(0, dtype=np.uint64), compare=False
+    )
+    """(frames,) the first number of each frame, in the order given; 0 where it is not known any more."""
+    records_per_frame: int = 1
+    """Records in each frame but the last, which has the rest."""
+
+    @property
+    def seqs(self) -> NDArray[np.uint64]:
+        """(count,) the number of each record, made when asked for; ascending unless one was tried again."""
+        size = self.records_per_frame
+        if size == 1:
+            return self.frame_seqs
+        starts = np.repeat(self.frame_seqs, size)
+        within = np.tile(np.arange(size, dtype=np.uint64), len(self.frame_seqs))
+        return np.where(starts > 0, starts + within, 0).astype(np.uint64)[: self.count]
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,7 +273,7 @@ class Shell:
             else:
                 self.lock.release()
                 try:
-                    self._clock.sleep(0)
+                    self._clock.give_way()
                 finally:
                     self.lock.acquire()
                 if self._is_closed or self._leader is not threading.current_thread():

@@ -26,6 +26,9 @@ class ManualClock:
     def monotonic_ns(self) -> int:
         return self._monotonic_ns
 
+    def give_way(self) -> None:
+        self.advance(1e-6)
+
     def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
         self.advance(seconds)

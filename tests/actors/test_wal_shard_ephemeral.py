@@ -52,6 +52,15 @@ def test_ephemeral_and_durable_frames_of_one_buffer_keep_their_order(world):
     assert [int(entry[1]) for entry in entries] == [1, 1, 2, 3, 2, 4]
 
 
+def test_lone_frames_of_several_rings_share_a_group_whatever_their_class(world):
+    """A lone durable frame takes the short way through admission, beside an ephemeral one of another ring."""
+    run = world.runs[0]
+    sent = [world.frame_for(name, [b"%d" % i]) for i, name in enumerate(["f", "e", "f", "e"])]
+    run.step(*(run.frames(ring, frame) for ring, frame in enumerate(sent, 1)))
+    assert [payload for _, payload in world.records("e")] == [b"1", b"3"]
+    assert [payload for _, payload in world.records("f")] == [b"0", b"2"]
+
+
 def test_a_restart_of_the_shard_alone_loses_the_records_and_keeps_the_topic(world):
     """D-6, D-1: config and existence are durable."""
     world.append("e", [b"a"])

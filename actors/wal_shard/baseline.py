@@ -44,6 +44,8 @@ from ringlog.topic.state import Topic
 log = logging.getLogger("ringlog.shard")
 
 Mask = NDArray[np.bool_]
+Owner = tuple[int, int]
+"""(shards, shard): which shard, under which shard count."""
 COLD = 2
 """SegmentRef.tier of a segment whose data part lies in the cold store alone."""
 
@@ -56,8 +58,8 @@ class Layer:
     facts: Facts
 
     @property
-    def owner(self) -> tuple[int, int]:
-        """(shards, shard) of who made it."""
+    def owner(self) -> Owner:
+        """Who made it."""
         return self.snapshot.shards, self.snapshot.shard
 
 
@@ -81,16 +83,10 @@ class Baseline:
         """Is nothing in this file for us to replay?"""
         return self.own is not None and self.own.facts.absorbs(file_id)
 
-    def vouches(self, stream: int | None, file_id: int) -> bool:
-        """Did a snapshot absorb the file, so that it may be gone? One of the shard whose stream it was in,
-        or our own; any one when the stream is not known.
-
-        Under whatever shard count: a shard's own stream concerns it always.
-        """
-        ours, layers = (self.shards, self.shard), self.layers
-        if stream is not None:
-            layers = [each for each in layers if each.snapshot.shard == stream or each.owner == ours]
-        return any(layer.facts.absorbs(file_id) for layer in layers)
+    def vouches(self, written_by: Owner | None, file_id: int) -> bool:
+        """Did a snapshot absorb the file, so that it may be gone? `written_by`: (shards, shard) of the file
+        behind it in its stream, if that is known."""
+        return any(each.facts.absorbs(file_id) for each in self.layers if concerns(each.owner, written_by))
 
     def absorbed(self, file_id: int, topic_ids: NDArray[np.uint64]) -> Mask | None:
         """(n,) frames of that file which the snapshots governing their topics absorbed; None = none."""
@@ -138,7 +134,7 @@ class Baseline:
 def load_baseline(disk: Disk, data_dir: str, shard: int, shards: int) -> Baseline:
     """Read the snapshots that count for a shard; those that are not valid are passed over (SN-4)."""
     found = Baseline(shard, shards)
-    seen: set[tuple[int, int]] = set()
+    seen: set[Owner] = set()
     for each, number in sorted(snapshot_numbers(disk, data_dir), key=lambda one: -one[1]):
         relative = f"{META_DIR}/{snapshot_name(each, number)}"
         if not disk.exists(f"{data_dir}/{relative}"):
@@ -159,9 +155,7 @@ def load_baseline(disk: Disk, data_dir: str, shard: int, shards: int) -> Baselin
     return found
 
 
-def _load(
-    disk: Disk, data_dir: str, relative: str, seen: set[tuple[int, int]], base: Baseline
-) -> Layer | None:
+def _load(disk: Disk, data_dir: str, relative: str, seen: set[Owner], base: Baseline) -> Layer | None:
     """One snapshot, or None when it does not count."""
     path = f"{data_dir}/{relative}"
     fd = disk.open_read(path)
@@ -251,6 +245,20 @@ def _adopt(
                 sealed.set_tier(ref.number, known.tier)
     finally:
         segment.close()
+
+
+def concerns(owner: Owner, written_by: Owner | None) -> bool:
+    """Is a file that (shards, shard) wrote any business of this owner of a snapshot? Its own stream is, and
+    whatever was written under another shard count."""
+    return written_by is None or owner[1] == written_by[1] or owner[0] != written_by[0]
+
+
+def newest_facts(disk: Disk, data_dir: str) -> dict[Owner, Facts]:
+    """Facts of the newest valid snapshot of every shard under every shard count."""
+    found: dict[Owner, Facts] = {}
+    for each in load_snapshots(disk, data_dir)[0]:
+        found.setdefault((each.shards, each.shard), decode_facts(each.facts, f"shard {each.shard}"))
+    return found
 
 
 def absorbed_everywhere(disk: Disk, data_dir: str, shards: int, file_ids: Iterable[int]) -> set[int]:

@@ -25,7 +25,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.wal_shard.baseline import Baseline, absorbed_everywhere, adopt_segments, load_baseline
+from actors.wal_shard.baseline import (
+    Baseline,
+    Owner,
+    absorbed_everywhere,
+    adopt_segments,
+    concerns,
+    load_baseline,
+    newest_facts,
+)
+from actors.wal_shard.facts import Facts
 from actors.wal_shard.group import Group
 from actors.wal_shard.replay import Origin, Replay
 from ringlog import stop_points
@@ -182,6 +191,7 @@ class Recovery:
         self.paths: dict[int, str] = {}
         self._base = Baseline(shard, shards)
         self._missing: list[SegmentRef] = []
+        self._elsewhere: dict[Owner, Facts] | None = None
         self._old: dict[int, str] = {}
         """Absorbed files of other layouts that are ours to unlink, once every shard has absorbed them."""
         self._present: set[int] = set()
@@ -192,7 +202,7 @@ class Recovery:
         self._said: list[tuple[int, int]] = []
         """(file, stop) as earlier incarnations said."""
         self._known_missing: set[int] = set()
-        self._required: list[tuple[int, int, str, int | None]] = []
+        self._required: list[tuple[int, int, str, Owner | None]] = []
         self._lost_streams: list[tuple[int, int]] = []
         """(shards, shard) of streams whose end may have lost something that was acknowledged."""
 
@@ -362,12 +372,12 @@ class Recovery:
             theirs = last_served.get((file.stream, file.header.shards), 0)
             file.is_followed = file.header.incarnation < max(mine, theirs)
         for header, path in [(file.header, file.path) for file in files if _is_believed(file)]:
-            self._require(header.prev_file, header.prev_stop, path, header.shard)
+            self._require(header.prev_file, header.prev_stop, path, (header.shards, header.shard))
             if header.prev_file in by_id:
                 by_id[header.prev_file].ends.append((header.prev_stop, header.prev_seal))
         for required in self._required:
             self._require(*required)
-        self._require(*self._durable_mark, "the board", self._shard)
+        self._require(*self._durable_mark, "the board", (self._shards, self._shard))
 
     def _copied_mark(self, file: _File) -> Mark | None:
         fd, read = self._reader(file.path)
@@ -392,16 +402,23 @@ class Recovery:
         """An incarnation whose first files were absorbed served, whatever is left of it."""
         before = header.prev_file
         is_gone = before >> 24 == header.incarnation and before not in self._present
-        return _NO_WORD if is_gone and self._base.vouches(header.shard, before) else None
+        return _NO_WORD if is_gone and self._base.vouches((header.shards, header.shard), before) else None
 
-    def _require(self, file_id: int, stop: int, by: str, stream: int | None) -> None:
+    def _is_absorbed_elsewhere(self, written_by: Owner | None, file_id: int) -> bool:
+        """Did another shard of this layout absorb it? Looked up only for a file that is not there."""
+        if self._elsewhere is None:
+            self._elsewhere = newest_facts(self._disk, self._data_dir)
+        known = self._elsewhere.items()
+        return any(facts.absorbs(file_id) for owner, facts in known if concerns(owner, written_by))
+
+    def _require(self, file_id: int, stop: int, by: str, written_by: Owner | None) -> None:
         """A file that held something durable must be there, or its shard's snapshot stand for it.
 
         One that is there without a header may have lost it.
         """
         if not file_id or stop <= WAL_HEADER_BYTES or file_id in self._present:
             return
-        if self._base.vouches(stream, file_id):
+        if self._base.vouches(written_by, file_id) or self._is_absorbed_elsewhere(written_by, file_id):
             return
         if file_id not in self._known_missing:
             self._known_missing.add(file_id)

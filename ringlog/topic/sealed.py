@@ -87,8 +87,8 @@ class Sealed:
     def exact(self, topics: Rows, entries: Rows) -> Rows:
         """The rows to register of a segment: (n,) its topic table, and its frames.
 
-        A row stands for all positions from its first to its last. Where a segment leaves some out, and another
-        one is registered that may hold them, it is cut into rows that hold all they span.
+        A row stands for all positions from its first to its last. Where a segment leaves some out, and
+        another one is registered that may hold them, it is cut into rows that hold all they span.
         """
         is_cut = topics["records"] < topics["last_seq"] - topics["first_seq"] + 1
         for at in np.flatnonzero(is_cut).tolist():

@@ -14,6 +14,7 @@ from bench.load import Shape, counters, run
 from bench.rows import Row, row, say, scaled
 
 COMPACTED_BYTES = 1 << 30
+FILL_STEP_BYTES = 1 << 28
 ROUNDS = 2
 IDLE_S = 3.0
 ON, OFF = "storage.enabled=true", "storage.enabled=false"
@@ -65,7 +66,8 @@ def _fill(host: Host, size: int) -> int:
     begun = int(counters(host.shm_dir, host.shards)[2])
     written = 0
     while written < size:
-        run(host, Shape(1, 100, 256, 4, "disk"), 0.5, "one")
+        seconds = 3.0 if size - written > FILL_STEP_BYTES else 0.5
+        run(host, Shape(1, 100, 256, 4, "disk"), seconds, "one")
         written = int(counters(host.shm_dir, host.shards)[2]) - begun
     return written
 

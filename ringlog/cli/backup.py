@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from cyclopts import Parameter
 
 from ringlog import __version__
 from ringlog.cli.copies import (
+    COLD,
     ENGINE_FILE,
     Entry,
     Manifest,
@@ -35,7 +37,6 @@ from ringlog.cli.verify import refuse_running
 from ringlog.config import load_config
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.errors import CorruptData, UsageError
-from ringlog.link.address import EngineInfo
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import DAMAGE
 from ringlog.verify.frame_decoder import VerifyError
@@ -50,7 +51,7 @@ _WANTED = re.compile(
 _IS_LOG = re.compile(r"\.log$")
 
 
-def backup(data_dir: str | None = None, *, to: str, options: Given) -> int:
+def backup(data_dir: str | None = None, *, to: str, cold_dir: str | None = None, options: Given) -> int:
     """Copy a running engine's data into a new directory, consistent as of a checkpoint made now.
 
     Parameters
@@ -59,33 +60,54 @@ def backup(data_dir: str | None = None, *, to: str, options: Given) -> int:
         A stopped engine's data directory. Without it: the running engine (--url).
     to
         Directory for the backup; new or empty.
+    cold_dir
+        The cold tier, when it is a directory, to be copied as well (default: as configured).
     """
     target = Path(to).absolute()
+    cold = load_config().config.cold.dir if cold_dir is None else cold_dir
+    if data_dir is not None:
+        refuse_running(data_dir)
     make_empty(target)
     if data_dir is None:
-        manifest = _online(options, target)
+        manifest = _online(options, target, cold)
     else:
-        refuse_running(data_dir)
-        manifest = _copy(Path(data_dir), target, _files_in(Path(data_dir)), options, is_online=False)
+        source = Path(data_dir)
+        manifest = _copy(Copying(source, target, cold, is_online=False), _files_in(source), options)
     write_manifest(target, manifest)
     facts = {"backup": str(target), "files": len(manifest.files), "bytes": manifest.total}
-    options.printer().thing(facts | {"engine_id": manifest.engine_id, "online": manifest.is_online})
+    facts |= {"engine_id": manifest.engine_id, "online": manifest.is_online}
+    options.printer().thing(facts | {"left_in_cold_tier": _left_behind(manifest)})
     return 0
 
 
-def _online(options: Options, target: Path) -> Manifest:
-    info = local_engine(options)
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """From where to where."""
+
+    source: Path
+    target: Path
+    cold_dir: str
+    is_online: bool
+
+
+def _online(options: Options, target: Path, cold_dir: str) -> Manifest:
+    copying = Copying(Path(local_engine(options).data_dir), target, cold_dir, is_online=True)
     for _ in range(TRIES - 1):
         try:
-            return _try(options, info, target)
+            return _try(options, copying)
         except (FileNotFoundError, CorruptData):
             _clear(target)
-    return _try(options, info, target)
+    return _try(options, copying)
 
 
-def _try(options: Options, info: EngineInfo, target: Path) -> Manifest:
-    files = ask(options, COMPACTOR, CheckpointNow(), CheckpointMade).files
-    return _copy(Path(info.data_dir), target, files, options, is_online=True)
+def _try(options: Options, copying: Copying) -> Manifest:
+    return _copy(copying, ask(options, COMPACTOR, CheckpointNow(), CheckpointMade).files, options)
+
+
+def _left_behind(manifest: Manifest) -> int:
+    """Segments of which the backup has the index alone: their data stay in the cold tier."""
+    paths = {entry.path.removeprefix(COLD) for entry in manifest.files}
+    return sum(path.endswith(".idx") and f"{path[:-4]}.data" not in paths for path in paths)
 
 
 def _clear(target: Path) -> None:
@@ -106,23 +128,23 @@ def _files_in(data_dir: Path) -> list[str]:
     return found
 
 
-def _copy(source: Path, target: Path, files: list[str], options: Options, *, is_online: bool) -> Manifest:
+def _copy(copying: Copying, files: list[str], options: Options) -> Manifest:
     """Copy, verify, and say what was copied; raises CorruptData when the copy does not verify."""
-    entries = [
-        _copy_one(source, target, path, is_online=is_online) for path in dict.fromkeys([*files, ENGINE_FILE])
-    ]
-    entries += _cold_parts(source, target, files)
+    target = copying.target
+    entries = [_copy_one(copying, path) for path in dict.fromkeys([*files, ENGINE_FILE])]
+    entries += _cold_parts(copying, files)
     found = verify_directory(str(target), cold_dir=str(target / "cold"))
     _require_whole(found)
     identity: dict[str, Any] = msgspec.json.decode((target / ENGINE_FILE).read_bytes())
-    return Manifest(1, identity["engine_id"], __version__, options.clock.now_us(), is_online, entries)
+    return Manifest(1, identity["engine_id"], __version__, options.clock.now_us(), copying.is_online, entries)
 
 
-def _copy_one(source: Path, target: Path, path: str, *, is_online: bool) -> Entry:
+def _copy_one(copying: Copying, path: str) -> Entry:
+    source, target = copying.source, copying.target
     if path == ENGINE_FILE:
         return copy_identity(source, target)
     entry = copy_file(source / path, target / path)
-    if is_online and _IS_LOG.search(path):
+    if copying.is_online and _IS_LOG.search(path):
         _cut_at_last_frame(target / path)
         entry = entry_of(target / path, path)
     return renamed(entry, path)
@@ -140,14 +162,14 @@ def _cut_at_last_frame(path: Path) -> None:
     cut_file(path, walk.stop)
 
 
-def _cold_parts(source: Path, target: Path, files: list[str]) -> list[Entry]:
+def _cold_parts(copying: Copying, files: list[str]) -> list[Entry]:
     """Data parts that lie in a cold directory; the index says that they are part of the set."""
-    cold = load_config().config.cold.dir
+    source, cold = copying.source, Path(copying.cold_dir)
     entries = []
-    for path in files:
+    for path in files if copying.cold_dir else ():
         part = Path(path).with_suffix(".data").as_posix()
-        if path.endswith(".idx") and cold and not (source / part).exists() and (Path(cold) / part).exists():
-            entries.append(renamed(copy_file(Path(cold) / part, target / "cold" / part), f"cold/{part}"))
+        if path.endswith(".idx") and not (source / part).exists() and (cold / part).exists():
+            entries.append(renamed(copy_file(cold / part, copying.target / COLD / part), COLD + part))
     return entries
 
 

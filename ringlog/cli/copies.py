@@ -18,6 +18,8 @@ from ringlog.errors import CorruptData, UsageError
 
 MANIFEST = "manifest.json"
 ENGINE_FILE = "meta/engine"
+COLD = "cold/"
+"""Parts of the cold tier lie below this in a backup."""
 _PIECE_BYTES = 1 << 22
 _NO_SHARING = (OSError, AttributeError)
 

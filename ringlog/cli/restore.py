@@ -7,15 +7,23 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ringlog.cli.copies import copy_file, differing, make_empty, read_manifest, renamed, sync_tree
+from ringlog.cli.copies import (
+    COLD,
+    Entry,
+    copy_file,
+    differing,
+    make_empty,
+    read_manifest,
+    renamed,
+    sync_tree,
+)
 from ringlog.cli.options import Options
-from ringlog.errors import CorruptData
+from ringlog.errors import CorruptData, UsageError
 
 Given = Annotated[Options, Parameter(parse=False)]
-COLD = "cold/"
 
 
-def restore(backup: str, *, to: str, options: Given) -> int:
+def restore(backup: str, *, to: str, cold_dir: str = "", options: Given) -> int:
     """Check a backup against its manifest and copy it into a new data directory. A start then recovers it.
 
     Parameters
@@ -24,21 +32,31 @@ def restore(backup: str, *, to: str, options: Given) -> int:
         What `ringlog backup` made.
     to
         The data directory to make; new or empty.
+    cold_dir
+        Directory for the cold tier's part of the backup; new or empty.
     """
     source, target = Path(backup).absolute(), Path(to).absolute()
     manifest = read_manifest(source)
+    cold = [entry for entry in manifest.files if entry.path.startswith(COLD)]
+    if cold and not cold_dir:
+        raise UsageError("the backup holds a cold tier: say where it goes with --cold-dir", files=len(cold))
     wrong = differing(source, manifest.files)
     if wrong:
         raise CorruptData("the backup is damaged", file=wrong[0], files=len(wrong))
+    _copy(source, target, [entry for entry in manifest.files if entry not in cold])
+    if cold:
+        stripped = [renamed(entry, entry.path.removeprefix(COLD)) for entry in cold]
+        _copy(source / COLD, Path(cold_dir).absolute(), stripped)
+    facts = {"restored": str(target), "files": len(manifest.files), "bytes": manifest.total}
+    options.printer().thing(facts | {"engine_id": manifest.engine_id, "cold_files": len(cold)})
+    return 0
+
+
+def _copy(source: Path, target: Path, entries: list[Entry]) -> None:
     make_empty(target)
-    # Cold parts come back beside their indexes: the relocator moves them again when it is set up.
-    for entry in manifest.files:
-        copy_file(source / entry.path, target / entry.path.removeprefix(COLD))
+    for entry in entries:
+        copy_file(source / entry.path, target / entry.path)
     sync_tree(target)
-    restored = [renamed(entry, entry.path.removeprefix(COLD)) for entry in manifest.files]
-    broken = differing(target, restored)
+    broken = differing(target, entries)
     if broken:
         raise CorruptData("what was restored is not what was read", file=broken[0], files=len(broken))
-    facts = {"restored": str(target), "files": len(restored), "bytes": manifest.total}
-    options.printer().thing(facts | {"engine_id": manifest.engine_id})
-    return 0

@@ -17,7 +17,7 @@ from ringlog.cli.app import run
 from ringlog.cli.outcome import Exit
 from ringlog.client import Client
 from ringlog.client.fields import NewRecord
-from ringlog.testing.real_engine import TestEngine, engine
+from ringlog.testing.real_engine import TestEngine, engine, wait_until
 from ringlog.verify.directory import verify_directory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
@@ -102,6 +102,33 @@ def test_a_stopped_engine_is_backed_up_without_being_started(running: TestEngine
     running.start()
     with ringlog.connect(running.url, wait=10) as client:
         assert contents(client) == before
+
+
+def test_a_cold_directory_is_backed_up_and_restored_beside_the_rest(tmp_path: Path, capsys) -> None:
+    cold, backup, restored = tmp_path / "cold", tmp_path / "backup", tmp_path / "cold2"
+    cold.mkdir(mode=0o700)
+    tiers = {"dir": str(cold), "hot_segments": 0, "interval_s": 0.1}
+    with engine(wal={"shards": 1}, storage={"enabled": True}, cold=tiers) as running:
+        with ringlog.connect(running.url, wait=10) as client:
+            fill(client)
+            assert run(["checkpoint", "--url", running.url]) == Exit.DONE
+            data = Path(running.data_dir)
+            wait_until(lambda: not list(data.glob("[pt]*/**/*.data")), 30, "everything to be relocated")
+            assert run(["checkpoint", "--url", running.url]) == Exit.DONE
+            before = contents(client)
+            options = ["--url", running.url, "--cold-dir", str(cold)]
+            assert run(["backup", "--to", str(backup), *options]) == Exit.DONE
+        running.stop()
+        shutil.rmtree(data)
+        assert run(["restore", str(backup), "--to", str(data)]) == Exit.USAGE
+        assert "--cold-dir" in capsys.readouterr().err
+        assert run(["restore", str(backup), "--to", str(data), "--cold-dir", str(restored)]) == Exit.DONE
+        shutil.rmtree(cold)
+        restored.rename(cold)
+        assert run(["verify", str(data), "--deep", "--cold-dir", str(cold)]) == Exit.DONE
+        running.start()
+        with ringlog.connect(running.url, wait=10) as client:
+            assert contents(client) == before
 
 
 def test_a_running_engine_is_not_backed_up_as_if_it_were_stopped(running: TestEngine, tmp_path: Path) -> None:

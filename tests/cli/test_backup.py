@@ -5,6 +5,7 @@ SN-12 (the set a checkpoint names is consistent), ST-14, FX-237.
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections.abc import Iterator
@@ -148,3 +149,21 @@ def test_checkpoint_names_the_files_of_a_consistent_copy(running: TestEngine, ca
     assert any(path.startswith("meta/snapshot-00.") for path in files)
     assert any(path.startswith("packs/") and path.endswith(".data") for path in files)
     assert all((Path(running.data_dir) / path).exists() for path in files)
+
+
+def test_scrub_verifies_everything_at_rest_and_names_what_is_wrong(running: TestEngine, capsys) -> None:
+    """SG-15."""
+    with ringlog.connect(running.url, wait=10) as client:
+        fill(client)
+    assert run(["checkpoint", "--url", running.url]) == Exit.DONE
+    capsys.readouterr()
+    assert run(["scrub", "--url", running.url, "--output", "json"]) == Exit.DONE
+    found = json.loads(capsys.readouterr().out)
+    assert (found["files"] > 0, found["findings"]) == (True, [])
+    part = next(Path(running.data_dir).glob("packs/*.data"))
+    with part.open("r+b") as file:
+        file.seek(6_000)
+        file.write(b"rotten")
+    assert run(["scrub", "--url", running.url, "--output", "json"]) == Exit.DAMAGE
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert part.stem in finding

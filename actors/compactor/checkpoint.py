@@ -296,7 +296,11 @@ def retire_snapshots(disk: Disk, data_dir: str, plan: m.CheckpointPlan, keep: se
             others.append((shard, number))
     have_all = all(len(of_layout.get(shard, [])) >= SNAPSHOTS_KEPT for shard in range(plan.shards))
     old = [(plan.shard, number) for number in of_layout.get(plan.shard, []) if number not in keep]
-    for shard, number in [*old, *(others if have_all else [])]:
+    if have_all:
+        # Those of this layout may be from before the other: stale is what all of them came after.
+        oldest = min(of_layout[shard][SNAPSHOTS_KEPT - 1] for shard in range(plan.shards))
+        old += [each for each in others if each[1] < oldest]
+    for shard, number in old:
         path = f"{data_dir}/{META_DIR}/{snapshots.snapshot_name(shard, number)}"
         if disk.exists(path):
             disk.unlink(path)

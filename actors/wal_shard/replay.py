@@ -486,6 +486,9 @@ class Replay:
             owner = shard_of(topic_id, self.identity.shards)
             if owner != self.identity.shard and self._is_home(name):
                 self.directory.elsewhere[name] = owner
+            elif owner == self.identity.shard and not self._is_home(name):
+                # Its home points here, also when the topic itself is gone by now.
+                self.directory.adopted.add(name)
 
     def jump_heads(self, group: Group, lost_streams: list[tuple[int, int]]) -> list[tuple[str, int, int]]:
         """Settle reservations left open by a crash, staging what must be logged about it.

@@ -106,15 +106,28 @@ def assess(held: Held, lives: Mapping[int, Live], elsewhere: Mapping[int, Ranges
     return Alive(records, alive, int(held.table["bytes"].sum()))
 
 
-def held_elsewhere(segments: Iterable[Held]) -> tuple[dict[int, dict[int, Ranges]], set[int]]:
+Stored = Callable[[Held, int], Ranges]
+"""(segment, row) -> the positions that are really stored: a segment that leaves some out hides nobody who
+holds them."""
+
+
+def held_elsewhere(segments: Iterable[Held], stored: Stored) -> tuple[dict[int, dict[int, Ranges]], set[int]]:
     """Segment -> row -> what segments with greater numbers hold of its topic; and every segment that shares a
     position with another, which is not merged as long as it does."""
+    segments = list(segments)
+    by_number = {held.ref.number: held for held in segments}
+
+    def ranges_of(first: int, last: int, number: int, at: int) -> Ranges:
+        held = by_number[number]
+        is_dense = int(held.table["records"][at]) == last - first + 1
+        return [(first, last)] if is_dense else stored(held, at)
+
     found: dict[int, dict[int, Ranges]] = {}
     shared: set[int] = set()
-    for rows in _overlapping_topics(list(segments)):
+    for rows in _overlapping_topics(segments):
         for first, last, number, at in rows:
             others = [row for row in rows if row[2] != number and row[0] <= last and row[1] >= first]
-            greater = sorted((a, b) for a, b, other, _ in others if other > number)
+            greater = sorted(span for row in others if row[2] > number for span in ranges_of(*row))
             if others:
                 shared.add(number)
             if greater:

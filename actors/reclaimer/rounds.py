@@ -110,7 +110,7 @@ class Reclaimer:
         self._quarantined, self._want_checkpoint, self._later = quarantined, want_checkpoint, later
         self.counts = Counts()
         self._tables: dict[int, Any] = {}
-        self._measured: dict[tuple[int, int], tuple[tuple[int, int, int], tuple[int, int]]] = {}
+        self._measured: dict[tuple[int, int], tuple[tuple[Any, ...], tuple[int, int]]] = {}
         self._leftovers = Leftovers()
         self._judged: tuple[dict[int, int], set[tuple[int, int]]] | None = None
         self._judged_ns = 0
@@ -139,7 +139,7 @@ class Reclaimer:
     def _judge(self, view: _View) -> None:
         """Drop and make anew."""
         view.lives = self._lives([each.table["topic_id"] for each in view.held.values()])
-        elsewhere, shared = held_elsewhere(view.held.values())
+        elsewhere, shared = held_elsewhere(self._sound(view), self._stored)
         alive = {
             number: assess(held, view.lives, elsewhere.get(number, {}), self._measure)
             for number, held in view.held.items()
@@ -212,7 +212,7 @@ class Reclaimer:
 
     def _measure(self, held: Held, at: int, live: Live, elsewhere: Ranges) -> tuple[int, int]:
         """_count, remembered as long as nothing more of the topic is dead."""
-        key, facts = (held.ref.number, at), (live.earliest_seq, len(live.deleted), len(elsewhere))
+        key, facts = (held.ref.number, at), (live.earliest_seq, len(live.deleted), tuple(elsewhere))
         kept = self._measured.get(key)
         if kept is None or kept[0] != facts:
             kept = self._measured[key] = (facts, self._count(held, at, live, elsewhere))
@@ -235,6 +235,27 @@ class Reclaimer:
         for first, last in elsewhere:
             is_alive &= (seqs < first) | (seqs > last)
         return int(is_alive.sum()), int(sizes[is_alive].sum())
+
+    def _sound(self, view: _View) -> list[Held]:
+        """Segments that may stand for what others hold as well: none that is known to be damaged."""
+        quarantined = self._quarantined()
+        return [held for number, held in view.held.items() if number not in quarantined]
+
+    def _stored(self, held: Held, at: int) -> Ranges:
+        """Stretches of positions that are in a segment, by its index; none when that cannot be read."""
+        try:
+            segment = Segment.open(self._disk, self._data_dir, held.ref.stem)
+        except (CorruptData, DiskError) as e:
+            say(log, logging.WARNING, "index not readable", segment=held.ref.stem, reason=str(e))
+            return []
+        row = segment.topics[at]
+        entries = segment.entries[int(row["entry_start"]) : int(row["entry_stop"])]
+        segment.close()
+        first, after = entries["base_seq"], entries["base_seq"] + entries["count"]
+        is_cut = np.append(True, first[1:] != after[:-1])
+        starts = np.flatnonzero(is_cut)
+        stops = np.append(starts[1:], len(entries)) - 1
+        return list(zip(first[starts].tolist(), (after[stops] - 1).tolist(), strict=True))
 
     # -- dropping -------------------------------------------------------------------------------------
 
@@ -364,7 +385,7 @@ class Reclaimer:
         finally:
             segment.close()
         lives = self._lives([held.table["topic_id"]])
-        elsewhere, _ = held_elsewhere([held, *view.held.values()])
+        elsewhere, _ = held_elsewhere([held, *self._sound(view)], self._stored)
         return not assess(held, lives, elsewhere.get(0, {}), self._count).records
 
     def _keep(self, stem: str) -> None:

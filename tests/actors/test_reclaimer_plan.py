@@ -77,7 +77,7 @@ def test_only_what_is_mixed_is_counted():
 def test_positions_that_greater_numbers_hold_are_not_counted_twice():
     """P1: what a crash left beside its successor is dead."""
     old, new, other = held(1, (7, 1, 100)), held(9, (7, 31, 100)), held(2, (7, 101, 110))
-    elsewhere, shared = held_elsewhere([old, new, other])
+    elsewhere, shared = held_elsewhere([old, new, other], never)
     assert elsewhere == {1: {0: [(31, 100)]}}
     assert shared == {1, 9}
     assert assess(old, {7: Live(1, 31)}, elsewhere[1], never).records == 0
@@ -85,8 +85,17 @@ def test_positions_that_greater_numbers_hold_are_not_counted_twice():
 
 
 def test_two_lives_of_a_topic_do_not_overlap():
-    elsewhere, shared = held_elsewhere([held(1, (7, 1, 100)), held(2, (7, 1, 100), epoch=2)])
+    elsewhere, shared = held_elsewhere([held(1, (7, 1, 100)), held(2, (7, 1, 100), epoch=2)], never)
     assert (elsewhere, shared) == ({}, set())
+
+
+def test_a_segment_that_leaves_positions_out_stands_for_none_of_them():
+    """P1: only what is really stored under a greater number is dead under a smaller one."""
+    inner, outer = held(1, (7, 11, 20)), held(9, (7, 1, 30))
+    outer.table["records"] = 20
+    elsewhere, _ = held_elsewhere([inner, outer], lambda *_: [(1, 10), (21, 30)])
+    assert elsewhere == {1: {0: [(1, 10), (21, 30)]}}
+    assert assess(inner, {7: Live(1, 1)}, elsewhere[1], lambda *_: (10, 100)).records == 10
 
 
 def alive_of(segments, share=1.0):

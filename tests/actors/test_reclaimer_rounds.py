@@ -264,6 +264,25 @@ def test_what_a_crash_left_beside_its_successor_is_dropped():
     assert old.stem not in world.stems()
 
 
+def test_records_in_the_gap_of_a_greater_segment_are_not_dropped():
+    """A segment that leaves positions out hides nobody who holds them."""
+    world = World()
+    world.segment(1, {7: range(11, 21)})
+    world.segment(2, {7: [*range(1, 11), *range(21, 31)]})
+    world.settle()
+    assert world.readable() == {7: list(range(1, 31))}
+
+
+def test_a_damaged_successor_stands_for_nothing():
+    """SG-10: the smaller number holds the good copy."""
+    world = World()
+    world.segment(1, {7: range(1, 11)})
+    damaged = world.segment(2, {7: range(1, 11)})
+    world.quarantined.add(damaged.number)
+    world.settle()
+    assert len(world.registered()) == 2
+
+
 def test_leftovers_of_every_kind_go_and_what_is_not_ours_stays():
     """FX-88, RC-5, ST-4, ST-5: in any order, found from either part; a second sweep finds nothing."""
     world = World()

@@ -40,6 +40,8 @@ def cold_rows() -> list[Row]:
                 write[is_cold].append(written)
                 live[is_cold].append(seen)
                 requests += [store.requests] if is_cold else []
+    if not min(requests):
+        raise RuntimeError("the cold store was not asked anything")
     note = f"{DELAY_S:.0f} s a request, {min(requests)} requests a round; against: no cold tier"
     return [
         row(

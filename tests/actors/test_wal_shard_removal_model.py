@@ -40,6 +40,10 @@ class Model:
     live: set[int] = field(default_factory=set)
     cap_floor: int = 1
     ttl_floor: int = 1
+    ttl_floor_least: int = 1
+    """Where it is at least: a record that was deleted before its own expiry came may or may not be announced
+    with those before it, since nobody keeps why a number is dead (TB-5: an upper bound)."""
+    has_deleted_before_expiry: bool = False
 
     @property
     def head(self) -> int:
@@ -70,6 +74,7 @@ class Model:
             self.live.discard(seq)
             last = seq
         if last:
+            self.ttl_floor_least = last + 1
             for seq in range(last + 1, self.earliest):
                 last = seq if self._is_own_expired(seq, now) else last
             self.ttl_floor = last + 1
@@ -93,6 +98,7 @@ class Model:
             and (tag is None or _matches(tag, self.records[seq].tag))
         }
         self.live -= chosen
+        self.has_deleted_before_expiry |= any(self.records[seq].expires for seq in chosen)
         return len(chosen)
 
     def gap(self, cursor: int) -> Gap | None:
@@ -236,6 +242,11 @@ class Histories(RuleBasedStateMachine):
         if (len(self.model.records) + self.neighbour) % 2:
             return  # Not looked at each time, so that retention which nobody waits for comes late sometimes.
         self.model.expire(self.now)
+        state(self.world, "t")
+        found_floor = self.world.topic("t").ttl_floor
+        if self.model.has_deleted_before_expiry:
+            assert self.model.ttl_floor_least <= found_floor <= self.model.ttl_floor
+            self.model.ttl_floor = found_floor
         for cursor in {0, self.model.head // 2, self.model.head}:
             gap, found = read(self.world, "t", cursor)
             assert gap == self.model.gap(cursor)

@@ -138,6 +138,13 @@ class Replay:
                 self.directory.adopted.add(topic.name)
             if topic.reserves and topic.reservation.reserved > topic.head_seq:
                 self._open[topic.topic_id] = topic
+        # Of two lives of a name, told by snapshots of different moments, the later one replaced the other.
+        latest = {topic.name: topic for topic in sorted(ours, key=lambda each: each.epoch)}
+        if len(latest) < len(ours):
+            self._gone.update([each.topic_id for each in ours if latest[each.name] is not each])
+            self.touched |= self._gone
+            ours = list(latest.values())
+            self._open = {key: each for key, each in self._open.items() if key not in self._gone}
         self.directory.fill(ours)
         self._rows += ours
 

@@ -20,7 +20,7 @@ import heapq
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from actors.gateway import events as ev
 from actors.gateway.auth import LOCAL_ID, OWNER, KeyRing, Principal, authorise, needs_admin_to_create
@@ -330,9 +330,11 @@ class Gateway:
         return m.Welcome(who.protocol, who.version, who.engine_id, who.shards, -1, who.incarnation, bounds)
 
     def _at_home(self, message: Any) -> Flow:
-        """Creating and finding happen where the name is at home."""
+        """Creating and finding happen where the name is at home, or where that shard points to."""
         shard = home_shard(message.topic, self._identity.shards)
         answer = yield self._ask(shard, message)
+        if _is_pointer(answer):
+            answer = yield self._ask(answer.shard, message)
         if isinstance(answer, m.TopicInfo):
             self._remember(answer)
         return answer, None
@@ -379,6 +381,11 @@ class Gateway:
 
     def _resolved(self, event: ev.ShardAnswered) -> None:
         topic = self._resolve_tickets.pop(event.ticket)
+        if _is_pointer(event.message):
+            asked = self._ask(event.message.shard, m.TopicResolve(topic))
+            self._resolve_tickets[asked.ticket] = topic
+            self._effects.append(asked)
+            return
         if isinstance(event.message, m.TopicInfo):
             self._remember(event.message)
         for request in self._resolving.pop(topic):
@@ -432,9 +439,10 @@ class Gateway:
                 raise Forbidden(
                     "creating with a configuration needs a scope", required_scope="admin"
                 ) from None
-        shard = home_shard(message.topic, self._identity.shards)
-        if (info := self._topics.get(message.topic)) is not None:
-            shard = info.shard
+        try:
+            shard = (yield _Resolve(message.topic)).shard
+        except TopicNotFound:
+            shard = home_shard(message.topic, self._identity.shards)
         return (yield from self._by_socket(request, shard, message))
 
     def _by_socket(self, request: _Request, shard: int, message: m.Append) -> Flow:
@@ -592,6 +600,11 @@ class Gateway:
     def _is_current(self, deadline_ns: int, ticket: int) -> bool:
         request = self._waiting.get(ticket)
         return request is not None and request.deadline_ns == deadline_ns
+
+
+def _is_pointer(answer: Any) -> TypeGuard[m.TopicInfo]:
+    """Does the home of a name only know which shard looks after the topic? (The count changed.)"""
+    return isinstance(answer, m.TopicInfo) and not answer.topic_id
 
 
 def _visible_prefixes(principal: Principal, wanted: str) -> list[str]:

@@ -256,7 +256,15 @@ class Session:
     def _resolve_steps(self, topic: str, create: bool) -> Steps[TopicInfo]:
         yield self.met()
         message: Message = TopicPut(topic, {}, "create") if create else TopicResolve(topic)
-        return self.remember((yield self.ask(self.links.home(topic), message)))
+        return (yield from self.ask_by_name(topic, message))
+
+    def ask_by_name(self, topic: str, message: Message) -> Steps[TopicInfo]:
+        """Ask whoever looks after the name: the shard it is at home with, or the one that shard points to,
+        since the number of shards has changed after the topic was made."""
+        info: TopicInfo = yield self.ask(self.links.home(topic), message)
+        if not info.topic_id:
+            info = yield self.ask(info.shard, message)
+        return self.remember(info)
 
     def about(self, topic: str, make: Any) -> Steps[Any]:
         """Ask a topic's shard `make(info)`; once more when the topic turns out to be another than we knew."""

@@ -80,7 +80,7 @@ def create(session: Session, topic: str, exist_ok: bool, config: dict[str, Any])
     """Make a topic; an existing one is left as it is, and refused unless `exist_ok`."""
     yield session.met()
     put = TopicPut(topic, plain_config(config), "create")
-    info: TopicInfo = session.remember((yield session.ask(session.links.home(topic), put)))
+    info = yield from session.ask_by_name(topic, put)
     if not info.created and not exist_ok:
         raise TopicIncompatible("the topic exists", topic=topic, epoch=info.epoch, hint="exist_ok=True")
     return TopicDescription(topic, info.epoch, info.created, info.config)

@@ -268,3 +268,28 @@ def test_the_test_engine_leaves_nothing(tmp_path):
         started.kill("supervisor")
     assert not os.path.exists(shm_dir)
     assert not is_running(pid)
+
+
+def test_topics_are_written_and_configured_after_the_number_of_shards_changed(tmp_path):
+    """SH-4: a name's home may only point to the shard that looks after the topic; clients follow it."""
+    names = [f"moved-{i}" for i in range(8)]
+    with engine(directory=tmp_path, wal={"shards": 2}) as before, ringlog.connect(before.url) as client:
+        for name in names:
+            client.topics.create(name, durability="fsync")
+            client.append(name, b"first")
+    with engine(directory=tmp_path, wal={"shards": 3}, gateway={"enabled": True}) as after:
+        for transport in ("ring", "ipc"):
+            with ringlog.connect(after.url, transport=transport) as client:
+                for name in names:
+                    start = client.topics.state(name).head_seq
+                    assert client.append(name, b"one").first_seq == start + 1
+                    with client.producer(name) as out:
+                        assert out.send(b"two").result(10).first_seq == start + 2
+                    assert (
+                        client.append_many(name, [b"three"], idempotency_key=transport).first_seq == start + 3
+                    )
+                    assert not client.topics.create(name, exist_ok=True).created
+                    assert client.topics.configure(name, cap_records=100).config["cap_records"] == 100
+                    assert client.read(name, limit=1).records[0].data == b"first"
+        with ringlog.connect(after.url) as client:
+            assert sorted(found.topic for found in client.topics.list()) == names

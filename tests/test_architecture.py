@@ -68,8 +68,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": CLI,
     "cli.chaos": {*CLI, "testing"},
     "testing": {
-        *WIRE, "contract", "runtime", "storage", "storage.reader", "segment", "topic", "link", "client", "spark",
-        "supervision", "verify", "testing", "root",
+        *WIRE, "contract", "runtime", "storage", "storage.reader", "segment", "topic", "link", "client",
+        "spark", "supervision", "verify", "testing", "root",
     },
     "testing.segment_files": {"base", "frame", "envelope", "segment", "storage.disk", "testing"},
     # The shard without its process: its core, its recovery and its log writer over a disk of the test.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import dataset
 from bench.host import Host
 from bench.rows import Row, row, say, scaled
 from bench.slow_store import SlowStore
@@ -69,6 +70,7 @@ def _measure(host: Host) -> tuple[float, float]:
     client.topics.create("old", durability="disk")
     with client.producer("old") as out:
         out.send_each([b"x" * 100] * scaled(SEALED_RECORDS, 40_000), records_per_frame=1_000)
+    dataset.checkpoint(host)
     client.topics.create("live", durability="fsync")
     ended = _spawn.Event()
     reader = _spawn.Process(target=_read_old, args=(host.url, ended))

@@ -35,7 +35,7 @@ class SlowStore:
 
     @property
     def requests(self) -> int:
-        """Answered so far."""
+        """Asked so far."""
         return int(self._requests.value)
 
     def __exit__(self, *_: object) -> None:
@@ -103,9 +103,9 @@ def _serve(delay_s: float, port: Any, requests: Any) -> None:
             self._answer(204)
 
         def _asked(self) -> tuple[str, dict[str, list[str]]]:
-            time.sleep(delay_s)
             with requests.get_lock():
                 requests.value += 1
+            time.sleep(delay_s)
             parts = urlsplit(self.path)
             name = unquote(parts.path).lstrip("/").partition("/")[2]
             return name, parse_qs(parts.query, keep_blank_values=True)

@@ -57,15 +57,13 @@ def _dataset_rows() -> list[Row]:
             dataset.grow(host, have, want)
             have = want
             dataset.checkpoint(host)
-            host.restart(OFF)
+            memory.append((have, _memory(host)))
             dataset.write_tail(host, scaled(TAIL_BYTES, 1 << 20))
-            recovery, least = _recovery_row(host, step)
-            found.append(recovery)
-            memory.append((have, least))
+            found.append(_recovery_row(host, step))
             if step == STEPS[-1]:
                 found.append(_killed_row(host))
             host.restart(ON)
-            dataset.checkpoint(host)
+        dataset.checkpoint(host)
         found.append(_memory_row(memory))
         say("seeks")
         found += _seek_rows(host, have)
@@ -76,17 +74,23 @@ def _dataset_rows() -> list[Row]:
     return found
 
 
-def _recovery_row(host: Host, records: int) -> tuple[Row, int]:
-    """The row, and the least memory a shard had for itself after one of the starts."""
-    times, memory = [], []
+def _memory(host: Host) -> int:
+    """The least memory the shard has for itself after a start, while hardly any log is left to replay."""
+    found = []
+    for _ in range(ROUNDS):
+        host.restart(OFF)
+        found.append(host.shard_bytes())
+    return min(found)
+
+
+def _recovery_row(host: Host, records: int) -> Row:
+    times = []
     for _ in range(ROUNDS):
         host.stop()
         host.start()
         times.append(host.started_s)
-        memory.append(host.shard_bytes())
     name = f"recovery_1e{len(str(records)) - 1}_records_64MiB_log"
-    note = "from the command to ready, after an orderly stop"
-    return row(name, "s", times, reach={"max": 3.0}, note=note), min(memory)
+    return row(name, "s", times, reach={"max": 3.0}, note="from the command to ready, after an orderly stop")
 
 
 def _killed_row(host: Host) -> Row:

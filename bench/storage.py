@@ -1,10 +1,12 @@
 """Storage: compaction, recovery, seeks, deletes, deep reads, many topics, a slow cold store.
 
-`make bench AREA=storage`. Recovery, seeks, deep reads and deletes share one data set (bench/dataset.py).
+`make bench AREA=storage`; `python -m bench storage --only recovery --scale 10` goes up to 10^8 records.
+Recovery, seeks, deep reads and deletes share one data set (bench/dataset.py).
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -58,10 +60,10 @@ def _dataset_rows() -> list[Row]:
             have = want
             dataset.checkpoint(host)
             memory.append((have, _memory(host)))
-            dataset.write_tail(host, scaled(TAIL_BYTES, 1 << 20))
-            found.append(_recovery_row(host, step))
+            dataset.write_tail(host, min(scaled(TAIL_BYTES, 1 << 20), TAIL_BYTES))
+            found.append(_recovery_row(host, have))
             if step == STEPS[-1]:
-                found.append(_killed_row(host))
+                found.append(_killed_row(host, have))
             host.restart(ON)
         dataset.checkpoint(host)
         found.append(_memory_row(memory))
@@ -89,17 +91,18 @@ def _recovery_row(host: Host, records: int) -> Row:
         host.stop()
         host.start()
         times.append(host.started_s)
-    name = f"recovery_1e{len(str(records)) - 1}_records_64MiB_log"
+    name = f"recovery_1e{round(math.log10(records))}_records_64MiB_log"
     return row(name, "s", times, reach={"max": 3.0}, note="from the command to ready, after an orderly stop")
 
 
-def _killed_row(host: Host) -> Row:
+def _killed_row(host: Host, records: int) -> Row:
     times = []
     for _ in range(ROUNDS):
         host.kill()
         host.start()
         times.append(host.started_s)
-    return row("recovery_1e7_records_64MiB_log_killed", "s", times, reach={"max": 3.0}, note="after SIGKILL")
+    name = f"recovery_1e{round(math.log10(records))}_records_64MiB_log_killed"
+    return row(name, "s", times, reach={"max": 3.0}, note="after SIGKILL of every process")
 
 
 def _memory_row(memory: list[tuple[int, int]]) -> Row:

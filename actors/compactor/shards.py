@@ -11,7 +11,7 @@ from actors.compactor.sealing import LIVE_WORDS, U64, Live, decode_live, joined
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData
 
-LIVE_TOPICS_MAX = 65_536
+LIVE_TOPICS_MAX = 4_096
 M = TypeVar("M", bound=m.Message)
 
 

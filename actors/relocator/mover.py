@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from actors.relocator.plan import COLD, Patience, Placed, due, placements
+from actors.relocator.plan import Patience, Placed, due, placements
 from ringlog import stop_points
 from ringlog.clock import Clock
 from ringlog.config import Cold
@@ -30,7 +30,6 @@ from ringlog.tier.copies import Copies
 
 log = logging.getLogger("ringlog.relocator")
 M = TypeVar("M", bound=m.Message)
-BOTH = 1
 
 
 class Ask(Protocol):
@@ -94,7 +93,7 @@ class Mover:
         for each in waiting:
             self._attempt(each, self.move)
         for each in placed.values():
-            if each.tier == COLD and each.ref.number not in self._dropped:
+            if each.tier == m.TIER_COLD and each.ref.number not in self._dropped:
                 self._attempt(each, self._finish)
         self._refresh_marks(plans, placed)
 
@@ -164,10 +163,10 @@ class Mover:
         self._copies.send(ref.stem + DATA)
         self._on_change(ref.stem + DATA)
         stop_points.hit("relocate_after_copy")
-        self._tell(each, BOTH)
+        self._tell(each, m.TIER_BOTH)
         self._marks[ref.number] = sent.get(DEL, "")
         self._carry(each)
-        self._tell(each, COLD)
+        self._tell(each, m.TIER_COLD)
         stop_points.hit("relocate_after_flip")
         self._finish(each)
         stop_points.hit("relocate_after_drop")
@@ -196,7 +195,7 @@ class Mover:
         """cold -> dropped. A hot data part found beside a cold segment goes only if the copy is whole."""
         stem = each.ref.stem
         if self._copies.has_local(stem + DATA):
-            if each.tier == COLD:
+            if each.tier == m.TIER_COLD:
                 # Found so, after a crash or a failed unlink: nobody of this life has proven the copy.
                 self._prove_cold(each.ref)
             self._marks[each.ref.number] = self._copies.carry_marks(
@@ -222,7 +221,7 @@ class Mover:
         """The compactor marks in checkpoints: after each, carry over what changed of cold segments (TI-8)."""
         changed = {shard for shard, plan in plans.items() if self._snapshots.get(shard) != plan.number}
         for each in placed.values():
-            if each.tier == COLD and changed.intersection(each.shards):
+            if each.tier == m.TIER_COLD and changed.intersection(each.shards):
                 self._attempt(each, self._carry)
         for shard in changed:
             self._snapshots[shard] = plans[shard].number

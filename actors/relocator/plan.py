@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ringlog.envelope.messages import SegmentRef
+from ringlog.envelope.messages import TIER_COLD, SegmentRef
 from ringlog.limits import MOVE_BACKOFF_S_MAX
 from ringlog.segment.layout import parse_stem
 
-COLD = 2
 _NS = 1_000_000_000
 
 
@@ -58,7 +57,7 @@ def _beyond(family: list[Placed], hot_segments: int, hot_bytes: int) -> list[Pla
     found, held = [], 0
     for rank, each in enumerate(reversed(family)):
         held += each.ref.data_bytes
-        if each.tier != COLD and (rank >= hot_segments or (hot_bytes and held > hot_bytes)):
+        if each.tier != TIER_COLD and (rank >= hot_segments or (hot_bytes and held > hot_bytes)):
             found.append(each)
     return found
 

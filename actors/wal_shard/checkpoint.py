@@ -67,6 +67,9 @@ class Checkpoint:
         """The last snapshot that is known; 0 = none."""
         self._has_base = False
         """It is this shard's own: only what changed since is handed over."""
+        self._listed: set[int] = set()
+        """Segments that the last snapshot names: only these are found again without their data part here."""
+        self._listing: set[int] = set()
         self._waiting: list[tuple[int, str]] = []
         """What the last snapshot was the first to absorb: unlinked when the next one is finished."""
         self._planned: list[int] = []
@@ -90,8 +93,9 @@ class Checkpoint:
     # -- what the shard tells -------------------------------------------------------------------------
 
     def restore(
-        self, number: int, waiting: Iterable[tuple[int, str]], changed: Iterable[int], *, has_base: bool
-    ) -> None:
+        self, number: int, waiting: Iterable[tuple[int, str]], changed: Iterable[int], listed: Iterable[int],
+        *, has_base: bool,
+    ) -> None:  # fmt: skip
         """Go on from what recovery found: snapshot `number`, and what it does not say any more.
 
         Without `has_base` it is no snapshot to build on, but the last of another layout: nothing that this
@@ -100,6 +104,7 @@ class Checkpoint:
         self.number, self._has_base = number, has_base
         self._waiting = list(waiting)
         self.changed.update(changed)
+        self._listed = set(listed)
 
     def note(self, dirty: Iterable[int], retired: Iterable[Topic]) -> None:
         """A group is finished: these topics changed, those are gone."""
@@ -178,8 +183,10 @@ class Checkpoint:
     def _tier(self, message: m.SegmentTier, event: ControlReceived, group: Group, now_us: int) -> Answer:
         if message.number not in self.sealed.refs:
             return m.SegmentsChanged(False, f"unknown segment {message.number}")
-        if message.tier not in (0, 1, 2):
+        if message.tier not in (m.TIER_HOT, m.TIER_BOTH, m.TIER_COLD):
             return m.SegmentsChanged(False, f"unknown tier {message.tier}")
+        if message.tier == m.TIER_COLD and message.number not in self._listed:
+            return m.SegmentsChanged(False, f"no snapshot names segment {message.number} yet")
         self.sealed.set_tier(message.number, message.tier)
         return m.SegmentsChanged(True)
 
@@ -202,6 +209,7 @@ class Checkpoint:
         is_done = not self._pending
         if is_done:
             self._await_durable(group)
+            self._listing = set(self.sealed.refs)
         facts = encode_facts(self._facts()) if is_done else b""
         reply = m.CheckpointRowsReply(len(page), is_done, facts, self._everything)
         return reply, b"".join((words.tobytes(), *parts))
@@ -254,6 +262,7 @@ class Checkpoint:
         for each in self._absorbing:
             self._places.forget(each)
         self.number, self._has_base = message.number, True
+        self._listed = self._listing
         self._stale.extend(self._handed)
         self._planned, self._absorbing, self._handed = [], [], set()
         self._is_open = False

@@ -144,6 +144,8 @@ class Recovered:
     """The snapshot that everything started from; 0 = none."""
     has_base: bool = False
     """It is this shard's own: what it says of a topic that is not in `changed` is still true."""
+    listed: set[int] = field(default_factory=set)
+    """Segments that the snapshot names."""
     waiting: list[tuple[int, str]] = field(default_factory=list)
     """(file, path) of absorbed files that are kept until the next snapshot."""
     changed: set[int] = field(default_factory=set)
@@ -255,6 +257,7 @@ class Recovery:
         replay.is_known = base.knows
         if base.layers:
             self.found.number = base.layers[0].snapshot.number
+            self.found.listed = set(base.listed())
             self.found.has_base = base.own is not None
 
     def _pass_over(self, file: _File) -> None:

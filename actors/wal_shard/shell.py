@@ -498,7 +498,7 @@ class Shell:
         places.salts.update(recovery.salts)
         places.stops.update(recovery.stops)
         places.foreign.update(found.foreign)
-        checkpoint.restore(found.number, found.waiting, found.changed, has_base=found.has_base)
+        checkpoint.restore(found.number, found.waiting, found.changed, found.listed, has_base=found.has_base)
         stop_points.hit("recovery_before_copy")
         self._begin(found)
         stop_points.hit("recovery_after_copy")

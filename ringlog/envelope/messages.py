@@ -407,6 +407,9 @@ class ReadReply(Message, frozen=True):
 # -- segments: compactor, reclaimer and relocator -> shard -------------------------------------------------
 
 
+TIER_HOT, TIER_BOTH, TIER_COLD = 0, 1, 2
+
+
 class SegmentRef(Message, frozen=True):
     """One segment: a data part, its index and, with tags, its dictionary; named by `stem` + suffix."""
 

@@ -172,7 +172,9 @@ class Run:
         core.places.stops.update(recovery.stops)
         core.places.foreign.update(self.found.foreign)
         found = self.found
-        core.checkpoint.restore(found.number, found.waiting, found.changed, has_base=found.has_base)
+        core.checkpoint.restore(
+            found.number, found.waiting, found.changed, found.listed, has_base=found.has_base
+        )
         effects = core.begin(self.found.group, self.found.prev, self.found.settled, self.found.damaged)
         while core.phase is Phase.RECOVERING:
             completions = self._do(effects)

@@ -320,6 +320,22 @@ def test_only_what_changed_is_handed_over_again(world):
     assert restarted.topics == 1, "an unfinished checkpoint hands them over again"
 
 
+def test_a_segment_goes_cold_only_when_a_snapshot_names_it(world):
+    """TI-5: a start finds what the snapshot names in either tier, and of the rest only what is here."""
+    fill(world)
+    checkpoint(world)
+    run = world.runs[0]
+    listed = world.ask(run, m.CheckpointOpen()).segments[0].number
+    other = run.core.checkpoint.sealed.refs[listed]
+    run.core.checkpoint.sealed.refs[listed + 1] = other
+    refused = world.ask(run, m.SegmentTier(listed + 1, m.TIER_COLD))
+    assert (refused.accepted, "no snapshot names" in refused.reason) == (False, True)
+    assert world.ask(run, m.SegmentTier(listed, m.TIER_COLD)).accepted
+    del run.core.checkpoint.sealed.refs[listed + 1]
+    restart(world, "kill")
+    assert world.ask(world.runs[0], m.SegmentTier(listed, m.TIER_COLD)).accepted, "known after a start too"
+
+
 def test_a_checkpoint_is_told_apart_from_nonsense(world):
     """Files that are no part of a plan, rows out of order, another number of files."""
     fill(world)

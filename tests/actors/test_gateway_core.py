@@ -295,9 +295,22 @@ def test_a_failed_append_lets_the_next_one_go(gateway):
 def test_creating_happens_where_the_name_is_at_home(gateway):
     """W-5, W-7."""
     asked = only(gateway.ask(m.Append("new", 1, create=True), frame(topic_id=0)), ev.AskShard)
+    assert isinstance(asked.message, m.TopicResolve), "it may exist, and not at home (SH-4)"
+    asked = only(gateway.answer(asked, error=TopicNotFound("no", topic="new")), ev.AskShard)
     assert (asked.shard, asked.attachment) == (home_shard("new", 2), frame(topic_id=0))
     reply = only(gateway.answer(asked, m.Appended("new", 3, 1, True, entries(1))), Reply)
     assert reply.message.created
+
+
+def test_a_name_whose_home_points_elsewhere_is_followed(gateway):
+    """SH-4: after a change of the shard count."""
+    asked = only(gateway.ask(m.Append("t", 1, create=True), frame(topic_id=0)), ev.AskShard)
+    pointer = m.TopicInfo("t", 0, 0, 1 - asked.shard, -1, False, {})
+    again = only(gateway.answer(asked, pointer), ev.AskShard)
+    assert (again.shard, again.message) == (1 - asked.shard, m.TopicResolve("t"))
+    found = m.TopicInfo("t", 7, 1, 1 - asked.shard, 0, False, {"durability": "disk"})
+    append = only(gateway.answer(again, found), ev.AskShard)
+    assert (append.shard, append.message) == (1 - asked.shard, m.Append("t", 1, create=True))
 
 
 def test_an_inline_config_needs_admin_only_to_create(gateway):

@@ -5,9 +5,15 @@ Everything else is handed a Clock, so that tests own the time (CK-1).
 
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
 import time
 from typing import Protocol
+
+_libc = ctypes.CDLL(None)
+_PR_SET_TIMERSLACK = 29
+_thread = threading.local()
 
 
 class Clock(Protocol):
@@ -22,7 +28,11 @@ class Clock(Protocol):
         ...
 
     def give_way(self) -> None:
-        """Offer the processor to whoever else is ready to run, and go on at once when nobody is."""
+        """Offer the processor to whoever else is ready to run: for a few milliseconds, if somebody is."""
+        ...
+
+    def nap(self, nanoseconds: int) -> None:
+        """Wait for much less than a millisecond, and hardly longer."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -40,8 +50,14 @@ class SystemClock:
         return time.monotonic_ns()
 
     def give_way(self) -> None:
-        # Not time.sleep(0): the kernel may stretch that by its timer slack, 50 microseconds by default.
         os.sched_yield()
+
+    def nap(self, nanoseconds: int) -> None:
+        # The kernel stretches a thread's waits by its timer slack, 50 microseconds where nobody lowered it.
+        if not getattr(_thread, "is_exact", False):
+            _thread.is_exact = True
+            _libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1))
+        time.sleep(nanoseconds / 1e9)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -65,9 +65,10 @@ SEGMENT_RECORDS_DEFAULT = 1_000_000
 SEGMENT_BYTES_DEFAULT = 64 * MIB
 SEGMENT_AGE_MS_DEFAULT = 3_600_000
 OWN_SEGMENT_BYTES_DEFAULT = 1 * MIB
-SEALED_FRAME_BYTES = 1 * MIB
-SEALED_FRAME_RECORDS = 4_096
-"""Frames of a segment are filled up to about this."""
+SEALED_FRAME_BYTES = 256 * KIB
+SEALED_FRAME_RECORDS = 1_024
+"""Frames of a segment are filled up to about this: large enough for sequential reads, and no larger, because
+who wants one record reads and verifies its whole frame."""
 HOT_SEGMENTS_DEFAULT = 4
 SNAPSHOTS_KEPT = 2
 CHECKPOINT_ROWS_PER_REPLY = 512

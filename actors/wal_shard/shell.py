@@ -298,7 +298,6 @@ class Shell:
         while self._clock.monotonic_ns() < until:
             if self._rings.has_pending():
                 return True
-            self._clock.give_way()
         return False
 
     def _note_gap(self, now_ns: int) -> None:

@@ -35,6 +35,10 @@ BACKGROUND_LOOK_S = 0.002
 LOOK_ON_NS_MAX = 400_000
 """Where a wait usually takes longer than this, sleeping is cheaper than looking on."""
 LOOKS_PER_YIELD = 16
+LOST_SLICE_NS = 250_000
+"""Who offers the processor and gets it back this late has met somebody who computes."""
+CROWDED_WAITS = 256
+"""Waits for which that is remembered."""
 
 
 class Descriptors(FdSet):
@@ -103,6 +107,7 @@ class Shell:
         self.session = self._make_session(self.descriptors)
         self._leader: object | None = None
         self._usual_wait_ns = LOOK_ON_NS_MAX // 2
+        self._crowded = 0
         self._wakes_ns = 0  # When the sleeping leader will look at the time again; 0 = it is awake.
         self._followers: dict[int, threading.Lock] = {}
         self._calls: deque[Callable[[], None]] = deque()
@@ -257,27 +262,43 @@ class Shell:
     def _look_on(self, pending: Pending[Any], begun_ns: int) -> None:
         """Look for the settlement of a lone append instead of sleeping, where it has been coming quickly.
 
-        Sleeping and being woken costs as much as a quick device takes. The processor is offered to others
-        all the time, the lock to other threads. Where waits are long, or more than a few frames are in
-        flight, this is left at once: then throughput counts, and looking on would only take it away.
+        Sleeping and being woken costs as much as a quick device takes. The processor is offered to others all
+        the time, the lock to other threads. Where somebody takes it, he may keep it for a whole time slice:
+        then we nap for half of the usual wait instead, and offer it only when it takes longer than usual.
+        Where waits are long, or more than a few frames are in flight, this is left at once: then throughput
+        counts, and looking on would only take it away.
         """
         links = self.session.links
         if self._usual_wait_ns > LOOK_ON_NS_MAX or not links.can_look_on():
             return
-        until = begun_ns + 2 * self._usual_wait_ns
-        while not pending.is_done and self._clock.monotonic_ns() < until:
+        usual_ns = self._usual_wait_ns
+        until, keeps_until = begun_ns + 2 * usual_ns, begun_ns
+        if self._crowded:
+            self._crowded -= 1
+            keeps_until += usual_ns + (usual_ns >> 1)
+            if not self._unlocked(lambda: self._clock.nap(usual_ns >> 1)):
+                return
+        while not pending.is_done and (now_ns := self._clock.monotonic_ns()) < until:
             for _ in range(LOOKS_PER_YIELD):
                 if links.has_settled():
                     self.session.turn(())
                     break
             else:
-                self.lock.release()
-                try:
-                    self._clock.give_way()
-                finally:
-                    self.lock.acquire()
-                if self._is_closed or self._leader is not threading.current_thread():
+                if now_ns < keeps_until:
+                    continue
+                if not self._unlocked(self._clock.give_way):
                     return
+                if self._clock.monotonic_ns() - now_ns > LOST_SLICE_NS:
+                    self._crowded = CROWDED_WAITS
+
+    def _unlocked(self, wait: Callable[[], None]) -> bool:
+        """Wait without the lock; False when we are not the leader any more."""
+        self.lock.release()
+        try:
+            wait()
+        finally:
+            self.lock.acquire()
+        return not self._is_closed and self._leader is threading.current_thread()
 
     def _turn(self, longest: float | None) -> None:
         """Sleep without the lock until something happens, at most `longest` seconds, and serve it."""

@@ -139,10 +139,15 @@ class LocalSource:
         self._disk = RealDisk()
         self._located: Located | None = None
         self._located_for: Cursor | None = None
+        self._located_after = 0
+        """`_located` leads to every record behind this position."""
+        self._wants_all = False
+        """Somebody goes back and forth: the next answer is to lead to all of the topic."""
         self._located_us = 0
         self._generation = -1
         self._reader: TopicReader | None = None
         self._shelf: SegmentShelf | None = None
+        self._ledger: Ledger | None = None
         self._kept = _Kept()
 
     def close(self) -> None:
@@ -151,7 +156,9 @@ class LocalSource:
             self._reader.close()
         if self._shelf is not None:
             self._shelf.close()
-        self._reader = self._located = self._located_for = self._shelf = None
+        if self._ledger is not None:
+            self._ledger.close()
+        self._reader = self._located = self._located_for = self._shelf = self._ledger = None
         self._kept.clear()
 
     def fetch(self, cursor: Cursor, *, limit: int, bytes_max: int, wait_s: float) -> Steps[Portion]:
@@ -227,22 +234,42 @@ class LocalSource:
         """See Source.seek_time: from the indexes of segments, and the stamps in the log."""
         after = 0
         for _ in range(_TRIES_MAX):
-            located: Located = yield self._connection.locate(self._topic, after)
-            ledger = Ledger(
-                self._disk, self._connection.data_dir, self._connection.shm_dir, self._marks_of(located.shard)
-            )
+            located = yield from self._locate_all(after)
+            if self._ledger is None:
+                self._ledger = Ledger(
+                    self._disk, self._connection.data_dir, self._connection.shm_dir,
+                    self._marks_of(located.shard),
+                )  # fmt: skip
             try:
-                found = ledger.seek_time(located, ts_us)
+                found = self._ledger.seek_time(located, ts_us)
             except DiskError as e:
                 if e.errno != errno.ENOENT:
                     raise
+                self._locate_anew()
                 continue  # A file of the answer is gone: it says where the records lie now.
-            finally:
-                ledger.close()
             if len(located.extents) < EXTENTS_PER_LOCATE_MAX or found <= after:
                 return Cursor(located.epoch, max(found, after))
             after = found  # Perhaps only the end of a list that was cut short.
+            self._locate_anew()
         raise NotReady("the topic keeps changing while it is read", topic=self._topic)
+
+    def _locate_all(self, after: int) -> Steps[Located]:
+        """An answer that leads to everything behind `after`, as of now; the one at hand if it still does."""
+        located = self._located
+        if self._generation != self._connection.generation:
+            self.close()
+        elif located is not None:
+            facts = self._connection.facts(located)
+            is_old = facts is None or self._is_stale(located, facts, self._clock.now_us())
+            if is_old or self._located_after > after or not self._is_last_file_known(located):
+                self._locate_anew()
+        self._wants_all = not after
+        return (yield from self._locate(Cursor(0, after)))
+
+    def _is_last_file_known(self, located: Located) -> bool:
+        """Has the shard not begun another file of its log since?"""
+        file_id, _ = self._connection.marks(located.shard).wal
+        return any(extent.file_id == file_id and not extent.segment for extent in located.extents)
 
     def _is_stale(self, located: Located, facts: TopicFacts, now_us: int) -> bool:
         """Records were removed since the shard was asked, or are due to expire (X-10)."""
@@ -264,8 +291,11 @@ class LocalSource:
         if self._located is None:
             self._generation = self._connection.generation
             self._located_us = self._clock.now_us()
-            self._located = yield self._connection.locate(self._topic, cursor.seq, cursor.epoch)
-            self._located_for = cursor
+            after = 0 if self._wants_all else cursor.seq
+            self._located = located = yield self._connection.locate(self._topic, after, cursor.epoch)
+            if len(located.extents) >= EXTENTS_PER_LOCATE_MAX:
+                self._wants_all = False  # That is more than one answer holds.
+            self._located_for, self._located_after = cursor, after
         return self._located
 
     def _plan(self, cursor: Cursor, located: Located, facts: TopicFacts) -> ReadPlan:
@@ -296,8 +326,13 @@ class LocalSource:
             reader.relocate(located, plan.after)
         elif plan.after < reader.cursor:
             kept.clear()
-            return Pause.MOVED
-        reader.skip_to(plan.after)
+            if plan.after < self._located_after or not reader.is_sealed(plan.after + 1):
+                # Only the shard knows where. It goes back, so it may do so again.
+                self._wants_all = reader.is_sealed(plan.after + 1)
+                return Pause.MOVED
+            reader.relocate(located, plan.after)
+        else:
+            reader.skip_to(plan.after)
         most = min(plan.stop, located.deleted_to or plan.stop)
         runs, pause = self._collect(reader, most, limit, bytes_max)
         reached = max(plan.after, reader.cursor)

@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ringlog.frame import layout
-from ringlog.frame.header import shape_fault
+from ringlog.frame.header import header_fault, shape_fault, unpack_header
 from ringlog.limits import FRAME_BYTES_MAX, SEQ_MAX
 
 U64 = NDArray[np.uint64]
@@ -272,6 +272,8 @@ def malformed(words: U64) -> Mask:
 
     frame_len is taken as judged: scan does that.
     """
+    if len(words) == 1:
+        return np.array([header_fault(unpack_header(words[0].tobytes(), 0)) is not None])
     heads, tails = words[:, layout.W_HEAD], words[:, layout.W_TAIL]
     # What frames of one shape share, as one number: it is judged once, for however many frames.
     shapes = (heads & np.uint64(_SHAPE_MASK)) | (tails >> np.uint64(32))

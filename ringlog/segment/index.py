@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ringlog.errors import CorruptData
 from ringlog.frame.layout import EVENT_TS_NONE
-from ringlog.limits import FRAME_BYTES_MAX, SEALED_FRAME_RECORDS, SEQ_MAX
+from ringlog.limits import BATCH_RECORDS_MAX, FRAME_BYTES_MAX, SEQ_MAX
 from ringlog.segment.encode import SealedFrame
 from ringlog.segment.layout import (
     BLOCK_HEAD_BYTES,
@@ -171,19 +171,14 @@ def read_block(data: bytes, entry: Any, path: str) -> RecordColumns:
     """
     count = int(entry["count"])
     at = int(entry["columns_at"])
-    kinds = int.from_bytes(data[8:16], "little") if at else 0
+    kinds = _kinds(data, count, at, path) if at else 0
     # Views of one value where they are constant, since most frames are asked for one column only.
     sizes = np.broadcast_to(np.int64(int(entry["bytes"]) // count), count)
     stamps = np.broadcast_to(np.int64(entry["ts_min"]), count)
     expires = np.broadcast_to(np.int64(entry["expires_min"]), count)
     if not at:
         return RecordColumns(sizes, stamps, expires)
-    sizes_bytes = (4 * count + 7) & ~7 if kinds & HAS_SIZES else 0
-    stamps_bytes = 8 * count if kinds & HAS_STAMPS else 0
-    stop = BLOCK_HEAD_BYTES + sizes_bytes + stamps_bytes + (8 * count if kinds & HAS_EXPIRES else 0)
-    stored = int.from_bytes(data[:8], "little")
-    if len(data) < stop or kinds >> 3 or xxhash.xxh3_64_intdigest(data[8:stop]) != stored:
-        raise CorruptData("record columns of the index do not verify", file=path, offset=at)
+    sizes_bytes, stamps_bytes, _ = _column_bytes(kinds, count)
     place = BLOCK_HEAD_BYTES
     if kinds & HAS_SIZES:
         sizes = np.frombuffer(data, "<u4", count, place).astype(np.int64)
@@ -192,6 +187,28 @@ def read_block(data: bytes, entry: Any, path: str) -> RecordColumns:
     if kinds & HAS_EXPIRES:
         expires = np.frombuffer(data, "<i8", count, place + sizes_bytes + stamps_bytes)
     return RecordColumns(sizes, stamps, expires)
+
+
+def read_sizes(data: bytes, count: int, at: int, path: str) -> I64 | None:
+    """(count,) the accounted sizes alone, None where all records have one; otherwise as read_block."""
+    if not _kinds(data, count, at, path) & HAS_SIZES:
+        return None
+    return np.frombuffer(data, "<u4", count, BLOCK_HEAD_BYTES).astype(np.int64)
+
+
+def _column_bytes(kinds: int, count: int) -> tuple[int, int, int]:
+    sizes = (4 * count + 7) & ~7 if kinds & HAS_SIZES else 0
+    return sizes, 8 * count if kinds & HAS_STAMPS else 0, 8 * count if kinds & HAS_EXPIRES else 0
+
+
+def _kinds(data: bytes, count: int, at: int, path: str) -> int:
+    """Which columns a block has, once its checksum was looked at."""
+    kinds = int.from_bytes(data[8:16], "little")
+    stop = BLOCK_HEAD_BYTES + sum(_column_bytes(kinds, count))
+    stored = int.from_bytes(data[:8], "little")
+    if len(data) < stop or kinds >> 3 or xxhash.xxh3_64_intdigest(data[8:stop]) != stored:
+        raise CorruptData("record columns of the index do not verify", file=path, offset=at)
+    return kinds
 
 
 def read_tables(header: IndexHeader, data: bytes, file_bytes: int, path: str) -> tuple[Table, Table]:
@@ -211,7 +228,7 @@ def _agree(header: IndexHeader, topics: Table, entries: Table, file_bytes: int) 
     offsets, lengths, places = entries["offset"], entries["length"], entries["columns_at"]
     start, stop = topics["entry_start"], topics["entry_stop"]
     sound = (
-        bool((counts > 0).all() and (counts <= SEALED_FRAME_RECORDS).all())
+        bool((counts > 0).all() and (counts <= BATCH_RECORDS_MAX).all())
         and bool((base >= 0).all() and (base <= SEQ_MAX - counts + 1).all())
         and bool((lengths >= 80).all() and (lengths <= FRAME_BYTES_MAX).all())
         and int(offsets[0]) == DATA_HEADER_BYTES

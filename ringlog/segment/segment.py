@@ -7,7 +7,7 @@ tables stay in memory (88 bytes a frame, 104 a topic); the rest is read when it 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from pyroaring import BitMap64
 
 from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData, DiskError
-from ringlog.segment.index import RecordColumns, Table, block_bytes_max, read_block, read_tables
+from ringlog.segment.index import RecordColumns, Table, block_bytes_max, read_block, read_sizes, read_tables
 from ringlog.segment.layout import (
     DATA,
     DATA_HEADER_BYTES,
@@ -142,9 +142,21 @@ class Segment:
                 found.append((rows + int(self.entries["base_seq"][at])).astype(np.uint64))
         return np.concatenate(found)
 
-    def sizes_in(self, entry: int) -> I64:
-        """(count,) accounted sizes of the records of one frame; raises CorruptData, DiskError."""
-        return next(self._columns(entry, entry + 1))[1].sizes
+    def sizes_in(self, entries: Sequence[int]) -> Iterator[I64 | None]:
+        """For each of these frames the (count,) accounted sizes of its records, None where all are alike.
+
+        Raises CorruptData, DiskError.
+        """
+        counts, places = self.entries["count"].tolist(), [*self.entries["columns_at"].tolist(), 0]
+        for at in entries:
+            place, count = places[at], counts[at]
+            if not place:
+                yield None
+                continue
+            most = block_bytes_max(count)
+            length = min(most, places[at + 1] - place) if places[at + 1] > place else most
+            data = self._disk.read_at(self._fd, length, place)
+            yield read_sizes(data, count, place, self._base + IDX)
 
     def next_expiry(self, row: int, now_us: int) -> int:
         """The earliest own expires_at later than `now_us`, microseconds; 0 = none."""

@@ -16,7 +16,7 @@ from ringlog.frame.batch import FrameBatch, counts_of
 from ringlog.frame.header import unpack_header
 from ringlog.frame.layout import HEADER_BYTES, W_BASE_SEQ
 from ringlog.frame.view import FrameView, checked_body
-from ringlog.limits import MIB, SEALED_FRAME_BYTES, SEALED_FRAME_RECORDS
+from ringlog.limits import KIB, SEALED_FRAME_BYTES, SEALED_FRAME_RECORDS
 from ringlog.segment.coalesce import Coalescer
 from ringlog.segment.encode import Packing, SealedFrame, seal_as_it_is, seal_frame
 from ringlog.segment.index import IndexBuilder
@@ -39,7 +39,7 @@ from ringlog.segment.tags import TagsBuilder
 from ringlog.storage.disk import Disk
 from ringlog.types import Codec
 
-_WRITE_BYTES = 1 * MIB
+_WRITE_BYTES = 256 * KIB
 """Frames are given to the disk when so many bytes are waiting."""
 
 
@@ -167,6 +167,7 @@ class SegmentWriter:
         pieces, self._waiting = self._waiting, []
         if pieces:
             self._disk.write_at(self._fd, [b"".join(pieces)], self._written)
+            self._disk.write_back(self._fd, self._written, self._waiting_bytes)
             self._written += self._waiting_bytes
             self._waiting_bytes = 0
 

@@ -19,6 +19,7 @@ while another thread writes: what was written before the sync began counts as co
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -36,6 +37,9 @@ _NO_DIR_SYNC = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
 _HOLDER_BYTES_MAX = 256
 _ZEROS = memoryview(bytes(FILL_CHUNK_BYTES))
 _SAFE_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
+_libc = ctypes.CDLL(None)
+_WRITE_AND_WAIT = 1 | 2 | 4
+"""SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER."""
 
 
 class Outstanding(NamedTuple):
@@ -86,6 +90,11 @@ class Disk(Protocol):
 
     def zero_fill(self, fd: int, offset: int, length: int) -> None:
         """Overwrite a range with zeros."""
+        ...
+
+    def write_back(self, fd: int, offset: int, length: int) -> None:
+        """Have a range written to the device by now. Promises nothing that survives a crash: it spreads out
+        what a later sync would do at once, in the way of everybody else's syncs."""
         ...
 
     def sync_data(self, fd: int) -> None:
@@ -300,6 +309,11 @@ class RealDisk:
         stop = offset + length
         while offset < stop:
             offset += self.write_at(fd, [_ZEROS[: stop - offset]], offset)
+
+    def write_back(self, fd: int, offset: int, length: int) -> None:
+        # A failure is the next sync's to report; a file system may not know the call.
+        self._changeable(fd, "write_back")
+        _libc.sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(length), _WRITE_AND_WAIT)
 
     def truncate(self, fd: int, length: int) -> None:
         file = self._changeable(fd, "truncate")

@@ -334,12 +334,10 @@ def _sizes_in(segment: Segment, row: int, wanted: U64) -> tuple[U64, I64]:
     entries, firsts = np.unique(at[uneven], return_index=True)
     places = (wanted[uneven].astype(np.int64) - bases[at[uneven]]).astype(np.int64)
     edges = [*firsts.tolist(), len(uneven)]
-    found = [
-        segment.sizes_in(start + entry)[places[low:high]]
-        for entry, (low, high) in zip(entries.tolist(), pairwise(edges), strict=True)
-    ]
-    if found:
-        sizes[uneven] = np.concatenate(found)
+    frames = segment.sizes_in([start + entry for entry in entries.tolist()])
+    for columns, (low, high) in zip(frames, pairwise(edges), strict=True):
+        if columns is not None:
+            sizes[uneven[low:high]] = columns[places[low:high]]
     return wanted, sizes
 
 

@@ -21,6 +21,7 @@ last_seq, file and offset; what lies before it is delivered first (DR-16).
 from __future__ import annotations
 
 import errno
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -187,8 +188,11 @@ class TopicReader:
         self._deleted = _bitmap(located.deleted)
         self._extent = 0
         self._offset = 0
+        self._frame_bytes = 0  # Size of the frame at `_offset` where an index told it.
         self._is_sought = False
-        self._enter(0)
+        self._sealed_to: list[int] = []
+        self._learn_segments()
+        self._enter(self._extent_of(cursor + 1))
 
     @property
     def located(self) -> LocatedFacts:
@@ -215,10 +219,36 @@ class TopicReader:
         self.close()
         if located is not self._located:
             self._deleted = _bitmap(located.deleted)
-        self._located = located
+            self._located = located
+            self._learn_segments()
         if cursor is not None:
             self.cursor = cursor
-        self._enter(0)
+        self._enter(self._extent_of(self.cursor + 1))
+
+    def seek(self, cursor: int) -> tuple[str, int]:
+        """Go to a position; returns the file, named as in its extent, and the offset to read on from.
+
+        Within segments that is the frame which holds the next record.
+        """
+        self.relocate(self._located, cursor)
+        if self._extent >= len(self._located.extents):
+            return "", 0
+        extent = self._located.extents[self._extent]
+        if not self._is_sought:
+            self._seek(extent)
+        return extent.path, self._offset
+
+    def is_sealed(self, seq: int) -> bool:
+        """Is one of the segments known the place of this number, if it has any?"""
+        return bool(self._sealed_to) and seq <= self._sealed_to[-1]
+
+    def _learn_segments(self) -> None:
+        """Segments come first, in the order of their numbers."""
+        self._sealed_to = [extent.last_seq for extent in self._located.extents if extent.segment]
+
+    def _extent_of(self, seq: int) -> int:
+        """Index of the first extent that may hold the number or one above it."""
+        return bisect_left(self._sealed_to, seq)
 
     def skip_to(self, cursor: int) -> None:
         """Go on behind `cursor`, which is not before where we are; a long way is not walked where an index
@@ -275,6 +305,7 @@ class TopicReader:
         if index < len(self._located.extents):
             extent = self._located.extents[index]
             self._offset = extent.start
+            self._frame_bytes = 0
             self._is_sought = not extent.segment
 
     def _seek(self, extent: ExtentFacts) -> None:
@@ -285,7 +316,7 @@ class TopicReader:
         elif self._shelf is not None and self.cursor >= extent.first_seq:
             place = self._shelf.frame_at(extent.path, self._located.topic_id, self.cursor + 1)
             if place is not None and self._offset <= place.offset < extent.stop:
-                self._offset = place.offset
+                self._offset, self._frame_bytes = place.offset, place.length
 
     def _visible_stop(self, extent: ExtentFacts) -> int | None:
         """File offset up to which the extent may be read now, or None when it has to be located anew."""
@@ -304,7 +335,8 @@ class TopicReader:
         if file is None:
             return Pause.MOVED
         self._file = file
-        wanted = min(self._offset + window_bytes, stop)
+        wanted = min(self._offset + max(window_bytes, self._frame_bytes), stop)
+        self._frame_bytes = 0
         window = self._window(extent, file, wanted)
         if window is None:
             return Pause.COLD

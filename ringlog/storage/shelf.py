@@ -21,6 +21,7 @@ class FramePlace(NamedTuple):
     """Where a frame lies in a data part, and the positions it covers."""
 
     offset: int
+    length: int
     first_seq: int
     last_seq: int
 
@@ -48,7 +49,7 @@ class SegmentShelf:
         offset, entry = found
         facts = segment.entries[entry]
         first = int(facts["base_seq"])
-        return FramePlace(offset, first, first + int(facts["count"]) - 1)
+        return FramePlace(offset, int(facts["length"]), first, first + int(facts["count"]) - 1)
 
     def _segment(self, stem: str) -> Segment | None:
         if stem in self._held:

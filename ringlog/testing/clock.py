@@ -29,6 +29,9 @@ class ManualClock:
     def give_way(self) -> None:
         self.advance(1e-6)
 
+    def nap(self, nanoseconds: int) -> None:
+        self.advance(nanoseconds / 1e9)
+
     def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
         self.advance(seconds)

@@ -135,6 +135,9 @@ class SimulatedDisk:
             raise _adds(handle.path, "truncate")
         self._writable(fd, "truncate").change(length, None)
 
+    def write_back(self, fd: int, offset: int, length: int) -> None:
+        self._changeable(fd, "write_back")
+
     def sync_data(self, fd: int) -> None:
         self._sync(fd, "sync_data")
 

@@ -52,6 +52,9 @@ class WrappedDisk:
     def zero_fill(self, fd: int, offset: int, length: int) -> None:
         self.inner.zero_fill(fd, offset, length)
 
+    def write_back(self, fd: int, offset: int, length: int) -> None:
+        self.inner.write_back(fd, offset, length)
+
     def sync_data(self, fd: int) -> None:
         self.inner.sync_data(fd)
 

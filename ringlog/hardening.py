@@ -53,11 +53,11 @@ def name_process(name: str) -> None:
 
 
 def work_in_background() -> None:
-    """Take the CPU when nobody else wants it: a commit waits behind us for a moment at most."""
+    """Take the CPU when nobody else wants it: whoever commits pushes us aside when he wakes up."""
     os.setpriority(os.PRIO_PROCESS, 0, BACKGROUND_NICE)
     # Not refused to anybody, but by a sandbox that forbids the call; then niceness must do.
     with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def set_oom_score(pid: int, score: int) -> None:

@@ -39,7 +39,7 @@ from ringlog.segment.tags import TagsBuilder
 from ringlog.storage.disk import Disk
 from ringlog.types import Codec
 
-_WRITE_BYTES = 128 * KIB
+_WRITE_BYTES = 64 * KIB
 """Frames are given to the disk when so many bytes are waiting."""
 
 

@@ -106,7 +106,7 @@ def test_the_compactor_works_at_the_lowest_priority_and_idle_costs_next_to_nothi
         pid = host.pid_of("compactor")
         checkpoint_now(host)
         assert os.getpriority(os.PRIO_PROCESS, pid) == 19
-        assert os.sched_getscheduler(pid) == os.SCHED_BATCH
+        assert os.sched_getscheduler(pid) == os.SCHED_IDLE
 
 
 def test_a_killed_compactor_is_replaced_while_the_engine_stays_ready(tmp_path):

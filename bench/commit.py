@@ -15,6 +15,8 @@ from bench.tail import tail_rows
 
 ROUNDS = 5
 SECONDS = 1.5
+COMMIT_ALONE = "storage.enabled=false"
+"""The path from producers to acks by itself: what compaction takes of it is a row of the storage area."""
 
 LOADS: list[tuple[str, Shape, dict[str, float]]] = [
     ("fsync_1x100B_4x256", Shape(1, 100, 256, 4, "fsync"), {"min": 100_000, "ratio": 0.6}),
@@ -56,7 +58,7 @@ def _load_row(name: str, shape: Shape, reach: dict[str, float]) -> Row:
     # that the rounds before it filled.
     for i in range(ROUNDS):
         say(f"{name} round {i + 1}/{ROUNDS}")
-        with Host(2) as host:
+        with Host(2, COMMIT_ALONE) as host:
             warm = run(host, shape, 0.4, "load")
             is_slow = warm.bytes / warm.seconds / host.shards < FILLED_BELOW_BYTES_PER_S
             measured = run(host, shape, SECONDS, "load")
@@ -79,7 +81,7 @@ def _lone_row() -> Row:
     """One record at a time, from one thread, to a device sync and back."""
     values: list[float] = []
     floors: list[float] = []
-    with Host(2) as host:
+    with Host(2, COMMIT_ALONE) as host:
         floor = Floor(host.directory)
         host.client.topics.create("lone", durability="fsync")
         payload = bytes(100)
@@ -103,7 +105,7 @@ def _start_rows() -> list[Row]:
     memory: list[float] = []
     busy: list[float] = []
     for i in range(3):
-        with Host(2, "gateway.enabled=true") as host:
+        with Host(2, "gateway.enabled=true", "storage.enabled=true") as host:
             starts.append(host.started_s)
             if i < 2:
                 continue

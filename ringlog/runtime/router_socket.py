@@ -20,6 +20,10 @@ from ringlog.limits import ENVELOPE_PARTS_MAX, MESSAGE_BYTES_MAX, SOCKET_HWM
 log = logging.getLogger("ringlog.runtime")
 
 
+_POLLIN = int(zmq.POLLIN)
+"""Plain: operations of an enumeration cost microseconds, and this is asked at every turn."""
+
+
 class RouterSocket:
     """Requests in, replies out; see `receive` for what arrives."""
 
@@ -43,7 +47,7 @@ class RouterSocket:
 
     def has_input(self) -> bool:
         """Is a message waiting?"""
-        return bool(cast(int, self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(cast(int, self._socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
     def receive(self, most: int) -> Iterator[tuple[bytes, wire.Envelope, bytearray | None]]:
         """Yield up to `most` requests: (reply address, envelope, private copy of the attached frames).

@@ -164,7 +164,9 @@ class Supervisor(Section, frozen=True, forbid_unknown_fields=True, kw_only=True)
     restart_max: Annotated[int, Meta(ge=0, le=1000)] = limits.RESTART_MAX_DEFAULT
     restart_window_s: Annotated[float, Meta(gt=0, le=86_400)] = limits.RESTART_WINDOW_S_DEFAULT
     drain_s: Annotated[float, Meta(ge=0, le=3_600)] = limits.DRAIN_S_DEFAULT
-    stuck_after_s: Annotated[float, Meta(ge=1, le=3_600)] = limits.STUCK_AFTER_S_DEFAULT
+    stuck_after_s: Annotated[float, Meta(ge=limits.STUCK_AFTER_S_MIN, le=3_600)] = (
+        limits.STUCK_AFTER_S_DEFAULT
+    )
 
 
 class Profile(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):

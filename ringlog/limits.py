@@ -145,7 +145,8 @@ GATEWAY_SEND_HWM = 16
 # -- processes -----------------------------------------------------------------------------------------
 SHARDS_MAX = 64
 PROCESSES_MAX = 128
-HEARTBEAT_INTERVAL_MS = 500
+HEARTBEAT_INTERVAL_MS = 1_000
+STUCK_AFTER_S_MIN = 3.0
 STUCK_AFTER_S_DEFAULT = 60.0
 """No progress for this long and the process is replaced; longer than the slowest sync we accept."""
 DRAIN_S_DEFAULT = 10.0
@@ -160,3 +161,4 @@ assert FRAME_BYTES_MAX < 1 << 31, "frame_len and column offsets are 32 bits"
 assert RING_BYTES_MIN // RING_FRAME_FRACTION > 4 * KIB, "the smallest ring takes an ordinary frame"
 assert DRAIN_BYTES_PER_RING_MAX <= GROUP_BYTES_MAX < WAL_FILE_BYTES_DEFAULT
 assert DEDUP_FRAMES_PER_PRODUCER >= SETTLE_ENTRIES_DEFAULT, "a whole ring can be resent and recognised"
+assert STUCK_AFTER_S_MIN * 1000 >= 3 * HEARTBEAT_INTERVAL_MS, "nobody is stuck for a late heartbeat"

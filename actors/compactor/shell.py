@@ -29,6 +29,7 @@ from ringlog.errors import (
     ShuttingDown,
     Status,
 )
+from ringlog.limits import HEARTBEAT_INTERVAL_MS
 from ringlog.link.shard_requests import ShardRequests
 from ringlog.logs import say
 from ringlog.runtime.router_socket import RouterSocket
@@ -42,7 +43,6 @@ from ringlog.storage.layout import META_DIR, WAL_DIR, parse_shard_dir, parse_wal
 
 log = logging.getLogger("ringlog.compactor")
 
-IDLE_S = 1.0
 REQUESTS_PER_TURN = 16
 NUMBERS_SHIFT = 24
 """An incarnation has so many bits for numbers of segments."""
@@ -106,7 +106,7 @@ class Shell:
 
     def _idle_ms(self) -> int:
         left_ns = self._schedule.next_look_ns() - self._clock.monotonic_ns()
-        return max(0, min(round(IDLE_S * 1000), left_ns // 1_000_000 + 1))
+        return max(0, min(HEARTBEAT_INTERVAL_MS, left_ns // 1_000_000 + 1))
 
     def _beat(self) -> None:
         self._turns += 1

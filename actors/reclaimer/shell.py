@@ -57,7 +57,7 @@ CHECKPOINT_S = 60.0
 CHECKPOINT_NS = 60 * 1_000_000_000
 """How often snapshots are asked for while something waits for them to be removed."""
 STOP_S = 2.0
-IDLE_S = 0.5
+IDLE_S = HEARTBEAT_INTERVAL_MS / 1_000
 FIRST_PASS_S = 30.0
 """After a start there is more urgent work."""
 _NS = 1_000_000_000

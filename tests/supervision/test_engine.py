@@ -186,7 +186,7 @@ def test_a_killed_shard_is_replaced_by_a_higher_incarnation_and_the_others_go_on
 
 def test_a_stopped_shard_is_killed_for_certain_and_replaced(start: Start) -> None:
     """RD-18, PR-11: alive, no progress."""
-    engine = start(supervisor__stuck_after_s="1.5").ready()
+    engine = start(supervisor__stuck_after_s="3").ready()
     victim = engine.shard()
     os.kill(victim.pid, signal.SIGSTOP)
     after = engine.wait_shard(lambda p: p.restarts == 1 and p.state == "ready", "a successor")

@@ -70,5 +70,5 @@ def test_the_tree_prints_as_an_indented_list() -> None:
 
 
 def test_limits_of_the_settings_reach_every_child() -> None:
-    [shard] = tree_of(wal__shards="1", supervisor__stuck_after_s="2").of_kind(WAL_SHARD)
-    assert shard.stuck_after_s == 2
+    [shard] = tree_of(wal__shards="1", supervisor__stuck_after_s="4").of_kind(WAL_SHARD)
+    assert shard.stuck_after_s == 4

@@ -16,14 +16,14 @@ def main() -> int:
     """Exit status 0 when measured, whether or not the figures are reached: the table says so."""
     parser = argparse.ArgumentParser(prog="bench")
     parser.add_argument("area", choices=AREAS)
-    parser.add_argument("--only", default="", help="rows whose name contains this; nothing is written")
+    parser.add_argument("--only", default="", help="parts whose name contains this; other rows stay")
     parser.add_argument("--scale", type=float, default=1.0, help="a part of the data; nothing is written")
     arguments = parser.parse_args()
     os.environ[SCALE] = str(arguments.scale)
     rows = importlib.import_module(f"bench.{arguments.area}").rows(arguments.only)
     show(rows)
-    if not arguments.only and arguments.scale == 1.0:
-        print(f"\nwritten to {save(arguments.area, rows)}")
+    if arguments.scale == 1.0:
+        print(f"\nwritten to {save(arguments.area, rows, keep_others=bool(arguments.only))}")
     return 0
 
 

@@ -114,11 +114,23 @@ def show(rows: Sequence[Row]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def save(area: str, rows: Sequence[Row]) -> Path:
-    """Write bench/results/AREA.json."""
+def save(area: str, rows: Sequence[Row], *, keep_others: bool) -> Path:
+    """Write bench/results/AREA.json; with `keep_others` rows that were not measured now stay as they were.
+
+    Each row says when it was measured.
+    """
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{area}.json"
-    path.write_text(json.dumps({"area": area, "machine": facts(), "rows": rows}, indent=1) + "\n")
+    machine = facts()
+    measured = {row["id"]: {**row, "at": machine["at"]} for row in rows}
+    if keep_others and path.exists():
+        before = json.loads(path.read_text())
+        at = before["machine"]["at"]
+        kept = [{"at": at, **row} for row in before["rows"] if row["id"] not in measured]
+        measured = {row["id"]: row for row in kept} | measured
+    path.write_text(
+        json.dumps({"area": area, "machine": machine, "rows": list(measured.values())}, indent=1) + "\n"
+    )
     return path
 
 

@@ -17,6 +17,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ringlog.errors import InvariantViolation
 from ringlog.testing import disk as d
 from ringlog.testing.simulated_disk import SimulatedDisk
 from ringlog.testing.simulated_file import SECTOR_BYTES, Change, Directory, FileNode, apply
@@ -120,7 +121,7 @@ class Tree:
             case d.MakeDir(path):
                 self._parent(path).change({posixpath.basename(path): Directory()})
             case _:
-                raise NotImplementedError(f"no rule for {type(operation).__name__}")
+                raise InvariantViolation("no rule for a disk call", call=type(operation).__name__)
 
     @classmethod
     def of(cls, image: Image) -> Tree:

@@ -41,6 +41,10 @@ CROWDED_WAITS = 256
 """Waits for which that is remembered."""
 
 
+def _go_on() -> None:
+    """Keep the processor; only the lock is offered."""
+
+
 class Descriptors(FdSet):
     """The descriptors a session waits for, in an epoll set; threads may sleep on it while it changes."""
 
@@ -284,11 +288,10 @@ class Shell:
                     self.session.turn(())
                     break
             else:
-                if now_ns < keeps_until:
-                    continue
-                if not self._unlocked(self._clock.give_way):
+                keeps = now_ns < keeps_until
+                if not self._unlocked(_go_on if keeps else self._clock.give_way):
                     return
-                if self._clock.monotonic_ns() - now_ns > LOST_SLICE_NS:
+                if not keeps and self._clock.monotonic_ns() - now_ns > LOST_SLICE_NS:
                     self._crowded = CROWDED_WAITS
 
     def _unlocked(self, wait: Callable[[], None]) -> bool:

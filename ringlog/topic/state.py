@@ -171,14 +171,6 @@ class Topic:
         self.count, self.bytes = self.count - records, self.bytes - size
         self.lost = with_range(self.lost, first, last)
 
-    def evict_below(self, floor: int, records: int, accounted: int) -> None:
-        """Cap eviction up to `floor` (exclusive), which held that many records and bytes."""
-        self.cap_floor = max(self.cap_floor, floor)
-        self.staged_count -= records
-        self.staged_bytes -= accounted
-        if self._lost is not None:
-            self.lost = [(a, b) for a, b in self._lost if b >= self.evict_floor]
-
     def check(self) -> None:
         """Assert the invariants; raises InvariantViolation naming the topic and its numbers."""
         ok = 1 <= self.earliest_seq <= self.head_seq + 1 <= self.next_seq

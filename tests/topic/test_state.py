@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringlog.errors import InvariantViolation
+from ringlog.topic import retention
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.state import Topic
 
@@ -41,7 +42,7 @@ def test_a_lost_range_at_the_beginning_moves_the_earliest_and_falls_with_the_flo
     topic.next_seq = 11
     topic.publish()
     assert topic.earliest_seq == 6
-    topic.evict_below(8, 0, 0)
+    retention.apply(topic, retention.Removal(cap_floor=8))
     assert topic.lost == []
     assert topic.earliest_seq == 8
 
@@ -50,8 +51,8 @@ def test_floors_only_rise(topic):
     """RE-14, FX-93."""
     topic.next_seq = 20
     topic.publish()
-    topic.evict_below(9, 0, 0)
-    topic.evict_below(5, 0, 0)
+    retention.apply(topic, retention.Removal(cap_floor=9))
+    retention.apply(topic, retention.Removal(cap_floor=5))
     assert topic.evict_floor == 9
 
 

@@ -1,48 +1,135 @@
-"""`python -m chaos`: the slice that runs on every change; ends with how many parts passed.
+"""`python -m chaos`: break ringlog on purpose, in every way we know, and see whether its promises hold.
 
-Each part is a program of its own, so that one that dies takes nothing with it. Arguments name parts.
+python -m chaos run [--plan ci] [CLASS ...]   a plan, or some classes of it
+python -m chaos replay CLASS CASE             one case again, as a finding names it
+python -m chaos doctor                        what this host can do
+python -m chaos list [--plan ci]              classes, their times and floors
 """
 
 from __future__ import annotations
 
-import subprocess
+import argparse
+import importlib
 import sys
-import time
+import tempfile
+from pathlib import Path
 
-PARTS: dict[str, list[str]] = {
-    # Every legal disk image after every step of every history of up to two steps, recovered twice.
-    "states": ["-m", "chaos.states", "2"],
-    # Arbitrary and almost valid bytes against both frame decoders.
-    "fuzz_frame": ["-m", "chaos.fuzz.fuzz_frame", "-max_total_time=45", "-print_final_stats=1"],
-}
-SECONDS_MAX = 540
-"""A part that takes longer has failed."""
+import msgspec
+
+from chaos import doctor
+from chaos.order import Account, CannotRun, FaultClass, Order
+from chaos.plan import PlanError, load_faults, load_plan
+from chaos.run import NEVER_STARTED, ROOT, run_plan
 
 
-def run_part(name: str, arguments: list[str]) -> bool:
-    """Run one part; True when it found nothing."""
-    print(f"== {name}", flush=True)
-    begun = time.perf_counter()
+def load_class(name: str) -> FaultClass:
+    """The package of a class; raises PlanError."""
     try:
-        code = subprocess.run([sys.executable, *arguments], timeout=SECONDS_MAX, check=False).returncode
-    except subprocess.TimeoutExpired:
-        code = -1
-    print(
-        f"== {name}: {'passed' if code == 0 else f'failed ({code})'} in {time.perf_counter() - begun:.0f} s"
-    )
-    return code == 0
+        module = importlib.import_module(f"chaos.{name}")
+    except ModuleNotFoundError as e:
+        raise PlanError(f"no class {name}: {e}") from e
+    if not hasattr(module, "run") or not hasattr(module, "replay"):
+        raise PlanError(f"chaos.{name} is no class of faults: it has no run and replay")
+    return module
+
+
+def _run(args: argparse.Namespace) -> int:
+    plan, faults = load_plan(args.plan), load_faults()
+    unknown = sorted(set(args.classes) - set(plan.by_name))
+    if unknown:
+        raise PlanError(
+            f"plan {plan.name} has no class {', '.join(unknown)}; it has {', '.join(plan.by_name)}"
+        )
+    out = Path(args.out) if args.out else ROOT / "build" / f"chaos-{plan.name}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    passes = 0
+    while plan.passes == 0 or passes < plan.passes:
+        with tempfile.TemporaryDirectory(prefix="ringlog-chaos-", dir=args.work) as work:
+            report = run_plan(plan, faults, args.classes, Path(work), pass_number=passes)
+        passes += 1
+        out.write_bytes(report.to_json())
+        skips = [(v.name, skip) for v in report.verdicts for skip in v.account.skipped]
+        for name, skip in skips:
+            print(f"skipped in {name}: {skip.what}: {skip.why}")
+        for wrong in report.wrong:
+            print(wrong)
+        bad = sum(bool(verdict.wrong) for verdict in report.verdicts)
+        print(
+            f"{len(report.verdicts) - bad} classes passed, {bad} failed, {len(skips)} things skipped,"
+            f" {report.seconds:.0f} s; {out}"
+        )
+        if not report.is_good:
+            return 1
+    return 0
+
+
+def _class(args: argparse.Namespace) -> int:
+    raw = msgspec.json.decode(Path(args.order).read_bytes())
+    order = Order(raw["name"], raw["seed"], raw["seconds"], Path(raw["scratch"]), raw["settings"])
+    account = Account()
+    code = 0
+    try:
+        load_class(order.name).run(order, account)
+    except CannotRun as e:
+        account.skip(order.name, str(e))
+        code = NEVER_STARTED
+    finally:
+        Path(raw["account"]).write_bytes(account.to_json())
+    return code
+
+
+def _replay(args: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="ringlog-chaos-") as scratch:
+        order = Order(args.name, args.seed, args.seconds, Path(scratch))
+        load_class(args.name).replay(order, args.case)
+    print("held")
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    return doctor.main(clean=args.clean)
+
+
+def _list(args: argparse.Namespace) -> int:
+    for entry in load_plan(args.plan).entries:
+        floors = ", ".join(f"{number:,} {what}" for what, number in entry.floors.items())
+        print(f"{entry.target:5} lane {entry.lane} {entry.name:12} {entry.seconds:6.0f} s  at least {floors}")
+    return 0
 
 
 def main() -> int:
-    """Run the parts named, or all; exit status 1 when one failed, 2 for a name that is none."""
-    names = sys.argv[1:] or list(PARTS)
-    unknown = [name for name in names if name not in PARTS]
-    if unknown:
-        print(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}", file=sys.stderr)
+    """Exit status 0 when everything held, 1 when something did not, 2 for a request that makes no sense."""
+    parser = argparse.ArgumentParser(
+        "chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    run = commands.add_parser("run", help="a plan, or some classes of it")
+    run.add_argument("classes", nargs="*")
+    run.add_argument("--plan", default="ci")
+    run.add_argument("--out", help="where the report goes (build/chaos-PLAN.json)")
+    run.add_argument("--work", help="a directory on a real disk for scratch files")
+    run.set_defaults(call=_run)
+    one = commands.add_parser("class", help="one class by its order; what `run` starts")
+    one.add_argument("order")
+    one.set_defaults(call=_class)
+    again = commands.add_parser("replay", help="one case of a finding")
+    again.add_argument("name")
+    again.add_argument("case")
+    again.add_argument("--seed", type=int, default=1)
+    again.add_argument("--seconds", type=float, default=60.0)
+    again.set_defaults(call=_replay)
+    look = commands.add_parser("doctor", help="what this host can do")
+    look.add_argument("--clean", action="store_true", help="remove what an interrupted run left behind")
+    look.set_defaults(call=_doctor)
+    show = commands.add_parser("list", help="the classes of a plan")
+    show.add_argument("--plan", default="ci")
+    show.set_defaults(call=_list)
+    args = parser.parse_args()
+    try:
+        return int(args.call(args))
+    except PlanError as e:
+        print(e, file=sys.stderr)
         return 2
-    passed = [run_part(name, PARTS[name]) for name in names]
-    print(f"{sum(passed)} passed, {len(passed) - sum(passed)} failed")
-    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":

@@ -110,7 +110,10 @@ class Tree:
             case d.Rename(source, target):
                 node = self._file(source)
                 if posixpath.dirname(source) == posixpath.dirname(target):
-                    changes = {posixpath.basename(source): None, posixpath.basename(target): node}
+                    changes: dict[str, FileNode | Directory | None] = {
+                        posixpath.basename(source): None,
+                        posixpath.basename(target): node,
+                    }
                     self._parent(target).change(changes)
                 else:
                     # Two directories, and either may reach the device without the other.

@@ -59,7 +59,8 @@ class Facts:
 
     def may_exist(self, topic: str) -> set[bool]:
         """Whether the topic may be there: by the last granted wish, or by one submitted after it."""
-        last, after = False, []
+        last = False
+        after: list[bool] = []
         for i, wish in enumerate(self.wishes):
             if wish.topic == topic:
                 if i in self.granted:

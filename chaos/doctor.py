@@ -1,0 +1,231 @@
+"""`python -m chaos doctor`: try every mechanism the classes need, in a scratch area, and say what works.
+
+A mechanism that is missing makes its classes say "skipped, because"; this page tells before. Each check does
+the thing itself, small, and undoes it; none only looks whether a program is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos import leaks
+
+CHECK_S = 30.0
+IMAGE_BYTES = 320 << 20
+"""XFS makes no file system smaller than 300 MiB."""
+
+
+class Lacks(Exception):
+    """What is missing, and how to get it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """One way to inject faults."""
+
+    code: str
+    what: str
+    check: Callable[[Path], None]
+
+
+def _command(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S, check=False)
+    except FileNotFoundError:
+        raise Lacks(f"{command[0]} is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise Lacks(f"{' '.join(command)} hangs") from None
+    if done.returncode != 0:
+        raise Lacks(f"{' '.join(command)[:120]}: {(done.stderr or done.stdout).strip()[-200:]}")
+    return done.stdout
+
+
+def need_root() -> None:
+    """Raise Lacks for an ordinary user."""
+    if os.geteuid() != 0:
+        raise Lacks("needs root")
+
+
+def _mem(_: Path) -> None:
+    try:
+        import _testcapi
+    except ImportError:
+        raise Lacks("this interpreter has no _testcapi") from None
+    if not hasattr(_testcapi, "set_nomemory"):
+        raise Lacks("_testcapi has no set_nomemory")
+
+
+def _pidfd(_: Path) -> None:
+    with subprocess.Popen(["sleep", "30"]) as child:
+        fd = os.pidfd_open(child.pid)
+        try:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        finally:
+            os.close(fd)
+        if child.wait(CHECK_S) != -9:
+            raise Lacks("a signal through a pidfd did not arrive")
+
+
+def _compiler(scratch: Path) -> None:
+    source = scratch / "shim.c"
+    source.write_text("int ringlog_doctor(void) { return 7; }\n")
+    _command("gcc", "-shared", "-fPIC", "-o", str(scratch / "shim.so"), str(source))
+
+
+def _strace(scratch: Path) -> None:
+    out = scratch / "strace.out"
+    done = subprocess.run(
+        ["strace", "-o", str(out), "-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=1",
+         sys.executable, "-c", f"import os; os.fdatasync(os.open({str(scratch)!r}, os.O_RDONLY))"],
+        capture_output=True, text=True, timeout=CHECK_S, check=False,
+    ) if shutil.which("strace") else None  # fmt: skip
+    if done is None:
+        raise Lacks("strace is not installed")
+    if "INJECTED" not in (out.read_text() if out.exists() else ""):
+        raise Lacks(f"strace injects nothing: {done.stderr[-200:]}")
+
+
+def _mounts(scratch: Path) -> None:
+    need_root()
+    (scratch / "m").mkdir()
+    _command(
+        "unshare", "--mount", "--propagation", "private", "sh", "-c",
+        f"mount -t tmpfs -o size=1m none {scratch}/m && umount {scratch}/m",
+    )  # fmt: skip
+
+
+def _file_system(kind: str) -> Callable[[Path], None]:
+    def check(scratch: Path) -> None:
+        need_root()
+        image = scratch / f"{kind}.img"
+        with image.open("wb") as out:
+            out.truncate(IMAGE_BYTES)
+        _command(f"mkfs.{kind}", "-q", str(image))
+        (scratch / kind).mkdir()
+        _command(
+            "unshare", "--mount", "--propagation", "private", "sh", "-c",
+            f"mount -o loop {image} {scratch}/{kind} && umount {scratch}/{kind}",
+        )  # fmt: skip
+
+    return check
+
+
+def _fuse(_: Path) -> None:
+    need_root()
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise Lacks("/dev/fuse cannot be opened")
+
+
+def _kernel(_: Path) -> None:
+    if shutil.which("linux.uml") is None:
+        raise Lacks("linux.uml is not installed (package user-mode-linux)")
+    _command("linux.uml", "--version")
+
+
+def _cgroup(_: Path) -> None:
+    need_root()
+    for parent in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
+        folder = parent / f"ringlog-chaos-doctor-{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            if any((folder / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
+                return
+        finally:
+            folder.rmdir()
+    raise Lacks("no cgroup with a memory limit can be made")
+
+
+def _netns(_: Path) -> None:
+    need_root()
+    name = f"ringlog-chaos-{os.getpid()}"
+    _command("ip", "netns", "add", name)
+    try:
+        _command("ip", "netns", "exec", name, "ip", "link", "set", "lo", "up")
+    finally:
+        _command("ip", "netns", "del", name)
+
+
+def _setpriv(_: Path) -> None:
+    need_root()
+    _command("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "true")
+
+
+def _atheris(_: Path) -> None:
+    _command(sys.executable, "-c", "import atheris")
+
+
+MECHANISMS = (
+    Mechanism("MEM", "the k-th allocation fails", _mem),
+    Mechanism("SIG", "signals through pidfds", _pidfd),
+    Mechanism("PRE", "preloaded shims (needs gcc)", _compiler),
+    Mechanism("STR", "system calls that fail (strace)", _strace),
+    Mechanism("FULL", "private mounts, small tmpfs", _mounts),
+    Mechanism("CUT", "ext4 in a loop device", _file_system("ext4")),
+    Mechanism("CUT", "XFS in a loop device", _file_system("xfs")),
+    Mechanism("BLK", "a block store in user space (FUSE)", _fuse),
+    Mechanism("KRN", "a guest kernel (User-Mode Linux)", _kernel),
+    Mechanism("CG", "memory limits by cgroup", _cgroup),
+    Mechanism("NET", "network namespaces", _netns),
+    Mechanism("ATK", "another user (setpriv)", _setpriv),
+    Mechanism("FUZ", "atheris", _atheris),
+)
+
+
+def missing() -> dict[str, str]:
+    """What does not work here: description of the mechanism, and the reason."""
+    found = {}
+    for mechanism in MECHANISMS:
+        with tempfile.TemporaryDirectory(prefix="ringlog-doctor-") as scratch:
+            try:
+                mechanism.check(Path(scratch))
+            except (Lacks, OSError) as e:
+                found[f"{mechanism.code} {mechanism.what}"] = str(e)
+    return found
+
+
+def sweep() -> list[str]:
+    """Remove what an interrupted run left: its processes, cgroups and network namespaces."""
+    done = []
+    for process in leaks.marked_processes():
+        done.append(f"killed {process.pid}")
+        process.kill()
+    for thing in sorted(leaks.host_things()):
+        kind, _, name = thing.rpartition(" ")
+        if "ringlog-chaos-" not in name:
+            continue
+        if kind == "cgroup":
+            with contextlib.suppress(OSError):
+                Path(name).rmdir()
+                done.append(f"removed {thing}")
+        elif kind == "network namespace":
+            with contextlib.suppress(Lacks):
+                _command("ip", "netns", "del", name)
+                done.append(f"removed {thing}")
+    return done
+
+
+def main(*, clean: bool = False) -> int:
+    """Print the table; exit status 0 whatever is missing, since nothing of it is needed to run ringlog."""
+    if clean:
+        for line in sweep():
+            print(line)
+        return 0
+    print(f"Linux {platform.release()}, Python {platform.python_version()}, {os.cpu_count()} CPUs")
+    lacking = missing()
+    for mechanism in MECHANISMS:
+        name = f"{mechanism.code} {mechanism.what}"
+        print(f"{name:48} {'no: ' + lacking[name] if name in lacking else 'works'}")
+    return 0

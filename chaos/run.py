@@ -1,0 +1,215 @@
+"""Run a plan: every class in a process of its own, two lanes beside each other, and one verdict.
+
+A class fails when it finds something, ends badly or too late, leaves something behind, did less than its
+floors, or cannot run here although the plan requires it. The report says all of that, and what was skipped
+with its reason.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from chaos import leaks
+from chaos.order import Account
+from chaos.plan import Entry, Fault, Plan
+
+ROOT = Path(__file__).parent.parent
+OUTPUT_CHARS_MAX = 20_000
+DISK_BYTES_MIN = 4 << 30
+"""Free space the rigs need at their peak."""
+NEVER_STARTED = 3
+"""Exit status of a class that cannot run on this host at all."""
+SEED_STEP = 1_000_003
+"""Seeds of later passes: far from those of the entries, which are small."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What became of one class."""
+
+    name: str
+    target: str
+    seed: int
+    seconds: float
+    account: Account
+    wrong: list[str] = field(default_factory=list)
+    """Why it failed; empty when it passed."""
+    output: str = ""
+
+    def line(self) -> str:
+        """One line for a person."""
+        counts = ", ".join(f"{number:,} {what}" for what, number in sorted(self.account.counts.items()))
+        state = "FAILED" if self.wrong else "passed"
+        return f"{self.target:5} {self.name:12} {state} in {self.seconds:4.0f} s  {counts}"
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of a plan."""
+
+    plan: str
+    begun: str
+    commit: str
+    host: dict[str, str]
+    seconds: float = 0.0
+    verdicts: list[Verdict] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything held and everything was done."""
+        return not self.wrong and not any(verdict.wrong for verdict in self.verdicts)
+
+    def to_json(self) -> bytes:
+        """Everything but the classes' output."""
+        raw = asdict(self)
+        for verdict in raw["verdicts"]:
+            del verdict["output"]
+        return msgspec.json.format(msgspec.json.encode(raw), indent=1)
+
+
+def run_plan(
+    plan: Plan, faults: tuple[Fault, ...], only: list[str], work: Path, *, pass_number: int = 0
+) -> Report:
+    """Run the classes of a plan (those named, or all) and judge them."""
+    report = Report(plan.name, datetime.now(UTC).isoformat(timespec="seconds"), _commit(), _host())
+    begun = time.monotonic()
+    if shutil.disk_usage(work).free < DISK_BYTES_MIN:
+        report.wrong.append(f"{work} has less than {DISK_BYTES_MIN >> 30} GiB free")
+        return report
+    before = leaks.host_things()
+    lock = threading.Lock()
+
+    def run_lane(entries: list[Entry]) -> None:
+        for entry in entries:
+            verdict = run_entry(entry, work, seed=entry.seed + pass_number * SEED_STEP)
+            with lock:
+                report.verdicts.append(verdict)
+                print(verdict.line(), flush=True)
+                for wrong in verdict.wrong:
+                    print(f"      {wrong}", flush=True)
+                if verdict.wrong and verdict.output:
+                    print(verdict.output, flush=True)
+
+    lanes = [
+        [entry for entry in entries if not only or entry.name in only] for entries in plan.lanes().values()
+    ]
+    threads = [threading.Thread(target=run_lane, args=(lane,)) for lane in lanes if lane]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    report.wrong += [f"left behind: {thing}" for thing in sorted(leaks.host_things() - before)]
+    if not only:
+        report.wrong += _rows_without_case(plan, faults, report.verdicts)
+    report.seconds = time.monotonic() - begun
+    return report
+
+
+def run_entry(entry: Entry, work: Path, *, seed: int) -> Verdict:
+    """Run one class in a process of its own and judge it by the plan."""
+    mark = f"{os.getpid()}-{entry.name}-{time.monotonic_ns()}"
+    scratch = Path(tempfile.mkdtemp(prefix=f"chaos-{entry.name}-", dir=work))
+    order = {
+        "name": entry.name, "seed": seed, "seconds": entry.seconds, "settings": entry.settings,
+        "scratch": str(scratch / "scratch"), "account": str(scratch / "account.json"),
+    }  # fmt: skip
+    (scratch / "scratch").mkdir()
+    (scratch / "order.json").write_bytes(msgspec.json.encode(order))
+    command = [sys.executable, "-m", "chaos", "class", str(scratch / "order.json")]
+    if entry.private_mounts:
+        command = ["unshare", "--mount", "--propagation", "private", *command]
+    environ = {
+        **os.environ, leaks.MARK: mark, "TMPDIR": str(scratch / "scratch"), "RINGLOG_ALLOW_ROOT": "1",
+        "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    begun = time.monotonic()
+    wrong = []
+    with (scratch / "output").open("wb") as out:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environ, cwd=ROOT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = child.wait(entry.limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            code = child.wait()
+            wrong.append(f"not done after {entry.limit_s:.0f} s")
+    seconds = time.monotonic() - begun
+    wrong += leaks.kill_marked(mark)
+    account = _account(scratch / "account.json")
+    wrong += _judge(entry, code, account)
+    output = (scratch / "output").read_text(errors="replace")[-OUTPUT_CHARS_MAX:]
+    shutil.rmtree(scratch, ignore_errors=True)
+    return Verdict(entry.name, entry.target, seed, round(seconds, 1), account or Account(), wrong, output)
+
+
+def _account(path: Path) -> Account | None:
+    try:
+        return Account.from_json(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _judge(entry: Entry, code: int, account: Account | None) -> list[str]:
+    if account is None:
+        return [f"ended with status {code} and no account"]
+    wrong = [
+        f"{each.what}\n      python -m chaos replay {entry.name} '{each.case}'" for each in account.findings
+    ]
+    if account.findings_more:
+        wrong.append(f"and {account.findings_more} findings more")
+    if code == NEVER_STARTED:
+        reasons = "; ".join(f"{skip.what}: {skip.why}" for skip in account.skipped)
+        return [*wrong, f"required, and this host cannot: {reasons}"] if entry.required else wrong
+    if code != 0:
+        wrong.append(f"ended with status {code}")
+    for what, floor in entry.floors.items():
+        if account.counts[what] < floor:
+            wrong.append(f"{account.counts[what]:,} {what}, and {floor:,} are the floor")
+    return wrong
+
+
+def _rows_without_case(plan: Plan, faults: tuple[Fault, ...], verdicts: list[Verdict]) -> list[str]:
+    """Rows of the matrix that this plan must try and of which no case was run (skipped classes apart)."""
+    done: Counter[str] = Counter()
+    for verdict in verdicts:
+        done.update(verdict.account.faults)
+    ran = {verdict.name for verdict in verdicts if verdict.account.counts}
+    return [
+        f"{fault.id} ({fault.what}) had no case"
+        for fault in faults
+        if plan.name in fault.plan and not done[fault.id] and ran.intersection(fault.classes)
+    ]
+
+
+def _commit() -> str:
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return found.stdout.strip()
+
+
+def _host() -> dict[str, str]:
+    return {
+        "kernel": platform.release(), "python": platform.python_version(), "cpus": str(os.cpu_count()),
+        "machine": platform.machine(),
+    }  # fmt: skip

@@ -1,0 +1,168 @@
+"""Real file systems in loop devices: made, mounted, cut off, mounted again.
+
+Everything here belongs in a private mount namespace (`private_mounts` of a plan). A loop device is
+attached with autoclear and held by a descriptor: when the process ends, however it ends, the device goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+KINDS = ("ext4", "xfs")
+GOING_DOWN = 0x8004587D
+"""ioctl of ext4 and XFS on any descriptor of the file system: from now on every write fails."""
+JOURNAL_KEPT = 1
+"""Flag of GOING_DOWN: what the journal has in memory is written out first."""
+JOURNAL_DROPPED = 2
+FLAGS = (JOURNAL_KEPT, JOURNAL_DROPPED)
+IMAGE_BYTES = {"ext4": 48 << 20, "xfs": 320 << 20}
+"""XFS makes no file system smaller than 300 MiB; the image is sparse."""
+
+_MKFS = {
+    "ext4": ("mkfs.ext4", "-q", "-F", "-b", "4096", "-J", "size=4", "-E", "nodiscard,lazy_itable_init=1"),
+    "xfs": ("mkfs.xfs", "-q", "-f", "-K"),
+}
+_MKFS_S = 30.0
+_LOOP_CONFIGURE, _LOOP_GET_FREE, _LOOP_CLEAR = 0x4C0A, 0x4C82, 0x4C01
+_LOOP_AUTOCLEAR = 4
+_LOOP_CONFIG_BYTES, _LOOP_FLAGS_AT = 304, 8 + 52
+_FLUSH_BUFFERS = 0x1261
+_BUSY_S = 5.0
+"""How long an unmount may be refused: a kernel thread lets go of the last file a little later."""
+_BUSY_LOOK_S = 0.002
+_LOOP_TRIES = 20
+_MS_NOATIME = 1024
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class RigError(RuntimeError):
+    """The rig, not ringlog, does not work; says which step."""
+
+
+def make_file_system(kind: str, path: Path) -> Path:
+    """Make an image file with an empty file system; raises RigError."""
+    with path.open("wb") as out:
+        out.truncate(IMAGE_BYTES[kind])
+    try:
+        done = subprocess.run(
+            [*_MKFS[kind], str(path)], capture_output=True, text=True, timeout=_MKFS_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise RigError(f"mkfs.{kind}: {e}") from e
+    if done.returncode != 0:
+        raise RigError(f"mkfs.{kind}: {done.stderr.strip()}")
+    return path
+
+
+class Loop:
+    """A loop device on a file, until `close`."""
+
+    def __init__(self, backing: Path) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC
+        file = os.open(backing, flags)
+        try:
+            self.fd, self.device = self._attach(file)
+        finally:
+            os.close(file)
+
+    @staticmethod
+    def _attach(file: int) -> tuple[int, str]:
+        config = bytearray(_LOOP_CONFIG_BYTES)
+        struct.pack_into("=II", config, 0, file, 512)
+        struct.pack_into("=I", config, _LOOP_FLAGS_AT, _LOOP_AUTOCLEAR)
+        for _ in range(_LOOP_TRIES):
+            with open("/dev/loop-control", "rb") as control:
+                number = fcntl.ioctl(control, _LOOP_GET_FREE)
+            device = f"/dev/loop{number}"
+            if not os.path.exists(device):
+                with contextlib.suppress(FileExistsError):
+                    os.mknod(device, 0o600 | 0o060000, os.makedev(7, number))
+            fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(fd, _LOOP_CONFIGURE, bytes(config))
+            except OSError as e:
+                os.close(fd)
+                if e.errno != errno.EBUSY:
+                    raise RigError(f"{device}: {e.strerror}") from e
+                continue  # Another rig was faster.
+            return fd, device
+        raise RigError("no free loop device")
+
+    def forget(self) -> None:
+        """Drop what the kernel remembers of the device; for one whose contents were exchanged below."""
+        fcntl.ioctl(self.fd, _FLUSH_BUFFERS)
+
+    def close(self) -> None:
+        """Let go of it; detached with the last descriptor."""
+        os.close(self.fd)
+
+
+def mount(source: str, target: Path, kind: str, options: str = "") -> None:
+    """mount(2); raises OSError."""
+    if _libc.mount(source.encode(), os.fsencode(target), kind.encode(), _MS_NOATIME, options.encode()) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"mount {kind}: {os.strerror(code)}")
+
+
+def unmount(target: Path) -> None:
+    """umount(2), tried while it is busy for a bounded time; raises OSError."""
+    deadline = time.monotonic() + _BUSY_S
+    while _libc.umount2(os.fsencode(target), 0) != 0:
+        code = ctypes.get_errno()
+        if code != errno.EBUSY or time.monotonic() > deadline:
+            raise OSError(code, f"unmount {target}: {os.strerror(code)}")
+        time.sleep(_BUSY_LOOK_S)
+
+
+class Volume:
+    """A file system on a device, mounted at `root` between `up` and `down`."""
+
+    def __init__(self, kind: str, device: str, root: Path) -> None:
+        self.kind, self.device, self.root = kind, device, root
+        self.is_up = False
+        root.mkdir(exist_ok=True)
+
+    def up(self) -> None:
+        """Mount it; the journal is replayed here. Raises OSError."""
+        mount(self.device, self.root, self.kind)
+        self.is_up = True
+
+    def down(self) -> None:
+        """Unmount it; raises OSError when something still holds a file there."""
+        if self.is_up:
+            unmount(self.root)
+            self.is_up = False
+
+    def cut(self, flag: int) -> None:
+        """Power fails: nothing that has not reached the device by now ever will."""
+        fd = os.open(self.root, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(fd, GOING_DOWN, struct.pack("=I", flag))
+        finally:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def volume(kind: str, scratch: Path) -> Iterator[Volume]:
+    """A new file system, mounted, in a file below `scratch`."""
+    image = make_file_system(kind, scratch / f"{kind}.img")
+    loop = Loop(image)
+    try:
+        found = Volume(kind, loop.device, scratch / f"{kind}.mnt")
+        found.up()
+        try:
+            yield found
+        finally:
+            found.down()
+    finally:
+        loop.close()
+        image.unlink()

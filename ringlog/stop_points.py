@@ -9,6 +9,9 @@ A spec is `name:n:action` pieces joined by commas: at the n-th pass (from 1) of 
   exit    leave at once with exit status 1, no clean-up
   pause   SIGSTOP to this process, until somebody sends SIGCONT
   raise   raise InvariantViolation, as a broken invariant would
+
+A plan for several incarnations of a process joins their specs by `;`, the first life first; lives after the
+last have none (`of_life`).
 """
 
 from __future__ import annotations
@@ -103,6 +106,12 @@ def configure(spec: str) -> None:
         name, n, action = _parse(piece)
         plan.setdefault(name, {})[n] = action
     _armed = _Armed(plan) if plan else None
+
+
+def of_life(plan: str, life: int) -> str:
+    """The spec for one incarnation of a process, counted from 1; "" for a life the plan says nothing of."""
+    lives = plan.split(";")
+    return lives[life - 1] if life <= len(lives) else ""
 
 
 def _parse(piece: str) -> tuple[str, int, Action]:

@@ -162,8 +162,8 @@ class Children:
         ward.slot.set(P.RESTARTS, ward.restarts)
         ward.slot.set(P.INCARNATION, ward.incarnation)
         ward.slot.set(P.STATE, ProcessState.STARTING)
-        # A plan for a test is for the first life: the successor must be able to recover.
-        plan = self._test_stop_points if ward.starts == 1 else ""
+        # A plan for a test names the lives it is for: the last successor must be able to recover.
+        plan = stop_points.of_life(self._test_stop_points, ward.starts)
         boot = dump_boot(self._make_boot(ward.spec, ward.incarnation, plan))
         try:
             environ = {**self._environ, **self._more_environ.get(ward.spec.kind, {})}

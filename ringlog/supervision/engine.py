@@ -101,7 +101,7 @@ def run_engine(
     config = check_listeners(config)
     environ = os.environ if environ is None else environ
     clock = clock or SystemClock()
-    stop_points.configure(environ.get(STOP_POINTS_VARIABLE, ""))
+    stop_points.configure(stop_points.of_life(environ.get(STOP_POINTS_VARIABLE, ""), 1))
     with contextlib.ExitStack() as undo:
         signals = SignalInbox(_SIGNALS)
         undo.callback(signals.close)

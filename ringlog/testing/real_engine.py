@@ -44,6 +44,8 @@ class TestEngine:
     """A running engine. `url`, `run_dir`, `data_dir` stay the same over restarts."""
 
     __test__ = False  # Not a test case, whatever its name makes pytest think.
+    program = "import sys; from supervisor import main; sys.argv[0] = 'supervisor'; sys.exit(main())"
+    """What the supervisor's interpreter runs."""
 
     def __init__(self, root: Path, settings: Mapping[str, Any], environ: Mapping[str, str]) -> None:
         self.data_dir = str(root / "data")
@@ -65,7 +67,7 @@ class TestEngine:
             sys.executable,
             "-P",
             "-c",
-            _MAIN,
+            self.program,
             "--data-dir",
             self.data_dir,
             "--set",
@@ -123,6 +125,16 @@ class TestEngine:
             self._process.wait(STOP_S)
         for pid in pids:
             wait_until(lambda pid=pid: not _is_alive(pid), STOP_S, f"process {pid} to end")  # type: ignore[misc]
+
+    def power_off(self) -> None:
+        """Kill every process of it, asking none, and drop its shared memory: what a power cut leaves is
+        its data directory. Then `start` it again."""
+        shm_dir = self._shm_dir()
+        if self._process is not None:
+            _kill(self.pid)
+            self._process.wait(STOP_S)
+            self._process = None
+        self._clear(shm_dir)
 
     def kill(self, kind: str, *, shard: int = 0) -> int:
         """SIGKILL one process: "supervisor", "wal_shard" number `shard` or another kind; returns its pid.
@@ -238,9 +250,6 @@ class TestEngine:
             return self.log_path.read_text(errors="replace")[-LOG_TAIL_CHARS:]
         except OSError:
             return ""
-
-
-_MAIN = "import sys; from supervisor import main; sys.argv[0] = 'supervisor'; sys.exit(main())"
 
 
 @contextlib.contextmanager

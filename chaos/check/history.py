@@ -1,0 +1,345 @@
+"""Judge a whole run by its journals: one pass over sorted columns, a topic at a time.
+
+What must hold of a topic that was written, read and deleted from at will while processes died:
+
+  lost         an acknowledged record that was not deleted is in the final read, under its number
+  doubled      no value twice, no number twice, no two answers for one value
+  altered      what is read was submitted, and bears the same digest; what surely failed is nowhere
+  reordered    an append that returned before another began has the smaller number, and one writer's records
+               keep his order
+  stale        a read knows what returned, or was read by anybody, before it began
+  resurrected  what was deleted before a read began is not in it
+  gaps         numbers are dense: what a read passes over was deleted
+  backwards    a reader's cursor goes on from where it was
+  announced    a loss that the engine admits: honest, and still a loss
+
+An operation whose outcome is unknown may be there or not, and never twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chaos.check.journal import OPS_PER_CLIENT, Outcome, Rows, What
+
+STORIES_MAX = 12
+_FAR = np.iinfo(np.int64).max
+_READS = (What.READ, What.FINAL)
+
+
+@dataclass(slots=True)
+class Judgement:
+    """What became of a run. The first block counts work, the second broken promises."""
+
+    ops: int = 0
+    """Operations begun: appends, reads, deletes."""
+    acked: int = 0
+    unknown: int = 0
+    """Appends whose outcome their client never learned."""
+    failed: int = 0
+    read: int = 0
+    """Records given to readers."""
+    survivors: int = 0
+    """Records in the final reads."""
+
+    lost: int = 0
+    doubled: int = 0
+    altered: int = 0
+    reordered: int = 0
+    stale: int = 0
+    resurrected: int = 0
+    gaps: int = 0
+    backwards: int = 0
+    announced: int = 0
+    stories: list[str] = field(default_factory=list)
+    """The first of what is wrong, one line each."""
+
+    @property
+    def wrong(self) -> dict[str, int]:
+        """Broken promises by kind; empty when all held."""
+        return {kind: getattr(self, kind) for kind in BROKEN if getattr(self, kind)}
+
+    def add(self, other: Judgement) -> None:
+        """Take in another run's counts and stories."""
+        for each in fields(self):
+            if each.name == "stories":
+                self.stories += other.stories[: STORIES_MAX - len(self.stories)]
+            else:
+                setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    def blame(self, kind: str, topic: str, count: int, story: str) -> None:
+        """Count broken promises of a kind, with an example."""
+        if count:
+            setattr(self, kind, getattr(self, kind) + int(count))
+            if len(self.stories) < STORIES_MAX:
+                self.stories.append(f"{kind}: {topic}: {story}")
+
+
+BROKEN = (
+    "lost", "doubled", "altered", "reordered", "stale", "resurrected", "gaps", "backwards", "announced",
+)  # fmt: skip
+
+
+class NothingToJudge(ValueError):
+    """A topic without a final read, or a run that did nothing: no verdict is possible."""
+
+
+def judge(rows: Rows, topics: list[str]) -> Judgement:
+    """Judge all topics of a run; raises NothingToJudge rather than praise an empty run."""
+    found = Judgement()
+    for number, name in enumerate(topics):
+        mine = rows[rows["topic"] == number]
+        if not len(mine):
+            raise NothingToJudge(f"nothing was done to {name}")
+        _Topic(name, mine, found).judge()
+    return found
+
+
+class _Topic:
+    """The rows of one topic, taken apart."""
+
+    def __init__(self, name: str, rows: Rows, found: Judgement) -> None:
+        self.name, self.found = name, found
+        what = rows["what"]
+        begun = rows[np.isin(what, (What.APPEND, What.READ, What.DELETE, What.FINAL))]
+        returns = rows[what == What.RETURN]
+        self.begun = begun[np.argsort(begun["op"], kind="stable")]
+        self.records = rows[what == What.RECORD]
+        self.gaps = rows[what == What.GAP]
+        self._join(returns)
+        finals = self.begun[(self.begun["what"] == What.FINAL) & (self.returned < _FAR)]
+        if not len(finals):
+            raise NothingToJudge(f"{name} was not read to its end after all was over")
+        self.final_op = int(finals["op"][np.argmax(finals["at_ns"])])
+        found.ops += len(begun)
+        found.read += len(self.records)
+
+    def _join(self, returns: Rows) -> None:
+        """Give every begun operation its end; `returned` is far in the future for one that has none."""
+        begun = self.begun
+        if len(np.unique(begun["op"])) != len(begun):
+            raise NothingToJudge(f"{self.name}: two operations have one number")
+        place = np.searchsorted(begun["op"], returns["op"])
+        count = len(begun)
+        self.returned = np.full(count, _FAR, dtype=np.int64)
+        self.outcome = np.zeros(count, dtype=np.uint8)
+        self.seq = np.zeros(count, dtype=np.uint64)
+        self.cursor = np.zeros(count, dtype=np.uint64)
+        self.returned[place] = returns["at_ns"]
+        self.outcome[place] = returns["outcome"]
+        self.seq[place] = returns["seq"]
+        self.cursor[place] = returns["value"]
+
+    def judge(self) -> None:
+        """All checks."""
+        begun, found = self.begun, self.found
+        is_append = begun["what"] == What.APPEND
+        found.acked += int((is_append & (self.outcome == Outcome.OK)).sum())
+        found.failed += int((is_append & (self.outcome == Outcome.FAIL)).sum())
+        found.unknown += int((is_append & (self.outcome == Outcome.UNKNOWN)).sum())
+        self.final = np.sort(self.records[self.records["op"] == self.final_op], order="seq")
+        found.survivors += len(self.final)
+        self._deletes()
+        self._appends(is_append)
+        self._identity()
+        self._survival()
+        self._order()
+        self._reads()
+        for gap in self.gaps:
+            found.blame("announced", self.name, 1, f"{gap['seq']}..{gap['value']} said to be lost")
+
+    # -- pieces -----------------------------------------------------------------------------------------
+
+    def _deletes(self) -> None:
+        """Floors as steps in time: `sure` once a delete returned, `perhaps` from its beginning on."""
+        is_delete = self.begun["what"] == What.DELETE
+        done = is_delete & (self.outcome == Outcome.OK)
+        tried = is_delete & (self.outcome != Outcome.FAIL)
+        self.sure = _Steps(self.returned[done], self.begun["seq"][done])
+        self.perhaps = _Steps(self.begun["at_ns"][tried], self.begun["seq"][tried])
+
+    def _appends(self, is_append: NDArray[np.bool_]) -> None:
+        """One line a value: earliest begin, earliest good return, its number, its digest."""
+        rows, outcome = self.begun[is_append], self.outcome[is_append]
+        returned, seq = self.returned[is_append], self.seq[is_append]
+        self.values, group = np.unique(rows["value"], return_inverse=True)
+        count = len(self.values)
+        self.began = np.full(count, _FAR, dtype=np.int64)
+        np.minimum.at(self.began, group, rows["at_ns"])
+        is_ok = outcome == Outcome.OK
+        self.acked_at = np.full(count, _FAR, dtype=np.int64)
+        np.minimum.at(self.acked_at, group[is_ok], returned[is_ok])
+        self.number = np.zeros(count, dtype=np.uint64)
+        np.maximum.at(self.number, group[is_ok], seq[is_ok])
+        known = is_ok & (seq > 0)
+        differs = known & (seq != self.number[group])
+        self.found.blame(
+            "doubled", self.name, differs.sum(), f"value {rows['value'][differs][:1]} was acknowledged twice"
+        )
+        self.digest = np.zeros(count, dtype=np.uint64)
+        self.digest[group] = rows["digest"]
+        self.is_failed = np.ones(count, dtype=bool)
+        np.logical_and.at(self.is_failed, group, outcome == Outcome.FAIL)
+        self.first_op = np.full(count, np.iinfo(np.uint64).max, dtype=np.uint64)
+        np.minimum.at(self.first_op, group, rows["op"])
+        self.tries = np.bincount(group, minlength=count)
+
+    def _row_of(self, values: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Rows of the table of values, and which of them are known at all."""
+        if not len(self.values):
+            return np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=bool)
+        place = np.minimum(np.searchsorted(self.values, values), len(self.values) - 1)
+        return place, self.values[place] == values
+
+    def _identity(self) -> None:
+        """Every number has one value, every value one number, and both are what was submitted."""
+        found, records = self.found, self.records
+        place, is_known = self._row_of(records["value"])
+        forged = ~is_known
+        found.blame("altered", self.name, forged.sum(), f"nobody wrote {_shown(records[forged])}")
+        changed = is_known & (self.digest[place] != records["digest"]) if len(self.values) else forged
+        found.blame("altered", self.name, (changed & is_known).sum(), f"changed: {_shown(records[changed])}")
+        failed = is_known & self.is_failed[place] if len(self.values) else forged
+        found.blame("altered", self.name, (failed & is_known).sum(), f"refused: {_shown(records[failed])}")
+        is_numbered = self.number > 0
+        seqs = np.concatenate([records["seq"], self.number[is_numbered]])
+        values = np.concatenate([records["value"], self.values[is_numbered]])
+        pairs = np.unique(np.stack([seqs, values], axis=1), axis=0)
+        one_seq = np.diff(pairs[:, 0]) == 0
+        found.blame(
+            "doubled", self.name, one_seq.sum(), f"numbers {pairs[1:][one_seq][:3, 0]} have two values"
+        )
+        by_value = pairs[np.lexsort((pairs[:, 0], pairs[:, 1]))]
+        one_value = np.diff(by_value[:, 1]) == 0
+        found.blame("doubled", self.name, one_value.sum(), f"{by_value[1:][one_value][:3]} under two numbers")
+
+    def _survival(self) -> None:
+        """The final read is dense, and holds all that was acknowledged, or read, and not deleted."""
+        found, final = self.found, self.final
+        sure, perhaps = self.sure.last, self.perhaps.last
+        numbers = final["seq"]
+        self.head = int(numbers[-1]) if len(numbers) else 0
+        raised = numbers < sure
+        found.blame("resurrected", self.name, raised.sum(), f"{_shown(final[raised])} below {sure}")
+        is_due = (self.acked_at < _FAR) & ((self.number >= perhaps) | (self.number == 0))
+        is_there = np.isin(self.values, final["value"])
+        # Without a number an ack cannot be told from one for a deleted record.
+        is_due &= (self.number > 0) | (perhaps <= 1)
+        missing = is_due & ~is_there
+        found.blame(
+            "lost", self.name, missing.sum(),
+            f"acknowledged as {self.number[missing][:3]}, final read {numbers[:1]}..{numbers[-1:]}",
+        )  # fmt: skip
+        seen = self.records[(self.records["seq"] >= perhaps) & (self.records["op"] != self.final_op)]
+        gone = ~np.isin(seen["seq"], numbers)
+        found.blame("lost", self.name, gone.sum(), f"read once and gone: {_shown(seen[gone])}")
+
+    def _order(self) -> None:
+        """Numbers follow real time, and each writer's own order."""
+        number = self.number.copy()
+        place, is_known = self._row_of(self.final["value"])
+        number[place[is_known]] = self.final["seq"][is_known]
+        is_acked = (self.acked_at < _FAR) & (number > 0)
+        read_at, read_seq = self._learned()
+        self.known = _Steps(
+            np.concatenate([self.acked_at[is_acked], read_at]),
+            np.concatenate([number[is_acked], read_seq]),
+        )
+        known = self.known.at(self.began)
+        late = (number > 0) & (number <= known)
+        self.found.blame(
+            "reordered", self.name, late.sum(),
+            f"numbers {number[late][:3]} were given after {known[late][:3]} was known",
+        )  # fmt: skip
+        # What was sent again elsewhere, or given up, may rightly come after what its first writer did next.
+        order = np.argsort(self.first_op, kind="stable")
+        order = order[(is_acked & (self.tries == 1))[order]]
+        writer = self.first_op[order] // OPS_PER_CLIENT
+        back = (np.diff(writer) == 0) & (number[order][1:] < number[order][:-1])
+        self.found.blame(
+            "reordered", self.name, back.sum(), f"one writer's {number[order][1:][back][:3]} overtook"
+        )
+
+    def _learned(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """(when a read returned, the head it saw) of every read."""
+        is_read = np.isin(self.begun["what"], _READS) & (self.outcome == Outcome.OK)
+        return self.returned[is_read], self.seq[is_read]
+
+    def _reads(self) -> None:
+        """Each read begins where it was told, passes over nothing that was not deleted, and is not stale."""
+        found, begun = self.found, self.begun
+        is_read = np.isin(begun["what"], _READS) & (self.outcome == Outcome.OK)
+        ops, after = begun["op"][is_read], begun["seq"][is_read]
+        began, returned = begun["at_ns"][is_read], self.returned[is_read]
+        head, cursor = self.seq[is_read], self.cursor[is_read]
+        known = self.known.at(began)
+        stale = head < known
+        found.blame("stale", self.name, stale.sum(), f"saw head {head[stale][:3]}, known {known[stale][:3]}")
+        records = self.records[np.argsort(self.records["op"], kind="stable")]
+        first, last = np.searchsorted(records["op"], ops), np.searchsorted(records["op"], ops, side="right")
+        floor_sure, floor_perhaps = self.sure.at(began), self.perhaps.at(returned)
+        counts = last - first
+        # Rows of records with the read they belong to; what a read without end gave is judged elsewhere.
+        owner = np.repeat(np.arange(len(ops)), counts)
+        rows = np.repeat(first - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts) + np.arange(
+            len(owner)
+        )
+        seqs = records["seq"][rows]
+        raised = seqs < floor_sure[owner]
+        found.blame("resurrected", self.name, raised.sum(), f"numbers {seqs[raised][:3]} were deleted before")
+        is_first = np.ones(len(seqs), dtype=bool)
+        is_first[1:] = owner[1:] != owner[:-1]
+        before = np.empty(len(seqs), dtype=np.int64)
+        before[1:] = seqs[:-1]
+        before[is_first] = after[owner][is_first]
+        step = seqs.astype(np.int64) - before
+        found.blame(
+            "reordered",
+            self.name,
+            (step <= 0).sum(),
+            f"read {seqs[step <= 0][:3]} after {before[step <= 0][:3]}",
+        )
+        skipped = (step > 1) & (seqs > floor_perhaps[owner])
+        found.blame("gaps", self.name, skipped.sum(), f"passed over what lies before {seqs[skipped][:3]}")
+        end = after.astype(np.int64)
+        end[counts > 0] = records["seq"][last[counts > 0] - 1]
+        unread = (cursor.astype(np.int64) > end) & (cursor >= floor_perhaps)
+        found.blame(
+            "gaps", self.name, unread.sum(), f"read to {end[unread][:3]}, cursor {cursor[unread][:3]}"
+        )
+        behind = cursor.astype(np.int64) < end
+        found.blame(
+            "backwards", self.name, behind.sum(), f"cursor {cursor[behind][:3]} after {end[behind][:3]}"
+        )
+        client = ops // OPS_PER_CLIENT
+        is_next = (np.diff(client) == 0) & (begun["what"][is_read][1:] == What.READ)
+        jumped = is_next & (after[1:] != cursor[:-1]) & (after[1:] != 0)
+        found.blame("backwards", self.name, jumped.sum(), f"went on at {after[1:][jumped][:3]}")
+
+
+class _Steps:
+    """The greatest number known at a time, from (time, number) events."""
+
+    def __init__(self, times: NDArray[np.int64], numbers: NDArray[np.uint64]) -> None:
+        order = np.argsort(times, kind="stable")
+        self._times = times[order]
+        self._numbers = np.maximum.accumulate(numbers[order]) if len(numbers) else numbers
+
+    @property
+    def last(self) -> int:
+        """In the end."""
+        return int(self._numbers[-1]) if len(self._numbers) else 0
+
+    def at(self, times: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Strictly before each of these times."""
+        place = np.searchsorted(self._times, times, side="left")
+        padded = np.concatenate([np.zeros(1, dtype=np.uint64), self._numbers])
+        return padded[place]
+
+
+def _shown(rows: Any) -> str:
+    return ", ".join(f"number {row['seq']} value {row['value']:#x}" for row in rows[:3])

@@ -1,0 +1,129 @@
+"""Journals: what clients did and saw, written down outside the engine while it happens.
+
+A client notes an operation *before* it begins and again when it returned, so that a client that is killed
+leaves an operation without an end: its outcome is unknown. Times are of the monotonic clock, which all
+processes of a host share. One file a client; a row is appended by one write call and is never half there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROW = np.dtype(
+    [
+        ("at_ns", "<i8"), ("client", "<u4"), ("topic", "<u2"), ("what", "u1"), ("outcome", "u1"),
+        ("op", "<u8"), ("value", "<u8"), ("seq", "<u8"), ("digest", "<u8"),
+    ]
+)  # fmt: skip
+"""One row. `op` is unique in the run, `topic` an index into the run's list of topics; the others by kind."""
+Rows = NDArray[Any]
+OPS_PER_CLIENT = 1 << 32
+
+
+class What(IntEnum):
+    """What a row says."""
+
+    APPEND = 1
+    """Begun: a record with this `value` and `digest`. Operations with the same value are one record: a key
+    sent again."""
+    READ = 2
+    """Begun: a read of what follows `seq`."""
+    DELETE = 3
+    """Begun: delete everything below `seq`."""
+    RETURN = 4
+    """The operation returned with `outcome`. Append: `seq` is the record's number, 0 = no longer known. Read:
+    `seq` is the head it saw, `value` the cursor it gave."""
+    RECORD = 5
+    """The read `op` gave record `seq` with `value` and `digest`."""
+    GAP = 6
+    """The read `op` announced that `seq`..`value` are lost."""
+    FINAL = 7
+    """Begun: a read of everything, after all else is over. As READ otherwise."""
+
+
+class Outcome(IntEnum):
+    """How an operation ended for its client."""
+
+    UNKNOWN = 0
+    """It may have been applied, may be applied later, or never. What has no RETURN is unknown too."""
+    OK = 1
+    FAIL = 2
+    """Certainly not applied."""
+
+
+class Journal:
+    """One client's journal. For one thread."""
+
+    def __init__(self, path: Path, client: int) -> None:
+        """Create the file; raises FileExistsError, for two clients with one number would be one."""
+        self.client = client
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._next_op = client * OPS_PER_CLIENT
+
+    def begin(
+        self, what: What, topic: int, *, seq: int = 0, values: Sequence[int] = (0,),
+        digests: Sequence[int] = (0,),
+    ) -> NDArray[np.uint64]:  # fmt: skip
+        """Note that operations begin now, one for each value; returns their numbers."""
+        count = len(values)
+        rows = self._rows(count, what, topic)
+        ops = np.arange(self._next_op, self._next_op + count, dtype=np.uint64)
+        self._next_op += count
+        rows["op"], rows["seq"], rows["value"], rows["digest"] = ops, seq, values, digests
+        self._write(rows)
+        return ops
+
+    def end(
+        self, topic: int, ops: NDArray[np.uint64], outcome: Outcome, seqs: Any = 0, values: Any = 0
+    ) -> None:
+        """Note that operations returned now."""
+        rows = self._rows(len(ops), What.RETURN, topic)
+        rows["op"], rows["outcome"], rows["seq"], rows["value"] = ops, outcome, seqs, values
+        self._write(rows)
+
+    def records(self, topic: int, op: int, seqs: Any, values: Any, digests: Any) -> None:
+        """Note what a read gave, before its end is noted."""
+        rows = self._rows(len(seqs), What.RECORD, topic)
+        rows["op"], rows["seq"], rows["value"], rows["digest"] = op, seqs, values, digests
+        self._write(rows)
+
+    def gap(self, topic: int, op: int, first: int, last: int) -> None:
+        """Note an announced loss."""
+        rows = self._rows(1, What.GAP, topic)
+        rows["op"], rows["seq"], rows["value"] = op, first, last
+        self._write(rows)
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        os.close(self._fd)
+
+    def _rows(self, count: int, what: What, topic: int) -> Rows:
+        rows = np.zeros(count, dtype=ROW)
+        rows["at_ns"], rows["client"], rows["topic"], rows["what"] = (
+            time.monotonic_ns(), self.client, topic, what,
+        )  # fmt: skip
+        return rows
+
+    def _write(self, rows: Rows) -> None:
+        data = rows.tobytes()
+        if data and os.write(self._fd, data) != len(data):
+            raise OSError("a journal could not be written whole")
+
+
+def load(folder: Path) -> Rows:
+    """All journals of a directory; a client's rows stay in their order."""
+    parts = [np.fromfile(path, dtype=ROW) for path in sorted(folder.glob("*.journal"))]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=ROW)
+
+
+def rows_in(folder: Path) -> int:
+    """How many rows there are so far."""
+    return sum(path.stat().st_size for path in folder.glob("*.journal")) // ROW.itemsize

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,7 +110,7 @@ class Account:
 
     def to_json(self) -> bytes:
         """For the runner."""
-        return msgspec.json.encode(asdict(self))
+        return msgspec.json.encode(self)
 
     @classmethod
     def from_json(cls, data: bytes) -> Account:

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -76,7 +76,7 @@ class Report:
 
     def to_json(self) -> bytes:
         """Everything but the classes' output."""
-        raw = asdict(self)
+        raw = msgspec.to_builtins(self)
         for verdict in raw["verdicts"]:
             del verdict["output"]
         return msgspec.json.format(msgspec.json.encode(raw), indent=1)

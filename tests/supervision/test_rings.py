@@ -250,6 +250,7 @@ def test_a_failed_shard_answers_those_who_wait_and_refuses_the_next(
     "bad",
     [
         request(shard=2), request(shard=-1), request(ring_bytes=1), request(ring_bytes=1 << 40),
+        request(pid=-1), request(pid=1 << 31), request(pid=1 << 63),
         request(ring_bytes=-1), request(client="x" * 300), request(client="\ud800" * 200),
     ],
 )  # fmt: skip

@@ -5,6 +5,8 @@ any files, the last of them cut at a sector, its head lost or one sector of it g
 any point on, for each directory; lengths without contents and contents without lengths follow from
 lengths being changes of their own. Up to SUBSETS_MAX pending writes every subset is made, above that all
 prefixes, all omissions of one, all single survivors and some subsets drawn from a seed.
+
+Whether an image that was seen elsewhere is one of these is decided by membership.py, without making all.
 """
 
 from __future__ import annotations

@@ -25,7 +25,10 @@ BASE = {
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
 WIRE = {"base", "frame", "ring", "board", "envelope"}
 # `storage.disk`: doctor tries what the disk under a data directory can do.
-CLI = {*WIRE, "link", "client", "supervision", "verify", "storage.disk", "storage.reader", "cli", "root"}
+CLI = {
+    *WIRE, "link", "client", "supervision", "verify", "storage.disk", "storage.identity_file",
+    "storage.reader", "cli", "root",
+}  # fmt: skip
 
 # What a process needs to read a topic's records wherever they lie.
 READ_PATH = {"storage.reader", "storage.mask", "storage.shelf", "storage.ledger"}
@@ -60,8 +63,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark": {"base", "frame", "envelope", "client", "storage.reader", "spark"},
     # The supervisor locks the data directory and keeps meta/engine, and the disk is changed in one place.
     "supervision": {
-        "base", "ring", "board", "envelope", "storage.disk", "storage.layout", "supervision", "root",
+        "base", "ring", "board", "envelope", "storage.disk", "storage.layout", "storage.identity_file",
+        "supervision", "root",
     },
+    "storage.identity_file": {"base", "storage.disk", "storage.layout"},
     "supervisor": {"base", "supervision", "root"},
     # Written from the format page, so that it shares no decoder with the engine (RD-25).
     "verify": {"base", "verify"},
@@ -76,6 +81,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing.shard_world": {
         "base", "frame", "envelope", "contract", "storage", "storage.reader", "storage.ledger", "topic",
         "testing", "actors.core", "actors.shell",
+    },
+    # The compactor's checkpoint over such shards.
+    "testing.checkpoints": {
+        "base", "envelope", "segment", "testing", "testing.shard_world", "actors.core", "actors.shell",
     },
     "actors.core": {
         "base", "frame", "envelope", "contract", "topic", "topic.sealed", "segment.layout", *PURE_STORAGE,

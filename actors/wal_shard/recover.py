@@ -288,6 +288,8 @@ class Recovery:
                 continue
             for name in self._disk.list_dir(f"{wal}/{directory}"):
                 parsed = parse_wal_name(name)
+                if parsed is not None and stream == self._shard:
+                    self._require_new(parsed[0], f"{WAL_DIR}/{directory}/{name}")
                 if parsed is None or not self._is_history(stream, parsed[0]):
                     continue
                 file = self._open(f"{WAL_DIR}/{directory}/{name}", stream)
@@ -295,6 +297,15 @@ class Recovery:
                     files.append(file)
         files.sort(key=lambda file: file.header.file_id)
         return files
+
+    def _require_new(self, incarnation: int, path: str) -> None:
+        """Our number is above all that this stream has seen (RD-5): else what a later life acknowledged would
+        be passed over, and what we write be taken for absorbed."""
+        if incarnation >= self._incarnation:
+            raise CorruptData(
+                "the log has files of a later incarnation than this one: the counter in meta/engine went back",
+                file=path, incarnation=self._incarnation,
+            )  # fmt: skip
 
     def _is_history(self, stream: int, incarnation: int) -> bool:
         if stream == self._shard:

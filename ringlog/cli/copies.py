@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import xxhash
 
 from ringlog.errors import CorruptData, UsageError
+from ringlog.storage.identity_file import decode_identity, encode_identity
 
 MANIFEST = "manifest.json"
 ENGINE_FILE = "meta/engine"
@@ -78,8 +78,11 @@ def _copy_bytes(source: int, target: int) -> None:
 
 def copy_identity(source: Path, target: Path) -> Entry:
     """Copy `meta/engine` without the shared memory of its start, which the copy must not clear away."""
-    facts: dict[str, Any] = msgspec.json.decode((source / ENGINE_FILE).read_bytes())
-    write_synced(target / ENGINE_FILE, msgspec.json.encode(facts | {"shm_dir": ""}))
+    try:
+        facts = decode_identity((source / ENGINE_FILE).read_bytes())
+    except ValueError as e:
+        raise CorruptData("meta/engine is damaged", file=ENGINE_FILE, reason=str(e)) from None
+    write_synced(target / ENGINE_FILE, encode_identity(facts.engine_id, facts.next_incarnation, ""))
     return entry_of(target / ENGINE_FILE, ENGINE_FILE)
 
 

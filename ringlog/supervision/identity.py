@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import os
 import secrets
-from typing import Annotated
-
-import msgspec
 
 from ringlog.errors import StartRefused
 from ringlog.storage.disk import Disk, replace_file
+from ringlog.storage.identity_file import (
+    ENGINE_FILE,
+    EngineFile,
+    encode_identity,
+    newest_incarnation,
+    read_identity,
+)
 from ringlog.storage.layout import META_DIR, WAL_DIR
 
-ENGINE_FILE = "engine"
+__all__ = ["ENGINE_FILE", "EngineFile", "Identity"]
 _BLOCK = 16
 """Numbers made durable at once, so that most restarts wait for no disk. Unused ones are skipped."""
-_BYTES_MAX = 65_536
-
-
-class EngineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Contents of `meta/engine`, as JSON."""
-
-    engine_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-    next_incarnation: Annotated[int, msgspec.Meta(ge=1)]
-    shm_dir: str = ""
 
 
 class Identity:
@@ -40,10 +35,11 @@ class Identity:
         self._meta = os.path.join(data_dir, META_DIR)
         disk.make_dir(self._meta)
         disk.sync_dir(data_dir)
-        known = self._read()
+        known = self.peek(disk, data_dir)
         if known is None:
             self._refuse_orphaned_wal(data_dir)
             known = EngineFile(engine_id=secrets.token_hex(16), next_incarnation=1)
+        self._refuse_used_numbers(data_dir, known)
         self.engine_id = known.engine_id
         self.previous_shm_dir = known.shm_dir
         self._shm_dir = known.shm_dir
@@ -73,25 +69,32 @@ class Identity:
     def _reserve(self, count: int) -> None:
         """Make `count` further numbers usable; raises DiskError, and then none of them is."""
         durable_to = self._next + count
-        facts = EngineFile(engine_id=self.engine_id, next_incarnation=durable_to, shm_dir=self._shm_dir)
-        replace_file(self._disk, self._meta, ENGINE_FILE, msgspec.json.encode(facts))
+        facts = encode_identity(self.engine_id, durable_to, self._shm_dir)
+        replace_file(self._disk, self._meta, ENGINE_FILE, facts)
         self._durable_to = durable_to
 
-    def _read(self) -> EngineFile | None:
-        path = os.path.join(self._meta, ENGINE_FILE)
-        if not self._disk.exists(path):
-            return None
-        fd = self._disk.open_read(path)
+    @staticmethod
+    def peek(disk: Disk, data_dir: str) -> EngineFile | None:
+        """What the directory says of itself, None when it is new; raises StartRefused for nonsense."""
         try:
-            data = self._disk.read_at(fd, _BYTES_MAX, 0)
-        finally:
-            self._disk.close(fd)
-        try:
-            return msgspec.json.decode(data, type=EngineFile)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+            return read_identity(disk, data_dir)
+        except ValueError as e:
+            path = os.path.join(data_dir, META_DIR, ENGINE_FILE)
             raise StartRefused(
-                "meta/engine does not decode; nothing was changed", file=path, reason=str(e)
-            ) from None
+                "meta/engine does not decode; nothing was changed", file=path,
+                reason=str(e),
+            ) from None  # fmt: skip
+
+    def _refuse_used_numbers(self, data_dir: str, known: EngineFile) -> None:
+        """A counter below what the log's names say is damaged, or older than the log (RD-5): recovery would
+        take the files of a later life for nobody's."""
+        newest = newest_incarnation(self._disk, data_dir)
+        if newest >= known.next_incarnation:
+            raise StartRefused(
+                "meta/engine is older than the log; restore the one that belongs to it",
+                file=os.path.join(self._meta, ENGINE_FILE), next_incarnation=known.next_incarnation,
+                newest=newest,
+            )  # fmt: skip
 
     def _refuse_orphaned_wal(self, data_dir: str) -> None:
         """A log without its identity: a new one could reuse incarnation numbers (RD-5)."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from ringlog.errors import UsageError
 from ringlog.verify.findings import DAMAGE, FileReport, Finding
 from ringlog.verify.frame_decoder import VerifyError
+from ringlog.verify.identity_decoder import verify_identity
 from ringlog.verify.log_order import judge_log
 from ringlog.verify.segment_decoder import verify_segment
 from ringlog.verify.snapshot_decoder import snapshots_in_force, verify_snapshot
@@ -27,6 +28,7 @@ from ringlog.verify.wal_decoder import verify_wal
 
 _WAL = re.compile(r"^wal/shard-\d+/wal-\d+-\d+\.log$")
 _DATA = re.compile(r"^(topics/[0-9a-f]{16}/seg-\d{20}-[0-9a-f]{16}|packs/pack-[0-9a-f]{16})\.(data|idx)$")
+_IDENTITY = "meta/engine"
 _SNAPSHOT = re.compile(r"^meta/snapshot-\d+\.\d+$")
 _OURS = ("wal", "topics", "packs", "meta")
 NONSENSE = (
@@ -66,12 +68,7 @@ def verify_directory(
         raise UsageError("not a data directory: it has no wal/ and no meta/", path=data_dir)
     found = Verification()
     found.files = _read_all(root, paths_in(root), is_deep, jobs or len(os.sched_getaffinity(0)), cold_dir)
-    _put_together(found)
-    order = {DAMAGE: 0}
-    found.findings = sorted(
-        (finding for report in found.files for finding in report.findings),
-        key=lambda finding: (order.get(finding.severity, 1), finding.path, finding.offset),
-    )
+    put_together(found)
     return found
 
 
@@ -93,7 +90,7 @@ def _unit(path: str) -> str:
     segment = _DATA.match(path)
     if segment:
         return segment[1]
-    return path if _WAL.match(path) or _SNAPSHOT.match(path) else ""
+    return path if path == _IDENTITY or _WAL.match(path) or _SNAPSHOT.match(path) else ""
 
 
 def _read_all(root: Path, paths: Sequence[str], is_deep: bool, jobs: int, cold_dir: str) -> list[FileReport]:
@@ -112,6 +109,8 @@ def verify_path(root: str, path: str, *, is_deep: bool = False, cold_dir: str = 
             _check_name(report)
         elif _SNAPSHOT.match(path):
             report = verify_snapshot(path, _bytes_of(root, path))
+        elif path == _IDENTITY:
+            report = verify_identity(path, _bytes_of(root, path))
         else:
             report = verify_segment(root, path, is_deep=is_deep, cold_dir=cold_dir)
     except OSError as e:
@@ -137,11 +136,13 @@ def _check_name(report: FileReport) -> None:
         report.damage(f"lies under another file's name: its header says {expected}")
 
 
-def _put_together(found: Verification) -> None:
+def put_together(found: Verification) -> None:
+    """Say of each file in `found.files` what the others say of it, and of each topic what is missing."""
     snapshots = snapshots_in_force([report for report in found.files if report.kind == "snapshot"])
     in_force = judge_log(found.files, snapshots)
     segments = [report for report in found.files if report.kind == "segment"]
     _check_identity(found.files)
+    _check_counter(found.files)
     _check_listed(snapshots, segments)
     for report in snapshots:
         for topic in report.more["topics"]:
@@ -163,6 +164,11 @@ def _put_together(found: Verification) -> None:
         for first, last in topic.gaps:
             whole.damage(f"records {first}..{last} of {topic.topic} are nowhere" + _because(unreadable))
     found.files.append(whole)
+    order = {DAMAGE: 0}
+    found.findings = sorted(
+        (finding for report in found.files for finding in report.findings),
+        key=lambda finding: (order.get(finding.severity, 1), finding.path, finding.offset),
+    )
 
 
 def _because(unreadable: Sequence[str]) -> str:
@@ -179,6 +185,14 @@ def _check_identity(reports: Sequence[FileReport]) -> None:
     for owner, theirs in owners.items():
         for report in theirs if owner != most else ():
             report.damage("belongs to another data directory")
+
+
+def _check_counter(reports: Sequence[FileReport]) -> None:
+    """The next incarnation is one that no file was written by."""
+    used = max((int(each.header.get("incarnation", 0)) for each in reports if each.kind == "wal"), default=0)
+    for report in reports:
+        if report.kind == "identity" and 0 < report.header.get("next_incarnation", 0) <= used:
+            report.damage(f"the counter of incarnations is older than the log: {used} was used")
 
 
 def _check_listed(snapshots: Sequence[FileReport], segments: Sequence[FileReport]) -> None:

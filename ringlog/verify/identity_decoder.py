@@ -1,0 +1,50 @@
+"""The second reader of `meta/engine`, written from docs/format.md alone (RD-25)."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import xxhash
+
+from ringlog.verify.findings import FileReport
+
+_ID = re.compile(r"[0-9a-f]{32}")
+_FIELDS = {"engine_id", "next_incarnation", "shm_dir", "check"}
+
+
+def verify_identity(path: str, data: bytes) -> FileReport:
+    """Everything that can be said of the identity file by itself."""
+    report = FileReport(path, "identity", bytes=len(data))
+    try:
+        facts: Any = json.loads(data)
+    except ValueError as e:
+        report.damage(f"is no JSON: {e}")
+        return report
+    wrong = _wrong(facts)
+    if wrong:
+        report.damage(wrong)
+        return report
+    report.header = {"engine_id": facts["engine_id"], "next_incarnation": facts["next_incarnation"]}
+    if not facts.get("check"):
+        report.remark("has no checksum: an engine older than checksums wrote it")
+    return report
+
+
+def _wrong(facts: Any) -> str:
+    """What makes no sense; empty when all does."""
+    if not isinstance(facts, dict) or not set(facts) <= _FIELDS:
+        return "has fields that nobody knows"
+    engine_id, number = facts.get("engine_id"), facts.get("next_incarnation")
+    shm_dir, check = facts.get("shm_dir", ""), facts.get("check", "")
+    if not isinstance(engine_id, str) or not _ID.fullmatch(engine_id):
+        return "names no engine"
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        return "counts no incarnations"
+    if not isinstance(shm_dir, str) or not isinstance(check, str):
+        return "has fields of another kind"
+    text = f"{engine_id} {number} {shm_dir}".encode(errors="surrogatepass")
+    if check and check != xxhash.xxh3_64_hexdigest(text):
+        return "its checksum does not fit"
+    return ""

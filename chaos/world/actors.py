@@ -1,0 +1,268 @@
+"""The actors of the engine as processes of the simulated world: production cores, simulated surroundings."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from actors.compactor import checkpoint as compactor_checkpoint
+from actors.compactor.checkpoint import Checkpoint, Workplace
+from actors.compactor.schedule import Schedule, Waiting
+from actors.compactor.shards import Shard
+from actors.reclaimer import rewriter as reclaimer_rewriter
+from actors.reclaimer.pace import Pace
+from actors.reclaimer.rewriter import Rewriter
+from actors.reclaimer.rounds import Reclaimer
+from actors.relocator.mover import Mover
+from actors.relocator.reads import ColdReads, Fetch
+from chaos.world.engine import COLD, Child, Engine
+from chaos.world.model import Broken
+from chaos.world.tasks import NS, Process
+from ringlog.contract import Reply
+from ringlog.envelope import messages as m
+from ringlog.errors import (
+    ColdUnavailable,
+    CorruptData,
+    DiskError,
+    InvariantViolation,
+    RinglogError,
+    ShuttingDown,
+)
+from ringlog.segment.layout import (
+    MAKER_COMPACTOR,
+    MAKER_RECLAIMER,
+    MAKER_SHIFT,
+    NumberAllocator,
+    parse_stem,
+)
+from ringlog.segment.segment import find_segments
+from ringlog.testing.shard_world import DATA, ENGINE_ID
+from ringlog.tier.copies import Copies
+from ringlog.tier.local import LocalStore
+from ringlog.tier.ownership import claim
+
+
+@contextmanager
+def seeded_salts(rng: Any) -> Iterator[None]:
+    """Salts of segments from the seed, so that a case replays byte for byte."""
+    stand_in: Any = SimpleNamespace(randbits=rng.getrandbits)
+    modules: tuple[Any, ...] = (compactor_checkpoint, reclaimer_rewriter)
+    for module in modules:
+        module.secrets = stand_in
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.secrets = secrets
+
+
+class Asking:
+    """What compactor, reclaimer and relocator ask shards through."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def ask(self, shard: int, message: m.Message, wanted: type[Any], *, attachment: Any = None) -> Any:
+        """As link.shard_requests.ShardRequests.ask."""
+        copied = bytearray(attachment) if attachment is not None else None
+        reply, attached = self._engine.ask(self._engine.child("wal_shard", shard), message, copied)
+        assert isinstance(reply, wanted), reply
+        return SimpleNamespace(message=reply, attachment=memoryview(attached if attached is not None else b""))
+
+
+# -- compactor -------------------------------------------------------------------------------------------
+
+
+class CompactorActor:
+    """actors/compactor/shell.py without its sockets."""
+
+    def __init__(self, engine: Engine, child: Child, process: Process) -> None:
+        self.engine, self.process = engine, process
+        disk, config, loop = engine.disk_for(process), engine.config, engine.loop
+        self.schedule = Schedule(
+            engine.base.shards, file_bytes=engine.base.file_bytes, age_ms=config.storage.segment_age_ms,
+            now_ns=loop.monotonic_ns(),
+        )  # fmt: skip
+        stems = map(parse_stem, find_segments(disk, DATA))
+        numbers = [parsed[2] for parsed in stems if parsed is not None]
+        numbers.append(MAKER_COMPACTOR << MAKER_SHIFT | process.incarnation << 24)
+        self.place = Workplace(
+            disk=disk, data_dir=DATA, engine_id=ENGINE_ID, storage=config.storage, clock=loop,
+            numbers=NumberAllocator(MAKER_COMPACTOR, numbers), beat=process.point,
+        )  # fmt: skip
+        self.tickets = 0
+        child.actor, child.was_ready = self, True
+
+    def run(self) -> None:
+        """Look at the shards in turn, for ever."""
+        shards = [Shard(Asking(self.engine), number) for number in range(self.engine.base.shards)]
+        loop = self.engine.loop
+        while True:
+            number = self.schedule.next_shard(loop.now_ns)
+            if number is None:
+                loop.pause(min(0.2, max(0.001, (self.schedule.next_look_ns() - loop.now_ns) / NS)))
+            else:
+                self._look_at(shards[number])
+
+    def want(self) -> None:
+        """An operator, or the reclaimer, asks for snapshots."""
+        self.tickets += 1
+        self.schedule.want(self.tickets, self.engine.loop.now_ns)
+
+    def _look_at(self, shard: Shard) -> None:
+        started_ns, counts = self.engine.loop.now_ns, self.engine.counts
+        try:
+            look = shard.look(roll=self.schedule.must_roll(shard.number, started_ns))
+            waiting = Waiting(tuple(each.stop - each.start for each in look.files), look.log_bytes)
+            if not self.schedule.is_due(shard.number, waiting, started_ns):
+                return
+            made = Checkpoint(self.place, shard, shard.plan()).run()
+        except InvariantViolation:
+            raise
+        except CorruptData as e:
+            raise Broken(f"the compactor finds damage, and nothing was damaged: {e} {e.detail}") from e
+        except RinglogError as e:
+            counts["checkpoints failed"] += 1
+            self.engine.tell("", f"checkpoint of shard {shard.number} failed: {e}")
+            self.schedule.failed(shard.number, self.engine.loop.now_ns)
+        else:
+            counts["checkpoints"] += 1
+            counts["segments"] += made.segments
+            counts["log files unlinked"] += made.unlinked
+            self.engine.tell(
+                "", f"checkpoint of shard {shard.number}: snapshot {made.snapshot}, {made.segments} segments"
+            )
+            self.schedule.done(shard.number, self.engine.loop.now_ns)
+
+
+def compactor(engine: Engine, child: Child, process: Process) -> None:
+    """The compactor's life."""
+    CompactorActor(engine, child, process).run()
+
+
+# -- reclaimer -------------------------------------------------------------------------------------------
+
+
+def reclaimer(engine: Engine, child: Child, process: Process) -> None:
+    """The reclaimer's life: rounds, one after the other."""
+    loop, settings, disk = engine.loop, engine.config.storage, engine.disk_for(process)
+    store = LocalStore(disk, COLD) if engine.config.cold.dir else None
+    numbers = NumberAllocator(MAKER_RECLAIMER, [(MAKER_RECLAIMER << MAKER_SHIFT) | process.incarnation << 20])
+    asking = Asking(engine)
+    replies: dict[type[m.Message], type[m.Message]] = {
+        m.CheckpointOpen: m.CheckpointPlan, m.LiveAsk: m.LiveReply, m.SegmentsChange: m.SegmentsChanged,
+    }  # fmt: skip
+
+    def ask(shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any]:
+        answer = asking.ask(shard, message, replies[type(message)], attachment=attachment)
+        return answer.message, answer.attachment
+
+    def want_checkpoint() -> None:
+        known = engine.child("compactor")
+        if known is not None:
+            known.actor.want()
+
+    def later(job: Any) -> bool:
+        process.spawn(lambda: job())
+        return True
+
+    actor = Reclaimer(
+        disk, DATA, settings, copies=Copies(disk, DATA, store),
+        rewriter=Rewriter(
+            disk, DATA, settings, numbers, Pace(1 << 50, loop, lambda: False)
+        ),
+        shards=engine.base.shards, engine_id=ENGINE_ID, ask=ask, clock=loop, quarantined=set,
+        want_checkpoint=want_checkpoint, later=later,
+    )  # fmt: skip
+    child.actor, child.was_ready = actor, True
+    before: Counter[str] = Counter()
+    while True:
+        loop.pause(settings.reclaim_interval_s)
+        try:
+            actor.round()
+        except ShuttingDown:
+            engine.counts["rounds cut short"] += 1
+        now = Counter(dropped=actor.counts.dropped, rewritten=actor.counts.rewritten)
+        engine.counts["segments dropped"] += now["dropped"] - before["dropped"]
+        engine.counts["segments rewritten"] += now["rewritten"] - before["rewritten"]
+        before = now
+
+
+# -- relocator -------------------------------------------------------------------------------------------
+
+
+class RelocatorActor:
+    """actors/relocator/shell.py without its sockets: one task moves, one for each fetch, one answers."""
+
+    def __init__(self, engine: Engine, child: Child, process: Process) -> None:
+        self.engine, self.child, self.process = engine, child, process
+        self.disk, cold, loop = engine.disk_for(process), engine.config.cold, engine.loop
+        self.store = LocalStore(self.disk, COLD)
+        self.reads = ColdReads(cold.cache_bytes, round(cold.timeout_s * 1e9))
+        asking = Asking(engine)
+        self.mover = Mover(
+            Copies(self.disk, DATA, self.store), cold, shards=engine.base.shards,
+            ask=lambda shard, message, wanted: asking.ask(shard, message, wanted).message, clock=loop,
+            jitter=engine.rng.random, on_change=self.reads.cache.forget,
+        )  # fmt: skip
+        self.waiting: dict[int, Any] = {}
+        self.corr = 0
+        child.actor, child.was_ready = self, True
+        process.spawn(self._move)
+
+    def run(self) -> None:
+        """Answer cold reads."""
+        loop, bell = self.engine.loop, self.child.bell
+        assert bell is not None
+        while True:
+            self._perform(self.reads.tick(loop.now_ns))
+            while self.child.inbox:
+                request = self.child.inbox.popleft()
+                self.corr += 1
+                self.waiting[self.corr] = request.answer
+                assert isinstance(request.message, m.ColdRead)
+                self._perform(self.reads.ask(b"", self.corr, request.message, loop.now_ns))
+            loop.wait(bell, 0.5)
+
+    def _perform(self, effects: Any) -> None:
+        for effect in effects:
+            if isinstance(effect, Reply):
+                self.waiting.pop(effect.corr)(effect.message, effect.attachment)
+            else:
+                self.process.spawn(lambda fetch=effect: self._fetch(fetch))
+
+    def _fetch(self, fetch: Fetch) -> None:
+        data, error = None, None
+        try:
+            data = self.store.get_range(fetch.path, fetch.start, fetch.stop)
+        except RinglogError as e:
+            error = e
+        self.engine.counts["cold fetches"] += 1
+        self._perform(self.reads.fetched(fetch.ticket, data, error))
+
+    def _move(self) -> None:
+        engine, loop, is_ours = self.engine, self.engine.loop, False
+        moved = 0
+        while True:
+            loop.pause(engine.config.cold.interval_s)
+            try:
+                is_ours = is_ours or claim(self.store, self.disk, DATA, ENGINE_ID.hex()) == ENGINE_ID.hex()
+                if is_ours:
+                    self.mover.round()
+            except (ColdUnavailable, DiskError, ShuttingDown) as e:
+                engine.tell("", f"relocator: {e}")
+            except CorruptData as e:
+                raise Broken(f"the relocator finds damage, and nothing was damaged: {e} {e.detail}") from e
+            if self.mover.patience.quarantined:
+                raise Broken(f"the relocator finds damage in {sorted(self.mover.patience.quarantined)}")
+            engine.counts["segments moved"] += self.mover.counts.moved - moved
+            moved = self.mover.counts.moved
+
+
+def relocator(engine: Engine, child: Child, process: Process) -> None:
+    """The relocator's life."""
+    RelocatorActor(engine, child, process).run()

@@ -1,0 +1,432 @@
+"""Clients of the simulated engine: producers that number their frames and resend, an admin, readers.
+
+A local producer pushes into rings; a remote one goes through the gateway, one batch at a time. Both keep what
+is not settled, and send it again, under the same numbers and in order, when the engine was restarted or the
+producer itself died and began again as another process.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import numpy as np
+from pyroaring import BitMap64
+
+from actors.gateway import events as gateway_events
+from actors.gateway.files import read_files
+from actors.gateway.replies import plan_of, read_reply
+from chaos.world.engine import RING_FRAMES_MAX, Engine, Ring
+from chaos.world.model import Broken, Deletion, Life, Model, Sent
+from chaos.world.tasks import Process, Signal
+from ringlog.envelope import messages as m
+from ringlog.errors import CorruptData, Refused, RinglogError, StaleEpoch, TopicNotFound
+from ringlog.frame import batch as frames
+from ringlog.frame import encode_records, frame, open_frame
+from ringlog.frame.settle import (
+    FLAG_DEDUPED,
+    FLAGS_SHIFT,
+    S_COUNT_STATUS,
+    S_EPOCH,
+    S_FIRST_SEQ,
+    S_PRODUCER_SEQ,
+    WORDS,
+    entry_error,
+)
+from ringlog.storage.reader import Mark
+from ringlog.testing.shard_world import DATA
+from ringlog.topic.names import home_shard
+from ringlog.types import Durability
+
+OPEN_MAX = 40
+"""Frames of one producer that are not settled."""
+BATCH_MAX = 6
+READ_TRIES = 6
+TAGS = ("red", "green", "blue")
+
+
+class Client:
+    """Who asks shards. `configs`: what each topic is made with."""
+
+    def __init__(self, engine: Engine, model: Model, name: str, configs: dict[str, dict[str, Any]]) -> None:
+        self.engine, self.model, self.name, self.configs = engine, model, name, configs
+        self.process = self.new_process()
+        self.infos: dict[str, m.TopicInfo] = {}
+        self.generation = 0
+
+    def new_process(self) -> Process:
+        """Another process of this name."""
+        self.process = Process(self.engine.loop, self.name, "client", 1 << 41)
+        self.news = Signal(self.engine.loop)
+        return self.process
+
+    def resolve(self, topic: str, *, fresh: bool = False) -> m.TopicInfo:
+        """Where the topic is; raises what asking raises."""
+        if self.generation != self.engine.generation:
+            self.infos.clear()
+            self.generation = self.engine.generation
+        if fresh or topic not in self.infos:
+            began = self.model.now()
+            self.infos[topic] = self.at_home(topic, m.TopicResolve(topic))
+            self.life_of(self.infos[topic], began)
+        return self.infos[topic]
+
+    def at_home(self, topic: str, message: m.Message) -> Any:
+        """Ask the shard where the name is at home, or the one it points to."""
+        home = home_shard(topic, self.engine.base.shards)
+        answer, _ = self.engine.ask(self.engine.child("wal_shard", home), message)
+        if isinstance(answer, m.TopicInfo) and not answer.topic_id:
+            answer, _ = self.engine.ask(self.engine.child("wal_shard", answer.shard), message)
+        return answer
+
+    def life_of(self, info: Any, began: int) -> Life:
+        """The life that an answer speaks of."""
+        config = self.configs[info.topic]
+        return self.model.met(
+            info.topic, info.topic_id, info.epoch, Durability.parse(config["durability"]),
+            config.get("cap_records", 0), config.get("ttl_ms", 0) * 1_000, began,
+        )  # fmt: skip
+
+
+class Producer(Client):
+    """Sends frames. `todo`: (topic, frames, how large, generator)."""
+
+    def __init__(
+        self, engine: Engine, model: Model, name: str, configs: dict[str, dict[str, Any]], number: int,
+        *, is_remote: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(engine, model, name, configs)
+        self.producer_id, self.is_remote = number, is_remote
+        self.todo: deque[tuple[str, int, int, random.Random]] = deque()
+        self.open: list[Sent] = []
+        self.unsent: deque[Sent] = deque()
+        self.rings: dict[int, Ring] = {}
+        self.numbers: dict[tuple[int, int], int] = {}
+        self.joined = 0
+        self.process.spawn(self.live)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left to do."""
+        return not self.todo and not self.open
+
+    def restart(self) -> None:
+        """The client dies; another process goes on with what was not settled."""
+        self.engine.loop.kill(self.process)
+        for ring in self.rings.values():
+            ring.is_abandoned, ring.news = True, None
+        self.rings = {}
+        self.joined = 0
+        self.new_process().spawn(self.live, 0.05)
+
+    def live(self) -> None:
+        """Send what there is, for ever."""
+        while True:
+            try:
+                self._turn()
+            except (StaleEpoch, TopicNotFound):
+                self.infos.clear()
+            except RinglogError:
+                self.engine.loop.pause(0.05)
+            self.engine.loop.wait(self.news, 0.05)
+
+    def _turn(self) -> None:
+        if not self.engine.is_up:
+            return
+        if self.joined != self.engine.generation:
+            self.joined = self.engine.generation
+            self.rings = {}
+            self.unsent = deque(self.open)
+        self._take_settlements()
+        while self.todo and len(self.open) < OPEN_MAX:
+            topic, count, size, rng = self.todo[0]
+            info = self._resolved(topic)
+            if self.todo:
+                self.todo.popleft()
+            if info is not None:
+                self._make(self.life_of(info, self.model.now()), count, size, rng)
+        if self.is_remote:
+            self._send_batch()
+        else:
+            while self.unsent and self._push(self.unsent[0]):
+                self.unsent.popleft()
+
+    def _resolved(self, topic: str) -> m.TopicInfo | None:
+        try:
+            return self.resolve(topic)
+        except TopicNotFound:
+            return None
+
+    def _make(self, life: Life, count: int, size: int, rng: random.Random) -> None:
+        for _ in range(count):
+            key = life.topic_id, life.epoch
+            number = self.numbers[key] = self.numbers.get(key, 0) + rng.choice((1, 1, 1, 3))
+            payloads = [
+                len(self.model.by_token).to_bytes(6, "little") + i.to_bytes(2, "little")
+                + rng.randbytes(rng.randrange(1, size)) for i in range(rng.choice((1, 1, 2, 5)))
+            ]  # fmt: skip
+            tag = rng.choice(TAGS)
+            made = frame(
+                encode_records(payloads, tags=[tag] * len(payloads)), topic_id=life.topic_id,
+                producer_id=self.producer_id, producer_seq=number, epoch=life.epoch,
+                durability=Durability.EPHEMERAL,
+            )  # fmt: skip
+            sent = self.model.submit(life, self.producer_id, number, payloads, tag, bytes(made))
+            self.open.append(sent)
+            self.unsent.append(sent)
+
+    def _gone(self, sent: Sent) -> None:
+        """Its topic is over."""
+        sent.times += 1
+        self.model.refused(sent)
+        if sent in self.open:
+            self.open.remove(sent)
+
+    def _push(self, sent: Sent) -> bool:
+        info = self._resolved(sent.life.name)
+        if info is None or (info.topic_id, info.epoch) != (sent.life.topic_id, sent.life.epoch):
+            self._gone(sent)
+            return True
+        if self.joined != self.engine.generation or not self.engine.is_up:
+            return False
+        ring = self.rings.get(info.shard)
+        if ring is None:
+            ring = self.rings[info.shard] = Ring(self.name, info.shard, news=self.news)
+            self.engine.rings.append(ring)
+        if len(ring.frames) >= RING_FRAMES_MAX:
+            return False
+        sent.times += 1
+        ring.frames.append((sent, sent.frame))
+        self.engine.ring_bell(info.shard)
+        return True
+
+    def _take_settlements(self) -> None:
+        for ring in self.rings.values():
+            settled, ring.settled = ring.settled, []
+            for sent, entry in settled:
+                self._settled(sent, entry)
+
+    def _settled(self, sent: Sent, entry: Any) -> None:
+        error = entry_error(entry, sent.life.name)
+        if int(entry[S_PRODUCER_SEQ]) != sent.number:
+            raise Broken(f"{sent} is settled as number {int(entry[S_PRODUCER_SEQ])}", sent.life.name)
+        if error is None:
+            if int(entry[S_EPOCH]) != sent.life.epoch:
+                raise Broken(f"{sent} is settled in epoch {int(entry[S_EPOCH])}", sent.life.name)
+            is_repeat = bool(int(entry[S_COUNT_STATUS]) >> FLAGS_SHIFT & FLAG_DEDUPED)
+            self.model.acked(sent, int(entry[S_FIRST_SEQ]), is_repeat=is_repeat)
+        else:
+            self.model.refused(sent)
+        self.engine.tell(sent.life.name, f"{self.name}: {sent} {error or ''}")
+        if sent in self.open:
+            self.open.remove(sent)
+
+    def _send_batch(self) -> None:
+        """By message, and again until there is an answer."""
+        if not self.open:
+            return
+        life = self.open[0].life
+        batch = [sent for sent in self.open[:BATCH_MAX] if sent.life is life]
+        for sent in batch:
+            sent.times += 1
+        joined = bytearray().join(bytearray(sent.frame) for sent in batch)
+        message = m.Append(life.name, len(batch))
+        try:
+            reply, _ = self.engine.ask(self.engine.child("gateway"), message, joined)
+        except (TopicNotFound, StaleEpoch):
+            for sent in batch:
+                sent.times += 1
+                self._gone(sent)
+            return
+        assert isinstance(reply, m.Appended), reply
+        entries = np.frombuffer(reply.entries, dtype="<u8").reshape(-1, WORDS)
+        if len(entries) != len(batch):
+            raise Broken(f"{len(batch)} frames were sent, {len(entries)} are settled", life.name)
+        for sent, entry in zip(batch, entries, strict=True):
+            self._settled(sent, entry)
+
+
+class Admin(Client):
+    """Makes, configures, deletes, one after the other. `todo`: (what, topic, generator)."""
+
+    def __init__(self, engine: Engine, model: Model, name: str, configs: dict[str, dict[str, Any]]) -> None:
+        super().__init__(engine, model, name, configs)
+        self.todo: deque[tuple[str, str, random.Random]] = deque()
+        self.is_busy = False
+        self.process.spawn(self.live)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left to do."""
+        return not self.todo and not self.is_busy
+
+    def live(self) -> None:
+        """Do what there is, for ever. What fails is not tried again: it may have happened or not."""
+        while True:
+            while self.todo:
+                what, topic, rng = self.todo.popleft()
+                self.is_busy = True
+                try:
+                    getattr(self, f"_{what}")(topic, rng)
+                    self.engine.counts[what] += 1
+                except RinglogError as e:
+                    self.engine.tell(topic, f"{what}: {type(e).__name__}: {e}")
+                self.is_busy = False
+            self.engine.loop.wait(self.news, 0.05)
+
+    def _put(self, topic: str, rng: random.Random) -> None:
+        began = self.model.now()
+        info = self.at_home(topic, m.TopicPut(topic, self.configs[topic]))
+        self.life_of(info, began)
+        self.engine.tell(topic, f"put: epoch {info.epoch} in shard {info.shard}")
+
+    def _configure(self, topic: str, rng: random.Random) -> None:
+        self.at_home(topic, m.TopicPut(topic, {"idempotency_window_ms": rng.randrange(1, 1 << 20)}, "merge"))
+
+    def _drop(self, topic: str, rng: random.Random) -> None:
+        info = self.resolve(topic, fresh=True)
+        key = info.topic_id, info.epoch
+        self.model.doomed.add(key)
+        self.engine.tell(topic, f"drop epoch {info.epoch}")
+        shard = self.engine.child("wal_shard", info.shard)
+        reply, _ = self.engine.ask(shard, m.TopicDelete(topic))
+        assert isinstance(reply, m.TopicDeleted), reply
+        self.model.gone_at.setdefault(key, self.model.now())
+        self.model.lives[key].had.add("drop")
+        self.engine.tell(topic, f"dropped epoch {info.epoch}")
+
+    def _delete(self, topic: str, rng: random.Random) -> None:
+        """Records: below a number, by tag, both, or by number."""
+        info = self.resolve(topic, fresh=True)
+        life = self.model.lives[info.topic_id, info.epoch]
+        highest = max(life.highest_acked, life.highest_shown)
+        deletion = Deletion(self.model.now())
+        how = rng.choice(("before", "tag", "tag", "both", "seqs"))
+        if how in {"before", "both"}:
+            deletion.before = max(1, highest - rng.randrange(0, 30))
+        if how in {"tag", "both"}:
+            deletion.tag = rng.choice(TAGS)
+            life.had.add("delete by tag")
+        if how == "seqs":
+            some = [rng.randrange(1, highest + 2) for _ in range(8)]
+            deletion.seqs = frozenset(some)
+        life.deletions.append(deletion)
+        self.engine.tell(topic, f"delete {deletion}")
+        message = m.RecordsDelete(
+            topic, deletion.before, deletion.tag or None, BitMap64(deletion.seqs).serialize()
+            if deletion.seqs else b"", info.epoch,
+        )  # fmt: skip
+        reply, _ = self.engine.ask(self.engine.child("wal_shard", info.shard), message)
+        assert isinstance(reply, m.RecordsDeleted), reply
+        deletion.done_at = self.model.now()
+        self.engine.tell(topic, f"deleted {reply.deleted} records, asked at {deletion.asked_at}")
+
+
+class Reader(Client):
+    """Reads, by message or from the files, from a cursor or from the beginning; the model judges each answer."""
+
+    def __init__(
+        self, engine: Engine, model: Model, name: str, configs: dict[str, dict[str, Any]], rng: random.Random,
+        *, is_remote: bool, pause_s: float = 0.1,
+    ) -> None:  # fmt: skip
+        super().__init__(engine, model, name, configs)
+        self.rng, self.is_remote, self.pause_s = rng, is_remote, pause_s
+        self.cursors: dict[str, tuple[int, int]] = {}
+        self.is_stopping = False
+        self.last_seen: list[int] = []
+        self.disk = engine.disk_for(self.process)
+        self.process.spawn(self.live)
+
+    def live(self) -> None:
+        """Read this and that, for ever."""
+        while not self.is_stopping:
+            topic = self.rng.choice(sorted(self.configs))
+            epoch, after = self.cursors.get(topic, (0, 0))
+            if self.rng.random() < 0.3:
+                epoch = after = 0
+            try:
+                reply = self.read(topic, epoch, after)
+                self.cursors[topic] = reply.epoch, reply.next_after
+            except RinglogError as e:
+                self.engine.counts["reads failed"] += 1
+                if isinstance(e, TopicNotFound):
+                    self.cursors.pop(topic, None)
+            self.engine.loop.pause(self.rng.expovariate(1 / self.pause_s))
+
+    def read(self, topic: str, epoch: int = 0, after: int = 0, limit: int = 200) -> m.ReadReply:
+        """One read, judged; raises what reading raises."""
+        began, losses = self.model.now(), self.model.power_losses
+        message = m.Read(topic, after, epoch, limit, 1 << 18)
+        if self.is_remote:
+            reply, data = self.engine.ask(self.engine.child("gateway"), message)
+        else:
+            reply, data = self._read_files(message)
+        assert isinstance(reply, m.ReadReply), reply
+        life = self.life_of(reply, began)
+        start = after if epoch in {0, reply.epoch} and after <= reply.next_after else reply.after
+        hidden = BitMap64.deserialize(reply.hidden) if reply.hidden else BitMap64()
+        records = [pair for pair in _records(data, reply) if pair[0] not in hidden]
+        self.last_seen = [seq for seq, _ in records]
+        self.model.read(
+            life, began, start, reply.next_after, reply.head_seq, reply.earliest_seq, records, losses
+        )
+        return reply
+
+    def _read_files(self, message: m.Read) -> tuple[m.ReadReply, Any]:
+        """As a client on the host: ask where, then read; ask again when what was there has gone."""
+        error: RinglogError | None = None
+        for _ in range(READ_TRIES):
+            info = self.resolve(message.topic)
+            try:
+                located, _ = self.engine.ask(
+                    self.engine.child("wal_shard", info.shard),
+                    m.Locate(message.topic, message.after, message.epoch),
+                )
+            except Refused:
+                self.infos.pop(message.topic, None)
+                raise
+            assert isinstance(located, m.Located), located
+            plan = plan_of(message, located)
+            self.engine.loop.pause(self.rng.choice((0.0, 0.0, 0.01, 0.3)))
+            read = self._look(message, located, plan)
+            if read.error is None:
+                return read_reply(located, plan, read), read.data
+            error = read.error
+            self.engine.counts["places gone while they were read"] += 1
+            self.engine.tell(message.topic, f"{self.name}: {error} {error.detail}")
+            self.process.point()
+        assert error is not None
+        if isinstance(error, CorruptData) and self.engine.is_calm:
+            raise Broken(f"{message.topic}: a reader finds damage, and nothing was damaged: {error}", message.topic)
+        raise error
+
+    def _look(self, message: m.Read, located: m.Located, plan: Any) -> gateway_events.FramesRead:
+        cold, data = None, None
+        marks = self.engine.base.marks
+        while True:
+            wanted = gateway_events.ReadFiles(
+                0, located, plan.after, plan.stop, message.limit, message.max_bytes,
+                self.engine.loop.now_us(), cold, data,
+            )  # fmt: skip
+            read = read_files(
+                wanted, data_dir=DATA, shm_dir="/shm", disk=self.disk,
+                marks=lambda _: Mark(*marks[located.shard].published),
+            )  # fmt: skip
+            if read.cold is None:
+                return read
+            cold = read.cold
+            _, data = self.engine.ask(self.engine.child("relocator"), cold)
+
+
+def _records(data: Any, reply: m.ReadReply) -> list[tuple[int, bytes]]:
+    if not reply.frames:
+        return []
+    buffer = bytes(data)
+    batch = frames.scan(buffer)
+    found = []
+    for offset in batch.offsets.tolist():
+        view = open_frame(buffer, offset, seed=0)
+        pairs = zip(range(view.base_seq, view.last_seq + 1), view.to_list(), strict=False)
+        found += [(seq, payload) for seq, payload in pairs if reply.after < seq <= reply.next_after]
+    return found

@@ -1,0 +1,397 @@
+"""The engine in the simulated world: a supervisor, its children, and what lies between them.
+
+Children are started, given up and restarted by the supervisor's own policy (ringlog/supervision/restart.py)
+under incarnation numbers of its own identity file. Messages go into a process's inbox; those of a dead
+process are lost, an answer that was under way when its sender died perhaps.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from actors.wal_shard.core import Settings
+from chaos.world.disks import ProcessDisk, Weather
+from chaos.world.model import Broken, Model
+from chaos.world.tasks import NS, Halted, Loop, Process, Signal
+from ringlog.config import Cold, Config, Storage, Wal
+from ringlog.envelope import messages as m
+from ringlog.errors import (
+    CorruptData,
+    DiskError,
+    ExitCode,
+    InvariantViolation,
+    NotReady,
+    RequestTimeout,
+    ShuttingDown,
+    StartRefused,
+    refusal,
+)
+from ringlog.runtime.process import exit_code_for
+from ringlog.storage.disk import replace_file
+from ringlog.storage.layout import META_DIR
+from ringlog.supervision.identity import ENGINE_FILE, EngineFile, Identity
+from ringlog.supervision.restart import Exit, GiveUp, History, Wait, decide
+from ringlog.supervision.tree import ChildSpec, build_tree
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.monitor_disk import Monitor
+from ringlog.testing.shard_world import DATA, ENGINE_ID, Marks, World
+
+COLD = "/cold"
+BOOT_S = (0.02, 0.2)
+"""An interpreter's start."""
+DRAIN_S = 10.0
+RING_FRAMES_MAX = 64
+STORY_EVENTS_MAX = 4_000
+
+
+@dataclass(slots=True)
+class Request:
+    """A message in an inbox. `answer(message, attachment)` takes the reply, or nobody does."""
+
+    message: m.Message
+    attachment: Any
+    answer: Callable[[m.Message, Any], None]
+
+
+@dataclass(eq=False, slots=True)
+class Ring:
+    """Frames of one client for one shard, in shared memory: it outlives both, and dies with the engine."""
+
+    owner: str
+    shard: int
+    frames: deque[tuple[Any, bytes]] = field(default_factory=deque)
+    """(what the owner knows the frame as, the frame), from the tail on."""
+    read: int = 0
+    """How many of them the shard that lives has taken."""
+    settled: list[tuple[Any, Any]] = field(default_factory=list)
+    news: Signal | None = None
+    is_abandoned: bool = False
+
+
+@dataclass(eq=False)
+class Child:
+    """One place in the tree and who is there."""
+
+    spec: ChildSpec
+    process: Process | None = None
+    history: History = field(default_factory=History)
+    was_ready: bool = False
+    inbox: deque[Request] = field(default_factory=deque)
+    bell: Signal | None = None
+    actor: Any = None
+
+
+class Engine:
+    """One data directory, what runs on it, and how it ends."""
+
+    def __init__(self, loop: Loop, rng: random.Random, model: Model, options: dict[str, Any]) -> None:
+        self.loop, self.rng, self.model, self.options = loop, rng, model, options
+        self.disk = SimulatedDisk(DATA, COLD)
+        self.monitor = Monitor()
+        self.weather = Weather(loop, rng)
+        self.counts: Counter[str] = Counter()
+        self.story: deque[tuple[int, str, str]] = deque(maxlen=STORY_EVENTS_MAX)
+        self.config = Config(
+            wal=Wal(shards=options["shards"], file_bytes=1 << 20, flush_interval_ms=options["flush_ms"]),
+            storage=Storage(
+                segment_bytes=options["segment_bytes"], own_segment_bytes=options["own_bytes"],
+                segment_age_ms=options["age_ms"], reclaim_interval_s=1.0, reclaim_bytes_per_s=1 << 40,
+                compression=options["compression"],
+            ),
+            cold=Cold(dir=COLD if options["has_cold"] else "", hot_segments=options["hot"], interval_s=1.0),
+        )  # fmt: skip
+        self.base = World(
+            self.disk, shards=options["shards"], file_bytes=options["file_bytes"],
+            settings=Settings(flush_interval_ms=options["flush_ms"]), clock=loop,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.children: dict[str, Child] = {}
+        self.rings: list[Ring] = []
+        self.generation = 0
+        self.is_up = self.is_stopping = self.is_calm = False
+        self.damage = ""
+        self.makers: dict[str, Callable[[Engine, Child, Process], None]] = {}
+        self._losses_at: dict[int, int] = {}
+        engine = EngineFile(engine_id=ENGINE_ID.hex(), next_incarnation=1)
+        self.disk.make_dir(f"{DATA}/{META_DIR}")
+        self.disk.sync_dir(DATA)
+        replace_file(self.disk, f"{DATA}/{META_DIR}", ENGINE_FILE, msgspec.json.encode(engine))
+        self._identity: Identity | None = None
+        self._supervisor: Process | None = None
+
+    def tell(self, topic: str, what: str) -> None:
+        """Note an event for the story."""
+        self.story.append((self.loop.now_ns, topic, what))
+
+    # -- starting -------------------------------------------------------------------------------------
+
+    def start(self, shards: int = 0) -> None:
+        """An operator starts the engine, perhaps with another number of shards."""
+        if self.is_up:
+            return
+        if shards and shards != self.base.shards:
+            self.counts["reshards"] += 1
+        self.base.shards = shards or self.base.shards
+        self.config = msgspec.structs.replace(
+            self.config, wal=msgspec.structs.replace(self.config.wal, shards=self.base.shards)
+        )
+        self.generation += 1
+        self.is_up, self.is_stopping = True, False
+        self.counts["starts"] += 1
+        self.tell("", f"start {self.generation} with {self.base.shards} shards")
+        self._supervisor = Process(self.loop, "supervisor", "supervisor", 1 << 40 | self.generation)
+        self.base.marks = {}
+        self.base.runs.clear()
+        self.base.published = {}
+        self.children = {
+            spec.name: Child(spec, bell=Signal(self.loop)) for spec in build_tree(self.config)
+        }
+        self.run_as(self._supervisor, self._begin, self._supervisor_ended)
+
+    def _begin(self) -> None:
+        supervisor = self._supervisor
+        assert supervisor is not None
+        disk = self.disk_for(supervisor)
+        self._identity = Identity(disk, DATA)
+        self.base.boot_incarnation = self._identity.begin("/shm", len(self.children))
+        self.base.marks = {shard: Marks() for shard in range(self.base.shards)}
+        for child in self.children.values():
+            self._start_child(child)
+        while True:
+            self.loop.pause(3_600)
+
+    def _start_child(self, child: Child) -> None:
+        """In the supervisor's task: a number first, durable as taken."""
+        assert self._identity is not None
+        number = self._identity.take()
+        if number <= self.base.incarnation:
+            raise Broken(f"incarnation {number} is given out after {self.base.incarnation}")
+        self.base.incarnation = number
+        process = Process(self.loop, child.spec.name, child.spec.kind, number)
+        child.process, child.was_ready, child.actor = process, False, None
+        self._losses_at[number] = self.model.power_losses
+        self.arm(process)
+        self.run_as(
+            process, lambda: self.makers[child.spec.kind](self, child, process),
+            lambda code: self._child_ended(child, process, code), self.rng.uniform(*BOOT_S),
+        )  # fmt: skip
+
+    def arm(self, process: Process) -> None:
+        """What awaits a new process; the driver hooks in here."""
+
+    def losses_before(self, incarnation: int) -> int:
+        """Power losses there had been when this incarnation was started."""
+        return self._losses_at.get(incarnation, 0)
+
+    def disk_for(self, process: Process) -> ProcessDisk:
+        """The disk that a process works on."""
+        return ProcessDisk(self.monitor.watch(self.disk, process.incarnation), process, self.weather)
+
+    def run_as(
+        self, process: Process, run: Callable[[], None], ended: Callable[[int], None], delay_s: float = 0.0
+    ) -> None:
+        """A task that ends its process when it ends; what is a bug ends the world."""
+
+        def body() -> None:
+            try:
+                run()
+                code = int(ExitCode.OK)
+            except Halted:
+                return
+            except (InvariantViolation, AssertionError):
+                raise
+            except ShuttingDown:
+                code = int(ExitCode.OK)
+            except (DiskError, CorruptData, StartRefused, OSError) as e:
+                code = int(exit_code_for(e, is_built=True))
+                self.tell("", f"{process.name} ends: {e}")
+                if isinstance(e, CorruptData):
+                    raise Broken(f"{process.name} finds damage, and nothing was damaged: {e} {e.detail}") from e
+            self.loop.urgent.append(lambda: self._end(process, code, ended))
+
+        process.spawn(body, delay_s)
+
+    def _end(self, process: Process, code: int, ended: Callable[[int], None]) -> None:
+        if not process.is_dead:
+            self.loop.kill(process)
+            ended(code)
+
+    # -- ending ---------------------------------------------------------------------------------------
+
+    def kill_child(self, child: Child, why: str) -> None:
+        """SIGKILL; outside all tasks."""
+        process = child.process
+        if process is None or process.is_dead:
+            return
+        self.counts["deaths"] += 1
+        self.tell("", f"{why}: {process.name} incarnation {process.incarnation}")
+        self.loop.kill(process)
+        self._child_ended(child, process, -9)
+
+    def _child_ended(self, child: Child, process: Process, code: int) -> None:
+        if child.process is not process:
+            return
+        if code > 0:
+            self.counts["deaths"] += 1
+            self.counts[f"exit {ExitCode(code).name.lower()}"] += 1
+        self._forget(child)
+        if not self.is_up or self.is_stopping or code == ExitCode.OK:
+            return
+        ended = Exit(code, child.was_ready)
+        child.history = child.history.after(child.spec, ended, self.loop.now_ns)
+        decision = decide(child.spec, child.history, ended, self.loop.now_ns)
+        if isinstance(decision, GiveUp):
+            self.counts["given up"] += 1
+            self.tell("", f"{child.spec.name} is given up: {decision.reason}")
+            # An operator looks after it.
+            self.loop.at(self.rng.uniform(0.2, 1.0), self._restart_by_hand(self.generation))
+            return
+        delay_ns = decision.until_ns - self.loop.now_ns if isinstance(decision, Wait) else 0
+        supervisor = self._supervisor
+        assert supervisor is not None
+
+        def again() -> None:
+            self._start_child(child)
+            while True:
+                self.loop.pause(3_600)
+
+        self.run_as(supervisor, again, self._supervisor_ended, delay_ns / NS)
+
+    def _restart_by_hand(self, generation: int) -> Callable[[], None]:
+        def act() -> None:
+            if self.generation == generation and self.is_up:
+                self.kill_all("an operator restarts what was given up")
+                self.start()
+
+        return act
+
+    def _forget(self, child: Child) -> None:
+        for ring in self.rings:
+            if child.spec.shard == ring.shard:
+                ring.read = 0
+        if child.spec.kind == "wal_shard":
+            self.base.runs.pop(child.spec.shard, None)
+        for ring in self.rings:
+            ring.is_abandoned |= child.process is not None and ring.owner == child.process.name
+        child.process, child.actor = None, None
+        child.inbox.clear()
+
+    def _supervisor_ended(self, code: int) -> None:
+        """Children die with their supervisor."""
+        self.counts["supervisor ended"] += 1
+        self.tell("", f"supervisor ends with {code}")
+        self.kill_all("orphaned")
+        self.loop.at(0.3, self.start)
+
+    def kill_all(self, why: str) -> None:
+        """SIGKILL of every process of the engine; outside all tasks."""
+        self.is_up = False
+        self.tell("", why)
+        for child in self.children.values():
+            if child.process is not None:
+                self.counts["deaths"] += 1
+                self.loop.kill(child.process)
+                self._forget(child)
+        if self._supervisor is not None and not self._supervisor.is_dead:
+            self.counts["deaths"] += 1
+            self.loop.kill(self._supervisor)
+        self.children = {}
+        self.rings.clear()
+        self.disk.process_kill()
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """An orderly stop: who accepts work goes first, then shards drain. `done` when all are gone."""
+        generation = self.generation
+        if not self.is_up:
+            done()
+            return
+        self.tell("", "orderly stop")
+        self.is_stopping = True
+        for child in self.children.values():
+            if child.spec.kind == "wal_shard":
+                if child.actor is not None:
+                    child.actor.is_stopping = True
+                    self.ring_bell(child.spec.shard)
+            elif child.process is not None:
+                self.loop.kill(child.process)
+                self._forget(child)
+        until_ns = self.loop.now_ns + round(DRAIN_S * NS)
+
+        def look() -> None:
+            if self.generation != generation or not self.is_up:
+                done()
+            elif self.loop.now_ns < until_ns and any(
+                child.process is not None and child.was_ready for child in self.children.values()
+            ):
+                self.loop.at(0.02, look)
+            else:
+                self.kill_all("stopped")
+                done()
+
+        look()
+
+    def power_loss(self, seed: int) -> None:
+        """The host loses power and starts again: another boot."""
+        self.kill_all("power loss")
+        self.model.power_losses += 1
+        self.counts["power losses"] += 1
+        self.disk.power_loss(seed)
+        self.base.reboot()
+
+    # -- messages -------------------------------------------------------------------------------------
+
+    def child(self, kind: str, shard: int = -1) -> Child | None:
+        """The child of this kind, if it serves."""
+        name = f"wal_shard-{shard:02d}" if kind == "wal_shard" else kind
+        child = self.children.get(name)
+        return child if child is not None and child.process is not None and child.was_ready else None
+
+    def ring_bell(self, shard: int) -> None:
+        """Frames were pushed for this shard."""
+        child = self.child("wal_shard", shard)
+        if child is not None and child.bell is not None:
+            child.bell.set()
+
+    def post(self, child: Child, message: m.Message, attachment: Any, answer: Callable[..., None]) -> None:
+        """Put a message into an inbox."""
+        child.inbox.append(Request(message, attachment, answer))
+        assert child.bell is not None
+        child.bell.set()
+
+    def ask(
+        self, child: Child | None, message: m.Message, attachment: Any = None, timeout_s: float = 10.0
+    ) -> tuple[m.Message, Any]:
+        """Ask in a task and wait, as link.shard_requests does; raises what it raises."""
+        loop = self.loop
+        loop.current().process.point()
+        loop.pause(self.rng.expovariate(1 / self.options["delay_s"]))
+        if child is None or child.process is None:
+            raise NotReady("not there", outcome="unknown")
+        asked, news = child.process, Signal(loop)
+        found: list[tuple[m.Message, Any]] = []
+
+        def answer(reply: m.Message, attached: Any) -> None:
+            found.append((reply, attached))
+            news.set()
+
+        self.post(child, message, attachment, answer)
+        until_ns = loop.now_ns + round(timeout_s * NS)
+        while not found:
+            if asked.is_dead:
+                raise NotReady("it ended meanwhile", outcome="unknown")
+            if loop.now_ns >= until_ns:
+                raise RequestTimeout("no answer", outcome="unknown")
+            loop.wait(news, 0.05)
+        loop.pause(self.rng.expovariate(1 / self.options["delay_s"]))
+        if asked.is_dead and self.rng.random() < 0.5:
+            self.counts["answers lost"] += 1
+            raise NotReady("it ended meanwhile", outcome="unknown")
+        reply, attached = found[0]
+        if isinstance(reply, m.ErrorReply):
+            raise refusal(reply.status, reply.message, reply.detail)
+        return reply, attached

@@ -1,0 +1,182 @@
+"""After the last fault: everything is served, complete, the same after two restarts, and sound to the verifier."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from chaos.world.clients import Client, Producer, Reader
+from chaos.world.engine import COLD, Engine
+from chaos.world.model import Broken, Model
+from ringlog.envelope import messages as m
+from ringlog.errors import NotReady, RinglogError, TopicNotFound
+from ringlog.testing.shard_world import DATA
+from ringlog.verify.directory import verify_directory
+from ringlog.verify.findings import DAMAGE
+
+PAGES_MAX = 400
+TRIES = 40
+Rest = Callable[[str, Callable[[], bool]], None]
+
+
+class Examiner:
+    """Looks at a world that has come to rest."""
+
+    def __init__(self, engine: Engine, model: Model, configs: dict[str, dict[str, Any]], rest: Rest) -> None:
+        self.engine, self.model, self.configs, self.rest = engine, model, configs, rest
+        self.work = ""
+
+    def look_at_everything(self, producers: list[Producer], rng: random.Random) -> None:
+        """All of it; raises Broken."""
+        self._append_everywhere(producers, rng)
+        first = self.dump()
+        self.engine.kill_all("killed, to see whether a restart changes anything")
+        self.engine.start()
+        self._compare(first, self.dump(), "a restart")
+        self._stop()
+        self.engine.power_loss(rng.randrange(1 << 30))
+        self.engine.start()
+        self._compare(first, self.dump(), "an orderly stop and a power loss")
+        self._stop()
+        self._verify()
+
+    def _append_everywhere(self, producers: list[Producer], rng: random.Random) -> None:
+        """Each topic takes records again."""
+        acks = self.model.counts["appends"]
+        for name in sorted(self.configs):
+            producers[0].todo.append((name, 2, 30, rng))
+            producers[2].todo.append((name, 1, 30, rng))
+        self.rest("each topic takes records", lambda: all(each.is_idle for each in producers))
+        if self.dump() and self.model.counts["appends"] <= acks:
+            raise Broken("nothing was acknowledged after the last fault")
+
+    def _compare(self, before: dict[str, Any], after: dict[str, Any], what: str) -> None:
+        for name in sorted(before.keys() | after.keys()):
+            if before.get(name) != after.get(name):
+                raise Broken(f"{name}: {what} changes {_short(before.get(name), after.get(name))}", name)
+
+    def _stop(self) -> None:
+        done: list[bool] = []
+        self.engine.stop(lambda: done.append(True))
+        self.rest("an orderly stop ends", lambda: bool(done))
+
+    # -- reading everything ---------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Any]:
+        """What clients see of each topic. Those whose records expire are read and judged, and left out."""
+        found: dict[str, Any] = {}
+        done: list[bool] = []
+        for is_remote in (False, True):
+            reader = _Whole(
+                self.engine, self.model, f"examiner-{is_remote}", self.configs, random.Random(1),
+                is_remote=is_remote,
+            )  # fmt: skip
+            done.clear()
+
+            def look(reader: _Whole = reader) -> None:
+                for name in sorted(self.configs):
+                    seen = reader.whole(name)
+                    if found.setdefault(name, seen) != seen:
+                        raise Broken(f"{name}: files and gateway differ: {_short(found[name], seen)}", name)
+                done.append(True)
+
+            reader.process.spawn(look)
+            self.rest("everything can be read", lambda: bool(done))
+            self.engine.loop.kill(reader.process)
+        return {name: seen for name, seen in found.items() if not self.configs[name].get("ttl_ms")}
+
+    # -- the second decoder ---------------------------------------------------------------------------
+
+    def _verify(self) -> None:
+        """The offline verifier, which shares no decoder with the engine, finds no damage (O3)."""
+        with tempfile.TemporaryDirectory(prefix="world-") as work:
+            for root in (DATA, COLD):
+                self._export(root, work + root)
+            found = verify_directory(work + DATA, jobs=1, cold_dir=work + COLD)
+            wrong = [finding for finding in found.findings if finding.severity == DAMAGE]
+            if wrong:
+                raise Broken(f"the verifier finds damage: {'; '.join(map(str, wrong[:4]))}")
+            heads = {topic.topic: topic.head for topic in found.topics}
+            missing = {life.name for life in self.model.lives.values() if self._must_be(life)} - heads.keys()
+            if missing:
+                raise Broken(f"the verifier does not know {sorted(missing)}")
+            shutil.rmtree(work + DATA)
+
+    def _must_be(self, life: Any) -> bool:
+        return (life.topic_id, life.epoch) not in self.model.doomed
+
+    def _export(self, root: str, target: str) -> None:
+        disk = self.engine.disk
+        os.makedirs(target, exist_ok=True)
+        for name in disk.list_dir(root):
+            path = f"{root}/{name}"
+            try:
+                fd = disk.open_read(path)
+            except RinglogError:
+                self._export(path, f"{target}/{name}")
+                continue
+            with open(f"{target}/{name}", "wb") as file:
+                file.write(disk.read_at(fd, disk.size(fd), 0))
+            disk.close(fd)
+
+
+class _Whole(Reader):
+    """Reads topics from end to end."""
+
+    def live(self) -> None:
+        """Only when asked to."""
+
+    def whole(self, name: str) -> Any:
+        """(epoch, head, earliest, count, numbers) of a topic; None when it is not there. Raises Broken."""
+        for _ in range(TRIES):
+            try:
+                return self._whole(name)
+            except TopicNotFound:
+                life = self.model.living(name)
+                if life is not None:
+                    raise Broken(f"{name}, epoch {life.epoch}, is not there", name) from None
+                return None
+            except RinglogError as e:
+                last = e
+                self.infos.clear()
+                self.engine.loop.pause(0.25)
+        raise Broken(f"{name} cannot be read: {last} {last.detail}", name)
+
+    def _whole(self, name: str) -> Any:
+        seen: list[int] = []
+        epoch = after = 0
+        for _ in range(PAGES_MAX):
+            reply = self.read(name, epoch, after)
+            seen += self.last_seen
+            epoch, after = reply.epoch, reply.next_after
+            if reply.caught_up:
+                break
+        else:
+            raise Broken(f"{name}: no end after {PAGES_MAX} pages", name)
+        info = self.resolve(name, fresh=True)
+        state, _ = self.engine.ask(
+            self.engine.child("wal_shard", info.shard), m.TopicState(name, touch=False)
+        )
+        assert isinstance(state, m.TopicStateReply), state
+        if state.head_seq != reply.head_seq or state.epoch != epoch:
+            raise NotReady("it changes while it is read")
+        if state.count != len(seen) and not self.configs[name].get("ttl_ms"):
+            raise Broken(f"{name}: count is {state.count}, {len(seen)} records were read", name)
+        cap = self.configs[name].get("cap_records", 0)
+        if cap and state.count > cap:
+            raise Broken(f"{name}: {state.count} records, at most {cap}", name)
+        return epoch, state.head_seq, state.earliest_seq, state.count, state.bytes, tuple(seen)
+
+
+def _short(before: Any, after: Any) -> str:
+    if not before or not after:
+        return f"{before!r:.200} into {after!r:.200}"
+    gone, new = set(before[-1]) - set(after[-1]), set(after[-1]) - set(before[-1])
+    return f"{before[:-1]} into {after[:-1]}; gone {sorted(gone)[:20]}, new {sorted(new)[:20]}"
+
+
+__all__ = ["Client", "Examiner"]

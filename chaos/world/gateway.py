@@ -1,0 +1,158 @@
+"""The gateway as a process of the simulated world: its production core and its reading of files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from actors.gateway import events as ev
+from actors.gateway.auth import LOCAL_ID, KeyRing
+from actors.gateway.core import Gateway, Identity
+from actors.gateway.files import read_files
+from chaos.world.engine import Child, Engine, Ring
+from chaos.world.tasks import NS, Process, Signal
+from ringlog.contract import Reply, Tick
+from ringlog.errors import RequestTimeout, RinglogError
+from ringlog.storage.reader import Mark
+from ringlog.testing.shard_world import DATA, ENGINE_ID
+
+APPEND_NS = 4 * NS
+TURN_S = 0.1
+RING_FRAME_BYTES_MAX = 16_000
+"""Larger frames go by socket, so that both ways are gone."""
+
+
+class GatewayActor:
+    """actors/gateway/shell.py without its sockets."""
+
+    def __init__(self, engine: Engine, child: Child, process: Process) -> None:
+        self.engine, self.child, self.process = engine, child, process
+        self.disk = engine.disk_for(process)
+        identity = Identity(
+            ENGINE_ID.hex(), "0", 1, engine.base.shards, process.incarnation, RING_FRAME_BYTES_MAX
+        )
+        self.core = Gateway(identity, KeyRing(admits_all=True))
+        self.events: list[Any] = []
+        self.rings: dict[int, Ring] = {}
+        self.pushed: dict[int, tuple[int, list[Any], int]] = {}
+        """ticket -> (frames, entries so far, when it is given up)."""
+        self.watches: dict[int, ev.WatchTopic] = {}
+        self.answers: dict[int, Any] = {}
+        self.corr = 0
+        assert child.bell is not None
+        self.bell: Signal = child.bell
+        child.actor, child.was_ready = self, True
+
+    def run(self) -> None:
+        """Serve for ever."""
+        while True:
+            self.turn()
+            if not self.events and not self.child.inbox:
+                self.engine.loop.wait(self.bell, TURN_S)
+
+    def turn(self) -> None:
+        """Gather, decide, do."""
+        loop = self.engine.loop
+        while self.child.inbox:
+            request = self.child.inbox.popleft()
+            self.corr += 1
+            self.answers[self.corr] = request.answer
+            self.events.append(
+                ev.Asked(b"%d" % self.corr, LOCAL_ID, self.corr, request.message, request.attachment)
+            )
+        self._take_settlements()
+        self._compare()
+        events, self.events = self.events, []
+        for effect in self.core.handle([Tick(loop.now_us(), loop.now_ns), *events]):
+            self._perform(effect)
+        self.core.check()
+        self.process.point()
+
+    def _perform(self, effect: Any) -> None:
+        match effect:
+            case Reply():
+                self.answers.pop(effect.corr)(effect.message, effect.attachment)
+            case ev.AskShard():
+                self.process.spawn(lambda: self._ask(effect))
+            case ev.PushFrames():
+                self._push(effect)
+            case ev.ReadFiles():
+                self.events.append(self._read(effect))
+            case ev.ReadCold():
+                self.process.spawn(lambda: self._read_cold(effect))
+            case ev.WatchTopic():
+                self.watches[effect.ticket] = effect
+            case ev.Unwatch():
+                self.watches.pop(effect.ticket, None)
+            case _:
+                raise AssertionError(f"an effect that this world does not know: {effect}")
+
+    def _told(self, event: Any) -> None:
+        self.events.append(event)
+        self.bell.set()
+
+    def _ask(self, effect: ev.AskShard) -> None:
+        copied = bytearray(effect.attachment) if effect.attachment is not None else None
+        try:
+            shard = self.engine.child("wal_shard", effect.shard)
+            message, _ = self.engine.ask(shard, effect.message, copied)
+        except RinglogError as e:
+            self._told(ev.ShardAnswered(effect.ticket, None, e))
+        else:
+            self._told(ev.ShardAnswered(effect.ticket, message))
+
+    def _push(self, effect: ev.PushFrames) -> None:
+        ring = self.rings.get(effect.shard)
+        if ring is None:
+            ring = self.rings[effect.shard] = Ring(self.process.name, effect.shard, news=self.bell)
+            self.engine.rings.append(ring)
+        bounds = effect.offsets.tolist()
+        for start, stop in zip(bounds, bounds[1:], strict=False):
+            ring.frames.append((effect.ticket, bytes(effect.data[start:stop])))
+        self.pushed[effect.ticket] = (len(bounds) - 1, [], self.engine.loop.now_ns + APPEND_NS)
+        self.engine.ring_bell(effect.shard)
+
+    def _take_settlements(self) -> None:
+        for ring in self.rings.values():
+            settled, ring.settled = ring.settled, []
+            for ticket, entry in settled:
+                if ticket not in self.pushed:
+                    continue
+                count, entries, _ = self.pushed[ticket]
+                entries.append(entry)
+                if len(entries) == count:
+                    del self.pushed[ticket]
+                    self.events.append(ev.FramesSettled(ticket, np.stack(entries).tobytes()))
+        for ticket, (_, _, until_ns) in list(self.pushed.items()):
+            if self.engine.loop.now_ns >= until_ns:
+                del self.pushed[ticket]
+                late = RequestTimeout("frames are not settled", outcome="unknown")
+                self.events.append(ev.FramesSettled(ticket, b"", late))
+
+    def _read(self, effect: ev.ReadFiles) -> ev.FramesRead:
+        shard, marks = effect.located.shard, self.engine.base.marks
+        return read_files(
+            effect, data_dir=DATA, shm_dir="/shm", disk=self.disk,
+            marks=lambda is_volatile: Mark(0, 0) if is_volatile else Mark(*marks[shard].published),
+        )  # fmt: skip
+
+    def _read_cold(self, effect: ev.ReadCold) -> None:
+        try:
+            _, data = self.engine.ask(self.engine.child("relocator"), effect.wanted)
+        except RinglogError as e:
+            self._told(ev.ColdArrived(effect.ticket, None, e))
+        else:
+            self._told(ev.ColdArrived(effect.ticket, data))
+
+    def _compare(self) -> None:
+        """Whose topic has moved?"""
+        for ticket, watch in list(self.watches.items()):
+            if self.engine.base.published.get(watch.topic_id) != watch.head_seq:
+                del self.watches[ticket]
+                self.events.append(ev.TopicMoved(ticket))
+
+
+def gateway(engine: Engine, child: Child, process: Process) -> None:
+    """The gateway's life."""
+    GatewayActor(engine, child, process).run()

@@ -1,0 +1,208 @@
+"""A WAL shard as a process of the simulated world: production core, recovery and log writer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.wal_shard import events as ev
+from chaos.world.engine import RING_FRAMES_MAX, Child, Engine, Ring
+from chaos.world.model import Broken
+from chaos.world.tasks import NS, Process
+from ringlog.contract import DrainRequested, Reply
+from ringlog.envelope import messages as m
+from ringlog.errors import Refused
+from ringlog.frame.settle import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, S_TOPIC
+from ringlog.testing.shard_world import Run
+from ringlog.types import Durability
+
+REQUESTS_PER_TURN = 16
+IDLE_S = 0.1
+
+
+class ShardActor:
+    """One incarnation of one shard: rings and inbox in, settlements and replies out."""
+
+    def __init__(self, engine: Engine, child: Child, process: Process) -> None:
+        self.engine, self.child, self.process = engine, child, process
+        self.shard = child.spec.shard
+        self.is_stopping = self._is_told = False
+        self._corr = 0
+        self._answers: dict[int, Any] = {}
+        self._sources: dict[int, Ring] = {}
+        self._group_stop = 0
+        self._flush_at_ns = self._file_at_ns = 0
+        engine.base.disk_of = lambda _: engine.disk_for(process)
+        self.run_ = _Run(self, process.incarnation)
+
+    def live(self) -> None:
+        """Recover, serve until told to stop, drain."""
+        engine, run = self.engine, self.run_
+        run.recover()
+        run.has_slow_files = run.has_slow_flushes = True
+        engine.base.runs[self.shard] = run
+        self.child.was_ready = True
+        engine.tell("", f"{self.process.name} incarnation {self.process.incarnation} serves")
+        while run.stopped is None:
+            if not self.turn():
+                self._sleep()
+        self._close()
+
+    def watch(self, effect: Any) -> None:
+        """Just after an effect: was it its turn (O2)? Then a place to die."""
+        kind = type(effect)
+        if kind is ev.WriteGroup:
+            self._group_stop = effect.offset + effect.length
+        elif kind is ev.OpenFile:
+            self._group_stop = 0
+        elif kind is ev.Settle:
+            self._check_settled(effect.entries)
+        self.process.point()
+
+    def _check_settled(self, entries: Any) -> None:
+        """Acks of class fsync only after a sync of the file that holds the frame."""
+        run, path = self.run_, self.run_.writer.path
+        for entry in entries:
+            status = int(entry[S_COUNT_STATUS])
+            is_repeat = status >> FLAGS_SHIFT & FLAG_DEDUPED
+            if status >> 32 & 0xFFFF or is_repeat or not self._group_stop:
+                continue
+            topic = run.core.directory.by_id.get(int(entry[S_TOPIC]))
+            if topic is None or topic.config.durability is Durability.EPHEMERAL:
+                continue
+            self.engine.monitor.require_written(path, self._group_stop)
+            if topic.config.durability is Durability.FSYNC:
+                self.engine.monitor.require_durable(path, self._group_stop)
+
+    # -- a turn ---------------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """Take in what is there; True when there was something."""
+        run, loop = self.run_, self.engine.loop
+        busy = self._do_slow_things()
+        events: list[Any] = []
+        run.core.is_disk_low = self.engine.weather.is_full and self.engine.options["says_low"]
+        if run.core.wants_intake:
+            events += self._drain_rings()
+            events += self._requests()
+        if self.is_stopping and not events and not self._is_told:
+            self._is_told = True
+            events.append(DrainRequested())
+        deadline = run.core.next_deadline_ns()
+        if events or (deadline is not None and loop.now_ns >= deadline):
+            run.step(*events)
+            busy = True
+        return busy
+
+    def _do_slow_things(self) -> bool:
+        """Syncs and new files beside the work come to their end some time."""
+        run, loop, rng = self.run_, self.engine.loop, self.engine.rng
+        busy = False
+        if run._flushing is not None:
+            self._flush_at_ns = self._flush_at_ns or loop.now_ns + round(rng.expovariate(200) * NS)
+            if loop.now_ns >= self._flush_at_ns:
+                self._flush_at_ns = 0
+                run.finish_flush()
+                busy = True
+        if run._wanted is not None:
+            self._file_at_ns = self._file_at_ns or loop.now_ns + round(rng.expovariate(100) * NS)
+            if loop.now_ns >= self._file_at_ns:
+                self._file_at_ns = 0
+                run.make_file()
+                busy = True
+        return busy
+
+    def _drain_rings(self) -> list[Any]:
+        found = []
+        rings = [ring for ring in self.engine.rings if ring.shard == self.shard]
+        self.engine.rng.shuffle(rings)
+        for ring in rings:
+            waiting = list(ring.frames)[ring.read : ring.read + RING_FRAMES_MAX]
+            if not waiting:
+                if ring.is_abandoned and not ring.frames:
+                    self.engine.rings.remove(ring)
+                continue
+            source = next((n for n, each in self._sources.items() if each is ring), 0)
+            if not source:
+                source = len(self._sources) + 1
+                self._sources[source] = ring
+            ring.read += len(waiting)
+            found.append(self.run_.frames(source, *(bytearray(frame) for _, frame in waiting)))
+        return found
+
+    def _requests(self) -> list[Any]:
+        found = []
+        while self.child.inbox and len(found) < REQUESTS_PER_TURN:
+            request = self.child.inbox.popleft()
+            self._corr += 1
+            try:
+                event = self.run_.request(self._corr, request.message, request.attachment)
+            except Refused as e:
+                request.answer(m.ErrorReply(int(e.status), e.message, e.detail), None)
+                continue
+            self._answers[self._corr] = request.answer
+            found.append(event)
+        return found
+
+    def settle(self, effect: ev.Settle) -> None:
+        """Settlements go into the ring at once: it outlives us."""
+        ring, entries = self._sources[effect.source], effect.entries
+        if len(entries) > ring.read:
+            raise Broken(f"{len(entries)} frames are settled of {ring.read} that were taken")
+        for entry in entries:
+            ring.settled.append((ring.frames.popleft()[0], entry))
+        ring.read -= len(entries)
+        if ring.news is not None:
+            ring.news.set()
+
+    def reply(self, effect: Reply) -> None:
+        """Answer a request, once."""
+        if effect.corr not in self._answers:
+            raise Broken(f"request {effect.corr} is answered twice: {effect.message}")
+        self._answers.pop(effect.corr)(effect.message, effect.attachment)
+
+    def _sleep(self) -> None:
+        run, loop = self.run_, self.engine.loop
+        wait_ns = round(IDLE_S * NS)
+        times = [run.core.next_deadline_ns(), self._flush_at_ns or None, self._file_at_ns or None]
+        for at_ns in times:
+            if at_ns is not None:
+                wait_ns = min(wait_ns, max(at_ns - loop.now_ns, 1_000))
+        assert self.child.bell is not None
+        loop.wait(self.child.bell, wait_ns / NS)
+
+    def _close(self) -> None:
+        run = self.run_
+        if run._prepared is not None:
+            run.writer.discard(run._prepared)
+        run.writer.close(truncate=True)
+        run.disk.sync_dir(run.directory)
+        self.engine.counts["orderly stops"] += 1
+
+
+class _Run(Run):
+    """A Run that hands out settlements and replies as they come."""
+
+    def __init__(self, actor: ShardActor, incarnation: int) -> None:
+        self._actor = actor
+        super().__init__(actor.engine.base, actor.shard, incarnation)
+
+    def _settle(self, effect: ev.Settle) -> None:
+        self._actor.settle(effect)
+
+    def _reply(self, effect: Reply) -> None:
+        self._actor.reply(effect)
+
+
+def wal_shard(engine: Engine, child: Child, process: Process) -> None:
+    """A shard's life."""
+    actor = ShardActor(engine, child, process)
+    child.actor = actor
+    actor.live()
+
+
+def watch(engine: Engine, shard: int, effect: Any) -> None:
+    """World.watch: to the actor whose effect it was."""
+    child = engine.children.get(f"wal_shard-{shard:02d}")
+    if child is not None and isinstance(child.actor, ShardActor):
+        child.actor.watch(effect)
+

@@ -136,7 +136,7 @@ def stored_volume(kind: str, scratch: Path) -> Iterator[StoredVolume]:
                 yield StoredVolume(store, loop, found)
             finally:
                 store.mode("ok")
-                found.down()
+                found.give_up()
         finally:
             loop.close()
     finally:

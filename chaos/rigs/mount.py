@@ -39,8 +39,9 @@ _FLUSH_BUFFERS = 0x1261
 _BUSY_S = 5.0
 """How long an unmount may be refused: a kernel thread lets go of the last file a little later."""
 _BUSY_LOOK_S = 0.002
+_HOLDERS_MAX = 8
 _LOOP_TRIES = 20
-_MS_NOATIME = 1024
+_MS_NOATIME, _MNT_DETACH = 1024, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -119,8 +120,22 @@ def unmount(target: Path) -> None:
     while _libc.umount2(os.fsencode(target), 0) != 0:
         code = ctypes.get_errno()
         if code != errno.EBUSY or time.monotonic() > deadline:
-            raise OSError(code, f"unmount {target}: {os.strerror(code)}")
+            raise OSError(code, f"unmount {target}: {os.strerror(code)}; {holders(target)}")
         time.sleep(_BUSY_LOOK_S)
+
+
+def holders(target: Path) -> list[str]:
+    """Who has something open below a directory, as far as /proc tells: pid, descriptor or mapping, path."""
+    found: list[str] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for fd in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(fd).startswith(f"{target}/"):
+                        found.append(f"{process.name} fd {fd.name} {os.readlink(fd)}")
+            maps = (process / "maps").read_text(errors="replace").splitlines()
+            found += [f"{process.name} maps {line.split()[-1]}" for line in maps if f"{target}/" in line]
+    return found[:_HOLDERS_MAX]
 
 
 class Volume:
@@ -142,6 +157,13 @@ class Volume:
             unmount(self.root)
             self.is_up = False
 
+    def give_up(self) -> None:
+        """Unmount for good, at the latest when the last file there is closed."""
+        try:
+            self.down()
+        except OSError:
+            _libc.umount2(os.fsencode(self.root), _MNT_DETACH)
+
     def cut(self, flag: int) -> None:
         """Power fails: nothing that has not reached the device by now ever will."""
         fd = os.open(self.root, os.O_RDONLY | os.O_CLOEXEC)
@@ -162,7 +184,7 @@ def volume(kind: str, scratch: Path) -> Iterator[Volume]:
         try:
             yield found
         finally:
-            found.down()
+            found.give_up()
     finally:
         loop.close()
         image.unlink()

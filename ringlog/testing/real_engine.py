@@ -56,6 +56,7 @@ class TestEngine:
         self._environ = dict(environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._clock = SystemClock()
+        self._shm_dir_known = ""
 
     # -- life ---------------------------------------------------------------------------------------
 
@@ -91,6 +92,7 @@ class TestEngine:
         wait_until(is_ready, READY_S, "the engine to be ready", self._log_tail)
         if not found:
             raise StartRefused("the engine ended while starting", log=self._log_tail())
+        self._shm_dir_known = found[0].shm_dir
         return found[0]
 
     def stop(self, timeout: float = STOP_S) -> int:
@@ -131,9 +133,14 @@ class TestEngine:
         its data directory. Then `start` it again."""
         shm_dir = self._shm_dir()
         if self._process is not None:
-            _kill(self.pid)
+            # Asked for first: one that stands still would not notice that its parent is gone.
+            children = _children_of(self.pid)
+            for pid in (self.pid, *children):
+                _kill(pid)
             self._process.wait(STOP_S)
             self._process = None
+            for pid in children:
+                wait_until(lambda pid=pid: not _is_alive(pid), STOP_S, f"process {pid} to end")  # type: ignore[misc]
         self._clear(shm_dir)
 
     def kill(self, kind: str, *, shard: int = 0) -> int:
@@ -232,8 +239,8 @@ class TestEngine:
     def _shm_dir(self) -> str:
         try:
             return self.info.shm_dir
-        except NotConnected:
-            return ""
+        except (NotConnected, OSError):  # OSError: a test took the disk away.
+            return self._shm_dir_known
 
     def _clear(self, shm_dir: str) -> None:
         """Whatever happened, nothing of this engine stays."""
@@ -331,6 +338,16 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
     except OSError:
         return False
+
+
+def _children_of(pid: int) -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.isdigit():
+                facts = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                found += [int(entry)] if int(facts[1]) == pid else []
+    return found
 
 
 def _processes_naming(path: str) -> list[int]:

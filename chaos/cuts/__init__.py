@@ -1,0 +1,210 @@
+"""Real file systems that lose power (T-8): ext4 and XFS are told to stop, with and without their journal.
+
+A shard lives on the file system and is cut off before a disk call chosen by chance, or beside one, by
+another thread. Then unmount, mount, verify, recover, judge, and the same directory goes on to its next cut.
+Acks are kept outside the file system. `engine.py` does it to the whole program at its stop points.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaos.cuts import engine
+from chaos.doctor import Lacks, need_root
+from chaos.order import Account, CannotRun, Order
+from chaos.rigs.hostdisk import HostDisk, WatchedDisk
+from chaos.rigs.life import Life
+from chaos.rigs.mount import FLAGS, KINDS, RigError, Volume, volume
+from chaos.rigs.promises import Broken
+from ringlog.errors import RinglogError
+from ringlog.testing.shard_world import Gone
+from ringlog.verify.directory import verify_directory
+
+SETTINGS = {"engine_points": 2, "engine_share": 0.3}
+"""engine_points: how many of engine.POINTS are tried in one run, 0 = all, those of the seed first;
+engine_share: of the time, for the whole program."""
+CUTS_A_LIFE = 4
+STEPS_MAX = 12
+CALLS_MAX = 60
+BESIDE_SHARE = 0.4
+"""Of the cuts: by another thread, some time after the chosen call began."""
+BESIDE_S_MAX = 0.003
+RECOVERY_SHARE = 0.25
+"""Of the cuts: followed by another one inside the recovery."""
+RECOVERY_CALLS_MAX = 25
+LIVES_MAX = 1_000_000
+
+
+@dataclass(slots=True)
+class _Cutter:
+    """Cuts at the call it is armed for."""
+
+    volume: Volume
+    due: int = 0
+    flag: int = 1
+    beside_s: float = -1.0
+    """Negative: before the call, in its thread."""
+    calls: list[str] = field(default_factory=list)
+    thread: threading.Thread | None = None
+    has_cut: bool = False
+    cut_ns: int = 0
+    """When power began to fail. An answer seen later comes from a machine that was dead: ext4 lets a
+    sync that the cut overtook return 0 although its extents stay unwritten."""
+
+    def before(self, number: int, call: str) -> None:
+        """Called before each disk call."""
+        self.due -= 1
+        if self.due != 0:
+            return
+        self.calls.append(call)
+        if self.beside_s < 0:
+            self._cut()
+        else:
+            self.thread = threading.Thread(target=self._cut)
+            self.thread.start()
+
+    def _cut(self) -> None:
+        if self.beside_s > 0:
+            time.sleep(self.beside_s)
+        self.cut_ns = time.monotonic_ns()
+        self.volume.cut(self.flag)
+        self.has_cut = True
+
+    def finish(self) -> None:
+        """Cut now if nothing was called often enough; wait for the other thread."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        if not self.has_cut:
+            self.calls.append("idle")
+            self._cut()
+        self.due = 0
+
+
+def live(volume: Volume, rng: random.Random, account: Account, name: str) -> None:
+    """One directory through CUTS_A_LIFE cuts; raises Broken with what was done before."""
+    root = volume.root / name
+    cutter = _Cutter(volume)
+
+    def wrap(disk: HostDisk) -> WatchedDisk:
+        return WatchedDisk(disk, cutter.before)
+
+    life = Life(root, wrap)
+    life.start()
+    story: list[str] = []
+    try:
+        for _ in range(CUTS_A_LIFE):
+            _work_until_cut(life, cutter, rng, story)
+            _power_on(life, cutter)
+            _verify(root)
+            if rng.random() < RECOVERY_SHARE:
+                _cut_recovery(life, cutter, rng, story)
+                _power_on(life, cutter)
+                account.did("cuts", 1, "RF-61")
+                account.did("cuts inside a recovery")
+            life.recover()
+            acked = life.promises.acked
+            account.did("cuts", 1, "RF-61")
+            account.did(f"cuts of {volume.kind}, flag {cutter.flag}")
+            account.did("acked frames held to", acked)
+    except (Broken, RinglogError, AssertionError) as e:
+        raise Broken(f"{type(e).__name__}: {e}\n{' '.join(story)}") from e
+    finally:
+        life.end()
+        volume.down()  # It may be one that was cut off.
+        volume.up()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _power_on(life: Life, cutter: _Cutter) -> None:
+    life.end()
+    cutter.volume.down()
+    cutter.volume.up()
+    life.promises.forget_after(cutter.cut_ns)
+
+
+def _arm(cutter: _Cutter, rng: random.Random, calls: int) -> None:
+    cutter.has_cut = False
+    cutter.flag = rng.choice(FLAGS)
+    cutter.beside_s = rng.uniform(0.0, BESIDE_S_MAX) if rng.random() < BESIDE_SHARE else -1.0
+    cutter.due = rng.randint(1, calls)
+
+
+def _cut_recovery(life: Life, cutter: _Cutter, rng: random.Random, story: list[str]) -> None:
+    """Power fails once more while the shard starts; nothing was shown to anybody by then."""
+    _arm(cutter, rng, RECOVERY_CALLS_MAX)
+    with contextlib.suppress(RinglogError, Gone):
+        life.start(is_reboot=True)
+    cutter.finish()
+    story.append(f"CUT(start, {cutter.calls[-1]}, flag {cutter.flag}, {cutter.beside_s:.4f} s)")
+
+
+def _work_until_cut(life: Life, cutter: _Cutter, rng: random.Random, story: list[str]) -> None:
+    _arm(cutter, rng, CALLS_MAX)
+    # A dead file system fails the calls that come after the cut: visibly, and as a typed error.
+    with contextlib.suppress(RinglogError, Gone):
+        for _ in range(STEPS_MAX):
+            story.append(life.step(rng))
+            if cutter.has_cut:
+                break
+    cutter.finish()
+    story.append(f"CUT({cutter.calls[-1]}, flag {cutter.flag}, {cutter.beside_s:.4f} s)")
+
+
+def _verify(root: Path) -> None:
+    found = verify_directory(str(root), jobs=1)
+    if found.is_damaged:
+        raise Broken(
+            f"the offline verifier: {[each for each in found.findings if each.severity == 'damage']}"
+        )
+
+
+def _check_host() -> None:
+    try:
+        need_root()
+    except Lacks as e:
+        raise CannotRun(str(e)) from e
+
+
+def run(order: Order, account: Account) -> None:
+    """Lives on both file systems in turn, then the whole program at its stop points."""
+    settings = order.choose(SETTINGS)
+    _check_host()
+    until = time.monotonic() + order.seconds * (1.0 - settings["engine_share"])
+    with contextlib.ExitStack() as stack:
+        volumes = []
+        for kind in KINDS:
+            try:
+                volumes.append(stack.enter_context(volume(kind, order.scratch)))
+            except (RigError, OSError) as e:
+                account.skip(f"power cuts of {kind}", str(e))
+        if not volumes:
+            raise CannotRun("; ".join(skip.why for skip in account.skipped))
+        for number in range(LIVES_MAX):
+            one = volumes[number % len(volumes)]
+            case = f"{one.kind}/{number}"
+            try:
+                live(one, order.random(case), account, f"life-{number}")
+            except Broken as e:
+                account.found(f"after a power cut of {one.kind}: {str(e)[:300]}", case, str(e))
+            if time.monotonic() > until:
+                break
+    engine.run(order, account, settings["engine_points"], order.seconds * settings["engine_share"])
+
+
+def replay(order: Order, case: str) -> None:
+    """`KIND/NUMBER`: a life; `engine/KIND/POINT/FLAG`: the whole program. Needs a private mount namespace."""
+    if case.startswith("engine/"):
+        engine.replay(order, case)
+        return
+    kind = case.split("/", maxsplit=1)[0]
+    with volume(kind, order.scratch) as one:
+        account = Account()
+        live(one, order.random(case), account, "life")
+        print(dict(account.counts))

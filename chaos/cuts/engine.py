@@ -1,0 +1,183 @@
+"""The whole program, cut off while one of its processes stands at a stop point (RF-65)."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from chaos.order import Account, Order
+from chaos.rigs.mount import FLAGS, KINDS, RigError, Volume, volume
+from chaos.rigs.program import (
+    TOPICS,
+    Traffic,
+    checkpoint,
+    delete_below,
+    program,
+    settings_of_cold,
+    until,
+    verify,
+)
+from chaos.rigs.promises import Broken
+from ringlog.errors import RinglogError
+from ringlog.testing.real_engine import TestEngine
+
+POINTS = (
+    "rotate_after_sync", "rotate_before_header", "compact_mid_read", "compact_before_register",
+    "compact_after_register", "compact_before_snapshot", "compact_after_snapshot", "compact_before_unlink",
+    "reclaim_after_write", "reclaim_after_change", "reclaim_mid_unlink", "relocate_after_copy",
+    "relocate_after_flip", "relocate_after_drop", "log_after_write", "log_after_sync", "shards",
+)  # fmt: skip
+"""Stop points at which one process is paused, and `shards`: cut after a start with another number."""
+FIRST_ACKS = 12
+MORE_ACKS = 6
+REACH_S = 15.0
+SECONDS_A_CASE = 8.0
+"""A case that is not begun by so much before the end is left out."""
+
+
+def run(order: Order, account: Account, points: int, seconds: float) -> None:
+    """As many cases as fit, or exactly `points` of them; 0 = until the time is over."""
+    cases = [(kind, point, flag) for point in POINTS for kind in KINDS for flag in FLAGS]
+    order.random("engine").shuffle(cases)
+    until_s = time.monotonic() + seconds
+    done = 0
+    while cases and (not points or done < points):
+        if points == 0 and time.monotonic() > until_s - SECONDS_A_CASE:
+            break
+        kind, point, flag = cases[done % len(cases)]
+        case = f"engine/{kind}/{point}/{flag}"
+        try:
+            with volume(kind, order.scratch) as one:
+                cut_at(one, point, flag, order.random(case), account)
+        except RigError as e:
+            account.skip(f"the program on {kind}", str(e))
+        except (Broken, RinglogError) as e:
+            account.found(f"the program, cut at {point} on {kind}: {str(e)[:300]}", case, str(e))
+        done += 1
+
+
+def replay(order: Order, case: str) -> None:
+    """`engine/KIND/POINT/FLAG`."""
+    _, kind, point, flag = case.split("/")
+    account = Account()
+    with volume(kind, order.scratch) as one:
+        cut_at(one, point, int(flag), order.random(case), account)
+    print(dict(account.counts))
+
+
+def cut_at(one: Volume, point: str, flag: int, rng: random.Random, account: Account) -> None:
+    """Run the program under traffic until it stands at the point, cut, mount, verify, start, judge."""
+    root = one.root / "case"
+    root.mkdir()
+    cold = settings_of_cold(root) if point.startswith("relocate_") else {}
+    traffic = Traffic("")
+    try:
+        if point == "shards":
+            _reach_other_shards(one, root, flag, traffic)
+        else:
+            # Starting passes these points too.
+            first = {"rotate": 2, "log": rng.randint(20, 60)}
+            pass_number = first.get(point.split("_", maxsplit=1)[0], 1)
+            _reach_point(one, root, f"{point}:{pass_number}:pause", flag, traffic, cold)
+        one.down()
+        one.up()
+        verify(root, cold=bool(cold))
+        _judge_again(root, traffic, cold, account)
+        verify(root, cold=bool(cold))
+        account.did("cuts", 1, "RF-65", "RF-61")
+        account.did("cuts of the whole program")
+        account.did("acked batches held to", traffic.acked)
+    finally:
+        if not one.is_up:
+            one.up()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _reach_point(
+    one: Volume, root: Path, stop: str, flag: int, traffic: Traffic, cold: dict[str, object]
+) -> None:
+    with program(root, stop_points=stop, **cold) as host:
+        traffic.url = host.url
+        traffic.start()
+        try:
+            is_reached = _paused(host)
+            enough = until(lambda: is_reached() or traffic.acked >= FIRST_ACKS, REACH_S)
+            if enough and not is_reached() and not stop.startswith("log_"):
+                _provoke(host, traffic, is_reached, stop)
+            if not until(is_reached, REACH_S):
+                raise RigError(f"nobody reached {stop}: {traffic.errors[-3:]}")
+            one.cut(flag)
+        finally:
+            with contextlib.suppress(RinglogError):
+                host.power_off()
+            traffic.end()
+
+
+def _provoke(host: TestEngine, traffic: Traffic, is_reached: Callable[[], bool], stop: str) -> None:
+    """Checkpoints, and deletes for the reclaimer, until the point is reached."""
+    deadline = time.monotonic() + REACH_S
+    while not is_reached() and time.monotonic() < deadline:
+        checkpoint(host)
+        if stop.startswith("reclaim_") and not is_reached():
+            with contextlib.suppress(RinglogError):
+                for topic in TOPICS:
+                    below = max(traffic.acked_of(topic) * 20 - 40, 2)
+                    delete_below(traffic, host.url, topic, below)
+
+
+def _reach_other_shards(one: Volume, root: Path, flag: int, traffic: Traffic) -> None:
+    with program(root, shards=2) as host:
+        traffic.url = host.url
+        traffic.start()
+        until(lambda: traffic.acked >= FIRST_ACKS, REACH_S)
+        traffic.end()
+    with program(root, shards=3) as host:
+        traffic.start()
+        try:
+            before = traffic.acked
+            until(lambda: traffic.acked >= before + MORE_ACKS, REACH_S)
+            one.cut(flag)
+        finally:
+            with contextlib.suppress(RinglogError):
+                host.power_off()
+            traffic.end()
+
+
+def _judge_again(root: Path, traffic: Traffic, cold: dict[str, object], account: Account) -> None:
+    if traffic.acked < MORE_ACKS // 2:
+        raise RigError(f"only {traffic.acked} acks before the cut: {traffic.errors[-3:]}")
+    with program(root, shards=2, **cold) as host:
+        traffic.url = host.url
+        account.did("records read after a cut", traffic.judge(host.url))
+        before = traffic.acked
+        traffic.start()
+        is_serving = until(lambda: all(traffic.acked_of(topic) for topic in TOPICS), REACH_S)
+        more = until(lambda: traffic.acked >= before + MORE_ACKS, REACH_S)
+        traffic.end()
+        if not (is_serving and more):
+            raise Broken(f"the engine serves no writes after the cut: {traffic.errors[-3:]}")
+        traffic.judge(host.url)
+
+
+def _paused(host: TestEngine) -> Callable[[], bool]:
+    """Whether one of the engine's processes stands still."""
+
+    def is_paused() -> bool:
+        try:
+            pids = [each.pid for each in host.status().processes if each.pid]
+        except RinglogError:
+            return False
+        return any(_state(pid) == "T" for pid in pids)
+
+    return is_paused
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

@@ -277,6 +277,8 @@ def segment_tables(disk: Disk, data_dir: str, refs: Iterable[SegmentRef]) -> dic
     """Number -> (topic table, frames) of segments that are to be in force; a str says why one cannot be."""
     tables: dict[int, Any] = {}
     for ref in refs:
+        if parse_stem(ref.stem) is None:
+            return f"{ref.stem[:256]!r}: not the name of a segment"
         try:
             segment = Segment.open(disk, data_dir, ref.stem)
         except (CorruptData, DiskError) as e:

@@ -7,6 +7,7 @@ A ring whose words or frames make no sense is closed with a reason and dropped; 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ log = logging.getLogger("ringlog.shard")
 
 WANTS_SETTLED = 1
 WANTS_PUBLISHED = 2
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""Rings and bells lie in one directory: what is asked for by message must not lead out of it."""
 
 
 @dataclass(slots=True)
@@ -58,6 +61,9 @@ class Rings:
         """Begin to drain a ring; a ring that is attached already stays as it is. Raises RingError."""
         if name in self._by_name:
             return
+        for file in (name, bell):
+            if _FILE_NAME.fullmatch(file) is None:
+                raise RingError("not the name of a file", path=file[:128])
         consumer = RingConsumer.attach(
             f"{self._shm_dir}/{name}", shard=self._shard, engine_id=self._engine_id
         )

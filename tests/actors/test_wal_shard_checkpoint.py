@@ -356,6 +356,9 @@ def test_a_checkpoint_is_told_apart_from_nonsense(world):
     answer = world.ask(run, m.SegmentsChange([ref], []))
     assert not answer.accepted
     assert "pack-0000000000000005" in answer.reason
+    for stem in ("", "a\0b", "../packs/pack-0000000000000005", "/etc/passwd"):
+        answer = world.ask(run, m.SegmentsChange([m.SegmentRef(5, stem, 1, 1, 1, 1, 1)], []))
+        assert "not the name" in answer.reason
     plan = world.ask(run, m.CheckpointOpen(True))
     assert plan.files
     assert world.ask(run, m.CheckpointRows(True)).done

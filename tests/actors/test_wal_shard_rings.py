@@ -1,0 +1,21 @@
+"""What a shard makes of ring names that came by message: files of one directory, or a refusal."""
+
+import pytest
+
+from actors.wal_shard.rings import Rings
+from ringlog.errors import RingError
+
+
+@pytest.mark.parametrize(
+    ("ring", "bell"),
+    [
+        ("a\0b", "b.bell"), ("a.ring", "b\0"), ("", ""), ("../x.ring", "b.bell"), ("/etc/passwd", "b.bell"),
+        ("..", "b.bell"), ("a/b", "b.bell"), ("a" * 300, "b.bell"), ("a.ring", "../b.bell"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_no_file_of_the_directory_is_refused(tmp_path, ring, bell):
+    """SEC-24, SEC-25: a NUL in it ended the shard."""
+    rings = Rings(str(tmp_path), 0, "0" * 32)
+    with pytest.raises(RingError, match="not the name of a file"):
+        rings.attach(ring, bell)
+    assert len(rings) == 0

@@ -7,15 +7,18 @@ pass through the codec. Decoding is total: any bytes end in a message or an Enve
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from ringlog.envelope.messages import KINDS, Message
+from ringlog.envelope.messages import KINDS, ErrorReply, Message
 from ringlog.errors import InvalidRequest
 from ringlog.limits import ENVELOPE_BYTES_MAX
 
 PROTOCOL = 1
+ERROR_BYTES_MAX = 8_192
+"""An error longer than this is cut: it repeats what it was sent, and beyond an envelope nobody could read it."""
+_FACT_CHARS_MAX = 256
 _CORR_MAX = (1 << 64) - 1
 
 
@@ -38,7 +41,19 @@ _bodies = {name: msgspec.msgpack.Decoder(kind, strict=True) for name, kind in KI
 
 def encode(message: Message, corr: int = 0) -> bytes:
     """Encode one message under a correlation id (0..2**64-1)."""
-    return _encoder.encode((PROTOCOL, type(message).__name__, corr, message))
+    data = _encoder.encode((PROTOCOL, type(message).__name__, corr, message))
+    if len(data) > ERROR_BYTES_MAX and isinstance(message, ErrorReply):
+        return _encoder.encode((PROTOCOL, "ErrorReply", corr, _cut(message)))
+    return data
+
+
+def _cut(error: ErrorReply) -> ErrorReply:
+    """The same error, each fact no longer than helps to recognise it."""
+    detail: dict[str, Any] = {
+        name: fact if isinstance(fact, int | float | None) else str(fact)[:_FACT_CHARS_MAX]
+        for name, fact in error.detail.items()
+    }
+    return ErrorReply(error.status, error.message[:_FACT_CHARS_MAX], detail, error.outcome)
 
 
 def decode(data: bytes | memoryview, *, bytes_max: int = ENVELOPE_BYTES_MAX) -> Envelope:

@@ -28,6 +28,8 @@ from ringlog.errors import RingError
 BELL_MODE = 0o600
 _DRAIN_BYTES = 65_536
 _RING = b"\0"
+_NOBODY = frozenset({errno.ENXIO, errno.ENOENT, errno.EPIPE})
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 def make_bell(path: str) -> None:
@@ -88,7 +90,11 @@ class BellRinger:
         self._fd = -1
 
     def ring(self) -> bool:
-        """Wake the sleeper; False when nobody listens there now. A full pipe is already a wake-up."""
+        """Wake the sleeper; False when nobody listens there now, or this process can open nothing at present.
+
+        A full pipe is already a wake-up. What was published stays published whether or not a bell rang, so
+        want of descriptors must not become the error of who published: the sleeper looks by itself.
+        """
         try:
             if self._fd < 0:
                 self._fd = _open_bell(self._path, os.O_WRONLY)
@@ -97,7 +103,7 @@ class BellRinger:
             return True
         except OSError as e:
             self.close()
-            if e.errno in {errno.ENXIO, errno.ENOENT, errno.EPIPE}:
+            if e.errno in _NOBODY | _NO_ROOM:
                 return False
             raise RingError(f"cannot ring: {e.strerror}", path=self._path, errno=e.errno) from None
         return True

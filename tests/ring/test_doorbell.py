@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 from pathlib import Path
 
@@ -52,6 +53,25 @@ def test_a_full_pipe_is_already_a_wake_up(shm_dir: Path) -> None:
     assert not is_ringing(listener)
     listener.close()
     ringer.close()
+
+
+def test_a_ringer_without_descriptors_rings_later_and_fails_nobody(shm_dir: Path) -> None:
+    """RF-19: the frame it would tell of is published already; an error here would say it was not."""
+    path = str(shm_dir / "bell")
+    make_bell(path)
+
+    def ring() -> None:
+        ringer = BellRinger(path)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        assert ringer.ring() is False
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert ringer.ring() is True
+
+    listener = BellListener(path)
+    assert Child(ring).wait() == 0
+    assert listener.drain() == 1
+    listener.close()
 
 
 def test_ringing_where_nobody_listens_is_no_error_and_works_again_later(shm_dir: Path) -> None:

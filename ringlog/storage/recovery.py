@@ -264,9 +264,10 @@ def _sound_frame(read: Read, offset: int, size: int) -> tuple[bytes, FrameBatch]
 def holds_marks(read: Read, size: int) -> bool:
     """Does a file whose header makes no sense hold anything that was once a group of frames?
 
-    Without the salt no seal can be checked, but a mark's body verifies by itself.
+    Without the salt no seal can be checked, but a mark's body verifies by itself. It is looked for where the
+    header should be, too: a page that was written to the wrong place may lie there.
     """
-    for offset in range(WAL_HEADER_BYTES, size, RECOVERY_READ_BYTES):
+    for offset in range(0, size, RECOVERY_READ_BYTES):
         chunk = read(offset, min(RECOVERY_READ_BYTES, size - offset))
         for at in marks_in(chunk, offset) if has_content(chunk) else ():
             if _sound_frame(read, at, size) is not None:

@@ -192,7 +192,7 @@ def _without_header(report: FileReport, data: bytes, error: VerifyError) -> None
     """Without groups it is a file that was made ahead of need; with them it is damage."""
     report.more = {"file_id": 0, "stop": 0, "copied": []}
     report.header = {"state": "never used"}
-    if any(_is_mark_head(data, at) and _body_verifies(data, at) for at in _mark_heads(data, HEADER_BYTES)):
+    if any(_is_mark_head(data, at) and _body_verifies(data, at) for at in _mark_heads(data, 0)):
         report.damage(f"there are groups, but {error.message}")
     elif any(data):
         report.remark(f"never used: {error.message}, and it holds no group")

@@ -54,13 +54,16 @@ class Ground:
             self.identity = Identity(disk, self.data_dir)
             self._clear_predecessor(config, clock, is_cancelled)
             run_dir.require_shm_space(needed_shm_bytes(config))
-            self.shm_dir = run_dir.make_shm_dir()
+            self.boot_incarnation = 0
+            self.shm_dir = run_dir.make_shm_dir(lambda path: self._begin(path, 1 + len(tree.children)))
             undo.callback(run_dir.remove_shm_dir, self.shm_dir)
-            self.boot_incarnation = self.identity.begin(self.shm_dir, 1 + len(tree.children))
             self.board = Board.create(self.shm_dir)
             for spec in tree.of_kind(WAL_SHARD):
                 make_bell(os.path.join(self.shm_dir, f"{spec.name}.bell"))
             undo.pop_all()
+
+    def _begin(self, shm_dir: str, expected: int) -> None:
+        self.boot_incarnation = self.identity.begin(shm_dir, expected)
 
     def _clear_predecessor(self, config: Config, clock: Clock, is_cancelled: Callable[[], bool]) -> None:
         """Wait for processes a killed supervisor left, then remove its shared memory. Kills nobody."""

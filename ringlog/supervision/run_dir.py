@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import stat
+from collections.abc import Callable
 
 import msgspec
 
@@ -81,10 +82,17 @@ def shm_pattern() -> re.Pattern[str]:
     return re.compile(rf"^{SHM_ROOT}/ringlog-{os.geteuid()}-[0-9a-f]{{8}}$")
 
 
-def make_shm_dir() -> str:
-    """Make a new shared-memory directory; returns its path."""
+def make_shm_dir(record: Callable[[str], None]) -> str:
+    """Make a new shared-memory directory; returns its path.
+
+    `record(path)` makes the name durable before there is such a directory: whoever dies in between leaves
+    a note of nothing, and never a directory that nobody knows of.
+    """
     for _ in range(_SHM_TRIES):
         path = f"{SHM_ROOT}/ringlog-{os.geteuid()}-{secrets.token_hex(4)}"
+        if os.path.lexists(path):
+            continue
+        record(path)
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:

@@ -57,7 +57,7 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_shared_memory_directory_is_private_and_random_and_removable() -> None:
-    one, two = r.make_shm_dir(), r.make_shm_dir()
+    one, two = r.make_shm_dir(lambda path: None), r.make_shm_dir(lambda path: None)
     try:
         assert one != two
         assert os.stat(one).st_mode & 0o777 == 0o700
@@ -68,6 +68,14 @@ def test_a_shared_memory_directory_is_private_and_random_and_removable() -> None
             r.remove_shm_dir(path)
     assert not os.path.exists(one)
     assert not r.is_leftover(one)
+
+
+def test_a_shared_memory_directory_is_on_record_before_it_exists() -> None:
+    """PR-10: a supervisor killed between the two leaves nothing in shared memory that nobody knows of."""
+    recorded: list[tuple[str, bool]] = []
+    path = r.make_shm_dir(lambda path: recorded.append((path, os.path.exists(path))))
+    r.remove_shm_dir(path)
+    assert recorded == [(path, False)]
 
 
 def test_only_directories_named_like_ours_are_ever_removed(tmp_path: Path) -> None:

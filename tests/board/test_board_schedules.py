@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from seqlock_explorer import UNSTABLE, SeqlockExplorer, StepWords, Torn
 
+from chaos.schedules.seqlock import UNSTABLE, SeqlockExplorer, StepWords, Torn
 from ringlog.board import layout, seqlock, topics
 from ringlog.board.board import Mark, ProcessSlot
 from ringlog.board.topics import TopicFacts, TopicTable

@@ -7,8 +7,8 @@ mistakes, or its silence about the real classes would mean nothing.
 from __future__ import annotations
 
 import pytest
-from ring_explorer import FRAME_BYTES, Broken, Plan, explore
 
+from chaos.schedules.ring import FRAME_BYTES, Broken, Plan, explore
 from ringlog.ring.consumer import RingConsumer
 from ringlog.ring.layout import Word
 from ringlog.ring.producer import RingProducer

@@ -2,8 +2,9 @@
 
 A step is the load or store of one word. Writers live one after the other (incarnations); the first may die
 between any two of its stores. Readers change nothing, so one reader that may start at any time stands for
-any number of them. The technique is that of the ring's explorer: a suspended call is its beginning and the
-results of its accesses, and runs again to take one step more.
+any number of them; three at once are explored where the words are few. The technique is that of the ring's
+explorer: a suspended call is its beginning and the results of its accesses, and runs again to take one
+step more.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Suspended(BaseException):
     """A call made its one access and wants another."""
 
 
-class Stretch(list):
+class Stretch(list[int]):
     """A slice of words."""
 
     def tolist(self) -> list[int]:
@@ -68,11 +69,10 @@ class World(NamedTuple):
     life: int
     write: int
     writer_done: tuple[Any, ...]
-    reader_done: tuple[Any, ...]
     version: int
     """Ghost: number of the last write that was completed; one under way may be seen already."""
-    must_see: int
-    """Ghost: `version` when the reader began."""
+    readers: tuple[tuple[tuple[Any, ...], int], ...]
+    """Of each reader, its accesses and (ghost) `version` when it began; sorted, since they are alike."""
 
 
 @dataclass
@@ -86,12 +86,16 @@ class SeqlockExplorer:
     lives: list[list[Write]]
     published: list[Any]
     read: Callable[[Any], Any]
+    readers: int = 1
     states: int = 0
+    steps: int = 0
+    """Accesses made by the code under test; a reader's are made once for each memory it may meet."""
     seen: set[Any] = field(default_factory=set)
+    _reads: dict[Any, tuple[tuple[Any, ...], Any]] = field(default_factory=dict)
 
     def run(self) -> SeqlockExplorer:
         """Visit every state; raises Torn for the first schedule in which the reader is deceived."""
-        first = World((0,) * self.size, 0, 0, (), (), 0, 0)
+        first = World((0,) * self.size, 0, 0, (), 0, (((), 0),) * self.readers)
         visited, stack = {first}, [first]
         while stack:
             for after in self._next(stack.pop()):
@@ -102,7 +106,8 @@ class SeqlockExplorer:
         return self
 
     def _next(self, world: World) -> Iterator[World]:
-        yield self._read_step(world)
+        for reader in sorted(set(world.readers)):
+            yield self._read_step(world, reader)
         if world.write < len(self.lives[world.life]):
             yield self._write_step(world)
         if world.life + 1 < len(self.lives):
@@ -111,6 +116,7 @@ class SeqlockExplorer:
 
     def _write_step(self, world: World) -> World:
         memory = StepWords(world.words, world.writer_done)
+        self.steps += 1
         try:
             self.lives[world.life][world.write](memory)
         except Suspended:
@@ -120,16 +126,32 @@ class SeqlockExplorer:
             words=tuple(memory.words), write=world.write + 1, writer_done=(), version=version
         )
 
-    def _read_step(self, world: World) -> World:
-        must_see = world.must_see if world.reader_done else world.version
-        memory = StepWords(world.words, world.reader_done)
+    def _read_step(self, world: World, reader: tuple[tuple[Any, ...], int]) -> World:
+        done, must_see = reader
+        must_see = must_see if done else world.version
+        key = (world.words, done)
+        if key not in self._reads:
+            self._reads[key] = self._read(world.words, done)
+        done, found = self._reads[key]
+        if not done:
+            must_see = self._judge(found, must_see)
+        others = list(world.readers)
+        others.remove(reader)
+        return world._replace(readers=tuple(sorted([*others, (done, must_see)])))
+
+    def _read(self, words: Sequence[int], done: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+        """One access more: (accesses so far, nothing) or (none, what was read)."""
+        memory = StepWords(words, done)
+        self.steps += 1
         try:
-            found = self.read(memory)
+            return (), self.read(memory)
         except Suspended:
-            return world._replace(reader_done=tuple(memory.done), must_see=must_see)
+            return tuple(memory.done), None
         except BoardUnstable:
-            found = UNSTABLE
+            return (), UNSTABLE
+
+    def _judge(self, found: Any, must_see: int) -> int:
         self.seen.add(found)
         if found != UNSTABLE and found not in self.published[must_see:]:
             raise Torn(f"read {found}, which is none of {self.published[must_see:]}")
-        return world._replace(reader_done=(), must_see=0)
+        return 0

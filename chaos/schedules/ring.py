@@ -14,56 +14,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from chaos.schedules.ring_memory import (
+    WORDS,
+    Frozen,
+    Side,
+    StepMemory,
+    Suspended,
+    World,
+    changed,
+    drained,
+    let_go,
+)
 from ringlog.errors import RingError
 from ringlog.ring.consumer import RingConsumer
 from ringlog.ring.layout import PAD_WORD, ProducerState, RingIdentity, Word
 from ringlog.ring.producer import RingProducer
 
 FRAME_BYTES = 16
-WORDS = tuple(Word)
-Frozen = tuple[tuple[str, Any], ...]
 
 
 class Broken(AssertionError):
-    """A promise of the ring was broken in some schedule."""
+    """A promise of the ring was broken in some schedule; `path`: which successor was taken at each state."""
 
-
-class Suspended(BaseException):
-    """An operation made its one access and wants another. Nothing in the ring may catch it."""
-
-
-class Side(NamedTuple):
-    """One end: `private` is None while it is dead; `done` holds the accesses of the operation under way."""
-
-    private: Frozen | None
-    op: str = ""
-    start: Frozen = ()
-    done: tuple[Any, ...] = ()
-    settled: tuple[int, ...] = ()
-    """Producer only: positions this life was told about, in order."""
-    base: tuple[int, int] = (0, 1)
-    """Producer only: (frames in the ring's past, number of the next frame) when this life began."""
-
-
-class World(NamedTuple):
-    """Everything: shared memory, the durable log, both ends, and what the checker knows (ghosts)."""
-
-    words: tuple[int, ...]
-    data: bytes
-    entries: bytes
-    log: tuple[int, ...]
-    producer: Side
-    consumer: Side
-    intended: tuple[int, ...]
-    """Ghost: number of the frame last meant to be pushed at each frame-sized place, by position order."""
-    told: tuple[tuple[int, int], ...]
-    """Ghost: (frame, first_seq) of every settlement any life of the producer took."""
-    producer_crashes: int
-    consumer_crashes: int
+    def __init__(self, what: str, path: list[int] | None = None) -> None:
+        super().__init__(what)
+        self.path = path or []
 
 
 @dataclass(frozen=True)
@@ -79,83 +58,30 @@ class Plan:
     """Which call publishes: push, push_run or push_buffer."""
     batch: int = 1
     """Frames pushed at once, when as many fit."""
+    late: int = 0
+    """So many stores of a side may be unseen by the other one; 0 = a store is seen at once (RF-34)."""
+    is_ordered: bool = True
+    """Late stores are seen in the order in which they were made, as on x86-64."""
     resend: bool = False
     """A new producer pushes again what it was not told about; else it goes on after what is published."""
     producer: type[RingProducer] = RingProducer
     consumer: type[RingConsumer] = RingConsumer
 
 
-class StepMemory:
-    """Stands where RingMemory does; makes one real access, then suspends."""
-
-    closed = False
-
-    def __init__(self, world: World, identity: RingIdentity, done: tuple[Any, ...]) -> None:
-        self.identity = identity
-        self.words, self.data, self.entries, self.log = (
-            list(world.words), bytearray(world.data), bytearray(world.entries), list(world.log),
-        )  # fmt: skip
-        self.done = list(done)
-        self.cursor = 0
-        self.fresh = False
-
-    def access(self, perform: Callable[[], Any]) -> Any:
-        if self.cursor == len(self.done):
-            if self.fresh:
-                raise Suspended
-            self.fresh = True
-            self.done.append(perform())
-        result = self.done[self.cursor]
-        self.cursor += 1
-        return result
-
-    def load(self, word: int) -> int:
-        return self.access(lambda: self.words[WORDS.index(word)])
-
-    def store(self, word: int, value: int) -> None:
-        self.access(lambda: self.words.__setitem__(WORDS.index(word), int(value)))
-
-    def read(self, index: int, length: int) -> bytearray:
-        return bytearray(self.access(lambda: bytes(self.data[index : index + length])))
-
-    def write(self, index: int, data: Any) -> None:
-        for at in range(0, len(data), 8):
-            piece = bytes(data[at : at + 8])
-            self.access(lambda at=at, piece=piece: self._put(self.data, index + at, piece))
-
-    def read_entries(self, slot: int, count: int) -> bytearray:
-        return bytearray(self.access(lambda: bytes(self.entries[slot * 64 : (slot + count) * 64])))
-
-    def write_entries(self, slot: int, entries: Any) -> None:
-        for at in range(0, len(entries), 32):
-            piece = bytes(entries[at : at + 32])
-            self.access(lambda at=at, piece=piece: self._put(self.entries, slot * 64 + at, piece))
-
-    def commit(self, number: int) -> int:
-        """Append a frame to the durable log unless it is there; returns its first_seq."""
-        return self.access(lambda: self._commit(number))
-
-    def _commit(self, number: int) -> int:
-        if number not in self.log:
-            self.log.append(number)
-        return self.log.index(number) + 1
-
-    @staticmethod
-    def _put(target: bytearray, at: int, piece: bytes) -> None:
-        target[at : at + len(piece)] = piece
-
-
 def frame_of(number: int) -> bytes:
+    """A frame that says which one it is."""
     return (FRAME_BYTES - 4).to_bytes(8, "little") + number.to_bytes(8, "little")
 
 
 def freeze(end: Any) -> Frozen:
+    """The private state of one end."""
     return tuple(
         sorted((name, value) for name, value in vars(end).items() if name not in {"_memory", "identity"})
     )
 
 
 def thaw(kind: type[Any], memory: StepMemory, frozen: Frozen) -> Any:
+    """One end with this private state."""
     end = object.__new__(kind)
     vars(end).update(frozen)
     end._memory, end.identity = memory, memory.identity
@@ -178,7 +104,7 @@ class Explorer:
 
     # -- what each end does -----------------------------------------------------------------------------
 
-    def producer_attach(self, memory: StepMemory, _: None) -> tuple[RingProducer, None]:
+    def producer_attach(self, memory: Any, _: None) -> tuple[RingProducer, None]:
         memory.load(Word.PRODUCER_STATE)
         producer = self.plan.producer(memory)
         producer.frame_bytes_max = self.plan.capacity
@@ -201,7 +127,7 @@ class Explorer:
     def producer_settled(self, memory: StepMemory, producer: RingProducer) -> Any:
         return producer, [(int(e[0]), int(e[7]), int(e[1])) for e in producer.settled()]
 
-    def consumer_attach(self, memory: StepMemory, _: None) -> tuple[RingConsumer, None]:
+    def consumer_attach(self, memory: Any, _: None) -> tuple[RingConsumer, None]:
         return self.plan.consumer(memory), None
 
     def consumer_turn(self, memory: StepMemory, consumer: RingConsumer) -> tuple[RingConsumer, None]:
@@ -210,7 +136,8 @@ class Explorer:
         if got is None:
             return consumer, None
         position, data = got
-        entries, offset, is_padded = [], 0, False
+        entries: list[list[int]] = []
+        offset, is_padded = 0, False
         while offset < len(data) and len(entries) < free:
             length = int.from_bytes(data[offset : offset + 4], "little")
             if length == PAD_WORD:
@@ -245,15 +172,18 @@ class Explorer:
         )  # fmt: skip
 
     def next_worlds(self, world: World) -> Iterator[World]:
-        producer_op, consumer_op = self._producer_op(world), self._consumer_op(world)
-        if producer_op:
-            yield self._step(world, "producer", producer_op)
-        if consumer_op:
-            yield self._step(world, "consumer", consumer_op)
-        if world.producer_crashes and (world.producer.private is not None or world.producer.op):
-            yield world._replace(producer=Side(None), producer_crashes=world.producer_crashes - 1)
-        if world.consumer_crashes and (world.consumer.private is not None or world.consumer.op):
-            yield world._replace(consumer=Side(None), consumer_crashes=world.consumer_crashes - 1)
+        """Every world that one step, one late store or one death leads to."""
+        for who, op in (("producer", self._producer_op(world)), ("consumer", self._consumer_op(world))):
+            waiting = len(getattr(world, f"{who}_buffer"))
+            if op and waiting <= self.plan.late - 1 + (not self.plan.late):
+                yield self._step(world, who, op)
+            for index in range(waiting if not self.plan.is_ordered else min(waiting, 1)):
+                yield let_go(world, who, index)
+        for who in ("producer", "consumer"):
+            side, left = getattr(world, who), getattr(world, f"{who}_crashes")
+            if left and (side.private is not None or side.op):
+                after = drained(world, who)
+                yield changed(after, **{who: Side(None), f"{who}_crashes": left - 1})
 
     def _producer_op(self, world: World) -> str:
         side = world.producer
@@ -294,7 +224,7 @@ class Explorer:
         if not side.op:
             world, side = self._begin(world, side, op)
         self._world = world
-        memory = StepMemory(world, self.identity, side.done)
+        memory = StepMemory(world, who, self.identity, self.plan.late, side.done)
         end = None if side.private is None else thaw(kind, memory, side.start)
         self.steps += 1
         try:
@@ -309,10 +239,8 @@ class Explorer:
                 after = after._replace(base=self._base_of(world, end.head))
             if op == "producer_settled":
                 world, after = self._take(world, after, result)
-        return world._replace(
-            words=tuple(memory.words), data=bytes(memory.data), entries=bytes(memory.entries),
-            log=tuple(memory.log), **{who: after},
-        )  # fmt: skip
+        memory.world = world
+        return changed(memory.after(), **{who: after})
 
     def _begin(self, world: World, side: Side, op: str) -> tuple[World, Side]:
         side = side._replace(op=op, start=side.private or ())
@@ -389,6 +317,7 @@ class Explorer:
         """Visit every state once; raises Broken for the first schedule that breaks a promise."""
         first = self.first()
         counts: dict[World, int] = {}
+        came: dict[World, tuple[World, int]] = {}
         stack: list[tuple[World, list[World] | None]] = [(first, None)]
         while stack:
             world, successors = stack.pop()
@@ -397,20 +326,56 @@ class Explorer:
                 continue
             if world in counts:
                 continue
-            self.check_log(world)
-            successors = list(self.next_worlds(world))
-            if not self._has_steps(world):
-                self.check_end(world)
+            successors = self._successors(world, came)
             if not successors:
                 counts[world] = 1
                 continue
             stack.append((world, successors))
-            stack.extend((after, None) for after in successors if after not in counts)
+            for index, after in enumerate(successors):
+                if after not in counts:
+                    came.setdefault(after, (world, index))
+                    stack.append((after, None))
         self.states, self.schedules = len(counts), counts[first]
         return self
 
+    def _successors(self, world: World, came: dict[World, tuple[World, int]]) -> list[World]:
+        found: list[World] = []
+        try:
+            self._check(world)
+            found.extend(self.next_worlds(world))
+        except Broken as e:
+            path = [len(found)]
+            while world in came:
+                world, index = came[world]
+                path.append(index)
+            raise Broken(str(e), path[::-1]) from e
+        return found
+
+    def _check(self, world: World) -> None:
+        self.check_log(world)
+        if not self._has_steps(world):
+            self.check_end(world)
+
+    def walk(self, choose: Callable[[list[World]], int], tell: Callable[[World], None] | None = None) -> int:
+        """Run one whole schedule, remembering nothing; returns its length. Raises Broken with its choices."""
+        path: list[int] = []
+        world = self.first()
+        while True:
+            if tell is not None:
+                tell(world)
+            try:
+                self._check(world)
+                successors = list(self.next_worlds(world))
+            except Broken as e:
+                raise Broken(str(e), path) from e
+            if not successors:
+                return len(path)
+            path.append(choose(successors))
+            world = successors[path[-1]]
+
     def _has_steps(self, world: World) -> bool:
-        return bool(self._producer_op(world) or self._consumer_op(world))
+        waits = bool(world.producer_buffer or world.consumer_buffer)
+        return waits or bool(self._producer_op(world) or self._consumer_op(world))
 
 
 def explore(plan: Plan, **changes: Any) -> Explorer:

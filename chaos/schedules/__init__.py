@@ -1,0 +1,196 @@
+"""Every order in which two sides that share memory or a directory can take their steps (T-6).
+
+What is explored is the production code: ring producer and consumer, the board's seqlock, the shard's sleep
+and the client's bell, the supervisor's possession of its directories. Spaces, each with its bound:
+
+ring      capacity two frames, three frames, each side dies once, anywhere (RF-115); words of 8 bytes (RF-26)
+late      the same with one death in all, and stores that the other side sees late, in order (RF-34)
+seqlock   two writers one after the other, the first dies anywhere, three readers (RF-116)
+bell      a sleeper and a ringer, bells lost and doubled, stores seen late (RF-35)
+starts    two engines start on one directory, either may be killed (RF-120)
+
+What is counted: `schedules` are the paths through the explored graphs of the ring, counted exactly
+(each state is visited once, and what it leads to is added up; the number is capped at 2^62, its logarithm
+is a figure); `transitions_executed` are steps that the production code really took; `executed_schedules`
+are whole schedules that were run from their first step to their last with nothing remembered.
+
+Settings: `switches` (of `starts`, explored in every order), `spaces` ("ci" or "night").
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chaos.order import Account, Order
+from chaos.schedules import bell, ring, seqlock, starts
+from chaos.schedules.ring_memory import World
+from ringlog.board import seqlock as product
+
+SCHEDULES_MAX = 1 << 62
+"""Larger numbers do not fit into every reader of the report."""
+SETTINGS = {"switches": 1, "spaces": "ci"}
+WALK_SHARE = 0.15
+"""Of the time, for schedules that are run whole."""
+STARTS_SHARE = 0.4
+_TWO_FRAMES = 2 * ring.FRAME_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A plan of the ring's explorer, and which rows of the matrix it is a case of."""
+
+    plan: ring.Plan
+    rows: tuple[str, ...]
+
+
+RING_SPACES = {
+    "ring": Space(ring.Plan(_TWO_FRAMES, frames=3), ("RF-115", "RF-26")),
+    "late": Space(ring.Plan(_TWO_FRAMES, frames=3, late=2, consumer_crashes=0), ("RF-34", "RF-115")),
+    "late-consumer": Space(ring.Plan(_TWO_FRAMES, frames=2, late=2, producer_crashes=0), ("RF-34", "RF-115")),
+}
+NIGHT_SPACES = {
+    "padded": Space(ring.Plan(_TWO_FRAMES + 8, frames=3), ("RF-115", "RF-26")),
+    "resend": Space(ring.Plan(_TWO_FRAMES + 8, frames=3, resend=True), ("RF-115",)),
+    "one-entry": Space(ring.Plan(_TWO_FRAMES + 8, frames=3, settle_entries=1), ("RF-115",)),
+    "twice-producer": Space(ring.Plan(_TWO_FRAMES + 8, frames=3, producer_crashes=2), ("RF-115",)),
+    "twice-consumer": Space(ring.Plan(_TWO_FRAMES + 8, frames=3, consumer_crashes=2), ("RF-115",)),
+    "late-both": Space(ring.Plan(_TWO_FRAMES, frames=2, late=2), ("RF-34", "RF-115")),
+    "run": Space(ring.Plan(56, frames=4, settle_entries=3, push="push_run", batch=2), ("RF-115",)),
+    "buffer": Space(ring.Plan(56, frames=4, settle_entries=3, push="push_buffer", batch=2), ("RF-115",)),
+}
+BELL_SPACES = {
+    "bell": bell.Plan(),
+    "bell-lost": bell.Plan(lost=2, doubled=1),
+    "bell-late": bell.Plan(is_late=True, lost=1, doubled=1),
+}
+
+
+def ring_spaces(which: str) -> dict[str, Space]:
+    """Spaces of the ring by name; raises ValueError for a set that does not exist."""
+    if which not in {"ci", "night"}:
+        raise ValueError(f"spaces is ci or night, not {which}")
+    return RING_SPACES | NIGHT_SPACES if which == "night" else RING_SPACES
+
+
+def run(order: Order, account: Account) -> None:
+    """Explore every space to its end, run some schedules whole, and orders of starts for what is left."""
+    settings = order.choose(SETTINGS)
+    began = time.monotonic()
+    spaces = ring_spaces(settings["spaces"])
+    for name, plan in BELL_SPACES.items():
+        _bell(name, plan, account)
+    _seqlock(account)
+    for name, space in spaces.items():
+        _ring(name, space, account)
+    _walks(order, spaces, account)
+    _starts(order, int(settings["switches"]), began + order.seconds, account)
+
+
+def replay(order: Order, case: str) -> None:
+    """`SPACE` explores it again, `SPACE:CHOICES` walks a schedule of a ring; `starts:ORDER`."""
+    name, _, rest = case.partition(":")
+    if name == "starts":
+        for action, alive in starts.Starts(order.scratch).run_order(rest):
+            print(f"{action} of {alive}")
+    elif name in BELL_SPACES:
+        print(bell.explore(BELL_SPACES[name]))
+    elif name == "seqlock":
+        print(explore_seqlock().states, "states")
+    else:
+        space = ring_spaces("night")[name]
+        choices = iter(int(each) for each in rest.split(",") if each)
+        ring.Explorer(space.plan).walk(lambda successors: next(choices, 0), _tell)
+
+
+def _tell(world: World) -> None:
+    print(
+        f"words {world.words} log {world.log} told {world.told} producer {world.producer.op or '-'}"
+        f" {len(world.producer.done)} consumer {world.consumer.op or '-'} {len(world.consumer.done)}"
+    )
+
+
+def _ring(name: str, space: Space, account: Account) -> None:
+    explorer = ring.Explorer(space.plan)
+    try:
+        explorer.run()
+    except ring.Broken as e:
+        account.found(f"{name}: {e}", f"{name}:{','.join(map(str, e.path))}")
+        return
+    account.counts["schedules"] = min(account.counts["schedules"] + explorer.schedules, SCHEDULES_MAX)
+    account.figures[f"log10_schedules_{name}"] = round(math.log10(explorer.schedules), 1)
+    account.did("states", explorer.states)
+    account.did("transitions_executed", explorer.steps, *space.rows)
+
+
+def _walks(order: Order, spaces: dict[str, Space], account: Account) -> None:
+    """Whole schedules, drawn at random: what the remembered states say must hold for them as well."""
+    chance = order.random("walks")
+    until = time.monotonic() + order.seconds * WALK_SHARE
+    explorers = {name: ring.Explorer(space.plan) for name, space in spaces.items()}
+    while time.monotonic() < until:
+        for name, explorer in explorers.items():
+            try:
+                explorer.walk(lambda successors: chance.randrange(len(successors)))
+            except ring.Broken as e:
+                account.found(f"{name}: {e}", f"{name}:{','.join(map(str, e.path))}")
+            account.did("executed_schedules")
+    account.did("transitions_executed", sum(explorer.steps for explorer in explorers.values()))
+
+
+def _bell(name: str, plan: bell.Plan, account: Account) -> None:
+    try:
+        explored = bell.explore(plan)
+    except bell.Broken as e:
+        account.found(f"{name}: {e}", name)
+        return
+    if (plan.lost or plan.is_late) and not explored.missed:
+        account.found(f"{name}: no lost bell was ever missed, so nothing was tried", name)
+    account.did("states", explored.states)
+    account.did("transitions_executed", explored.steps)
+    account.did("missed_bells", explored.missed, "RF-35")
+
+
+def _seqlock(account: Account) -> None:
+    try:
+        explored = explore_seqlock()
+    except seqlock.Torn as e:
+        account.found(f"seqlock: {e}", "seqlock")
+        return
+    account.did("states", explored.states)
+    account.did("transitions_executed", explored.steps, "RF-116")
+
+
+def explore_seqlock(
+    read: Callable[[seqlock.StepWords], object] | None = None, readers: int = 3
+) -> seqlock.SeqlockExplorer:
+    """Two writers of two words one after the other, and readers; raises seqlock.Torn."""
+    values = [(0, 0), (1, 10), (2, 20)]
+    lives = [[_writes(value)] for value in values[1:]]
+    explored = seqlock.SeqlockExplorer(3, lives, values, read or _try_read, readers).run()
+    if not {*values, seqlock.UNSTABLE} <= explored.seen:
+        raise seqlock.Torn(f"readers saw no more than {explored.seen}")
+    return explored
+
+
+def _writes(value: tuple[int, int]) -> seqlock.Write:
+    return lambda words: product.write(words, 0, value)
+
+
+def _try_read(words: seqlock.StepWords) -> object:
+    found = product.try_read(words, 0, 2)
+    return seqlock.UNSTABLE if found is None else tuple(found)
+
+
+def _starts(order: Order, switches: int, until: float, account: Account) -> None:
+    tried = starts.Starts(order.scratch)
+    until = max(until, time.monotonic() + order.seconds * STARTS_SHARE)
+    tried.explore(switches, until, lambda e, path: account.found(f"starts: {e}", f"starts:{path}"))
+    if not tried.refused:
+        account.found("starts: no engine was ever refused, so nothing was tried", "starts:")
+    account.did("start_orders", tried.orders, "RF-120")
+    account.did("executed_schedules", tried.orders)
+    account.did("kills", tried.kills)
+    account.figures["switches_exhausted"] = tried.exhausted

@@ -1,0 +1,249 @@
+"""All schedules of a sleeping shard and a client that wakes it, over the code of both (RF-35).
+
+The sleeper is `Shell._sleep` of the shard, the ringer `ClientRing.wake_shard` of the client; what both touch
+(the ring's head, the asleep word, the bell, the wait) is made here, one access a step. A bell may be lost or
+rung twice, and a store may be seen late by the other side, which is how a real processor loses one.
+
+The promise: while nothing is lost or late, nobody waits beside work without a rung bell; whatever is lost,
+the next back-up poll finds the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from actors.wal_shard.shell import Shell
+from ringlog.board.layout import P
+from ringlog.link.ring_channel import ClientRing
+
+TURNS_MAX = 4
+"""Turns in which a sleeper that is alone must have seen everything."""
+STEPS_PER_TURN_MAX = 16
+
+
+class Broken(AssertionError):
+    """Work that nobody wakes up for."""
+
+
+class Suspended(BaseException):
+    """A turn made its one access and wants another."""
+
+
+class Blocked(BaseException):
+    """The access is a wait that does not end by itself."""
+
+
+class World(NamedTuple):
+    """Memory as both see it, what is under way, and how much misfortune is left."""
+
+    head: int = 0
+    asleep: int = 0
+    bell: int = 0
+    sleeper: tuple[Any, ...] = ()
+    ringer: tuple[Any, ...] = ()
+    seen: int = 0
+    published: int = 0
+    """Frames whose publication and ring are done."""
+    late_head: int = -1
+    """A store of the ringer that the sleeper does not see yet; -1 = none."""
+    late_asleep: int = -1
+    lost: int = 0
+    """Bells that may still be lost."""
+    doubled: int = 0
+    had_loss: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to explore."""
+
+    frames: int = 3
+    lost: int = 0
+    doubled: int = 0
+    is_late: bool = False
+    sleep: Callable[[Any], None] = Shell._sleep
+    wake: Callable[[Any], None] = ClientRing.wake_shard
+    polls: bool = True
+
+
+class Memory:
+    """One step of one side: recorded accesses, one real one, no more."""
+
+    def __init__(
+        self, world: World, done: tuple[Any, ...], adds: int = 1, *, timed_out: bool = False
+    ) -> None:
+        self.world, self.done, self.cursor, self.is_spent = world, list(done), 0, False
+        self.adds, self.timed_out = adds, timed_out
+
+    def access(self, perform: Callable[[], Any]) -> Any:
+        """One access."""
+        if self.cursor == len(self.done):
+            if self.is_spent:
+                raise Suspended
+            self.done.append(perform())
+            self.is_spent = True
+        self.cursor += 1
+        return self.done[self.cursor - 1]
+
+    def set(self, **changes: Any) -> None:
+        """Change the world."""
+        self.world = self.world._replace(**changes)
+
+
+@dataclass
+class BellExplorer:
+    """Walks every state; `states`, `steps` and `missed` (waits beside work) say how much that was."""
+
+    plan: Plan
+    states: int = 0
+    steps: int = 0
+    missed: int = 0
+
+    def run(self) -> BellExplorer:
+        """Visit every state; raises Broken."""
+        first = World(lost=self.plan.lost, doubled=self.plan.doubled)
+        seen, stack = {first}, [first]
+        while stack:
+            world = stack.pop()
+            for after in self._next(world):
+                if after not in seen:
+                    seen.add(after)
+                    stack.append(after)
+        self.states = len(seen)
+        return self
+
+    def _next(self, world: World) -> list[World]:
+        found = [*self._ringer_steps(world), *self._flushes(world)]
+        step = self._sleeper_step(world)
+        if step is not None:
+            return [*found, step]
+        # It waits without a bell.
+        if not found and world.seen != self.plan.frames:
+            self._judge_miss(world)
+        after = self._sleeper_step(world, timed_out=True) if self.plan.polls else None
+        return found if after is None else [*found, after]
+
+    def _judge_miss(self, world: World) -> None:
+        self.missed += 1
+        if not world.had_loss and not self.plan.is_late:
+            raise Broken(
+                f"waits beside {self.plan.frames - world.seen} frames, and no bell was lost: {world}"
+            )
+        for _ in range(TURNS_MAX * STEPS_PER_TURN_MAX):
+            after = self._sleeper_step(world) or (
+                self._sleeper_step(world, timed_out=True) if self.plan.polls else None
+            )
+            if after is None:
+                break
+            world = next(iter(self._flushes(after)), after)
+            if world.seen == self.plan.frames:
+                return
+        raise Broken(f"work is never seen: {world}")
+
+    def _flushes(self, world: World) -> Iterator[World]:
+        if world.late_head >= 0:
+            yield world._replace(head=world.late_head, late_head=-1)
+        if world.late_asleep >= 0:
+            yield world._replace(asleep=world.late_asleep, late_asleep=-1)
+
+    def _ringer_steps(self, world: World) -> Iterator[World]:
+        if world.published == self.plan.frames:
+            return
+        for adds in (1, 0, 2):
+            if (adds == 0 and not world.lost) or (adds == 2 and not world.doubled):
+                continue
+            after, rang = self._ringer_step(world, adds)
+            if adds == 1 or rang:
+                yield after
+
+    def _ringer_step(self, world: World, adds: int) -> tuple[World, bool]:
+        memory = Memory(world, world.ringer)
+        rang = False
+
+        def ring() -> None:
+            nonlocal rang
+            rang = True
+            memory.set(
+                bell=memory.world.bell + adds, lost=world.lost - (adds == 0),
+                had_loss=world.had_loss or adds == 0, doubled=world.doubled - (adds == 2),
+            )  # fmt: skip
+
+        self.steps += 1
+        client: Any = SimpleNamespace(
+            _place=SimpleNamespace(is_asleep=lambda: memory.access(lambda: memory.world.asleep)),
+            _shard_bell=SimpleNamespace(ring=lambda: memory.access(ring)),
+            publish=lambda: memory.access(lambda: self._publish(memory)),
+        )  # fmt: skip
+        try:
+            if self.plan.wake is ClientRing.wake_shard:
+                client.publish()
+            self.plan.wake(client)
+        except Suspended:
+            return memory.world._replace(ringer=tuple(memory.done)), rang
+        return memory.world._replace(ringer=(), published=world.published + 1), rang
+
+    def _publish(self, memory: Memory) -> None:
+        world = memory.world
+        if self.plan.is_late and world.late_head < 0:
+            memory.set(late_head=world.published + 1)
+        else:
+            memory.set(head=world.published + 1, late_head=-1)
+
+    def _sleeper_step(self, world: World, *, timed_out: bool = False) -> World | None:
+        memory = Memory(world, world.sleeper, timed_out=timed_out)
+        self.steps += 1
+        try:
+            head = memory.access(lambda: memory.world.head)
+            if head == world.seen:
+                self.plan.sleep(self._shard(memory, world.seen))
+        except Suspended:
+            return memory.world._replace(sleeper=tuple(memory.done))
+        except Blocked:
+            return None
+        return memory.world._replace(sleeper=(), seen=head)
+
+    def _shard(self, memory: Memory, seen: int) -> Any:
+        """As much of a shard as `_sleep` looks at."""
+
+        def set_word(word: int, value: int) -> None:
+            if word != P.ASLEEP:
+                return
+            if self.plan.is_late and memory.world.late_asleep < 0:
+                memory.access(lambda: memory.set(late_asleep=value))
+            else:
+                memory.access(lambda: memory.set(asleep=value, late_asleep=-1))
+
+        def poll(_: float) -> None:
+            memory.access(wait)
+
+        def wait() -> None:
+            if not memory.world.bell and not memory.timed_out:
+                raise Blocked
+
+        return SimpleNamespace(
+            _slot=SimpleNamespace(set=set_word, add=lambda word, value: None),
+            _await_briefly=lambda: False,
+            _rings=_Rings(lambda: memory.access(lambda: memory.world.head) != seen),
+            _socket=SimpleNamespace(has_input=lambda: False),
+            _clock=SimpleNamespace(monotonic_ns=lambda: 0),
+            core=SimpleNamespace(next_deadline_ns=lambda: None),
+            _idle_sleeps=0, _commit_from_ns=0,
+            _poll=SimpleNamespace(poll=poll),
+            _bell=SimpleNamespace(drain=lambda: memory.access(lambda: memory.set(bell=0))),
+        )  # fmt: skip
+
+
+class _Rings:
+    def __init__(self, has_pending: Callable[[], bool]) -> None:
+        self.has_pending = has_pending
+
+    def __len__(self) -> int:
+        return 1
+
+
+def explore(plan: Plan, **changes: Any) -> BellExplorer:
+    """Explore a plan with some fields changed."""
+    return BellExplorer(replace(plan, **changes)).run()

@@ -1,0 +1,156 @@
+"""The class `schedules`: a small run of each part, and the mistakes it has to catch."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from chaos import schedules
+from chaos.order import Account, Order
+from chaos.schedules import bell, ring, seqlock, starts
+from ringlog.board.layout import P
+from ringlog.ring.consumer import RingConsumer
+from ringlog.ring.layout import Word
+from ringlog.storage.disk import RealDisk
+from ringlog.supervision import ground, run_dir
+
+LATE = ring.Plan(2 * ring.FRAME_BYTES, frames=2, late=2, producer_crashes=0, consumer_crashes=0)
+
+
+def test_late_stores_in_order_break_nothing_and_out_of_order_they_do() -> None:
+    """RF-34: why rings are refused where a processor does not keep stores in order."""
+    assert ring.explore(LATE).schedules > 1_000_000
+    with pytest.raises(ring.Broken) as caught:
+        ring.explore(LATE, is_ordered=False)
+    choices = iter(caught.value.path)
+    with pytest.raises(ring.Broken, match=str(caught.value)[:20]):
+        ring.Explorer(ring.replace(LATE, is_ordered=False)).walk(lambda successors: next(choices))
+
+
+def test_a_schedule_run_whole_finds_what_the_graph_finds() -> None:
+    """Mutant 20: the path of a finding, walked with nothing remembered."""
+
+    class TailBeforeSettlement(RingConsumer):
+        def settle(self, entries, new_tail):  # type: ignore[no-untyped-def]
+            self._tail = new_tail
+            self._memory.store(Word.TAIL, new_tail)
+            super().settle(entries, new_tail)
+
+    plan = ring.Plan(2 * ring.FRAME_BYTES, frames=3, producer_crashes=0)
+    mutant = ring.replace(plan, consumer=TailBeforeSettlement)
+    with pytest.raises(ring.Broken, match="never settled") as caught:
+        ring.explore(mutant)
+    choices = iter(caught.value.path)
+    with pytest.raises(ring.Broken, match="never settled"):
+        ring.Explorer(mutant).walk(lambda successors: next(choices))
+    chance = random.Random(1)
+    assert ring.Explorer(plan).walk(lambda successors: chance.randrange(len(successors))) > 20
+
+
+def test_three_readers_never_see_a_mix() -> None:
+    """RF-116, and mutant 22: a reader that does not look at the sequence again."""
+    assert schedules.explore_seqlock(readers=2).states > 500
+
+    def without_second_look(words: seqlock.StepWords) -> object:
+        if words[0] & 1:
+            return seqlock.UNSTABLE
+        return words[1], words[2]
+
+    with pytest.raises(seqlock.Torn):
+        schedules.explore_seqlock(without_second_look, readers=2)
+
+
+@pytest.mark.parametrize("name", schedules.BELL_SPACES)
+def test_no_bell_is_needed_for_progress(name: str) -> None:
+    """RF-35."""
+    plan = schedules.BELL_SPACES[name]
+    assert bool(bell.explore(plan).missed) == (name != "bell")
+
+
+def _sleeps_without_looking_again(shell: SimpleNamespace) -> None:
+    shell._slot.set(P.ASLEEP, 1)
+    shell._poll.poll(1)
+    shell._slot.set(P.ASLEEP, 0)
+    shell._bell.drain()
+
+
+def _looks_before_publishing(client: SimpleNamespace) -> None:
+    is_asleep = client._place.is_asleep()
+    client.publish()
+    if is_asleep:
+        client._shard_bell.ring()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"sleep": _sleeps_without_looking_again}, {"wake": _looks_before_publishing},
+     {"polls": False, "lost": 1}, {"polls": False, "is_late": True}],
+    ids=["no second look", "looks too early", "no poll, bell lost", "no poll, store late"],
+)  # fmt: skip
+def test_the_bell_explorer_catches(changes: dict) -> None:
+    """The mistakes that the protocol of the doorbell is made against."""
+    with pytest.raises(bell.Broken):
+        bell.explore(bell.Plan(), **changes)
+
+
+def test_one_of_two_engines_starts_whoever_is_killed(tmp_path: Path) -> None:
+    """RF-120: a slice; every order with one switch or kill."""
+    tried = starts.Starts(tmp_path)
+    for order in ("", "0" * 8 + "1" * 6, "01" * 6, "0" * 10 + "a", "0" * 14 + "a" + "1" * 40):
+        tried.run_order(order)
+    assert tried.refused >= 1
+    assert tried.kills == 2
+
+
+def test_engines_without_a_lock_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines up at once."""
+
+    def anybody(disk: object, data_dir: str) -> int:
+        return RealDisk.lock(disk._disk, f"{data_dir}/lock-{secrets.token_hex(4)}")  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(ground, "_take_lock", anybody)
+    with pytest.raises(starts.Broken):
+        starts.Starts(tmp_path).run_order("01" * 40)
+
+
+def test_a_directory_in_shared_memory_that_nobody_knows_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What this class found first: the name was recorded after the directory was made."""
+    make = run_dir.make_shm_dir
+
+    def make_then_record(record: object) -> str:
+        path = make(lambda path: None)
+        record(path)  # type: ignore[operator]
+        return path
+
+    monkeypatch.setattr(run_dir, "make_shm_dir", make_then_record)
+    wrong = []
+    tried = starts.Starts(tmp_path)
+    for steps in range(8, 16):
+        try:
+            tried.run_order("0" * steps + "a")
+        except starts.Broken as e:
+            wrong.append(str(e))
+    assert any("left behind" in each for each in wrong)
+
+
+def test_a_replayed_case_says_that_it_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a finding names can be done again."""
+    order = Order("schedules", 1, 1.0, tmp_path)
+    schedules.replay(order, "starts:0000000000a")
+    schedules.replay(order, "late:0,0,1,1")
+    assert "words" in capsys.readouterr().out
+
+
+def test_counts_are_those_of_the_explorers() -> None:
+    """A number that is made up would not follow from the graph."""
+    account = Account()
+    schedules._ring("late", schedules.Space(LATE, ("RF-34",)), account)
+    explored = ring.explore(LATE)
+    assert account.counts["schedules"] == explored.schedules
+    assert account.counts["transitions_executed"] == account.faults["RF-34"] == explored.steps

@@ -43,6 +43,8 @@ class Server:
         self._mode, self._delay_s, self._low, self._high = "ok", 0.0, 0, self._size
         self._late: list[tuple[float, int, bytes | memoryview, int]] = []
         self._log: list[Entry] = []
+        self._written: set[int] = set()
+        """Pages that were written since the image was last what is shown."""
         self._is_recording = False
         self._base = 0
         self._seen = {"writes": 0, "reads": 0, "flushes": 0, "write_errors": 0, "read_errors": 0, "late": 0}
@@ -127,6 +129,7 @@ class Server:
             return b"", errno.ENOSPC
         if self._mode != "drop":
             self._pages[offset : offset + len(data)] = bytes(data)
+            self._written.update(range(offset // mmap.PAGESIZE, -(-(offset + len(data)) // mmap.PAGESIZE)))
             self._remember((1, time.monotonic_ns(), offset, bytes(data)))
         return fuse.written_body(len(data)), 0
 
@@ -167,10 +170,10 @@ class Server:
     def do_record(self) -> None:
         """Remember writes and flushes from here on; this state is the one that `show` starts from."""
         # What was written so far becomes the image: private pages would hide it from `show`.
-        for at in range(0, self._size, 1 << 20):
-            chunk = self._pages[at : at + (1 << 20)]
-            if chunk.count(0) != len(chunk):
-                os.pwrite(self._image, chunk, at)
+        for page in self._written:
+            at = page * mmap.PAGESIZE
+            os.pwrite(self._image, self._pages[at : at + mmap.PAGESIZE], at)
+        self._written.clear()
         self._pages.madvise(mmap.MADV_DONTNEED)
         self._log, self._base, self._is_recording = [], 0, True
 

@@ -3,6 +3,7 @@ compactor, which may end at any call to the disk and goes on after it with what 
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -30,6 +31,9 @@ FILE_BYTES = 64 << 10
 BIG_BYTES = 24 << 10
 PRODUCER = 7
 IDLE_S = 0.15
+
+# What a shard says of each torn tail is for its operator, not for a thousand of them a minute.
+logging.getLogger("ringlog").addHandler(logging.NullHandler())
 
 Wrap = Callable[[HostDisk], Disk]
 

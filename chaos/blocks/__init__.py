@@ -1,0 +1,229 @@
+"""Block-level replay (T-9): what a real file system wrote, cut at every flush, in part and out of order.
+
+A shard lives on ext4 or XFS over a block store that logs every write and flush. Then the device is put into
+states that a power cut may leave: everything up to a flush, plus some of the writes behind it, the last one
+perhaps cut at a sector. Each is mounted (its journal is replayed), read out, verified, recovered and judged;
+and it must be among the states that chaos/states allows after the same disk calls, or our rules of what a
+disk may do are kinder than the disks.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from chaos.blocks.recorded import EMPTY, FOLDER, Recorded, read_image, record
+from chaos.doctor import Lacks, need_root
+from chaos.order import Account, CannotRun, Order
+from chaos.rigs.blockstore import StoredVolume, stored_volume
+from chaos.rigs.life import FILE_BYTES
+from chaos.rigs.mount import KINDS, RigError
+from chaos.rigs.promises import Broken, Promises, seen
+from chaos.states.images import Image, Tree
+from chaos.states.membership import why_illegal
+from ringlog.errors import RinglogError
+from ringlog.testing import disk as d
+from ringlog.testing.shard_world import World
+from ringlog.verify.directory import verify_directory
+
+SETTINGS = {"steps": 14, "subsets": 4}
+"""steps: of one life; subsets: states of each epoch besides those at its ends."""
+SECTOR_BYTES = 512
+WHOLE_SUBSETS_MAX = 3
+"""Epochs of so many writes are tried in every subset."""
+LIVES_MAX = 100_000
+INCARNATION = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state of the device: the first `base` entries, these others, the last of them cut."""
+
+    base: int
+    extra: tuple[int, ...]
+    last_bytes: int
+    cut_ns: int
+    """Power fails just before this; what was answered earlier is owed."""
+
+
+def states(recorded: Recorded, rng: random.Random, subsets: int) -> Iterator[State]:
+    """At every flush: nothing of what follows it, all of it, and parts."""
+    entries = recorded.entries
+    ends = [i for i, entry in enumerate(entries) if not entry.is_write]
+    for before, after in zip([-1, *ends], [*ends, len(entries)], strict=True):
+        writes = list(range(before + 1, after))
+        cut_ns = entries[after].at_ns if after < len(entries) else entries[-1].at_ns + 1
+        base = before + 1
+        yield State(base, (), 0, cut_ns)
+        for extra in _subsets(writes, rng, subsets):
+            last_bytes = 0
+            length = entries[extra[-1]].length
+            if length > SECTOR_BYTES and rng.random() < 0.5:
+                last_bytes = rng.randrange(SECTOR_BYTES, length, SECTOR_BYTES)
+            yield State(base, extra, last_bytes, cut_ns)
+
+
+def _subsets(writes: list[int], rng: random.Random, count: int) -> Iterator[tuple[int, ...]]:
+    if not writes:
+        return
+    if len(writes) <= WHOLE_SUBSETS_MAX:
+        for bits in range(1, 1 << len(writes)):
+            yield tuple(each for i, each in enumerate(writes) if bits >> i & 1)
+        return
+    yield tuple(writes)
+    for _ in range(count):
+        match rng.randrange(4):
+            case 0:
+                chosen = writes[: rng.randint(1, len(writes))]
+            case 1:
+                chosen = [rng.choice(writes)]
+            case 2:
+                left_out = rng.choice(writes)
+                chosen = [each for each in writes if each != left_out]
+            case _:
+                chosen = [each for each in writes if rng.random() < 0.5] or writes[:1]
+        if rng.random() < 0.3:
+            rng.shuffle(chosen)
+        yield tuple(chosen)
+
+
+@dataclass(slots=True)
+class _Checks:
+    """Judges states of one recorded life, each different one once."""
+
+    recorded: Recorded
+    account: Account
+    judged: set[tuple[bytes, int, int]] = field(default_factory=set)
+    tree: Tree = field(default_factory=lambda: Tree.of(EMPTY))
+    done: int = 0
+
+    def check(self, stored: StoredVolume, state: State) -> None:
+        """Mount a state, read it out, and look at it in every way; raises Broken."""
+        stored.store.show(state.base, state.extra, state.last_bytes)
+        stored.loop.forget()
+        stored.volume.up()
+        try:
+            image = read_image(stored.volume.root)
+            promises = self.recorded.promises.until(state.cut_ns)
+            key = (image.key(), promises.acked, len(promises.frames))
+            is_new = key not in self.judged
+            self.judged.add(key)
+            if is_new and "/data/wal" in image.directories:
+                found = verify_directory(str(stored.volume.root / FOLDER), jobs=1)
+                if found.is_damaged:
+                    wrong = [each for each in found.findings if each.severity == "damage"]
+                    raise Broken(f"the offline verifier: {wrong}")
+        finally:
+            stored.volume.down()
+        rows = ("RF-62",) if state.extra else ("RF-62", "RF-64")
+        self.account.did("block_states", 1, *rows)
+        self._cross_check(image, state.cut_ns)
+        if is_new:
+            judge_image(image, promises)
+            self.account.did("different states judged")
+            self.account.did("acked frames held to", promises.acked)
+
+    def _cross_check(self, image: Image, cut_ns: int) -> None:
+        done, is_under_way = self.recorded.calls_at(cut_ns)
+        operations = self.recorded.operations
+        for operation in operations[self.done : done]:
+            _apply(self.tree, operation)
+        self.done = max(done, self.done)
+        why = why_illegal(self.tree, image)
+        if why and is_under_way:
+            again = Tree.of(EMPTY)
+            for operation in operations[: done + 1]:
+                _apply(again, operation)
+            why = why_illegal(again, image)
+        if why:
+            last = [str(each)[:90] for each in operations[max(done - 3, 0) : done + 1]]
+            raise Broken(f"no rule of chaos/states makes this state: {why}; after {last}")
+        self.account.did("states cross-checked")
+
+
+def _apply(tree: Tree, operation: d.Operation) -> None:
+    if not isinstance(operation, d.Note):
+        tree.do(operation)
+
+
+def judge_image(image: Image, promises: Promises) -> None:
+    """Recover it twice in memory, judge, go on writing; raises Broken."""
+    try:
+        world = World(image.mount(), file_bytes=FILE_BYTES, incarnation=INCARNATION)
+        world.reboot()
+        world.start()
+        promises.check(world)
+        before = seen(world)
+        world.kill()
+        world.start()
+        if seen(world) != before:
+            raise Broken("starting twice changes the state")
+        if world.runs[0].core.directory.find("f") is not None:
+            highest = promises.highest.get("f", 0)
+            fresh = world.append("f", [b"new"], producer=99, seq=1)
+            world.kill()
+            world.start()
+            if fresh <= highest or dict(world.records("f")).get(fresh) != b"new":
+                raise Broken(f"a new record got number {fresh} after {highest}, or went again")
+    except (RinglogError, AssertionError) as e:
+        raise e if isinstance(e, Broken) else Broken(f"{type(e).__name__}: {e}") from e
+
+
+def live(
+    stored: StoredVolume, kind: str, number: int, order: Order, account: Account, until: float = 1e18
+) -> None:
+    """One recorded life and its states; reports what it finds."""
+    settings = order.choose(SETTINGS)
+    rng = order.random(kind, number)
+    recorded = record(stored, rng, settings["steps"])
+    account.did("block writes recorded", sum(entry.is_write for entry in recorded.entries))
+    account.did(f"lives on {kind}")
+    checks = _Checks(recorded, account)
+    for index, state in enumerate(states(recorded, rng, settings["subsets"])):
+        if time.monotonic() > until:
+            break
+        try:
+            checks.check(stored, state)
+        except Broken as e:
+            story = f"{e}\nsteps {recorded.steps}\nstate {state}"
+            account.found(f"block replay on {kind}: {str(e)[:300]}", f"{kind}/{number}/{index}", story)
+        except OSError as e:
+            # A journal that cannot be replayed is the file system's failure, but never one to pass over.
+            account.found(f"{kind} does not mount: {e}", f"{kind}/{number}/{index}", f"state {state}")
+
+
+def run(order: Order, account: Account) -> None:
+    """Lives on both file systems in turn until the time is over."""
+    order.choose(SETTINGS)
+    try:
+        need_root()
+    except Lacks as e:
+        raise CannotRun(str(e)) from e
+    begun = time.monotonic()
+    until = begun + order.seconds
+    share = order.seconds / (2 * len(KINDS))
+    for number in range(LIVES_MAX):
+        kind = KINDS[number % len(KINDS)]
+        try:
+            with stored_volume(kind, order.scratch) as stored:
+                live(stored, kind, number, order, account, min(until, time.monotonic() + share))
+        except (RigError, OSError) as e:
+            account.skip(f"block replay on {kind}", str(e))
+        if time.monotonic() > until or len(account.skipped) == len(KINDS):
+            break
+    if not account.counts["block_states"]:
+        raise CannotRun("; ".join(skip.why for skip in account.skipped))
+
+
+def replay(order: Order, case: str) -> None:
+    """`KIND/NUMBER/STATE`: the same life again. The order of its block writes is the kernel's, so all
+    states of it are judged. Needs a private mount namespace."""
+    kind, number, _ = case.split("/")
+    account = Account()
+    with stored_volume(kind, order.scratch) as stored:
+        live(stored, kind, int(number), order, account)
+    print(dict(account.counts))
+    if account.findings:
+        raise Broken("\n".join(f"{each.what}\n{each.story}" for each in account.findings))

@@ -1,0 +1,71 @@
+"""Real sync failures (T-10): the device below ext4 and XFS fails writes, fails reads, lags, dies and returns.
+
+The file systems, the page cache and the errors are the kernel's own; only the block device is ours
+(chaos/rigs/blockstore.py). `shard.py` does it to a shard's core, log writer and recovery, `engine.py` to the
+whole program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from chaos.doctor import Lacks, need_root
+from chaos.order import Account, CannotRun, Order
+from chaos.rigs.blockstore import stored_volume
+from chaos.rigs.mount import KINDS, RigError
+from chaos.rigs.promises import Broken
+from chaos.syncs import engine, shard
+
+SETTINGS = {"engine": ["fails", "lags"], "engine_share": 0.5}
+"""engine: cases of engine.CASES for the whole program, in turn; engine_share: of the time, for them."""
+ROUNDS_MAX = 1_000_000
+
+
+def run(order: Order, account: Account) -> None:
+    """Every case of a shard on both file systems, again and again; then the program's cases, each once at
+    least and as often as the time allows."""
+    settings = order.choose(SETTINGS)
+    try:
+        need_root()
+    except Lacks as e:
+        raise CannotRun(str(e)) from e
+    begun = time.monotonic()
+    _run_shard(order, account, begun + order.seconds * (1.0 - settings["engine_share"]))
+    engine.run(order, account, list(settings["engine"]), begun + order.seconds)
+
+
+def _run_shard(order: Order, account: Account, until: float) -> None:
+    with contextlib.ExitStack() as stack:
+        stores = {}
+        for kind in KINDS:
+            try:
+                stores[kind] = stack.enter_context(stored_volume(kind, order.scratch))
+            except (RigError, OSError) as e:
+                account.skip(f"a failing device below {kind}", str(e))
+        if not stores:
+            raise CannotRun("; ".join(skip.why for skip in account.skipped))
+        for number in range(ROUNDS_MAX):
+            for kind, stored in stores.items():
+                for name in shard.CASES:
+                    case = f"shard/{kind}/{name}/{number}"
+                    try:
+                        shard.run_case(stored, name, order.random(case), account)
+                    except Broken as e:
+                        account.found(f"a shard on {kind}, {name}: {str(e)[:300]}", case, str(e))
+                    if number and time.monotonic() > until:
+                        return
+
+
+def replay(order: Order, case: str) -> None:
+    """`shard/KIND/CASE/NUMBER` or `engine/KIND/CASE`. Needs a private mount namespace."""
+    who, kind, name, *_ = case.split("/")
+    account = Account()
+    if who == "engine":
+        engine.CASES[name](order, kind, account)
+    else:
+        with stored_volume(kind, order.scratch) as stored:
+            shard.run_case(stored, name, order.random(case), account)
+    print(dict(account.counts))
+
+

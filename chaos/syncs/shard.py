@@ -1,0 +1,301 @@
+"""A shard over a block store that fails: its core, log writer and recovery on a real file system."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.order import Account
+from chaos.rigs.blockstore import StoredVolume
+from chaos.rigs.extents import Range, forget_pages, range_of
+from chaos.rigs.life import Life
+from chaos.rigs.promises import Broken
+from ringlog.errors import CorruptData, DiskError, InvariantViolation, RinglogError
+from ringlog.testing.shard_world import DATA
+
+WARM_STEPS = 3
+SYNC_CALLS = frozenset({"sync_data", "sync_file", "sync_dir"})
+
+
+@dataclass(slots=True)
+class Bench:
+    """One case: a shard that has acknowledged something, on a device that is well so far."""
+
+    stored: StoredVolume
+    life: Life
+    rng: random.Random
+    account: Account
+
+    @property
+    def root(self) -> Path:
+        """The data directory on the host."""
+        return self.stored.volume.root / "life"
+
+    @property
+    def log(self) -> Path:
+        """The log file that is being written."""
+        return self.host_path(self.life.world.runs[0].writer.path)
+
+    def host_path(self, path: str) -> Path:
+        """A path of the World on the host."""
+        return self.root / path.removeprefix(DATA).lstrip("/")
+
+    def fail_writes(self, where: Range) -> None:
+        """From now on the device fails writes there."""
+        self.stored.store.mode("write_eio", low=where.low, high=where.high)
+
+    def fail_reads(self, where: Range) -> None:
+        """From now on the device fails reads there."""
+        self.stored.store.mode("read_eio", low=where.low, high=where.high)
+
+    def well(self) -> None:
+        """From now on it works."""
+        self.stored.store.mode("ok")
+
+    def sync_must_fail(self, work: Callable[[], None]) -> None:
+        """Do work whose sync fails: visibly, by a typed error, and nothing of class `fsync` is acked."""
+        acked, before = self.life.promises.acked, self.stored.store.seen()["write_errors"]
+        try:
+            work()
+        except DiskError as e:
+            if e.detail.get("call") not in SYNC_CALLS:
+                raise Broken(f"not the sync failed, but: {e}") from e
+        else:
+            raise Broken("the device failed a write below a sync, and nobody noticed")
+        finally:
+            now = self.life.promises.acked
+            if now != acked:
+                raise Broken(f"{now - acked} frames were acked over a failed sync")
+        if self.stored.store.seen()["write_errors"] == before:
+            raise Broken("the rig failed no write")
+        self.account.did("sync_failures")
+
+    def may_not_go_on(self) -> None:
+        """The same incarnation asks once more, of a device that is well: its log must refuse, since the
+        kernel would say yes (RF-41)."""
+        try:
+            self.life.world.runs[0].writer.sync()
+        except InvariantViolation:
+            return
+        raise Broken("a log whose sync failed was synced again, and believed")
+
+    def replace(self) -> bool:
+        """A successor beside the same board; False when the file system refuses all work by now."""
+        self.life.end()
+        try:
+            self.life.start(keeps_board=True)
+        except DiskError:
+            self.life.end()
+            return False
+        self.life.promises.check(self.life.world, is_power_loss=False)
+        return True
+
+    def power_cycle_and_judge(self) -> None:
+        """Everything that was acked or shown must be there when only the device remembers."""
+        self.life.end()
+        self.stored.power_cycle()
+        self.life.recover()
+        self.life.send("f", [self.life.payload()])
+        self.life.end()
+
+
+def sync_fails_once(bench: Bench) -> None:
+    """RF-41: a sync fails, the next one would succeed."""
+    bench.fail_writes(range_of(bench.log))
+    bench.sync_must_fail(lambda: bench.life.send("f", [bench.life.payload(700)]))
+    bench.well()
+    bench.may_not_go_on()
+    if bench.replace():
+        bench.life.send("f", [bench.life.payload()])
+    bench.power_cycle_and_judge()
+    bench.account.did("cases", 1, "RF-41")
+
+
+def cache_lies(bench: Bench) -> None:
+    """RF-42: the successor reads from the cache what the device never got. Counted when the trap was set:
+    the lost bytes were in the file before the power cycle, and are not after it."""
+    life, log = bench.life, bench.log
+    payload = life.payload(900)
+    bench.fail_writes(range_of(log))
+    bench.sync_must_fail(lambda: life.send("f", [payload]))
+    bench.well()
+    is_set = payload in log.read_bytes()
+    is_replaced = bench.replace()
+    is_shown = is_replaced and any(each.is_shown for each in life.promises.frames if payload in each.payloads)
+    if is_replaced:
+        life.send_again("f")
+        life.send("f", [life.payload()])
+    fd = os.open(log, os.O_RDWR | os.O_CLOEXEC) if log.exists() else -1
+    if fd >= 0:
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+    life.end()
+    bench.stored.power_cycle()
+    is_lost = not log.exists() or payload not in log.read_bytes()
+    life.recover()
+    life.end()
+    if is_set and is_lost:
+        bench.account.did("cases", 1, "RF-42")
+        bench.account.did("traps in which the cache showed what the device lacked")
+        if is_shown:
+            bench.account.did("of them, shown by the successor from its own copy")
+
+
+def write_back_fails(bench: Bench) -> None:
+    """RF-43: write-back fails between two syncs, and another descriptor is told."""
+    life, log = bench.life, bench.log
+    where = range_of(log)
+    before = bench.stored.store.seen()["write_errors"]
+    other = os.open(log, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        life.world.runs[0].has_slow_flushes = True
+        life.send("d", [life.payload(600)])
+        bench.fail_writes(where)
+        with contextlib.suppress(OSError):
+            os.fdatasync(other)
+        bench.well()
+    finally:
+        os.close(other)
+    if bench.stored.store.seen()["write_errors"] == before:
+        raise Broken("the rig failed no write")
+    acked = life.promises.acked
+    try:
+        life.send("f", [life.payload()])
+    except DiskError:
+        bench.account.did("sync_failures")
+    else:
+        raise Broken("write-back failed between two syncs, and the next sync was believed")
+    if life.promises.acked != acked:
+        raise Broken("acked over a write-back that failed")
+    bench.may_not_go_on()
+    bench.replace()
+    bench.power_cycle_and_judge()
+    bench.account.did("cases", 1, "RF-43")
+
+
+def device_vanishes(bench: Bench) -> None:
+    """RF-50: everything fails, also a start, which must not take that for an empty directory."""
+    life = bench.life
+    bench.stored.store.mode("dead")
+    bench.sync_must_fail(lambda: life.send("f", [life.payload(700)]))
+    bench.may_not_go_on()
+    life.end()
+    bench.stored.power_cycle()
+    bench.stored.store.mode("dead")
+    _start_must_fail(bench, "a device that is gone")
+    bench.stored.store.mode("ok")
+    bench.stored.power_cycle()
+    bench.account.did("starts refused over a dead device")
+    life.recover()
+    life.send("f", [life.payload()])
+    life.end()
+    bench.account.did("cases", 1, "RF-50")
+
+
+def log_unreadable(bench: Bench) -> None:
+    """RF-51: a read error in recovery is no end of the log."""
+    life = bench.life
+    for _ in range(3):
+        life.send("f", [life.payload(5_000)])
+    log = bench.log
+    life.end()
+    bench.stored.power_cycle()
+    where = range_of(log)
+    bench.fail_reads(where)
+    _start_must_fail(bench, "a log that cannot be read")
+    bench.well()
+    bench.stored.power_cycle()
+    life.recover()
+    life.end()
+    bench.account.did("cases", 1, "RF-51")
+    bench.account.did("read errors in a recovery")
+
+
+def records_unreadable(bench: Bench) -> None:
+    """RF-51: a read error where a reader looks, in the log and in segments, is named, and passes."""
+    life = bench.life
+    for _ in range(3):
+        life.send("f", [life.payload(5_000)])
+    if bench.rng.random() < 0.5:
+        life.checkpoint()
+    life.end()
+    bench.stored.power_cycle()
+    life.start(is_reboot=True)
+    life.promises.check(life.world)
+    files = [path for path in bench.root.rglob("*") if path.suffix in {".log", ".data"} and path.stat().st_size]
+    for path in files:
+        forget_pages(path)
+    where = [range_of(path) for path in files]
+    bench.fail_reads(Range(min(each.low for each in where), max(each.high for each in where)))
+    before = bench.stored.store.seen()["read_errors"]
+    try:
+        found = life.world.records("f")
+    except (DiskError, CorruptData) as e:
+        if not e.detail.get("path"):
+            raise Broken(f"a read error without a path: {e}") from e
+    else:
+        if bench.stored.store.seen()["read_errors"] > before:
+            raise Broken(f"a reader was given {len(found)} records over a device that cannot be read")
+    finally:
+        bench.well()
+    life.promises.check(life.world)
+    life.send("f", [life.payload()])
+    bench.power_cycle_and_judge()
+    bench.account.did("cases", 1, "RF-51")
+    bench.account.did("read errors under a reader")
+
+
+def _start_must_fail(bench: Bench, what: str) -> None:
+    life, errors = bench.life, bench.stored.store.seen()
+    try:
+        life.start(is_reboot=True)
+    except (DiskError, CorruptData) as e:
+        if not e.detail.get("path"):
+            raise Broken(f"over {what}: an error without a path: {e}") from e
+    else:
+        raise Broken(f"a shard starts over {what}")
+    finally:
+        life.end()
+    now = bench.stored.store.seen()
+    if now["read_errors"] == errors["read_errors"] and now["write_errors"] == errors["write_errors"]:
+        raise Broken("the rig failed no call")
+
+
+CASES: dict[str, Callable[[Bench], None]] = {
+    "once": sync_fails_once,
+    "trap": cache_lies,
+    "between": write_back_fails,
+    "dead": device_vanishes,
+    "recovery": log_unreadable,
+    "reader": records_unreadable,
+}
+
+
+def run_case(stored: StoredVolume, name: str, rng: random.Random, account: Account) -> None:
+    """One case on a directory of its own; raises Broken."""
+    root = stored.volume.root / "life"
+    life = Life(root)
+    bench = Bench(stored, life, rng, account)
+    try:
+        life.start()
+        life.send("f", [life.payload()])
+        for _ in range(WARM_STEPS):
+            life.step(rng)
+        if not life.promises.acked:
+            raise Broken("nothing was acked before the fault")
+        CASES[name](bench)
+        account.did("acked frames held to", life.promises.acked)
+    except (RinglogError, AssertionError) as e:
+        raise e if isinstance(e, Broken) else Broken(f"{type(e).__name__}: {e}") from e
+    finally:
+        life.end()
+        stored.store.mode("ok")
+        stored.power_cycle()
+        shutil.rmtree(root, ignore_errors=True)

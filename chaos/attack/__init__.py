@@ -1,0 +1,94 @@
+"""Hostile clients and hostile neighbours against a real engine (RF-94, RF-96, RF-99..RF-113).
+
+Each row attacks; after each the canary is served, every process is the one it was, memory and
+descriptors are what they were, and in the end everything acked is there. A case is `ROW/SEED`.
+
+Settings: `rows` (a list; empty: all), `idle` (connections of the flood), `per_kind` (variants of one
+message to one socket), `tags` (of the patterns), `rounds` (repetitions with other seeds while time lasts).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+
+from chaos.attack import envelopes, local, names, rights, secrets, sockets
+from chaos.attack.arena import Arena, Broken, Census, arena
+from chaos.order import Account, Order
+from ringlog.errors import RinglogError
+
+Row = Callable[[Arena, random.Random], int]
+"""Attack; returns how many cases were tried. Raises Broken."""
+KNOWN = {
+    "rows": [], "idle": sockets.IDLE_CONNECTIONS, "per_kind": envelopes.PER_KIND, "tags": names.TAGS,
+    "rounds": 1,
+}  # fmt: skip
+LAST = "RF-113"
+"""It searches what the others made the engine say."""
+
+
+def rows_of(order: Order) -> dict[str, Row]:
+    """Rows in the order they are run."""
+    given = order.choose(KNOWN)
+    every: dict[str, Row] = {
+        "RF-105": rights.strangers,
+        "RF-106": rights.table,
+        "RF-107": names.names,
+        "RF-104": envelopes.old_news,
+        "RF-96": sockets.identities,
+        "RF-110": local.other_user,
+        "RF-112": local.bound,
+        "RF-100": partial(envelopes.edges, per_kind=given["per_kind"]),
+        "RF-99": sockets.no_handshakes,
+        "RF-101": sockets.parts,
+        "RF-103": names.decompression,
+        "RF-108": partial(names.patterns, tags=given["tags"]),
+        "RF-94": partial(sockets.floods, idle=given["idle"]),
+        "RF-111": local.planted,
+        LAST: secrets.searched,
+    }
+    chosen = given["rows"] or every
+    return {name: every[name] for name in every if name in chosen}
+
+
+def run(order: Order, account: Account) -> None:
+    """All rows against one engine, `rounds` times."""
+    rows = rows_of(order)
+    with arena(order.scratch) as place:
+        before = place.warm()
+        begun = time.monotonic()
+        for number in range(order.choose(KNOWN)["rounds"]):
+            if number and time.monotonic() - begun > order.seconds:
+                break
+            for name, row in rows.items():
+                before = _try(account, place, before, name, row, order.seed + number)
+        account.did("promised", place.audit())
+
+
+def _try(account: Account, place: Arena, before: Census, name: str, row: Row, seed: int) -> Census:
+    begun = time.monotonic()
+    try:
+        cases = row(place, random.Random(f"{name}/{seed}"))
+        place.judge(before)
+    except (Broken, RinglogError) as e:
+        account.found(f"{name}: {str(e).splitlines()[0][:500]}", f"{name}/{seed}", str(e))
+        # What is broken stays so: the next row is measured against what there is now.
+        return place.warm()
+    finally:
+        account.figures[f"{name}_s"] = round(time.monotonic() - begun, 2)
+    account.did("cases", cases)
+    account.did("rows", 1, name)
+    return before
+
+
+def replay(order: Order, case: str) -> None:
+    """One row with one seed; raises Broken."""
+    name, _, seed = case.partition("/")
+    row = rows_of(order)[name]
+    with arena(order.scratch) as place:
+        before = place.warm()
+        print(f"{name}: {row(place, random.Random(f'{name}/{seed or 1}'))} cases")
+        place.judge(before)
+        print(f"{place.audit()} promised records are there")

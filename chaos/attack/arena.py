@@ -1,0 +1,320 @@
+"""An engine under attack, a client that must notice nothing of it, and a count of everything it holds.
+
+The engine is the program users run: two shards, the background processes, a gateway on the local socket
+and on TCP with CURVE and a list of keys. The canary has a key of its own; before and after each row it
+appends and reads over TCP, and everything it was ever promised is read again at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psutil
+import zmq
+
+import ringlog
+from ringlog.cli.passes import COMPACTOR, RECLAIMER, ask_actor
+from ringlog.client import Client
+from ringlog.envelope import messages as m
+from ringlog.envelope.wire import PROTOCOL, EnvelopeInvalid, decode, encode
+from ringlog.errors import RinglogError
+from ringlog.frame import encode_records, frame
+from ringlog.link.curve import CurveKey, key_file_text, new_key
+from ringlog.testing.real_engine import TestEngine, engine, wait_until
+
+ANSWER_S = 5.0
+"""How long an answer that must come is waited for."""
+QUIET_S = 0.25
+"""How long a peer that must get no answer is listened to."""
+CALM_S = 15.0
+"""How long an engine may take to give back what an attack made it take up."""
+RSS_GROWTH_BYTES_MAX = 200 << 20
+"""What a process may hold more than before a row: free lists and libzmq's queues, not the attack itself."""
+FDS_GROWTH_MAX = 32
+"""What the engine itself opens late: files, and sockets from its background processes to the shards."""
+CANARY = "canary.log"
+MARKER = b"S3CRET-payload-marker"
+BACKGROUND = ("wal_shard", "gateway", "compactor", "reclaimer", "relocator")
+SCOPES = ("read", "write", "delete", "admin")
+
+
+class Broken(AssertionError):
+    """A promise that did not hold, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What each process of the engine holds."""
+
+    pids: Mapping[str, int]
+    descriptors: Mapping[str, int]
+    resident: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Arena:
+    """A running engine and the means to talk to it."""
+
+    running: TestEngine
+    root: Path
+    server: CurveKey
+    owner: CurveKey
+    """A key with all scopes and all names: the canary's."""
+    limited: CurveKey
+    """Scopes `read` and `write`, prefix `mine.`."""
+    by_scope: Mapping[str, CurveKey]
+    """A key for each scope alone, prefix `mine.`."""
+    context: zmq.Context[Any] = field(default_factory=zmq.Context)
+    canary: Client | None = None
+    promised: list[int] = field(default_factory=list)
+    """Values the canary was told are stored, in their order."""
+
+    # -- the canary ---------------------------------------------------------------------------------
+
+    @property
+    def port(self) -> int:
+        """Of the gateway on TCP."""
+        return int(self.running.info.gateway_tcp.rsplit(":", 1)[1])
+
+    @property
+    def endpoint(self) -> str:
+        """The gateway on TCP."""
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def url(self, port: int = 0) -> str:
+        """What a client is given; another `port` leads through a proxy."""
+        key = quote(self.server.public.decode(), safe="")
+        return f"ringlog://127.0.0.1:{port or self.port}?server_key={key}"
+
+    def connect(self, key: CurveKey | None = None, port: int = 0, **options: Any) -> Client:
+        """A client with its own key."""
+        return ringlog.connect(
+            self.url(port), key=(key or self.owner).secret.decode(), wait=ANSWER_S * 2, **options
+        )
+
+    def use(self) -> None:
+        """The canary appends and reads; raises Broken when it is not served, or served wrongly."""
+        if self.canary is None:
+            self.canary = self.connect()
+        value = len(self.promised)
+        begun = time.monotonic()
+        try:
+            self.canary.append(CANARY, self._record(value))
+            self.promised.append(value)
+            page = self.canary.read(CANARY, len(self.promised) - 1, limit=10)
+        except RinglogError as e:
+            raise Broken(f"the canary is not served: {type(e).__name__}: {e}") from e
+        found = [record.data for record in page]
+        if found != [self._record(value)]:
+            raise Broken(f"the canary wrote {value} and read {found!r}")
+        if time.monotonic() - begun > ANSWER_S:
+            raise Broken(f"the canary waited {time.monotonic() - begun:.1f} s")
+
+    def audit(self) -> int:
+        """Everything the canary was promised is there, once and in order; returns how many."""
+        with self.connect() as client:
+            found = [record.data for record in client.reader(CANARY)]
+        if found != [self._record(value) for value in self.promised]:
+            raise Broken(f"{len(self.promised)} records were promised, {len(found)} are there or differ")
+        return len(found)
+
+    @staticmethod
+    def _record(value: int) -> bytes:
+        return MARKER + b" %d" % value
+
+    # -- other peers --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def peer(
+        self, endpoint: str = "", key: CurveKey | None = None, server: bytes = b"", **options: Any
+    ) -> Iterator[zmq.Socket[Any]]:
+        """A DEALER that says what it likes. Without a key: no security mechanism."""
+        dealer = self.context.socket(zmq.DEALER)
+        try:
+            dealer.setsockopt(zmq.LINGER, 0)
+            for name, value in options.items():
+                dealer.setsockopt(getattr(zmq, name), value)
+            if key is not None:
+                dealer.setsockopt(zmq.CURVE_SERVERKEY, server or self.server.public)
+                dealer.setsockopt(zmq.CURVE_PUBLICKEY, key.public)
+                dealer.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
+            dealer.connect(endpoint or self.endpoint)
+            yield dealer
+        finally:
+            dealer.close(0)
+
+    def sockets(self) -> list[str]:
+        """Every local socket of the engine, as an endpoint."""
+        return [f"ipc://{path}" for path in sorted(Path(self.running.info.shm_dir).glob("*.sock"))]
+
+    def raw(self, endpoint: str = "") -> socket.socket:
+        """A connection below ZeroMQ."""
+        endpoint = endpoint or self.endpoint
+        if endpoint.startswith("ipc://"):
+            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            made.settimeout(ANSWER_S)
+            made.connect(endpoint.removeprefix("ipc://"))
+            return made
+        return socket.create_connection(("127.0.0.1", self.port), timeout=ANSWER_S)
+
+    # -- what it holds ------------------------------------------------------------------------------
+
+    def census(self) -> Census:
+        """Count now."""
+        found = {process.name: process.pid for process in self.running.status().processes}
+        found["supervisor"] = self.running.pid
+        return Census(
+            found,
+            {name: len(os.listdir(f"/proc/{pid}/fd")) for name, pid in found.items()},
+            {name: psutil.Process(pid).memory_info().rss for name, pid in found.items()},
+        )
+
+    def warm(self) -> Census:
+        """Let every process do once what it does lazily, then count."""
+        for kind in BACKGROUND:
+            self.running.wait_ready(kind)
+        shm_dir = self.running.info.shm_dir
+        ask_actor(shm_dir, COMPACTOR, m.CheckpointNow(), m.CheckpointMade)
+        ask_actor(shm_dir, RECLAIMER, m.ScrubNow(), m.ScrubReport)
+        self.use()
+        return self.census()
+
+    def judge(self, before: Census) -> None:
+        """After a row: all alive, others served, nothing kept; raises Broken."""
+        self.use()
+        wrong = ""
+
+        def is_calm() -> bool:
+            nonlocal wrong
+            try:
+                wrong = difference(before, self.census())
+            except (OSError, psutil.Error) as e:
+                wrong = f"a process is gone: {e}"
+            return not wrong
+
+        try:
+            wait_until(is_calm, CALM_S, "the engine to give back what it took up")
+        except RinglogError:
+            raise Broken(f"{wrong}\n{self.log_tail()}") from None
+
+    def log_tail(self) -> str:
+        """The end of the engine's log."""
+        return self.running.log_path.read_text(errors="replace")[-3_000:]
+
+
+def difference(before: Census, after: Census) -> str:
+    """What is not as it was, in words; empty when nothing is."""
+    if before.pids != after.pids:
+        died = sorted(name for name, pid in before.pids.items() if after.pids.get(name) != pid)
+        return f"died: {', '.join(died)}"
+    for name in before.pids:
+        more = after.descriptors[name] - before.descriptors[name]
+        if more > FDS_GROWTH_MAX:
+            return f"{name} holds {more} descriptors more than before"
+        grown = after.resident[name] - before.resident[name]
+        if grown > RSS_GROWTH_BYTES_MAX:
+            return f"{name} grew by {grown >> 20} MiB"
+    return ""
+
+
+# -- starting ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def arena(root: Path, environ: Mapping[str, str] | None = None, **config: Any) -> Iterator[Arena]:
+    """Start an engine below `root`, with keys, and a canary in it."""
+    server, owner, limited = new_key(), new_key(), new_key()
+    by_scope = {scope: new_key() for scope in SCOPES}
+    root.mkdir(parents=True, exist_ok=True)
+    keys = (
+        f'[[keys]]\nname = "owner-key"\npublic_key = "{owner.public.decode()}"\n'
+        f'[[keys]]\nname = "limited"\npublic_key = "{limited.public.decode()}"\n'
+        'scopes = ["read", "write"]\nprefixes = ["mine."]\n'
+    ) + "".join(
+        f'[[keys]]\nname = "only-{scope}"\npublic_key = "{key.public.decode()}"\n'
+        f'scopes = ["{scope}"]\nprefixes = ["mine."]\n'
+        for scope, key in by_scope.items()
+    )
+    settings = {
+        "wal": {"shards": 2},
+        "gateway": {"enabled": True},
+        "storage": {"enabled": True},
+        "native": {
+            "endpoint": f"tcp://127.0.0.1:{free_port()}",
+            "curve_key_file": private_file(root / "server.key", key_file_text(server)),
+        },
+        "auth": {"keys_file": private_file(root / "keys.toml", keys)},
+        "cold": {"dir": str(root / "cold")},
+        **config,
+    }
+    (root / "cold").mkdir(mode=0o700, exist_ok=True)
+    with engine(directory=root / "engine", environ=environ, **settings) as running:
+        made = Arena(running, root / "engine", server, owner, limited, by_scope)
+        try:
+            with made.connect() as client:
+                client.topics.create(CANARY, durability="fsync")
+                client.topics.create("mine.log")
+            made.use()
+            yield made
+        finally:
+            if made.canary is not None:
+                made.canary.close(2.0)
+            made.context.destroy(0)
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def private_file(path: Path, text: str) -> str:
+    """A file of mode 0600 with this text; returns its path."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    return str(path)
+
+
+# -- saying things ----------------------------------------------------------------------------------------
+
+
+def ask(peer: zmq.Socket[Any], parts: list[Any], seconds: float = ANSWER_S) -> m.Message | None:
+    """Send parts and return the next answer, or None when none comes in time."""
+    peer.send_multipart(parts)
+    return hear(peer, seconds)
+
+
+def hear(peer: zmq.Socket[Any], seconds: float = ANSWER_S) -> m.Message | None:
+    """The next answer, or None when none comes in time."""
+    if not peer.poll(round(seconds * 1000)):
+        return None
+    try:
+        return decode(peer.recv_multipart()[0]).message
+    except EnvelopeInvalid as e:
+        raise Broken(f"an answer is no envelope: {e}") from e
+
+
+def hello(peer: zmq.Socket[Any], seconds: float = ANSWER_S) -> bool:
+    """Is this peer welcome?"""
+    return isinstance(ask(peer, [encode(m.Hello(PROTOCOL, "chaos"), 1)], seconds), m.Welcome)
+
+
+def a_frame(*payloads: bytes, topic_id: int = 0, **options: Any) -> bytes:
+    """A frame of these records as a producer makes it."""
+    given = {"epoch": 0, "producer_id": 7, "producer_seq": 1, **options}
+    return bytes(frame(encode_records(list(payloads)), topic_id=topic_id, **given))
+
+
+def must(holds: Any, otherwise: str | Callable[[], str]) -> None:
+    """Raise Broken unless it holds."""
+    if not holds:
+        raise Broken(otherwise if isinstance(otherwise, str) else otherwise())

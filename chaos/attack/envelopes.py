@@ -1,0 +1,217 @@
+"""Attacks within the protocol: every message and every field at its edges, frames likewise, old news."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import xxhash
+
+from chaos.attack.arena import ANSWER_S, Arena, a_frame, ask, hear, must
+from ringlog.envelope import messages as m
+from ringlog.envelope.messages import KINDS
+from ringlog.envelope.wire import PROTOCOL, encode
+from ringlog.frame import layout
+from ringlog.frame.settle import S_COUNT_STATUS, STATUS_SHIFT, WORDS
+from ringlog.testing.real_engine import wait_until
+
+EDGES: tuple[Any, ...] = (
+    0, 1, -1, 255, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -(1 << 63),
+    "", "x", "mine.log", "a" * 255, "a" * 256, "../../x", "a\0b", b"", bytes(9), b"\xff" * 64, None, True, 1.5,
+    float("nan"), float("inf"), [], [1] * 9, [[[[[]]]]], {}, {"a": 1}, {"ttl_ms": -1}, {"type": "log"},
+    {"cap_bytes": 1 << 63}, ["tag", "Eq", "x"], ["tag", "Glob", "x*"], ["tag", "Glob", 1], "*", "a*b",
+)  # fmt: skip
+"""0, 1, most, one more, negative, of another type, absent, nested."""
+ENDING = frozenset({"EngineStop", "Drain"})
+"""What the engine's own user may ask for and gets: not sent to sockets of his."""
+STRIKES = 12
+"""Messages over one connection; after sixteen that are none it is not listened to any more."""
+PER_KIND = 24
+"""Variants of one kind for one socket; the seed picks which."""
+_encoder = msgspec.msgpack.Encoder()
+_PLAIN = {str: "mine.log", int: 1, bool: False, bytes: b"", float: 0.0}
+_HEADER_FIELDS = {
+    "frame_len": (0, 4), "type": (4, 1), "version": (5, 1), "columns": (6, 2), "topic": (8, 8),
+    "base_seq": (16, 8), "commit_ts": (24, 8), "count": (32, 4), "epoch": (36, 4), "producer_id": (40, 8),
+    "producer_seq": (48, 8), "raw_len": (56, 4), "codec": (60, 1), "flags": (61, 1), "reserved": (62, 2),
+    "body_xxh3": (64, 8), "seal": (72, 8),
+}  # fmt: skip
+
+
+def plain_fields(kind: type[m.Message]) -> list[Any]:
+    """Fields that make some sense."""
+    made = []
+    for field in msgspec.structs.fields(kind):
+        if field.default is not msgspec.NODEFAULT:
+            made.append(field.default)
+        elif field.default_factory is not msgspec.NODEFAULT:
+            made.append(field.default_factory())
+        else:
+            made.append(_PLAIN.get(field.type, []))
+    return made
+
+
+def variants(name: str) -> Iterator[list[Any]]:
+    """Bodies of one kind: as it is, short, doubled, empty, and each field at each edge."""
+    plain = plain_fields(KINDS[name])
+    yield from (plain, plain[:-1], plain + plain, [], [plain])
+    for i in range(len(plain)):
+        for edge in EDGES:
+            # A wait is bounded by the protocol, but thirty seconds are too long for here.
+            is_wait = name == "Read" and i == 5 and isinstance(edge, int) and edge > 0
+            yield [*plain[:i], 1 if is_wait else edge, *plain[i + 1 :]]
+
+
+def edges(arena: Arena, dice: random.Random, *, per_kind: int = PER_KIND) -> int:
+    """RF-100: to every socket, every kind; each is answered, nothing dies, nobody else's data moves."""
+    sent = 0
+    before = arena.audit()
+    for endpoint in [arena.endpoint, *arena.sockets()]:
+        key = arena.limited if endpoint == arena.endpoint else None
+        for name in sorted(KINDS):
+            if key is None and name in ENDING:
+                continue
+            every = list(variants(name))
+            chosen = every[:5] + dice.sample(every[5:], min(per_kind, len(every) - 5))
+            sent += _send_all(arena, endpoint, key, name, chosen)
+    sent += _frames(arena)
+    must(arena.audit() == before, "records of somebody else moved")
+    return sent
+
+
+def _send_all(arena: Arena, endpoint: str, key: Any, name: str, bodies: list[list[Any]]) -> int:
+    sent = 0
+    for at in range(0, len(bodies), STRIKES):
+        some = bodies[at : at + STRIKES]
+        with arena.peer(endpoint, key) as peer:
+            for body in some:
+                attached = [a_frame(b"edge")] if name == "Append" else []
+                peer.send_multipart([_encoder.encode([PROTOCOL, name, 7, body]), *attached])
+            for answered in range(len(some)):
+                where = endpoint.rpartition("/")[2]
+                must(
+                    peer.poll(round(ANSWER_S * 1000)),
+                    f"{where}: {name} got {answered} answers to {len(some)}: {some!r}\n{arena.log_tail()}",
+                )
+                peer.recv_multipart()
+        sent += len(some)
+    return sent
+
+
+def hostile_frames(topic_id: int, epoch: int) -> Iterator[tuple[str, bytes]]:
+    """A good frame with each field of its header at its edges, its body's checksum right and wrong."""
+    good = a_frame(b"one", b"two", topic_id=topic_id, epoch=epoch, producer_id=77)
+    for field, (at, size) in _HEADER_FIELDS.items():
+        most = (1 << 8 * size) - 1
+        now = int.from_bytes(good[at : at + size], "little")
+        for value in {0, 1, most, most - 1, most >> 1, (most >> 1) + 1, now + 1 & most, max(now - 1, 0)}:
+            if value != now:
+                yield f"{field}={value}", good[:at] + value.to_bytes(size, "little") + good[at + size :]
+    for at in range(layout.HEADER_BYTES, len(good), 4):
+        body = bytearray(good)
+        body[at : at + 4] = b"\xff\xff\xff\x7f"
+        body[64:72] = xxhash.xxh3_64_intdigest(bytes(body[80:])).to_bytes(8, "little")
+        yield f"body at {at}", bytes(body)
+
+
+def _frames(arena: Arena) -> int:
+    """Each is refused, or what was acked of it can be read."""
+    topic = "mine.frames"
+    with arena.connect() as client:
+        client.topics.create(topic, exist_ok=True)
+    with arena.peer(key=arena.limited) as peer:
+        info = ask(peer, [encode(m.TopicResolve(topic), 1)])
+        assert isinstance(info, m.TopicInfo)
+        stored, sent = 0, 0
+        for what, frame in hostile_frames(info.topic_id, info.epoch):
+            answer = ask(peer, [encode(m.Append(topic, 1), 1), frame])
+            must(
+                answer is not None, lambda what=what: f"a frame with {what} got no answer\n{arena.log_tail()}"
+            )
+            stored += _acked(answer)
+            sent += 1
+        readable = _count(peer, topic)
+    must(readable == stored, f"{stored} records of strange frames were acked, {readable} can be read")
+    return sent
+
+
+def _acked(answer: m.Message | None) -> int:
+    """Records that an answer says are stored now, repeats apart."""
+    if not isinstance(answer, m.Appended):
+        return 0
+    total = 0
+    for at in range(0, len(answer.entries), 8 * WORDS):
+        word = int.from_bytes(answer.entries[at + 8 * S_COUNT_STATUS : at + 8 * S_COUNT_STATUS + 8], "little")
+        is_repeat = word >> 48 & 1
+        total += 0 if word >> STATUS_SHIFT & 0xFFFF or is_repeat else word & 0xFFFFFFFF
+    return total
+
+
+def _count(peer: Any, topic: str) -> int:
+    state = ask(peer, [encode(m.TopicState(topic), 1)])
+    assert isinstance(state, m.TopicStateReply)
+    seen, after = 0, 0
+    while after < state.head_seq:
+        page = ask(peer, [encode(m.Read(topic, after), 2)])
+        must(isinstance(page, m.ReadReply), f"what was acked cannot be read: {page!r}")
+        assert isinstance(page, m.ReadReply)
+        must(page.next_after > after, "reading does not move on")
+        seen += page.next_after - after
+        after = page.next_after
+    return seen
+
+
+def old_news(arena: Arena, dice: random.Random) -> int:
+    """RF-104: another life's frames, another topic's, forged numbers, an envelope sent again and again."""
+    topic = "mine.lives"
+    with arena.connect() as client:
+        client.topics.create(topic)
+        client.append(topic, b"first life")
+        client.topics.delete(topic)
+        client.topics.create(topic)
+    with arena.peer(key=arena.limited) as peer:
+        info = ask(peer, [encode(m.TopicResolve(topic), 1)])
+        assert isinstance(info, m.TopicInfo)
+        cases = 0
+
+        def append(topic_id: int, epoch: int, number: int, producer_id: int = 99) -> m.Message | None:
+            made = a_frame(
+                b"news", topic_id=topic_id, epoch=epoch, producer_id=producer_id, producer_seq=number
+            )
+            return ask(peer, [encode(m.Append(topic, 1), number), made])
+
+        for topic_id, epoch in (
+            (info.topic_id, info.epoch - 1), (info.topic_id, info.epoch + 1), (info.topic_id, 0xFFFFFFFF),
+            (info.topic_id ^ 1, info.epoch), (dice.getrandbits(63), info.epoch),
+        ):  # fmt: skip
+            must(_acked(append(topic_id, epoch, 1)) == 0, f"a frame for {topic_id:x}, {epoch} was stored")
+            cases += 1
+        must(_acked(append(info.topic_id, info.epoch, 5)) == 1, "a good frame was refused")
+        for number in (5, 5, 4, 3, 1):
+            must(_acked(append(info.topic_id, info.epoch, number)) == 0, f"number {number} was stored again")
+            cases += 1
+        cases += _replayed(arena, topic)
+        state = ask(peer, [encode(m.TopicState(topic), 1)])
+        must(isinstance(state, m.TopicStateReply) and state.count == 2, f"not two records: {state!r}")
+    return cases
+
+
+def _replayed(arena: Arena, topic: str) -> int:
+    """One envelope, many times over many connections: one record."""
+    message = [encode(m.Append(topic, 1), 9), a_frame(b"again", producer_id=123, producer_seq=1)]
+    stored = 0
+    for _ in range(5):
+        with arena.peer(key=arena.limited) as peer:
+            peer.send_multipart(message)
+            peer.send_multipart(message)
+            stored += _acked(hear(peer)) + _acked(hear(peer))
+    must(stored == 1, f"one envelope sent ten times was stored {stored} times")
+    return 10
+
+
+def settled(arena: Arena, topic: str, count: int) -> None:
+    """Wait until a topic holds so many records."""
+    with arena.connect() as client:
+        wait_until(lambda: client.topics.state(topic).count == count, ANSWER_S, f"{count} records in {topic}")

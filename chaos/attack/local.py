@@ -1,0 +1,279 @@
+"""Attacks from the same host: another user, planted files, our own paths taken by somebody else."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import ringlog
+from chaos.attack.arena import Arena, Broken, must
+from ringlog.cli.passes import COMPACTOR, ask_actor
+from ringlog.envelope.messages import CheckpointMade, CheckpointNow
+from ringlog.testing.real_engine import engine, wait_until
+
+NOBODY = 65_534
+PROC_FILES = ("environ", "mem", "maps", "auxv", "stack", "pagemap")
+PROC_LINKS = ("cwd", "root", "exe")
+START_S = 20
+
+
+def other_user(arena: Arena, dice: random.Random) -> int:
+    """RF-110: every file, socket, ring and /proc entry, read and written, by a user who is nobody."""
+    del dice
+    info = arena.running.info
+    roots = [arena.running.data_dir, info.shm_dir, str(arena.root.parent / "server.key")]
+    targets = [Path(root) for root in roots]
+    paths = [str(path) for root in targets for path in (root, *root.rglob("*"))]
+    pids = list(arena.census().pids.values())
+    opened = as_nobody(lambda: _intrude(paths, pids))
+    must(not opened, f"another user got at {opened[:10]}")
+    must(len(paths) > 20, "there was too little to try")
+    wrong = loose_modes([arena.running.data_dir, info.shm_dir])
+    must(not wrong, f"open to others: {wrong[:10]}")
+    return len(paths) + len(pids) * (len(PROC_FILES) + len(PROC_LINKS) + 1)
+
+
+def loose_modes(roots: list[str]) -> list[str]:
+    """Files and directories of the engine that have a bit for group or others.
+
+    The directories above may be closed as well, and then the intrusion fails for another reason.
+    """
+    found = []
+    for root in roots:
+        for path in (Path(root), *Path(root).rglob("*")):
+            facts = path.lstat()
+            # A socket's own mode follows the umask, and its directory's decides.
+            if not stat.S_ISLNK(facts.st_mode) and facts.st_mode & 0o077:
+                found.append(f"{path.name} {oct(stat.S_IMODE(facts.st_mode))}")
+    return found
+
+
+def _intrude(paths: list[str], pids: list[int]) -> list[str]:
+    got = []
+    for path in paths:
+        for flags, what in ((os.O_RDONLY, "read"), (os.O_WRONLY, "write")):
+            if _may(lambda p=path, f=flags: os.close(os.open(p, f | os.O_NONBLOCK))):  # type: ignore[misc]
+                got.append(f"{what} {path}")
+        if path.endswith(".sock") and _may(lambda p=path: _connect(p)):  # type: ignore[misc]
+            got.append(f"connect {path}")
+    for pid in pids:
+        for name in PROC_FILES:
+            if _may(lambda p=pid, n=name: _read(f"/proc/{p}/{n}")):  # type: ignore[misc]
+                got.append(f"/proc/{pid}/{name}")
+        for name in PROC_LINKS:
+            if _may(lambda p=pid, n=name: os.readlink(f"/proc/{p}/{n}")):  # type: ignore[misc]
+                got.append(f"/proc/{pid}/{name}")
+        if _may(lambda p=pid: os.listdir(f"/proc/{p}/fd")):  # type: ignore[misc]
+            got.append(f"/proc/{pid}/fd")
+        if _may(lambda p=pid: signal.pidfd_send_signal(os.pidfd_open(p), 0)):  # type: ignore[misc]
+            got.append(f"signal to {pid}")
+    return got
+
+
+def _connect(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
+        raw.settimeout(1.0)
+        raw.connect(path)
+
+
+def _read(path: str) -> None:
+    with open(path, "rb") as file:
+        if not file.read(1):
+            raise PermissionError(path)
+
+
+def _may(act: Callable[[], object]) -> bool:
+    try:
+        act()
+    except OSError:
+        return False
+    return True
+
+
+def as_nobody(act: Callable[[], list[str]]) -> list[str]:
+    """Run it in a child that is another user; returns what it returns. Raises Broken when it could not."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.close(reader)
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            with os.fdopen(writer, "w") as out:
+                json.dump(act(), out)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        text = said.read()
+    _, status = os.waitpid(pid, 0)
+    if status != 0:
+        raise Broken(f"the child of another user ended with {status}")
+    found: list[str] = json.loads(text)
+    return found
+
+
+# -- our paths taken by somebody else ----------------------------------------------------------------------
+
+
+def bound(arena: Arena, dice: random.Random) -> int:
+    """RF-112: another user cannot bind our paths; a second engine is turned away and breaks nothing."""
+    del dice
+    paths = [endpoint.removeprefix("ipc://") for endpoint in arena.sockets()]
+    got = as_nobody(lambda: [path for path in paths if _may(lambda p=path: _bind(p))])  # type: ignore[misc]
+    must(not got, f"another user bound {got}")
+    before = {path: os.stat(path).st_ino for path in paths}
+    words = refusal_of(arena.root, arena.root.parent / "second.log")
+    must(words and arena.running.data_dir in words, f"a second engine on the same data said {words!r}")
+    must(
+        before == {path: os.stat(path).st_ino for path in paths},
+        "a second engine touched the first's sockets",
+    )
+    return len(paths) + 1
+
+
+def _bind(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
+        try:
+            raw.bind(path)
+        except OSError as e:
+            if e.errno != errno.EADDRINUSE:
+                raise
+            # Taking over a live path begins with removing it.
+            os.unlink(path)
+            raw.bind(path)
+
+
+def refusal_of(root: Path, log: Path) -> str:
+    """Start an engine on `root`/data and return what it says when it does not start; "" when it does.
+
+    An engine that starts is stopped again in good order.
+    """
+    command = [sys.executable, "-m", "supervisor", "--data-dir", str(root / "data")]
+    for setting in ("run.allow_root=true", "wal.shards=1", "gateway.enabled=false"):
+        command += ["--set", setting]
+    with log.open("wb") as out:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+
+    def is_up() -> bool:
+        return child.poll() is not None or b"engine ready" in log.read_bytes()
+
+    try:
+        wait_until(is_up, START_S, "an engine to start or to refuse", lambda: log.read_text()[-2_000:])
+    finally:
+        ended = child.poll() is not None
+        if not ended:
+            child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(START_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+    text = log.read_text(errors="replace")
+    # With a shard given up the engine serves what the others hold; what it refused, it has named.
+    return text if ended or "child given up" in text else ""
+
+
+# -- planted files ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """Something put where a file or directory of ours belongs."""
+
+    what: str
+    find: str
+    """Pattern below the data directory; the first that matches is replaced."""
+    how: Callable[[Path, Path], None]
+    """(what is replaced, a place outside)."""
+
+
+def _as_symlink(path: Path, outside: Path) -> None:
+    shutil.move(path, outside)
+    path.symlink_to(outside)
+
+
+def _as_hard_link(path: Path, outside: Path) -> None:
+    os.link(path, outside)
+
+
+def _as_pipe(path: Path, outside: Path) -> None:
+    shutil.move(path, outside)
+    os.mkfifo(path, 0o600)
+
+
+def _as_directory(path: Path, outside: Path) -> None:
+    shutil.move(path, outside)
+    path.mkdir(0o700)
+
+
+LOG, IDX, SNAPSHOT = "wal/shard-*/wal-*.log", "**/*.idx", "meta/snapshot-*"
+PLANTS = (
+    Plant("log file as a symlink", LOG, _as_symlink), Plant("log file as a pipe", LOG, _as_pipe),
+    Plant("log file with a second name", LOG, _as_hard_link), Plant("log file as a directory", LOG, _as_directory),
+    Plant("index as a symlink", IDX, _as_symlink), Plant("index as a pipe", IDX, _as_pipe),
+    Plant("snapshot as a symlink", SNAPSHOT, _as_symlink), Plant("snapshot as a pipe", SNAPSHOT, _as_pipe),
+    Plant("wal as a symlink", "wal", _as_symlink), Plant("shard as a symlink", "wal/shard-00", _as_symlink),
+    Plant("meta as a symlink", "meta", _as_symlink), Plant("run as a symlink", "run", _as_symlink),
+    Plant("lock as a pipe", "engine.lock", _as_pipe), Plant("identity as a symlink", "engine.id*", _as_symlink),
+)  # fmt: skip
+
+
+def planted(arena: Arena, dice: random.Random, *, plants: tuple[Plant, ...] = PLANTS) -> int:
+    """RF-111: links, pipes, directories where our files belong: the start is refused and names them."""
+    del dice
+    kept = arena.root.parent / "kept"
+    _left_behind(kept)
+    tried = 0
+    for number, plant in enumerate(plants):
+        root = arena.root.parent / f"plant-{number}"
+        shutil.copytree(kept, root, symlinks=True)
+        found = sorted((root / "data").glob(plant.find))
+        if found:
+            _judge_plant(plant, found[0], root)
+            tried += 1
+        shutil.rmtree(root)
+    must(tried >= len(plants) - 2, f"only {tried} of {len(plants)} plants had a place")
+    return tried
+
+
+def _judge_plant(plant: Plant, path: Path, root: Path) -> None:
+    outside = root / "outside"
+    plant.how(path, outside)
+    before = _contents(outside)
+    words = refusal_of(root, root / "planted.log")
+    must(words, f"{plant.what}: the engine started all the same")
+    must(path.name in words, f"{plant.what}: the refusal does not name {path.name}: {words[-500:]}")
+    is_typed = "Traceback" not in words or "ringlog.errors." in words
+    must(is_typed, f"{plant.what}: an error of nobody's instead of a refusal: {words[-1500:]}")
+    must(_contents(outside) == before, f"{plant.what}: something outside was changed")
+
+
+def _contents(path: Path) -> dict[str, bytes]:
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    return {str(each): each.read_bytes() for each in files if each.is_file()}
+
+
+def _left_behind(root: Path) -> None:
+    """A stopped engine's directory with a log, a segment and a snapshot."""
+    with engine(directory=root, wal={"shards": 1}, storage={"enabled": True}) as running:
+        running.wait_ready("compactor")
+        with ringlog.connect(running.url, wait=START_S) as client:
+            client.topics.create("t", durability="fsync")
+            client.append("t", b"sealed")
+            ask_actor(running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
+            client.append("t", b"in the log")

@@ -1,0 +1,158 @@
+"""Who gets in, and who may do what: without credentials, with wrong ones, and with each scope."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from chaos.attack.arena import QUIET_S, Arena, a_frame, ask, hello, must
+from ringlog.envelope import messages as m
+from ringlog.envelope.wire import PROTOCOL, encode
+from ringlog.errors import Status
+from ringlog.link.curve import new_key
+
+HELLO = [encode(m.Hello(PROTOCOL, "x"), 1)]
+INSIDE, OUTSIDE, NOWHERE = "mine.log", "canary.log", "canary.absent"
+
+
+def strangers(arena: Arena, dice: random.Random) -> int:
+    """RF-105: no message of theirs is answered, on any way in."""
+    del dice
+    eve = new_key()
+    ways: list[tuple[str, dict[str, Any]]] = [
+        ("no security", {}),
+        ("an unknown key", {"key": eve}),
+        ("a password", {"PLAIN_USERNAME": b"owner-key", "PLAIN_PASSWORD": b"x"}),
+        ("the right key, expecting another server", {"key": arena.owner, "server": eve.public}),
+        ("the server's own public key as its own", {"key": arena.server, "server": eve.public}),
+    ]
+    for what, how in ways:
+        with arena.peer(**how) as peer:
+            must(ask(peer, HELLO, QUIET_S) is None, f"somebody with {what} got an answer")
+    must(not _confides(arena), "a client with the right key confided in a server without the right one")
+    with arena.peer(key=arena.owner) as peer:
+        must(hello(peer), "somebody with a listed key got none")
+    return len(ways) + 1
+
+
+def _confides(arena: Arena) -> bool:
+    """Does a client tell a wrong server anything beyond its greeting?"""
+    wrong = new_key()
+    server = arena.context.socket(zmq.ROUTER)
+    try:
+        server.setsockopt(zmq.LINGER, 0)
+        server.setsockopt(zmq.CURVE_SERVER, 1)
+        server.setsockopt(zmq.CURVE_SECRETKEY, wrong.secret)
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+        with arena.peer(f"tcp://127.0.0.1:{port}", arena.owner) as client:
+            client.send_multipart(HELLO)
+            return bool(server.poll(round(QUIET_S * 1000)))
+    finally:
+        server.close(0)
+
+
+# -- scopes and prefixes ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One row of the table in docs/security.md, written down again on purpose."""
+
+    name: str
+    scopes: frozenset[str]
+    """One of them is needed; none listed: nobody may."""
+    has_topic: bool = True
+
+
+def _operation(name: str, *scopes: str, has_topic: bool = True) -> Operation:
+    return Operation(name, frozenset(scopes), has_topic)
+
+
+OPERATIONS = (
+    _operation("TopicResolve", "read", "write"), _operation("TopicState", "read"), _operation("Read", "read"),
+    _operation("SeekTime", "read"), _operation("TopicList", "read", has_topic=False),
+    _operation("Append", "write"), _operation("Append creating", "write"),
+    _operation("ProducerState", "write"), _operation("TopicPut", "admin"),
+    _operation("TopicPut plain", "write", "admin"), _operation("RecordsDelete", "delete"),
+    _operation("TopicDelete", "delete"), _operation("Locate"), _operation("RingOpen", has_topic=False),
+    _operation("EngineStop", has_topic=False), _operation("Drain", has_topic=False),
+    _operation("RingAttach", has_topic=False), _operation("CheckpointOpen", has_topic=False),
+    _operation("CheckpointNow", has_topic=False), _operation("ColdRead", has_topic=False),
+    _operation("EngineStatus", has_topic=False), _operation("SegmentsChange", has_topic=False),
+)  # fmt: skip
+
+
+def _said(name: str, topic: str) -> list[Any]:
+    attached: list[Any] = []
+    message: m.Message
+    match name:
+        case "Append" | "Append creating":
+            message = m.Append(topic, 1, create=name != "Append")
+            attached = [a_frame(b"by right", producer_id=31)]
+        case "TopicPut":
+            message = m.TopicPut(topic, {"durability": "disk"})
+        case "TopicPut plain":
+            message = m.TopicPut(topic, {}, "create")
+        case "RecordsDelete":
+            message = m.RecordsDelete(topic, match="no-such-tag")
+        case "TopicDelete":
+            # Refused for its records, once it is not refused for lack of rights.
+            message = m.TopicDelete(topic, if_empty=True)
+        case "Read" | "SeekTime" | "Locate":
+            message = m.KINDS[name](topic, 0)  # type: ignore[call-arg]
+        case "ProducerState":
+            message = m.ProducerState(topic, 7)
+        case "TopicResolve" | "TopicState":
+            message = m.KINDS[name](topic)  # type: ignore[call-arg]
+        case "RingOpen":
+            message = m.RingOpen("c", 1, 0)
+        case "RingAttach":
+            message = m.RingAttach("r", "b", "c")
+        case "ColdRead":
+            message = m.ColdRead("wal/shard-00/wal-1-0.log", 0, 8)
+        case "SegmentsChange":
+            message = m.SegmentsChange([], [1])
+        case _:
+            message = m.KINDS[name]()
+    return [encode(message, 1), *attached]
+
+
+def table(arena: Arena, dice: random.Random) -> int:
+    """RF-106: each operation, with each scope alone, inside, outside, and for what is not there."""
+    del dice
+    cases = 0
+    with arena.connect() as client:
+        client.append(INSIDE, b"so that it is not empty")
+    for scope, key in sorted(arena.by_scope.items()):
+        with arena.peer(key=key) as peer:
+            for operation in OPERATIONS:
+                cases += _try(peer, operation, scope)
+            listed = ask(peer, [encode(m.TopicList(), 1)])
+            if scope == "read":
+                assert isinstance(listed, m.TopicListReply)
+                names = [topic.topic for topic in listed.topics]
+                must(names and all(name.startswith("mine.") for name in names), f"a list shows {names}")
+    return cases
+
+
+def _try(peer: zmq.Socket[Any], operation: Operation, scope: str) -> int:
+    may = scope in operation.scopes
+    what = f"{operation.name} with scope {scope}"
+    inside = ask(peer, _said(operation.name, INSIDE))
+    must(inside is not None, f"{what} got no answer")
+    is_refused = isinstance(inside, m.ErrorReply) and inside.status == Status.FORBIDDEN
+    must(is_refused != may, f"{what} inside its prefix: {inside!r}")
+    if not operation.has_topic:
+        return 1
+    answers = []
+    for topic in (OUTSIDE, NOWHERE):
+        outside = ask(peer, _said(operation.name, topic))
+        is_refused = isinstance(outside, m.ErrorReply) and outside.status == Status.FORBIDDEN
+        must(is_refused, f"{what} outside its prefix: {outside!r}")
+        assert isinstance(outside, m.ErrorReply)
+        answers.append((outside.status, outside.message, {**outside.detail, "topic": ""}, outside.outcome))
+    must(answers[0] == answers[1], f"{what}: the answer says whether a topic exists: {answers}")
+    return 3

@@ -1,0 +1,46 @@
+"""No key and no payload in anything that is written down or said to strangers (O9)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from chaos.attack.arena import MARKER, Arena, Broken, must
+from ringlog.envelope.wire import encode
+
+KEPT_SUFFIXES = (".log", ".data", ".idx", ".tags", ".del", ".bin", ".ring")
+"""Of files that hold records: payloads belong there, keys do not."""
+
+
+def searched(arena: Arena, dice: random.Random) -> int:
+    """RF-113: after all the others: logs, status, what /proc shows, every file of the engine."""
+    del dice
+    keys = [arena.server.secret, arena.owner.secret, arena.limited.secret]
+    keys += [key.secret for key in arena.by_scope.values()]
+    looked = 0
+    for what, text in _said(arena):
+        for secret in (*keys, MARKER):
+            must(secret not in text, f"{what} holds {'a payload' if secret == MARKER else 'a secret key'}")
+        looked += 1
+    for path in (*Path(arena.running.data_dir).rglob("*"), *Path(arena.running.info.shm_dir).rglob("*")):
+        if path.is_file():
+            data = path.read_bytes()
+            must(not any(key in data for key in keys), f"{path.name} holds a secret key")
+            looked += 1
+    if looked < len(_said(arena)) + 5:
+        raise Broken(f"only {looked} places were searched")
+    return looked
+
+
+def _said(arena: Arena) -> list[tuple[str, bytes]]:
+    running = arena.running
+    said = [
+        ("the engine's log", running.log_path.read_bytes()),
+        ("engine.json", (Path(running.run_dir) / "engine.json").read_bytes()),
+        ("the status", encode(running.status())),
+    ]
+    for name, pid in arena.census().pids.items():
+        for entry in ("cmdline", "comm", "environ"):
+            said.append((f"{entry} of {name}", Path(f"/proc/{pid}/{entry}").read_bytes()))
+    must(b"ready" in said[0][1], "the log is empty: nothing was searched")
+    return said

@@ -1,0 +1,177 @@
+"""Attacks below and beside the protocol: floods, borrowed identities, bytes that are no handshake, parts."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import resource
+import socket
+import time
+
+import zmq
+
+from chaos.attack.arena import ANSWER_S, QUIET_S, Arena, a_frame, ask, hear, hello, must
+from ringlog.envelope import messages as m
+from ringlog.envelope.wire import PROTOCOL, encode
+from ringlog.limits import FRAME_BYTES_MAX
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
+"""The first bytes of ZMTP 3.1."""
+IDLE_CONNECTIONS = 1_500
+IDLE_CONNECTIONS_NIGHT = 5_000
+DROPPED_CONNECTIONS = 500
+PARTS = 100_000
+CHUNK = 65_536
+REPLAY_ROUNDS = 8
+_TAILS = (
+    b"", bytes(20), b"NULL" + bytes(16) + bytes(32), b"CURVE" + bytes(15) + b"\0" + bytes(31),
+    b"PLAIN" + bytes(15) + bytes(32), b"\xff" * 52,
+)  # fmt: skip
+"""What follows the signature: nothing, zeros, each mechanism, rubbish."""
+
+
+def floods(arena: Arena, dice: random.Random, *, idle: int = IDLE_CONNECTIONS) -> int:
+    """RF-94: idle connections, unfinished handshakes, connections opened and dropped at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    idle = min(idle, max(hard - 512, 64))
+    opened = 0
+    try:
+        with contextlib.ExitStack() as held:
+            for number in range(idle):
+                raw = held.enter_context(arena.raw())
+                if number % 2:
+                    raw.sendall(GREETING[: dice.randrange(1, len(GREETING) + 1)])
+                opened += 1
+            arena.use()
+            with arena.connect() as late:
+                must(late.read("mine.log") is not None, "a client that comes late is not served")
+            for _ in range(DROPPED_CONNECTIONS):
+                with arena.raw() as raw:
+                    raw.sendall(GREETING)
+                opened += 1
+            arena.use()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return opened
+
+
+def identities(arena: Arena, dice: random.Random) -> int:
+    """RF-96: one routing id twice; another's producer id."""
+    del dice
+    with arena.peer(key=arena.owner, ROUTING_ID=b"same") as first:
+        must(hello(first), "a client with a name of its own choice is not served")
+        with arena.peer(key=arena.limited, ROUTING_ID=b"same") as second:
+            second.send(encode(m.TopicState("canary.log"), 2))
+            stolen = hear(second, QUIET_S)
+            must(not isinstance(stolen, m.TopicStateReply), "a name of one's own choice gave rights")
+            must(hello(first), "a connection lost its place to one of the same name")
+    return 2 + _producers(arena)
+
+
+def _producers(arena: Arena) -> int:
+    """A producer id is nobody's property on a topic both may write, but no number is given twice."""
+    cases = 0
+    with arena.peer(key=arena.owner) as mine, arena.peer(key=arena.limited) as theirs:
+        info = ask(mine, [encode(m.TopicResolve("mine.log"), 1)])
+        assert isinstance(info, m.TopicInfo)
+        other = ask(mine, [encode(m.TopicResolve("canary.log"), 1)])
+        assert isinstance(other, m.TopicInfo)
+
+        def push(
+            peer: zmq.Socket[bytes], topic: m.TopicInfo, number: int, payload: bytes
+        ) -> m.Message | None:
+            made = a_frame(
+                payload, topic_id=topic.topic_id, epoch=topic.epoch, producer_id=4242, producer_seq=number
+            )
+            return ask(peer, [encode(m.Append(topic.topic, 1), number), made])
+
+        before = ask(mine, [encode(m.TopicState("mine.log"), 1)])
+        assert isinstance(before, m.TopicStateReply)
+        for number, peer in ((1, mine), (1, theirs), (2, mine), (2, theirs)):
+            must(
+                isinstance(push(peer, info, number, b"%d" % number), m.Appended), "an append was not answered"
+            )
+            cases += 1
+        refused = push(theirs, other, 3, b"stranger")
+        must(isinstance(refused, m.ErrorReply), "a stranger wrote where he may not, by a producer's id")
+        after = ask(mine, [encode(m.TopicState("mine.log"), 1)])
+        assert isinstance(after, m.TopicStateReply)
+        stored = after.head_seq - before.head_seq
+        must(stored == 2, f"two numbers of one producer, each sent twice, were stored {stored} times")
+    return cases + 1
+
+
+def no_handshakes(arena: Arena, dice: random.Random) -> int:
+    """RF-99: random, cut and replayed bytes on every socket."""
+    cases = 0
+    for endpoint in [arena.endpoint, *arena.sockets()]:
+        for tail in (*_TAILS, dice.randbytes(200), dice.randbytes(CHUNK)):
+            for head in (GREETING[:10], GREETING, dice.randbytes(12), b"GET / HTTP/1.1\r\n\r\n"):
+                _throw(arena, endpoint, [head, tail])
+                cases += 1
+    arena.use()
+    recorded = _recorded_handshake(arena)
+    for _ in range(REPLAY_ROUNDS):
+        cut = dice.choice([len(recorded), dice.randrange(1, len(recorded))])
+        heard = _throw(arena, arena.endpoint, [recorded[:cut]], listen_s=QUIET_S)
+        # A server that took the old handshake would answer the old Hello: READY and Welcome, at length.
+        must(b"READY" not in heard, "a recorded handshake was taken for a new one")
+        cases += 1
+    return cases
+
+
+def _throw(arena: Arena, endpoint: str, pieces: list[bytes], listen_s: float = 0.0) -> bytes:
+    with arena.raw(endpoint) as raw, contextlib.suppress(OSError):
+        for piece in pieces:
+            raw.sendall(piece)
+        raw.settimeout(listen_s or 0.001)
+        heard = b""
+        deadline = time.monotonic() + listen_s
+        while time.monotonic() < deadline and (data := raw.recv(CHUNK)):
+            heard += data
+        return heard
+    return b""
+
+
+def _recorded_handshake(arena: Arena) -> bytes:
+    """What a welcome client says up to and with its Hello, taken down on the way."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(ANSWER_S)
+        port = listener.getsockname()[1]
+        with arena.peer(f"tcp://127.0.0.1:{port}", arena.owner) as client:
+            client.send(encode(m.Hello(PROTOCOL, "recorded"), 1))
+            inner, _ = listener.accept()
+            with inner, arena.raw() as outer:
+                return _relay(inner, outer, client)
+
+
+def _relay(inner: socket.socket, outer: socket.socket, client: zmq.Socket[bytes]) -> bytes:
+    said = b""
+    deadline = time.monotonic() + ANSWER_S
+    inner.settimeout(0.01)
+    outer.settimeout(0.01)
+    while time.monotonic() < deadline and not client.poll(0):
+        for source, target in ((inner, outer), (outer, inner)):
+            with contextlib.suppress(TimeoutError):
+                data = source.recv(CHUNK)
+                target.sendall(data)
+                said += data if source is inner else b""
+    must(client.poll(0), "a client behind a relay is not served")
+    return said
+
+
+def parts(arena: Arena, dice: random.Random) -> int:
+    """RF-101: a part beyond the limit; a hundred thousand parts; both by somebody with a key."""
+    del dice
+    with arena.peer(key=arena.limited) as hostile:
+        must(hello(hostile), "the attacker has to get in first")
+        hostile.send_multipart([encode(m.Append("mine.log", 1)), bytes(FRAME_BYTES_MAX + (2 << 20))])
+        must(not isinstance(hear(hostile, QUIET_S), m.Appended), "a part beyond the limit was stored")
+    arena.use()
+    with arena.peer(key=arena.limited, SNDHWM=0) as hostile:
+        must(hello(hostile), "the attacker has to get in first")
+        hostile.send_multipart([encode(m.Append("mine.log", 1)), *([b"x"] * PARTS)])
+        must(isinstance(hear(hostile), m.ErrorReply), "a message of many parts was not refused")
+        must(hello(hostile), "one message of many parts ended the connection's right to be heard")
+    return 2

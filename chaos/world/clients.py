@@ -20,10 +20,10 @@ from actors.gateway.replies import plan_of, read_reply
 from chaos.world.engine import RING_FRAMES_MAX, Engine, Ring
 from chaos.world.model import Broken, Deletion, Life, Model, Sent
 from chaos.world.tasks import Process, Signal
+from ringlog.client.source import Portion, _numbers, _received
 from ringlog.envelope import messages as m
-from ringlog.errors import CorruptData, Refused, RinglogError, StaleEpoch, TopicNotFound
-from ringlog.frame import batch as frames
-from ringlog.frame import encode_records, frame, open_frame
+from ringlog.errors import CorruptData, NotReady, Refused, RinglogError, StaleEpoch, TopicNotFound
+from ringlog.frame import encode_records, frame
 from ringlog.frame.settle import (
     FLAG_DEDUPED,
     FLAGS_SHIFT,
@@ -145,7 +145,7 @@ class Producer(Client):
             if self.todo:
                 self.todo.popleft()
             if info is not None:
-                self._make(self.life_of(info, self.model.now()), count, size, rng)
+                self._make(self.model.lives[info.topic_id, info.epoch], count, size, rng)
         if self.is_remote:
             self._send_batch()
         else:
@@ -218,6 +218,8 @@ class Producer(Client):
             self.model.acked(sent, int(entry[S_FIRST_SEQ]), is_repeat=is_repeat)
         else:
             self.model.refused(sent)
+            if isinstance(error, TopicNotFound | StaleEpoch):
+                self.infos.pop(sent.life.name, None)
         self.engine.tell(sent.life.name, f"{self.name}: {sent} {error or ''}")
         if sent in self.open:
             self.open.remove(sent)
@@ -235,6 +237,7 @@ class Producer(Client):
         try:
             reply, _ = self.engine.ask(self.engine.child("gateway"), message, joined)
         except (TopicNotFound, StaleEpoch):
+            self.infos.pop(life.name, None)
             for sent in batch:
                 sent.times += 1
                 self._gone(sent)
@@ -365,8 +368,7 @@ class Reader(Client):
         assert isinstance(reply, m.ReadReply), reply
         life = self.life_of(reply, began)
         start = after if epoch in {0, reply.epoch} and after <= reply.next_after else reply.after
-        hidden = BitMap64.deserialize(reply.hidden) if reply.hidden else BitMap64()
-        records = [pair for pair in _records(data, reply) if pair[0] not in hidden]
+        records = _records(data, reply)
         self.last_seen = [seq for seq, _ in records]
         self.model.read(
             life, began, start, reply.next_after, reply.head_seq, reply.earliest_seq, records, losses
@@ -403,7 +405,9 @@ class Reader(Client):
 
     def _look(self, message: m.Read, located: m.Located, plan: Any) -> gateway_events.FramesRead:
         cold, data = None, None
-        marks = self.engine.base.marks
+        marks = self.engine.base.marks.get(located.shard)
+        if marks is None:
+            raise NotReady("no such shard")
         while True:
             wanted = gateway_events.ReadFiles(
                 0, located, plan.after, plan.stop, message.limit, message.max_bytes,
@@ -411,7 +415,7 @@ class Reader(Client):
             )  # fmt: skip
             read = read_files(
                 wanted, data_dir=DATA, shm_dir="/shm", disk=self.disk,
-                marks=lambda _: Mark(*marks[located.shard].published),
+                marks=lambda _: Mark(*marks.published),
             )  # fmt: skip
             if read.cold is None:
                 return read
@@ -420,13 +424,14 @@ class Reader(Client):
 
 
 def _records(data: Any, reply: m.ReadReply) -> list[tuple[int, bytes]]:
-    if not reply.frames:
-        return []
-    buffer = bytes(data)
-    batch = frames.scan(buffer)
-    found = []
-    for offset in batch.offsets.tolist():
-        view = open_frame(buffer, offset, seed=0)
-        pairs = zip(range(view.base_seq, view.last_seq + 1), view.to_list(), strict=False)
-        found += [(seq, payload) for seq, payload in pairs if reply.after < seq <= reply.next_after]
+    """What the library makes of an answer: its own decoding of frames that overlap and of hidden records."""
+    runs = _received(reply, memoryview(bytes(data))) if reply.frames else []
+    portion = Portion(
+        reply.epoch, reply.head_seq, reply.earliest_seq, None, reply.after, runs, reply.next_after,
+        _numbers(reply),
+    )  # fmt: skip
+    found: list[tuple[int, bytes]] = []
+    for piece in portion.pieces(reply.topic):
+        seqs, payloads = piece.seqs.tolist(), piece.payload_views()
+        found += zip(seqs, map(bytes, payloads), strict=True)
     return found

@@ -108,7 +108,7 @@ class Engine:
         )  # fmt: skip
         self.base = World(
             self.disk, shards=options["shards"], file_bytes=options["file_bytes"],
-            settings=Settings(flush_interval_ms=options["flush_ms"]), clock=loop,  # type: ignore[arg-type]
+            settings=Settings(flush_interval_ms=options["flush_ms"]), clock=loop, has_cold=options["has_cold"],  # type: ignore[arg-type]
         )  # fmt: skip
         self.children: dict[str, Child] = {}
         self.rings: list[Ring] = []
@@ -123,6 +123,8 @@ class Engine:
         replace_file(self.disk, f"{DATA}/{META_DIR}", ENGINE_FILE, msgspec.json.encode(engine))
         self._identity: Identity | None = None
         self._supervisor: Process | None = None
+        self._to_start: deque[Child] = deque()
+        self._orders = Signal(loop)
 
     def tell(self, topic: str, what: str) -> None:
         """Note an event for the story."""
@@ -145,6 +147,8 @@ class Engine:
         self.counts["starts"] += 1
         self.tell("", f"start {self.generation} with {self.base.shards} shards")
         self._supervisor = Process(self.loop, "supervisor", "supervisor", 1 << 40 | self.generation)
+        self._to_start.clear()
+        self._orders = Signal(self.loop)
         self.base.marks = {}
         self.base.runs.clear()
         self.base.published = {}
@@ -163,7 +167,10 @@ class Engine:
         for child in self.children.values():
             self._start_child(child)
         while True:
-            self.loop.pause(3_600)
+            # One after the other, as they come: the supervisor has one thread.
+            while self._to_start:
+                self._start_child(self._to_start.popleft())
+            self.loop.wait(self._orders, 3_600)
 
     def _start_child(self, child: Child) -> None:
         """In the supervisor's task: a number first, durable as taken."""
@@ -252,15 +259,14 @@ class Engine:
             self.loop.at(self.rng.uniform(0.2, 1.0), self._restart_by_hand(self.generation))
             return
         delay_ns = decision.until_ns - self.loop.now_ns if isinstance(decision, Wait) else 0
-        supervisor = self._supervisor
-        assert supervisor is not None
+        generation = self.generation
 
         def again() -> None:
-            self._start_child(child)
-            while True:
-                self.loop.pause(3_600)
+            if self.generation == generation and self.is_up:
+                self._to_start.append(child)
+                self._orders.set()
 
-        self.run_as(supervisor, again, self._supervisor_ended, delay_ns / NS)
+        self.loop.at(delay_ns / NS + 0.001, again)
 
     def _restart_by_hand(self, generation: int) -> Callable[[], None]:
         def act() -> None:
@@ -341,6 +347,7 @@ class Engine:
         self.model.power_losses += 1
         self.counts["power losses"] += 1
         self.disk.power_loss(seed)
+        self.monitor.power_loss(self.disk.exists)
         self.base.reboot()
 
     # -- messages -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from actors.gateway.files import read_files
 from chaos.world.engine import Child, Engine, Ring
 from chaos.world.tasks import NS, Process, Signal
 from ringlog.contract import Reply, Tick
-from ringlog.errors import RequestTimeout, RinglogError
+from ringlog.errors import NotReady, RequestTimeout, RinglogError
 from ringlog.storage.reader import Mark
 from ringlog.testing.shard_world import DATA, ENGINE_ID
 
@@ -131,10 +131,12 @@ class GatewayActor:
                 self.events.append(ev.FramesSettled(ticket, b"", late))
 
     def _read(self, effect: ev.ReadFiles) -> ev.FramesRead:
-        shard, marks = effect.located.shard, self.engine.base.marks
+        marks = self.engine.base.marks.get(effect.located.shard)
+        if marks is None:  # a place from before a restart with fewer shards
+            return ev.FramesRead(effect.ticket, 0, 0, 0, effect.after, None, NotReady("no such shard"))
         return read_files(
             effect, data_dir=DATA, shm_dir="/shm", disk=self.disk,
-            marks=lambda is_volatile: Mark(0, 0) if is_volatile else Mark(*marks[shard].published),
+            marks=lambda is_volatile: Mark(0, 0) if is_volatile else Mark(*marks.published),
         )  # fmt: skip
 
     def _read_cold(self, effect: ev.ReadCold) -> None:

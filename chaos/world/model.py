@@ -280,7 +280,7 @@ class Model:
             return True
         if life.cap and seq <= self._most(life) - life.cap:
             return True
-        return bool(life.ttl_us) and self.highest_us >= sent.oldest_us + life.ttl_us
+        return bool(life.ttl_us) and max(self.highest_us, self._wall_us()) >= sent.oldest_us + life.ttl_us
 
     @staticmethod
     def _most(life: Life) -> int:

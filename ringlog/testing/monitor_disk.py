@@ -14,6 +14,7 @@ import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ringlog.segment.layout import DEL
 from ringlog.storage.disk import Disk
 from ringlog.storage.gather import Buffer
 from ringlog.storage.layout import TMP_SUFFIX
@@ -47,6 +48,14 @@ class Monitor:
     def watch(self, inner: Disk, incarnation: int) -> MonitorDisk:
         """Return the disk that incarnation is to work on."""
         return MonitorDisk(inner, self, incarnation)
+
+    def power_loss(self, exists: Callable[[str], bool]) -> None:
+        """The host lost power: what is not there any more is forgotten, names that are there stay."""
+        for path in [path for path in self.files if not exists(path)]:
+            del self.files[path]
+        self.made = {path for path in self.made if exists(path)}
+        for facts in self.files.values():
+            facts.name_synced = True
 
     def require_written(self, path: str, stop: int) -> None:
         """Fail unless bytes below `stop` of a file were given to the kernel (class disk, D-1)."""
@@ -97,8 +106,10 @@ class MonitorDisk(WrappedDisk):
 
     def open_marks(self, path: str) -> int:
         fd = super().open_marks(path)
-        # Deletion marks outlive the incarnation that made the file: every later one adds to them.
-        self._files[path] = _Facts(self._incarnation)
+        # Deletion marks outlive the incarnation that made the file: every later one adds to them. Its name
+        # is as durable as it was.
+        before = self._files.get(path)
+        self._files[path] = _Facts(self._incarnation, name_synced=before is not None and before.name_synced)
         return fd
 
     def close(self, fd: int) -> None:
@@ -179,8 +190,8 @@ class MonitorDisk(WrappedDisk):
         """What was synced and named here may be what replaces `path`: its name has to be durable first."""
         directory = posixpath.dirname(path)
         for other, facts in self._files.items():
-            if other == path or posixpath.dirname(other) != directory:
-                continue
+            if other == path or posixpath.dirname(other) != directory or other.endswith(DEL):
+                continue  # marks replace nothing
             if facts.ever_synced and not facts.name_synced:
                 raise OrderBroken(f"{path} is removed before a directory sync covers {other}")
 

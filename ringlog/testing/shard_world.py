@@ -164,7 +164,7 @@ class Run:
         recovery = Recovery(
             self.disk, DATA, replay, shard=self.shard, shards=world.shards, incarnation=self.incarnation,
             boot_incarnation=world.boot_incarnation, boot_id=world.boot_id, engine_id=ENGINE_ID,
-            durable_mark=marks.durable, published_mark=marks.published,
+            durable_mark=marks.durable, published_mark=marks.published, has_cold=world.has_cold,
         )  # fmt: skip
         self.found = recovery.run()
         core.places.paths.update(recovery.paths)
@@ -357,11 +357,11 @@ class Run:
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def read(self, path: str) -> bytes:
-        """A file by the path of an extent."""
+    def read(self, path: str, *, is_cold: bool = False) -> bytes:
+        """A file by the path of an extent; with `is_cold` as it lies in the world's cold tier."""
         if path.startswith("@"):
             return bytes(self.volatile[int(path.rpartition("-")[2])])
-        fd = self.disk.open_read(f"{DATA}/{path}")
+        fd = self.disk.open_read(f"{self.world.cold if is_cold else DATA}/{path}")
         try:
             return self.disk.read_at(fd, self.disk.size(fd), 0)
         finally:
@@ -380,10 +380,14 @@ class World:
     topics_max: int = 0
     is_lenient: bool = False
     is_shm_full: bool = False
+    has_cold: bool = False
+    """There is a cold store, and a relocator that moves segments to it."""
     clock: ManualClock = field(default_factory=ManualClock)
     watch: Watch = lambda shard, effect: None
     disk_of: Callable[[int], Disk] | None = None
     """The disk that an incarnation works on, when each is to have its own (a monitor's)."""
+    cold: str = ""
+    """Directory of the cold tier on the same disk, where segments may have been moved to."""
     boot_id: bytes = b"boot" + bytes(11) + b"\1"
     boot_incarnation: int = 0
     incarnation: int = 0
@@ -557,7 +561,7 @@ class World:
 
     @staticmethod
     def _frames_in(run: Run, extent: m.Extent, stop: int) -> Any:
-        data = run.read(extent.path)
+        data = run.read(extent.path, is_cold=extent.tier == m.TIER_COLD)
         batch = frames.scan(memoryview(data)[: stop & ~7], extent.start)
         if batch.stop != stop:
             raise AssertionError(f"{extent.path}: frames end at {batch.stop}, published up to {stop}")

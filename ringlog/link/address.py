@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 import xxhash
@@ -57,7 +57,7 @@ def parse_url(url: str | None) -> Address:
     """Read a URL; None means RINGLOG_URL, else the default run directory. Raises UsageError."""
     if url is None:
         url = os.environ.get(URL_VARIABLE) or f"ringlog://{Path(DEFAULT_RUN_DIR).absolute()}"
-    parts = urlsplit(url)
+    parts = _split(url)
     if parts.scheme != "ringlog":
         raise UsageError("not a ringlog URL", url=url, expected=_RULE)
     if not parts.netloc:
@@ -67,10 +67,18 @@ def parse_url(url: str | None) -> Address:
     return _remote(url)
 
 
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as e:
+        # Brackets without an address between them, characters that other characters stand for.
+        raise UsageError("not a URL", url=url, reason=str(e), expected=_RULE) from None
+
+
 def _remote(url: str) -> Address:
     # Cut by hand: a key may hold any of & # % + ?, which a URL parser takes for its own.
     base, _, query = url.partition("?")
-    parts = urlsplit(base)
+    parts = _split(base)
     try:
         port = parts.port
     except ValueError as e:

@@ -54,6 +54,9 @@ def test_without_a_url_the_environment_decides_then_the_default(monkeypatch):
         ("ringlog://host:99999", "not a port"),
         ("ringlog://host:1?colour=red", "unknown option"),
         ("ringlog://host:1?server_key=short", "40 characters"),
+        ("ringlog://[", "not a URL"),
+        ("ringlog://[x]:1?server_key=short", "not a URL"),
+        ("ringlog://h\u2100:1", "not a URL"),
     ],
 )
 def test_a_wrong_url_is_a_usage_error_that_says_what_is_wrong(url, said):

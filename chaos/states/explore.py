@@ -1,18 +1,34 @@
-"""All short histories, all cuts, all images."""
+"""All short histories, all cuts, all images; each image once."""
 
 from __future__ import annotations
 
 import itertools
+import random
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from chaos.states.case import TRAP, Case
 from chaos.states.images import Image, Tree
-from chaos.states.judge import KILL, KILL_SHARD, POWER_LOSS, Broken, Facts, How, judge, judge_trap
-from chaos.states.workload import STEPS, Workload
+from chaos.states.judge import (
+    KILL,
+    KILL_SHARD,
+    POWER_LOSS,
+    Broken,
+    Depth,
+    Facts,
+    How,
+    judge,
+    judge_trap,
+    new_world,
+)
+from chaos.states.offline import Offline
+from chaos.states.workload import ALPHABET, DIRECTORIES, History, Workload
 from ringlog.testing import disk as d
-from ringlog.testing.shard_world import World
+
+Steps = tuple[str, ...]
+Report = Callable[[Broken, str], None]
+"""Called with what is broken and the case that shows it again."""
 
 
 @dataclass(slots=True)
@@ -23,110 +39,182 @@ class Tally:
     cuts: int = 0
     images: int = 0
     judged: int = 0
+    """Different images that were recovered twice."""
     acked: int = 0
     """Sum over judged images of the frames that had to be there."""
-    seconds: float = 0.0
-    recoveries_every: int = 40
-    """One image in so many is also crashed inside its recovery."""
+    deleted: int = 0
+    """The same of removals whose records had to be gone."""
     recoveries: int = 0
     """Images judged that a crash inside a recovery left."""
+    sent_again: int = 0
+    went_on: int = 0
+    verified: int = 0
+    """Judged images that the offline verifier agreed on."""
+    seconds: float = 0.0
     is_cut_short: bool = False
-    _seen: set[object] = field(default_factory=set)
+    _seen: set[Hashable] = field(default_factory=set)
 
     def is_new(self, image: Image, facts: Facts, how: How) -> bool:
         """Say whether this case was not judged yet, and remember it."""
         self.images += 1
-        key = (image.key(), facts.key(), how.name, facts.marks.durable if how.keeps_board else 0)
+        key = hash((image.key(), facts.key(), how.name, facts.marks.durable if how.keeps_board else 0))
         if key in self._seen:
             return False
         self._seen.add(key)
         return True
 
 
-def histories(longest: int, steps: Iterable[str] = tuple(STEPS)) -> Iterator[tuple[str, ...]]:
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of which share of the judged images more is asked than to be recovered twice."""
+
+    recoveries_every: int = 40
+    """One image in so many is also crashed inside its recovery."""
+    recovery_cuts: int = 1 << 30
+    """Calls of such a recovery after which it is cut, drawn from the seed."""
+    sends_again_every: int = 1
+    goes_on_every: int = 25
+    seed: int = 1
+
+
+def histories(longest: int, steps: Iterable[str] = ALPHABET) -> Iterator[Steps]:
     """Every sequence of up to `longest` steps, short ones first."""
     names = tuple(steps)
     for length in range(1, longest + 1):
         yield from itertools.product(names, repeat=length)
 
 
-def explore(chosen: Iterable[tuple[str, ...]], tally: Tally | None = None, *, seconds: float = 1e9) -> Tally:
+def explore(
+    chosen: Iterable[Steps], tally: Tally | None = None, *, seconds: float = 1e9, share: Share | None = None,
+    offline: Offline | None = None, report: Report | None = None,
+) -> Tally:  # fmt: skip
     """Judge every image of every cut of these histories; raises Broken saying which one failed.
 
-    Stops quietly after `seconds` of real time; the tally says so.
+    With `report` that is told instead, and the history with it left behind. Stops quietly after `seconds`
+    of real time; the tally says so.
     """
     tally = tally or Tally()
+    explorer = Explorer(tally, share or Share(), offline)
     started = time.monotonic()
     for steps in chosen:
         if time.monotonic() - started > seconds:
             tally.is_cut_short = True
             break
-        _explore_one(steps, tally)
+        try:
+            explorer.one(steps)
+        except Broken as e:
+            if report is None:
+                raise
+            report(e, e.case)
         tally.histories += 1
     tally.seconds += time.monotonic() - started
     return tally
 
 
-def _explore_one(steps: tuple[str, ...], tally: Tally) -> None:
-    history = Workload().run(steps)
-    tree, facts = Tree(), Facts()
-    tree.make_durable_dir("/data")
+def record(steps: Iterable[str]) -> tuple[History, Tree]:
+    """A history, and the disk before it."""
+    tree = Tree()
+    for path in DIRECTORIES:
+        tree.make_durable_dir(path)
+    return Workload().run(steps), tree
+
+
+def cuts_of(history: History, tree: Tree, facts: Facts) -> Iterator[int]:
+    """Numbers of the operations after which an end makes a difference; `tree` and `facts` follow."""
     for number, operation in enumerate(history.operations):
         if isinstance(operation, d.Note):
             facts.take(history, operation.tag, operation.payload)
-            if operation.tag not in {"acked", "granted"}:
+            if operation.tag not in {"acked", "granted", "removed"}:
                 continue
         else:
             tree.do(operation)
-        tally.cuts += 1
-        where = f"{'+'.join(steps)}, cut after call {number} ({operation!s:.80})"
-        _explore_cut(tree, facts, number, where, tally)
+        yield number
 
 
-def _explore_cut(tree: Tree, facts: Facts, number: int, where: str, tally: Tally) -> None:
-    for image, how in _cases(tree, number):
-        if not tally.is_new(image, facts, how):
-            continue
-        with _named(f"{where}, {how.name}"):
-            judge(image, facts, how)
-        tally.judged += 1
-        tally.acked += len(facts.acked)
-        if how is not KILL_SHARD and tally.judged % tally.recoveries_every == 0:
-            with _named(f"{where}, {how.name}"):
-                _explore_recovery(image, facts, how, tally)
-    durable, cached = tree.as_synced(), tree.as_killed()
-    if durable.key() != cached.key() and tally.is_new(cached, facts, How(f"trap {durable.key()!r}", True)):
-        with _named(f"{where}, failed sync"):
-            judge_trap(durable, cached, facts)
-        tally.judged += 1
+@dataclass(slots=True)
+class Explorer:
+    """Goes through histories one after the other."""
+
+    tally: Tally
+    share: Share
+    offline: Offline | None = None
+    _done: dict[Steps, int] = field(default_factory=dict)
+    """Histories explored -> how many operations they have: what begins like one of them is known so far."""
+
+    def one(self, steps: Steps) -> None:
+        """Judge every image of one history."""
+        history, tree = record(steps)
+        facts = Facts()
+        known = max((self._done.get(steps[:length], 0) for length in range(1, len(steps))), default=0)
+        for number in cuts_of(history, tree, facts):
+            if number >= known:
+                self.tally.cuts += 1
+                self._cut(tree, facts, Case(steps, number))
+        self._done[steps] = len(history.operations)
+
+    def _cut(self, tree: Tree, facts: Facts, case: Case) -> None:
+        tally = self.tally
+        for image, how in cases(tree, case.cut):
+            if not tally.is_new(image, facts, how):
+                continue
+            with case.named(how.name, image.key()):
+                judge(image, facts, how, depth=self._depth())
+            self._count(facts)
+            if how is not KILL_SHARD and tally.judged % self.share.recoveries_every == 0:
+                self._recovery(image, facts, how, case)
+        durable, cached = tree.as_synced(), tree.as_killed()
+        trap = How(f"trap {durable.key()!r}", is_power_loss=True)
+        if durable.key() != cached.key() and tally.is_new(cached, facts, trap):
+            with case.named(TRAP, durable.key()):
+                judge_trap(durable, cached, facts)
+            self._count(facts)
+
+    def _count(self, facts: Facts) -> None:
+        self.tally.judged += 1
+        self.tally.acked += len(facts.acked)
+        self.tally.deleted += len(facts.removed)
+
+    def _depth(self) -> Depth:
+        tally, share = self.tally, self.share
+        sends_again = tally.judged % share.sends_again_every == 0
+        goes_on = tally.judged % share.goes_on_every == 0
+        tally.sent_again += sends_again
+        tally.went_on += goes_on
+        tally.verified += self.offline is not None
+        return Depth(self.offline, sends_again, goes_on)
+
+    def _recovery(self, image: Image, facts: Facts, how: How, case: Case) -> None:
+        """Crash at calls inside the recovery of an image, and recover again (CP-56 to CP-60)."""
+        tally = self.tally
+        operations = recovery_of(image, how)
+        rng = random.Random(f"{self.share.seed}/{case.text(how.name, image.key())}")
+        count = min(self.share.recovery_cuts, len(operations))
+        chosen = set(rng.sample(range(len(operations)), count))
+        tree = Tree.of(image)
+        for number, operation in enumerate(operations):
+            tree.do(operation)
+            if number not in chosen:
+                continue
+            for again in tree.after_power_loss(number):
+                if tally.is_new(again, facts, POWER_LOSS):
+                    with case.named(how.name, image.key(), number, again.key()):
+                        judge(again, facts, POWER_LOSS, incarnation=2_000, depth=Depth(self.offline))
+                    tally.judged += 1
+                    tally.recoveries += 1
 
 
-def _explore_recovery(image: Image, facts: Facts, how: How, tally: Tally) -> None:
-    """Crash at every call inside the recovery of an image, and recover again (CP-56 to CP-60)."""
+def recovery_of(image: Image, how: How) -> list[d.Operation]:
+    """What the recovery of an image does to the disk."""
     disk = d.RecordingDisk(image.mount())
-    world = World(disk, incarnation=1_000)
+    world = new_world(disk, 1_000)
     if how.is_power_loss:
         world.reboot()
     world.start()
-    tree = Tree.of(image)
-    for number, operation in enumerate(disk.operations):
-        tree.do(operation)
-        for again in tree.after_power_loss(number):
-            if tally.is_new(again, facts, POWER_LOSS):
-                with _named(f"call {number} of recovery ({operation!s:.80})"):
-                    judge(again, facts, POWER_LOSS, incarnation=2_000)
-                tally.recoveries += 1
+    return disk.operations
 
 
-@contextmanager
-def _named(where: str) -> Iterator[None]:
-    try:
-        yield
-    except Broken as e:
-        raise Broken(f"{where}: {e}") from e
-
-
-def _cases(tree: Tree, seed: int) -> Iterator[tuple[Image, How]]:
+def cases(tree: Tree, seed: int) -> Iterator[tuple[Image, How]]:
+    """Every image of a cut, with the kind of crash that leaves it."""
     yield tree.as_killed(), KILL
     yield tree.as_killed(), KILL_SHARD
     for image in tree.after_power_loss(seed):

@@ -12,12 +12,14 @@ Whether an image that was seen elsewhere is one of these is decided by membershi
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
+import math
 import posixpath
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+import xxhash
 
 from ringlog.errors import InvariantViolation
 from ringlog.testing import disk as d
@@ -26,8 +28,15 @@ from ringlog.testing.simulated_file import SECTOR_BYTES, Change, Directory, File
 
 SUBSETS_MAX = 6
 SEEDED_SUBSETS = 64
+TORN_SUBSETS_MAX = 4
+"""Up to so many pending writes the last one of every subset is torn; above, of prefixes and single ones."""
+NAMES_MAX = 64
+"""Combinations of names lost in several directories."""
 EDGES_MAX = 16
 """Sector edges at which one write is torn: of a longer one the first and last eight."""
+
+
+Pending = tuple[FileNode, Change]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +48,17 @@ class Image:
 
     def key(self) -> bytes:
         """A hash of everything."""
-        found = hashlib.blake2b(repr(self.directories).encode(), digest_size=16)
+        found = xxhash.xxh3_128(repr(self.directories).encode())
         for path, data in sorted(self.files.items()):
             found.update(f"{path} {len(data)} ".encode())
-            found.update(data.rstrip(b"\0"))
+            found.update(data)
         return found.digest()
 
     def mount(self) -> SimulatedDisk:
         """A disk that holds this image and nothing else."""
         disk = SimulatedDisk(*self.directories)
         for path, data in self.files.items():
-            fd = disk.create(path)
-            disk.write_at(fd, [data], 0)
-            disk.sync_file(fd)
-            disk.close(fd)
-            disk.sync_dir(posixpath.dirname(path))
+            disk.place(path, data)
         return disk
 
     def mount_below(self, cached: Image) -> SimulatedDisk:
@@ -88,7 +93,7 @@ class Tree:
     """The disk as the operations so far left it: what is durable, and what is pending in which order."""
 
     root: Directory = field(default_factory=Directory)
-    pending: list[tuple[FileNode, Change]] = field(default_factory=list)
+    pending: list[Pending] = field(default_factory=list)
 
     def do(self, operation: d.Operation) -> None:
         """Apply one recorded operation."""
@@ -187,13 +192,27 @@ class Tree:
         for kept in _subsets(everything, seed):
             yield self._image(kept, None)
             yield self._image(kept, {})
-        for directory in self._directories():
-            for point in range(directory.reached, directory.changes):
-                yield self._image(everything, {id(directory): point})
-                yield self._image([], {id(directory): point})
-        for kept in [everything, *([each] for each in everything)]:
+        for names in self._names_reached():
+            yield self._image(everything, names)
+            yield self._image([], names)
+        for kept in _to_tear(everything):
             for torn in _torn(kept):
                 yield self._image(torn, None)
+
+    def _names_reached(self) -> Iterator[dict[int, int]]:
+        """How many changes of each directory's names reached the device: every combination, or if those are
+        too many, every directory for itself with all or nothing of the others."""
+        behind = [each for each in self._directories() if each.changes > each.reached]
+        points = [range(each.reached, each.changes + 1) for each in behind]
+        if math.prod(map(len, points)) <= NAMES_MAX:
+            for combination in itertools.product(*points):
+                yield {id(each): point for each, point in zip(behind, combination, strict=True)}
+            return
+        for others in ("reached", "changes"):
+            rest = {id(each): int(getattr(each, others)) for each in behind}
+            for each, reached in zip(behind, points, strict=True):
+                for point in reached:
+                    yield rest | {id(each): point}
 
     def _directories(self) -> list[Directory]:
         found, queue = [], [self.root]
@@ -203,10 +222,10 @@ class Tree:
             queue += [each for each in directory.shown.values() if isinstance(each, Directory)]
         return found
 
-    def _image(self, kept: Sequence[tuple[FileNode, Change]], names: dict[int, int] | None) -> Image:
+    def _image(self, kept: Sequence[Pending], names: dict[int, int] | None) -> Image:
         """With these pending changes; `names`: how many changes of a directory reached the device.
 
-        None = all of them; a directory that `names` lacks has all of them, but {} means none anywhere.
+        None = all of them; of a directory that `names` lacks, none.
         """
         directories: list[str] = []
         files: dict[str, bytes] = {}
@@ -226,7 +245,7 @@ def _names(directory: Directory, names: dict[int, int] | None) -> dict[str, File
     if names is None:
         upto = directory.changes
     else:
-        upto = names.get(id(directory), directory.changes if names else directory.reached)
+        upto = names.get(id(directory), directory.reached)
     found = dict(directory.durable)
     for change in directory.pending[: upto - directory.reached]:
         for name, what in change.items():
@@ -237,7 +256,7 @@ def _names(directory: Directory, names: dict[int, int] | None) -> dict[str, File
     return found
 
 
-def _content(node: FileNode, kept: Sequence[tuple[FileNode, Change]]) -> bytes:
+def _content(node: FileNode, kept: Sequence[Pending]) -> bytes:
     mine = [change for owner, change in kept if owner is node]
     if not mine:
         return bytes(node.durable)
@@ -247,11 +266,14 @@ def _content(node: FileNode, kept: Sequence[tuple[FileNode, Change]]) -> bytes:
     return bytes(content)
 
 
-def _subsets(pending: list[tuple[FileNode, Change]], seed: int) -> Iterator[list[tuple[FileNode, Change]]]:
+def _subsets(pending: list[Pending], seed: int) -> Iterator[list[Pending]]:
     count = len(pending)
     if count <= SUBSETS_MAX:
         for bits in itertools.product((False, True), repeat=count):
-            yield list(itertools.compress(pending, bits))
+            kept = list(itertools.compress(pending, bits))
+            yield kept
+            if _overlap(kept):
+                yield kept[::-1]
         return
     yield from (pending[:i] for i in range(count + 1))
     for i in range(count):
@@ -262,17 +284,43 @@ def _subsets(pending: list[tuple[FileNode, Change]], seed: int) -> Iterator[list
         yield [each for each in pending if rng.random() < 0.5]
 
 
-def _torn(kept: list[tuple[FileNode, Change]]) -> Iterator[list[tuple[FileNode, Change]]]:
-    """The kept changes with the last write cut at each sector, its head lost, or one sector garbled."""
-    if not kept or not kept[-1][1].data:
+def _overlap(kept: list[Pending]) -> bool:
+    """Whether the order in which these reach the device makes a difference."""
+    return any(
+        one is other and _stop(first) > second.offset and _stop(second) > first.offset
+        for (one, first), (other, second) in itertools.combinations(kept, 2)
+    )
+
+
+def _stop(change: Change) -> float:
+    """One past the last byte that a change decides; a length decides all behind it, unless it only grows."""
+    if change.data is not None:
+        return change.offset + len(change.data)
+    return change.offset if change.grows else math.inf
+
+
+def _to_tear(pending: list[Pending]) -> Iterator[list[Pending]]:
+    """Of which changes the last one is torn."""
+    if len(pending) <= TORN_SUBSETS_MAX:
+        for count in range(1, len(pending) + 1):
+            yield from map(list, itertools.combinations(pending, count))
         return
+    for i in range(len(pending)):
+        yield pending[: i + 1]
+        yield [pending[i]]
+
+
+def _torn(kept: list[Pending]) -> Iterator[list[Pending]]:
+    """The kept changes with the last write cut at each sector, its head lost, one sector garbled; with its
+    length and no contents, and with its contents and no length."""
     node, last = kept[-1]
     data = last.data
-    assert data is not None
+    if not data:
+        return
     first = SECTOR_BYTES - last.offset % SECTOR_BYTES
     edges = [0, *range(first, len(data), SECTOR_BYTES), len(data)]
 
-    def with_data(new: bytes) -> list[tuple[FileNode, Change]]:
+    def with_data(new: bytes) -> list[Pending]:
         return [*kept[:-1], (node, Change(last.serial, last.offset, new))]
 
     inner, sectors = edges[1:-1], list(itertools.pairwise(edges))
@@ -285,3 +333,7 @@ def _torn(kept: list[tuple[FileNode, Change]]) -> Iterator[list[tuple[FileNode, 
     for start, stop in sectors:
         noise = bytes((byte * 31 + 7) & 0xFF for byte in data[start:stop])
         yield with_data(data[:start] + noise + data[stop:])
+    yield with_data(bytes(len(data)))
+    old_length = len(node.durable)
+    if last.offset < old_length < last.offset + len(data):
+        yield with_data(data[: old_length - last.offset])

@@ -1,26 +1,41 @@
-"""Short histories over two topics, run on a recorded disk, with what was asked and what was answered.
+"""Short histories over a few topics, run on a recorded disk, with what was asked and what was answered.
 
-`f` is of class `fsync`, `d` of class `disk`; both are made before the history begins, as is the stream.
-A step may submit frames or requests; the record says, in the order of the disk calls, when each was
-submitted and when it was acknowledged.
+`f` is of class `fsync`, `d` of class `disk`; both are made before the history begins, as is the stream. An
+operation brings about what it needs: one that deletes appends first when there is nothing to delete, one
+that moves segments seals first. The record says, in the order of the disk calls, when each frame and
+request was submitted and when it was acknowledged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyroaring import BitMap64
+
 from actors.wal_shard import events as ev
+from chaos.states import actors
+from chaos.states.actors import COLD
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
+from ringlog.frame import encode_records, frame
 from ringlog.frame.settle import S_FIRST_SEQ, S_PRODUCER_SEQ, S_TOPIC
+from ringlog.limits import KIB
 from ringlog.testing import disk as d
-from ringlog.testing.shard_world import Marks, World
+from ringlog.testing.shard_world import DATA, Marks, World
 from ringlog.types import Durability
 
-BIG = 48 << 10
-"""A payload that leaves no room for a second one in a file of World.file_bytes."""
+FILE_BYTES = 80 * KIB
+"""Of a log file: hardly more than the room that a shard keeps free in one, so that images are small."""
+BIG = 39 * KIB
+"""A payload that leaves no room for a second one in a file of FILE_BYTES."""
+DIRECTORIES = (DATA, f"{DATA}/meta", COLD)
+"""There from the beginning, as the engine's first start leaves them."""
+CLASSES = {"f": "fsync", "d": "disk"}
+PRODUCERS = {"f": 7, "d": 8}
+TAG = "a"
+"""Of every second record."""
 
 
 @dataclass(slots=True)
@@ -37,6 +52,11 @@ class Sent:
     first_seq: int = 0
     """As it came out in the end, whether or not the ack was seen before the cut."""
 
+    @property
+    def seqs(self) -> range:
+        """Numbers of its records."""
+        return range(self.first_seq, self.first_seq + len(self.payloads))
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -47,13 +67,24 @@ class Wish:
     ttl_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Records that leave one life of a topic together, by a delete or because of a cap."""
+
+    topic_id: int
+    seqs: frozenset[int]
+    is_fsync: bool
+    """Its ack is a promise that outlives a loss of power."""
+
+
 @dataclass(slots=True)
 class History:
-    """What happened. Notes among the operations point into `sent` and `wishes`."""
+    """What happened. Notes among the operations point into `sent`, `wishes` and `removals`."""
 
     operations: list[d.Operation]
     sent: list[Sent] = field(default_factory=list)
     wishes: list[Wish] = field(default_factory=list)
+    removals: list[Removal] = field(default_factory=list)
     incarnation: int = 0
 
 
@@ -61,20 +92,24 @@ class Workload:
     """Runs steps one after the other in one world."""
 
     def __init__(self) -> None:
-        self.disk = d.RecordingDisk(d.SimulatedDisk("/data"))
-        self.world = World(self.disk, watch=self._watch)
+        self.disk = d.RecordingDisk(d.SimulatedDisk(*DIRECTORIES))
+        self.world = World(self.disk, watch=self._watch, file_bytes=FILE_BYTES, cold=COLD, has_cold=True)
         self.history = History(self.disk.operations)
         self._by_number: dict[tuple[int, int], int] = {}
         self._open_wish = -1
+        self._open_removal = -1
         self._made = 0
+        self._topics_made = 0
         self.world.start()
-        self.wish(Wish("f", True), durability="fsync")
-        self.wish(Wish("d", True), durability="disk")
+        for topic, durability in CLASSES.items():
+            self.wish(Wish(topic, True), durability=durability)
 
-    def run(self, steps: tuple[str, ...]) -> History:
+    def run(self, steps: Iterable[str]) -> History:
         """Do the steps; returns everything that happened."""
-        for step in steps:
-            STEPS[step](self)
+        with actors.counted_salts():
+            for step in steps:
+                self.disk.note("step", step)
+                STEPS[step](self)
         self.history.incarnation = self.world.incarnation
         for sent in self.history.sent:
             assert sent.first_seq, f"{sent.topic} {sent.seq} was never settled"
@@ -93,28 +128,78 @@ class Workload:
         assert not isinstance(answer, m.ErrorReply), answer
         self._open_wish = -1
 
-    def send(self, topic: str, *batches: list[bytes]) -> None:
-        """Send frames in one group; a topic that was deleted is made again first."""
+    def configure(self, topic: str, **config: Any) -> None:
+        """Another configuration, told apart by a time to live that ends after the test."""
+        ttl_ms = self.world.clock.now_us()
+        self.wish(Wish(topic, True, ttl_ms=ttl_ms), durability=CLASSES[topic], **config)
+        self.world.clock.advance(0.001)
+
+    def need(self, topic: str) -> None:
+        """Make the topic anew if it was deleted."""
         if self.world.run_of(topic).core.directory.find(topic) is None:
-            self.wish(Wish(topic, True), durability={"f": "fsync", "d": "disk"}[topic])
+            self.wish(Wish(topic, True), durability=CLASSES[topic])
+
+    def send(self, topic: str, *batches: list[bytes]) -> None:
+        """Send frames in one group; every second record of each has a tag."""
+        self.need(topic)
         live = self.world.topic(topic)
         frames = []
         for payloads in batches:
-            producer = 7 if topic == "f" else 8
-            number = len(self.history.sent) + 1
-            frame = self.world.frame_for(topic, payloads, producer=producer, seq=number)
+            producer, number = PRODUCERS[topic], len(self.history.sent) + 1
+            tags = [TAG if i % 2 else None for i in range(len(payloads))]
+            made = frame(
+                encode_records(payloads, tags=tags if len(tags) > 1 else None), topic_id=live.topic_id,
+                producer_id=producer, producer_seq=number, durability=Durability.EPHEMERAL,
+            )  # fmt: skip
             self._by_number[live.topic_id, number] = len(self.history.sent)
             durability = live.config.durability
-            sent = Sent(topic, live.topic_id, number, payloads, bytes(frame), durability)
+            sent = Sent(topic, live.topic_id, number, payloads, bytes(made), durability)
             self.disk.note("sent", len(self.history.sent))
             self.history.sent.append(sent)
-            frames.append(frame)
+            frames.append(made)
         self.world.send(topic, frames)
+
+    def visible(self, topic: str) -> list[int]:
+        """Numbers that a reader gets to see."""
+        self.need(topic)
+        return [seq for seq, _ in self.world.records(topic)]
+
+    def tagged(self, topic: str) -> set[int]:
+        """Numbers of all records of this life of the topic that were sent with the tag."""
+        topic_id = self.world.topic(topic).topic_id
+        mine = [sent for sent in self.history.sent if sent.topic_id == topic_id]
+        return {seq for sent in mine for seq in sent.seqs[1::2]}
+
+    @property
+    def segments(self) -> dict[int, m.SegmentRef]:
+        """What the shard knows of segments, by number."""
+        return self.world.runs[0].core.checkpoint.sealed.refs
+
+    def submit_removal(self, topic: str, seqs: Iterable[int]) -> int:
+        """Note that these records are to leave."""
+        live = self.world.topic(topic)
+        is_fsync = live.config.durability is Durability.FSYNC
+        self.history.removals.append(Removal(live.topic_id, frozenset(seqs), is_fsync))
+        self.disk.note("remove", len(self.history.removals) - 1)
+        return len(self.history.removals) - 1
+
+    def delete(self, topic: str, seqs: Iterable[int], request: m.RecordsDelete) -> None:
+        """Delete records on request; `seqs` are those that the request has to find."""
+        chosen = frozenset(seqs)
+        self._open_removal = self.submit_removal(topic, chosen)
+        reply = self.world.request(request)
+        assert reply.deleted == len(chosen), (reply, chosen)
+        self._open_removal = -1
 
     def payload(self, size: int = 20) -> bytes:
         """Another payload each time."""
         self._made += 1
         return (f"{self._made}:".encode() * size)[:size]
+
+    def new_topic(self) -> str:
+        """A name that was not used yet."""
+        self._topics_made += 1
+        return f"n{self._topics_made}"
 
     def _watch(self, shard: int, effect: Any) -> None:
         if isinstance(effect, ev.Settle):
@@ -125,6 +210,8 @@ class Workload:
         elif isinstance(effect, Reply) and isinstance(effect.message, m.TopicInfo | m.TopicDeleted):
             if self._open_wish >= 0:
                 self.disk.note("granted", self._open_wish)
+        elif isinstance(effect, Reply) and isinstance(effect.message, m.RecordsDeleted):
+            self.disk.note("removed", self._open_removal)
         elif isinstance(effect, ev.PublishMarks):
             marks = self.world.marks[shard]
             self.disk.note("marks", Marks(marks.published, marks.durable))
@@ -137,12 +224,89 @@ class Workload:
         self.world.start()
 
 
-def _append_one(work: Workload) -> None:
+# -- steps ------------------------------------------------------------------------------------------------
+
+
+def _create(work: Workload) -> None:
+    work.wish(Wish(work.new_topic(), True), durability="fsync")
+
+
+def _append(work: Workload) -> None:
     work.send("f", [work.payload()])
 
 
 def _append_many(work: Workload) -> None:
+    """Both classes; what is of class `disk` is synced once in between, and once not."""
+    work.send("d", *[[work.payload(), work.payload()] for _ in range(3)])
     work.send("f", [work.payload(300), work.payload(300)], [work.payload()], [work.payload(700)])
+    work.send("d", [work.payload()])
+
+
+def _delete_seq(work: Workload) -> None:
+    if len(work.visible("f")) < 3:
+        work.send("f", [work.payload(), work.payload(), work.payload()])
+    chosen = work.visible("f")[1::2]
+    work.delete("f", chosen, m.RecordsDelete("f", 0, None, BitMap64(chosen).serialize()))
+
+
+def _delete_tag(work: Workload) -> None:
+    work.need("d")
+    if not work.tagged("d").intersection(work.visible("d")):
+        work.send("d", [work.payload(), work.payload()], [work.payload()])
+    chosen = work.tagged("d").intersection(work.visible("d"))
+    work.delete("d", chosen, m.RecordsDelete("d", 0, TAG, b""))
+
+
+def _config(work: Workload) -> None:
+    """A cap that evicts, and then none."""
+    if len(work.visible("f")) < 2:
+        work.send("f", [work.payload(), work.payload()])
+    visible = work.visible("f")
+    cap = len(visible) - 1
+    evicted = work.submit_removal("f", visible[:1])
+    work.configure("f", cap_records=cap)
+    work.disk.note("removed", evicted)
+    work.configure("f")
+
+
+def _delete_topic(work: Workload) -> None:
+    work.need("d")
+    work.wish(Wish("d", False))
+
+
+def _rotate(work: Workload) -> None:
+    work.send("f", [work.payload(BIG)])
+    work.send("f", [work.payload(BIG)])
+
+
+def _seal(work: Workload) -> None:
+    if not work.visible("f"):
+        work.send("f", [work.payload()])
+    actors.seal(work.world)
+
+
+def _relocate(work: Workload) -> None:
+    if all(ref.tier == m.TIER_COLD for ref in work.segments.values()):
+        work.send("f", [work.payload(), work.payload()])
+        actors.seal(work.world)
+    moved = actors.relocate(work.world)
+    assert moved.moved, "the relocator has something to do"
+    assert not moved.failed, moved
+
+
+def _reclaim(work: Workload) -> None:
+    """All but the last record of `f` goes, and then the segments that held it."""
+    if len(work.visible("f")) < 2:
+        work.send("f", [work.payload(), work.payload(), work.payload()])
+    if not work.segments:
+        actors.seal(work.world)
+    visible = work.visible("f")
+    work.delete("f", visible[:-1], m.RecordsDelete("f", visible[-1], None, b""))
+    actors.reclaim(work.world)
+
+
+def _restart(work: Workload) -> None:
+    work.restart()
 
 
 def _append_disk(work: Workload) -> None:
@@ -153,37 +317,44 @@ def _append_disk_many(work: Workload) -> None:
     work.send("d", *[[work.payload(), work.payload()] for _ in range(3)])
 
 
-def _config(work: Workload) -> None:
-    work.wish(Wish("f", True, ttl_ms=work.world.clock.now_us()), durability="fsync")
-    work.world.clock.advance(0.001)
-
-
-def _delete(work: Workload) -> None:
-    work.wish(Wish("d", False))
-
-
-def _roll(work: Workload) -> None:
-    work.send("f", [work.payload(BIG)])
-    work.send("f", [work.payload(BIG)])
-
-
 def _idle(work: Workload) -> None:
+    """Long enough for what is of class `disk` to be synced."""
     for _ in range(4):
         work.world.tick(0.15)
 
 
-def _restart(work: Workload) -> None:
-    work.restart()
+def _seal_amid(work: Workload) -> None:
+    """Records come between the plan and the rows of a checkpoint, and between the rows and the end."""
+
+    def before(message: m.Message) -> None:
+        if isinstance(message, m.CheckpointRows | m.CheckpointDone):
+            work.send("d", [work.payload()])
+            work.send("f", [work.payload()])
+            work.send("d", [work.payload()])
+
+    actors.seal(work.world, before)
 
 
+ALPHABET = (
+    "create", "append", "append_many", "delete_seq", "delete_tag", "config", "delete_topic", "rotate", "seal",
+    "relocate", "reclaim", "restart",
+)  # fmt: skip
+"""Twelve operations, of which all short sequences are explored."""
 STEPS: dict[str, Callable[[Workload], None]] = {
-    "append": _append_one,
+    "create": _create,
+    "append": _append,
     "append_many": _append_many,
+    "delete_seq": _delete_seq,
+    "delete_tag": _delete_tag,
+    "config": _config,
+    "delete_topic": _delete_topic,
+    "rotate": _rotate,
+    "seal": _seal,
+    "relocate": _relocate,
+    "reclaim": _reclaim,
+    "restart": _restart,
     "append_disk": _append_disk,
     "append_disk_many": _append_disk_many,
-    "config": _config,
-    "delete": _delete,
-    "roll": _roll,
     "idle": _idle,
-    "restart": _restart,
+    "seal_amid": _seal_amid,
 }

@@ -300,6 +300,23 @@ class SimulatedDisk:
         else:
             effect()
 
+    def place(self, path: str, data: bytes) -> None:
+        """A file that exists from the beginning, all of it durable; its directory must be there."""
+        directory, name = self._parent("place", path)
+        directory.shown[name] = directory.durable[name] = FileNode(bytearray(data), bytearray(data))
+
+    def contents(self) -> dict[str, bytes]:
+        """Every file as the kernel shows it, by path."""
+        found: dict[str, bytes] = {}
+        queue = [("", self._root)]
+        for path, directory in queue:
+            for name, node in directory.shown.items():
+                if isinstance(node, Directory):
+                    queue.append((f"{path}/{name}", node))
+                else:
+                    found[f"{path}/{name}"] = bytes(node.shown)
+        return found
+
     # -- the tree -------------------------------------------------------------------------------------
 
     def _find(self, path: str) -> FileNode | Directory | None:

@@ -1,0 +1,148 @@
+"""The offline verifier over a disk in memory, and what it says held against what the engine says (O3).
+
+The verifier shares no decoder with the engine. It reads real files: those of an image are laid down below
+a scratch directory, of which only what changed since the last image is written again. What it found is
+kept by the image's key, since many crashes are recovered to the same bytes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xxhash
+
+from chaos.states.actors import COLD
+from ringlog.testing.shard_world import DATA
+from ringlog.testing.simulated_disk import SimulatedDisk
+from ringlog.verify.directory import verify_directory
+from ringlog.verify.frame_decoder import VerifyError, decode_frame
+from ringlog.verify.segment_decoder import DATA_HEADER_BYTES, read_data_header
+from ringlog.verify.wal_decoder import Walk, read_header
+
+APPEND = 1
+KEPT_MAX = 200_000
+"""Images whose verification is remembered."""
+
+Record = tuple[int, int, int]
+"""topic_id, epoch, number."""
+
+
+class Told(NamedTuple):
+    """What both sides can say of a topic."""
+
+    topic_id: int
+    epoch: int
+    head: int
+    earliest: int
+    count: int
+    lost: tuple[tuple[int, int], ...]
+    numbers: tuple[int, ...]
+
+
+class Disagreement(AssertionError):
+    """The verifier finds damage, or other facts than the engine."""
+
+
+@dataclass(slots=True)
+class Offline:
+    """Verifies images below `scratch`, an empty directory of its own."""
+
+    scratch: Path
+    checks: int = 0
+    """Comparisons made."""
+    verified: int = 0
+    """Different images that the verifier read."""
+    _laid: dict[str, bytes] = field(default_factory=dict)
+    _kept: dict[bytes, dict[str, Told]] = field(default_factory=dict)
+    _frames: dict[bytes, frozenset[tuple[Record, bytes]]] = field(default_factory=dict)
+
+    def check(self, disk: SimulatedDisk, topics: Mapping[str, tuple[Told, Mapping[int, bytes]]]) -> None:
+        """Hold the disk against what the engine says of each topic; raises Disagreement."""
+        files = disk.contents()
+        digests = {path: xxhash.xxh3_128_digest(data) for path, data in files.items()}
+        key = xxhash.xxh3_128_digest(repr(sorted(digests.items())).encode())
+        if key not in self._kept:
+            if len(self._kept) >= KEPT_MAX:
+                self._kept.clear()
+            self._kept[key] = self._verify(files, digests)
+            self.verified += 1
+        self.checks += 1
+        said = {name: told for name, (told, _) in topics.items()}
+        if self._kept[key] != said:
+            raise Disagreement(f"the verifier says {self._kept[key]}, the engine {said}")
+        stored = frozenset[tuple[Record, bytes]]().union(
+            *[self._decoded(path, files[path], digest) for path, digest in digests.items()]
+        )
+        for told, records in topics.values():
+            for seq, payload in records.items():
+                if ((told.topic_id, told.epoch, seq), payload) not in stored:
+                    raise Disagreement(f"record {seq} of {told} is read by the engine and by nobody else")
+
+    def _verify(self, files: Mapping[str, bytes], digests: Mapping[str, bytes]) -> dict[str, Told]:
+        for path in self._laid.keys() - files.keys():
+            (self.scratch / path[1:]).unlink()
+        for path, digest in digests.items():
+            if self._laid.get(path) != digest:
+                target = self.scratch / path[1:]
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(files[path])
+        self._laid = dict(digests)
+        root, cold = self.scratch / DATA[1:], self.scratch / COLD[1:]
+        cold.mkdir(exist_ok=True)
+        found = verify_directory(str(root), is_deep=True, jobs=1, cold_dir=str(cold))
+        wrong = [f"{each.path}: {each.what}" for each in found.findings if each.severity == "damage"]
+        if wrong:
+            raise Disagreement(f"the verifier finds damage: {'; '.join(wrong)}")
+        return {
+            each.topic: Told(
+                each.topic_id, each.epoch, each.head, each.earliest, each.records, tuple(each.lost),
+                tuple(seq for first, last in each.ranges for seq in range(first, last + 1)),
+            )
+            for each in found.topics
+        }  # fmt: skip
+
+    def _decoded(self, path: str, data: bytes, digest: bytes) -> frozenset[tuple[Record, bytes]]:
+        """Every record of a file as the second decoder reads it."""
+        # A file that has its last name is another thing than the same bytes under a temporary one.
+        key = digest + path.rpartition(".")[2].encode()
+        if key not in self._frames:
+            if len(self._frames) >= KEPT_MAX:
+                self._frames.clear()
+            self._frames[key] = frozenset(_records_in(path, data))
+        return self._frames[key]
+
+    def close(self) -> None:
+        """Remove what was laid down."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def _records_in(path: str, data: bytes) -> list[tuple[Record, bytes]]:
+    try:
+        if path.endswith(".log"):
+            header = read_header(data)
+            frames: Any = [seen.frame for seen in Walk(data, header.salt, is_deep=True).frames()]
+        elif path.endswith(".data"):
+            frames = _frames_of_segment(data)
+        else:
+            return []
+    except VerifyError:
+        return []  # A file that was never used; what is damaged the verification said.
+    return [
+        ((frame.topic_id, frame.epoch, frame.base_seq + i), bytes(payload or b""))
+        for frame in frames
+        if frame.type == APPEND
+        for i, payload in enumerate(frame.columns["payload"])
+    ]
+
+
+def _frames_of_segment(data: bytes) -> list[Any]:
+    header, at, frames = read_data_header(data), DATA_HEADER_BYTES, []
+    while at < len(data):
+        frame = decode_frame(data, at, header.salt)
+        frames.append(frame)
+        at += frame.total
+    return frames

@@ -86,7 +86,7 @@ def run_plan(
     plan: Plan, faults: tuple[Fault, ...], only: list[str], work: Path, *, pass_number: int = 0
 ) -> Report:
     """Run the classes of a plan (those named, or all) and judge them."""
-    report = Report(plan.name, datetime.now(UTC).isoformat(timespec="seconds"), _commit(), _host())
+    report = Report(plan.name, datetime.now(UTC).isoformat(timespec="seconds"), commit_of(), _host())
     begun = time.monotonic()
     if shutil.disk_usage(work).free < DISK_BYTES_MIN:
         report.wrong.append(f"{work} has less than {DISK_BYTES_MIN >> 30} GiB free")
@@ -120,8 +120,8 @@ def run_plan(
     return report
 
 
-def run_entry(entry: Entry, work: Path, *, seed: int) -> Verdict:
-    """Run one class in a process of its own and judge it by the plan."""
+def run_entry(entry: Entry, work: Path, *, seed: int, root: Path = ROOT) -> Verdict:
+    """Run one class in a process of its own, from the program in `root`, and judge it by the plan."""
     mark = f"{os.getpid()}-{entry.name}-{time.monotonic_ns()}"
     scratch = Path(tempfile.mkdtemp(prefix=f"chaos-{entry.name}-", dir=work))
     order = {
@@ -135,13 +135,13 @@ def run_entry(entry: Entry, work: Path, *, seed: int) -> Verdict:
         command = ["unshare", "--mount", "--propagation", "private", *command]
     environ = {
         **os.environ, leaks.MARK: mark, "TMPDIR": str(scratch / "scratch"), "RINGLOG_ALLOW_ROOT": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(root),
     }  # fmt: skip
     begun = time.monotonic()
     wrong = []
     with (scratch / "output").open("wb") as out:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environ, cwd=ROOT,
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environ, cwd=root,
             start_new_session=True,
         )  # fmt: skip
         try:
@@ -198,7 +198,8 @@ def _rows_without_case(plan: Plan, faults: tuple[Fault, ...], verdicts: list[Ver
     ]
 
 
-def _commit() -> str:
+def commit_of() -> str:
+    """The commit that is checked out, empty when there is none."""
     try:
         found = subprocess.run(
             ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -1,0 +1,77 @@
+"""Deliberate bugs: each is a change of a few lines that a class of faults must notice.
+
+A harness is proved by what it catches. `catalogue.toml` lists the bugs, each with the class that has to find
+it and the settings with which it does so in seconds. A copy of the program is made, changed, and given to
+that class; a mutant that nobody notices is a finding of this one. With `control` every class first judges an
+unchanged copy with the same settings, and must find nothing: a class that always complains proves nothing.
+
+Settings: `choose`, how many mutants (0: all; else another choice for each commit); `control`.
+"""
+
+from __future__ import annotations
+
+import time
+
+from chaos.mutants.catalogue import Mutant, load_catalogue
+from chaos.mutants.trial import Trial, try_mutant, try_unchanged
+from chaos.order import Account, Order
+from chaos.run import commit_of
+
+SETTINGS = {"choose": 0, "control": False}
+
+
+def run(order: Order, account: Account) -> None:
+    """Try the chosen mutants one after the other, as many as fit into the time."""
+    settings = order.choose(SETTINGS)
+    mutants = list(load_catalogue())
+    until = time.monotonic() + order.seconds
+    if settings["choose"]:
+        order.random(commit_of()).shuffle(mutants)
+        mutants = mutants[: settings["choose"]]
+    if settings["control"]:
+        _control(mutants, order, account)
+    for mutant in mutants:
+        if time.monotonic() > until:
+            account.skip(f"mutant {mutant.number}", "the time of this class was over")
+            continue
+        _judge(mutant, try_mutant(mutant, order.scratch, order.seed), account)
+
+
+def replay(order: Order, case: str) -> None:
+    """Try one mutant, by its number; raises AssertionError when nobody noticed it."""
+    mutant = next(each for each in load_catalogue() if str(each.number) == case)
+    trial = try_mutant(mutant, order.scratch, order.seed)
+    print(trial.output)
+    print(f"{mutant.by} noticed: {trial.noticed or 'nothing'} ({trial.seconds:.1f} s)")
+    assert trial.noticed, f"mutant {mutant.number} survived: {mutant.what}"
+
+
+def _judge(mutant: Mutant, trial: Trial, account: Account) -> None:
+    if trial.skipped:
+        account.skip(f"mutant {mutant.number}", trial.skipped)
+        return
+    account.did("mutants")
+    if trial.noticed:
+        account.did("caught")
+        account.figures[f"mutant_{mutant.number:02}_s"] = round(trial.seconds, 1)
+    else:
+        story = f"{mutant.file}\n- {mutant.old}\n+ {mutant.new}\n{trial.output}"
+        account.found(
+            f"mutant {mutant.number} survived {mutant.by}: {mutant.what}", str(mutant.number), story
+        )
+
+
+def _control(mutants: list[Mutant], order: Order, account: Account) -> None:
+    tried: list[tuple[object, ...]] = []
+    for mutant in mutants:
+        if mutant.trial_key() in tried:
+            continue
+        tried.append(mutant.trial_key())
+        trial = try_unchanged(mutant, order.scratch, order.seed)
+        if trial.noticed and not trial.skipped:
+            account.found(
+                f"{mutant.by} complains about the unchanged program, as set for mutant {mutant.number}",
+                str(mutant.number),
+                f"{trial.noticed}\n{trial.output}",
+            )
+        account.did("controls")

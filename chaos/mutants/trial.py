@@ -1,0 +1,95 @@
+"""A copy of the program, changed or not, judged by a class of faults or by tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.mutants.catalogue import Mutant
+from chaos.plan import Entry
+from chaos.run import ROOT, run_entry
+
+COPIED = ("ringlog", "actors", "chaos", "supervisor.py", "pyproject.toml")
+WITH_TESTS = (*COPIED, "tests", "docs", "demo", "bench", "README.md", "Makefile")
+OUTPUT_CHARS_MAX = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How it ended."""
+
+    noticed: str
+    """The first thing that was found; empty when nothing was."""
+    skipped: str
+    seconds: float
+    output: str
+
+
+def try_mutant(mutant: Mutant, scratch: Path, seed: int) -> Trial:
+    """Make the mutant and have it judged."""
+    return _try(mutant, scratch, seed, is_changed=True)
+
+
+def try_unchanged(mutant: Mutant, scratch: Path, seed: int) -> Trial:
+    """Have an unchanged copy judged in the same way."""
+    return _try(mutant, scratch, seed, is_changed=False)
+
+
+def _try(mutant: Mutant, scratch: Path, seed: int, *, is_changed: bool) -> Trial:
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutant-", dir=scratch) as work:
+        root = Path(work) / "program"
+        _copy(root, WITH_TESTS if mutant.tests else COPIED)
+        if is_changed:
+            mutant.apply(root)
+        judge = _by_tests if mutant.tests else _by_class
+        noticed, skipped, output = judge(mutant, root, Path(work), seed)
+    return Trial(noticed, skipped, time.monotonic() - begun, output[-OUTPUT_CHARS_MAX:])
+
+
+def _copy(root: Path, names: tuple[str, ...]) -> None:
+    root.mkdir()
+    for name in names:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+        elif source.exists():
+            shutil.copy2(source, root / name)
+
+
+def _by_class(mutant: Mutant, root: Path, work: Path, seed: int) -> tuple[str, str, str]:
+    entry = Entry(
+        name=mutant.by, target="T-16", seconds=mutant.seconds, limit_s=mutant.limit_s, seed=seed,
+        settings=mutant.settings, required=False, private_mounts=mutant.private_mounts,
+    )  # fmt: skip
+    verdict = run_entry(entry, work, seed=seed, root=root)
+    complaints = [each for each in verdict.wrong if mutant.says in each]
+    skipped = ""
+    if not verdict.account.counts and not verdict.wrong:
+        skipped = "; ".join(f"{skip.what}: {skip.why}" for skip in verdict.account.skipped)
+    return complaints[0] if complaints else "", skipped, verdict.output
+
+
+def _by_tests(mutant: Mutant, root: Path, work: Path, seed: int) -> tuple[str, str, str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", *mutant.tests]
+    environ = {**os.environ, "PYTHONPATH": str(root), "RINGLOG_ALLOW_ROOT": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=root,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=mutant.limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"tests not done after {mutant.limit_s:.0f} s", "", ""
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED") and mutant.says in line]
+    return failed[0] if failed else "", "", done.stdout

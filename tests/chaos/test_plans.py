@@ -1,0 +1,99 @@
+"""Plans and the fault matrix: nothing is forgotten, and a harness that shrinks fails."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from chaos import plan as plans
+from chaos.order import Account, Order
+from chaos.plan import Entry, PlanError, load_faults, load_plan
+from chaos.run import Verdict, _judge, _rows_without_case
+
+PLANS = sorted(path.stem for path in plans.PLANS.glob("*.toml"))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_class_of_a_plan_exists_and_has_floors(name: str):
+    for entry in load_plan(name).entries:
+        module = importlib.import_module(f"chaos.{entry.name}")
+        assert callable(module.run), entry.name
+        assert callable(module.replay), entry.name
+        assert entry.floors, f"{entry.name} may do nothing"
+        assert entry.limit_s > entry.seconds
+
+
+@pytest.mark.parametrize("fault", load_faults(), ids=lambda fault: fault.id)
+def test_every_fault_has_a_class_in_each_of_its_plans_or_says_what_it_waits_for(fault):
+    if fault.later:
+        return
+    for name in fault.plan:
+        if name in PLANS:
+            assert set(fault.classes) & set(load_plan(name).by_name), f"{fault.id} has no class in {name}"
+
+
+def test_the_matrix_has_every_row():
+    assert [fault.id for fault in load_faults()] == [f"RF-{n}" for n in range(1, 121)]
+
+
+def entry(**more: object) -> Entry:
+    return Entry(name="states", target="T-1", seconds=1, limit_s=2, **more)  # type: ignore[arg-type]
+
+
+def test_less_than_a_floor_is_a_failure():
+    account = Account(counts=Counter(kills=99))
+    assert _judge(entry(floors={"kills": 100}), 0, account) == ["99 kills, and 100 are the floor"]
+    assert _judge(entry(floors={"kills": 99}), 0, account) == []
+
+
+def test_a_finding_a_bad_end_and_no_account_are_failures():
+    account = Account()
+    account.found("an acked record is gone", "seed=7", "story")
+    (wrong,) = _judge(entry(), 0, account)
+    assert "python -m chaos replay states 'seed=7'" in wrong
+    assert _judge(entry(), -9, Account()) == ["ended with status -9"]
+    assert _judge(entry(), 0, None) == ["ended with status 0 and no account"]
+
+
+def test_a_class_that_cannot_run_fails_where_it_is_required():
+    account = Account()
+    account.skip("ext4", "no loop devices")
+    assert _judge(entry(required=False), 3, account) == []
+    assert "no loop devices" in _judge(entry(required=True), 3, account)[0]
+
+
+def test_a_row_of_the_matrix_without_a_case_is_said():
+    faults = load_faults()
+    plan = load_plan("ci")
+    verdict = Verdict(
+        "states", "T-1", 1, 1.0, Account(counts=Counter(images=1), faults=Counter({"RF-57": 1}))
+    )
+    missing = _rows_without_case(plan, faults, [verdict])
+    assert any(line.startswith("RF-58 ") for line in missing)
+    assert not any(line.startswith("RF-57 ") for line in missing)
+
+
+def test_an_account_survives_its_way_to_the_runner():
+    account = Account()
+    account.did("kills", 3, "RF-1")
+    account.skip("kernels", "not installed")
+    account.found("what", "case", "story")
+    assert Account.from_json(account.to_json()) == account
+
+
+def test_settings_that_a_class_does_not_know_are_refused():
+    order = Order("states", 1, 1.0, Path(), {"longst": 2})
+    with pytest.raises(ValueError, match="longst"):
+        order.choose({"longest": 2})
+
+
+def test_a_plan_that_makes_no_sense_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plans, "PLANS", tmp_path)
+    with pytest.raises(PlanError, match="no plan ci"):
+        load_plan("ci")
+    (tmp_path / "ci.toml").write_text('[[entry]]\nname = "states"\ntarget = "T-1"\nseconds = 1\nlimt_s = 2\n')
+    with pytest.raises(PlanError, match="limt_s"):
+        load_plan("ci")

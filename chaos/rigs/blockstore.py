@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from chaos.order import CannotRun
 from chaos.rigs.blockserver import MODES
 from chaos.rigs.fuse import FILE_NAME
-from chaos.rigs.mount import Loop, RigError, Volume, make_file_system, mount, unmount
+from chaos.rigs.mount import Loop, RigError, Volume, detach, make_file_system, mount, unmount
 
 ANSWER_S = 30.0
 END_S = 10.0
@@ -94,8 +94,11 @@ class BlockStore:
 
     def close(self) -> None:
         """Unmount and end the process."""
-        with contextlib.suppress(OSError):
+        try:
             unmount(self._mountpoint)
+        except OSError as e:
+            print(f"left mounted: {e}")
+            detach(self._mountpoint)
         self._answers.close()
         self._control.close()
         try:

@@ -41,7 +41,7 @@ _BUSY_S = 5.0
 _BUSY_LOOK_S = 0.002
 _HOLDERS_MAX = 8
 _LOOP_TRIES = 20
-_MS_NOATIME, _MNT_DETACH = 1024, 2
+_MS_NOATIME, _MS_BIND, _MNT_DETACH = 1024, 4096, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -114,6 +114,13 @@ def mount(source: str, target: Path, kind: str, options: str = "") -> None:
         raise OSError(code, f"mount {kind}: {os.strerror(code)}")
 
 
+def bind(source: Path, target: Path) -> None:
+    """Show a directory at another place too; raises OSError."""
+    if _libc.mount(os.fsencode(source), os.fsencode(target), None, _MS_BIND, None) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"bind {source}: {os.strerror(code)}")
+
+
 def unmount(target: Path) -> None:
     """umount(2), tried while it is busy for a bounded time; raises OSError."""
     deadline = time.monotonic() + _BUSY_S
@@ -136,6 +143,11 @@ def holders(target: Path) -> list[str]:
             maps = (process / "maps").read_text(errors="replace").splitlines()
             found += [f"{process.name} maps {line.split()[-1]}" for line in maps if f"{target}/" in line]
     return found[:_HOLDERS_MAX]
+
+
+def detach(target: Path) -> None:
+    """Take a mount out of sight; it ends when nobody holds it any more."""
+    _libc.umount2(os.fsencode(target), _MNT_DETACH)
 
 
 class Volume:
@@ -161,8 +173,9 @@ class Volume:
         """Unmount for good, at the latest when the last file there is closed."""
         try:
             self.down()
-        except OSError:
-            _libc.umount2(os.fsencode(self.root), _MNT_DETACH)
+        except OSError as e:
+            print(f"left mounted until the last file there is closed: {e}")
+            detach(self.root)
 
     def cut(self, flag: int) -> None:
         """Power fails: nothing that has not reached the device by now ever will."""

@@ -138,7 +138,10 @@ class Traffic:
             return 0
         found: list[bytes] = []
         first_seq = 0
-        for item in list(client.reader(topic)):
+        # Closed by us: it holds files of the data directory, which is to be unmounted.
+        with contextlib.closing(client.reader(topic)) as reader:
+            items = list(reader)
+        for item in items:
             if not isinstance(item, Record):
                 raise Broken(f"{topic}: {item} of a topic of class fsync")
             first_seq = first_seq or item.seq

@@ -1,2 +1,312 @@
-CASES={}
-def run(*a): ...
+"""The whole program over a device that fails, lags, hangs or vanishes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from chaos.order import Account, Order
+from chaos.rigs.blockstore import StoredVolume, stored_volume
+from chaos.rigs.extents import forget_pages, range_of
+from chaos.rigs.mount import KINDS, RigError, bind, unmount, volume
+from chaos.rigs.program import TOPICS, Traffic, checkpoint, program, until, verify
+from chaos.rigs.promises import Broken
+from ringlog.errors import RinglogError
+from ringlog.testing.real_engine import TestEngine
+from ringlog.topic.names import home_shard
+
+WARM_ACKS = 12
+MORE_ACKS = 6
+WAIT_S = 20.0
+PATIENT_MS = 60_000
+"""A write over a device that lags is waited for."""
+OTHERS_S_MAX = 1.5
+"""The longest that a write to another shard may take meanwhile; this machine does more than one thing."""
+LAG_S = {"lags": 0.4, "lags_long": 5.0, "hangs": 30.0}
+STUCK_AFTER_S = 3.0
+LOOK_S = 0.05
+SIGBUS_STATUS = -7
+MAPPED_S = 20.0
+
+
+def run(order: Order, account: Account, names: list[str], until_s: float) -> None:
+    """These cases in turn, each once and then as often as the time allows; the file system alternates."""
+    number = 0
+    while names and (number < len(names) or time.monotonic() < until_s):
+        name, kind = names[number % len(names)], KINDS[(number + order.seed) % len(KINDS)]
+        try:
+            CASES[name](order, kind, account)
+            account.did("cases of the whole program")
+        except RigError as e:
+            account.skip(f"the program over a failing {kind}", str(e))
+        except (Broken, RinglogError) as e:
+            account.found(f"the program on {kind}, {name}: {str(e)[:300]}", f"engine/{kind}/{name}", str(e))
+        number += 1
+
+
+def fails(order: Order, kind: str, account: Account) -> None:
+    """RF-41 with the program: writes to a log fail, its shard is replaced, the device is well again."""
+    with stored_volume(kind, order.scratch) as stored:
+        root = stored.volume.root
+        with program(root) as host:
+            traffic = _traffic(host)
+            pid = host.pid_of("wal_shard", 0)
+            where = range_of(_newest_log(Path(host.data_dir), 0))
+            stored.store.mode("write_eio", low=where.low, high=where.high)
+            is_replaced = until(lambda: _pid(host, 0) not in {0, pid}, WAIT_S)
+            errors = stored.store.seen()["write_errors"]
+            stored.store.mode("ok")
+            if not (is_replaced and errors):
+                raise Broken(f"{errors} writes failed and shard 0 was {'' if is_replaced else 'not '}replaced")
+            _more_acks(traffic, "after a sync failed and the device was well again")
+            traffic.end()
+            host.power_off()
+        stored.power_cycle()
+        _judge(root, traffic, account)
+    account.did("sync_failures", 1, "RF-41")
+
+
+def lags(order: Order, kind: str, account: Account) -> None:
+    """RF-45: syncs of 0.4 s."""
+    _lag(order, kind, account, LAG_S["lags"])
+
+
+def lags_long(order: Order, kind: str, account: Account) -> None:
+    """RF-45: syncs of 5 s."""
+    _lag(order, kind, account, LAG_S["lags_long"])
+
+
+def _lag(order: Order, kind: str, account: Account, seconds: float) -> None:
+    """Nobody is taken for dead, nothing is lost, and the other shard, on another device, notices nothing."""
+    with _two_devices(order, kind) as (root, slow), program(root) as host:
+        traffic = _traffic(host, ask_ms=PATIENT_MS)
+        before = _restarts(host)
+        mine = [topic for topic in TOPICS if home_shard(topic, 2) == 0]
+        others = [topic for topic in TOPICS if home_shard(topic, 2) == 1]
+        marks = {topic: len(traffic.asked[topic]) for topic in TOPICS}
+        slow.store.mode("ok", delay_s=seconds)
+        lagged = until(
+            lambda: all(traffic.acked_of(topic) > marks[topic] + 1 for topic in mine)
+            and all(traffic.acked_of(topic) > marks[topic] + 5 for topic in others),
+            WAIT_S + 8 * seconds,
+        )
+        took = max((each.took_s for topic in mine for each in traffic.asked[topic][marks[topic] :]), default=0)
+        others_took = max(each.took_s for topic in others for each in traffic.asked[topic][marks[topic] :])
+        slow.store.mode("ok")
+        _more_acks(traffic, "after the device was quick again")
+        traffic.end()
+        account.figures[f"slowest_ack_with_{seconds}_s_lag_s"] = round(took, 3)
+        account.figures[f"slowest_ack_of_the_other_shard_with_{seconds}_s_lag_s"] = round(others_took, 3)
+        if not lagged or took < seconds:
+            raise Broken(f"with syncs of {seconds} s: acks came {lagged}, the slowest after {took:.2f} s")
+        if others_took > OTHERS_S_MAX:
+            raise Broken(f"the other shard took {others_took:.2f} s for a write")
+        if _restarts(host) != before:
+            raise Broken(f"somebody was taken for dead: {before} then {_restarts(host)}")
+        traffic.judge(host.url)
+    account.did("cases of a device that lags", 1, "RF-45")
+
+
+def hangs(order: Order, kind: str, account: Account) -> None:
+    """RF-12: a shard hangs in a sync of 30 s and is to be replaced after 3: never are there two of it."""
+    seconds = LAG_S["hangs"]
+    limits = {"supervisor": {"stuck_after_s": STUCK_AFTER_S}}
+    with _two_devices(order, kind) as (root, slow), program(root, **limits) as host:
+        traffic = _traffic(host)
+        old = host.pid_of("wal_shard", 0)
+        slow.store.mode("ok", delay_s=seconds)
+        deadline = time.monotonic() + seconds * 3
+        is_over = False
+        while time.monotonic() < deadline and not is_over:
+            new = _pid(host, 0)
+            if new not in {0, old}:
+                if _is_there(old):
+                    raise Broken(f"shard 0 runs as {new} while {old} is not dead")
+                is_over = True
+            time.sleep(LOOK_S)
+        slow.store.mode("ok")
+        if not is_over:
+            raise Broken(f"a shard that hung for {seconds} s was not replaced")
+        _more_acks(traffic, "after a shard had hung")
+        traffic.end()
+        others = [topic for topic in TOPICS if home_shard(topic, 2) == 1]
+        if not any(traffic.acked_of(topic) > MORE_ACKS for topic in others):
+            raise Broken("the other shard did not serve meanwhile")
+        traffic.judge(host.url)
+    account.did("shards that hung in a sync", 1, "RF-12", "RF-45")
+
+
+def vanishes(order: Order, kind: str, account: Account) -> None:
+    """RF-50: the device is gone for everything, and comes back."""
+    with stored_volume(kind, order.scratch) as stored:
+        root = stored.volume.root
+        with program(root) as host:
+            traffic = _traffic(host)
+            stored.store.mode("dead")
+            until(lambda: len(traffic.errors) >= len(TOPICS), WAIT_S)
+            traffic.end()
+            host.power_off()
+        stored.power_cycle()
+        _judge(root, traffic, account)
+    account.did("sync_failures", 1, "RF-50")
+
+
+def unreadable(order: Order, kind: str, account: Account) -> None:
+    """RF-52: what is stored cannot be read for a while. A reader that maps files may die of it; no process of
+    the engine does, and all is well when the device is."""
+    with stored_volume(kind, order.scratch) as stored:
+        root = stored.volume.root
+        with program(root) as host:
+            traffic = _traffic(host)
+            until(lambda: checkpoint(host), WAIT_S)
+            _more_acks(traffic, "after a checkpoint")
+            traffic.end()
+            pids = _pids(host)
+            # Sealed records only: a write into a page of a log that is not in memory must read it first.
+            sealed = max(Path(host.data_dir).rglob("*.data"), key=lambda path: path.stat().st_size)
+            where = range_of(sealed)
+            forget_pages(sealed)
+            stored.store.mode("read_eio", low=where.low, high=where.high)
+            status = _read_mapped(host.url)
+            checkpoint(host)
+            errors = stored.store.seen()["read_errors"]
+            stored.store.mode("ok")
+            if not errors:
+                raise RigError("no read failed: everything was in memory")
+            _need_no_sigbus(host, pids)
+            account.did("mapped readers that met a read error")
+            account.did("of them, ended by SIGBUS", int(status == SIGBUS_STATUS))
+            traffic.start()
+            _more_acks(traffic, "after the device could be read again")
+            traffic.end()
+            traffic.judge(host.url)
+    account.did("cases of a device that cannot be read", 1, "RF-52")
+
+
+CASES: dict[str, Callable[[Order, str, Account], None]] = {
+    "fails": fails, "lags": lags, "lags_long": lags_long, "hangs": hangs, "vanishes": vanishes,
+    "unreadable": unreadable,
+}  # fmt: skip
+
+
+# -- pieces -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _two_devices(order: Order, kind: str) -> Iterator[tuple[Path, StoredVolume]]:
+    """Data on one device, but the log of shard 0 on another, the block store."""
+    with volume("ext4", order.scratch) as plain:
+        slow_scratch = order.scratch / "slow"
+        slow_scratch.mkdir(exist_ok=True)
+        with stored_volume(kind, slow_scratch) as slow:
+            place = plain.root / "engine" / "data" / "wal" / "shard-00"
+            with program(plain.root) as host:
+                host.stop()
+            # A directory below its top: what a file system keeps there itself is none of the shard's files.
+            shutil.copytree(place, slow.volume.root / "shard")
+            bind(slow.volume.root / "shard", place)
+            try:
+                yield plain.root, slow
+            finally:
+                slow.store.mode("ok")
+                unmount(place)
+
+
+def _traffic(host: TestEngine, ask_ms: int = 1_500) -> Traffic:
+    traffic = Traffic(host.url, ask_ms)
+    traffic.start()
+    if not until(lambda: all(traffic.acked_of(topic) > 1 for topic in TOPICS), WAIT_S):
+        traffic.end()
+        raise Broken(f"no acks before the fault: {traffic.errors[-3:]}")
+    until(lambda: traffic.acked >= WARM_ACKS, WAIT_S)
+    return traffic
+
+
+def _more_acks(traffic: Traffic, when: str) -> None:
+    before = {topic: traffic.acked_of(topic) for topic in TOPICS}
+    if not until(lambda: all(traffic.acked_of(topic) > before[topic] + 1 for topic in TOPICS), WAIT_S * 2):
+        traffic.end()
+        raise Broken(f"no acks {when}: {traffic.errors[-3:]}")
+
+
+def _judge(root: Path, traffic: Traffic, account: Account) -> None:
+    verify(root)
+    with program(root) as host:
+        account.did("records read", traffic.judge(host.url))
+        traffic.url = host.url
+        traffic.start()
+        _more_acks(traffic, "after the device came back")
+        traffic.end()
+        traffic.judge(host.url)
+    account.did("acked batches held to", traffic.acked)
+
+
+def _newest_log(data: Path, shard: int) -> Path:
+    """The log file that the shard writes: its highest incarnation, and of that the one in use."""
+    logs = list((data / "wal" / f"shard-{shard:02d}").glob("wal-*.log"))
+    return max(logs, key=lambda path: tuple(map(int, path.stem.split("-")[1:])))
+
+
+def _pid(host: TestEngine, shard: int) -> int:
+    return _pids(host).get(f"wal_shard-{shard:02d}", 0)
+
+
+def _pids(host: TestEngine) -> dict[str, int]:
+    try:
+        return {each.name: each.pid for each in host.status().processes}
+    except RinglogError:
+        return {}
+
+
+def _restarts(host: TestEngine) -> dict[str, int]:
+    return {each.name: each.restarts for each in host.status().processes}
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except OSError:
+        return False
+
+
+def _read_mapped(url: str) -> int:
+    """Follow every topic by mapped files in a process of its own; returns its exit status."""
+    program_text = (
+        "import sys, ringlog\n"
+        "with ringlog.connect(sys.argv[1], timeout_ms=3000) as client:\n"
+        "    for topic in sys.argv[2:]:\n"
+        "        try:\n"
+        "            for batch in client.tailer(topic, follow=False):\n"
+        "                bytes(memoryview(batch.payloads[0]))\n"
+        "        except Exception as e: print(topic, type(e).__name__, e)\n"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program_text, url, *TOPICS], capture_output=True, timeout=MAPPED_S,
+            check=False, env={**os.environ, "PYTHONFAULTHANDLER": "0"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as e:
+        raise Broken(f"a reader over a device that cannot be read hangs: {e.stderr!r}") from e
+    return done.returncode
+
+
+def _need_no_sigbus(host: TestEngine, pids: dict[str, int]) -> None:
+    now = _pids(host)
+    changed = sorted(kind for kind, pid in pids.items() if now.get(kind) != pid)
+    log = host.log_path.read_text(errors="replace")
+    if "SIGBUS" in log or '"signal":7' in log:
+        raise Broken(f"a process of the engine died of a read error below a mapping: {changed}")
+    shards = [kind for kind in changed if kind.startswith("wal_shard")]
+    if shards:
+        raise Broken(f"{shards} ended over reads that they did not need\n{_first_errors(log)}")
+
+
+def _first_errors(log: str) -> str:
+    lines = [line for line in log.splitlines() if '"level":"error"' in line or '"level":"critical"' in line]
+    return "\n".join(lines[:6])[:4_000]

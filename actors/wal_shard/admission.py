@@ -126,14 +126,13 @@ class Admission:
         return Intake(buffer, batch, entries)
 
     def admit(self, intake: Intake, topics: dict[int, Topic], now_us: int, closed: Status | None) -> None:
-        """Give every frame of the intake its fate. `closed` refuses all with that status."""
+        """Give every frame of the intake its fate. `closed` refuses all that is new with that status."""
         words = intake.batch.words
         if len(words) == 1 and closed is None and self._admit_one(intake, topics, now_us):
             return
         intake.entries[:, S_TOPIC] = words[:, layout.W_TOPIC]
         if closed is not None:
-            for row in range(len(words)):
-                self._refuse(intake, row, closed, 100)
+            self._refuse_new(intake, topics, closed)
             return
         if len(words) > 1 and self._admit_alike(intake, topics, now_us):
             return
@@ -332,6 +331,19 @@ class Admission:
             dtype=U64,
         )
         intake.refused += 1
+
+    def _refuse_new(self, intake: Intake, topics: dict[int, Topic], closed: Status) -> None:
+        """Nothing can be written now. What is in the log already is a repeat all the same (W4): its producer,
+        told that it was refused, would send it again under a new number.
+        """
+        faults = self._faults(intake)
+        for row, words in enumerate(intake.batch.words):
+            topic = None if faults[row] else topics.get(int(words[layout.W_TOPIC]))
+            epoch = int(words[layout.W_COUNT_EPOCH] >> _EPOCH_SHIFT)
+            if topic is not None and epoch in {0, topic.epoch} and _is_known(topic, words):
+                self._repeat(intake, topic, row)
+            else:
+                self._refuse(intake, row, closed, 100)
 
     def _admit_stretch(self, intake: Intake, topic: Topic, start: int, stop: int, now_us: int) -> None:
         words = intake.batch.words[start:stop]
@@ -538,3 +550,10 @@ def _stretches(words: NDArray[np.uint64], faults: NDArray[np.int64]) -> list[tup
 
 assert S_COUNT_STATUS == 3
 assert STATUS_SHIFT == 32
+
+
+def _is_known(topic: Topic, words: Any) -> bool:
+    """Was the frame appended before?"""
+    producer = topic.producers.get(int(words[layout.W_PRODUCER_ID]))
+    number = int(words[layout.W_PRODUCER_SEQ])
+    return producer is not None and (number <= producer.forgotten or producer.find(number) is not None)

@@ -27,6 +27,7 @@ from ringlog.errors import (
     Internal,
     InvalidRequest,
     Refused,
+    Status,
     Throttled,
     TopicNotEmpty,
     TopicNotFound,
@@ -112,9 +113,11 @@ class Requests:
         try:
             if handler is None:
                 raise InvalidRequest("a shard does not take this request", kind=type(event.message).__name__)
+            answer: Answer
             if not can_log and isinstance(event.message, CHANGES):
-                raise Internal("the engine could not write", reason="no_log_space")
-            answer = handler(event.message, event, group, now_us)
+                answer = self._known(event, group, now_us)
+            else:
+                answer = handler(event.message, event, group, now_us)
         except Refused as e:
             self.removals.refuse_delete()
             answer = error_reply(e)
@@ -293,6 +296,26 @@ class Requests:
             self._remember_key(topic, key, intake, group, now_us)
         group.add_intake(intake)
         return self._appended(topic, is_new, intake.entries)
+
+    def _known(self, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        """An append that is in the log already is a repeat, also while nothing can be written (W4); what else
+        would change something raises Internal."""
+        message = event.message
+        topic = self._directory.find(message.topic) if isinstance(message, m.Append) else None
+        if topic is not None and isinstance(message, m.Append):
+            batch = self._frames_of(message, event)
+            assert event.attachment is not None
+            self._require_ids(batch, topic.name, topic.topic_id)
+            key = message.idempotency_key
+            if key and (seen := topic.keys.find(key, now_us, topic.config.idempotency_window_ms)):
+                return self._appended(topic, False, _repeat_entries(topic, batch, seen))
+            intake = self._admission.open(event.attachment, batch, np.arange(len(batch), dtype=np.int64))
+            batch.words[:, layout.W_TOPIC] = topic.topic_id
+            self._admission.admit(intake, {topic.topic_id: topic}, now_us, Status.INTERNAL)
+            if intake.repeats:
+                group.add_intake(intake)
+                return self._appended(topic, False, intake.entries)
+        raise Internal("the engine could not write", reason="no_log_space")
 
     @staticmethod
     def _require_ids(batch: frames.FrameBatch, name: str, topic_id: int) -> None:

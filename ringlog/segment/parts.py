@@ -21,13 +21,17 @@ _TOPIC_DIR = re.compile(f"^{TOPICS_DIR}/[0-9a-f]{{16}}$")
 
 
 def make_dirs(disk: Disk, data_dir: str, *names: str) -> None:
-    """Make directories below the data directory, each inside of the one before, durably."""
+    """Make directories below the data directory, each inside of the one before, durably.
+
+    One that is there already is synced too: who made it may have died before that, and what is put into it
+    would go with its name when the power does.
+    """
     at = data_dir
     for name in names:
         inner = f"{at}/{name}"
         if not disk.exists(inner):
             disk.make_dir(inner)
-            disk.sync_dir(at)
+        disk.sync_dir(at)
         at = inner
 
 

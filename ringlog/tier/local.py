@@ -67,8 +67,13 @@ class LocalStore:
             below = os.path.join(above, part)
             if not self._disk.exists(below):
                 self._disk.make_dir(below)
-                self._disk.sync_dir(above)
+            self._disk.sync_dir(above)  # also of one that is there: who made it may have died before this
             above = below
+
+    def make_durable(self, name: str) -> None:
+        with _cold(name):
+            self._make_parents(name)
+            self._disk.sync_dir(os.path.dirname(os.path.join(self.root, name)))
 
     def get_range(self, name: str, start: int, stop: int) -> bytes:
         return self._reading(name, lambda fd: self._disk.read_at(fd, stop - start, start))

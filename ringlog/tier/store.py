@@ -39,6 +39,12 @@ class SegmentStore(Protocol):
         """
         ...
 
+    def make_durable(self, name: str) -> None:
+        """Make sure that an object which is there outlives a power loss: whoever put it may have died after
+        it appeared and before it was durable. Raises ColdUnavailable.
+        """
+        ...
+
     def get_range(self, name: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop), fewer only at the end of the object.
 

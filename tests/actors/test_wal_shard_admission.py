@@ -369,3 +369,25 @@ def test_frames_of_an_earlier_life_are_refused_and_touch_nothing(world):
     world.power_loss(1)
     world.start()
     assert world.records("f") == [(1, b"new")]
+
+
+@pytest.mark.parametrize("by_socket", [False, True])
+def test_what_is_there_already_is_a_repeat_also_while_nothing_can_be_written(world, by_socket):
+    """W4, ST-13: "refused" would have its producer send it again under a new number. New frames are refused."""
+    sent = [world.frame_for("f", [b"once", b"twice"], producer=9, seq=3)]
+    first = int(world.send("f", [bytearray(sent[0])])[0][S_FIRST_SEQ])
+    world.kill()
+    world.start()
+    world.run_of("f").core.is_disk_low = True
+    fresh = world.frame_for("f", [b"new"], producer=9, seq=4)
+    if by_socket:
+        message = m.Append("f", 2)
+        reply = world.request(message, bytearray(sent[0]) + fresh)
+        entries = np.frombuffer(reply.entries, dtype="<u8").reshape(-1, 8)
+    else:
+        entries = world.send("f", [bytearray(sent[0]), fresh])
+    assert int(entries[0][S_FIRST_SEQ]) == first
+    assert int(entries[0][S_COUNT_STATUS]) >> FLAGS_SHIFT == FLAG_DEDUPED
+    assert [error and error.status for error in refusals(entries)] == [None, Status.INTERNAL]
+    with pytest.raises(Refused):
+        world.request(m.Append("f", 1), bytearray(fresh))

@@ -10,11 +10,12 @@ from segment_samples import NUMBER, simple_topic, stored_frames, write, writer
 
 from ringlog.errors import DiskError
 from ringlog.segment.layout import DATA, DEL, IDX, TAGS
-from ringlog.segment.parts import part_names
+from ringlog.segment.parts import make_dirs, part_names
 from ringlog.segment.rebuild import rebuild_index, verify_segment
 from ringlog.segment.segment import Segment, find_segments
 from ringlog.storage.layout import TMP_SUFFIX
 from ringlog.testing.disk import (
+    Damage,
     Fault,
     FaultyDisk,
     Halted,
@@ -166,3 +167,15 @@ def test_a_cut_while_marks_are_made_leaves_marks_that_were_asked_for() -> None:
     segment.close()
     assert disk.exists(f"{DATA_DIR}/{ref.stem}{DEL}")
     assert disk.exists(f"{DATA_DIR}/{ref.stem}{DATA}")
+
+
+def test_a_directory_that_a_dead_predecessor_made_is_durable_before_anything_is_in_it() -> None:
+    """Made, and its maker killed before the sync: whoever comes next finds it, and must not trust it."""
+    for calls in range(1, 9):
+        disk = SimulatedDisk(DATA_DIR)
+        with contextlib.suppress(Halted):
+            make_dirs(FaultyDisk(disk, Fault("any", calls, "halt")), DATA_DIR, "topics", f"{5:016x}")
+        disk.process_kill()
+        made = write(disk, DATA_DIR, topics())
+        disk.power_loss(1, Damage.LOST)
+        assert believed(disk) == {made.stem: made.records}

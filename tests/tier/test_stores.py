@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -10,8 +11,10 @@ import pytest
 
 from ringlog.config import Cold
 from ringlog.errors import ColdUnavailable, ConfigError, CorruptData, DiskError, NotReady
+from ringlog.segment.parts import make_dirs
 from ringlog.storage.disk import RealDisk
-from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
+from ringlog.testing.disk import Damage, Fault, FaultyDisk, Halted, SimulatedDisk
+from ringlog.tier.copies import Copies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.objects import SINGLE_PUT_BYTES_MAX, ObjectStore
 from ringlog.tier.opening import open_store
@@ -261,3 +264,22 @@ def test_a_url_that_is_none_says_so():
     for url in ("nonsense", "ftp://host/x"):
         with pytest.raises(ConfigError, match=r"cold\.url"):
             open_store(Cold(url=url), RealDisk())
+
+
+def test_a_copy_that_a_dead_predecessor_put_is_durable_before_it_counts():
+    """TI-4: it appeared, and its maker was killed before the directory was synced; then power is lost."""
+    for calls in range(1, 12):
+        disk = SimulatedDisk("/data", "/cold")
+        make_dirs(disk, "/data", "packs")
+        fd = disk.create(f"/data/{PACK}.data")
+        disk.write_at(fd, [b"cold bytes"], 0)
+        disk.sync_file(fd)
+        disk.close(fd)
+        disk.sync_dir("/data/packs")
+        dying = FaultyDisk(disk, Fault("any", calls, "halt"))
+        with contextlib.suppress(Halted):
+            Copies(dying, "/data", LocalStore(dying, "/cold")).send(f"{PACK}.data")
+        disk.process_kill()
+        Copies(disk, "/data", LocalStore(disk, "/cold")).send(f"{PACK}.data")
+        disk.power_loss(1, Damage.LOST)
+        assert LocalStore(disk, "/cold").get_range(f"{PACK}.data", 0, 100) == b"cold bytes"

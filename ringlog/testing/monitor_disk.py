@@ -192,6 +192,8 @@ class MonitorDisk(WrappedDisk):
         for other, facts in self._files.items():
             if other == path or posixpath.dirname(other) != directory or other.endswith(DEL):
                 continue  # marks replace nothing
+            if facts.incarnation != self._incarnation:
+                continue  # of another process, which goes its own way beside this one
             if facts.ever_synced and not facts.name_synced:
                 raise OrderBroken(f"{path} is removed before a directory sync covers {other}")
 

@@ -85,11 +85,15 @@ def _judge_predecessor(
 
 
 def _is_covered(file_id: int, report: FileReport, snapshots: Sequence[FileReport]) -> bool:
-    """Does a snapshot stand for that file of the report's shard?"""
-    return any(
-        snapshot.header["shard"] == report.header["shard"] and snapshot.more["facts"].absorbs(file_id)
-        for snapshot in snapshots
-    )
+    """Do snapshots stand for that file? Its own shard's does; or, after a change of the number of shards,
+    those of all shards of another layout: what was written before is every shard's until all absorbed it."""
+    layouts: dict[int, set[int]] = {}
+    for snapshot in snapshots:
+        if snapshot.more["facts"].absorbs(file_id):
+            if snapshot.header["shard"] == report.header["shard"]:
+                return True
+            layouts.setdefault(snapshot.header["shards"], set()).add(snapshot.header["shard"])
+    return any(len(covering) == shards for shards, covering in layouts.items())
 
 
 def _judge_end(report: FileReport, said: list[tuple[int, int, int]], damaged: set[int]) -> None:

@@ -10,6 +10,7 @@ import ctypes
 import os
 import resource
 import signal
+from types import FrameType
 
 from ringlog.errors import StartRefused
 
@@ -17,6 +18,8 @@ UMASK = 0o077
 OPEN_FILES_WANTED = 65_536
 """Rings, bells and log files of one process stay well below; raised only as far as the hard limit."""
 BACKGROUND_NICE = 19
+ORPHAN_LOOK_S = 0.5
+"""How often a process that drains looks whether it still has a parent."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -45,6 +48,21 @@ def die_with_parent(parent_pid: int) -> bool:
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
     # The parent may have died before the request: then nobody will ever send the signal.
     return os.getppid() == parent_pid
+
+
+def end_if_orphaned(parent_pid: int, after_s: float, status: int) -> None:
+    """From `after_s` seconds from now on, end this process with `status` as soon as its parent is dead.
+
+    For a process that was told to stop. Its parent would end it if that took too long; without one, what it
+    waits for may be just as dead. Not decided now: a death is signalled before getppid() shows it.
+    """
+
+    def look(_number: int, _frame: FrameType | None) -> None:
+        if os.getppid() != parent_pid:
+            os._exit(status)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, after_s, ORPHAN_LOOK_S)
 
 
 def name_process(name: str) -> None:

@@ -150,6 +150,8 @@ STUCK_AFTER_S_MIN = 3.0
 STUCK_AFTER_S_DEFAULT = 60.0
 """No progress for this long and the process is replaced; longer than the slowest sync we accept."""
 DRAIN_S_DEFAULT = 10.0
+ORPHAN_DRAIN_S = 3.0
+"""A child whose supervisor died drains no longer: nobody is left to end it, and the next engine waits."""
 RESTART_MAX_DEFAULT = 5
 RESTART_WINDOW_S_DEFAULT = 60.0
 RESTART_BACKOFF_MS_MIN = 20

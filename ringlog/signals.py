@@ -60,11 +60,13 @@ class SignalInbox:
 
 
 class StopFlag:
-    """Set by SIGTERM and SIGINT. SIGHUP calls `on_hangup` and sets nothing."""
+    """Set by SIGTERM and SIGINT, the first of which calls `on_stop`. SIGHUP calls `on_hangup` and sets
+    nothing."""
 
-    def __init__(self, on_hangup: Callable[[], None]) -> None:
+    def __init__(self, on_hangup: Callable[[], None], on_stop: Callable[[], None] = lambda: None) -> None:
         self._inbox = SignalInbox((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         self._on_hangup = on_hangup
+        self._on_stop = on_stop
         self._is_set = False
 
     def is_set(self) -> bool:
@@ -86,8 +88,9 @@ class StopFlag:
         for number in self._inbox.take():
             if number == signal.SIGHUP:
                 self._on_hangup()
-            else:
+            elif not self._is_set:
                 self._is_set = True
+                self._on_stop()
 
     def close(self) -> None:
         """Put back the handlers that were there before."""

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import msgspec
@@ -33,6 +34,7 @@ from ringlog.errors import (
     StartRefused,
 )
 from ringlog.frame.heap import keep_freed_memory
+from ringlog.limits import ORPHAN_DRAIN_S
 from ringlog.signals import StopFlag
 
 log = logging.getLogger("ringlog.process")
@@ -79,12 +81,16 @@ def run_process(build: Build, arguments: list[str]) -> int:
     alive = _show_alive(boot.shm_dir)
     if alive < 0 or not hardening.die_with_parent(boot.supervisor_pid):
         return ExitCode.ORPHANED
-    stop = StopFlag(logs.reopen)
+    stop = StopFlag(logs.reopen, partial(_bound_drain, boot.supervisor_pid))
     try:
         return _run(build, boot, stop)
     finally:
         stop.close()
         os.close(alive)
+
+
+def _bound_drain(supervisor_pid: int) -> None:
+    hardening.end_if_orphaned(supervisor_pid, ORPHAN_DRAIN_S, ExitCode.ORPHANED)
 
 
 def _show_alive(shm_dir: str) -> int:

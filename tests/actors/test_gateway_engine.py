@@ -1,6 +1,8 @@
 """The gateway in a real engine: ipc and encrypted TCP, death of everything, slow waiters. Slow."""
 
+import contextlib
 import os
+import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +13,10 @@ import pytest
 
 import ringlog
 from ringlog.errors import ConnectionTrouble, Forbidden, TopicNotFound
+from ringlog.limits import ORPHAN_DRAIN_S
+from ringlog.link.address import home_shard
 from ringlog.link.curve import key_file_text, new_key
+from ringlog.supervision.engine import STOP_POINTS_VARIABLE
 from ringlog.testing.real_engine import engine, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -23,6 +28,14 @@ def private_file(path, text):
     path.write_text(text)
     os.chmod(path, 0o600)
     return str(path)
+
+
+def state_of(pid):
+    """T: stopped; Z: a zombie, which an orphan may stay until process 1 looks; "": gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 def free_port():
@@ -202,3 +215,37 @@ def test_secrets_are_in_no_log_and_no_command_line(house):
     for secret in (SERVER.secret, ANNE.secret, ANNE.public, BERT.public):
         assert secret.decode() not in text
         assert secret.decode() not in line
+
+
+def test_an_orphaned_gateway_does_not_wait_for_a_shard_that_is_gone():
+    """RF-5: without a supervisor nobody ends a drain, and the next engine would wait for it."""
+    # The second life of a shard stands still in its recovery.
+    environ = {STOP_POINTS_VARIABLE: ";recovery_before_copy:1:pause"}
+    with engine(wal={"shards": 2}, gateway={"enabled": True}, environ=environ) as running:
+        topics = [next(f"t{n}" for n in range(99) if home_shard(f"t{n}", 2) == shard) for shard in (0, 1)]
+        gateway = running.pid_of("gateway")
+        with (
+            ringlog.connect(running.url, wait=10, transport="ipc", timeout_ms=60_000) as client,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            for topic in topics:
+                client.append(topic, b"x")
+            running.kill("wal_shard", shard=0)
+            shard = running.pid_of("wal_shard", 0)
+            wait_until(lambda: state_of(shard) == "T", 20.0, "the successor to stand still")
+            try:
+                held = pool.submit(client.topics.state, topics[0])
+                links = client._shell.session.links
+                wait_until(lambda: links.open_requests == 1, 10.0, "the request to be sent")
+                # Of one connection and later, so the gateway has taken both.
+                client.append(topics[1], b"y")
+                assert not held.done()
+                running.kill("supervisor")
+                wait_until(lambda: state_of(gateway) in "Z", ORPHAN_DRAIN_S + 4.0, "the gateway to end")
+            finally:
+                # The kernel may have let it go already, when nobody was left who could.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(shard, signal.SIGCONT)
+            wait_until(lambda: state_of(shard) in "Z", 20.0, "the shard to end")
+            running.start()
+            assert held.result(30.0).head_seq == 1

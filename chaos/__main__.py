@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from chaos import doctor
+from chaos import doctor, record
 from chaos.order import Account, CannotRun, FaultClass, Order
 from chaos.plan import PlanError, load_faults, load_plan
 from chaos.run import NEVER_STARTED, ROOT, run_plan
@@ -48,6 +48,9 @@ def _run(args: argparse.Namespace) -> int:
             report = run_plan(plan, faults, args.classes, Path(work), pass_number=passes)
         passes += 1
         out.write_bytes(report.to_json())
+        if args.record:
+            print("recorded:", ", ".join(record.record(report)) or "nothing (is everything committed?)")
+            record.write_page()
         skips = [(v.name, skip) for v in report.verdicts for skip in v.account.skipped]
         for name, skip in skips:
             print(f"skipped in {name}: {skip.what}: {skip.why}")
@@ -107,6 +110,7 @@ def main() -> int:
     run.add_argument("classes", nargs="*")
     run.add_argument("--plan", default="ci")
     run.add_argument("--out", help="where the report goes (build/chaos-PLAN.json)")
+    run.add_argument("--record", action="store_true", help="keep what was reached in chaos/results")
     run.add_argument("--work", help="a directory on a real disk for scratch files")
     run.set_defaults(call=_run)
     one = commands.add_parser("class", help="one class by its order; what `run` starts")

@@ -99,7 +99,7 @@ def _words(name: str) -> str:
 def _has_changes() -> bool:
     """Whether anything that is run differs from the commit; results and pages may."""
     found: Any = subprocess.run(
-        ["git", "status", "--porcelain", "--", "ringlog", "actors", "supervisor.py", "chaos/*.py", "chaos/*/*.py"],
+        ["git", "status", "--porcelain", "--", "ringlog", "actors", "supervisor.py", "chaos/**.py"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     return found.returncode != 0 or bool(found.stdout.strip())

@@ -9,6 +9,7 @@ it is answered: a lower producer number must never arrive after a higher one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
@@ -156,13 +157,16 @@ class RingChannel:
             return False
         try:
             count = self._in_flight.match(ring.producer.settled())
+            reason = ring.producer.consumer_closed if self._ring is ring else 0
+            if reason:
+                # Read after the entries: what was settled before the end has been taken, or comes now.
+                self._in_flight.match(ring.producer.settled())
         except RingError as e:
-            self._displace(f"ring unusable: {e}")
+            if self._ring is ring:
+                self._displace(f"ring unusable: {e}")
             return True
-        if ring.producer.consumer_closed and self._ring is ring:
-            # Read after the entries: what was settled before the end has been taken, or comes now.
-            self._in_flight.match(ring.producer.settled())
-            self._displace(f"ring closed by its shard, reason {ring.producer.consumer_closed}")
+        if reason and self._ring is ring:
+            self._displace(f"ring closed by its shard, reason {reason}")
             return True
         if count or self._outbox:
             self._push()
@@ -193,7 +197,9 @@ class RingChannel:
         self._place = None
         ring = self._ring
         if ring is not None:
-            self._in_flight.match(ring.producer.settled())
+            # A ring whose words make no sense has no last settlements to give; its frames are unsettled.
+            with contextlib.suppress(RingError):
+                self._in_flight.match(ring.producer.settled())
         self.close_ring()
         return self._take_back()
 
@@ -212,17 +218,22 @@ class RingChannel:
         if self._place is not place or self._opening is not opening:
             if opening.error is None:
                 # Made by an engine that came meanwhile, for a place we have left: nobody will use it.
-                deadline = self._clock.monotonic_ns() + OPEN_REQUEST_NS
-                place.supervisor.request(RingClose(opening.take().message.ring), deadline)
+                self._let_go(place, opening.take().message.ring)
             return
         self._opening = None
         try:
             self._ring = ClientRing(place, opening.take().message, self._fds)
         except RinglogError:
+            if opening.error is None:
+                # It was made and we cannot use it (no descriptors): each further try would leave one behind.
+                self._let_go(place, opening.take().message.ring)
             # No ring now (no room, shard away, engine going): frames wait for the next try or their deadline.
             self._retry = self._timers.at(self._clock.monotonic_ns() + OPEN_RETRY_NS, self._try_again)
             return
         self._push()
+
+    def _let_go(self, place: RingPlace, name: str) -> None:
+        place.supervisor.request(RingClose(name), self._clock.monotonic_ns() + OPEN_REQUEST_NS)
 
     def _try_again(self) -> None:
         self._retry = None
@@ -244,7 +255,7 @@ class RingChannel:
         ring, place = self._ring, self._place
         self.close_ring()
         if ring is not None and place is not None:
-            place.supervisor.request(RingClose(ring.name), self._clock.monotonic_ns() + OPEN_REQUEST_NS)
+            self._let_go(place, ring.name)
         self._outbox.extend(self._take_back())
         self._count_strike(reason)
         self._push()
@@ -286,6 +297,17 @@ class RingChannel:
             if self._outbox:
                 self._open()
             return
+        try:
+            pushed = self._push_what_fits(ring)
+        except RingError as e:
+            # Its words make no sense: what was pushed in this call and before goes into another ring.
+            self._displace(f"ring unusable: {e}")
+            return
+        if pushed:
+            ring.wake_shard()
+
+    def _push_what_fits(self, ring: ClientRing) -> int:
+        """Frames that were pushed. Raises RingError for a ring that is of no use any more."""
         pushed = 0
         while self._outbox and not self._is_sending_large and not ring.producer.consumer_closing:
             run = self._outbox[0]
@@ -303,8 +325,7 @@ class RingChannel:
                 self._outbox.popleft()
             elif run.pushed < large_at:
                 break
-        if pushed:
-            ring.wake_shard()
+        return pushed
 
     def _push_part(self, producer: RingProducer, run: Run, stop: int) -> int:
         """Push frames of the run up to `stop`, as many as fit."""

@@ -81,6 +81,35 @@ def producer_alive(path: str) -> bool:
         os.close(fd)
 
 
+def producer_closed(path: str) -> bool:
+    """True when a producer said that nothing more will come. Raises RingError for what is no ring of ours."""
+    fd, _ = shm.open_file(path, RingError)
+    try:
+        word = os.pread(fd, 8, layout.Word.PRODUCER_STATE * 8)
+    finally:
+        os.close(fd)
+    return int.from_bytes(word, "little") == layout.ProducerState.CLOSED
+
+
+def close_from_outside(path: str, reason: int) -> None:
+    """Tell a ring's producer that nobody reads it any more: for who removes a ring its shard cannot use.
+
+    `reason` is 1..255 (CloseReason). Nothing happens where there is no such file or it holds no header.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        if os.fstat(fd).st_size < layout.HEADER_BYTES:
+            return  # Cut by somebody: writing would make it grow.
+        # Reason first, as a consumer does. Both change one byte of their word, so neither is seen half.
+        os.pwrite(fd, reason.to_bytes(8, "little"), layout.Word.CONSUMER_REASON * 8)
+        os.pwrite(fd, layout.ConsumerState.CLOSED.to_bytes(8, "little"), layout.Word.CONSUMER_STATE * 8)
+    finally:
+        os.close(fd)
+
+
 class RingMemory(Words):
     """A ring's bytes: the live words (`load`, `store`), the data area and the settle area.
 

@@ -36,8 +36,9 @@ from ringlog.limits import (
     SETTLE_ENTRY_BYTES,
 )
 from ringlog.logs import say
-from ringlog.ring.doorbell import make_bell
-from ringlog.ring.region import create_ring, producer_alive, remove_ring
+from ringlog.ring.doorbell import BellRinger, make_bell
+from ringlog.ring.layout import CloseReason
+from ringlog.ring.region import close_from_outside, create_ring, producer_alive, producer_closed, remove_ring
 from ringlog.supervision.restart import NS_PER_S
 from ringlog.supervision.sockets import ShardLink, error_reply
 
@@ -49,7 +50,7 @@ PID_MAX = (1 << 31) - 1
 RETRY_AFTER_MS = 1_000
 LOCK_LOOK_NS = NS_PER_S
 ATTACH_GRACE_NS = 30 * NS_PER_S
-"""A client whose death we cannot watch has this long to attach to its ring for the first time."""
+"""A client has this long to attach to its ring for the first time."""
 
 Answer = Callable[[Message], None]
 
@@ -137,13 +138,17 @@ class RingKeeper:
                 self._leave(ring, is_dead=True)
 
     def look(self) -> None:
-        """Once a second, find dead clients that have no pidfd by the lock they held."""
+        """Once a second, find rings whose producer let go of its lock.
+
+        A client that is closed says nothing, and its process may live on for years; a pidfd tells of the
+        process alone, and not even of the right one when the number was given away before we looked.
+        """
         now = self._clock.monotonic_ns()
         if now < self._next_look_ns:
             return
         self._next_look_ns = now + LOCK_LOOK_NS
         for ring in self:
-            if ring.pid not in self._pidfds and ring.life != Life.LEAVING:
+            if ring.life != Life.LEAVING:
                 self._look_at_lock(ring, now)
 
     def _check(self, request: RingOpen) -> None:
@@ -206,12 +211,17 @@ class RingKeeper:
     def _look_at_lock(self, ring: Ring, now: int) -> None:
         try:
             is_held = producer_alive(self._path(ring.name))
+            is_closed = not is_held and producer_closed(self._path(ring.name))
         except RingError as e:
+            if ring.pid in self._pidfds:
+                # No descriptors now, or somebody took the name away: both ends may still be at work, and
+                # the kernel tells of the end of this client.
+                return
             say(log, logging.ERROR, "ring file is not ours any more", ring=ring.name, reason=str(e))
-            is_held = False
+            is_held, is_closed = False, True
         if is_held:
             ring.was_held = True
-        elif ring.was_held or now - ring.made_ns > ATTACH_GRACE_NS:
+        elif ring.was_held or is_closed or now - ring.made_ns > ATTACH_GRACE_NS:
             self._leave(ring, is_dead=True)
 
     # -- shards ---------------------------------------------------------------------------------------
@@ -266,7 +276,17 @@ class RingKeeper:
         ring = self._rings[shard].get(name)
         if ring is not None:
             self._answer(ring, error)
+            self._tell_producer(ring)
             self._remove(ring)
+
+    def _tell_producer(self, ring: Ring) -> None:
+        """A producer that is in the ring already would push into a file nobody reads, for ever."""
+        close_from_outside(self._path(ring.name), CloseReason.WORDS_MAKE_NO_SENSE)
+        bell = BellRinger(self._path(ring.bell))
+        # Not our bell any more: its client looks by itself when a request of it ends.
+        with contextlib.suppress(RingError):
+            bell.ring()
+        bell.close()
 
     def _attach(self, ring: Ring) -> None:
         link = self._links[ring.shard]

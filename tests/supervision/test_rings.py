@@ -16,6 +16,8 @@ from ringlog.envelope import messages as m
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import InvalidRequest, NotReady, Throttled
 from ringlog.limits import RING_BYTES_MIN
+from ringlog.ring.doorbell import BellListener
+from ringlog.ring.layout import CloseReason
 from ringlog.ring.ring import RingProducer
 from ringlog.supervision import rings as r
 from ringlog.supervision.sockets import ShardLink
@@ -167,7 +169,7 @@ def test_a_client_without_a_pidfd_is_watched_by_its_lock(
     keeper: r.RingKeeper, shard: Shard, tmp_path: Path, clock: ManualClock
 ) -> None:
     keeper.shard_ready(0, shard.link)
-    opened = open_live(keeper, shard, pid=-1)
+    opened = open_live(keeper, shard, pid=r.PID_MAX)
     assert keeper.pidfds() == {}
     producer = RingProducer.attach(str(tmp_path / opened.ring))
     clock.advance(60)
@@ -181,11 +183,29 @@ def test_a_client_without_a_pidfd_is_watched_by_its_lock(
     assert shard.hear()[0] == m.RingDetach(opened.ring, dead=True)
 
 
+def test_the_rings_of_a_closed_client_go_although_its_process_lives(
+    keeper: r.RingKeeper, shard: Shard, tmp_path: Path, clock: ManualClock
+) -> None:
+    """PR-6, RF-14: a pidfd tells of the process alone; a program may open and close clients for years."""
+    keeper.shard_ready(0, shard.link)
+    quick, slow = open_live(keeper, shard), open_live(keeper, shard)
+    assert len(keeper.pidfds()) == 1
+    RingProducer.attach(str(tmp_path / quick.ring)).close()
+    producer = RingProducer.attach(str(tmp_path / slow.ring))
+    keeper.look()
+    assert shard.hear()[0] == m.RingDetach(quick.ring, dead=True), "never seen held, and closed"
+    assert shard.is_silent(), "the other one's lock is held"
+    producer.close()
+    clock.advance(1.5)
+    keeper.look()
+    assert shard.hear()[0] == m.RingDetach(slow.ring, dead=True)
+
+
 def test_a_client_that_never_attaches_is_given_up_after_a_grace(
     keeper: r.RingKeeper, shard: Shard, clock: ManualClock
 ) -> None:
     keeper.shard_ready(0, shard.link)
-    opened = open_live(keeper, shard, pid=-1)
+    opened = open_live(keeper, shard, pid=r.PID_MAX)
     clock.advance(29)
     keeper.look()
     assert shard.is_silent()
@@ -226,6 +246,27 @@ def test_a_ring_its_shard_cannot_use_is_refused_and_removed(
     shard.deliver(keeper)
     assert answers == [error]
     assert files(tmp_path) == set()
+
+
+def test_the_producer_of_a_ring_that_a_successor_refuses_is_told(
+    keeper: r.RingKeeper, shard: Shard, tmp_path: Path
+) -> None:
+    """RF-25, RF-30: nobody reads that file any more; a client that does not know pushes into it for ever."""
+    keeper.shard_ready(0, shard.link)
+    opened = open_live(keeper, shard)
+    producer = RingProducer.attach(str(tmp_path / opened.ring))
+    bell = BellListener(str(tmp_path / opened.bell))
+    keeper.shard_down(0)
+    keeper.shard_ready(0, ShardLink(shard.context, shard.endpoint))
+    shard.link = keeper.links()[0]
+    _, answer = shard.hear()
+    answer(m.ErrorReply(14, "ring cannot be attached", {"reason": "words"}))
+    shard.deliver(keeper)
+    assert producer.consumer_closed == CloseReason.WORDS_MAKE_NO_SENSE
+    assert bell.drain() == 1
+    assert files(tmp_path) == set()
+    producer.close()
+    bell.close()
 
 
 def test_a_failed_shard_answers_those_who_wait_and_refuses_the_next(

@@ -25,7 +25,7 @@ from ringlog.testing.real_engine import engine, wait_until
 NOBODY = 65_534
 PROC_FILES = ("environ", "mem", "maps", "auxv", "stack", "pagemap")
 PROC_LINKS = ("cwd", "root", "exe")
-START_S = 20
+START_S = 30
 
 
 def other_user(arena: Arena, dice: random.Random) -> int:
@@ -164,7 +164,7 @@ def refusal_of(root: Path, log: Path) -> str:
     An engine that starts is stopped again in good order.
     """
     command = [sys.executable, "-m", "supervisor", "--data-dir", str(root / "data")]
-    for setting in ("run.allow_root=true", "wal.shards=1", "gateway.enabled=false"):
+    for setting in ("run.allow_root=true", "wal.shards=1", "gateway.enabled=false", "supervisor.restart_max=1"):
         command += ["--set", setting]
     with log.open("wb") as out:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
@@ -229,7 +229,7 @@ PLANTS = (
     Plant("snapshot as a symlink", SNAPSHOT, _as_symlink), Plant("snapshot as a pipe", SNAPSHOT, _as_pipe),
     Plant("wal as a symlink", "wal", _as_symlink), Plant("shard as a symlink", "wal/shard-00", _as_symlink),
     Plant("meta as a symlink", "meta", _as_symlink), Plant("run as a symlink", "run", _as_symlink),
-    Plant("lock as a pipe", "engine.lock", _as_pipe), Plant("identity as a symlink", "engine.id*", _as_symlink),
+    Plant("lock as a pipe", "LOCK", _as_pipe), Plant("identity as a symlink", "meta/engine", _as_symlink),
 )  # fmt: skip
 
 

@@ -1,0 +1,69 @@
+"""The gateway's core: whatever a client with a key says, every request gets one answer and its sums are right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from actors.gateway import events as ev
+from actors.gateway.auth import SCOPES, KeyRing, Principal
+from actors.gateway.core import Gateway, Identity
+from chaos.fuzz.fuzz_envelope import NAMES, seeds as envelope_seeds
+from ringlog.contract import Reply, Tick
+from ringlog.envelope.wire import PROTOCOL, EnvelopeInvalid, decode
+from ringlog.errors import NotReady, TopicNotFound
+
+MAX_LEN = 1_024
+SHARE = 1.5
+GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "frames"
+STEPS_MAX = 64
+WHO = KeyRing([("who", Principal("who", SCOPES, ("t", "a")))])
+IDENTITY = Identity("e" * 32, "0", PROTOCOL, 2, 1, 1 << 20)
+
+
+def check(data: bytes) -> None:
+    """[length of the envelope, two bytes][envelope][attachment]."""
+    size = int.from_bytes(data[:2], "little")
+    head, attached = data[2 : 2 + size], data[2 + size :]
+    if head and head[0] < len(NAMES):
+        name = NAMES[head[0]].encode()
+        head = b"\x94\x01" + bytes([0xA0 | len(name)]) + name + b"\x07" + head[1:] if len(name) < 32 else head
+    try:
+        envelope = decode(head)
+    except EnvelopeInvalid:
+        return
+    core = Gateway(IDENTITY, WHO)
+    asked = ev.Asked(b"c", "who", envelope.corr, envelope.message, attached or None)
+    effects = core.handle([Tick(1, 1), asked])
+    replies = 0
+    for _ in range(STEPS_MAX):
+        core.check()
+        replies += sum(isinstance(effect, Reply) for effect in effects)
+        events = [event for effect in effects if (event := _answer(effect)) is not None]
+        if not events:
+            break
+        effects = core.handle(events)
+    if replies != 1 or core.requests_held:
+        raise AssertionError(f"{envelope.message!r} got {replies} replies, {core.requests_held} are held")
+
+
+def _answer(effect: Any) -> Any:
+    """Shards that know nothing, or are away."""
+    match effect:
+        case ev.AskShard():
+            error = NotReady("away") if effect.ticket % 2 else TopicNotFound("no such topic")
+            return ev.ShardAnswered(effect.ticket, None, error)
+        case ev.PushFrames():
+            return ev.FramesSettled(effect.ticket, b"", NotReady("away"))
+        case _:
+            return None
+
+
+def seeds() -> Iterator[bytes]:
+    """Envelopes alone, and appends with golden frames."""
+    for seed in envelope_seeds():
+        yield len(seed).to_bytes(2, "little") + seed
+    append = bytes([NAMES.index("Append")]) + b"\x95\xa1t\x01\xc3\xc0\xa0"
+    for path in sorted(GOLDEN.glob("*.hex")):
+        yield len(append).to_bytes(2, "little") + append + bytes.fromhex(path.read_text())

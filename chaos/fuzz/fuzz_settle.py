@@ -1,0 +1,48 @@
+"""Words in shared memory that the other side wrote: settle entries, ring headers, positions."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import xxhash
+
+from actors.gateway.inspect import SentFrames
+from ringlog.errors import Refused, RingError, Status
+from ringlog.frame.settle import WORDS, entry_error
+from ringlog.ring import layout
+
+MAX_LEN = 640
+SHARE = 1.5
+
+
+def check(data: bytes) -> None:
+    """Each entry is an ack or a refusal; a ring's head is one or RingError."""
+    whole = data[: len(data) // (8 * WORDS) * 8 * WORDS]
+    for entry in np.frombuffer(whole, dtype="<u8").reshape(-1, WORDS):
+        error = entry_error(entry, "t")
+        if error is not None and not isinstance(error, Refused):
+            raise AssertionError(f"an entry became {error!r}")
+    SentFrames.is_refused_for_life(whole)
+    for identity in (data, mended(data)):
+        try:
+            layout.decode_identity(identity, "ring")
+        except RingError:
+            continue
+
+
+def mended(data: bytes) -> bytes:
+    """A ring's head with the right magic, version and checksum, so that mutations reach what follows."""
+    body = HEAD[:12] + data[12 : layout.IDENTITY_BYTES - 8].ljust(layout.IDENTITY_BYTES - 20, b"\0")
+    return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
+
+
+HEAD = layout.RingIdentity(0, 1 << 20, 64, layout.hash_id("e"), layout.hash_id("c"), 1, 2).encode()
+
+
+def seeds() -> Iterator[bytes]:
+    """Acks, refusals of every status, a ring's head."""
+    for status in (*Status, 0xFFFF):
+        yield struct.pack("<8Q", 64, 1, 2, 3 | int(status) << 32, 5, 1, 7, 8)
+    yield HEAD

@@ -1,0 +1,95 @@
+"""A network between remote clients and the gateway that cuts, holds, delays and narrows (RF-88..RF-93, RF-98).
+
+A proxy of our own stands between them, so nothing is needed of the host. What was acked is there once and in
+order; what was not is there at most once, and its sender was told so. A case is `ROW/SEED`.
+
+Settings: `rows` (a list; empty: all), `step` (bytes between two cuts of RF-91), `clients` (of RF-98),
+`rounds` (repetitions with other seeds while time lasts).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+
+from chaos.attack.arena import Arena, Broken, arena
+from chaos.network import cuts, peers
+from chaos.order import Account, Order
+from ringlog.errors import RinglogError
+
+Row = Callable[[Arena, random.Random], int]
+KNOWN = {"rows": [], "step": 3, "clients": peers.CLIENTS, "rounds": 1}
+SLOW = "RF-92"
+"""Takes its time by waiting; begun first, judged last."""
+KILLS_GATEWAY = "RF-98"
+
+
+def _rows(order: Order) -> dict[str, Row]:
+    given = order.choose(KNOWN)
+    every: dict[str, Row] = {
+        "RF-88": lambda place, dice: cuts.partitions(place, dice) + cuts.reads(place, dice),
+        "RF-89": cuts.one_way,
+        "RF-91": partial(cuts.every_byte, step=given["step"]),
+        "RF-93": peers.deaf,
+        "RF-90": peers.far_away,
+        KILLS_GATEWAY: partial(peers.comeback, clients=given["clients"]),
+        SLOW: lambda place, _: peers.HalfOpen(place).judge(),
+    }
+    chosen = given["rows"] or every
+    return {name: every[name] for name in every if name in chosen}
+
+
+def run(order: Order, account: Account) -> None:
+    """All rows against one engine, `rounds` times."""
+    rows = _rows(order)
+    with arena(order.scratch, storage={"enabled": False}, cold={}) as place:
+        begun = time.monotonic()
+        for number in range(order.choose(KNOWN)["rounds"]):
+            if number and time.monotonic() - begun > order.seconds:
+                break
+            _round(order, account, place, rows, order.seed + number)
+        account.did("promised", place.audit())
+
+
+def _round(order: Order, account: Account, place: Arena, rows: dict[str, Row], seed: int) -> None:
+    place.use()
+    names = [name for name in rows if name not in {SLOW, KILLS_GATEWAY}]
+    half_open = peers.HalfOpen(place) if SLOW in rows else None
+    for name in names:
+        _try(account, place, name, partial(rows[name], place, random.Random(f"{name}/{seed}")), seed)
+    if half_open is not None:
+        _try(account, place, SLOW, half_open.judge, seed)
+    if KILLS_GATEWAY in rows:
+        dice = random.Random(f"{KILLS_GATEWAY}/{seed}")
+        _try(account, place, KILLS_GATEWAY, partial(rows[KILLS_GATEWAY], place, dice), seed)
+
+
+def _try(account: Account, place: Arena, name: str, act: Callable[[], int], seed: int) -> None:
+    begun = time.monotonic()
+    before = place.census()
+    try:
+        cases = act()
+        if name == KILLS_GATEWAY:
+            place.use()
+        elif name == SLOW:
+            place.judge(place.census())
+        else:
+            place.judge(before)
+    except (Broken, RinglogError) as e:
+        account.found(f"{name}: {str(e).splitlines()[0][:500]}", f"{name}/{seed}", str(e))
+        return
+    finally:
+        account.figures[f"{name}_s"] = round(time.monotonic() - begun, 2)
+    account.did("cases", cases)
+    account.did("rows", 1, name)
+
+
+def replay(order: Order, case: str) -> None:
+    """One row with one seed; raises Broken."""
+    name, _, seed = case.partition("/")
+    with arena(order.scratch, storage={"enabled": False}, cold={}) as place:
+        print(f"{name}: {_rows(order)[name](place, random.Random(f'{name}/{seed or 1}'))} cases")
+        place.use()
+        print(f"{place.audit()} promised records are there")

@@ -1,0 +1,201 @@
+"""Connections that break: in the middle of traffic, one way only, at every byte of a request and a reply."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos.attack.arena import ANSWER_S, Arena, a_frame, ask, hear, hello, must
+from chaos.network.proxy import DOWN, UP, Proxy
+from ringlog.client import Client
+from ringlog.envelope import messages as m
+from ringlog.envelope.wire import encode
+from ringlog.errors import ConnectionTrouble, Refused, RinglogError
+from ringlog.frame.settle import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, STATUS_SHIFT
+from ringlog.testing.real_engine import wait_until
+
+RESULT_S = 30.0
+"""After the last fault every ticket has its fate by then."""
+STORMS = 12
+RECORDS_PER_STORM = 100
+PAYLOAD_BYTES = 200
+CALM_MS = 30, 150
+STORM_MS = 5, 60
+
+
+@dataclass(slots=True)
+class History:
+    """What one producer was told of each of its payloads."""
+
+    acked: list[bytes] = field(default_factory=list)
+    unknown: list[bytes] = field(default_factory=list)
+    refused: list[bytes] = field(default_factory=list)
+
+    def note(self, payload: bytes, ticket: Any) -> None:
+        """Wait for the fate of one payload."""
+        try:
+            ticket.result(RESULT_S)
+        except ConnectionTrouble as e:
+            (self.unknown if e.outcome == "unknown" else self.refused).append(payload)
+        except Refused:
+            self.refused.append(payload)
+        else:
+            self.acked.append(payload)
+
+    def judge(self, stored: list[bytes]) -> None:
+        """O4: acked once and in order, refused never, unknown at most once, nothing else; raises Broken."""
+        must(len(set(stored)) == len(stored), f"{len(stored) - len(set(stored))} records are there twice")
+        there = set(stored)
+        lost = [payload for payload in self.acked if payload not in there]
+        must(not lost, f"{len(lost)} acked records are nowhere: {lost[:3]!r}")
+        must(not there & set(self.refused), "a record is there that was said not to be")
+        strange = there - set(self.acked) - set(self.unknown)
+        must(not strange, f"{len(strange)} records nobody sent: {list(strange)[:3]!r}")
+        order = [payload for payload in stored if payload in set(self.acked)]
+        must(order == self.acked, "acked records are not in the order in which they were sent")
+
+
+def stored_in(arena: Arena, topic: str) -> list[bytes]:
+    """Every payload, read over an undisturbed connection."""
+    with arena.connect() as client:
+        return [bytes(record.data) for record in client.reader(topic)]  # type: ignore[union-attr]
+
+
+def _topic(arena: Arena, name: str) -> str:
+    with arena.connect() as client:
+        client.topics.create(name, durability="fsync", exist_ok=True)
+    return name
+
+
+def partitions(arena: Arena, dice: random.Random) -> int:
+    """RF-88: resets at random moments of a stream of appends, and for a while nobody is let in."""
+    topic = _topic(arena, f"net.partition.{dice.getrandbits(32):x}")
+    return _through_storms(arena, dice, topic, _reset_storm)
+
+
+def one_way(arena: Arena, dice: random.Random) -> int:
+    """RF-89: requests arrive, replies do not; then the connection ends and what is open is sent again."""
+    topic = _topic(arena, f"net.oneway.{dice.getrandbits(32):x}")
+    return _through_storms(arena, dice, topic, _mute_storm)
+
+
+def _through_storms(arena: Arena, dice: random.Random, topic: str, storm: Any) -> int:
+    history = History()
+    with Proxy(arena.port, dice.getrandbits(32)) as proxy, arena.connect(port=proxy.port) as client:
+        _send_through(client, topic, dice, proxy, storm, history)
+        must(proxy.resets >= STORMS // 2, f"only {proxy.resets} connections were cut")
+    must(len(history.acked) >= STORMS * RECORDS_PER_STORM // 2, f"only {len(history.acked)} appends were acked")
+    history.judge(stored_in(arena, topic))
+    return STORMS
+
+
+def _send_through(
+    client: Client, topic: str, dice: random.Random, proxy: Proxy, storm: Any, history: History
+) -> None:
+    open_tickets = []
+    with client.producer(topic, linger_ms=0, max_frame_records=5) as out:
+        for number in range(STORMS):
+            for i in range(RECORDS_PER_STORM):
+                payload = b"%d-%d " % (number, i) + dice.randbytes(PAYLOAD_BYTES)
+                open_tickets.append((payload, out.send(payload)))
+                if i == RECORDS_PER_STORM // 2:
+                    storm(proxy, dice)
+            # Some of what was asked gets its answer in between, some not: both is wanted.
+            time.sleep(dice.uniform(*CALM_MS) / 1_000)
+        for payload, ticket in open_tickets:
+            history.note(payload, ticket)
+
+
+def _reset_storm(proxy: Proxy, dice: random.Random) -> None:
+    proxy.weather.refuses = True
+    time.sleep(dice.uniform(*STORM_MS) / 1_000)
+    proxy.cut_all()
+    time.sleep(dice.uniform(*STORM_MS) / 1_000)
+    proxy.weather.refuses = False
+
+
+def _mute_storm(proxy: Proxy, dice: random.Random) -> None:
+    proxy.weather.holds = {DOWN}
+    time.sleep(dice.uniform(*CALM_MS) / 1_000)
+    proxy.cut_all()
+    proxy.weather.holds = set()
+
+
+# -- every byte -------------------------------------------------------------------------------------------
+
+
+def every_byte(arena: Arena, dice: random.Random, *, step: int = 1) -> int:
+    """RF-91: a request cut after each of its bytes is not applied, and applied once when sent again; a reply
+    cut after each of its bytes belongs to a request that was applied once."""
+    topic = _topic(arena, f"net.bytes.{dice.getrandbits(32):x}")
+    with Proxy(arena.port) as proxy, arena.peer(key=arena.owner) as direct:
+        info = ask(direct, [encode(m.TopicResolve(topic), 1)])
+        assert isinstance(info, m.TopicInfo)
+        up, down = _measured(arena, proxy, info)
+        must(up > 200 and down > 100, f"an append of {up} and {down} bytes: not what was to be measured")
+        cases = 1
+        for direction, size in ((UP, up), (DOWN, down)):
+            for at in range(0, size, step):
+                cases += 1
+                _cut_at(arena, proxy, direct, info, direction, at, cases)
+        state = ask(direct, [encode(m.TopicState(topic), 1)])
+        must(isinstance(state, m.TopicStateReply) and state.count == cases, f"{cases} appends made {state!r}")
+    must(len(set(stored_in(arena, topic))) == cases, "some record is there twice")
+    return cases
+
+
+def _request(info: m.TopicInfo, number: int) -> list[bytes]:
+    made = a_frame(
+        b"%06d" % number, topic_id=info.topic_id, epoch=info.epoch, producer_id=1_000, producer_seq=number
+    )
+    return [encode(m.Append(info.topic, 1), 1), made]
+
+
+def _measured(arena: Arena, proxy: Proxy, info: m.TopicInfo) -> tuple[int, int]:
+    with arena.peer(f"tcp://127.0.0.1:{proxy.port}", arena.owner, RECONNECT_IVL=-1) as peer:
+        must(hello(peer), "a client behind the proxy is not served")
+        proxy.count_from_here()
+        must(isinstance(ask(peer, _request(info, 1)), m.Appended), "an append through the proxy failed")
+        return proxy.passed(UP), proxy.passed(DOWN)
+
+
+def _cut_at(
+    arena: Arena, proxy: Proxy, direct: Any, info: m.TopicInfo, direction: str, at: int, number: int
+) -> None:
+    resets = proxy.resets
+    with arena.peer(f"tcp://127.0.0.1:{proxy.port}", arena.owner, RECONNECT_IVL=-1) as peer:
+        must(hello(peer), "a client behind the proxy is not served")
+        proxy.count_from_here()
+        proxy.weather.cut_after[direction] = at
+        peer.send_multipart(_request(info, number))
+        wait_until(lambda: proxy.resets > resets, ANSWER_S, f"the cut {direction} after byte {at}")
+        must(hear(peer, 0) is None or direction == UP, f"half a reply, cut after byte {at}, was taken for a whole")
+    again = ask(direct, _request(info, number))
+    assert isinstance(again, m.Appended), again
+    word = int.from_bytes(again.entries[8 * S_COUNT_STATUS : 8 * S_COUNT_STATUS + 8], "little")
+    must(not word >> STATUS_SHIFT & 0xFFFF, f"sent again after a cut {direction} at {at}: {again!r}")
+    is_repeat = bool(word >> FLAGS_SHIFT & FLAG_DEDUPED)
+    must(not (is_repeat and direction == UP), f"{at} bytes of a request were enough to apply it")
+
+
+def reads(arena: Arena, dice: random.Random, *, cuts: int = 40) -> int:
+    """RF-88 for a reader: pages cut anywhere, and the reader delivers each record once and in order."""
+    topic = _topic(arena, f"net.read.{dice.getrandbits(32):x}")
+    payloads = [b"%06d" % n + dice.randbytes(2_000) for n in range(1_000)]
+    with arena.connect() as client, client.producer(topic) as out:
+        out.send_many(payloads).result(RESULT_S)
+    with Proxy(arena.port) as proxy, arena.connect(port=proxy.port) as client:
+        found: list[bytes] = []
+        while len(found) < len(payloads):
+            if proxy.resets < cuts:
+                proxy.count_from_here()
+                proxy.weather.cut_after = {DOWN: dice.randrange(20_000)}
+            try:
+                page = client.read(topic, len(found), limit=50)
+            except RinglogError:
+                continue
+            found += [bytes(record.data) for record in page]  # type: ignore[union-attr]
+        must(found == payloads, "records were missed, doubled or mixed up")
+        return proxy.resets

@@ -1,0 +1,153 @@
+"""Peers that are no good: gone without a goodbye, not reading, all at once, far away."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+
+import psutil
+
+from chaos.attack.arena import ANSWER_S, Arena, hello, must
+from chaos.network.cuts import RESULT_S, History, _topic, stored_in
+from chaos.network.proxy import DOWN, UP, Proxy
+from ringlog.envelope import messages as m
+from ringlog.envelope.wire import encode
+from ringlog.errors import RinglogError
+from ringlog.testing.real_engine import wait_until
+
+HALF_OPEN = 20
+NOTICE_S = 25.0
+"""The gateway asks every 2 s and waits 10 s for an answer; twice that, on a busy machine."""
+PAGE_BYTES = 500_000
+PAGES_ASKED = 600
+UNREAD_BYTES_MAX = 160 << 20
+"""Outbox, pipe, and what is being made at the moment; asked for was twice as much."""
+CLIENTS = 30
+BACK_S = 20.0
+FAR_RECORDS = 200
+
+
+class HalfOpen:
+    """RF-92 in two steps, so that others run while the gateway waits: peers fall silent, then are gone."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._stack = contextlib.ExitStack()
+        self.proxy = self._stack.enter_context(Proxy(arena.port))
+        self._before = _descriptors(arena)
+        self._peers = [
+            self._stack.enter_context(
+                arena.peer(f"tcp://127.0.0.1:{self.proxy.port}", arena.owner, RECONNECT_IVL=-1)
+            )
+            for _ in range(HALF_OPEN)
+        ]
+        for peer in self._peers:
+            must(hello(peer), "a client behind the proxy is not served")
+            # Half of them leave something open behind.
+            peer.send(encode(m.Read("canary.log", 1 << 40, wait_ms=30_000), 2))
+        self.proxy.weather.holds = {UP, DOWN}
+
+    def judge(self) -> int:
+        """Wait until the gateway has let all of them go; raises Broken."""
+        try:
+            wait_until(
+                lambda: _descriptors(self._arena) <= self._before + 2, NOTICE_S,
+                "the gateway to notice that its peers are gone",
+            )  # fmt: skip
+        except RinglogError:
+            held = _descriptors(self._arena) - self._before
+            must(False, f"{held} of {HALF_OPEN} silent connections are still held after {NOTICE_S:.0f} s")
+        finally:
+            self._stack.close()
+        return HALF_OPEN
+
+
+def _descriptors(arena: Arena) -> int:
+    return psutil.Process(arena.running.pid_of("gateway")).num_fds()
+
+
+def deaf(arena: Arena, dice: random.Random) -> int:
+    """RF-93: a reader that asks for much and takes nothing costs its own bounded buffer."""
+    topic = _topic(arena, f"mine.deaf.{dice.getrandbits(32):x}")
+    with arena.connect() as client:
+        for _ in range(4):
+            client.append(topic, dice.randbytes(PAGE_BYTES))
+    process = psutil.Process(arena.running.pid_of("gateway"))
+    before = process.memory_info().rss
+    worst = 0
+    with Proxy(arena.port) as proxy:
+        with arena.peer(f"tcp://127.0.0.1:{proxy.port}", arena.limited, RECONNECT_IVL=-1, SNDHWM=0) as peer:
+            must(hello(peer), "the deaf reader has to be let in first")
+            proxy.weather.holds = {DOWN}
+            for asked in range(PAGES_ASKED):
+                peer.send(encode(m.Read(topic, asked % 4, max_bytes=PAGE_BYTES, limit=1), asked))
+                if asked % 50 == 0:
+                    arena.use()
+                    worst = max(worst, process.memory_info().rss - before)
+            for _ in range(5):
+                arena.use()
+                worst = max(worst, process.memory_info().rss - before)
+    must(worst < UNREAD_BYTES_MAX, f"a reader that takes nothing made the gateway grow by {worst >> 20} MiB")
+    return PAGES_ASKED
+
+
+def comeback(arena: Arena, dice: random.Random, *, clients: int = CLIENTS) -> int:
+    """RF-98: the gateway dies with all clients connected; all are back and served, nothing is lost."""
+    topic = _topic(arena, f"net.storm.{dice.getrandbits(32):x}")
+    histories = [History() for _ in range(clients)]
+    ready, gone = threading.Barrier(clients + 1), threading.Event()
+
+    def work(number: int) -> None:
+        with arena.connect() as client, client.producer(topic, linger_ms=0) as out:
+            tickets = [(payload, out.send(payload)) for payload in _numbered(number, "before")]
+            ready.wait(RESULT_S)
+            gone.wait(RESULT_S)
+            tickets += [(payload, out.send(payload)) for payload in _numbered(number, "after")]
+            for payload, ticket in tickets:
+                histories[number].note(payload, ticket)
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    ready.wait(RESULT_S)
+    arena.running.kill("gateway")
+    gone.set()
+    begun = time.monotonic()
+    for thread in threads:
+        thread.join(BACK_S + RESULT_S)
+    took = time.monotonic() - begun
+    must(not any(thread.is_alive() for thread in threads), "some clients never got an answer")
+    must(took < BACK_S, f"{clients} clients were served again after {took:.1f} s")
+    stored = stored_in(arena, topic)
+    for number, history in enumerate(histories):
+        must(len(history.acked) > 10, f"client {number} got {len(history.acked)} acks")
+        history.judge([payload for payload in stored if payload.startswith(b"%d-" % number)])
+    return clients
+
+
+def _numbered(number: int, when: str) -> list[bytes]:
+    return [f"{number}-{when}-{i}".encode() for i in range(10)]
+
+
+def far_away(arena: Arena, dice: random.Random) -> int:
+    """RF-90: 200 ms of delay, 1 Mbit/s, tiny segments, one piece in ten late: slow, and right."""
+    topic = _topic(arena, f"net.far.{dice.getrandbits(32):x}")
+    history = History()
+    with Proxy(arena.port, dice.getrandbits(32)) as proxy:
+        weather = proxy.weather
+        weather.delay_s, weather.bytes_per_s, weather.piece_bytes = 0.1, 125_000.0, 48
+        weather.stall_share, weather.stall_s = 0.1, 0.02
+        with arena.connect(port=proxy.port, timeout_ms=60_000) as client:
+            with client.producer(topic, linger_ms=5) as out:
+                payloads = [b"%d " % n + dice.randbytes(100) for n in range(FAR_RECORDS)]
+                tickets = [(payload, out.send(payload)) for payload in payloads]
+                for payload, ticket in tickets:
+                    history.note(payload, ticket)
+            read = [bytes(record.data) for record in client.reader(topic)]  # type: ignore[union-attr]
+    must(read == payloads, "what was read over a slow line is not what was written")
+    must(len(history.acked) == FAR_RECORDS, f"{len(history.acked)} of {FAR_RECORDS} were acked")
+    history.judge(stored_in(arena, topic))
+    must(ANSWER_S > 0, "")
+    return FAR_RECORDS

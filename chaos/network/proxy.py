@@ -1,0 +1,238 @@
+"""A TCP proxy on the loopback that does to a connection what networks do: cut, hold, delay, split, narrow.
+
+One thread, one selector. `Weather` is read anew for every piece, so a test changes it while traffic flows.
+Byte counts are those of one connection and one direction, from the moment `count_from_here` was called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+PIECE_BYTES = 65_536
+HELD_BYTES_MAX = 1 << 20
+"""Of one direction of one connection; beyond it nothing more is read, and the sender's window closes."""
+TICK_S = 0.002
+CONNECT_S = 5.0
+UP, DOWN = "up", "down"
+"""Client to engine; engine to client."""
+
+
+@dataclass(slots=True)
+class Weather:
+    """How the network is. All fields may be changed at any time."""
+
+    refuses: bool = False
+    """New connections are dropped at once."""
+    holds: set[str] = field(default_factory=set)
+    """Directions in which nothing moves; both for a peer that is gone without a goodbye."""
+    cut_after: dict[str, int] = field(default_factory=dict)
+    """Direction -> bytes that still pass before the connection is reset both ways."""
+    delay_s: float = 0.0
+    piece_bytes: int = PIECE_BYTES
+    bytes_per_s: float = 0.0
+    """0 = no bound."""
+    stall_share: float = 0.0
+    """Part of the pieces that wait for `stall_s`: what a lost segment looks like from above TCP."""
+    stall_s: float = 0.2
+
+
+@dataclass(slots=True, eq=False)
+class _Flow:
+    """One direction of one connection."""
+
+    name: str
+    source: socket.socket
+    target: socket.socket
+    held: deque[tuple[float, bytes]] = field(default_factory=deque)
+    """(not before, bytes)."""
+    held_bytes: int = 0
+    passed: int = 0
+    free_at: float = 0.0
+    is_over: bool = False
+
+
+class Proxy:
+    """Listens on `port` and leads to another port of this host. A context manager."""
+
+    def __init__(self, target_port: int, seed: int = 0) -> None:
+        self.weather = Weather()
+        self.resets = 0
+        self.accepted = 0
+        self.ended_by_engine = 0
+        """Connections that the engine closed, and not the client or the weather."""
+        self._target_port = target_port
+        self._dice = random.Random(seed)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._listener.setblocking(False)
+        self.port = int(self._listener.getsockname()[1])
+        self._pairs: list[tuple[_Flow, _Flow]] = []
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+
+    def __enter__(self) -> Proxy:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(CONNECT_S)
+        self._listener.close()
+        for pair in list(self._pairs):
+            self._end(pair, is_reset=False)
+
+    @property
+    def connections(self) -> int:
+        """Open ones."""
+        with self._lock:
+            return len(self._pairs)
+
+    def passed(self, direction: str) -> int:
+        """Bytes that passed in one direction over the open connections since `count_from_here`."""
+        with self._lock:
+            return sum(flow.passed for pair in self._pairs for flow in pair if flow.name == direction)
+
+    def count_from_here(self) -> None:
+        """Begin to count anew."""
+        with self._lock:
+            for pair in self._pairs:
+                for flow in pair:
+                    flow.passed = 0
+
+    def cut_all(self) -> None:
+        """Reset every connection now."""
+        with self._lock:
+            for pair in list(self._pairs):
+                self._end(pair, is_reset=True)
+
+    # -- the thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._listener, selectors.EVENT_READ)
+                with self._lock:
+                    flows = [flow for pair in self._pairs for flow in pair]
+                for flow in flows:
+                    if self._reads(flow):
+                        with contextlib.suppress(ValueError, KeyError):
+                            selector.register(flow.source, selectors.EVENT_READ, flow)
+                ready = selector.select(TICK_S)
+            with self._lock:
+                for key, _ in ready:
+                    if key.data is None:
+                        self._accept()
+                    else:
+                        self._take(key.data)
+                for pair in list(self._pairs):
+                    self._pass_on(pair)
+
+    def _reads(self, flow: _Flow) -> bool:
+        return flow.held_bytes < HELD_BYTES_MAX and flow.name not in self.weather.holds and not flow.is_over
+
+    def _accept(self) -> None:
+        try:
+            inner, _ = self._listener.accept()
+        except OSError:
+            return
+        if self.weather.refuses:
+            _reset(inner)
+            return
+        try:
+            outer = socket.create_connection(("127.0.0.1", self._target_port), CONNECT_S)
+        except OSError:
+            _reset(inner)
+            return
+        for each in (inner, outer):
+            each.setblocking(False)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.accepted += 1
+        self._pairs.append((_Flow(UP, inner, outer), _Flow(DOWN, outer, inner)))
+
+    def _take(self, flow: _Flow) -> None:
+        try:
+            data = flow.source.recv(PIECE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            flow.is_over = True
+            self.ended_by_engine += flow.name == DOWN
+            return
+        weather, now = self.weather, time.monotonic()
+        for piece in _pieces(data, weather.piece_bytes):
+            due = now + weather.delay_s
+            if weather.bytes_per_s:
+                flow.free_at = max(flow.free_at, now) + len(piece) / weather.bytes_per_s
+                due = max(due, flow.free_at)
+            if weather.stall_share and self._dice.random() < weather.stall_share:
+                due += weather.stall_s
+            # TCP keeps order: what follows a piece that waits, waits too.
+            due = max(due, flow.held[-1][0]) if flow.held else due
+            flow.held.append((due, piece))
+            flow.held_bytes += len(piece)
+
+    def _pass_on(self, pair: tuple[_Flow, _Flow]) -> None:
+        for flow in pair:
+            if not self._send(pair, flow):
+                return
+        if any(flow.is_over and not flow.held for flow in pair):
+            self._end(pair, is_reset=False)
+
+    def _send(self, pair: tuple[_Flow, _Flow], flow: _Flow) -> bool:
+        """False when the connection is no more."""
+        weather, now = self.weather, time.monotonic()
+        while flow.held and flow.held[0][0] <= now and flow.name not in weather.holds:
+            due, piece = flow.held.popleft()
+            left = weather.cut_after.get(flow.name)
+            allowed = piece if left is None else piece[: max(left - flow.passed, 0)]
+            try:
+                sent = flow.target.send(allowed) if allowed else 0
+            except BlockingIOError:
+                flow.held.appendleft((due, piece))
+                return True
+            except OSError:
+                self._end(pair, is_reset=True)
+                return False
+            flow.passed += sent
+            flow.held_bytes -= sent
+            if left is not None and flow.passed >= left:
+                del weather.cut_after[flow.name]
+                self._end(pair, is_reset=True)
+                return False
+            if sent < len(piece):
+                flow.held.appendleft((due, piece[sent:]))
+        return True
+
+    def _end(self, pair: tuple[_Flow, _Flow], *, is_reset: bool) -> None:
+        if pair not in self._pairs:
+            return
+        self._pairs.remove(pair)
+        self.resets += is_reset
+        for flow in pair:
+            if is_reset:
+                _reset(flow.source)
+            else:
+                flow.source.close()
+
+
+def _pieces(data: bytes, size: int) -> Iterator[bytes]:
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+def _reset(sock: socket.socket) -> None:
+    """Close with RST instead of FIN."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()

@@ -62,6 +62,11 @@ class TestEngine:
 
     def start(self) -> EngineInfo:
         """Start it and wait until it is ready; raises StartRefused with the end of its log."""
+        before = self.begin_start()
+        return self.end_start(before)
+
+    def begin_start(self) -> EngineInfo | None:
+        """Start it and wait for nothing; returns what an earlier engine left as its last word."""
         if self._process is not None and self._process.poll() is None:
             raise UsageError("the engine is running", data_dir=self.data_dir)
         command = [
@@ -81,6 +86,10 @@ class TestEngine:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ
             )
+        return before
+
+    def end_start(self, before: EngineInfo | None) -> EngineInfo:
+        """Wait until what `begin_start` began is ready; raises StartRefused."""
         found: list[EngineInfo] = []
 
         def is_ready() -> bool:

@@ -1,0 +1,76 @@
+"""H5: the real program, killed: every process, at every stop point and at random, under load.
+
+Settings: `points_s` and `tidy_s` (at most so long for the stop points of shards, and of those who work in the
+background), `storm_s` (how long a storm lasts; storms fill the time that is left), `ends_rounds`,
+`outage_kills` (kills with 64 MiB of log to replay). A replay runs one case by its name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from chaos.kills import cases
+from chaos.kills.nursery import Nursery
+from chaos.kills.scene import Stage
+from chaos.order import Account, Order
+
+DEFAULTS: dict[str, Any] = {
+    "outage_kills": 4,
+    "ends_rounds": 1,
+    "storm_s": 14.0,
+    "points_s": 45.0,
+    "tidy_s": 45.0,
+}
+
+
+def run(order: Order, account: Account) -> None:
+    """All cases, and storms until the time is over."""
+    settings = order.choose(DEFAULTS)
+    end = time.monotonic() + order.seconds
+    with Nursery() as nursery:
+        stage = Stage(order, account, nursery)
+        for name, case in _cases(settings).items():
+            stage.run(name, case)
+        while time.monotonic() + settings["storm_s"] < end and not account.findings:
+            stage.run("storm", partial(cases.storm, seconds=settings["storm_s"]))
+    _figures(stage)
+
+
+def replay(order: Order, case: str) -> None:
+    """One case by its name: points, tidy, storm, ends, frozen, outage."""
+    account = Account()
+    settings = order.choose(DEFAULTS)
+    name = case.partition(":")[0]
+    with Nursery() as nursery:
+        stage = Stage(order, account, nursery)
+        stage.run(name, {**_cases(settings), "doomed": cases.doomed}[name])
+    for finding in account.findings:
+        print(finding.what, finding.story, sep="\n")
+    print(dict(account.counts), dict(account.faults))
+    if account.findings:
+        raise AssertionError(account.findings[0].what)
+
+
+def _cases(settings: dict[str, Any]) -> dict[str, Callable[[Stage], None]]:
+    return {
+        "points": partial(cases.points, seconds=settings["points_s"]),
+        "tidy": partial(cases.tidy, seconds=settings["tidy_s"]),
+        "storm": partial(cases.storm, seconds=settings["storm_s"]),
+        "ends": partial(cases.ends, rounds=settings["ends_rounds"]),
+        "frozen": cases.frozen,
+        "outage": partial(cases.outage, kills=settings["outage_kills"]),
+    }
+
+
+def _figures(stage: Stage) -> None:
+    figures = stage.account.figures
+    for name, values in (("kill_pause", stage.pauses_ms), ("pause", stage.outages_ms)):
+        if values:
+            figures[f"{name}_p50_ms"] = round(float(np.quantile(values, 0.5)), 1)
+            figures[f"{name}_p99_ms"] = round(float(np.quantile(values, 0.99)), 1)
+            figures[f"{name}_max_ms"] = round(max(values), 1)

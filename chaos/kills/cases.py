@@ -1,0 +1,400 @@
+"""The cases of the class: each runs an engine, or several, and hurts it in one family of ways."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import ringlog
+from chaos.kills import points as stop_plan
+from chaos.kills import targets
+from chaos.kills.keys import tried_twice
+from chaos.kills.load import Stuck, wait_for
+from chaos.kills.rig import SETTLE_S
+from chaos.kills.scene import Scene, Stage
+from ringlog.envelope.messages import ProcessStatus
+from ringlog.errors import RinglogError
+from ringlog.supervision.tree import BACKGROUND, GATEWAY, WAL_SHARD
+
+PER_S = 6_000.0
+KEYS = 4
+"""The topic of keyed writers."""
+IN_COMMIT = (
+    "log_after_write",
+    "log_after_sync",
+    "log_after_publish",
+    "log_before_settle",
+    "settle_before_tail",
+)
+"""Points between a group's write and the word that its ring may be used again (RF-36)."""
+PLACES = ("before", "inside", "filled", "ring_after_publish")
+PAUSES_S = (0.1, 0.3, 1.0)
+
+
+# -- stop points ------------------------------------------------------------------------------------------
+
+
+def points(stage: Stage, seconds: float, passes: tuple[int, ...] = stop_plan.PASSES) -> None:
+    """Shards and gateway die at all their stop points, life by life, under load (RF-2, RF-36)."""
+    _pass_points(stage, "points", stop_plan.deaths((WAL_SHARD, GATEWAY), passes), seconds, PER_S)
+
+
+def tidy(stage: Stage, seconds: float, passes: tuple[int, ...] = stop_plan.PASSES) -> None:
+    """Compactor, reclaimer and relocator die at all of theirs (RF-6), while there is much to tidy up."""
+    _pass_points(stage, "tidy", stop_plan.deaths(BACKGROUND, passes), seconds, PER_S / 4)
+
+
+def _pass_points(
+    stage: Stage, name: str, deaths: dict[str, list[stop_plan.Death]], seconds: float, per_s: float
+) -> None:
+    scene = stage.cast(name, plan=stop_plan.plan_of(deaths))
+    # A life may end before it settled anything: the outage is longer than a gateway waits.
+    scene.load.is_patient = True
+    scene.make_topics()
+    scene.start_load(per_s)
+    deadline, told = time.monotonic() + seconds, set[tuple[str, int]]()
+    lives: dict[str, int] = {}
+    while time.monotonic() < deadline:
+        found = scene.engine.look()
+        doomed = [each for each in found.processes if each.kind in deaths] if found else []
+        for each in doomed:
+            lives[each.name] = max(lives.get(each.name, 0), each.restarts)
+            _hurry(each.pid) if each.kind in BACKGROUND else _drain_when_due(scene, each, deaths, told)
+        if doomed and all(each.restarts >= len(deaths[each.kind]) for each in doomed):
+            break
+        time.sleep(0.05)
+    _count_points(stage, deaths, lives)
+    scene.engine.arm("")
+    stage.account.did("kills", kill_and_start(scene), "RF-4")
+    scene.load.wait_progress(1_000)
+    stage.close(scene)
+
+
+def _hurry(pid: int) -> None:
+    """Let a background process run like any other: on a busy host it would get to nothing in our time."""
+    if pid:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, pid, 0)
+
+
+def _drain_when_due(
+    scene: Scene, each: ProcessStatus, deaths: dict[str, list[stop_plan.Death]], told: set[tuple[str, int]]
+) -> None:
+    """A shard passes through a drain only when somebody asks for one."""
+    plan = deaths[each.kind]
+    is_due = each.restarts < len(plan) and plan[each.restarts][0] == stop_plan.DRAIN_POINT
+    if is_due and each.state == "ready" and (each.name, each.restarts) not in told:
+        told.add((each.name, each.restarts))
+        target = targets.hold_child(each.pid, scene.engine.pid)
+        if target is not None:
+            with target:
+                target.send(signal.SIGTERM)
+
+
+def _count_points(stage: Stage, deaths: dict[str, list[stop_plan.Death]], lives: dict[str, int]) -> None:
+    """A life that ended was ended by its point: nobody else killed meanwhile."""
+    account, reached = stage.account, set()
+    for name, restarts in lives.items():
+        kind = name.partition("-")[0]
+        died = deaths[kind][:restarts]
+        print(
+            f"  {name}: {len(died)} of {len(deaths[kind])} deaths; next {deaths[kind][restarts:][:1]}",
+            flush=True,
+        )
+        for point, _ in died:
+            row = "RF-2" if kind == WAL_SHARD else "RF-8" if kind == GATEWAY else "RF-6"
+            account.did("kills", 1, row)
+            if point in IN_COMMIT:
+                account.faults["RF-36"] += 1
+        account.did("point_passes", len(died))
+        reached |= {point for point, _ in died}
+    account.counts["points"] += len(reached)
+
+
+# -- random kills -----------------------------------------------------------------------------------------
+
+
+def storm(stage: Stage, seconds: float) -> None:
+    """Any process killed or paused at any time; clients too (RF-1, 4, 5, 6, 8, 9, 11, 97)."""
+    account, random = stage.account, stage.order.random("storm")
+    scene = stage.cast("storm")
+    scene.make_topics()
+    keyed = scene.start_load(PER_S)
+    _producers_die(stage, scene)
+    deadline, turn = time.monotonic() + seconds, 0
+    bag: list[str] = []
+    while time.monotonic() < deadline:
+        if not bag:
+            bag = (
+                [WAL_SHARD] * 6
+                + [GATEWAY] * 2
+                + [*BACKGROUND, "keyed", "keyed", "pause", "supervisor", "all"]
+            )
+            random.shuffle(bag)
+        act, turn = bag.pop(), turn + 1
+        scene.load.wait_progress(300)
+        print(f"  {time.monotonic() - deadline + seconds:5.1f} s {act}", flush=True)
+        if act == "keyed":
+            keyed[turn % 2] = scene.replace_keyed(keyed[turn % 2])
+            account.did("client_kills")
+        elif act == "pause":
+            if scene.pause(random.choice([WAL_SHARD, GATEWAY]), random.choice(PAUSES_S)):
+                account.did("pauses", 1, "RF-11")
+        elif act == "supervisor":
+            scene.kill_supervisor()
+            account.did("kills", 1, "RF-5")
+        elif act == "all":
+            account.did("kills", kill_and_start(scene), "RF-4")
+        elif scene.kill(act, shard=random.randrange(2)):
+            account.did("kills", 1, {WAL_SHARD: "RF-1", GATEWAY: "RF-8"}.get(act, "RF-6"))
+    stage.close(scene)
+    if scene.rows is not None:
+        account.faults["RF-97"] += tried_twice(scene.rows, KEYS)
+
+
+def _producers_die(stage: Stage, scene: Scene) -> None:
+    """Producers end in the middle of a push, at each place of it; the others do not notice (RF-9)."""
+    doomed = [
+        scene.load.start("produce", topic=topic, per_s=2_000, hook=f"{place}:{n}")
+        for place in PLACES
+        for topic, n in ((0, 1), (1, 2), (0, 7))
+    ]
+    for client in doomed:
+        if not scene.load.died(client, SETTLE_S):
+            raise Stuck(f"a producer did not die at {client.task.hook}")
+        stage.account.did("client_kills", 1, "RF-9")
+    scene.load.wait_progress(300)
+
+
+# -- ends -------------------------------------------------------------------------------------------------
+
+
+def ends(stage: Stage, passes: tuple[int, ...] = stop_plan.PASSES, rounds: int = 1) -> None:
+    """SIGTERM in every phase, twice, and followed by SIGKILL (RF-23); the supervisor's stop point (RF-5)."""
+    account, random = stage.account, stage.order.random("ends")
+    scene = stage.cast("ends")
+    engine = scene.engine
+    scene.make_topics()
+    scene.start_load(PER_S / 3)
+    for n in passes:
+        _supervisor_dies_respawning(stage, scene, n)
+    for _ in range(rounds):
+        # Under load: in good order, although clients go on.
+        scene.load.wait_progress(300)
+        engine.signal(signal.SIGTERM)
+        status = engine.wait_status(SETTLE_S)
+        if status != 0:
+            scene.complaints.append(f"SIGTERM under load ended with {status}")
+        _start_again(scene)
+        account.did("terms", 1, "RF-23")
+        for second in (signal.SIGTERM, signal.SIGKILL):
+            scene.load.wait_progress(300)
+            engine.signal(signal.SIGTERM)
+            wait_for(lambda: _is_draining(scene), SETTLE_S, "the drain to begin", look_s=0.001)
+            engine.signal(second)
+            if engine.wait_status(SETTLE_S) is None:
+                raise Stuck(f"{second.name} after SIGTERM ends nothing")
+            engine.wait_alone()
+            _start_again(scene)
+            account.did("terms", 1, "RF-23")
+        for _ in range(2):
+            # While it starts: anywhere between its first line and its readiness.
+            scene.load.wait_progress(300)
+            engine.signal(signal.SIGTERM)
+            engine.wait_status(SETTLE_S)
+            before = engine.begin_start()
+            time.sleep(random.uniform(0.0, 0.8))
+            engine.signal(signal.SIGTERM)
+            if engine.wait_status(SETTLE_S) is None:
+                raise Stuck("SIGTERM while it starts ends nothing")
+            del before
+            engine.wait_alone()
+            _start_again(scene)
+            account.did("terms", 1, "RF-23")
+    stage.close(scene)
+
+
+def _is_draining(scene: Scene) -> bool:
+    """The supervisor drains, or is gone already."""
+    found = scene.engine.look()
+    return found is None or found.state == "draining"
+
+
+def _start_again(scene: Scene) -> None:
+    scene.engine.start()
+
+
+def _supervisor_dies_respawning(stage: Stage, scene: Scene, n: int) -> None:
+    engine = scene.engine
+    engine.signal(signal.SIGTERM)
+    engine.wait_status(SETTLE_S)
+    engine.arm(f"{stop_plan.SUPERVISOR_POINT}:{n}:kill")
+    engine.start()
+    with targets.Target(engine.pid) as supervisor:
+        for death in range(n):
+            wait_for(lambda: bool(engine.pids(WAL_SHARD)), SETTLE_S, "a shard to kill")
+            scene.load.wait_progress(100)
+            role, shard = (
+                (WAL_SHARD, death % 2) if n < 7 else ((WAL_SHARD, GATEWAY)[death % 2], death % 4 // 2)
+            )
+            wait_for(lambda role=role, shard=shard: scene.kill(role, shard), SETTLE_S, "a kill")  # type: ignore[misc]
+            stage.account.did("kills", 1, "RF-1")
+        if not supervisor.wait_dead():
+            raise Stuck(f"the supervisor did not die at pass {n} of its stop point")
+    engine.end_process()
+    engine.wait_alone()
+    stage.account.did("kills", 1, "RF-5")
+    stage.account.did("point_passes", 1)
+    if n == 1:
+        stage.account.counts["points"] += 1
+    engine.arm("")
+    engine.start()
+
+
+# -- a shard that stands still, and one that cannot live ----------------------------------------------------
+
+
+def frozen(stage: Stage) -> None:
+    """A shard is stopped and replaced: the old one is dead before the new one begins (RF-10). Meanwhile
+    another engine's shard dies at every start: it is given up, the others go on (RF-16)."""
+    scene = stage.cast("frozen", **{"supervisor.stuck_after_s": 3.0})
+    scene.make_topics()
+    scene.start_load(PER_S / 6)
+    scene.load.wait_progress(300)
+    (old,) = [p for p in targets.living(scene.engine.look(), WAL_SHARD) if p.name.endswith("-00")]
+    target = targets.hold_child(old.pid, scene.engine.pid)
+    if target is None:
+        raise Stuck("the shard to pause died by itself")
+    with target:
+        target.send(signal.SIGSTOP)
+        doomed(stage)
+        wait_for(lambda: _successor(scene, old.pid) != 0, SETTLE_S, "the stopped shard to be replaced")
+        if not target.wait_dead(0):
+            scene.complaints.append("a successor was started while the stopped shard was not dead")
+        files = _files_of(scene, old.incarnation)
+        was_alive = target.send(signal.SIGCONT)
+    if was_alive:
+        scene.complaints.append("the stopped shard could be continued after it was replaced")
+    scene.load.wait_progress(500)
+    after = _files_of(scene, old.incarnation)
+    changed = [name for name, facts in after.items() if files.get(name) not in {None, facts}]
+    if changed or set(after) - set(files):
+        scene.complaints.append(f"files of the replaced shard changed: {changed or set(after) - set(files)}")
+    stage.account.did("kills", 1, "RF-10")
+    stage.close(scene)
+
+
+def _successor(scene: Scene, old: int) -> int:
+    found = targets.living(scene.engine.look(), WAL_SHARD)
+    return next((p.pid for p in found if p.name.endswith("-00") and p.pid != old), 0)
+
+
+def _files_of(scene: Scene, incarnation: int) -> dict[str, tuple[int, int]]:
+    folder = Path(scene.engine.data_dir, "wal", "shard-00")
+    found = {}
+    for path in folder.glob(f"wal-{incarnation}-*.log"):
+        try:
+            facts = path.stat()
+        except FileNotFoundError:  # Absorbed, and gone meanwhile.
+            continue
+        found[path.name] = (facts.st_size, facts.st_mtime_ns)
+    return found
+
+
+RESTARTS_MAX = 3
+
+
+def doomed(stage: Stage) -> None:
+    """A shard dies at every start: given up after as many deaths as allowed, at a bounded rate (RF-16)."""
+    scene = stage.cast("doomed", topics=2, **{"supervisor.restart_max": RESTARTS_MAX})
+    scene.load.is_patient = True
+    scene.make_topics()
+    for topic in (0, 1):
+        scene.load.start("produce", topic=topic, per_s=500, timeout_s=5.0)
+    scene.load.start("read", topic=1)
+    scene.load.wait_progress(300)
+    pids: set[int] = set()
+
+    def is_given_up() -> bool:
+        found = scene.engine.look()
+        first = next((p for p in found.processes if p.name == "wal_shard-00"), None) if found else None
+        if first is None:
+            return False
+        if first.pid and targets.kill_child(first.pid, scene.engine.pid):
+            pids.add(first.pid)
+        return first.state == "failed" and first.restarts >= RESTARTS_MAX
+
+    wait_for(is_given_up, SETTLE_S, "the shard that cannot live to be given up")
+    if len(pids) != RESTARTS_MAX + 1:
+        scene.complaints.append(f"it was started {len(pids)} times, {RESTARTS_MAX + 1} are allowed")
+    stage.account.did("kills", len(pids), "RF-16")
+    found = scene.engine.look()
+    if found is None or found.state != "degraded":
+        scene.complaints.append(f"with a shard given up the engine calls itself {found and found.state}")
+    with ringlog.connect(scene.engine.url, timeout_ms=5_000) as client:
+        _expect_refusal(client, scene)
+        before = client.topics.state(scene.load.topics[1]).head_seq
+        wait_for(
+            lambda: client.topics.state(scene.load.topics[1]).head_seq > before + 200, SETTLE_S,
+            "the other shard to go on",
+        )  # fmt: skip
+    if scene.engine.restarts(WAL_SHARD)[0] != RESTARTS_MAX:
+        scene.complaints.append("a shard that was given up was started again")
+    stage.account.did("kills", kill_and_start(scene), "RF-4")
+    stage.close(scene)
+
+
+def kill_and_start(scene: Scene) -> int:
+    """The whole tree, however many of it live; returns how many were killed."""
+    before = len(scene.kills)
+    scene.kill_all()
+    return len(scene.kills) - before
+
+
+def _expect_refusal(client: ringlog.Client, scene: Scene) -> None:
+    try:
+        client.append(scene.load.topics[0], b"x")
+    except RinglogError as e:
+        if "shard_failed" not in f"{e} {e.detail}":
+            scene.complaints.append(f"a topic of a shard that was given up says {e!r} {e.detail}")
+    else:
+        scene.complaints.append("a topic of a shard that was given up took a record")
+
+
+# -- T-17 -------------------------------------------------------------------------------------------------
+
+OUTAGE_LOG_BYTES = 64 << 20
+
+
+def outage(stage: Stage, kills: int) -> None:
+    """How long writers wait for a shard that has 64 MiB of log to replay (T-17)."""
+    scene = stage.cast(
+        "outage", topics=3, **{"storage.enabled": False, "wal.file_bytes": "64MiB", "gateway.enabled": False}
+    )
+    scene.make_topics()
+    filler = scene.load.start("produce", topic=2, per_s=100_000, batch=200, record_bytes=6_000)
+    folder = Path(scene.engine.data_dir, "wal", "shard-00")
+
+    def has_enough() -> bool:
+        with ringlog.connect(scene.engine.url) as client:
+            return client.topics.state(scene.load.topics[2]).bytes >= OUTAGE_LOG_BYTES
+
+    wait_for(has_enough, 60.0, f"64 MiB of log in {folder.name}", look_s=0.1)
+    filler.ask_to_end()
+    filler.wait(SETTLE_S)
+    scene.load.start("produce_one", topic=0, per_s=500)
+    scene.load.start("produce", topic=1, per_s=100)
+    for _ in range(kills):
+        scene.load.wait_progress(200)
+        if scene.kill(WAL_SHARD, 0):
+            stage.account.did("kills", 1, "RF-1")
+        scene.load.wait_progress(200)
+        scene.engine.wait_serving()
+    kept = list(stage.pauses_ms)
+    stage.close(scene)
+    stage.outages_ms += scene.pauses_ms()
+    stage.pauses_ms = kept

@@ -1,0 +1,145 @@
+"""Client processes that start fast: a process with everything imported that forks one whenever it is told.
+
+To start an interpreter with its imports costs more than everything a short-lived client does. The nursery
+speaks a line a request: a Task as JSON comes in, the pid of a new client goes out. Clients are ended by
+SIGTERM in good order (they finish the operation they are at, and report) or by SIGKILL in none. They die with
+the nursery, and the nursery with whoever started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from chaos.kills.tasks import Report, Task
+
+ROOT = Path(__file__).parent.parent.parent
+_PR_SET_PDEATHSIG = 1
+_MAIN = "import sys; from chaos.kills.nursery import main; main(sys.argv[1:])"
+
+
+def die_with(parent: int) -> None:
+    """Ask to be killed when the parent ends; ends at once when that is past already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class Client:
+    """One client process, seen from outside."""
+
+    def __init__(self, pid: int, task: Task) -> None:
+        self.pid, self.task = pid, task
+        self._pidfd = os.pidfd_open(pid)
+
+    def ask_to_end(self) -> None:
+        """SIGTERM; see `wait`."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is dead."""
+        self._send(signal.SIGKILL)
+        self.wait(30.0)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for its death; False when it lives after that time."""
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return bool(poller.poll(timeout_s * 1000))
+
+    def report(self) -> Report | None:
+        """What it said in the end; None when it was killed."""
+        try:
+            return msgspec.json.decode(self.task.report_path.read_bytes(), type=Report)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def close(self) -> None:
+        """Forget it."""
+        os.close(self._pidfd)
+
+    def _send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+
+class Nursery:
+    """Context manager; everybody born in it is dead when it ends."""
+
+    def __init__(self) -> None:
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _MAIN, str(os.getpid())], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, env=environ,
+        )  # fmt: skip
+        self._clients: list[Client] = []
+
+    def start(self, task: Task) -> Client:
+        """Fork a client for a task."""
+        pipes = self._process
+        assert pipes.stdin is not None
+        assert pipes.stdout is not None
+        pipes.stdin.write(msgspec.json.encode(task) + b"\n")
+        pipes.stdin.flush()
+        client = Client(int(pipes.stdout.readline()), task)
+        self._clients.append(client)
+        return client
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._clients:
+            client.kill()
+            client.close()
+        self._process.communicate(timeout=30.0)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve until standard input ends."""
+    die_with(int(arguments[0]))
+    from chaos.kills import work
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel reaps.
+    # A client takes it once it has its handler: who is told to end at once must report all the same.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    here = os.getpid()
+    for line in sys.stdin.buffer:
+        pid = os.fork()
+        if pid == 0:
+            _be_client(work, line, here)
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+
+
+def _be_client(work: object, line: bytes, parent: int) -> None:
+    code = 1
+    try:
+        die_with(parent)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        task = msgspec.json.decode(line, type=Task)
+        began = time.monotonic_ns()
+        report = work.perform(task)  # type: ignore[attr-defined]
+        report.seconds = (time.monotonic_ns() - began) / 1e9
+        draft = task.report_path.with_suffix(".part")
+        draft.write_bytes(msgspec.json.encode(report))
+        draft.rename(task.report_path)
+        code = 0
+    except BaseException:  # noqa: BLE001  nobody else would hear of it
+        traceback.print_exc()
+    finally:
+        os._exit(code)

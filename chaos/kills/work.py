@@ -1,0 +1,350 @@
+"""What client processes do: write, read, delete, and note everything in their journals.
+
+Every record holds its own value, from which its bytes follow, so that a reader knows at once whether it got
+what was written. Clients stop after SIGTERM, when the operation they are at is over.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import numpy as np
+import xxhash
+
+import ringlog
+from chaos.check.journal import Journal, Outcome, What
+from chaos.kills.keys import KEY_VALUES
+from chaos.kills.tasks import Report, Task, TopicFacts
+from ringlog import stop_points
+from ringlog.client import Client
+from ringlog.client.pages import Cursor, Page
+from ringlog.envelope.messages import CheckpointMade, CheckpointNow
+from ringlog.errors import RinglogError
+from ringlog.link.address import parse_url, read_engine
+from ringlog.link.shard_requests import Requester
+
+WINDOW = 4
+"""Batches a producer has on their way."""
+PAGE_RECORDS = 1_000
+READ_WAIT_MS = 50
+PAUSE_S = 0.05
+_FILLER = bytes(range(256)) * 32
+_HEAD_BYTES = 8
+
+
+class _End:
+    """Whether SIGTERM came."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        signal.signal(signal.SIGTERM, self._set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+    def _set(self, *_: object) -> None:
+        self.is_set = True
+
+
+def payload_of(value: int, mean_bytes: int) -> bytes:
+    """The record of this value: at least eight bytes, some much longer than others."""
+    spread = value * 0x9E3779B1 & 0xFFFF
+    size = min((mean_bytes * spread) >> 15, len(_FILLER) - 256)
+    start = spread & 0xFF
+    return value.to_bytes(_HEAD_BYTES, "little") + _FILLER[start : start + size]
+
+
+def perform(task: Task) -> Report:
+    """Do the task until told to end; raises only for what is wrong with the harness."""
+    end, report = _End(), Report()
+    _arm(task.hook)
+    journal = Journal(task.journal_path, task.client)
+    try:
+        if task.kind == "operate":
+            _operate(task, end, report)
+            return report
+        with ringlog.connect(
+            task.url,
+            transport=task.transport,
+            timeout_ms=round(task.timeout_s * 1000),  # type: ignore[arg-type]
+        ) as client:
+            _KINDS[task.kind](client, task, journal, end, report)
+            report.retries = client.health().retries
+    finally:
+        journal.close()
+    return report
+
+
+# -- writing --------------------------------------------------------------------------------------------
+
+
+def _produce(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
+    """Send frames of one record in batches, several on their way."""
+    topic, waiting = task.topics[task.topic], deque[tuple[Any, Any]]()
+    pace = _Pace(task.per_s)
+    # Values are operation numbers, which nobody else has.
+    value = task.client << 32
+    producer = client.producer(topic, create=False)
+    while not end.is_set:
+        values = range(value, value + task.batch)
+        value += task.batch
+        payloads = [payload_of(each, task.record_bytes) for each in values]
+        digests = [xxhash.xxh3_64_intdigest(each) for each in payloads]
+        ops = journal.begin(What.APPEND, task.topic, values=values, digests=digests)
+        report.ops += len(ops)
+        try:
+            waiting.append((ops, producer.send_each(payloads)))
+        except RinglogError as e:
+            _failed(journal, task.topic, ops, Outcome.FAIL, e, report)
+        while len(waiting) >= WINDOW or (waiting and waiting[0][1].done()):
+            _settle(*waiting.popleft(), task, journal, report)
+        pace.wait(task.batch, end)
+    while waiting:
+        _settle(*waiting.popleft(), task, journal, report)
+
+
+def _settle(ops: Any, ticket: Any, task: Task, journal: Journal, report: Report) -> None:
+    try:
+        done = ticket.result(task.timeout_s)
+    except RinglogError as e:
+        # Some of the batch may have been appended all the same.
+        _failed(journal, task.topic, ops, Outcome.UNKNOWN, e, report)
+    else:
+        journal.end(task.topic, ops, Outcome.OK, done.seqs)
+
+
+def _produce_one(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
+    """Append one record at a time: each waits for its own answer."""
+    pace, value = _Pace(task.per_s), task.client << 32
+    while not end.is_set:
+        payload = payload_of(value, task.record_bytes)
+        _append(client, task, journal, report, value, payload)
+        value += 1
+        pace.wait(1, end)
+
+
+def _produce_keyed(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
+    """Append records under keys that other clients use too: one after the other, from `key_from` on."""
+    pace, number = _Pace(task.per_s), task.key_from
+    while not end.is_set:
+        payload = payload_of(KEY_VALUES + number, task.record_bytes)
+        _append(client, task, journal, report, KEY_VALUES + number, payload, key=f"key-{number}")
+        number += 1
+        pace.wait(1, end)
+
+
+def _append(
+    client: Client, task: Task, journal: Journal, report: Report, value: int, payload: bytes, key: str = ""
+) -> None:
+    digest = xxhash.xxh3_64_intdigest(payload)
+    ops = journal.begin(What.APPEND, task.topic, values=[value], digests=[digest])
+    report.ops += 1
+    name = task.topics[task.topic]
+    try:
+        if key:
+            done = client.append_many(name, [payload], idempotency_key=key, create=False)
+        else:
+            done = client.append(name, payload, create=False)
+    except RinglogError as e:
+        outcome = Outcome.UNKNOWN if e.outcome == "unknown" else Outcome.FAIL
+        _failed(journal, task.topic, ops, outcome, e, report)
+    else:
+        journal.end(task.topic, ops, Outcome.OK, done.first_seq)
+
+
+def _failed(
+    journal: Journal, topic: int, ops: Any, outcome: Outcome, error: RinglogError, report: Report
+) -> None:
+    journal.end(topic, ops, outcome)
+    report.failed(f"{type(error).__name__}: {error}")
+
+
+# -- reading --------------------------------------------------------------------------------------------
+
+
+def _read(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
+    """Follow a topic."""
+    cursor = Cursor(0, 0)
+    while not end.is_set:
+        page = _page(client, task, journal, report, What.READ, cursor)
+        cursor = cursor if page is None else page.cursor
+
+
+def _reread(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
+    """Read a topic from its beginning, again and again: what lies in segments and in the cold."""
+    cursor, pace = Cursor(0, 0), _Pace(task.per_s)
+    while not end.is_set:
+        page = _page(client, task, journal, report, What.READ, cursor)
+        if page is not None:
+            cursor = Cursor(0, 0) if page.caught_up else page.cursor
+        pace.wait(PAGE_RECORDS, end)
+
+
+def _page(
+    client: Client, task: Task, journal: Journal, report: Report, what: What, cursor: Cursor
+) -> Page | None:
+    (op,) = journal.begin(what, task.topic, seq=cursor.seq).tolist()
+    report.ops += 1
+    try:
+        page = client.read(
+            task.topics[task.topic], cursor, limit=PAGE_RECORDS, max_bytes=8 << 20, wait_ms=READ_WAIT_MS
+        )
+    except RinglogError as e:
+        _failed(journal, task.topic, np.array([op], np.uint64), Outcome.FAIL, e, report)
+        time.sleep(PAUSE_S)
+        return None
+    _note(journal, task.topic, op, page)
+    journal.end(task.topic, np.array([op], np.uint64), Outcome.OK, page.head_seq, page.cursor.seq)
+    return page
+
+
+def _note(journal: Journal, topic: int, op: int, page: Page) -> None:
+    if page.tombstone is not None:
+        journal.gap(topic, op, page.tombstone.gap_from, page.tombstone.gap_to)
+    records = page.records
+    journal.records(
+        topic, op, [record.seq for record in records],
+        [int.from_bytes(record.data[:_HEAD_BYTES], "little") for record in records],
+        [xxhash.xxh3_64_intdigest(record.data) for record in records],
+    )  # fmt: skip
+
+
+def _final(client: Client, task: Task, journal: Journal, _: _End, report: Report) -> None:
+    """Read every topic once from its beginning to its head, and ask the engine what it thinks of it."""
+    for topic, name in enumerate(task.topics):
+        (op,) = journal.begin(What.FINAL, topic).tolist()
+        cursor, head, counted = Cursor(0, 0), 0, 0
+        for page in client.reader(name).pages(PAGE_RECORDS):
+            _note(journal, topic, op, page)
+            cursor, head, counted = page.cursor, page.head_seq, counted + len(page)
+        journal.end(topic, np.array([op], np.uint64), Outcome.OK, head, cursor.seq)
+        said = client.topics.state(name)
+        report.facts.append(TopicFacts(name, said.count, said.head_seq, counted, max(head, cursor.seq)))
+        report.ops += 1
+
+
+# -- deleting, and what operators do ----------------------------------------------------------------------
+
+
+def _delete(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
+    """Delete all but the last records, now and then."""
+    name, pace, below = task.topics[task.topic], _Pace(task.per_s), 0
+    while not end.is_set:
+        pace.wait(1, end)
+        try:
+            wanted = client.topics.state(name).head_seq - task.keep
+        except RinglogError as e:
+            report.failed(f"{type(e).__name__}: {e}")
+            continue
+        if wanted <= below:
+            continue
+        below = wanted
+        ops = journal.begin(What.DELETE, task.topic, seq=below)
+        report.ops += 1
+        try:
+            client.topics.delete_records(name, before_seq=below)
+        except RinglogError as e:
+            _failed(journal, task.topic, ops, Outcome.UNKNOWN, e, report)
+        else:
+            journal.end(task.topic, ops, Outcome.OK)
+
+
+def _operate(task: Task, end: _End, report: Report) -> None:
+    """Ask for checkpoints, so that segments are made, moved and rewritten all the time."""
+    pace = _Pace(task.per_s)
+    while not end.is_set:
+        pace.wait(1, end)
+        info = read_engine(parse_url(task.url).run_dir)
+        if info is None:
+            continue
+        requester = Requester("compactor", f"ipc://{info.shm_dir}/compactor.sock", stop=_Flag(end))
+        try:
+            requester.ask(CheckpointNow(), CheckpointMade, timeout_s=10.0)
+            report.ops += 1
+        except RinglogError:
+            # It, or a shard it asked, is being replaced: an operator asks again.
+            time.sleep(PAUSE_S)
+        finally:
+            requester.close()
+
+
+class _Flag:
+    def __init__(self, end: _End) -> None:
+        self._end = end
+
+    def is_set(self) -> bool:
+        return self._end.is_set
+
+
+class _Pace:
+    """No more than so many a second; what was missed in a pause is not made up for."""
+
+    def __init__(self, per_s: float) -> None:
+        self._gap_s, self._next_s = 1.0 / per_s, time.monotonic()
+
+    def wait(self, count: int, end: _End) -> None:
+        now = time.monotonic()
+        self._next_s = max(self._next_s + count * self._gap_s, now - 1.0)
+        while not end.is_set and now < self._next_s:
+            time.sleep(min(PAUSE_S, self._next_s - now))
+            now = time.monotonic()
+
+
+# -- ends -------------------------------------------------------------------------------------------------
+
+
+def _arm(hook: str) -> None:
+    """Make this process kill itself at the n-th pass of a place in the middle of a push."""
+    if not hook:
+        return
+    place, _, number = hook.partition(":")
+    if place == "ring_after_publish":
+        stop_points.configure(f"{hook}:kill")
+        return
+    from ringlog.ring.producer import RingProducer
+    from ringlog.ring.region import RingMemory
+
+    passes = count(1)
+
+    def is_due() -> bool:
+        return next(passes) == int(number)
+
+    if place == "filled":
+        _wrap(RingProducer, "_publish", lambda *_: _die() if is_due() else None)
+    elif place == "before":
+        _wrap(RingMemory, "write", lambda *_: _die() if is_due() else None)
+    elif place == "inside":
+        write = RingMemory.write
+
+        def torn(memory: RingMemory, index: int, data: Any) -> None:
+            if is_due():
+                write(memory, index, bytes(data)[: max(len(data) // 2, 1)])
+                _die()
+
+        _wrap(RingMemory, "write", torn)
+    else:
+        raise ValueError(f"no place {hook} to die at")
+
+
+def _wrap(owner: Any, name: str, first: Callable[..., None]) -> None:
+    real = getattr(owner, name)
+
+    def wrapped(*args: Any) -> Any:
+        first(*args)
+        return real(*args)
+
+    setattr(owner, name, wrapped)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+_KINDS: dict[str, Callable[[Client, Task, Journal, _End, Report], None]] = {
+    "produce": _produce, "produce_one": _produce_one, "produce_keyed": _produce_keyed, "read": _read,
+    "reread": _reread, "delete": _delete, "final": _final,
+}  # fmt: skip

@@ -1,7 +1,112 @@
 """Every legal state of the disk after a crash, made from a recorded run, recovered and judged.
 
-workload.py runs a short history on a recorded disk; images.py makes, for a cut after each disk call, the
-disk images that some file system may leave; judge.py recovers each twice and compares it with what was
-submitted and acknowledged; explore.py does that for all short histories. `python -m chaos.states` is
-the exhaustive run.
+Rows of the fault matrix: RF-57 to RF-60, RF-66, RF-68, RF-69.
+
+workload.py runs a short history on a recorded disk, with compactor, relocator and reclaimer (actors.py) in
+it; images.py makes, for a cut after each disk call, the disk images that some file system may leave, and
+membership.py says whether an image is one of them; judge.py recovers each twice and compares it with what
+was submitted and acknowledged, offline.py with what the offline verifier says; explore.py does that for all
+short histories; edges.py edits images where no history leads.
+
+Settings: `longest` (all sequences of up to so many operations), and the shares of `explore.Share`. What is
+left of the time goes into longer sequences drawn from the seed, which are counted apart.
 """
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+
+from chaos.order import Account, Order
+from chaos.states import edges
+from chaos.states.explore import Explorer, Share, Steps, Tally, histories
+from chaos.states.judge import Broken, Depth
+from chaos.states.offline import Offline
+from chaos.states.replaying import replay_state
+from chaos.states.workload import ALPHABET
+
+LATE = 1.4
+"""Times `seconds` after which nothing more is begun; the floors say then what is missing."""
+SENDS_AGAIN_EVERY = 3
+GOES_ON_EVERY = 40
+"""Of the edited images, so many are also sent everything again, or have the other actors go on."""
+
+
+def run(order: Order, account: Account) -> None:
+    """Explore the edges and all short histories, then longer ones while there is time."""
+    defaults = {"longest": 2, **{each.name: getattr(Share(), each.name) for each in fields(Share)}}
+    chosen = order.choose(defaults)
+    longest = int(chosen.pop("longest"))
+    share = Share(**{**chosen, "seed": order.seed})
+    logging.disable(logging.CRITICAL)
+    gc.disable()
+    begun = time.monotonic()
+    offline = Offline(order.scratch)
+    _edges(account, offline)
+    explorer = Explorer(Tally(), share, offline)
+    for steps in _all(order, longest):
+        is_extra = len(steps) > longest
+        if time.monotonic() - begun > order.seconds * (1 if is_extra else LATE):
+            break
+        try:
+            explorer.one(steps)
+        except Broken as e:
+            account.found(str(e)[:300], e.case, str(e))
+        account.did("longer_sequences" if is_extra else "sequences", 1, "RF-58")
+        gc.collect()
+    _count(account, explorer.tally, offline)
+
+
+def _all(order: Order, longest: int) -> Iterator[Steps]:
+    rng = order.random("order")
+    for length in range(1, longest + 1):
+        exactly = [steps for steps in histories(length) if len(steps) == length]
+        rng.shuffle(exactly)
+        yield from exactly
+    while True:
+        yield tuple(rng.choices(ALPHABET, k=longest + 1))
+
+
+def _edges(account: Account, offline: Offline) -> None:
+    for row in edges.ROWS:
+        for number, edge in enumerate(edges.edges(row)):
+            depth = Depth(
+                offline, row == "RF-66" or number % SENDS_AGAIN_EVERY == 0, number % GOES_ON_EVERY == 0
+            )
+            try:
+                edges.judge_edge(row, edge, depth)
+            except Broken as e:
+                account.found(f"{row}: {e}"[:300], f"{edges.EDGES}/{row}/{number}", str(e))
+            account.did("edited", 1, row)
+        gc.collect()
+
+
+def _count(account: Account, tally: Tally, offline: Offline) -> None:
+    account.did("images", tally.images + account.counts["edited"])
+    account.did("recovered", tally.judged + account.counts["edited"], "RF-57")
+    account.did("recovered_in_recovery", tally.recoveries, "RF-59")
+    account.did("verified", offline.checks)
+    for name in ("cuts", "acked", "deleted", "sent_again", "went_on"):
+        account.did(name, getattr(tally, name))
+
+
+def replay(order: Order, case: str) -> None:
+    """Make and judge one image again; prints the history up to the cut. Raises Broken, or ValueError for
+    what is no case."""
+    if not case.startswith(f"{edges.EDGES}/"):
+        replay_state(case, order.scratch)
+        return
+    _, row, number = case.split("/")
+    for at, edge in enumerate(edges.edges(row)):
+        if at == int(number):
+            for path, data in sorted(edge[0].files.items()):
+                print(f"  {path}: {len(data)} bytes, {len(data.rstrip(bytes(1)))} up to the zeros at its end")
+            edges.judge_edge(row, edge, Depth(Offline(order.scratch), goes_on=True))
+            return
+    raise ValueError(f"{row} has no case {number}")
+
+
+__all__ = ["replay", "run"]

@@ -60,10 +60,10 @@ def counted_salts(first: int = 1) -> Iterator[None]:
             module.secrets = secrets
 
 
-def seal(world: World, before: Callable[[m.Message], None] | None = None) -> int:
-    """One checkpoint: the log so far becomes segments and a snapshot; returns how many segments.
+def seal(world: World, before: Callable[[m.Message], None] | None = None, *, roll: bool = True) -> int:
+    """One checkpoint: the log so far, or with `roll` False its closed files, becomes segments and a snapshot.
 
-    `before` is called with each message that the compactor sends.
+    `before` is called with each message that the compactor sends. Returns how many segments were made.
     """
     world.clock.advance(0.001)
     asking = Asking(world)
@@ -71,7 +71,7 @@ def seal(world: World, before: Callable[[m.Message], None] | None = None) -> int
         asking.before = before
     shard: Any = Shard(asking, 0)  # type: ignore[arg-type]
     place = replace(workplace(world, **STORAGE), numbers=_numbers(world, MAKER_COMPACTOR, NUMBERS_SHIFT))
-    return Checkpoint(place, shard, shard.plan(roll=True)).run().segments
+    return Checkpoint(place, shard, shard.plan(roll=roll)).run().segments
 
 
 def _numbers(world: World, maker: int, shift: int) -> NumberAllocator:
@@ -97,7 +97,7 @@ def reclaim(world: World) -> Reclaimed:
     found = _reclaimer(world)
     found.round()
     for _ in range(SNAPSHOTS_BEFORE):
-        seal(world)
+        seal(world, roll=False)
         world.clock.advance(61)
     found.round()
     return found.counts

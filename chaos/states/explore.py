@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from chaos.states.case import TRAP, Case
 from chaos.states.images import Image, Tree
@@ -74,6 +75,8 @@ class Share:
     """Calls of such a recovery after which it is cut, drawn from the seed."""
     sends_again_every: int = 1
     goes_on_every: int = 25
+    verified_every: int = 1
+    """One image in so many is held against the offline verifier too, if there is one."""
     seed: int = 1
 
 
@@ -111,12 +114,12 @@ def explore(
     return tally
 
 
-def record(steps: Iterable[str]) -> tuple[History, Tree]:
-    """A history, and the disk before it."""
+def record(steps: Iterable[str], salts: int = 0) -> tuple[History, Tree]:
+    """A history, and the disk before it. `salts`: those of log files are counted from here on."""
     tree = Tree()
     for path in DIRECTORIES:
         tree.make_durable_dir(path)
-    return Workload().run(steps), tree
+    return Workload(salts).run(steps), tree
 
 
 def cuts_of(history: History, tree: Tree, facts: Facts) -> Iterator[int]:
@@ -138,6 +141,7 @@ class Explorer:
     tally: Tally
     share: Share
     offline: Offline | None = None
+    _again: dict[Hashable, dict[str, Any]] = field(default_factory=dict)
     _done: dict[Steps, int] = field(default_factory=dict)
     """Histories explored -> how many operations they have: what begins like one of them is known so far."""
 
@@ -180,8 +184,9 @@ class Explorer:
         goes_on = tally.judged % share.goes_on_every == 0
         tally.sent_again += sends_again
         tally.went_on += goes_on
-        tally.verified += self.offline is not None
-        return Depth(self.offline, sends_again, goes_on)
+        offline = self.offline if tally.judged % share.verified_every == 0 else None
+        tally.verified += offline is not None
+        return Depth(offline, sends_again, goes_on, self._again)
 
     def _recovery(self, image: Image, facts: Facts, how: How, case: Case) -> None:
         """Crash at calls inside the recovery of an image, and recover again (CP-56 to CP-60)."""
@@ -198,7 +203,13 @@ class Explorer:
             for again in tree.after_power_loss(number):
                 if tally.is_new(again, facts, POWER_LOSS):
                     with case.named(how.name, image.key(), number, again.key()):
-                        judge(again, facts, POWER_LOSS, incarnation=2_000, depth=Depth(self.offline))
+                        judge(
+                            again,
+                            facts,
+                            POWER_LOSS,
+                            incarnation=2_000,
+                            depth=Depth(self.offline, sends_again=False),
+                        )
                     tally.judged += 1
                     tally.recoveries += 1
 

@@ -43,6 +43,21 @@ class Told(NamedTuple):
     numbers: tuple[int, ...]
 
 
+class Laid(NamedTuple):
+    """What is on a disk, with a hash of each file and of everything."""
+
+    files: dict[str, bytes]
+    digests: dict[str, bytes]
+    key: bytes
+
+    @classmethod
+    def on(cls, disk: SimulatedDisk) -> Laid:
+        """As the kernel shows it now."""
+        files = disk.contents()
+        digests = {path: xxhash.xxh3_128_digest(data) for path, data in files.items()}
+        return cls(files, digests, xxhash.xxh3_128_digest(repr(sorted(digests.items())).encode()))
+
+
 class Disagreement(AssertionError):
     """The verifier finds damage, or other facts than the engine."""
 
@@ -60,11 +75,9 @@ class Offline:
     _kept: dict[bytes, dict[str, Told]] = field(default_factory=dict)
     _frames: dict[bytes, frozenset[tuple[Record, bytes]]] = field(default_factory=dict)
 
-    def check(self, disk: SimulatedDisk, topics: Mapping[str, tuple[Told, Mapping[int, bytes]]]) -> None:
-        """Hold the disk against what the engine says of each topic; raises Disagreement."""
-        files = disk.contents()
-        digests = {path: xxhash.xxh3_128_digest(data) for path, data in files.items()}
-        key = xxhash.xxh3_128_digest(repr(sorted(digests.items())).encode())
+    def check(self, laid: Laid, topics: Mapping[str, tuple[Told, Mapping[int, bytes]]]) -> None:
+        """Hold a disk against what the engine says of each topic; raises Disagreement."""
+        files, digests, key = laid
         if key not in self._kept:
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()

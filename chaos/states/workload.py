@@ -91,9 +91,11 @@ class History:
 class Workload:
     """Runs steps one after the other in one world."""
 
-    def __init__(self) -> None:
+    def __init__(self, salts: int = 0) -> None:
         self.disk = d.RecordingDisk(d.SimulatedDisk(*DIRECTORIES))
-        self.world = World(self.disk, watch=self._watch, file_bytes=FILE_BYTES, cold=COLD, has_cold=True)
+        self.world = World(
+            self.disk, watch=self._watch, file_bytes=FILE_BYTES, cold=COLD, has_cold=True, _salt=salts
+        )  # fmt: skip
         self.history = History(self.disk.operations)
         self._by_number: dict[tuple[int, int], int] = {}
         self._open_wish = -1

@@ -1,0 +1,175 @@
+"""Images that a history does not pass by itself: frames cut at every byte, leftovers, files too long.
+
+Each is made from a recorded history by editing one file of an image, and judged as any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from chaos.states.explore import cuts_of, record
+from chaos.states.images import Image
+from chaos.states.judge import KILL, POWER_LOSS, Broken, Depth, Facts, How, judge
+from ringlog.limits import WAL_HEADER_BYTES
+from ringlog.storage.layout import decode_wal_header, parse_wal_name, wal_name
+from ringlog.testing import disk as d
+from ringlog.types import Durability
+from ringlog.verify.wal_decoder import Walk
+
+STREAM = "/data/wal/shard-00"
+EDGES = "edges"
+"""Begins the name of such a case: `edges/ROW/NUMBER`."""
+OLDER_SALTS = 1 << 16
+"""Salts are never used twice: an older file has others."""
+LONGER_BYTES = (8, 512, 4_096, 64 << 10)
+
+Edge = tuple[Image, Facts, How]
+
+
+def edges(row: str) -> Iterator[Edge]:
+    """All cases of one row of the fault matrix, the same each time."""
+    return ROWS[row]()
+
+
+def judge_edge(row: str, edge: Edge, depth: Depth) -> None:
+    """Judge one case; raises Broken."""
+    image, facts, how = edge
+    seen = judge(image, facts, how, depth=depth)
+    if row == "RF-66":
+        _require_loss(seen, facts)
+
+
+def _require_loss(seen: dict[str, Any], facts: Facts) -> None:
+    """What was acknowledged and seen is gone, or the case is none; the judge saw that it is announced."""
+    mine = [sent for i, sent in enumerate(facts.sent) if i in facts.acked and sent.topic == "d"]
+    if not any(seq not in seen["d"].records for sent in mine for seq in sent.seqs):
+        raise Broken("nothing was lost: the case does not show what it is for")
+
+
+def at_end(*steps: str, salts: int = 0) -> tuple[Image, Image, Facts]:
+    """(what the kernel shows, what is durable at least, facts) when a history has ended."""
+    history, tree = record(steps, salts)
+    facts = Facts()
+    for _ in cuts_of(history, tree, facts):
+        continue
+    return tree.as_killed(), tree.as_synced(), facts
+
+
+def _cut_at_every_byte() -> Iterator[Edge]:
+    """RF-60: the write of a frame of several records reached the device up to some byte, and no further."""
+    for steps in (("delete_seq",), ("restart", "delete_seq")):
+        history, tree = record(steps)
+        facts, before = Facts(), tree.as_killed()
+        for number in cuts_of(history, tree, facts):
+            done = history.operations[number]
+            if isinstance(done, d.Write) and done.path.startswith(STREAM) and _is_of_many(facts):
+                break
+            before = tree.as_killed()
+        assert isinstance(done, d.Write)
+        data = before.files[done.path]
+        for size in range(len(done.data) + 1):
+            torn = data[: done.offset] + done.data[:size] + data[done.offset + size :]
+            yield _with(before, done.path, torn), facts, POWER_LOSS
+
+
+def _is_of_many(facts: Facts) -> bool:
+    """Whether frames are under way, and the first of them holds several records."""
+    under_way = [sent for i, sent in enumerate(facts.sent) if i not in facts.acked]
+    return bool(under_way) and len(under_way[0].payloads) > 1 and under_way[0].topic == "f"
+
+
+def _leftover() -> Iterator[Edge]:
+    """RF-68: the newest file of the log is one that a start or a roll had only begun to make."""
+    for steps in (("append",), ("append_many",), ("rotate",), ("seal", "append"), ("restart", "append")):
+        image, _, facts = at_end(*steps)
+        newest = _logs(image)[-1]
+        header = decode_wal_header(image.files[newest], newest)
+        made = dataclasses.replace(header, incarnation=header.incarnation + 1, n=0, prev_file=0, prev_stop=0)
+        whole = dataclasses.replace(made, prev_seal=0).encode().ljust(WAL_HEADER_BYTES, b"\0")
+        bodies = (
+            b"",
+            bytes(512),
+            bytes(WAL_HEADER_BYTES),
+            bytes(1 << 16),
+            whole[:512],
+            whole,
+            whole + bytes(1 << 16),
+        )
+        for incarnation, n in ((header.incarnation, header.n + 5), (header.incarnation + 1, 0)):
+            for body in bodies:
+                path = f"{STREAM}/{wal_name(incarnation, n)}"
+                for how in (KILL, POWER_LOSS):
+                    if body[:8] != whole[:8] or n == 0:
+                        yield Image(image.directories, {**image.files, path: body}), facts, how
+
+
+def _longer() -> Iterator[Edge]:
+    """RF-69: behind the last frame lie zeros, or what an older file held on the same blocks."""
+    for steps in (("append",), ("append_many",), ("rotate", "restart", "append"), ("restart", "append_many")):
+        image, _, facts = at_end(*steps)
+        newest = _logs(image)[-1]
+        data = image.files[newest]
+        stop = _stop(newest, data)
+        for size in LONGER_BYTES:
+            yield _with(image, newest, data + bytes(size)), facts, POWER_LOSS
+        for older in _older_lives():
+            for at in (stop, -(-stop // 512) * 512, -(-stop // 4_096) * 4_096):
+                stale = data[:at] + older + data[at + len(older) :]
+                yield _with(image, newest, stale), facts, POWER_LOSS
+                yield _with(image, newest, stale[: at + len(older)]), facts, POWER_LOSS
+
+
+def _older_lives() -> Iterator[bytes]:
+    """Frames of another file: from its first on, its last group alone, and its header with everything."""
+    image, _, _ = at_end("create", "append", "append_many", "restart", salts=OLDER_SALTS)
+    for path in _logs(image)[:-1]:
+        data = image.files[path]
+        stop = _stop(path, data)
+        if stop > WAL_HEADER_BYTES:
+            yield data[WAL_HEADER_BYTES:stop]
+            yield data[max(WAL_HEADER_BYTES, stop - 512) : stop]
+            yield data[:stop]
+
+
+def _lost_tails() -> Iterator[Edge]:
+    """RF-66: what is of class `disk` was acknowledged and read, and was not synced when power was lost."""
+    for steps in (
+        ("append_many",), ("append_disk", "append_disk"), ("append_disk_many", "append_disk"),
+        ("append_disk", "idle", "append_disk_many"), ("append_many", "append_disk"),
+        ("append_disk", "restart", "append_disk", "append_disk"),
+        ("append_many", "rotate", "append_disk_many"),
+        ("append_disk", "seal", "append_disk"), ("append_many", "seal", "relocate", "append_disk_many"),
+        ("delete_topic", "append_disk", "append_disk_many"),
+        ("append_disk_many", "delete_seq", "append_disk"),
+    ):  # fmt: skip
+        _, synced, facts = at_end(*steps)
+        assert any(each.durability is Durability.DISK for each in facts.sent)
+        yield synced, facts, POWER_LOSS
+
+
+def _logs(image: Image) -> list[str]:
+    names = [path.rpartition("/")[2] for path in image.files if path.startswith(f"{STREAM}/")]
+    known = sorted((parsed, name) for name in names if (parsed := parse_wal_name(name)) is not None)
+    used = [name for _, name in known if any(image.files[f"{STREAM}/{name}"][:8])]
+    return [f"{STREAM}/{name}" for name in used]
+
+
+def _stop(path: str, data: bytes) -> int:
+    walk = Walk(data, decode_wal_header(data, path).salt)
+    for _ in walk.frames():
+        continue
+    return walk.stop
+
+
+def _with(image: Image, path: str, data: bytes) -> Image:
+    return Image(image.directories, {**image.files, path: data})
+
+
+ROWS: dict[str, Callable[[], Iterator[Edge]]] = {
+    "RF-60": _cut_at_every_byte,
+    "RF-66": _lost_tails,
+    "RF-68": _leftover,
+    "RF-69": _longer,
+}

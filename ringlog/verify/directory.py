@@ -140,7 +140,7 @@ def put_together(found: Verification) -> None:
     """Say of each file in `found.files` what the others say of it, and of each topic what is missing."""
     snapshots = snapshots_in_force([report for report in found.files if report.kind == "snapshot"])
     in_force = judge_log(found.files, snapshots)
-    segments = [report for report in found.files if report.kind == "segment"]
+    segments = _existing([report for report in found.files if report.kind == "segment"], snapshots)
     _check_identity(found.files)
     _check_counter(found.files)
     _check_listed(snapshots, segments)
@@ -195,11 +195,31 @@ def _check_counter(reports: Sequence[FileReport]) -> None:
             report.damage(f"the counter of incarnations is older than the log: {used} was used")
 
 
+def _existing(segments: Sequence[FileReport], snapshots: Sequence[FileReport]) -> list[FileReport]:
+    """Segments, without what is left of some: an index whose data part is nowhere and that no snapshot lists.
+
+    A crash leaves one when a segment was being made, since its data part is named last, or was being removed,
+    since its index goes last. What was moved to a cold tier is listed.
+    """
+    listed = {stem for report in snapshots for stem, _, _ in report.more["facts"].segments}
+    found = []
+    for report in segments:
+        if report.more["has_data"] or report.path in listed:
+            found.append(report)
+        else:
+            report.findings.clear()
+            report.remark("is no segment: its data part was not made yet, or is gone already")
+    return found
+
+
 def _check_listed(snapshots: Sequence[FileReport], segments: Sequence[FileReport]) -> None:
     """Segments that a snapshot lists are there, or newer ones hold what they held."""
     there = {report.path for report in segments}
+    only_index = {report.path: report for report in segments if report.more.get("only_index")}
     newest = max((report.more["number"] for report in segments), default=0)
     for report in snapshots:
         for stem, number, _ in report.more["facts"].segments:
             if stem not in there and number >= newest:
                 report.damage(f"segment {stem} is missing")
+            if stem in only_index:
+                only_index[stem].damage("the tags part is missing: it can be rebuilt from the data")

@@ -1,0 +1,56 @@
+"""What a crash leaves of a segment that was being made, or removed, is no damage; a lost segment is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos.states.explore import cuts_of, record
+from chaos.states.images import Image
+from chaos.states.judge import Facts
+from ringlog.testing import disk as d
+from ringlog.verify.directory import Verification, verify_directory
+
+
+def verified(image: Image, root: Path) -> Verification:
+    for path, data in image.files.items():
+        target = root / path[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+    return verify_directory(str(root / "data"), is_deep=True, jobs=1)
+
+
+def killed_after(kind: type[d.Operation], suffix: str, *steps: str) -> Image:
+    """The disk when the engine was killed right after the first such call."""
+    history, tree = record(steps)
+    for number in cuts_of(history, tree, Facts()):
+        done = history.operations[number]
+        name = getattr(done, "target", getattr(done, "path", ""))
+        if isinstance(done, kind) and name.endswith(suffix):
+            return tree.as_killed()
+    raise AssertionError(f"no {kind.__name__} of {suffix}")
+
+
+@pytest.mark.parametrize("suffix", [".idx", ".tags"])
+def test_an_index_named_before_its_data_is_a_leftover(tmp_path, suffix):
+    """A seal that was killed between two renames: the log still has the records."""
+    found = verified(killed_after(d.Rename, suffix, "append_many", "seal"), tmp_path)
+    assert not found.is_damaged, found.findings
+    assert any("is no segment" in each.what for each in found.findings)
+    assert [(each.topic, each.records) for each in found.topics if each.topic == "f"] == [("f", 4)]
+
+
+def test_an_index_whose_data_was_removed_first_is_a_leftover(tmp_path):
+    """A reclaimer that was killed while it removed what no shard knows."""
+    found = verified(killed_after(d.Unlink, ".data", "reclaim"), tmp_path)
+    assert not found.is_damaged, found.findings
+
+
+def test_a_leftover_index_vouches_for_nothing(tmp_path):
+    """What it says it holds is not there: when the log is gone too, the records are missing."""
+    image = killed_after(d.Rename, ".idx", "delete_seq", "seal")
+    logs = [path for path in image.files if path.endswith("wal-1-0.log")]
+    left = {path: data for path, data in image.files.items() if path not in logs}
+    found = verified(Image(image.directories, left), tmp_path)
+    assert not [each for each in found.topics if each.records]

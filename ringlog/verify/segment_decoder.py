@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
@@ -121,7 +120,7 @@ def verify_segment(root: str, stem: str, *, is_deep: bool = False, cold_dir: str
     name = _STEM.match(stem)
     number = int(name[3], 16) if name else 0
     report.more = {"number": number, "topics": {}, "tier": "hot"}
-    index = _index_of(report, Path(root) / f"{stem}.idx")
+    index = _index_of(report, f"{root}/{stem}.idx")
     data = _data_of(report, root, stem, cold_dir)
     report.more["has_data"] = data is not None
     walked = None
@@ -139,8 +138,8 @@ def verify_segment(root: str, stem: str, *, is_deep: bool = False, cold_dir: str
     if index is not None and walked is not None:
         _compare(report, index, walked, is_deep)
     _check_number(report, number, index)
-    _tags_of(report, Path(root) / f"{stem}.tags", index, walked, is_deep)
-    _marks_of(report, Path(root) / f"{stem}.del", number)
+    _tags_of(report, f"{root}/{stem}.tags", index, walked, is_deep)
+    _marks_of(report, f"{root}/{stem}.del", number)
     if cold_dir:
         _compare_cold(report, root, stem, cold_dir)
     return report
@@ -151,15 +150,17 @@ def _compare_cold(report: FileReport, root: str, stem: str, cold_dir: str) -> No
 
     Nobody reads them while the host's are there, so nobody else would notice.
     """
+    size = report.bytes
     for suffix in (".idx", ".tags"):
-        here, there = Path(root) / f"{stem}{suffix}", Path(cold_dir) / f"{stem}{suffix}"
-        if here.exists() and there.exists() and here.read_bytes() != there.read_bytes():
+        here, there = (_bytes_of(report, f"{top}/{stem}{suffix}") for top in (root, cold_dir))
+        if here is not None and there is not None and here != there:
             report.damage(f"the cold copy of {suffix[1:]} is not what the host has")
-    marks = Path(cold_dir) / f"{stem}.del"
-    if not marks.exists():
+    marks = _bytes_of(report, f"{cold_dir}/{stem}.del")
+    report.bytes = size  # copies are no further data
+    if marks is None:
         return
     try:
-        found, _, made = read_marks(marks.read_bytes())
+        found, _, made = read_marks(marks)
         odd = len(made) - made.count(0) - made.count(DELETED)
         if found != report.more["number"] or odd:
             raise VerifyError("marks of another segment, or that are no marks")
@@ -167,10 +168,12 @@ def _compare_cold(report: FileReport, root: str, stem: str, cold_dir: str) -> No
         report.damage(f"the cold copy of the deletion marks: {e.message}")
 
 
-def _bytes_of(report: FileReport, path: Path) -> bytes | None:
-    if not path.exists():
+def _bytes_of(report: FileReport, path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
         return None
-    data = path.read_bytes()
     report.bytes += len(data)
     return data
 
@@ -192,9 +195,9 @@ def _checked(data: bytes, size: int, magic: bytes, part: str) -> None:
 
 
 def _data_of(report: FileReport, root: str, stem: str, cold_dir: str) -> bytes | None:
-    data = _bytes_of(report, Path(root) / f"{stem}.data")
+    data = _bytes_of(report, f"{root}/{stem}.data")
     if data is None and cold_dir:
-        data = _bytes_of(report, Path(cold_dir) / f"{stem}.data")
+        data = _bytes_of(report, f"{cold_dir}/{stem}.data")
         report.more["tier"] = "cold"
     return data
 
@@ -298,7 +301,7 @@ def read_index(data: bytes) -> Index:
     return Index(number, salt, records, data_bytes, bool(flags & 1), rows, entries, header, data)
 
 
-def _index_of(report: FileReport, path: Path) -> Index | None:
+def _index_of(report: FileReport, path: str) -> Index | None:
     data = _bytes_of(report, path)
     if data is None:
         report.remark("there is no index: it is rebuilt from the data at the next start")
@@ -457,7 +460,7 @@ def read_marks(data: bytes) -> tuple[int, int, bytes]:
 
 
 def _tags_of(
-    report: FileReport, path: Path, index: Index | None, walked: _Walked | None, is_deep: bool
+    report: FileReport, path: str, index: Index | None, walked: _Walked | None, is_deep: bool
 ) -> None:
     data = _bytes_of(report, path)
     if data is None:
@@ -492,7 +495,7 @@ def _tags_in(walked: _Walked) -> list[tuple[int, str, list[int]]]:
     return sorted((row, tag, ordinals) for (row, tag), ordinals in found.items())
 
 
-def _marks_of(report: FileReport, path: Path, number: int) -> None:
+def _marks_of(report: FileReport, path: str, number: int) -> None:
     """Deletion marks: one byte a record, in the order of the data."""
     data = _bytes_of(report, path)
     if data is None:

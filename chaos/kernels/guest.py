@@ -1,0 +1,131 @@
+"""A guest kernel: User-Mode Linux in a process group of its own, on one disk image, with a console.
+
+Its root is the host's, read-only; all it can write is the image, which is mounted at GUEST_DISK. What it
+prints is on our side of the fault: whatever we have read was said before it died.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaos.order import CannotRun
+
+SOURCE = Path(__file__).parent / "xstate.c"
+ROOT = Path(__file__).parent.parent.parent
+GUEST_DISK = "/mnt/disk"
+MEMORY = "192M"
+IMAGE_BYTES = 48 << 20
+COMMAND_S = 30.0
+LINE_BYTES_MAX = 1 << 22
+"""A guest that prints more than this without a line's end has lost its mind."""
+
+
+def need_kernel() -> None:
+    """Raise CannotRun where there is no guest kernel, or not what it needs."""
+    for program, package in (("linux.uml", "user-mode-linux"), ("mkfs.ext4", "e2fsprogs"), ("gcc", "gcc")):
+        if shutil.which(program) is None:
+            raise CannotRun(f"{program} is not installed (package {package})")
+    if os.geteuid() != 0:
+        raise CannotRun("needs root: the guest's files on the host would belong to somebody else")
+
+
+def build_shim(scratch: Path) -> Path:
+    """Compile the shim for large register files."""
+    shim = scratch / "xstate.so"
+    command = ["gcc", "-shared", "-fPIC", "-O2", "-o", str(shim), str(SOURCE), "-ldl"]
+    subprocess.run(command, check=True, timeout=COMMAND_S, capture_output=True)
+    return shim
+
+
+def make_image(path: Path) -> None:
+    """An empty ext4."""
+    with path.open("wb") as out:
+        out.truncate(IMAGE_BYTES)
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(path)], check=True, timeout=COMMAND_S, capture_output=True)
+
+
+@dataclass(slots=True)
+class Guest:
+    """One life of a guest kernel. `start`, read `lines`, `kill`."""
+
+    scratch: Path
+    shim: Path
+    image: Path
+    name: str
+    mount_options: str = "data=ordered"
+    _process: subprocess.Popen[bytes] | None = None
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _held: bytes = b""
+
+    def start(self, program: Sequence[str], environ: dict[str, str]) -> None:
+        """Boot, mount the image and run a program of the host there."""
+        script = self.scratch / f"{self.name}.sh"
+        script.write_text(self._script(program, environ))
+        script.chmod(0o700)
+        command = [
+            "linux.uml", f"mem={MEMORY}", "rootfstype=hostfs", "rootflags=/", "ro", f"ubd0={self.image}",
+            f"init={script}", "con0=fd:0,fd:1", "con=null", "ssl=null", "quiet", "panic=1",
+            f"uml_dir={self.scratch}/", f"umid={self.name}",
+        ]  # fmt: skip
+        host = {
+            **os.environ, "LD_PRELOAD": str(self.shim), "TMPDIR": str(self.scratch),
+            "HOME": str(self.scratch),
+        }  # fmt: skip
+        # A session of its own: the guest's processes are processes of the host, and all go at once.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=host,
+            start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._selector.register(self._process.stdout, selectors.EVENT_READ)
+
+    def _script(self, program: Sequence[str], environ: dict[str, str]) -> str:
+        settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in environ.items())
+        return (
+            "#!/bin/sh\nexport PATH=/usr/sbin:/usr/bin:/sbin:/bin\n"
+            "mount -t proc proc /proc\nmount -t tmpfs none /mnt\nmkdir /mnt/disk /mnt/tmp\n"
+            f"mount -t ext4 -o {self.mount_options} /dev/ubda {GUEST_DISK} || echo '@nomount'\n"
+            f"cd {shlex.quote(str(ROOT))}\n"
+            f"exec env TMPDIR=/mnt/tmp {settings} {shlex.join(program)}\n"
+        )
+
+    def line(self, deadline: float) -> str | None:
+        """The next whole line of the console; None at the deadline (monotonic) or when the guest is dead."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while b"\n" not in self._held:
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._selector.select(left):
+                return None
+            data = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not data or len(self._held) > LINE_BYTES_MAX:
+                return None
+            self._held += data
+        found, _, self._held = self._held.partition(b"\n")
+        return found.decode(errors="replace").rstrip("\r")
+
+    def kill(self) -> list[str]:
+        """SIGKILL to the whole kernel at once; returns the lines that had come by then."""
+        process = self._process
+        if process is None:
+            return []
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(COMMAND_S)
+        lines = []
+        while (found := self.line(time.monotonic() + COMMAND_S)) is not None:
+            lines.append(found)
+        self._selector.close()
+        if process.stdout is not None:
+            process.stdout.close()
+        self._process = None
+        return lines

@@ -1,0 +1,167 @@
+"""What an engine answers from a directory: recovered and read by the production code, and compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyroaring import BitMap64
+
+from chaos.rot.specimen import COLD, TOPICS, Specimen
+from ringlog.envelope import messages as m
+from ringlog.errors import CorruptData, RinglogError
+from ringlog.frame import FrameView, open_frame
+from ringlog.frame.layout import Column
+from ringlog.storage.reader import FrameRun, Mark, Pause, TopicReader
+from ringlog.storage.shelf import SegmentShelf
+from ringlog.testing.clock import ManualClock
+from ringlog.testing.shard_world import DATA, SHM, Gone, Marks, World
+
+ROUNDS_MAX = 200
+"""Steps of a reader over one small topic; more means that it turns on the spot."""
+PAUSES_MAX = 2
+Record = tuple[int, bytes, bytes, bytes]
+"""seq, payload, key, tag."""
+
+
+@dataclass(slots=True)
+class Topic:
+    """One topic as clients see it."""
+
+    state: tuple[Any, ...] = ()
+    located: m.Located | None = None
+    records: list[Record] = field(default_factory=list)
+    damage: CorruptData | None = None
+    """What reading ended with; the records are those before it."""
+    error: str = ""
+    """Any other error it ended with."""
+
+
+@dataclass(slots=True)
+class Answers:
+    """Everything an engine says from a directory. `refused`: it did not start, or not with this shard."""
+
+    refused: RinglogError | None = None
+    topics: dict[str, Topic] = field(default_factory=dict)
+    announced: list[Any] = field(default_factory=list)
+    """What recovery says was lost."""
+
+
+def start(specimen: Specimen, files: dict[str, bytes], *, keeps_board: bool = False, **options: Any) -> World:
+    """An engine on these files: after a reboot, or (`keeps_board`) as the successors of killed shards."""
+    world = World(
+        specimen.mount(files), shards=2, incarnation=specimen.incarnation + 10, boot_id=specimen.boot_id,
+        clock=ManualClock(specimen.now_us + 1_000_000), **options,
+    )  # fmt: skip
+    world._salt = specimen.salt & 0xFFFF | 1 << 20  # none is used twice
+    if not keeps_board:
+        world.reboot()
+        world.start()
+        return world
+    world.boot_incarnation = 3
+    world.marks = {shard: Marks(each.published, each.durable) for shard, each in specimen.marks.items()}
+    for shard in range(world.shards):
+        world.start_shard(shard)
+    return world
+
+
+def ask(specimen: Specimen, files: dict[str, bytes], *, keeps_board: bool = False) -> Answers:
+    """Start an engine and ask it everything."""
+    found = Answers()
+    try:
+        world = start(specimen, files, keeps_board=keeps_board)
+    except RinglogError as e:
+        found.refused = e
+        return found
+    for run in world.runs.values():
+        found.announced += run.found.announced
+    for name in TOPICS:
+        found.topics[name] = _topic(world, name)
+    for run in world.runs.values():
+        for topic in run.core.directory.by_id.values():
+            if topic.name not in found.topics:
+                found.topics[topic.name] = Topic(state=("unexpected",))
+    return found
+
+
+def _topic(world: World, name: str) -> Topic:
+    try:
+        run = world.run_of(name)
+        state = world.ask(run, m.TopicState(name, touch=False))
+    except (RinglogError, Gone) as e:
+        return Topic(state=("none", str(e)))
+    if not isinstance(state, m.TopicStateReply):
+        return Topic(state=("none", str(state)))
+    topic = Topic((
+        state.topic_id, state.epoch, state.head_seq, state.earliest_seq, state.count, state.bytes,
+        state.last_write_ts, state.config, list(run.core.directory.find(name).lost),  # type: ignore[union-attr]
+    ))  # fmt: skip
+    try:
+        located = world.request(m.Locate(name, 0))
+        topic.located = located
+        mark = Mark(*world.marks[run.shard].published)
+        topic.records = read_all(world.disk, located, mark)
+    except Damaged as e:
+        topic.records, topic.damage = e.before, e.damage
+    except (RinglogError, AssertionError) as e:
+        topic.error = f"{type(e).__name__}: {e}"
+    return topic
+
+
+class Damaged(Exception):
+    """Reading met damage, after these records."""
+
+    def __init__(self, damage: CorruptData, before: list[Record]) -> None:
+        super().__init__(str(damage))
+        self.damage, self.before = damage, before
+
+
+def read_all(disk: Any, located: m.Located, mark: Mark, after: int = 0) -> list[Record]:
+    """Every live record by the reader of clients; raises Damaged, and AssertionError for a silent gap."""
+    shelf = SegmentShelf(disk, DATA)
+    reader = TopicReader(
+        located, max(after, located.earliest_seq - 1), data_dir=DATA, shm_dir=SHM, marks=lambda _: mark,
+        disk=disk, cold_dir=COLD, shelf=shelf,
+    )  # fmt: skip
+    gone = BitMap64.deserialize(located.deleted) if located.deleted else BitMap64()
+    found: list[Record] = []
+    pauses = 0
+    try:
+        for _ in range(ROUNDS_MAX):
+            before = reader.cursor
+            run = reader.next_run(located.head_seq)
+            if isinstance(run, FrameRun):
+                found += _records(run, before, located.head_seq, gone)
+                pauses = 0
+            elif pauses == PAUSES_MAX or run is Pause.AT_MARK:
+                break
+            else:  # as a client: ask the shard again, which says the same
+                pauses += 1
+                reader.relocate(located)
+        else:
+            raise AssertionError(f"{located.topic}: the reader turns on the spot at {reader.cursor}")
+    except CorruptData as e:
+        raise Damaged(e, found) from None
+    finally:
+        reader.close()
+        shelf.close()
+    if reader.cursor < located.head_seq and not reader.accounts_for(reader.cursor + 1, located.head_seq):
+        raise AssertionError(f"{located.topic}: reading ends at {reader.cursor} of {located.head_seq}")
+    return found
+
+
+def _records(run: FrameRun, before: int, head: int, gone: BitMap64) -> list[Record]:
+    found: list[Record] = []
+    for offset in run.batch.offsets.tolist():
+        view = open_frame(run.buffer, offset, seed=run.salt, verify=False)
+        keys, tags = _column(view, Column.KEY), _column(view, Column.TAG)
+        for i, payload in enumerate(view.to_list()):
+            seq = view.base_seq + i
+            if before < seq <= head and seq not in gone:
+                found.append((seq, payload, keys[i], tags[i]))
+    return found
+
+
+def _column(view: FrameView, column: Column) -> list[bytes]:
+    found = view.bytes_column(column)
+    return found.to_list() if found is not None else [b""] * view.count

@@ -1,0 +1,225 @@
+"""Sealed payloads that rot, then are merged, moved, healed, backed up (RF-80, RF-82): nobody passes them on.
+
+A small data directory of a topic's segments in both tiers, with the reclaimer, the relocator and the scrub of
+production over it, and shards that only know segments.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pyroaring import BitMap64
+
+from actors.reclaimer.pace import Pace
+from actors.reclaimer.rewriter import Rewriter
+from actors.reclaimer.rounds import Reclaimer
+from actors.reclaimer.scrub import Item
+from actors.reclaimer.scrubber import Scrubber
+from actors.relocator.mover import Mover
+from chaos.rot.specimen import Specimen
+from ringlog.cli.app import run as ringlog_command
+from ringlog.config import Cold, Storage
+from ringlog.envelope import messages as m
+from ringlog.limits import KIB
+from ringlog.segment.layout import DATA, MAKER_RECLAIMER, NumberAllocator
+from ringlog.segment.rebuild import verify_segment
+from ringlog.testing.clock import ManualClock
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.segment_files import ENGINE_ID, FakeShards, make_segment
+from ringlog.testing.shard_world import DATA as DATA_DIR
+from ringlog.tier.copies import Copies
+from ringlog.tier.local import LocalStore
+
+TOPIC = 7
+SEGMENTS = 4
+RECORDS = 10
+NUMBER = 1 << 48
+PAYLOAD = 5_000
+"""An offset in a data part that lies in a frame's body."""
+SETTINGS = Storage(segment_bytes=64 * KIB, own_segment_bytes=16 * KIB, segment_records=10_000)
+Damage = tuple[str, int]
+"""What is called so, and where a bit of it flips."""
+PLACES: tuple[Damage, ...] = (("header", 100), ("frame header", 4096 + 20), ("body", PAYLOAD), ("end", -9))
+
+
+class Rig:
+    """Segments of one topic, hot; some may be copied to the cold tier."""
+
+    def __init__(self) -> None:
+        self.disk = SimulatedDisk("/data", "/cold")
+        self.clock = ManualClock()
+        self.shards = FakeShards()
+        self.refs = [
+            make_segment(
+                self.disk, "/data", NUMBER + n, {TOPIC: range(n * RECORDS + 1, (n + 1) * RECORDS + 1)},
+                payload_bytes=300,
+            )
+            for n in range(SEGMENTS)
+        ]  # fmt: skip
+        self.shards.register(*self.refs)
+        self.shards.topics[TOPIC] = (1, 1, BitMap64())
+        self.copies = Copies(self.disk, "/data", LocalStore(self.disk, "/cold"))
+        self.scrubber = Scrubber(
+            self.disk, "/data", self.copies, pace=lambda _: None, is_current=lambda _: True
+        )
+
+    def path(self, n: int, root: str = "/data") -> str:
+        """The data part of segment n."""
+        return f"{root}/{self.refs[n].stem}{DATA}"
+
+    def read(self, path: str) -> bytes:
+        """A whole file."""
+        fd = self.disk.open_read(path)
+        try:
+            return self.disk.read_at(fd, self.disk.size(fd), 0)
+        finally:
+            self.disk.close(fd)
+
+    def flip(self, path: str, at: int) -> None:
+        """Let one bit rot."""
+        fd = self.disk.open_marks(path)
+        at = at if at >= 0 else self.disk.size(fd) + at
+        byte = self.disk.read_at(fd, 1, at)[0]
+        self.disk.write_at(fd, [bytes([byte ^ 0x10])], at)
+        self.disk.sync_file(fd)
+        self.disk.close(fd)
+
+    def scrub(self, n: int, *, heals: bool) -> list[str]:
+        """One look at one segment."""
+        ref = self.refs[n]
+        return self.scrubber.verify(Item(ref.stem, ref.data_bytes, ref), heals=heals)
+
+    def merge(self) -> Reclaimer:
+        """A round of the reclaimer, which joins the small segments."""
+        numbers = NumberAllocator(MAKER_RECLAIMER, [])
+        pace = Pace(1 << 40, self.clock, lambda: False)
+
+        def later(job: Callable[[], None]) -> bool:
+            job()
+            return True
+
+        reclaimer = Reclaimer(
+            self.disk, "/data", SETTINGS, copies=self.copies,
+            rewriter=Rewriter(self.disk, "/data", SETTINGS, numbers, pace), shards=1, engine_id=ENGINE_ID,
+            ask=self.shards.ask, clock=self.clock, quarantined=lambda: self.scrubber.quarantined,
+            want_checkpoint=lambda: None, later=later,
+        )  # fmt: skip
+        reclaimer.round()
+        return reclaimer
+
+    def move(self) -> Mover:
+        """A round of the relocator, which moves all but the newest."""
+        mover = Mover(
+            self.copies, Cold(dir="/cold", hot_segments=1), shards=1,
+            ask=lambda shard, message, _: self._ask(shard, message), clock=self.clock, jitter=lambda: 0.0,
+        )  # fmt: skip
+        mover.round()
+        return mover
+
+    def _ask(self, shard: int, message: m.Message) -> Any:
+        return self.shards.ask(shard, message)[0]
+
+    def verified(self) -> list[str]:
+        """What is wrong with the segments that the shards lead to, hot ones."""
+        refs = self.shards.refs[0].values()
+        return [
+            each
+            for ref in refs
+            if ref.tier != m.TIER_COLD
+            for each in verify_segment(self.disk, "/data", ref.stem)
+        ]
+
+
+def cases() -> Iterator[tuple[str, str, Callable[[], str]]]:
+    """(row, name, the case): a case returns what was wrong, empty when the promise held."""
+    for name, at in PLACES:
+        yield "RF-80", f"merge {name}", lambda at=at: merged(at)  # type: ignore[misc]
+        yield "RF-80", f"move {name}", lambda at=at: moved(at)  # type: ignore[misc]
+        for rotten in ("/data", "/cold"):
+            yield "RF-82", f"{rotten} {name}", lambda at=at, rotten=rotten: healed(at, rotten)  # type: ignore[misc]
+        yield "RF-82", f"both {name}", lambda at=at: both(at)  # type: ignore[misc]
+
+
+def merged(at: int) -> str:
+    """Merged with its neighbours: refused, left as it is, and still led to, so that readers get the error."""
+    rig = Rig()
+    rig.flip(rig.path(1), at)
+    before = rig.read(rig.path(1))
+    rig.merge()
+    known = {ref.number for ref in rig.shards.refs[0].values()}
+    if rig.refs[1].number not in known:
+        # The header of a data part is not part of what is merged: all records must be there, whole.
+        if at >= 4096 or at < 0 or rig.verified():
+            return "a damaged segment was merged away"
+        return ""
+    if not rig.disk.exists(rig.path(1)) or rig.read(rig.path(1)) != before:
+        return "a damaged segment was changed by a merge"
+    made = [
+        ref for ref in rig.shards.refs[0].values() if ref.number not in {each.number for each in rig.refs}
+    ]
+    wrong = [each for ref in made for each in verify_segment(rig.disk, "/data", ref.stem)]
+    return f"a merge passed damage on: {wrong}" if wrong else ""
+
+
+def moved(at: int) -> str:
+    """Moved to the cold tier: it stays, the others go."""
+    rig = Rig()
+    rig.flip(rig.path(1), at)
+    before = rig.read(rig.path(1))
+    rig.move()
+    tiers = [rig.shards.refs[0][ref.number].tier for ref in rig.refs]
+    if tiers[1] != 0 or not rig.disk.exists(rig.path(1)) or rig.read(rig.path(1)) != before:
+        return f"a damaged segment was moved: {tiers}"
+    if rig.disk.exists(rig.path(1, "/cold")):
+        return "a damaged segment was copied to the cold tier"
+    return "" if tiers[0] == m.TIER_COLD else f"one damaged segment keeps others from being moved: {tiers}"
+
+
+def healed(at: int, rotten: str) -> str:
+    """One of two copies rots: the other one heals it, byte for byte, and is itself left alone."""
+    rig = Rig()
+    rig.copies.send(rig.refs[1].stem + DATA)
+    sound = rig.read(rig.path(1))
+    rig.flip(rig.path(1, rotten), at)
+    if rotten == "/data":
+        findings = rig.scrub(1, heals=False)
+        if not findings:
+            return "a scrub did not see damage"
+        rig.scrub(1, heals=True)
+    else:
+        rig.move()  # overwrites what lies there from an earlier attempt
+    left = [root for root in ("/data", "/cold") if rig.disk.exists(rig.path(1, root))]
+    return (
+        "" if left and all(rig.read(rig.path(1, root)) == sound for root in left) else f"not healed: {left}"
+    )
+
+
+def both(at: int) -> str:
+    """Both rot, in different places: neither is put in the place of the other, and both are told of."""
+    rig = Rig()
+    rig.copies.send(rig.refs[1].stem + DATA)
+    rig.flip(rig.path(1), at)
+    rig.flip(rig.path(1, "/cold"), PAYLOAD + 64)
+    before = rig.read(rig.path(1)), rig.read(rig.path(1, "/cold"))
+    if not rig.scrub(1, heals=True):
+        return "damage in both copies is said to be healed"
+    rig.move()
+    after = rig.read(rig.path(1)), rig.read(rig.path(1, "/cold"))
+    return "" if before == after else "one rotten copy was put in the place of another"
+
+
+def backed_up(specimen: Specimen, path: str, damaged: bytes, scratch: Path) -> str:
+    """`ringlog backup` of a stopped engine with one damaged file: refused with the file's name."""
+    source, target = scratch / "source", scratch / "backup"
+    for tree in (source, target):
+        shutil.rmtree(tree, ignore_errors=True)
+    for each, data in {**specimen.files, path: damaged}.items():
+        if each.startswith(DATA_DIR + "/"):
+            real = source / each.removeprefix(DATA_DIR + "/")
+            real.parent.mkdir(parents=True, exist_ok=True)
+            real.write_bytes(data)
+    status = ringlog_command(["backup", "--data-dir", str(source), "--to", str(target), "--cold-dir", ""])
+    return "damage was backed up as good" if status == 0 else ""

@@ -1,0 +1,304 @@
+"""Damage larger than a bit, to a whole directory: pages, misplaced frames, files gone or of another time."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import xxhash
+
+from chaos.rot.specimen import Specimen
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.limits import WAL_HEADER_BYTES
+from ringlog.segment.layout import DATA as DATA_SUFFIX
+from ringlog.segment.layout import DATA_HEADER_BYTES, DEL, DEL_HEADER_BYTES, IDX, TAGS
+from ringlog.testing.shard_world import DATA
+
+PAGE = 4096
+SECTOR = 512
+KINDS = (".log", DATA_SUFFIX, IDX, TAGS, DEL, "snapshot", "engine")
+VERSIONS = (0, 2, 0xFFFF)
+CHECKSUM_AT = {".log": 4088, DATA_SUFFIX: 4088, IDX: 120, TAGS: 80, DEL: 40, "snapshot": 88}
+"""Where the header's checksum lies, which covers what is before it (docs/format.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One damage. `damaged` are the paths that are not what they were."""
+
+    row: str
+    name: str
+    files: dict[str, bytes]
+    damaged: frozenset[str]
+    is_quiet: bool = False
+    """The offline verifier cannot know: what is there is sound, only not the newest."""
+    is_kept: bool = False
+    """Nobody may rewrite the damaged files either."""
+    reaches_end: bool = False
+    """It takes the mark behind the end of a stream as well: after a reboot nothing is left that knows."""
+
+
+def kind_of(path: str) -> str:
+    """One of KINDS."""
+    return next(kind for kind in KINDS if path.endswith(kind) or kind in path.rpartition("/")[2])
+
+
+def all_cases(specimen: Specimen) -> Iterator[Case]:
+    """Every case there is, in order."""
+    yield from pages(specimen)
+    yield from previous(specimen)
+    yield from misplaced(specimen)
+    yield from whole_files(specimen)
+    yield from snapshots(specimen)
+    yield from marks(specimen)
+    yield from indexes(specimen)
+    yield from versions(specimen)
+
+
+def _with(specimen: Specimen, path: str, data: bytes) -> dict[str, bytes]:
+    return {**specimen.files, path: data}
+
+
+def _changed(
+    specimen: Specimen, row: str, name: str, path: str, data: bytes, *, is_quiet: bool = False,
+    is_kept: bool = False,
+) -> Iterator[Case]:  # fmt: skip
+    """The case, unless it changes nothing."""
+    if data != specimen.files[path]:
+        files = _with(specimen, path, data)
+        yield Case(
+            row, f"{name} {path}", files, frozenset([path]), is_quiet=is_quiet, is_kept=is_kept,
+            reaches_end=_reaches_end(specimen, path, data),
+        )  # fmt: skip
+
+
+def _reaches_end(specimen: Specimen, path: str, data: bytes) -> bool:
+    """Is the last mark of a stream's newest file gone? What lies before it has no other witness."""
+    if path not in newest_logs(specimen):
+        return False
+    sound = specimen.files[path]
+    batch = frames.scan(sound[: len(sound) & ~7], WAL_HEADER_BYTES)
+    is_mark = frames.types_of(batch.words) == layout.FrameType.GROUP_MARK
+    at = int(batch.offsets[int(is_mark.nonzero()[0][-2])])  # the last one that says something new
+    return sound[at : batch.stop] != data[at : batch.stop]
+
+
+def _is_read(path: str) -> bool:
+    """Of a cold segment's parts the engine reads the data; the others there are copies."""
+    return path.startswith(DATA + "/") or path.endswith(DATA_SUFFIX)
+
+
+def pages(specimen: Specimen) -> Iterator[Case]:
+    """RF-73: pages and sectors zeroed, doubled, replaced by a neighbour's."""
+    for path, data in specimen.files.items():
+        size = PAGE if len(data) >= 2 * PAGE else SECTOR
+        for at in range(0, len(data), size):
+            stop = min(at + size, len(data))
+            after = data[stop : stop + size]
+            yield from _changed(specimen, "RF-73", f"zeroed {at}", path, _put(data, at, bytes(stop - at)))
+            if len(after) == size:
+                yield from _changed(specimen, "RF-73", f"doubled {at}", path, _put(data, stop, data[at:stop]))
+                swapped = data[:at] + after + data[at:stop] + data[stop + size :]
+                yield from _changed(specimen, "RF-73", f"swapped {at}", path, swapped)
+
+
+def previous(specimen: Specimen) -> Iterator[Case]:
+    """RF-74: a page as it was before the last write to it."""
+    for path, data in specimen.files.items():
+        old = specimen.earlier.get(path, b"")
+        # Marks have no checksum: that some are missing is known to snapshots alone.
+        is_quiet = path.endswith(DEL)
+        if old and old != data:
+            for at in range(0, min(len(old), len(data)), PAGE):
+                page = _put(data, at, old[at : at + PAGE][: len(data) - at])
+                yield from _changed(specimen, "RF-74", f"old page {at}", path, page, is_quiet=is_quiet)
+        if path.endswith(".log"):
+            for at in range(WAL_HEADER_BYTES, len(data), SECTOR):
+                yield from _changed(
+                    specimen,
+                    "RF-74",
+                    f"unwritten {at}",
+                    path,
+                    _put(data, at, bytes(min(SECTOR, len(data) - at))),
+                )
+        if path.endswith(DEL):
+            unmarked = data[:DEL_HEADER_BYTES] + bytes(len(data) - DEL_HEADER_BYTES)
+            yield from _changed(specimen, "RF-74", "unmarked", path, unmarked, is_quiet=True)
+
+
+def misplaced(specimen: Specimen) -> Iterator[Case]:
+    """RF-75: whole frames and whole pages, each valid where it came from, in the place of others."""
+    logs = [path for path in specimen.files if path.endswith(".log")]
+    data = [path for path in specimen.files if path.endswith(DATA_SUFFIX)]
+    for group, start in ((logs, WAL_HEADER_BYTES), (data, DATA_HEADER_BYTES)):
+        spans = {path: list(_frames(specimen.files[path], start)) for path in group}
+        for path, own in spans.items():
+            for (a, a_stop), (b, b_stop) in itertools.permutations(own, 2):
+                if a_stop - a == b_stop - b:
+                    moved = _put(specimen.files[path], b, specimen.files[path][a:a_stop])
+                    # Over a mark within its own file it is what a repair may have left there.
+                    is_quiet = path.endswith(".log")
+                    yield from _changed(
+                        specimen, "RF-75", f"frame {a} at {b} of", path, moved, is_quiet=is_quiet
+                    )
+            for other, theirs in spans.items():
+                if other != path:
+                    yield from _strangers(specimen, path, own, other, theirs)
+
+
+def _strangers(
+    specimen: Specimen, path: str, own: list[tuple[int, int]], other: str, theirs: list[tuple[int, int]]
+) -> Iterator[Case]:
+    mine, foreign = specimen.files[path], specimen.files[other]
+    for (a, a_stop), (b, b_stop) in itertools.product(theirs, own):
+        if a_stop - a == b_stop - b:
+            moved = _put(mine, b, foreign[a:a_stop])
+            yield from _changed(specimen, "RF-75", f"frame {a} of {other} at {b} of", path, moved)
+            break
+    for at in range(0, min(len(mine), len(foreign)) - PAGE, 2 * PAGE):
+        moved = _put(mine, at, foreign[at : at + PAGE])
+        yield from _changed(specimen, "RF-75", f"page {at} of {other} in", path, moved)
+
+
+def _frames(data: bytes, start: int) -> Iterator[tuple[int, int]]:
+    batch = frames.scan(data[: len(data) & ~7], start)
+    offsets = [*batch.offsets.tolist(), batch.stop]
+    yield from itertools.pairwise(offsets)
+
+
+def whole_files(specimen: Specimen) -> Iterator[Case]:
+    """RF-76: missing, swapped, renamed, duplicated, of last week."""
+    newest = newest_logs(specimen)
+    for path, data in specimen.files.items():
+        if not _is_read(path) or (path.endswith(".log") and not data.strip(b"\0")):
+            continue
+        rest = {each: had for each, had in specimen.files.items() if each != path}
+        gone = frozenset([path])
+        # Nothing that is left speaks of a stream's newest file; marks that are gone are in the snapshot.
+        is_quiet = path in newest or path.endswith((DEL, "engine"))
+        if path not in newest:
+            yield Case("RF-76", f"missing {path}", rest, gone, is_quiet=is_quiet or "snapshot" in path)
+        other = _other_name(path)
+        if other:
+            renamed = frozenset([path, other])
+            yield Case("RF-76", f"renamed {path}", {**rest, other: data}, renamed)
+            yield Case("RF-76", f"doubled {path}", {**specimen.files, other: data}, renamed)
+        old = specimen.earlier.get(path)
+        if old is not None and path not in newest:
+            yield from _changed(specimen, "RF-76", "of last week", path, old, is_quiet=path.endswith(DEL))
+    by_kind: dict[str, list[str]] = {}
+    for path in filter(_is_read, specimen.files):
+        by_kind.setdefault(kind_of(path), []).append(path)
+    for paths in by_kind.values():
+        for a, b in itertools.combinations(paths, 2):
+            swapped = {**specimen.files, a: specimen.files[b], b: specimen.files[a]}
+            yield Case("RF-76", f"swapped {a} and {b}", swapped, frozenset([a, b]))
+
+
+def newest_logs(specimen: Specimen) -> set[str]:
+    """Of each stream the last file that was written: what it held is known to the board alone."""
+    used = [path for path, data in specimen.files.items() if path.endswith(".log") and data.strip(b"\0")]
+    last: dict[str, str] = {}
+    for path in used:
+        stream = path.rpartition("/")[0]
+        last[stream] = max(last.get(stream, path), path, key=_number)
+    return set(last.values())
+
+
+def _number(path: str) -> tuple[int, int]:
+    incarnation, n = path.removesuffix(".log").split("-")[-2:]
+    return int(incarnation), int(n)
+
+
+def _other_name(path: str) -> str:
+    """A name that no file of the specimen has and a file of this kind may have; empty when there is none."""
+    if path.endswith(".log"):
+        incarnation, n = _number(path)
+        return path.replace(f"wal-{incarnation}-{n}.log", f"wal-{incarnation}-{n + 40}.log")
+    if "snapshot-" in path:
+        return path[:-1] + str((int(path[-1]) + 5) % 10)
+    if path.endswith(DATA_SUFFIX):
+        return path.removesuffix(DATA_SUFFIX)[:-2] + "7e" + DATA_SUFFIX
+    return ""
+
+
+def snapshots(specimen: Specimen) -> Iterator[Case]:
+    """RF-77: the newest snapshot of a shard rotten, and both; the log they absorbed is trimmed."""
+    by_shard: dict[str, list[str]] = {}
+    for path in specimen.files:
+        if "snapshot-" in path:
+            by_shard.setdefault(path.rpartition(".")[0], []).append(path)
+    rotten = {path: _put(data, len(data) // 2, b"\xff" * 8) for path, data in specimen.files.items()}
+    groups = [each for found in by_shard.values() for each in ([max(found)], found)]
+    for paths in [*groups, [path for found in by_shard.values() for path in found]]:
+        damaged = {path: rotten[path] for path in paths}
+        name = f"rotten {' '.join(path.rpartition('/')[2] for path in paths)}"
+        yield Case("RF-77", name, {**specimen.files, **damaged}, frozenset(paths))
+
+
+def marks(specimen: Specimen) -> Iterator[Case]:
+    """RF-78: every mark with values that are none."""
+    for path, data in specimen.files.items():
+        if path.endswith(DEL) and path.startswith(DATA):
+            for at in range(DEL_HEADER_BYTES, len(data)):
+                for value in (0x01, 0x55, 0xD4, 0xFF):
+                    yield from _changed(
+                        specimen, "RF-78", f"{value:x} at {at}", path, _put(data, at, bytes([value]))
+                    )
+
+
+def indexes(specimen: Specimen) -> Iterator[Case]:
+    """RF-79: indexes and tags missing, cut, noise, of another segment; data shorter than its index."""
+    rng = random.Random(len(specimen.files))
+    parts = [path for path in specimen.files if path.endswith((IDX, TAGS)) and path.startswith(DATA)]
+    for path in parts:
+        data = specimen.files[path]
+        rest = {each: had for each, had in specimen.files.items() if each != path}
+        yield Case("RF-79", f"missing {path}", rest, frozenset([path]), is_quiet=True)
+        for name, new in (
+            ("empty", b""),
+            ("cut", data[: len(data) // 2]),
+            ("noise", rng.randbytes(len(data))),
+        ):
+            yield from _changed(specimen, "RF-79", name, path, new)
+        for other in parts:
+            if other != path and other[-4:] == path[-4:]:
+                yield from _changed(specimen, "RF-79", f"that of {other} in", path, specimen.files[other])
+    for path, data in specimen.files.items():
+        if path.endswith(DATA_SUFFIX):
+            for _, stop in list(_frames(data, DATA_HEADER_BYTES))[:-1]:
+                yield from _changed(specimen, "RF-79", f"data ends at {stop}", path, data[:stop])
+
+
+def versions(specimen: Specimen) -> Iterator[Case]:
+    """RF-81: a version of tomorrow or of yesterday under a checksum that fits, in each kind of file."""
+    for path, data in specimen.files.items():
+        at = CHECKSUM_AT.get(kind_of(path), 0)
+        if not at or not _is_read(path) or not data.strip(b"\0"):
+            continue
+        for version in VERSIONS:
+            new = _put(data, 8, version.to_bytes(4, "little"))
+            new = _put(new, at, xxhash.xxh3_64_intdigest(new[:at]).to_bytes(8, "little"))
+            # What is derived is made anew whatever is wrong with it.
+            is_kept = not path.endswith((IDX, TAGS))
+            yield from _changed(specimen, "RF-81", f"version {version}", path, new, is_kept=is_kept)
+
+
+def _put(data: bytes, at: int, new: bytes) -> bytes:
+    return data[:at] + new + data[at + len(new) :]
+
+
+def last_frames(specimen: Specimen) -> dict[str, tuple[int, int]]:
+    """RF-72: of each stream's newest file the bytes of its last append (start, stop)."""
+    found = {}
+    for path in newest_logs(specimen):
+        data = specimen.files[path]
+        batch = frames.scan(data[: len(data) & ~7], WAL_HEADER_BYTES)
+        is_append = frames.types_of(batch.words) == layout.FrameType.APPEND
+        row = int(is_append.nonzero()[0][-1])
+        stops = [*batch.offsets.tolist()[1:], batch.stop]
+        found[path] = int(batch.offsets[row]), int(stops[row])
+    return found

@@ -1,0 +1,221 @@
+"""A small data directory with everything in it, made by the production cores, and what it must answer.
+
+Two shards; closed, absorbed and live log files of several lives; segments hot, cold, packed, plain, LZ4 and
+Zstandard, with indexes, tags and deletion marks; two snapshots of each shard; the engine's identity.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyroaring import BitMap64
+
+from ringlog.envelope import messages as m
+from ringlog.errors import DiskError
+from ringlog.frame import encode_records, frame
+from ringlog.limits import KIB, WAL_HEADER_BYTES
+from ringlog.segment.layout import DATA as DATA_SUFFIX
+from ringlog.storage.layout import META_DIR
+from ringlog.supervision.identity import Identity
+from ringlog.testing.checkpoints import checkpoint_all
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.shard_world import DATA, ENGINE_ID, Marks, World
+from ringlog.tier.copies import Copies
+from ringlog.tier.local import LocalStore
+
+COLD = "/cold"
+SHARDS = 2
+TOPICS = ("alpha", "beta", "gamma", "delta", "eps")
+FILE_BYTES = 24 * KIB
+ROOM_BYTES = 512
+NOISE_BYTES = 700
+TEXT_BYTES = 1_500
+WORDS = (b"order", b"paid", b"shipped", b"returned", b"cancelled")
+TAGS = ("red", "green", "blue", "")
+"""The empty one is no tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Specimen:
+    """Files by absolute path (the data directory is DATA, the cold tier COLD), and what was true of them."""
+
+    files: dict[str, bytes]
+    directories: tuple[str, ...]
+    marks: dict[int, Marks]
+    """What the board said when everything was killed."""
+    incarnation: int
+    boot_id: bytes
+    now_us: int
+    salt: int
+    earlier: dict[str, bytes] = field(default_factory=dict)
+    """The files as they were last week, so to speak: before the last round of appends."""
+
+    def mount(self, files: dict[str, bytes] | None = None) -> SimulatedDisk:
+        """A disk that holds these files (default: the sound ones)."""
+        disk = SimulatedDisk(*self.directories)
+        for path, data in (self.files if files is None else files).items():
+            fd = disk.create(path)
+            disk.write_at(fd, [data], 0)
+            disk.sync_file(fd)
+            disk.close(fd)
+        for directory in self.directories:
+            disk.sync_dir(directory)
+        return disk
+
+
+@dataclass(slots=True)
+class _Maker:
+    world: World
+    rng: random.Random
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def append(self, name: str, count: int, *, is_noise: bool = False) -> None:
+        """One frame of `count` records with keys and tags."""
+        number = self.numbers[name] = self.numbers.get(name, 0) + 1
+        size = NOISE_BYTES if is_noise else TEXT_BYTES
+        payloads = [self._payload(name, number, i, size, is_noise) for i in range(count)]
+        sent = frame(
+            encode_records(
+                payloads,
+                keys=[b"k%d" % (i % 3) for i in range(count)],
+                tags=[TAGS[(number + i) % len(TAGS)] for i in range(count)],
+            ),
+            topic_id=self.world.topic(name).topic_id,
+            producer_id=7,
+            producer_seq=number,
+        )
+        entry = self.world.send(name, [sent])[0]
+        assert not int(entry[3]) >> 32 & 0xFFFF, "a specimen's frame is taken"
+        self.world.clock.advance(0.001)
+
+    def _payload(self, name: str, number: int, i: int, size: int, is_noise: bool) -> bytes:
+        head = f"{name}/{number}/{i} ".encode()
+        if is_noise:
+            return head + self.rng.randbytes(size)
+        return head + b" ".join(self.rng.choices(WORDS, k=size // 6))
+
+    def round(self, **storage: Any) -> None:
+        """Every topic gets something; then all of it is sealed."""
+        for name in TOPICS:
+            self.append(name, 4)
+            self.append(name, 3, is_noise=name in {"alpha", "delta"})
+        self.world.tick(0.2)
+        checkpoint_all(self.world, **storage)
+        self.world.clock.advance(0.01)
+
+
+def make_specimen(seed: int, *, is_marked: bool = True) -> Specimen:
+    """Live through a few lives and end them all by a kill; the same for the same seed.
+
+    With `is_marked` the streams went idle before, so that a mark stands behind all that was acknowledged.
+    """
+    disk = SimulatedDisk(DATA, COLD, f"{DATA}/{META_DIR}")
+    world = World(disk, shards=SHARDS, file_bytes=FILE_BYTES)
+    maker = _Maker(world, random.Random(seed))
+    world.start()
+    for name in TOPICS:
+        world.put(name, durability="disk" if name == "gamma" else "fsync")
+    world.put("gone", durability="fsync")
+    maker.append("gone", 2)
+    maker.round(own_segment_bytes=0, compression="zstd", compression_min_bytes=64)
+    world.request(m.TopicDelete("gone"))
+    world.request(m.RecordsDelete("alpha", 0, None, _numbers(2, 5)))
+    maker.round(own_segment_bytes=4 * KIB, compression="lz4", compression_min_bytes=64)
+    _chill(world)
+    world.request(m.RecordsDelete("beta", 0, "red"))
+    maker.round(own_segment_bytes=1 << 20, compression="none")
+    for name in TOPICS[:3]:
+        maker.append(name, 2)
+    _identify(disk, world.incarnation)
+    earlier = dict(_files(disk, (*_directories(disk, DATA), *_directories(disk, COLD))))
+    world.stop()
+    world.start()
+    for name in TOPICS:
+        maker.append(name, 2, is_noise=True)
+    world.request(m.RecordsDelete("delta", 0, None, _numbers(3)))
+    for name in TOPICS:
+        maker.append(name, 1)
+    if is_marked:
+        for _ in range(3):
+            world.tick(0.2)
+    marks = {shard: Marks(each.published, each.durable) for shard, each in world.marks.items()}
+    world.kill()
+    _identify(disk, world.incarnation)
+    directories = tuple(sorted(_directories(disk, DATA))) + tuple(sorted(_directories(disk, COLD)))
+    files = dict(_files(disk, directories))
+    return Specimen(
+        files, directories, marks, world.incarnation, world.boot_id, world.clock.now_us(), world.next_salt(),
+        earlier,
+    )  # fmt: skip
+
+
+def _numbers(*seqs: int) -> bytes:
+    return bytes(BitMap64(seqs).serialize())
+
+
+def _chill(world: World) -> None:
+    """Move the oldest segment of each shard to the cold tier, as the relocator does."""
+    copies = Copies(world.disk, DATA, LocalStore(world.disk, COLD))
+    for shard, run in world.runs.items():
+        refs = sorted(run.core.checkpoint.sealed.refs.values(), key=lambda ref: ref.number)
+        own = [ref for ref in refs if ref.stem.startswith("topics/")]
+        assert own, f"shard {shard} has a segment to move"
+        ref = own[0]
+        copies.prove_local(ref.stem)
+        copies.send_index(ref.stem)
+        copies.send(ref.stem + DATA_SUFFIX)
+        for tier in (m.TIER_BOTH, m.TIER_COLD):
+            answer = world.ask(run, m.SegmentTier(ref.number, tier))
+            assert isinstance(answer, m.SegmentsChanged), answer
+            assert answer.accepted, answer
+        copies.drop_local(ref.stem, (DATA_SUFFIX,))
+
+
+def _identify(disk: SimulatedDisk, incarnation: int) -> None:
+    """Let the identity file say who wrote all this."""
+    aside = SimulatedDisk(DATA)
+    identity = Identity(aside, DATA)
+    identity.engine_id = ENGINE_ID.hex()
+    identity.begin("/dev/shm/ringlog-0-0123abcd", incarnation + 1)
+    path = f"{DATA}/{META_DIR}/engine"
+    fd = aside.open_read(path)
+    data = aside.read_at(fd, aside.size(fd), 0)
+    if disk.exists(path):
+        disk.unlink(path)
+    out = disk.create(path)
+    disk.write_at(out, [data], 0)
+    disk.sync_file(out)
+    disk.close(out)
+    disk.sync_dir(f"{DATA}/{META_DIR}")
+
+
+def _directories(disk: SimulatedDisk, top: str) -> Iterator[str]:
+    yield top
+    for name in disk.list_dir(top):
+        path = posixpath.join(top, name)
+        try:
+            disk.list_dir(path)
+        except DiskError:  # a file
+            continue
+        yield from _directories(disk, path)
+
+
+def _files(disk: SimulatedDisk, directories: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    for directory in directories:
+        for name in disk.list_dir(directory):
+            path = posixpath.join(directory, name)
+            if path not in directories:
+                fd = disk.open_read(path)
+                data = disk.read_at(fd, disk.size(fd), 0)
+                disk.close(fd)
+                yield path, _without_room(data) if path.endswith(".log") else data
+
+
+def _without_room(data: bytes) -> bytes:
+    """A log file without most of the zeros behind its end, where one byte is like any other."""
+    used = len(data.rstrip(b"\0"))
+    return data[: max(used + ROOM_BYTES, WAL_HEADER_BYTES + ROOM_BYTES) & ~7]

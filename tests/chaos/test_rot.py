@@ -1,0 +1,154 @@
+"""The class `rot` works: a sound directory is found sound, and readers that look past damage are caught."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from actors.wal_shard import baseline, recover
+from chaos.order import Account, Order
+from chaos.rot import atrest, cases, flip, judge_case, last_frame, places, run
+from chaos.rot.bench import Bench
+from chaos.rot.specimen import Specimen, make_specimen
+from ringlog.frame import batch as frames
+from ringlog.segment import segment as segments
+from ringlog.storage import snapshot as snapshots
+from ringlog.storage.recovery import Tail
+from ringlog.tier import copies as tier_copies
+from ringlog.verify import segment_decoder
+
+FLIPS = 150
+CASES = 60
+
+
+@pytest.fixture(scope="module")
+def specimen() -> Specimen:
+    return make_specimen(1)
+
+
+@pytest.fixture
+def bench(specimen: Specimen, tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(specimen, tmp_path)
+    yield made
+    made.close()
+
+
+def flips_of(bench: Bench, kind: str, count: int) -> list[str]:
+    """What was wrong with flips in files whose path holds `kind`."""
+    chosen = [each for each in places(bench.specimen, random.Random(3), 1) if kind in each[0]][:count]
+    assert len(chosen) == count
+    return [wrong for path, at, bit in chosen if (wrong := flip(bench, path, at, bit)[0])]
+
+
+def test_the_specimen_has_every_kind_of_file_in_both_tiers(specimen: Specimen) -> None:
+    kinds = {cases.kind_of(path) for path in specimen.files}
+    assert kinds == set(cases.KINDS)
+    assert any(path.startswith("/cold/") and path.endswith(".data") for path in specimen.files)
+    assert any("/packs/" in path for path in specimen.files)
+    assert len([path for path in specimen.files if "snapshot-" in path]) == 4
+
+
+def test_a_specimen_is_the_same_for_the_same_seed() -> None:
+    """Else no case could be replayed. Salts of segments are random, and so are the bytes under them."""
+    one, other = make_specimen(5), make_specimen(5)
+    assert list(one.files) == list(other.files)
+    assert [len(data) for data in one.files.values()] == [len(data) for data in other.files.values()]
+
+
+def test_flipped_bits_of_every_kind_of_file_are_detected_or_change_nothing(bench: Bench) -> None:
+    assert flips_of(bench, "/", FLIPS) == []
+    for kind in (*cases.KINDS[1:], "engine"):
+        assert flips_of(bench, kind, 8) == []
+
+
+def test_larger_damage_is_detected_or_changes_nothing(bench: Bench) -> None:
+    everything = list(cases.all_cases(bench.specimen))
+    assert {case.row for case in everything} == {f"RF-{n}" for n in (73, 74, 75, 76, 77, 78, 79, 81)}
+    chosen = random.Random(4).sample(everything, CASES)
+    wrong = {case.name: found for case in chosen if (found := judge_case(bench, case, Account()))}
+    assert wrong == {}
+
+
+def test_the_last_acknowledged_frame_is_covered_by_the_board() -> None:
+    """RF-72."""
+    specimen = make_specimen(1, is_marked=False)
+    for path, (start, stop) in cases.last_frames(specimen).items():
+        for at in (start, start + 20, (start + stop) // 2):
+            assert last_frame(specimen, path, at) == ""
+
+
+@pytest.mark.parametrize(("row", "name", "case"), list(atrest.cases()), ids=lambda value: str(value)[:24])
+def test_rot_at_rest_is_not_passed_on(row, name, case) -> None:
+    """RF-80, RF-82."""
+    assert case() == "", (row, name)
+
+
+# -- planted bugs: each of these readers looks past damage, and the class must say so ---------------------
+
+
+def test_bodies_that_are_not_verified_are_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "first_bad_body", lambda *_: None)
+    assert any("and no word about it" in wrong for wrong in flips_of(bench, "wal-3-0.log", 40))
+
+
+def test_a_log_cut_at_the_first_bad_frame_is_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant 10: what is damaged in the middle is taken for a torn end."""
+    monkeypatch.setattr(recover, "judge", lambda scan, evidence: Tail.TORN)
+    assert flips_of(bench, "wal-3-0.log", 60) != []
+
+
+def test_a_snapshot_that_is_not_verified_is_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trusting(data: Any, path: str) -> Any:
+        head = bytearray(data[:96])
+        head[80:88] = xxhash.xxh3_64_intdigest(data[96:]).to_bytes(8, "little")
+        head[88:] = xxhash.xxh3_64_intdigest(bytes(head[:88])).to_bytes(8, "little")
+        return real(bytes(head) + bytes(data[96:]), path)
+
+    real = snapshots.decode_snapshot
+    monkeypatch.setattr(snapshots, "decode_snapshot", trusting)
+    monkeypatch.setattr(baseline, "decode_snapshot", trusting)
+    monkeypatch.setattr(
+        baseline,
+        "decode_header",
+        lambda data, path: snapshots.SnapshotHeader(*snapshots._HEADER.unpack_from(data)[1:]),
+    )
+    assert flips_of(bench, "snapshot-", 60) != []
+
+
+def test_an_index_that_is_trusted_past_its_data_is_caught(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutant 42: its tables are taken without their checksum."""
+    real = segments.read_tables
+
+    def trusting(header: Any, data: bytes, size: int, path: str) -> Any:
+        return real(dataclasses.replace(header, tables_xxh3=xxhash.xxh3_64_intdigest(data)), data, size, path)
+
+    monkeypatch.setattr(segments, "read_tables", trusting)
+    assert flips_of(bench, ".idx", 120) != []
+
+
+def test_a_move_that_proves_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant 12."""
+    monkeypatch.setattr(tier_copies, "prove", lambda *_: None)
+    assert any(case() for row, name, case in atrest.cases() if name.startswith("move"))
+
+
+def test_a_verifier_that_sees_nothing_is_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_decoder, "_follows", lambda *_: None)
+    monkeypatch.setattr(segment_decoder, "_checked", lambda *_: None)
+    assert any("verifier" in wrong for wrong in flips_of(bench, ".del", 30))
+
+
+def test_a_run_counts_what_it_did_and_finds_nothing(tmp_path: Path) -> None:
+    account = Account()
+    run(Order("rot", 2, 120.0, tmp_path, {"bytes_max": 50, "cases_share": 0.01}), account)
+    assert account.findings == []
+    assert account.counts["bytes_flipped"] == 50
+    assert set(account.faults) == {f"RF-{n}" for n in range(70, 83)}

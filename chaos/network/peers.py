@@ -9,7 +9,7 @@ import time
 
 import psutil
 
-from chaos.attack.arena import ANSWER_S, Arena, hello, must
+from chaos.attack.arena import Arena, hello, must
 from chaos.network.cuts import RESULT_S, History, _topic, stored_in
 from chaos.network.proxy import DOWN, UP, Proxy
 from ringlog.envelope import messages as m
@@ -36,7 +36,6 @@ class HalfOpen:
         self._arena = arena
         self._stack = contextlib.ExitStack()
         self.proxy = self._stack.enter_context(Proxy(arena.port))
-        self._before = _descriptors(arena)
         self._peers = [
             self._stack.enter_context(
                 arena.peer(f"tcp://127.0.0.1:{self.proxy.port}", arena.owner, RECONNECT_IVL=-1)
@@ -47,25 +46,29 @@ class HalfOpen:
             must(hello(peer), "a client behind the proxy is not served")
             # Half of them leave something open behind.
             peer.send(encode(m.Read("canary.log", 1 << 40, wait_ms=30_000), 2))
+        self._ports = self.proxy.engine_side_ports()
+        must(len(_held(arena, self._ports)) == HALF_OPEN, "not all silent peers are connected")
         self.proxy.weather.holds = {UP, DOWN}
 
     def judge(self) -> int:
         """Wait until the gateway has let all of them go; raises Broken."""
         try:
             wait_until(
-                lambda: _descriptors(self._arena) <= self._before + 2, NOTICE_S,
+                lambda: not _held(self._arena, self._ports), NOTICE_S,
                 "the gateway to notice that its peers are gone",
             )  # fmt: skip
         except RinglogError:
-            held = _descriptors(self._arena) - self._before
+            held = len(_held(self._arena, self._ports))
             must(False, f"{held} of {HALF_OPEN} silent connections are still held after {NOTICE_S:.0f} s")
         finally:
             self._stack.close()
         return HALF_OPEN
 
 
-def _descriptors(arena: Arena) -> int:
-    return psutil.Process(arena.running.pid_of("gateway")).num_fds()
+def _held(arena: Arena, ports: set[int]) -> set[int]:
+    """Those of the peers' ports to which the gateway has a connection."""
+    found = psutil.Process(arena.running.pid_of("gateway")).net_connections("tcp")
+    return {each.raddr.port for each in found if each.raddr and each.raddr.port in ports}
 
 
 def deaf(arena: Arena, dice: random.Random) -> int:
@@ -149,5 +152,4 @@ def far_away(arena: Arena, dice: random.Random) -> int:
     must(read == payloads, "what was read over a slow line is not what was written")
     must(len(history.acked) == FAR_RECORDS, f"{len(history.acked)} of {FAR_RECORDS} were acked")
     history.judge(stored_in(arena, topic))
-    must(ANSWER_S > 0, "")
     return FAR_RECORDS

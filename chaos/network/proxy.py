@@ -67,6 +67,7 @@ class Proxy:
         self.weather = Weather()
         self.resets = 0
         self.accepted = 0
+        self.refused = 0
         self.ended_by_engine = 0
         """Connections that the engine closed, and not the client or the weather."""
         self._target_port = target_port
@@ -95,6 +96,11 @@ class Proxy:
         """Open ones."""
         with self._lock:
             return len(self._pairs)
+
+    def engine_side_ports(self) -> set[int]:
+        """Local ports of the open connections to the engine."""
+        with self._lock:
+            return {int(up.target.getsockname()[1]) for up, _ in self._pairs}
 
     def passed(self, direction: str) -> int:
         """Bytes that passed in one direction over the open connections since `count_from_here`."""
@@ -145,6 +151,7 @@ class Proxy:
         except OSError:
             return
         if self.weather.refuses:
+            self.refused += 1
             _reset(inner)
             return
         try:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from ringlog.clock import Clock
 from ringlog.envelope.messages import ErrorReply, Message
@@ -30,10 +31,18 @@ from ringlog.link.timers import Timer, Timers
 MS = 1_000_000
 CONNECT_NS_MIN = 20 * MS
 CONNECT_NS_MAX = 500 * MS
+HANDSHAKE_NS_MAX = 5_000 * MS
+"""A connection that is made over TCP has this long to agree on keys, which takes several round trips; as long
+as the gateway waits for it. Only one that is not made is given up and tried again sooner."""
 RETRY_MS = 50
 SILENCE_NS = 5_000 * MS
 """No word for this long while requests are open: the connection is not to be trusted any more."""
 _COPY_BYTES_MAX = 32_768
+_LIFE = (
+    zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)  # fmt: skip
+"""What becomes of a connection before it is up."""
 _PAUSES = frozenset({Status.NOT_READY, Status.SHUTTING_DOWN})
 
 
@@ -107,6 +116,9 @@ class Peer:
         self._corr = random.getrandbits(48) << 8
         self._connect_ns = CONNECT_NS_MIN
         self._check: Timer | None = None
+        self._monitor: zmq.Socket[Any] | None = None
+        self._is_connected = False
+        self._connect_by_ns = 0
         self._is_receiving = False
 
     @property
@@ -182,11 +194,15 @@ class Peer:
             socket.setsockopt(zmq.CURVE_SERVERKEY, self._curve.server_key.encode())
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._curve.public_key.encode())
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._curve.secret_key.encode())
+        if self._endpoint.startswith("tcp"):
+            self._monitor = socket.get_monitor_socket(_LIFE)
         socket.connect(self._endpoint)
         self._socket = socket
         self.fd = socket.getsockopt(zmq.FD)
         self._fds.watch(self.fd)
-        self._check = self._timers.at(self._clock.monotonic_ns() + self._connect_ns, self._check_connection)
+        now = self._clock.monotonic_ns()
+        self._connect_by_ns = now + HANDSHAKE_NS_MAX
+        self._check = self._timers.at(now + self._connect_ns, self._check_connection)
         self.pump()
 
     def _drop(self) -> None:
@@ -195,6 +211,7 @@ class Peer:
             self._check = None
         if self._socket is not None:
             self._fds.unwatch(self.fd)
+            self._stop_monitor()
             self._socket.close(0)
             self._socket, self.fd = None, -1
         self.is_up = False
@@ -204,7 +221,9 @@ class Peer:
         self._check = None
         self.pump()
         now = self._clock.monotonic_ns()
-        if not self.is_up and self._endpoint:
+        if not self.is_up and self._endpoint and now < self._connect_by_ns and self._is_shaking_hands():
+            self._check = self._timers.at(now + CONNECT_NS_MAX, self._check_connection)
+        elif not self.is_up and self._endpoint:
             self._connect_ns = min(self._connect_ns * 2, CONNECT_NS_MAX)
             self._drop()
             self._connect()
@@ -212,6 +231,26 @@ class Peer:
             self._went_down()
         elif self.is_up and self._requests:
             self._watch_for_silence()
+
+    def _is_shaking_hands(self) -> bool:
+        """Is there a connection that is not agreed upon yet? Its events are taken out here and nowhere else."""
+        if self._monitor is None:
+            return False
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)["event"]
+            if event != zmq.EVENT_CONNECTED:
+                # It ended: nothing more will come of this socket, which does not connect again.
+                self._stop_monitor()
+                return False
+            self._is_connected = True
+        return self._is_connected
+
+    def _stop_monitor(self) -> None:
+        self._is_connected = False
+        if self._monitor is not None and self._socket is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._monitor = None
 
     def _watch_for_silence(self) -> None:
         if self._check is None:
@@ -224,6 +263,7 @@ class Peer:
 
     def _came_up(self) -> None:
         self.is_up = True
+        self._stop_monitor()
         self.connections += 1
         self.last_heard_ns = self._clock.monotonic_ns()
         self._connect_ns = CONNECT_NS_MIN

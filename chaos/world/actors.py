@@ -6,6 +6,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,7 +72,9 @@ class Asking:
         copied = bytearray(attachment) if attachment is not None else None
         reply, attached = self._engine.ask(self._engine.child("wal_shard", shard), message, copied)
         assert isinstance(reply, wanted), reply
-        return SimpleNamespace(message=reply, attachment=memoryview(attached if attached is not None else b""))
+        return SimpleNamespace(
+            message=reply, attachment=memoryview(attached if attached is not None else b"")
+        )
 
 
 # -- compactor -------------------------------------------------------------------------------------------
@@ -167,7 +170,7 @@ def reclaimer(engine: Engine, child: Child, process: Process) -> None:
             known.actor.want()
 
     def later(job: Any) -> bool:
-        process.spawn(lambda: job())
+        process.spawn(job)
         return True
 
     actor = Reclaimer(
@@ -233,7 +236,7 @@ class RelocatorActor:
             if isinstance(effect, Reply):
                 self.waiting.pop(effect.corr)(effect.message, effect.attachment)
             else:
-                self.process.spawn(lambda fetch=effect: self._fetch(fetch))
+                self.process.spawn(partial(self._fetch, effect))
 
     def _fetch(self, fetch: Fetch) -> None:
         data, error = None, None

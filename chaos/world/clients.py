@@ -42,6 +42,7 @@ from ringlog.types import Durability
 OPEN_MAX = 40
 """Frames of one producer that are not settled."""
 BATCH_MAX = 6
+IDLE_S, BUSY_S = 0.3, 0.05
 READ_TRIES = 6
 TAGS = ("red", "green", "blue")
 
@@ -129,7 +130,8 @@ class Producer(Client):
                 self.infos.clear()
             except RinglogError:
                 self.engine.loop.pause(0.05)
-            self.engine.loop.wait(self.news, 0.05)
+            is_waiting = self.engine.is_up and not self.unsent and not (self.is_remote and self.open)
+            self.engine.loop.wait(self.news, IDLE_S if is_waiting else BUSY_S)
 
     def _turn(self) -> None:
         if not self.engine.is_up:
@@ -276,7 +278,7 @@ class Admin(Client):
                 except RinglogError as e:
                     self.engine.tell(topic, f"{what}: {type(e).__name__}: {e}")
                 self.is_busy = False
-            self.engine.loop.wait(self.news, 0.05)
+            self.engine.loop.wait(self.news, 0.1)
 
     def _put(self, topic: str, rng: random.Random) -> None:
         began = self.model.now()
@@ -322,12 +324,12 @@ class Admin(Client):
         )  # fmt: skip
         reply, _ = self.engine.ask(self.engine.child("wal_shard", info.shard), message)
         assert isinstance(reply, m.RecordsDeleted), reply
-        deletion.done_at = self.model.now()
+        deletion.done_at, deletion.losses = self.model.now(), self.model.power_losses
         self.engine.tell(topic, f"deleted {reply.deleted} records, asked at {deletion.asked_at}")
 
 
 class Reader(Client):
-    """Reads, by message or from the files, from a cursor or from the beginning; the model judges each answer."""
+    """Reads, by message or from the files, from a cursor or the beginning; the model judges each answer."""
 
     def __init__(
         self, engine: Engine, model: Model, name: str, configs: dict[str, dict[str, Any]], rng: random.Random,
@@ -355,6 +357,7 @@ class Reader(Client):
                 self.engine.counts["reads failed"] += 1
                 if isinstance(e, TopicNotFound):
                     self.cursors.pop(topic, None)
+                self.engine.loop.pause(2 * self.pause_s)
             self.engine.loop.pause(self.rng.expovariate(1 / self.pause_s))
 
     def read(self, topic: str, epoch: int = 0, after: int = 0, limit: int = 200) -> m.ReadReply:
@@ -400,7 +403,9 @@ class Reader(Client):
             self.process.point()
         assert error is not None
         if isinstance(error, CorruptData) and self.engine.is_calm:
-            raise Broken(f"{message.topic}: a reader finds damage, and nothing was damaged: {error}", message.topic)
+            raise Broken(
+                f"{message.topic}: a reader finds damage, and nothing was damaged: {error}", message.topic
+            )
         raise error
 
     def _look(self, message: m.Read, located: m.Located, plan: Any) -> gateway_events.FramesRead:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import random
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ FAULTS: tuple[tuple[OpClass, Kind], ...] = (
     ("data_sync", "EIO"), ("full_sync", "EIO"), ("rename", "EIO"), ("unlink", "EIO"), ("dir_sync", "EIO"),
     ("size", "EIO"), ("size", "ENOSPC"), ("make_dir", "EIO"), ("read", "EIO"), ("open", "EIO"),
 )  # fmt: skip
+_SEGMENT = re.compile(r"^/(data|cold)/topics/([0-9a-f]{16})/seg-\d{20}-([0-9a-f]{4})[0-9a-f]{12}\.data$")
 SYNCS = frozenset({"data_sync", "full_sync", "dir_sync"})
 
 
@@ -48,6 +50,8 @@ class Weather:
     slowness_s: float = 0.0
     met: Counter[str] = field(default_factory=Counter)
     """Faults that calls met, by class of call and kind."""
+    made: dict[int, set[str]] = field(default_factory=dict)
+    """topic id -> what became of segments of its own: sealed, rewritten, moved to the cold tier."""
 
     def calm(self) -> None:
         """From now on nothing fails."""
@@ -82,6 +86,19 @@ class ProcessDisk(FaultyDisk):
         self.calls[op] += 1
         self._process.point()
         return self._weather.meet(self._process.kind, op)
+
+    def rename(self, source: str, target: str) -> None:
+        """Where a segment, or its cold copy, gets its name."""
+        super().rename(source, target)
+        found = _SEGMENT.match(target)
+        if found is not None:
+            what = "relocate" if found[1] == "cold" else "seal" if found[3] == "0001" else "rewrite"
+            self._weather.made.setdefault(int(found[2], 16), set()).add(what)
+
+    def close(self, fd: int) -> None:
+        """What a dead process held is nobody's: its generators may be collected at any time."""
+        if not self.halted:
+            super().close(fd)
 
     def allocate(self, fd: int, offset: int, length: int) -> None:
         """Where the log notices a full disk: its files are allocated before they are written."""

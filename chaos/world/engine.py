@@ -34,8 +34,9 @@ from ringlog.errors import (
 )
 from ringlog.runtime.process import exit_code_for
 from ringlog.storage.disk import replace_file
+from ringlog.storage.identity_file import ENGINE_FILE, encode_identity
 from ringlog.storage.layout import META_DIR
-from ringlog.supervision.identity import ENGINE_FILE, EngineFile, Identity
+from ringlog.supervision.identity import Identity
 from ringlog.supervision.restart import Exit, GiveUp, History, Wait, decide
 from ringlog.supervision.tree import ChildSpec, build_tree
 from ringlog.testing.disk import SimulatedDisk
@@ -108,7 +109,8 @@ class Engine:
         )  # fmt: skip
         self.base = World(
             self.disk, shards=options["shards"], file_bytes=options["file_bytes"],
-            settings=Settings(flush_interval_ms=options["flush_ms"]), clock=loop, has_cold=options["has_cold"],  # type: ignore[arg-type]
+            settings=Settings(flush_interval_ms=options["flush_ms"]), has_cold=options["has_cold"],
+            clock=loop,  # type: ignore[arg-type]
         )  # fmt: skip
         self.children: dict[str, Child] = {}
         self.rings: list[Ring] = []
@@ -117,10 +119,9 @@ class Engine:
         self.damage = ""
         self.makers: dict[str, Callable[[Engine, Child, Process], None]] = {}
         self._losses_at: dict[int, int] = {}
-        engine = EngineFile(engine_id=ENGINE_ID.hex(), next_incarnation=1)
         self.disk.make_dir(f"{DATA}/{META_DIR}")
         self.disk.sync_dir(DATA)
-        replace_file(self.disk, f"{DATA}/{META_DIR}", ENGINE_FILE, msgspec.json.encode(engine))
+        replace_file(self.disk, f"{DATA}/{META_DIR}", ENGINE_FILE, encode_identity(ENGINE_ID.hex(), 1, ""))
         self._identity: Identity | None = None
         self._supervisor: Process | None = None
         self._to_start: deque[Child] = deque()
@@ -152,9 +153,7 @@ class Engine:
         self.base.marks = {}
         self.base.runs.clear()
         self.base.published = {}
-        self.children = {
-            spec.name: Child(spec, bell=Signal(self.loop)) for spec in build_tree(self.config)
-        }
+        self.children = {spec.name: Child(spec, bell=Signal(self.loop)) for spec in build_tree(self.config)}
         self.run_as(self._supervisor, self._begin, self._supervisor_ended)
 
     def _begin(self) -> None:
@@ -218,7 +217,9 @@ class Engine:
                 code = int(exit_code_for(e, is_built=True))
                 self.tell("", f"{process.name} ends: {e}")
                 if isinstance(e, CorruptData):
-                    raise Broken(f"{process.name} finds damage, and nothing was damaged: {e} {e.detail}") from e
+                    raise Broken(
+                        f"{process.name} finds damage, and nothing was damaged: {e} {e.detail}"
+                    ) from e
             self.loop.urgent.append(lambda: self._end(process, code, ended))
 
         process.spawn(body, delay_s)
@@ -393,7 +394,7 @@ class Engine:
                 raise NotReady("it ended meanwhile", outcome="unknown")
             if loop.now_ns >= until_ns:
                 raise RequestTimeout("no answer", outcome="unknown")
-            loop.wait(news, 0.05)
+            loop.wait(news, (until_ns - loop.now_ns) / NS, asked.ended)
         loop.pause(self.rng.expovariate(1 / self.options["delay_s"]))
         if asked.is_dead and self.rng.random() < 0.5:
             self.counts["answers lost"] += 1

@@ -1,4 +1,4 @@
-"""After the last fault: everything is served, complete, the same after two restarts, and sound to the verifier."""
+"""After the last fault: everything is served, complete, the same after two restarts, and verifies."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ringlog.storage.reader import Mark
 from ringlog.testing.shard_world import DATA, ENGINE_ID
 
 APPEND_NS = 4 * NS
-TURN_S = 0.1
+TURN_S = 0.25
 RING_FRAME_BYTES_MAX = 16_000
 """Larger frames go by socket, so that both ways are gone."""
 
@@ -108,7 +109,7 @@ class GatewayActor:
             ring = self.rings[effect.shard] = Ring(self.process.name, effect.shard, news=self.bell)
             self.engine.rings.append(ring)
         bounds = effect.offsets.tolist()
-        for start, stop in zip(bounds, bounds[1:], strict=False):
+        for start, stop in itertools.pairwise(bounds):
             ring.frames.append((effect.ticket, bytes(effect.data[start:stop])))
         self.pushed[effect.ticket] = (len(bounds) - 1, [], self.engine.loop.now_ns + APPEND_NS)
         self.engine.ring_bell(effect.shard)

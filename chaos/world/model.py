@@ -63,6 +63,8 @@ class Deletion:
     seqs: frozenset[int] = frozenset()
     done_at: int = 0
     """0: not known to have happened."""
+    losses: int = 0
+    """Power losses there had been by then. A later one may undo a deletion of class `disk`."""
 
     def covers(self, seq: int, sent: Sent) -> bool:
         """Is this record among those that were meant?"""
@@ -249,8 +251,9 @@ class Model:
         if sent.state == "refused":
             raise Broken(f"{name}: record {seq} is of {sent}, which was refused", name)
         for deletion in life.deletions:
+            is_kept = life.durability is Durability.FSYNC or losses <= deletion.losses
             is_certain = 0 < deletion.done_at < began and 0 < sent.seen_at < deletion.asked_at
-            if is_certain and deletion.covers(seq, sent):
+            if is_kept and is_certain and deletion.covers(seq, sent):
                 raise Broken(f"{name}: record {seq}, {sent}, is back after it was deleted", name)
         self._placed(sent, seq - i, self.now(), "shown")
         sent.power_losses = max(sent.power_losses, losses)

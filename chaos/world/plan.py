@@ -13,10 +13,10 @@ from typing import Any
 
 STEPS = 100
 GAP_S = 0.145
-WORK = {"append": 40, "delete": 5, "put": 4, "drop": 1, "configure": 1, "checkpoint": 4}
+WORK = {"append": 40, "delete": 7, "put": 4, "drop": 2, "configure": 1, "checkpoint": 8}
 FAULTS = {
-    "kill": 14, "kill_all": 2, "kill_supervisor": 1, "power": 4, "disk": 14, "slow": 3, "pause": 4, "clock": 3,
-    "full": 2, "restart": 3, "client": 3,
+    "kill": 9, "kill_all": 1, "kill_supervisor": 1, "power": 2, "disk": 12, "slow": 3, "pause": 3,
+    "clock": 3, "full": 2, "restart": 1, "client": 3,
 }  # fmt: skip
 CLASSES = ("fsync", "disk")
 

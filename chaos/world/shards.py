@@ -16,7 +16,7 @@ from ringlog.testing.shard_world import Run
 from ringlog.types import Durability
 
 REQUESTS_PER_TURN = 16
-IDLE_S = 0.1
+IDLE_S = 1.0
 
 
 class ShardActor:
@@ -112,7 +112,7 @@ class ShardActor:
         return busy
 
     def _drain_rings(self) -> list[Any]:
-        found = []
+        found: list[Any] = []
         rings = [ring for ring in self.engine.rings if ring.shard == self.shard]
         self.engine.rng.shuffle(rings)
         for ring in rings:
@@ -130,7 +130,7 @@ class ShardActor:
         return found
 
     def _requests(self) -> list[Any]:
-        found = []
+        found: list[Any] = []
         while self.child.inbox and len(found) < REQUESTS_PER_TURN:
             request = self.child.inbox.popleft()
             self._corr += 1
@@ -205,4 +205,3 @@ def watch(engine: Engine, shard: int, effect: Any) -> None:
     child = engine.children.get(f"wal_shard-{shard:02d}")
     if child is not None and isinstance(child.actor, ShardActor):
         child.actor.watch(effect)
-

@@ -6,40 +6,39 @@ import gc
 import random
 from collections import Counter
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from chaos.world import actors, gateway, shards
+from chaos.world.cases import Failed
 from chaos.world.clients import Admin, Client, Producer, Reader
 from chaos.world.disks import FAULTS, Armed
 from chaos.world.engine import Child, Engine
 from chaos.world.examine import Examiner
 from chaos.world.model import Broken, Model
+from chaos.world.plan import FAULTS as FAULT_STEPS
 from chaos.world.plan import Step, options_of, steps_of
 from chaos.world.tasks import NS, Loop, Process
 
 REST_S = 90.0
 """Virtual time within which everything is served again after the last fault (O8)."""
 KINDS = ("wal_shard", "wal_shard", "wal_shard", "gateway", "compactor", "compactor", "reclaimer", "relocator")
+EVERYTHING = frozenset({"append", "delete by tag", "drop", "seal", "rewrite", "relocate"})
 TOPIC_EVENTS = 60
 LAST_EVENTS = 30
-
-
-class Failed(AssertionError):
-    """A seed in which a promise did not hold, with the story of it."""
-
-    def __init__(self, what: str, story: str) -> None:
-        super().__init__(what)
-        self.what, self.story = what, story
 
 
 class Simulation:
     """One seed. `without` names steps that do not happen; `upto` ends them early."""
 
-    def __init__(self, seed: int, *, first: int = 0, upto: int = 1 << 30, without: Collection[int] = ()) -> None:
+    def __init__(
+        self, seed: int, *, first: int = 0, upto: int = 1 << 30, without: Collection[int] = ()
+    ) -> None:
         self.seed = seed
         self.options: dict[str, Any] = options_of(seed)
         self.rng = random.Random(f"world {seed}")
         self.loop = Loop(random.Random(f"loop {seed}"))
+        self.began_ns = self.loop.now_ns
         self.loop.switching = self.options["switching"]
         self.model = Model(self.loop.now_us)
         self.steps = [
@@ -86,18 +85,18 @@ class Simulation:
         for name in self.options["topics"]:
             self.admin.todo.append(("put", name, random.Random(name)))
         for step in self.steps:
-            self.loop.at(step.at_s, lambda step=step: self._do(step))
+            self.loop.at(step.at_s, partial(self._do, step))
         last = self.steps[-1].at_s if self.steps else 0.0
         self.loop.run(NS + round((last + 0.2) * NS))
         self._calm_down()
         examiner = Examiner(self.engine, self.model, self.options["topics"], self.rest)
-        self.rest("every client is served again", lambda: self._is_served())
+        self.rest("every client is served again", self._is_served)
         for reader in self.readers:
             reader.is_stopping = True
         examiner.look_at_everything(self.producers, random.Random(f"last {self.seed}"))
 
     def _is_served(self) -> bool:
-        return self.engine.is_up and all(each.is_idle for each in (*self.producers, self.admin))
+        return self.engine.is_up and self.admin.is_idle and all(each.is_idle for each in self.producers)
 
     def rest(self, what: str, is_done: Callable[[], bool], seconds: float = REST_S) -> None:
         """Let the world go on until this is so; raises Broken when it takes too long."""
@@ -130,6 +129,26 @@ class Simulation:
         self.engine.kill_all("the end")
         for client in (*self.producers, self.admin, *self.readers):
             self.loop.kill(client.process)
+
+    # -- what was done --------------------------------------------------------------------------------
+
+    def facts(self) -> Counter[str]:
+        """Everything that was counted."""
+        return self.engine.counts + self.model.counts + self.engine.weather.met + self.kinds
+
+    def kinds_of_faults(self) -> int:
+        """How many kinds of faults there were in this seed."""
+        return sum(self.kinds[kind] > 0 for kind in FAULT_STEPS)
+
+    def topics_with_everything(self) -> list[str]:
+        """Topics with an append, a delete by tag, a snapshot, and whose segments were sealed, rewritten and
+        moved, and that were dropped: all of it in this seed."""
+        had: dict[str, set[str]] = {}
+        made = self.engine.weather.made
+        for life in self.model.lives.values():
+            mine = had.setdefault(life.name, set())
+            mine |= life.had | made.get(life.topic_id, set()) | ({"append"} if life.at else set())
+        return [name for name, mine in had.items() if mine >= EVERYTHING]
 
     # -- steps ----------------------------------------------------------------------------------------
 

@@ -53,6 +53,8 @@ class Process:
         self.paused_until_ns = 0
         self.fuse = 0
         self.at_fuse: Callable[[], None] | None = None
+        self.ended = Signal(loop)
+        """Set when it dies."""
         self.tasks: list[Task] = []
         self.disks: list[FaultyDisk] = []
 
@@ -160,13 +162,16 @@ class Loop:
         """Wait so long; in a task. Raises Halted when its process died meanwhile."""
         self._leave(self.current(), round(seconds * NS))
 
-    def wait(self, signal: Signal, seconds: float) -> bool:
-        """Wait for a signal at most so long; False when it did not come."""
+    def wait(self, signal: Signal, seconds: float, other: Signal | None = None) -> bool:
+        """Wait for a signal, or another one, at most so long; False when none came."""
         task = self.current()
-        signal.waiting.append(task)
+        signals = (signal,) if other is None else (signal, other)
+        for each in signals:
+            each.waiting.append(task)
         self._leave(task, round(seconds * NS))
-        if task.is_timeout and task in signal.waiting:
-            signal.waiting.remove(task)
+        for each in signals:
+            if task in each.waiting:
+                each.waiting.remove(task)
         return not task.is_timeout
 
     def _leave(self, task: Task, delay_ns: int) -> None:
@@ -222,3 +227,4 @@ class Loop:
                 except Halted:
                     continue
         process.tasks.clear()
+        process.ended.set()

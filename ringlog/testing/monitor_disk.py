@@ -190,15 +190,16 @@ class MonitorDisk(WrappedDisk):
         """What was synced and named here may be what replaces `path`: its name has to be durable first."""
         directory = posixpath.dirname(path)
         for other, facts in self._files.items():
-            if other == path or posixpath.dirname(other) != directory or other.endswith(DEL):
-                continue  # marks replace nothing
             if facts.incarnation != self._incarnation:
                 continue  # of another process, which goes its own way beside this one
+            if other == path or posixpath.dirname(other) != directory or other.endswith(DEL):
+                continue  # marks replace nothing
             if facts.ever_synced and not facts.name_synced:
                 raise OrderBroken(f"{path} is removed before a directory sync covers {other}")
 
     def sync_dir(self, path: str) -> None:
         super().sync_dir(path)
+        prefix = path.rstrip("/") + "/"
         for name, facts in self._files.items():
-            if posixpath.dirname(name) == path.rstrip("/"):
+            if name.startswith(prefix) and "/" not in name[len(prefix) :]:
                 facts.name_synced = True

@@ -162,17 +162,20 @@ class Traffic:
 
     def _judge_batches(self, topic: str, there: set[bytes], first_seq: int) -> None:
         gone = 0
+        is_past_first = False
         for each in self.asked[topic]:
             missing = [payload for payload in each.payloads if payload not in there]
             if not missing:
-                continue
-            if not each.is_acked and len(missing) == len(each.payloads):
-                continue
-            gone += len(missing)
-            if not each.is_acked:
-                raise Broken(f"{topic}: a batch came back in part, without {len(missing)} of {BATCH}")
-        # Deletes were asked for below the floor only, and numbers are dense, so so many may be missing.
-        if gone and gone != min(first_seq, self.floor[topic] or 1) - 1:
+                is_past_first = True
+            elif len(missing) == len(each.payloads) and not each.is_acked:
+                continue  # Never came in; or did, and was deleted with what lay around it.
+            elif is_past_first or (len(missing) < len(each.payloads) and first_seq == 1):
+                raise Broken(f"{topic}: {len(missing)} of a batch are gone (acked: {each.is_acked})")
+            else:
+                gone += len(missing)
+                is_past_first = len(missing) < len(each.payloads)
+        # Deletes were asked for below the floor only, and numbers are dense: so many may be missing.
+        if gone > min(first_seq, self.floor[topic] or 1) - 1:
             raise Broken(f"{topic}: {gone} acked records are gone, and it begins at {first_seq}")
 
 

@@ -203,6 +203,11 @@ def device_vanishes(bench: Bench) -> None:
     bench.stored.power_cycle()
     bench.stored.store.mode("dead")
     _start_must_fail(bench, "a device that is gone")
+    # Takes writes, so that a start that found nothing would be free to begin anew.
+    bench.stored.store.mode("ok")
+    bench.stored.power_cycle()
+    bench.stored.store.mode("read_eio")
+    _start_must_fail(bench, "a device that cannot be read")
     bench.stored.store.mode("ok")
     bench.stored.power_cycle()
     bench.account.did("starts refused over a dead device")

@@ -1,0 +1,185 @@
+"""System calls that fail in the real program, one at a time, by strace (RF-38).
+
+strace is attached to one process of a running engine and fails the n-th call of one kind, once or from then
+on. The engine is under traffic all the time. It may end the process, refuse, or carry on; after strace is
+gone it must serve every topic again, and whatever was acknowledged is there, also after a kill of everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos.order import Account, CannotRun, Order
+from chaos.rigs.program import TOPICS, Traffic, checkpoint, delete_below, program, until, verify
+from chaos.rigs.promises import Broken
+from ringlog.errors import RinglogError
+from ringlog.testing.real_engine import TestEngine
+
+SETTINGS: dict[str, Any] = {"judge_every": 24}
+"""judge_every: so many cases are run on one engine before everything is read, killed and read again."""
+CALLS = {
+    "wal_shard": ("pwritev", "fdatasync", "fsync", "fallocate", "ftruncate", "openat", "rename", "unlink"),
+    "compactor": ("pwritev", "fdatasync", "fsync", "openat", "rename", "unlink", "fallocate"),
+    "reclaimer": ("unlink", "openat", "pwritev", "fsync"),
+}
+ERRORS = ("EIO", "ENOSPC", "EINTR", "EAGAIN", "ESTALE")
+PASSES = ("1", "2", "1+")
+"""The first call, the second, every one until strace is gone."""
+ATTACH_S = 5.0
+INJECT_S = 1.5
+"""How long a call is waited for that this process may not make at all just now."""
+SERVE_S = 40.0
+END_S = 10.0
+DELETE_KEEPS = 200
+LIMITS = {"supervisor": {"restart_max": 1_000, "restart_window_s": 1.0}}
+"""Deaths are what is asked for here; the limit of restarts is somebody else's case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call of one process."""
+
+    role: str
+    call: str
+    error: str
+    when: str
+
+    def __str__(self) -> str:
+        return f"{self.role}/{self.call}/{self.error}/{self.when}"
+
+
+def cases(order: Order) -> Iterator[Case]:
+    """All of them in an order of the seed's, again and again."""
+    every = [
+        Case(role, call, error, when)
+        for role, calls in CALLS.items()
+        for call, error, when in itertools.product(calls, ERRORS, PASSES)
+    ]
+    order.random("cases").shuffle(every)
+    return itertools.cycle(every)
+
+
+def run(order: Order, account: Account) -> None:
+    """As many cases as the time allows."""
+    settings = order.choose(SETTINGS)
+    if shutil.which("strace") is None:
+        raise CannotRun("strace is not installed")
+    until_s = time.monotonic() + order.seconds
+    todo = cases(order)
+    for number in itertools.count():
+        if time.monotonic() > until_s:
+            break
+        root = order.scratch / f"engine-{number}"
+        batch = list(itertools.islice(todo, settings["judge_every"]))
+        try:
+            _run_batch(root, batch, account, until_s)
+        except (Broken, RinglogError) as e:
+            account.found(f"system calls: {str(e)[:300]}", ",".join(map(str, batch)), str(e))
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def replay(order: Order, case: str) -> None:
+    """Cases joined by commas, as a finding names them, on one engine."""
+    account = Account()
+    _run_batch(order.scratch / "engine", [Case(*one.split("/")) for one in case.split(",")], account, 1e18)
+    print(dict(account.counts))
+
+
+def _run_batch(root: Path, batch: list[Case], account: Account, until_s: float) -> None:
+    root.mkdir()
+    done: list[str] = []
+    with program(root, **LIMITS) as host:
+        traffic = Traffic(host.url)
+        traffic.start()
+        try:
+            _need_service(host, traffic, "before the first fault", done)
+            for case in batch:
+                if time.monotonic() > until_s:
+                    break
+                hits = _inject(host, traffic, case, root)
+                done.append(f"{case} ({hits} times)")
+                if hits:
+                    account.did("failed calls", hits)
+                    account.did("call_runs", 1, "RF-38")
+                _need_service(host, traffic, f"after {case}", done)
+        finally:
+            traffic.end()
+        account.did("records read", traffic.judge(host.url))
+        host.power_off()
+        verify(root)
+        host.start()
+        traffic.judge(host.url)
+    account.did("acked batches held to", traffic.acked)
+
+
+def _inject(host: TestEngine, traffic: Traffic, case: Case, root: Path) -> int:
+    """Fail the calls; returns how many failed."""
+    out = root / "strace.out"
+    out.unlink(missing_ok=True)
+    pid = host.pid_of(case.role)
+    inject = f"inject={case.call}:error={case.error}:when={case.when}"
+    tracer = subprocess.Popen(
+        ["strace", "-f", "-p", str(pid), "-o", str(out), "-e", f"trace={case.call}", "-e", inject],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        until(lambda: _is_traced(pid) or tracer.poll() is not None, ATTACH_S)
+        deadline = time.monotonic() + INJECT_S
+        while time.monotonic() < deadline and tracer.poll() is None and not _hits(out):
+            _provoke(host, traffic, case)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            tracer.send_signal(signal.SIGTERM)  # It lets go of the process on the way out.
+        try:
+            tracer.wait(END_S)
+        except subprocess.TimeoutExpired:
+            tracer.kill()
+            tracer.wait()
+    return _hits(out)
+
+
+def _provoke(host: TestEngine, traffic: Traffic, case: Case) -> None:
+    """What makes this process do something; a shard has traffic, and makes files for checkpoints."""
+    with contextlib.suppress(RinglogError, OSError):
+        if case.role == "reclaimer":
+            topic = TOPICS[len(traffic.asked[TOPICS[0]]) % len(TOPICS)]
+            delete_below(traffic, host.url, topic, max(traffic.acked_of(topic) * 20 - DELETE_KEEPS, 2))
+        checkpoint(host, INJECT_S / 3)
+
+
+def _hits(out: Path) -> int:
+    try:
+        return out.read_text(errors="replace").count("(INJECTED)")
+    except OSError:
+        return 0
+
+
+def _is_traced(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    tracer = next((line for line in status.splitlines() if line.startswith("TracerPid:")), "TracerPid:\t0")
+    return tracer.split()[1] != "0"
+
+
+def _need_service(host: TestEngine, traffic: Traffic, when: str, done: list[str]) -> None:
+    """Every topic takes writes again; raises Broken with what was done before."""
+    before = {topic: traffic.acked_of(topic) for topic in TOPICS}
+    if not until(lambda: all(traffic.acked_of(topic) > before[topic] for topic in TOPICS), SERVE_S):
+        log = host.log_path.read_text(errors="replace").splitlines()
+        raise Broken(
+            f"no acks {when} within {SERVE_S:.0f} s: {traffic.errors[-3:]}\n{done}\n"
+            + "\n".join(log[-20:])[-3_000:]
+            + f"\nload {os.getloadavg()}"
+        )

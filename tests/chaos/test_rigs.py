@@ -1,0 +1,134 @@
+"""The rigs: does a cut cut, does the block store fail, forget and replay?"""
+
+from __future__ import annotations
+
+import pytest
+
+from real_disks import in_private_mounts, needs_mounts
+
+pytestmark = [needs_mounts, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+@pytest.mark.parametrize("flag", [1, 2])
+def test_after_a_power_cut_only_what_was_synced_is_there(tmp_path, kind, flag):
+    in_private_mounts(
+        """
+        import os
+        from chaos.rigs.mount import volume
+        with volume(args[0], scratch) as one:
+            fd = os.open(one.root / "a", os.O_CREAT | os.O_RDWR)
+            os.posix_fallocate(fd, 0, 65536)
+            os.pwrite(fd, b"x" * 5000, 0)
+            os.fsync(fd)
+            folder = os.open(one.root, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+            os.pwrite(fd, b"y" * 5000, 8192)
+            one.cut(int(args[1]))
+            try:
+                os.fdatasync(fd)
+            except OSError as e:
+                print(e.errno)
+            else:
+                raise SystemExit("a sync after the cut succeeds")
+            os.close(fd)
+            one.down()
+            one.up()
+            data = (one.root / "a").read_bytes()
+            assert data[:5000] == b"x" * 5000 and b"y" not in data
+        """,
+        tmp_path, kind, str(flag),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_the_sync_trap_springs_on_a_block_store_that_fails_one_write(tmp_path, kind):
+    """The kernel's side of RD-2: without it the classes would prove nothing."""
+    in_private_mounts(
+        """
+        import os
+        from chaos.rigs.blockstore import stored_volume
+        from chaos.rigs.extents import range_of
+        with stored_volume(args[0], scratch) as stored:
+            path = stored.volume.root / "a"
+            fd = os.open(path, os.O_CREAT | os.O_RDWR)
+            os.posix_fallocate(fd, 0, 65536)
+            os.pwrite(fd, b"x" * 4096, 0)
+            os.fsync(fd)
+            where = range_of(path)
+            os.pwrite(fd, b"y" * 4096, 4096)
+            stored.store.mode("write_eio", low=where.low, high=where.high)
+            try:
+                os.fdatasync(fd)
+            except OSError:
+                os.close(fd)
+            else:
+                raise SystemExit("no error")
+            stored.store.mode("ok")
+            again = os.open(path, os.O_RDWR)
+            assert os.pread(again, 4096, 4096) == b"y" * 4096
+            os.fdatasync(again)
+            os.close(again)
+            assert stored.store.seen()["write_errors"] > 0
+            stored.power_cycle()
+            assert path.read_bytes()[4096:8192] == bytes(4096)
+        """,
+        tmp_path, kind,
+    )  # fmt: skip
+
+
+def test_a_recorded_device_is_put_back_into_each_of_its_states(tmp_path):
+    in_private_mounts(
+        """
+        import os
+        from chaos.rigs.blockstore import stored_volume
+        with stored_volume("ext4", scratch) as stored:
+            volume, store = stored.volume, stored.store
+            volume.down()
+            store.record()
+            stored.loop.forget()
+            volume.up()
+            for name in ("a", "b", "c"):
+                fd = os.open(volume.root / name, os.O_CREAT | os.O_RDWR)
+                os.pwrite(fd, name.encode() * 3000, 0)
+                os.fsync(fd)
+                os.close(fd)
+            volume.down()
+            entries = store.recorded()
+            found = []
+            for base in [i + 1 for i, entry in enumerate(entries) if not entry.is_write]:
+                store.show(base)
+                stored.loop.forget()
+                volume.up()
+                found.append(sum((volume.root / name).exists() for name in "abc"))
+                volume.down()
+            assert found == sorted(found) and {0, 1, 2, 3} == set(found), found
+        """,
+        tmp_path,
+    )  # fmt: skip
+
+
+def test_a_store_that_lags_answers_late_and_one_that_is_dead_fails_everything(tmp_path):
+    in_private_mounts(
+        """
+        import os, time
+        from chaos.rigs.blockstore import stored_volume
+        with stored_volume("ext4", scratch) as stored:
+            fd = os.open(stored.volume.root / "a", os.O_CREAT | os.O_RDWR)
+            stored.store.mode("ok", delay_s=0.2)
+            begun = time.monotonic()
+            os.pwrite(fd, b"x", 0)
+            os.fsync(fd)
+            assert time.monotonic() - begun >= 0.2
+            stored.store.mode("dead")
+            os.pwrite(fd, b"x" * 9000, 0)
+            try:
+                os.fsync(fd)
+            except OSError:
+                os.close(fd)
+            else:
+                raise SystemExit("a dead device syncs")
+        """,
+        tmp_path,
+    )  # fmt: skip

@@ -41,6 +41,8 @@ class Slot:
     shim: Path
     number: int
     settings: dict[str, int]
+    program: tuple[str, ...] = (sys.executable, "-P", str(DRIVER))
+    """What a guest runs, without the number of its life."""
     rng: random.Random = field(init=False)
     image: Path = field(init=False)
     story: Story = field(default_factory=Story)
@@ -73,7 +75,7 @@ class Slot:
             "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1",
             "RINGLOG_ALLOW_ROOT": "1",
         }  # fmt: skip
-        guest.start([sys.executable, "-P", str(DRIVER), str(self.life)], environ)
+        guest.start([*self.program, str(self.life)], environ)
         try:
             if early:
                 self._wait_early(guest)

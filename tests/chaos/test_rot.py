@@ -14,6 +14,7 @@ import xxhash
 from actors.wal_shard import baseline, recover
 from chaos.order import Account, Order
 from chaos.rot import atrest, cases, flip, judge_case, last_frame, places, run
+from chaos.rot import bench as rot_bench
 from chaos.rot.bench import Bench
 from chaos.rot.specimen import Specimen, make_specimen
 from ringlog.frame import batch as frames
@@ -113,11 +114,7 @@ def test_a_snapshot_that_is_not_verified_is_caught(bench: Bench, monkeypatch: py
     real = snapshots.decode_snapshot
     monkeypatch.setattr(snapshots, "decode_snapshot", trusting)
     monkeypatch.setattr(baseline, "decode_snapshot", trusting)
-    monkeypatch.setattr(
-        baseline,
-        "decode_header",
-        lambda data, path: snapshots.SnapshotHeader(*snapshots._HEADER.unpack_from(data)[1:]),
-    )
+    monkeypatch.setattr(rot_bench, "decode_snapshot", trusting)
     assert flips_of(bench, "snapshot-", 60) != []
 
 

@@ -1,0 +1,108 @@
+"""The class `kernels`: guests die and are recovered from; syncs that do nothing are caught; so are lies."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.kernels import DRIVER, KNOWN, Slot, load
+from chaos.kernels.guest import build_shim, need_kernel
+from chaos.kernels.judge import Story
+from chaos.order import Account, CannotRun, Order
+
+UNSYNCED = (
+    "import os, runpy, sys; os.fdatasync = os.fsync = lambda fd: None; "
+    "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+"""A driver whose syncs say yes and do nothing: what it acknowledges is in the guest's memory alone."""
+
+
+def lives(tmp_path: Path, count: int, **options: Any) -> Account:
+    """So many guests on one image, each judged by the next."""
+    try:
+        need_kernel()
+    except CannotRun as e:
+        pytest.skip(str(e))
+    account = Account()
+    order = Order("kernels", 3, 60.0, tmp_path)
+    slot = Slot(order, account, build_shim(tmp_path), 0, {**KNOWN, "acks": 12, "lives": 99}, **options)
+    for _ in range(count):
+        slot.live()
+    slot.live(is_last=True)
+    return account
+
+
+@pytest.mark.timeout(120)
+def test_a_kernel_dies_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    """RF-63."""
+    account = lives(tmp_path, 2)
+    assert account.findings == []
+    assert account.counts["kernel_deaths"] + account.counts["early_deaths"] == 2
+    assert account.counts["recovered_records"] > 0
+
+
+@pytest.mark.timeout(120)
+def test_syncs_that_do_nothing_are_caught(tmp_path: Path) -> None:
+    """Mutant 1, as seen from below: acknowledged before it is durable."""
+    account = lives(tmp_path, 1, program=(sys.executable, "-P", "-c", UNSYNCED, str(DRIVER)))
+    assert account.findings != []
+
+
+# -- the judge ------------------------------------------------------------------------------------------
+
+
+def said(**topics: list[tuple[int, str]]) -> str:
+    """A guest's `@state` of these records."""
+    state = {name: {"records": records, "lost": [], "head": 0} for name, records in topics.items()}
+    return "@state " + base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
+
+
+def heard() -> tuple[Story, list[tuple[int, str]]]:
+    """Life 1 acknowledged two frames of the fsync topic; the records they are."""
+    story, records = Story(), []
+    for frame in (1, 2):
+        count = load.count_of(1, frame)
+        assert story.hear(1, f"@ack f {frame} {len(records) + 1} {count}")
+        records += [(len(records) + 1 + i, f"1.{frame}.{i}") for i in range(count)]
+    return story, records
+
+
+def test_what_was_acknowledged_and_nothing_else_is_right() -> None:
+    story, records = heard()
+    assert story.judge(2, said(f=records)) == len(records)
+    assert story.wrong == []
+
+
+@pytest.mark.parametrize("lie", ["lost", "half", "doubled", "made up", "too new", "moved", "error"])
+def test_each_lie_is_caught(lie: str) -> None:
+    story, records = heard()
+    following = [(len(records) + 1 + i, f"1.7.{i}") for i in range(load.count_of(1, 7))]
+    shown = {
+        "lost": records[: load.count_of(1, 1)],
+        "half": records[:-1],
+        "doubled": [*records, (len(records) + 1, records[-1][1])],
+        "made up": [*records, (len(records) + 1, "")],
+        "too new": [*records, *following],
+        "moved": [(seq + 1, tag) for seq, tag in records],
+        "error": records,
+    }[lie]
+    if lie == "error":
+        story.hear(2, "@error CorruptData: the log is damaged")
+    story.judge(2, said(f=shown))
+    assert story.wrong != []
+
+
+def test_a_record_that_was_shown_once_stays() -> None:
+    story, records = heard()
+    extra = [(len(records) + 1 + i, f"1.4.{i}") for i in range(load.count_of(1, 4))]
+    story.highest[1] = 3
+    story.judge(2, said(f=[*records, *extra]))
+    assert story.wrong == []
+    story.judge(3, said(f=records))
+    assert story.wrong != []

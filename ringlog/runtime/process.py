@@ -85,6 +85,9 @@ def run_process(build: Build, arguments: list[str]) -> int:
     try:
         return _run(build, boot, stop)
     finally:
+        if stop.is_set():
+            # The interpreter, when it ends, takes the handler away before the process is gone.
+            hardening.end_in_peace()
         stop.close()
         os.close(alive)
 

@@ -326,7 +326,7 @@ def doomed(stage: Stage) -> None:
             return False
         if first.pid and targets.kill_child(first.pid, scene.engine.pid):
             pids.add(first.pid)
-        return first.state == "failed" and first.restarts >= RESTARTS_MAX
+        return first.state == "given_up"
 
     wait_for(is_given_up, SETTLE_S, "the shard that cannot live to be given up")
     if len(pids) != RESTARTS_MAX + 1:

@@ -96,6 +96,12 @@ class Load:
                 self.complaints += [f"{who}: {error}" for error in report.errors]
         self._running.clear()
 
+    def abandon(self) -> None:
+        """Kill every client."""
+        for client in self._running:
+            client.kill()
+        self._running.clear()
+
     def verdict(self) -> Judgement:
         """Read everything once more and judge; raises NothingToJudge."""
         self.start("final")

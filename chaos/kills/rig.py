@@ -93,6 +93,12 @@ class Engine(TestEngine):
         with targets.Target(self.pid) as target:
             return self._process.wait() if target.wait_dead(timeout_s) else None
 
+    def abandon(self) -> None:
+        """End it in whatever way, if it has not ended."""
+        if self._process is not None and self._process.poll() is None:
+            self.crash()
+        self.stop()
+
     def left(self) -> list[int]:
         """Living processes of this engine's directory."""
         found = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,6 +198,7 @@ class Stage:
         self.pauses_ms: list[float] = []
         self.outages_ms: list[float] = []
         self.total = Judgement()
+        self._open: list[Scene] = []
 
     def cast(self, name: str, *, plan: str = "", topics: int = 5, **settings: Any) -> Scene:
         """Start an engine for a case."""
@@ -204,6 +206,7 @@ class Stage:
         engine = Engine(root, {**SETTINGS, **settings}, plan)
         names = [on_shard(f"topic-{n}", n % SHARDS, SHARDS) for n in range(topics)]
         scene = Scene(name, engine, Load(self.nursery, Path(root, "journals"), engine.url, names))
+        self._open.append(scene)
         engine.start()
         return scene
 
@@ -212,13 +215,20 @@ class Stage:
         began = time.monotonic()
         try:
             case(self)
-        except (Stuck, RinglogError) as e:
-            self.account.found(f"{name}: {e}", f"{name}", repr(e))
+        except (Stuck, RinglogError, OSError) as e:
+            self.account.found(f"{name}: {e}", name, traceback.format_exc())
+            traceback.print_exc()
+        finally:
+            for scene in self._open:
+                scene.load.abandon()
+                scene.engine.abandon()
+            self._open.clear()
         print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
 
     def close(self, scene: Scene) -> None:
         """Finish a scene and enter its counts and findings."""
         scene.finish()
+        self._open.remove(scene)
         account, judgement = self.account, scene.judgement
         complaints = scene.complaints + scene.load.complaints
         if judgement is not None:
@@ -236,11 +246,6 @@ class Stage:
             )  # fmt: skip
             print("\n".join(complaints[:STORY_LINES]), flush=True)
             _keep(scene)
-
-    def abandon(self, scene: Scene) -> None:
-        """End a scene that failed half-way."""
-        scene.engine.crash()
-        scene.engine.stop()
 
 
 def _keep(scene: Scene) -> None:

@@ -33,6 +33,7 @@ _COMMANDS: dict[str, str] = {
     "restore": "ringlog.cli.restore:restore",
     "checkpoint": "ringlog.cli.passes:checkpoint",
     "scrub": "ringlog.cli.passes:scrub",
+    "chaos": "ringlog.cli.chaos:chaos",
     "doctor": "ringlog.cli.doctor:doctor",
     "version": "ringlog.cli.version:version",
 }

@@ -1,0 +1,292 @@
+"""`ringlog chaos`: kill the processes of an engine under load of our own, and say whether it kept its word.
+
+Everything that is written lies in topics of this run, which are deleted in the end. Processes are found by
+the engine's status and killed through pidfds, its children only; the supervisor, or all at once, only when
+somebody says how to start it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ringlog
+from chaos.check import journal
+from chaos.check.history import BROKEN, NothingToJudge
+from chaos.check.journal import Outcome, What
+from chaos.kills import targets
+from chaos.kills.load import Load, Stuck, wait_for
+from chaos.kills.nursery import Nursery
+from chaos.kills.rig import SETTINGS, Engine, close_down, kill_tree
+from chaos.kills.scene import longest_gap_ms
+from ringlog.envelope.messages import EngineStatusReply
+from ringlog.errors import NotConnected, UsageError
+from ringlog.link.address import home_shard, parse_url, read_engine
+
+TOPIC_PREFIX = "ringlog-chaos-"
+TOPICS_MAX = 8
+KILLS_PER_MINUTE = 4
+"""Of one process of an engine that is not ours: it is given up after more deaths than its settings allow,
+five by default."""
+READY_S = 120.0
+"""An engine must serve again within this time after the last kill."""
+TREE = ("supervisor", "all")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be done."""
+
+    url: str | None
+    """An engine on this host; None: one of our own in a temporary directory."""
+    seconds: float
+    kill: Sequence[str]
+    every_s: float
+    pause_s: float = 0.0
+    """Every second time stop a process for so long instead of killing it; 0: never."""
+    restart_command: str = ""
+    per_s: float = 2_000.0
+    """Appends a second, over all producers."""
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise UsageError for what makes no sense."""
+        unknown = sorted(set(self.kill) - set(targets.ROLES))
+        if unknown or not self.kill:
+            raise UsageError(
+                "no such process to kill", found=",".join(unknown), known=",".join(targets.ROLES)
+            )
+        if self.url is not None and not self.restart_command and set(self.kill) & set(TREE):
+            raise UsageError(
+                "who kills the supervisor of a running engine must say how to start it again",
+                hint="--restart-command",
+            )
+        if self.url is not None and not parse_url(self.url).is_local:
+            raise UsageError("chaos works on the engine's own host; give its run directory", url=self.url)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """How it went."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    """acked, read, and a count of every broken promise; kills by role; pauses in milliseconds."""
+    wrong: list[str] = field(default_factory=list)
+    """What is wrong, a line each; empty when every promise held."""
+
+
+def drill(wish: Wish, say: Say) -> Verdict:
+    """Do it. Raises UsageError, NotConnected without an engine, StartRefused when ours does not start."""
+    wish.check()
+    with Nursery() as nursery, _scratch() as scratch:
+        if wish.url is None:
+            engine = Engine(scratch / "engine", SETTINGS)
+            engine.start()
+            try:
+                verdict = _Drill(wish, engine.url, nursery, scratch / "journals", say, engine).run()
+                close_down(engine, verdict.wrong)
+            finally:
+                engine.abandon()
+        else:
+            verdict = _Drill(wish, wish.url, nursery, scratch / "journals", say, None).run()
+    return verdict
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    place = Path(tempfile.mkdtemp(prefix="ringlog-chaos-"))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+class _Drill:
+    """One run against one engine; `own` when it is ours."""
+
+    def __init__(
+        self, wish: Wish, url: str, nursery: Nursery, folder: Path, say: Say, own: Engine | None
+    ) -> None:
+        self._wish, self._url, self._own, self._say = wish, url, own, say
+        self._run_dir = parse_url(url).run_dir
+        info = read_engine(self._run_dir)
+        if info is None or self._status() is None:
+            raise NotConnected("no engine is running there", run_dir=self._run_dir)
+        self._shards, self._has_gateway = info.shards, bool(info.gateway_ipc)
+        run = secrets.token_hex(4)
+        names = (f"{TOPIC_PREFIX}{run}-{n}" for n in itertools.count())
+        count = max(2, min(self._shards, TOPICS_MAX))
+        topics = [
+            next(name for name in names if home_shard(name, self._shards) == n % self._shards)
+            for n in range(count)
+        ]
+        self._load = Load(nursery, folder, url, topics)
+        self._random = random.Random(wish.seed or run)
+        self._kills: Counter[str] = Counter()
+        self._deaths: list[tuple[int, int]] = []
+        """(when, shard) of shards killed."""
+        self._recent: dict[str, list[float]] = {}
+
+    def run(self) -> Verdict:
+        """Load, kills, verdict; the topics are gone afterwards."""
+        verdict = Verdict()
+        with ringlog.connect(self._url, timeout_ms=60_000, wait=10.0) as client:
+            for number, name in enumerate(self._load.topics):
+                client.topics.create(name, durability=("fsync", "disk")[number % 2])
+        try:
+            self._start_load()
+            self._hurt()
+            wait_for(self._serves, READY_S, "the engine to serve after the last kill", look_s=0.1)
+            self._load.end()
+            self._judge(verdict)
+        except (Stuck, NothingToJudge) as e:
+            verdict.wrong.append(str(e))
+        finally:
+            with ringlog.connect(self._url, timeout_ms=60_000) as client:
+                for name in self._load.topics:
+                    client.topics.delete(name)
+        return verdict
+
+    def _start_load(self) -> None:
+        load, topics = self._load, range(len(self._load.topics))
+        for topic in topics:
+            is_remote = self._has_gateway and topic == topics[-1]
+            load.start(
+                "produce", topic=topic, per_s=self._wish.per_s / len(topics), batch=20,
+                transport="ipc" if is_remote else "auto",
+            )  # fmt: skip
+            load.start("read", topic=topic)
+        load.start("produce_one", topic=0, per_s=100)
+        load.start("reread", topic=topics[-1], per_s=10_000)
+        load.start("delete", topic=topics[-1], per_s=1)
+
+    # -- hurting ----------------------------------------------------------------------------------------
+
+    def _hurt(self) -> None:
+        end = time.monotonic() + self._wish.seconds
+        turn = itertools.count()
+        self._load.wait_progress(200, 60.0)
+        while (left := end - time.monotonic()) > 0:
+            self._say(f"{left:4.0f} s left, {self._load.rows:,} rows in journals, kills {dict(self._kills)}")
+            time.sleep(min(self._wish.every_s, left))
+            role = self._wish.kill[next(turn) % len(self._wish.kill)]
+            if role in TREE:
+                self._kill_tree(role)
+            elif self._wish.pause_s and next(turn) % 2:
+                self._pause(role)
+            else:
+                self._kill(role)
+        self._load.wait_progress(200, 60.0)
+
+    def _kill(self, role: str) -> None:
+        found = self._status()
+        now = time.monotonic()
+        living = [each for each in targets.living(found, role) if self._may_kill(each.name, now)]
+        if not living or found is None:
+            return
+        victim = self._random.choice(living)
+        at_ns = time.monotonic_ns()
+        if targets.kill_child(victim.pid, self._supervisor()):
+            self._kills[role] += 1
+            self._recent.setdefault(victim.name, []).append(now)
+            if role == "wal_shard":
+                self._deaths.append((at_ns, int(victim.name.rpartition("-")[2])))
+
+    def _may_kill(self, name: str, now: float) -> bool:
+        recent = [at for at in self._recent.get(name, ()) if now - at < 60.0]
+        self._recent[name] = recent
+        return self._own is not None or len(recent) < KILLS_PER_MINUTE
+
+    def _pause(self, role: str) -> None:
+        living = targets.living(self._status(), role)
+        target = targets.hold_child(self._random.choice(living).pid, self._supervisor()) if living else None
+        if target is None:
+            return
+        with target:
+            target.send(signal.SIGSTOP)
+            time.sleep(self._wish.pause_s)
+            target.send(signal.SIGCONT)
+        self._kills[f"{role} paused"] += 1
+
+    def _kill_tree(self, role: str) -> None:
+        supervisor = self._supervisor()
+        if self._own is not None and role == "all":
+            kill_tree(self._own)
+        else:
+            held = targets.living(self._status()) if role == "all" else []
+            with targets.Target(supervisor) as head:
+                actors = [each for one in held if (each := targets.hold_child(one.pid, supervisor))]
+                for each in [head, *actors]:
+                    each.send(signal.SIGKILL)
+                    each.wait_dead()
+                for each in actors:
+                    each.__exit__()
+            if self._own is not None:
+                self._own.end_process()
+                self._own.wait_alone()
+        self._kills[role] += 1
+        if self._own is not None:
+            self._own.start()
+            return
+        subprocess.Popen(
+            shlex.split(self._wish.restart_command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        wait_for(lambda: self._supervisor() not in {0, supervisor}, READY_S, "the engine to be started again")
+        self._recent.clear()
+
+    # -- looking ------------------------------------------------------------------------------------------
+
+    def _status(self) -> EngineStatusReply | None:
+        return targets.status(self._run_dir)
+
+    def _supervisor(self) -> int:
+        info = read_engine(self._run_dir)
+        return info.supervisor_pid if info is not None and targets.is_alive(info.supervisor_pid) else 0
+
+    def _serves(self) -> bool:
+        found = self._status()
+        return found is not None and all(each.state == "ready" for each in found.processes)
+
+    def _judge(self, verdict: Verdict) -> None:
+        found = self._load.verdict()
+        facts = verdict.facts
+        facts |= {"client_ops": found.ops, "acked": found.acked, "unknown": found.unknown, "read": found.read}
+        facts |= {kind: getattr(found, kind) for kind in BROKEN}
+        facts["errors"] = self._load.errors
+        facts |= {f"kills {role}": count for role, count in sorted(self._kills.items())}
+        pauses = self._pauses_ms()
+        if pauses:
+            for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
+                facts[f"pause_{name}_ms"] = round(float(np.quantile(pauses, part)), 1)
+        verdict.wrong += found.stories + self._load.complaints
+        if found.wrong and not found.stories:
+            verdict.wrong.append(str(found.wrong))
+
+    def _pauses_ms(self) -> list[float]:
+        rows = journal.load(self._load.folder)
+        is_append = np.isin(rows["op"], rows["op"][rows["what"] == What.APPEND])
+        ends = rows[is_append & (rows["what"] == What.RETURN) & (rows["outcome"] == Outcome.OK)]
+        found = []
+        for at_ns, shard in self._deaths:
+            mine = [n for n, name in enumerate(self._load.topics) if home_shard(name, self._shards) == shard]
+            times = np.unique(ends["at_ns"][np.isin(ends["topic"], mine)])
+            if len(times) > 1:
+                found.append(longest_gap_ms(times, at_ns))
+        return found

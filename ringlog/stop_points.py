@@ -33,6 +33,7 @@ POINTS: dict[str, str] = {
     "recovery_mid_replay": "recovery applied some frames of the log",
     "recovery_before_copy": "recovery knows what is in doubt and has copied nothing",
     "recovery_after_copy": "what was in doubt is copied and synced, and nothing is published",
+    "board_mid_slot": "some words of a board slot are stored and its sequence is odd",
     "ring_after_publish": "a producer published a frame and rang no bell",
     "relocate_after_copy": "a segment lies proven in both tiers and no shard was told",
     "relocate_after_flip": "every shard leads readers to the cold copy and the hot one is still there",

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from ringlog import stop_points
 from ringlog.board.layout import BoardUnstable
 from ringlog.clock import SystemClock
 
@@ -47,6 +48,7 @@ def write(words: WordView, at: int, values: Sequence[int]) -> None:
     odd = begin_write(words, at)
     for index, value in enumerate(values, at + 1):
         words[index] = value
+    stop_points.hit("board_mid_slot")
     end_write(words, at, odd)
 
 

@@ -33,6 +33,8 @@ from ringlog.ring.producer import RingProducer
 
 OPEN_REQUEST_NS = 2_000 * MS
 OPEN_RETRY_NS = 100 * MS
+LOOK_NS = 1_000 * MS
+"""Frames that wait longer may wait for a ring that was removed or never opens: it is looked at this often."""
 STRIKES_MAX = 2
 """Rings that may be closed on us with the same frame oldest before that frame is given up."""
 
@@ -116,6 +118,7 @@ class RingChannel:
         self._ring: ClientRing | None = None
         self._opening: Pending[Reply] | None = None
         self._retry: Timer | None = None
+        self._look: Timer | None = None
         self._outbox: deque[Run] = deque()
         self._in_flight = InFlight()
         self._is_sending_large = False
@@ -245,6 +248,9 @@ class RingChannel:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
         self._opening = None
         ring, self._ring = self._ring, None
         if ring is not None:
@@ -305,6 +311,26 @@ class RingChannel:
             return
         if pushed:
             ring.wake_shard()
+        if self.has_work:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        if self._look is None:
+            self._look = self._timers.at(self._clock.monotonic_ns() + LOOK_NS, self._look_at_name)
+
+    def _look_at_name(self) -> None:
+        """A ring without a name works on as long as its shard lives, but no successor will find it."""
+        self._look = None
+        if self._ring is None or not self.has_work:
+            return
+        producer = self._ring.producer
+        if producer.is_removed:
+            self._displace("the ring was removed")
+        elif producer.consumer_closing and not self._in_flight.frames:
+            # All it held is settled and it still is not closed: an engine that stops is gone before that.
+            self._displace("the ring stays closing")
+        else:
+            self._look_later()
 
     def _push_what_fits(self, ring: ClientRing) -> int:
         """Frames that were pushed. Raises RingError for a ring that is of no use any more."""

@@ -19,7 +19,15 @@ from ringlog import stop_points
 from ringlog.clock import Clock, SystemClock
 from ringlog.errors import RingError
 from ringlog.limits import RING_FRAME_FRACTION
-from ringlog.ring.layout import PAD_BYTES, PAD_WORD, SETTLE_WORDS, ConsumerState, ProducerState, Word
+from ringlog.ring.layout import (
+    PAD_BYTES,
+    PAD_WORD,
+    SETTLE_WORDS,
+    CloseReason,
+    ConsumerState,
+    ProducerState,
+    Word,
+)
 from ringlog.ring.region import RingMemory, lock_for_producer, open_ring, require_engine
 
 JOIN_BYTES_MAX = 1 << 16
@@ -230,12 +238,18 @@ class RingProducer:
         """0 while the ring is in use, else why the consumer closed it (CloseReason): it reads no more."""
         if self._memory.load(Word.CONSUMER_STATE) != ConsumerState.CLOSED:
             return 0
-        return self._memory.load(Word.CONSUMER_REASON)
+        # Closed without a reason is what nobody of ours writes; closed it is.
+        return self._memory.load(Word.CONSUMER_REASON) or CloseReason.WORDS_MAKE_NO_SENSE
 
     @property
     def consumer_closing(self) -> bool:
         """True when the consumer asks for nothing more to be pushed; what is in the ring will be settled."""
         return self._memory.load(Word.CONSUMER_STATE) != ConsumerState.OPEN
+
+    @property
+    def is_removed(self) -> bool:
+        """True when the ring's file has no name any more: no consumer will ever attach to it again."""
+        return self._lock_fd >= 0 and os.fstat(self._lock_fd).st_nlink == 0
 
     def set_wants(self, bits: int) -> None:
         """Say what to be woken for (layout.Wants)."""

@@ -1,0 +1,100 @@
+"""RF-25, RF-29, RF-30: whatever happens to a client's ring, it gets another and loses nothing."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ringlog
+from ringlog.client import Record
+from ringlog.ring.layout import Word
+from ringlog.testing import engine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+WAIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def running():
+    with engine(wal={"shards": 1}, supervisor={"restart_max": 50}, run={"ring_bytes": 1 << 20}) as started:
+        yield started
+
+
+def rings(running) -> set[Path]:
+    return set(Path(running.info.shm_dir).glob("*.ring"))
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+
+
+def put(path: Path, word: Word, value: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(word * 8)
+        file.write(struct.pack("<Q", value))
+
+
+def other_version(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write(b"\x07")
+
+
+@pytest.mark.parametrize(
+    "hurt",
+    [
+        Path.unlink,
+        other_version,
+        lambda path: put(path, Word.TAIL, 12_345),
+        lambda path: put(path, Word.HEAD, 8),
+    ],
+    ids=["unlinked", "version", "tail", "head"],
+)
+def test_a_successor_that_cannot_use_a_ring_costs_its_client_nothing(running, hurt):
+    before = rings(running)
+    topic = f"hurt-{time.monotonic_ns()}"
+    with ringlog.connect(running.url, timeout_ms=15_000) as client:
+        client.append(topic, b"0")
+        [ring] = rings(running) - before
+        hurt(ring)
+        running.kill("wal_shard")
+        for n in range(1, 5):
+            client.append(topic, b"%d" % n)
+        found = [item.data for item in client.reader(topic) if isinstance(item, Record)]
+        assert found == [b"0", b"1", b"2", b"3", b"4"]
+    until(lambda: rings(running) <= before, "the rings to go")
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        (Word.TAIL, 1 << 40), (Word.SETTLE_HEAD, 1 << 40), (Word.HEAD, 1 << 40),
+        (Word.CONSUMER_STATE, 1), (Word.CONSUMER_STATE, 2), (Word.CONSUMER_STATE, 77),
+    ],
+)  # fmt: skip
+def test_nonsense_in_a_word_is_a_reason_for_another_ring_and_no_error_of_an_append(running, word, value):
+    before = rings(running)
+    topic = f"nonsense-{time.monotonic_ns()}"
+    with ringlog.connect(running.url, timeout_ms=15_000) as client:
+        client.append(topic, b"0")
+        [ring] = rings(running) - before
+        put(ring, word, value)
+        for n in range(1, 5):
+            client.append(topic, b"%d" % n)
+        found = [item.data for item in client.reader(topic) if isinstance(item, Record)]
+        assert found == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_closed_client_leaves_no_ring_although_its_process_lives(running):
+    before = rings(running)
+    for _ in range(3):
+        with ringlog.connect(running.url) as client:
+            client.append("closed", b"x")
+    until(lambda: rings(running) <= before, "the rings to go")

@@ -1,0 +1,270 @@
+"""Rings under a producer that lies, scribbles, or is not alone; neighbours must not notice."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ringlog
+from chaos.memory.raw import Opener, RawRing, Scribbler, any_word, twisted
+from chaos.rigs.bench import Bench, is_refused, topics_of
+from chaos.rigs.cases import Broken, Case, require
+from chaos.rigs.load import Load
+from ringlog.errors import RingError
+from ringlog.frame.settle import entry_error
+from ringlog.ring import layout
+from ringlog.ring.layout import Word
+from ringlog.ring.producer import RingProducer
+
+LIES = 20
+"""Lies of one case of RF-32; each has a ring of its own."""
+SCRIBBLES = 30
+SCRIBBLE_EVERY_S = 0.02
+HAMMER_S = 1.5
+HAMMER_FRAMES = 100
+HAMMER_BLOWS_MAX = 20_000
+PRODUCER_WORDS = (Word.HEAD, Word.SETTLE_TAIL, Word.WANTS, Word.PRODUCER_STATE)
+
+
+def template(bench: Bench, shard: int) -> tuple[str, bytes]:
+    """A topic nobody judges, and a sound frame for it as a client made it."""
+    topic = topics_of("liar")[shard]
+    key = f"template-{shard}"
+    if key not in bench.more:
+        before = rings_of(bench)
+        with ringlog.connect(bench.host.url) as client:
+            client.append(topic, b"sound " * 20)
+            [name] = [x for x in rings_of(bench) - before if x.startswith(f"ring-{shard:02d}-")]
+            scribbler = Scribbler(Path(bench.host.info.shm_dir) / name)
+            bench.more[key] = scribbler.first_frame()
+            scribbler.close()
+    return topic, bench.more[key]
+
+
+def rings_of(bench: Bench) -> set[str]:
+    """File names of the rings there are."""
+    return {path.name for path in Path(bench.host.info.shm_dir).glob("ring-*.ring")}
+
+
+# -- RF-32 --------------------------------------------------------------------------------------------
+
+
+def lies(bench: Bench, chance: random.Random) -> None:
+    """A liar's ring is closed with a reason or the lie is harmless; each ring of it goes, nobody else does."""
+    before, mark = bench.pids, bench.load.mark()
+    rings = rings_of(bench)
+    with Opener(bench.host.info) as opener:
+        for _ in range(LIES):
+            shard = chance.randrange(2)
+            _, frame = template(bench, shard)
+            raw = opener.open(shard)
+            try:
+                _lie(raw, frame, chance)
+                closed = raw.wait_closed(0.05)
+                bench.account.did("rings_closed_on_liars", int(closed > 0))
+            finally:
+                raw.close()
+            bench.account.did("lies", 1, "RF-32")
+    _wait_gone(bench, rings)
+    bench.load.need_work(mark, 5)
+    bench.need_same(before)
+
+
+def _wait_gone(bench: Bench, but: set[str]) -> None:
+    """Every other ring is removed; raises Broken telling the words of those that are not."""
+    try:
+        bench.wait("rings to go", lambda: rings_of(bench) <= but, 10.0)
+    except Broken:
+        facts = []
+        for name in rings_of(bench) - but:
+            scribbler = Scribbler(Path(bench.host.info.shm_dir) / name)
+            facts.append((name, {word.name: scribbler.word(word) for word in Word}))
+            scribbler.close()
+        raise Broken(f"rings stay after their producer closed them: {facts}\n{bench.log_tail()}") from None
+
+
+def _lie(raw: RawRing, frame: bytes, chance: random.Random) -> None:
+    kind = chance.randrange(4)
+    if kind == 0:
+        raw.producer.push([twisted(frame, chance, chance.getrandbits(63) | 1)])
+    elif kind == 1:
+        raw.producer.push([frame])
+        raw.lie(chance.choice(PRODUCER_WORDS), any_word(chance, raw.producer.head))
+    elif kind == 2:
+        junk = chance.randbytes(8 * chance.randrange(1, 200))
+        raw.memory.write(0, junk)
+        raw.lie(Word.HEAD, len(junk) + 8 * chance.randrange(-3, 4))
+    else:
+        length = chance.choice(
+            (0, 1, 72, 75, 76, len(frame) - 4, len(frame), 1 << 20, 0xFFFFFFFE, 0xFFFFFFFF)
+        )
+        raw.producer.push([length.to_bytes(4, "little") + frame[4:]])
+    raw.ring()
+
+
+# -- RF-33 --------------------------------------------------------------------------------------------
+
+
+def hammer(bench: Bench, chance: random.Random) -> None:
+    """Bytes change all the time while they are taken: what is in the log verifies, whatever was refused.
+
+    The bench's end has the offline verifier read every frame of it.
+    """
+    before = bench.pids
+    deadline = time.monotonic() + HAMMER_S
+    taken = refused = 0
+    with Opener(bench.host.info) as opener:
+        while time.monotonic() < deadline:
+            shard = chance.randrange(2)
+            _, frame = template(bench, shard)
+            raw = opener.open(shard)
+            try:
+                done, broken = _hammer_one(raw, frame, chance)
+                taken, refused = taken + done, refused + broken
+            finally:
+                raw.close()
+    require(taken, "not one frame of the hammer was taken: it does not race")
+    require(refused, "not one frame of the hammer was refused: it does not race")
+    bench.account.did("hammered_taken", taken)
+    bench.account.did("hammered_refused", refused)
+    bench.need_same(before)
+    bench.need_work(5)
+
+
+def _hammer_one(raw: RawRing, frame: bytes, chance: random.Random) -> tuple[int, int]:
+    """(frames taken, frames refused) until this ring is closed or the time of a few hundred is used."""
+    at = chance.randrange(80, len(frame))
+    good, bad = frame[at : at + 1], bytes([frame[at] ^ 0x55])
+    taken = refused = 0
+    for _ in range(HAMMER_FRAMES):
+        made = bytearray(frame)
+        # Numbers of its own, so that each is a new frame and not one the shard remembers.
+        made[40:48] = (chance.getrandbits(63) | 1).to_bytes(8, "little")
+        if raw.producer.push([made]) is None:
+            break
+        index = (raw.producer.head - len(frame)) % raw.producer.capacity
+        raw.ring()
+        for _ in range(HAMMER_BLOWS_MAX):
+            raw.memory.write(index + at, bad)
+            raw.memory.write(index + at, good)
+            if raw.memory.load(Word.TAIL) == raw.producer.head:
+                break
+        if raw.memory.load(Word.CONSUMER_STATE) == layout.ConsumerState.CLOSED:
+            return taken, refused + 1
+        entries = raw.producer.settled()
+        wrong = sum(entry_error(entry, "") is not None for entry in entries)
+        taken, refused = taken + len(entries) - wrong, refused + wrong
+    return taken, refused
+
+
+# -- RF-25 --------------------------------------------------------------------------------------------
+
+
+def scribbled(bench: Bench, chance: random.Random) -> None:
+    """Somebody overwrites words and bytes of a client's ring: it gets another and loses nothing acknowledged."""
+    _scribble(bench, chance, kills=False)
+
+
+def scribbled_and_killed(bench: Bench, chance: random.Random) -> None:
+    """The same, and the shard's successor finds the ring like that: refused, and its client is told."""
+    _scribble(bench, chance, kills=True)
+
+
+def _scribble(bench: Bench, chance: random.Random, *, kills: bool) -> None:
+    before, rings = bench.pids, rings_of(bench)
+    shard = chance.randrange(2)
+    topic = topics_of(f"victim{chance.getrandbits(32)}x")[shard]
+    bench.client.topics.create(topic, durability="fsync", dedupe_node=False)
+    mark = bench.load.mark()
+    with Load(bench.host.url, [topic], bench.scratch) as victim:
+        victim.need_work(0, 5)
+        for turn in range(3 if kills else SCRIBBLES):
+            mine = [name for name in rings_of(bench) - rings if name.startswith(f"ring-{shard:02d}")]
+            if mine:
+                _scribble_once(Path(bench.host.info.shm_dir) / max(mine), chance)
+                bench.account.did("scribbles", 1, "RF-25")
+            if kills:
+                bench.host.kill("wal_shard", shard=shard)
+                bench.host.wait_ready()
+            if kills or turn % 10 == 9:
+                victim.need_work(victim.mark(), 3)
+            time.sleep(SCRIBBLE_EVERY_S)
+        victim.need_work(victim.mark(), 5)
+        victim.stop()
+        require(victim.judge(bench.client), "the victim wrote nothing")
+    bench.wait("the victim's rings to go", lambda: rings_of(bench) <= rings or kills)
+    bench.load.need_work(mark, 5)
+    bench.need_same(before, but=f"wal_shard-{shard:02d}" if kills else "")
+
+
+def _scribble_once(path: Path, chance: random.Random) -> None:
+    try:
+        scribbler = Scribbler(path)
+    except (OSError, ValueError, RingError):
+        return  # Gone meanwhile.
+    try:
+        kind = chance.randrange(4)
+        if kind < 2:
+            word = chance.choice(list(Word))
+            if word is Word.CONSUMER_REASON:
+                word = Word.HEAD
+            scribbler.put(word, any_word(chance, scribbler.word(word)))
+        elif kind == 2:
+            start = scribbler.word(Word.HEAD) % scribbler.identity.capacity
+            room = scribbler.identity.capacity - start
+            scribbler.put_bytes(layout.HEADER_BYTES + start, chance.randbytes(min(room, 4_096)))
+        else:
+            entry = 64 * chance.randrange(scribbler.identity.settle_slots)
+            scribbler.put_bytes(scribbler.identity.settle_offset + entry, chance.randbytes(64))
+    finally:
+        scribbler.close()
+
+
+# -- RF-31 --------------------------------------------------------------------------------------------
+
+
+def second_producer(bench: Bench, _: random.Random) -> None:
+    """RF-31: nobody attaches to a ring whose producer lives, and the attempt disturbs nobody."""
+    before, mark = bench.pids, bench.load.mark()
+    names = rings_of(bench)
+    require(names, "there is no ring")
+    refused = 0
+    for name in names:
+        try:
+            RingProducer.attach(str(Path(bench.host.info.shm_dir) / name)).close()
+        except RingError as e:
+            require("producer already" in str(e), f"refused for another reason: {e}")
+            refused += 1
+    require(refused == len(names), f"{len(names) - refused} of {len(names)} rings took a second producer")
+    done = subprocess.run(
+        [sys.executable, "-c", _ATTACH, *(str(Path(bench.host.info.shm_dir) / name) for name in names)],
+        capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    if done.returncode:
+        raise Broken(f"another process got a ring: {done.stdout} {done.stderr}")
+    bench.load.need_work(mark, 5)
+    bench.need_same(before)
+
+
+_ATTACH = """
+import sys
+from ringlog.errors import RingError
+from ringlog.ring.producer import RingProducer
+for path in sys.argv[1:]:
+    try:
+        RingProducer.attach(path)
+    except RingError:
+        continue
+    sys.exit(path)
+"""
+
+CASES: tuple[Case[Bench], ...] = (
+    Case("lies", (), lies),
+    Case("scribbles", (), scribbled),
+    Case("scribbles-and-kills", (), scribbled_and_killed),
+    Case("hammer", ("RF-33",), hammer),
+    Case("second-producer", ("RF-31",), second_producer),
+)

@@ -1,0 +1,176 @@
+"""One engine with load on each shard, shared by many cases: hurt it, see it go on, judge it at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ringlog
+from chaos.order import Account, Order
+from chaos.rigs.cases import Broken, require
+from chaos.rigs.load import SLOW_S, Load
+from ringlog.errors import RinglogError
+from ringlog.link.address import home_shard
+from ringlog.testing.real_engine import TestEngine, engine, wait_until
+from ringlog.verify.directory import verify_directory
+
+SHARDS = 2
+CLIENT_TIMEOUT_MS = 5_000
+
+
+def topics_of(prefix: str, each: int = 1) -> list[str]:
+    """Names with their home on every shard, so many on each, shard 0 first."""
+    found: list[list[str]] = [[] for _ in range(SHARDS)]
+    number = 0
+    while any(len(names) < each for names in found):
+        name = f"{prefix}{number}"
+        shard = home_shard(name, SHARDS)
+        if len(found[shard]) < each:
+            found[shard].append(name)
+        number += 1
+    return [name for names in found for name in names]
+
+
+@dataclass(slots=True)
+class Bench:
+    """The engine, its load, and a client of this process."""
+
+    order: Order
+    account: Account
+    host: TestEngine
+    load: Load
+    client: ringlog.Client
+    scratch: Path
+    settings: Mapping[str, Any]
+    more: dict[str, Any] = field(default_factory=dict)
+    """What one class adds."""
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process by name, the supervisor among them."""
+        found = {each.name: each.pid for each in self.host.status().processes if each.pid}
+        return {**found, "supervisor": self.host.pid}
+
+    def shard_topic(self, shard: int) -> str:
+        """The topic of the load whose home is this shard."""
+        return next(topic for topic in self.load.topics if home_shard(topic, SHARDS) == shard)
+
+    def need_work(self, least: int = 10, within_s: float = SLOW_S) -> None:
+        """Writes are acknowledged and read back on every shard, all begun after this call."""
+        self.load.need_work(self.load.mark(), least, within_s)
+
+    def need_same(self, before: Mapping[str, int], *, but: str = "") -> None:
+        """No process was replaced since, one apart; raises Broken."""
+        now = self.pids
+        changed = {name: (pid, now.get(name)) for name, pid in before.items() if now.get(name) != pid}
+        changed.pop(but, None)
+        require(not changed, f"processes were replaced: {changed}\n{self.log_tail()}")
+
+    def wait(self, what: str, condition: Any, within_s: float = SLOW_S) -> None:
+        """Look until it holds; raises Broken."""
+        try:
+            wait_until(condition, within_s, what, self.log_tail)
+        except RinglogError as e:
+            raise Broken(f"waited {within_s:.0f} s in vain for {what}\n{e}") from None
+
+    def log_tail(self, chars: int = 4_000) -> str:
+        """The end of the engine's log."""
+        return self.host.log_path.read_text(errors="replace")[-chars:]
+
+    def said_since(self, size: int) -> str:
+        """What the engine's log has beyond `size` bytes."""
+        with self.host.log_path.open("rb") as log:
+            log.seek(size)
+            return log.read().decode(errors="replace")
+
+    @property
+    def log_size(self) -> int:
+        """Bytes of the engine's log now."""
+        return self.host.log_path.stat().st_size
+
+
+def is_refused(call: Any) -> RinglogError | None:
+    """The typed error a call ends in; None when it went well. Whatever else it raises comes out."""
+    try:
+        call()
+    except RinglogError as e:
+        return e
+    return None
+
+
+@contextlib.contextmanager
+def bench(
+    order: Order,
+    account: Account,
+    *,
+    directory: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    durability: str = "fsync",
+    size: int = 64,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Iterator[Bench]:
+    """An engine below `directory` (else the scratch area) under load; at the end everything is judged.
+
+    The judge reads every record with a client, then stops the engine in good order and has the offline
+    verifier read every byte; both must agree with what clients were told.
+    """
+    root = directory or order.scratch / f"engine-{time.monotonic_ns()}"
+    base: dict[str, dict[str, Any]] = {
+        "wal": {"shards": SHARDS},
+        "supervisor": {"restart_max": 200, "restart_window_s": 60.0},
+    }
+    for section, values in (settings or {}).items():
+        base[section] = {**base.get(section, {}), **values}
+    with engine(directory=root, environ=environ, **base) as host:
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(ringlog.connect(host.url, timeout_ms=CLIENT_TIMEOUT_MS, wait=10))
+            topics = topics_of("load")
+            for topic in topics:
+                client.topics.create(topic, durability=durability, dedupe_node=False)
+            load = stack.enter_context(Load(host.url, topics, order.scratch, size=size))
+            made = Bench(order, account, host, load, client, order.scratch, base)
+            load.need_work(0, 5)
+            # Who works in the background starts last, and no case wants to meet it half awake.
+            made.wait(
+                "every process to be ready", lambda: all(x.state == "ready" for x in host.status().processes)
+            )
+            yield made
+            finish(made)
+        if not account.findings:
+            host.stop()
+            verify(made)
+
+
+def finish(made: Bench) -> None:
+    """End the load and judge it."""
+    made.load.stop()
+    try:
+        checked = made.load.judge(made.client)
+        require(checked, "nothing was acknowledged")
+    except (Broken, RinglogError) as e:
+        made.account.found(str(e).splitlines()[0], f"all:{made.order.seed}", f"{e}\n{made.log_tail()}")
+        return
+    made.account.did("acks", checked)
+    made.account.did("reads", made.load.count("r", 0))
+
+
+def verify(made: Bench) -> None:
+    """Every byte at rest, read by the second decoder."""
+    found = verify_directory(made.host.data_dir, is_deep=True, jobs=1)
+    if found.is_damaged:
+        made.account.found(
+            "the offline verifier finds damage", f"all:{made.order.seed}", repr(found.findings)
+        )
+    made.account.did("records_verified", sum(report.records for report in found.files))
+
+
+def process_cpu_s(pid: int) -> float:
+    """Seconds of CPU time a process has used."""
+    with open(f"/proc/{pid}/stat") as file:
+        words = file.read().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")

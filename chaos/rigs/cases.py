@@ -1,0 +1,78 @@
+"""Cases: one fault each, with a name that repeats it, run one after the other until the time is used."""
+
+from __future__ import annotations
+
+import random
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from chaos.order import Account, CannotRun, Order
+
+Bench = TypeVar("Bench")
+
+
+class Broken(Exception):
+    """A promise that did not hold; says which and what was seen."""
+
+
+def require(holds: object, what: str) -> None:
+    """Raise Broken unless it holds. Not an assertion: those may be switched off."""
+    if not holds:
+        raise Broken(what)
+
+
+@dataclass(frozen=True, slots=True)
+class Case(Generic[Bench]):
+    """One fault, injected and judged."""
+
+    name: str
+    faults: tuple[str, ...]
+    """Rows of the matrix it is a case of."""
+    run: Callable[[Bench, random.Random], None]
+    """Raises Broken, or CannotRun where the host lacks something."""
+    is_long: bool = False
+    """Takes many seconds: only where the plan asks for it (`long = true`)."""
+
+
+def run_cases(order: Order, account: Account, cases: Sequence[Case[Bench]], bench: Bench) -> None:
+    """Every case once, then again with other choices while there is time for another round."""
+    begun = time.monotonic()
+    round_number, took = 0, 0.0
+    while round_number == 0 or time.monotonic() - begun + took < order.seconds:
+        started = time.monotonic()
+        for case in cases:
+            run_case(order, account, case, bench, f"{case.name}:{order.seed + round_number}")
+        took = time.monotonic() - started
+        round_number += 1
+        if account.findings:
+            # What is broken would be found again; the engine may be in a state no further case expects.
+            return
+
+
+def run_case(order: Order, account: Account, case: Case[Bench], bench: Bench, text: str) -> None:
+    """One case, counted when it was really injected and judged."""
+    begun = time.monotonic()
+    try:
+        case.run(bench, random.Random(f"{order.name}/{text}"))
+    except CannotRun as e:
+        account.skip(case.name, str(e))
+        return
+    except Broken as e:
+        account.found(str(e).splitlines()[0], text, str(e))
+    except Exception as e:  # noqa: BLE001  whatever a case meets is a finding of that case, and the next goes on
+        account.found(f"{type(e).__name__} in {case.name}: {str(e)[:200]}", text, traceback.format_exc())
+    took = time.monotonic() - begun
+    print(f"{case.name}: {took:.2f} s", flush=True)
+    account.did("cases", 1, *case.faults)
+
+
+def named(cases: Iterable[Case[Bench]], text: str) -> Case[Bench]:
+    """The case of a replay line `name:seed`; raises ValueError for an unknown one."""
+    name = text.partition(":")[0]
+    for case in cases:
+        if case.name == name:
+            return case
+    raise ValueError(f"no case {name}")

@@ -525,6 +525,9 @@ class Shell:
                     raise
                 if left == 1:
                     raise StartRefused("another process writes this shard's log", lock=str(e)) from e
+                if left == LOCK_TRIES:
+                    # At once: whoever waits for this shard wants to know what it waits for.
+                    say(log, logging.WARNING, "waiting for the lock of this shard's log", lock=str(e))
                 self._report_progress(0, 1)
                 self._clock.sleep(LOCK_WAIT_S)
 

@@ -34,6 +34,8 @@ class Engine(TestEngine):
     """As of a test, with a way to arm stop points for one start; dies with us."""
 
     __test__ = False
+    code_first: tuple[str, ...] = ()
+    """Directories on the path of every process, before ringlog: for bugs that a test plants."""
     program = (
         "import os, sys; from ringlog.hardening import die_with_parent; die_with_parent(os.getppid());"
         " from supervisor import main; sys.argv[0] = 'supervisor'; sys.exit(main())"
@@ -44,7 +46,7 @@ class Engine(TestEngine):
         self.cold_dir = root / "cold"
         self.cold_dir.mkdir()
         environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGLOG_")}
-        environ["PYTHONPATH"] = str(Path(__file__).parent.parent.parent)
+        environ["PYTHONPATH"] = os.pathsep.join([*self.code_first, str(Path(__file__).parent.parent.parent)])
         if leaks.MARK in os.environ:
             environ[leaks.MARK] = os.environ[leaks.MARK]
         if plan:

@@ -1,0 +1,199 @@
+"""The class of kills: a small slice of it holds, and a planted bug is caught."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringlog
+from chaos.check import journal
+from chaos.check.history import judge
+from chaos.check.journal import Journal, Outcome, What
+from chaos.kills import live, points, targets
+from chaos.kills.keys import KEY_VALUES, check_keys, tried_twice
+from chaos.kills.load import Stuck, wait_for
+from chaos.kills.nursery import Nursery
+from chaos.kills.rig import Engine
+from chaos.kills.scene import Stage, longest_gap_ms
+from chaos.order import Account, Order
+from ringlog.errors import UsageError
+from ringlog.stop_points import POINTS, configure
+from ringlog.supervision.tree import BACKGROUND, GATEWAY, WAL_SHARD
+from ringlog.testing import engine
+
+MAIN = "import sys; from ringlog.cli import main; sys.exit(main())"
+SOME = pytest.mark.timeout(180)
+
+
+def test_the_plan_leads_through_every_point():
+    deaths = points.deaths((WAL_SHARD, GATEWAY, *BACKGROUND))
+    planned = {point for each in deaths.values() for point, _ in each}
+    assert planned | {points.SUPERVISOR_POINT} == set(POINTS)
+    assert ("log_after_write", 7) in deaths[WAL_SHARD]
+    for spec in points.plan_of(deaths).split(";"):
+        configure(spec)
+    configure("")
+
+
+def test_a_key_that_was_applied_twice_is_told(tmp_path):
+    first, second, reader = (Journal(tmp_path / f"{n}.journal", n) for n in (1, 2, 3))
+    first.begin(What.APPEND, 0, values=[KEY_VALUES + 1], digests=[5])
+    ops = second.begin(What.APPEND, 0, values=[KEY_VALUES + 1], digests=[5])
+    second.end(0, ops, Outcome.OK, 2)
+    (op,) = reader.begin(What.FINAL, 0).tolist()
+    reader.records(0, op, [1, 2], [KEY_VALUES + 1] * 2, [5, 5])
+    reader.end(0, np.array([op], np.uint64), Outcome.OK, 2, 2)
+    rows = journal.load(tmp_path)
+    assert tried_twice(rows, 0) == 1
+    assert len(check_keys(rows, 0)) == 1
+    assert "doubled" in judge(rows, ["t"]).wrong
+    once = rows[(rows["what"] != What.RECORD) | (rows["seq"] == 2)]
+    assert check_keys(once, 0) == []
+
+
+def test_a_pause_is_the_longest_time_without_an_answer_after_the_kill():
+    ms = 1_000_000
+    times = np.array([0, 1, 2, 50, 51, 90]) * ms
+    assert longest_gap_ms(times, 3 * ms) == 48.0
+
+
+def test_only_children_of_the_engine_are_held():
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert targets.hold_child(stranger.pid, 1) is None
+        assert not targets.kill_child(stranger.pid, 1)
+        held = targets.hold_child(stranger.pid, os.getpid())
+        assert held is not None
+        held.__exit__()
+        assert stranger.poll() is None
+    finally:
+        stranger.communicate(b"\n")
+
+
+def test_a_wait_in_vain_names_what_it_waited_for():
+    with pytest.raises(Stuck, match="for the moon"):
+        wait_for(lambda: False, 0.01, "the moon")
+
+
+@pytest.mark.parametrize(
+    ("wish", "what"),
+    [
+        ({"kill": ["postgres"]}, "no such process"),
+        ({"kill": []}, "no such process"),
+        ({"url": "ringlog:///run", "kill": ["all"]}, "start it again"),
+        ({"url": "ringlog://host:1?server_key=x", "kill": ["gateway"]}, "own host"),
+    ],
+)
+def test_wishes_that_make_no_sense_are_refused(wish, what):
+    with pytest.raises(UsageError, match=what):
+        live.Wish(**{"url": None, "seconds": 1, "every_s": 1, **wish}).check()
+
+
+def test_an_installation_without_the_harness_says_so(monkeypatch):
+    from ringlog.cli import chaos as command
+
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name="chaos")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(UsageError, match="no chaos harness"):
+        command._harness()
+
+
+def stage_of(tmp_path, nursery):
+    return Stage(Order("kills", 1, 5.0, tmp_path, {}), Account(), nursery)
+
+
+def storm_in_small(stage):
+    """One kill of each kind that a client may notice."""
+    scene = stage.cast("small")
+    scene.make_topics()
+    keyed = scene.start_load(1_000.0)
+    scene.load.wait_progress(500)
+    assert scene.kill(WAL_SHARD, 0)
+    assert scene.kill(GATEWAY)
+    scene.replace_keyed(keyed[0])
+    scene.load.wait_progress(500)
+    scene.kill_all()
+    scene.load.wait_progress(500)
+    stage.close(scene)
+
+
+@pytest.mark.slow
+@SOME
+def test_a_small_storm_holds_and_counts_its_work(tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    with Nursery() as nursery:
+        stage = stage_of(tmp_path, nursery)
+        stage.run("small", storm_in_small)
+    account = stage.account
+    assert account.findings == []
+    assert account.counts["acked"] > 300
+    assert account.counts["records_read"] > 300
+    assert len(stage.pauses_ms) == 1
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+BUGS = {
+    "repeats are not recognised (mutant 19)": (
+        "from ringlog.topic import dedup\ndedup.Producer.find = lambda self, producer_seq: None\n",
+        {"doubled"},
+    ),
+    "keys are not remembered": (
+        "from ringlog.topic import idempotency\n"
+        "idempotency.IdempotencyKeys.find = lambda self, key, now_us, window_ms: None\n",
+        {"doubled"},
+    ),
+}
+
+
+@pytest.mark.slow
+@SOME
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught(tmp_path, monkeypatch, bug):
+    source, kinds = BUGS[bug]
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "sitecustomize.py").write_text(source)
+    monkeypatch.setattr(Engine, "code_first", (str(tmp_path / "code"),))
+    with Nursery() as nursery:
+        stage = stage_of(tmp_path, nursery)
+        stage.run("planted", killed_before_it_settles)
+    assert kinds <= set(stage.total.wrong), stage.account.findings
+    assert stage.account.findings
+
+
+def killed_before_it_settles(stage):
+    """Both shards die with records in the log of which nobody was told."""
+    scene = stage.cast("planted", plan="log_after_publish:9:kill;log_after_publish:9:kill")
+    scene.make_topics()
+    scene.start_load(1_000.0)
+    wait_for(lambda: scene.engine.restarts(WAL_SHARD) == [2, 2], 60.0, "the shards to die twice")
+    scene.load.wait_progress(500)
+    stage.close(scene)
+
+
+@pytest.mark.slow
+@SOME
+def test_the_command_works_on_a_running_engine_and_leaves_it_as_it_was():
+    with engine(wal={"shards": 2}, supervisor={"restart_max": 50}) as running:
+        command = ["chaos", "--for", "3s", "--every", "500ms", "--kill", "wal_shard", "--json"]
+        done = subprocess.run(
+            [sys.executable, "-c", MAIN, *command, "--url", running.url],
+            capture_output=True, text=True, timeout=150, check=False,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        verdict = json.loads(done.stdout)
+        assert verdict["verdict"] == "held"
+        assert verdict["kills wal_shard"] >= 1
+        assert verdict["acked"] > 100
+        assert verdict["read"] > 100
+        with ringlog.connect(running.url) as client:
+            assert [topic.topic for topic in client.topics.list()] == []

@@ -115,6 +115,8 @@ def read_engine(run_dir: str) -> EngineInfo | None:
             raise UsageError("engine.json is not readable", run_dir=run_dir, reason=str(e)) from None
         except PermissionError:
             raise UsageError("this user may not read the run directory", run_dir=run_dir) from None
+        except OSError as e:  # A device that fails; whoever keeps looking finds the engine once it is back.
+            raise UsageError("engine.json cannot be read", run_dir=run_dir, reason=e.strerror) from None
     return None
 
 

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from ringlog.errors import UsageError
 from ringlog.link.address import EngineInfo, home_shard, parse_url, read_engine
+from ringlog.link.engine_watch import EngineWatch
+from ringlog.link.timers import Timers
+from ringlog.testing.clock import ManualClock
 from ringlog.topic import names
 
 
@@ -77,6 +80,23 @@ def test_an_unreadable_engine_file_is_named(tmp_path):
     (tmp_path / "engine.json").write_text("{")
     with pytest.raises(UsageError, match="not readable"):
         read_engine(str(tmp_path))
+
+
+def test_a_run_directory_that_cannot_be_read_for_a_while_is_looked_at_again(tmp_path):
+    """RF-50: the device of the run directory fails, and comes back; the watch outlives that."""
+    clock, timers, found = ManualClock(), Timers(), []
+    watch = EngineWatch(str(tmp_path), clock=clock, timers=timers, on_engine=found.append)
+    in_the_way = tmp_path / "engine.json"
+    in_the_way.mkdir()  # Any failure of the system that is no absence.
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_engine(str(tmp_path))
+    watch.start()
+    in_the_way.rmdir()
+    info = EngineInfo("e", "s", "/dev/shm/x", "/data", 2)
+    in_the_way.write_bytes(msgspec.json.encode(info))
+    clock.advance(1.0)
+    timers.fire(clock.monotonic_ns())
+    assert found == [info]
 
 
 @given(name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,40}", fullmatch=True), shards=st.integers(1, 64))

@@ -79,9 +79,7 @@ def record(stored: StoredVolume, rng: random.Random, steps: int) -> Recorded:
     finally:
         life.end()
     volume.down()
-    return Recorded(
-        names, life.promises, list(operations), operations.done_ns, begun_ns, store.recorded()
-    )
+    return Recorded(names, life.promises, list(operations), operations.done_ns, begun_ns, store.recorded())
 
 
 def _sync_folder(path: Path) -> None:

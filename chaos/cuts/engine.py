@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from chaos.order import Account, Order
 from chaos.rigs.mount import FLAGS, KINDS, RigError, Volume, volume
@@ -98,7 +99,7 @@ def cut_at(one: Volume, point: str, flag: int, rng: random.Random, account: Acco
 
 
 def _reach_point(
-    one: Volume, root: Path, stop: str, flag: int, traffic: Traffic, cold: dict[str, object]
+    one: Volume, root: Path, stop: str, flag: int, traffic: Traffic, cold: dict[str, Any]
 ) -> None:
     with program(root, stop_points=stop, **cold) as host:
         traffic.url = host.url
@@ -147,7 +148,7 @@ def _reach_other_shards(one: Volume, root: Path, flag: int, traffic: Traffic) ->
             traffic.end()
 
 
-def _judge_again(root: Path, traffic: Traffic, cold: dict[str, object], account: Account) -> None:
+def _judge_again(root: Path, traffic: Traffic, cold: dict[str, Any], account: Account) -> None:
     if traffic.acked < MORE_ACKS // 2:
         raise RigError(f"only {traffic.acked} acks before the cut: {traffic.errors[-3:]}")
     with program(root, shards=2, **cold) as host:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ringlog.errors import RinglogError
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.disk import Disk, RealDisk
 from ringlog.storage.gather import Buffer
 from ringlog.testing.shard_world import DATA
 from ringlog.testing.wrapped_disk import WrappedDisk
@@ -69,7 +69,7 @@ class HostDisk(WrappedDisk):
 class WatchedDisk(WrappedDisk):
     """Counts the calls that change the disk and tells `before` about each: its number and its name."""
 
-    def __init__(self, inner: HostDisk, before: Callable[[int, str], None]) -> None:
+    def __init__(self, inner: Disk, before: Callable[[int, str], None]) -> None:
         super().__init__(inner)
         self._before = before
         self.calls = 0

@@ -132,7 +132,8 @@ class Life:
     def checkpoint(self) -> None:
         """What the compactor does, by its own code."""
         self.world.clock.advance(0.001)
-        known = [parse_stem(stem)[2] for stem in find_segments(self.world.disk, DATA)]
+        parsed = [parse_stem(stem) for stem in find_segments(self.world.disk, DATA)]
+        known = [each[2] for each in parsed if each is not None]
         place = Workplace(
             disk=self.world.disk, data_dir=DATA, engine_id=ENGINE_ID, clock=self.world.clock,
             storage=Storage(), numbers=NumberAllocator(MAKER_COMPACTOR, known), beat=lambda: None,

@@ -1,4 +1,4 @@
-"""The whole program on a volume: traffic whose acks are kept in this process, and the judge of what is read."""
+"""The whole program on a volume: traffic whose acks are kept in this process, and a judge of what is read."""
 
 from __future__ import annotations
 

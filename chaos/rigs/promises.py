@@ -141,8 +141,9 @@ class Promises:
             first_seq = _place(frame, by_payload)
             there = {first_seq + i: payload for i, payload in enumerate(frame.payloads)} if first_seq else {}
             missing = [seq for seq in there if seq not in doomed and found.get(seq) != there[seq]]
-            for seq in there:
-                found.pop(seq, None) if found.get(seq) == there[seq] else None
+            for seq, payload in there.items():
+                if found.get(seq) == payload:
+                    del found[seq]
             self._check_frame(frame, first_seq, missing, set(there) - doomed, lost, must_stay=must_stay)
         if found:
             raise Broken(f"topic {topic}: records {sorted(found)} were never sent, or are not as sent")

@@ -67,5 +67,3 @@ def replay(order: Order, case: str) -> None:
         with stored_volume(kind, order.scratch) as stored:
             shard.run_case(stored, name, order.random(case), account)
     print(dict(account.counts))
-
-

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from chaos.order import Account, Order
 from chaos.rigs.blockstore import StoredVolume, stored_volume
@@ -63,7 +64,9 @@ def fails(order: Order, kind: str, account: Account) -> None:
             errors = stored.store.seen()["write_errors"]
             stored.store.mode("ok")
             if not (is_replaced and errors):
-                raise Broken(f"{errors} writes failed and shard 0 was {'' if is_replaced else 'not '}replaced")
+                raise Broken(
+                    f"{errors} writes failed and shard 0 was {'' if is_replaced else 'not '}replaced"
+                )
             _more_acks(traffic, "after a sync failed and the device was well again")
             traffic.end()
             host.power_off()
@@ -92,11 +95,15 @@ def _lag(order: Order, kind: str, account: Account, seconds: float) -> None:
         marks = {topic: len(traffic.asked[topic]) for topic in TOPICS}
         slow.store.mode("ok", delay_s=seconds)
         lagged = until(
-            lambda: all(traffic.acked_of(topic) > marks[topic] + 1 for topic in mine)
-            and all(traffic.acked_of(topic) > marks[topic] + 5 for topic in others),
+            lambda: (
+                all(traffic.acked_of(topic) > marks[topic] + 1 for topic in mine)
+                and all(traffic.acked_of(topic) > marks[topic] + 5 for topic in others)
+            ),
             WAIT_S + 8 * seconds,
         )
-        took = max((each.took_s for topic in mine for each in traffic.asked[topic][marks[topic] :]), default=0)
+        took = max(
+            (each.took_s for topic in mine for each in traffic.asked[topic][marks[topic] :]), default=0
+        )
         others_took = max(each.took_s for topic in others for each in traffic.asked[topic][marks[topic] :])
         slow.store.mode("ok")
         _more_acks(traffic, "after the device was quick again")
@@ -116,7 +123,7 @@ def _lag(order: Order, kind: str, account: Account, seconds: float) -> None:
 def hangs(order: Order, kind: str, account: Account) -> None:
     """RF-12: a shard hangs in a sync of 30 s and is to be replaced after 3: never are there two of it."""
     seconds = LAG_S["hangs"]
-    limits = {"supervisor": {"stuck_after_s": STUCK_AFTER_S}}
+    limits: dict[str, Any] = {"supervisor": {"stuck_after_s": STUCK_AFTER_S}}
     with _two_devices(order, kind) as (root, slow), program(root, **limits) as host:
         traffic = _traffic(host)
         old = host.pid_of("wal_shard", 0)

@@ -247,7 +247,9 @@ def records_unreadable(bench: Bench) -> None:
     bench.stored.power_cycle()
     life.start(is_reboot=True)
     life.promises.check(life.world)
-    files = [path for path in bench.root.rglob("*") if path.suffix in {".log", ".data"} and path.stat().st_size]
+    files = [
+        path for path in bench.root.rglob("*") if path.suffix in {".log", ".data"} and path.stat().st_size
+    ]
     for path in files:
         forget_pages(path)
     where = [range_of(path) for path in files]

@@ -41,7 +41,7 @@ INJECT_S = 1.5
 SERVE_S = 40.0
 END_S = 10.0
 DELETE_KEEPS = 200
-LIMITS = {"supervisor": {"restart_max": 1_000, "restart_window_s": 1.0}}
+LIMITS: dict[str, Any] = {"supervisor": {"restart_max": 1_000, "restart_window_s": 1.0}}
 """Deaths are what is asked for here; the limit of restarts is somebody else's case."""
 
 

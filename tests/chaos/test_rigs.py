@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from real_disks import in_private_mounts, needs_mounts
 
 pytestmark = [needs_mounts, pytest.mark.slow]

@@ -145,9 +145,9 @@ def cache_lies(bench: Bench) -> None:
     life.end()
     if is_set and is_lost:
         bench.account.did("cases", 1, "RF-42")
-        bench.account.did("traps in which the cache showed what the device lacked")
+        bench.account.did("traps")
         if is_shown:
-            bench.account.did("of them, shown by the successor from its own copy")
+            bench.account.did("traps shown by the successor from its own copy")
 
 
 def write_back_fails(bench: Bench) -> None:

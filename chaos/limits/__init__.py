@@ -6,6 +6,8 @@ cases that take many seconds each; `only`, the name of one case.
 
 from __future__ import annotations
 
+from typing import Any
+
 from chaos.limits import disks, processes
 from chaos.order import Account, CannotRun, Order
 from chaos.rigs.bench import Bench, bench
@@ -13,11 +15,11 @@ from chaos.rigs.cases import Broken, Case, named, run_case, run_cases
 from chaos.rigs.small_disks import own_mounts
 
 CASES: tuple[Case[Bench], ...] = (*disks.CASES, *processes.CASES)
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "gateway": {"enabled": True},
     "wal": {"file_bytes": 1 << 20, "volatile_bytes": 1 << 28},
     "storage": {"enabled": True, "segment_age_ms": 200, "own_segment_bytes": 65_536},
-    "supervisor": {"stuck_after_s": 3.0},
+    "supervisor": {"stuck_after_s": 6.0},
 }
 
 

@@ -25,7 +25,7 @@ from ringlog.storage.layout import LOCK_NAME
 
 MIB = 1 << 20
 MEMORY_ROOM = 6 * MIB
-STARVED_S = 6.0
+STARVED_S = 8.0
 STARVED_PART = 0.05
 EPHEMERAL_BYTES = 256 << 10
 _PIDFD_GETFD = 438

@@ -7,8 +7,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import ringlog
 import xxhash
+
+import ringlog
 from chaos.memory.lies import rings_of
 from chaos.memory.raw import Opener
 from chaos.rigs import small_disks
@@ -64,7 +65,7 @@ def full_shared_memory(outer: Bench, _: random.Random) -> None:
         with bench(outer.order, outer.account, settings=settings) as inner, Opener(inner.host.info) as opener:
             before = inner.pids
             made, refusal = [], None
-            for _ in range(RINGS_ASKED_MAX):
+            for _i in range(RINGS_ASKED_MAX):
                 answer = opener.ask(RingOpen("full", os.getpid(), 0, MIB))
                 if isinstance(answer, ErrorReply):
                     refusal = answer

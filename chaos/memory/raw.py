@@ -43,7 +43,7 @@ class Opener:
         """The supervisor's answer, an ErrorReply included; raises Broken when there is none."""
         self._corr += 1
         self._socket.send(encode(message, self._corr))
-        while self._socket.poll(WAIT_S * 1_000):
+        while self._socket.poll(int(WAIT_S * 1_000)):
             envelope = decode(self._socket.recv())
             if envelope.corr == self._corr:
                 return envelope.message
@@ -162,7 +162,7 @@ def any_word(chance: random.Random, near: int) -> int:
 
 
 def twisted(frame: bytes, chance: random.Random, producer_id: int) -> bytearray:
-    """The frame of another producer with some header words or body bytes changed, and sealed again, or not."""
+    """A sound frame with some header words or body bytes changed, and sealed again, or not."""
     made = bytearray(frame)
     words = memoryview(made)[: frame_layout.HEADER_BYTES].cast("Q")
     words[frame_layout.W_PRODUCER_ID] = producer_id

@@ -1,0 +1,83 @@
+"""Clocks: an engine whose processes see the wall time that a mapped file says, by a preloaded shim.
+
+Settings: `long`, also the cases that take many seconds; `only`, the name of one case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from chaos.clocks import steps
+from chaos.clocks.walls import Walls
+from chaos.order import Account, Order
+from chaos.rigs.bench import Bench, bench
+from chaos.rigs.cases import Broken, Case, named, run_case, run_cases
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "gateway": {"enabled": True},
+    "wal": {"file_bytes": 1 << 20},
+    "storage": {
+        "enabled": True,
+        "segment_age_ms": 500,
+        "own_segment_bytes": 65_536,
+        "reclaim_interval_s": 0.5,
+    },
+    "supervisor": {"stuck_after_s": 6.0},
+}
+
+
+def _set_right(run: Callable[[Bench, random.Random], None]) -> Callable[[Bench, random.Random], None]:
+    """The next case begins with true clocks, whatever this one came to."""
+
+    def wrapped(made: Bench, chance: random.Random) -> None:
+        try:
+            run(made, chance)
+        finally:
+            steps.walls(made).right()
+
+    return wrapped
+
+
+CASES: tuple[Case[Bench], ...] = tuple(
+    Case(case.name, case.faults, _set_right(case.run), case.is_long) for case in steps.CASES
+)
+
+
+@contextlib.contextmanager
+def _clocked(order: Order, account: Account) -> Iterator[Bench]:
+    clocks = Walls(order.scratch)
+    preload = " ".join(filter(None, (str(clocks.preload), os.environ.get("LD_PRELOAD", ""))))
+    try:
+        with bench(order, account, environ={"LD_PRELOAD": preload}, settings=SETTINGS) as made:
+            made.more["walls"] = clocks
+            if not clocks.readings("wal_shard"):
+                raise Broken("the shim is not in the shards: they never asked it for the time")
+            yield made
+    finally:
+        clocks.close()
+
+
+def run(order: Order, account: Account) -> None:
+    """Every case that the plan asks for, over and over while there is time."""
+    chosen = order.choose({"long": False, "only": ""})
+    cases = [case for case in CASES if chosen["only"] in {"", case.name}]
+    cases = [case for case in cases if chosen["long"] or not case.is_long or chosen["only"]]
+    with _clocked(order, account) as made:
+        run_cases(order, account, cases, made)
+
+
+def replay(order: Order, case: str) -> None:
+    """One case again; `all`: every case, and the judge at the end."""
+    account = Account()
+    with _clocked(order, account) as made:
+        for each in CASES if case.startswith("all") else (named(CASES, case),):
+            text = case if not case.startswith("all") else f"{each.name}:{case.partition(':')[2]}"
+            run_case(order, account, each, made, text)
+    for finding in account.findings:
+        raise Broken(finding.story)
+    for skip in account.skipped:
+        print(f"skipped {skip.what}: {skip.why}")

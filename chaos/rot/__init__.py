@@ -19,7 +19,7 @@ from typing import Any
 
 from chaos.order import Account, Order
 from chaos.rot import atrest
-from chaos.rot.answers import ask
+from chaos.rot.answers import Answers, ask
 from chaos.rot.bench import Bench, compare
 from chaos.rot.cases import Case, all_cases, kind_of, last_frames
 from chaos.rot.specimen import Specimen, make_specimen
@@ -27,7 +27,7 @@ from ringlog.errors import CorruptData
 from ringlog.limits import WAL_HEADER_BYTES
 
 KNOWN = {"bits": 1, "cases_share": 0.4, "bytes_max": 0}
-LAST_FRAME_STEP = 24
+LAST_FRAME_STEP = 40
 """Of the last acknowledged frames each so many-th byte is flipped."""
 PATH_CHARS = 120
 
@@ -139,19 +139,18 @@ def _last_frames(order: Order, account: Account) -> None:
     truth = ask(specimen, specimen.files, keeps_board=True)
     for path, (start, stop) in last_frames(specimen).items():
         for at in range(start, stop, LAST_FRAME_STEP):
-            wrong = last_frame(specimen, path, at)
+            wrong = last_frame(specimen, path, at, truth)
             account.did("cases", 1, "RF-72")
             if wrong:
                 account.found(f"RF-72 {path} at {at}: {wrong}", f"{order.seed}:last:{path}:{at}")
     assert truth.refused is None, truth.refused
 
 
-def last_frame(specimen: Specimen, path: str, at: int) -> str:
-    """Flip a bit there and let a successor of the shard recover."""
+def last_frame(specimen: Specimen, path: str, at: int, truth: Answers) -> str:
+    """Flip a bit there and let a successor of the shard recover; `truth` is what it says of a sound one."""
     data = specimen.files[path]
     damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
     found = ask(specimen, {**specimen.files, path: damaged}, keeps_board=True)
-    truth = ask(specimen, specimen.files, keeps_board=True)
     if not isinstance(found.refused, CorruptData):
         return "damage in an acknowledged frame is not refused"
     return compare(truth, found, {path})
@@ -166,6 +165,8 @@ def _at_rest(order: Order, account: Account, bench: Bench) -> None:
         account.did("cases", 1, row)
         if wrong:
             account.found(f"{row} {name}: {wrong}", f"{order.seed}:rest:{row}:{name}")
+    wrong = atrest.backed_up(bench.specimen, {}, order.scratch)
+    assert not wrong, wrong
     for path in [each for each in bench.specimen.files if each.endswith(".data") and "/data/" in each][:2]:
         wrong = _backup(bench, path, order.scratch)
         account.did("cases", 1, "RF-80")
@@ -176,7 +177,7 @@ def _at_rest(order: Order, account: Account, bench: Bench) -> None:
 def _backup(bench: Bench, path: str, scratch: Path) -> str:
     data = bench.specimen.files[path]
     damaged = data[:5_000] + bytes([data[5_000] ^ 1]) + data[5_001:]
-    return atrest.backed_up(bench.specimen, path, damaged, scratch)
+    return atrest.backed_up(bench.specimen, {path: damaged}, scratch)
 
 
 def replay(order: Order, case: str) -> None:
@@ -195,7 +196,7 @@ def _again(order: Order, bench: Bench, kind: str, what: str) -> str:
         return flip(bench, path, int(at), int(bit))[0]
     if kind == "last":
         path, at = what.rsplit(":", 1)
-        return last_frame(bench.specimen, path, int(at))
+        return last_frame(bench.specimen, path, int(at), bench.truth_on_board)
     if kind == "backup":
         return _backup(bench, what, order.scratch)
     row, name = what.split(":", 1)

@@ -21,6 +21,7 @@ from actors.reclaimer.scrubber import Scrubber
 from actors.relocator.mover import Mover
 from chaos.rot.specimen import Specimen
 from ringlog.cli.app import run as ringlog_command
+from ringlog.cli.outcome import Exit
 from ringlog.config import Cold, Storage
 from ringlog.envelope import messages as m
 from ringlog.limits import KIB
@@ -211,15 +212,17 @@ def both(at: int) -> str:
     return "" if before == after else "one rotten copy was put in the place of another"
 
 
-def backed_up(specimen: Specimen, path: str, damaged: bytes, scratch: Path) -> str:
-    """`ringlog backup` of a stopped engine with one damaged file: refused with the file's name."""
+def backed_up(specimen: Specimen, changed: dict[str, bytes], scratch: Path) -> str:
+    """`ringlog backup` of a stopped engine with damaged files: refused as damage. Without any: made."""
     source, target = scratch / "source", scratch / "backup"
     for tree in (source, target):
         shutil.rmtree(tree, ignore_errors=True)
-    for each, data in {**specimen.files, path: damaged}.items():
+    for each, data in {**specimen.files, **changed}.items():
         if each.startswith(DATA_DIR + "/"):
             real = source / each.removeprefix(DATA_DIR + "/")
             real.parent.mkdir(parents=True, exist_ok=True)
             real.write_bytes(data)
     status = ringlog_command(["backup", "--data-dir", str(source), "--to", str(target), "--cold-dir", ""])
-    return "damage was backed up as good" if status == 0 else ""
+    if not changed:
+        return "" if status == Exit.DONE else f"a sound directory is not backed up: status {status}"
+    return "" if status == Exit.DAMAGE else f"damage was not refused as such: status {status}"

@@ -44,6 +44,8 @@ _LIFE = (
 )  # fmt: skip
 """What becomes of a connection before it is up."""
 _PAUSES = frozenset({Status.NOT_READY, Status.SHUTTING_DOWN})
+_FINAL = frozenset({"cold_unavailable", "shard_failed"})
+"""Reasons that waiting does not help against, or that are for who asked to wait for (TI-10, PR-12)."""
 
 
 class Reply(NamedTuple):
@@ -233,7 +235,7 @@ class Peer:
             self._watch_for_silence()
 
     def _is_shaking_hands(self) -> bool:
-        """Is there a connection that is not agreed upon yet? Its events are taken out here and nowhere else."""
+        """Is there a connection that is not agreed upon yet? Its events are taken out here only."""
         if self._monitor is None:
             return False
         while self._monitor.poll(0):
@@ -336,9 +338,8 @@ class Peer:
             return  # Answered already, or given up.
         message = envelope.message
         if isinstance(message, ErrorReply):
-            # Whether to wait for a cold store is up to the reader (TI-10).
-            is_cold = message.detail.get("reason") == "cold_unavailable"
-            if asked.is_patient and message.status in _PAUSES and not is_cold:
+            is_final = message.detail.get("reason") in _FINAL
+            if asked.is_patient and message.status in _PAUSES and not is_final:
                 self._retry_later(envelope.corr, asked, message)
                 return
             del self._requests[envelope.corr]

@@ -33,7 +33,7 @@ from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
 from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.wire import PROTOCOL
-from ringlog.errors import DiskError, StartRefused
+from ringlog.errors import DiskError, NotReady, StartRefused
 from ringlog.limits import HEARTBEAT_INTERVAL_MS
 from ringlog.logs import say
 from ringlog.signals import SignalInbox
@@ -48,7 +48,7 @@ from ringlog.supervision.reception import Reception
 from ringlog.supervision.restart import NS_PER_MS, NS_PER_S
 from ringlog.supervision.rings import RingKeeper
 from ringlog.supervision.run_dir import EngineInfo
-from ringlog.supervision.sockets import Desk, ShardLink
+from ringlog.supervision.sockets import Desk, ShardLink, error_reply
 from ringlog.supervision.spawn import SUPERVISOR_OOM_SCORE, child_environment, cold_environment
 from ringlog.supervision.topics import TopicsAtStart
 from ringlog.supervision.tree import (
@@ -161,6 +161,8 @@ class Engine:
             more_environ=dict.fromkeys((RECLAIMER, RELOCATOR), cold_environment(environ)),
         )
         self._desk = Desk(context, f"ipc://{ground.shm_dir}/{run_dir.SUPERVISOR_SOCKET}")
+        self._stand_ins: dict[int, Desk] = {}
+        """Where shards that were given up were asked: somebody must say so (PR-12)."""
         self._reception = Reception(
             self.info(),
             self._rings,
@@ -203,6 +205,8 @@ class Engine:
             self._children.reap(ward)
         self._rings.close_all()
         self._desk.close()
+        for desk in self._stand_ins.values():
+            desk.close()
 
     # -- start ----------------------------------------------------------------------------------------
 
@@ -274,6 +278,10 @@ class Engine:
         for address, envelope in self._desk.receive():
             answer = partial(self._desk.send, address, envelope.corr)
             self._reception.take(envelope.message, answer)
+        for shard, desk in self._stand_ins.items():
+            for address, envelope in desk.receive():
+                failed = NotReady("the shard failed", reason="shard_failed", shard=shard)
+                desk.send(address, envelope.corr, error_reply(failed))
         self._rings.look()
         self._slot.add(P.TURNS, 1)
         self._slot.set(P.HEARTBEAT_NS, self._clock.monotonic_ns())
@@ -283,7 +291,8 @@ class Engine:
         """Poll everything there is; returns readable descriptors. Sockets are looked at in any case."""
         poller = zmq.Poller()
         poller.register(self._signals.fileno(), zmq.POLLIN)
-        poller.register(self._desk.socket, zmq.POLLIN)
+        for desk in (self._desk, *self._stand_ins.values()):
+            poller.register(desk.socket, zmq.POLLIN)
         for link in self._rings.links().values():
             poller.register(link.socket, zmq.POLLIN)
         for fd in (*self._children.pidfds(), *self._rings.pidfds()):
@@ -318,6 +327,7 @@ class Engine:
             self._rings.shard_down(shard)
         elif what == GIVEN_UP:
             self._rings.shard_failed(shard, ward.given_up)
+            self._stand_ins[shard] = Desk(self._context, f"ipc://{self._ground.shm_dir}/{ward.spec.name}.sock")
 
     # -- phases ---------------------------------------------------------------------------------------
 

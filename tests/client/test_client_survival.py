@@ -13,8 +13,9 @@ import zmq
 
 import ringlog
 from ringlog.client import ClientState, Record
-from ringlog.errors import NotConnected
+from ringlog.errors import NotConnected, NotReady
 from ringlog.testing import engine
+from ringlog.testing.real_engine import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 WAIT_S = 30.0
@@ -293,3 +294,22 @@ def test_topics_are_written_and_configured_after_the_number_of_shards_changed(tm
                     assert client.read(name, limit=1).records[0].data == b"first"
         with ringlog.connect(after.url) as client:
             assert sorted(found.topic for found in client.topics.list()) == names
+
+
+@pytest.mark.parametrize("transport", ["auto", "ipc"])
+def test_topics_of_a_shard_that_was_given_up_say_so_and_the_others_go_on(transport):
+    """PR-12, RF-16: at once, and not by a timeout that blames nobody."""
+    with engine(wal={"shards": 2}, gateway={"enabled": True}, supervisor={"restart_max": 0}) as running:
+        with ringlog.connect(running.url, wait=10) as client:
+            topics = [on_shard(client, 0), on_shard(client, 1)]
+            for topic in topics:
+                client.append(topic, b"before")
+        running.kill("wal_shard", shard=0)
+        wait_until(lambda: running.status().processes[0].state == "given_up", WAIT_S, "giving up")
+        with ringlog.connect(running.url, wait=10, transport=transport, timeout_ms=60_000) as client:
+            for operation in (client.append, lambda topic, _: client.topics.state(topic)):
+                with pytest.raises(NotReady) as caught:
+                    operation(topics[0], b"x")
+                assert caught.value.detail["reason"] == "shard_failed"
+            client.append(topics[1], b"after")
+            assert payloads(client, topics[1]) == [b"before", b"after"]

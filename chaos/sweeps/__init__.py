@@ -1,0 +1,268 @@
+"""Every call, every line and every allocation fails, one at a time (T-3, T-4).
+
+calls         each changing disk call of twelve workloads x five errors x once or for ever x the end of the
+              engine (power loss, kill, power loss with chance damage): `call_runs`; a first pass covers all
+              with one end each, `cases` is how many there are with all ends
+lies          syncs that do nothing (RF-44), directories that cannot be synced (RF-56)
+lines         the process ends, or an exception is raised, at lines of six paths: `line_runs`. A death leaves
+              what lies on the disk, so that lines between which nothing was given to the disk or
+              acknowledged leave the same: one of each such stretch is run, and `lines_covered` counts the
+              executed lines in them all. Exceptions are run line by line
+allocations   the k-th allocation of six operations fails: `allocation_runs`
+recovery      dies at chance lines one to twenty times in a row (RF-13): `recovery_deaths`
+
+`line_and_allocation_runs` is the sum of runs of the last three, each judged by a start of its own. Calls and
+lies run in one process, the rest in another beside it.
+
+Settings: `ends` (1 to 3, how many ends each call case has).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from chaos.order import Account, CannotRun, Order
+from chaos.sweeps import allocations, calls, lines
+from chaos.sweeps.house import Broken, Image
+from chaos.sweeps.judge import ENDS
+from chaos.sweeps.workloads import BY_NAME, WORKLOADS
+from ringlog.hardening import die_with_parent
+from ringlog.testing.disk import Halted
+
+SETTINGS = {"ends": len(ENDS)}
+LIES_SHARE = 0.1
+DEATHS_SHARE = 0.3
+EXCEPTIONS_SHARE = 0.65
+RECOVERIES_SHARE = 0.72
+"""Where each part of the second process ends; allocations have the rest."""
+LIE_SEEDS = 4
+Until = Callable[[], bool]
+
+
+def run(order: Order, account: Account) -> None:
+    """Sweep for as long as there is time; calls in a process of their own."""
+    settings = order.choose(SETTINGS)
+    logging.disable(logging.CRITICAL)
+    sys.unraisablehook = _unraisable
+    images = {workload.name: workload.image() for workload in WORKLOADS}
+    began = time.monotonic()
+
+    def within(share: float) -> Until:
+        return lambda: time.monotonic() - began < order.seconds * share
+
+    collect = _fork(lambda mine: _calls(order, images, int(settings["ends"]), mine, within))
+    _deaths(images, account, within(DEATHS_SHARE))
+    _exceptions(order, images, account, within(EXCEPTIONS_SHARE))
+    _recoveries(order, images, account, within(RECOVERIES_SHARE))
+    _allocations(order, images, account, within(1.0))
+    account.counts["line_and_allocation_runs"] = (
+        account.counts["line_runs"] + account.counts["allocation_runs"] + account.counts["recovery_deaths"]
+    )
+    collect(account)
+
+
+def replay(order: Order, case: str) -> None:
+    """One case, as a finding names it."""
+    sys.unraisablehook = _unraisable
+    kind, *rest = case.split(":")
+    if kind == "call":
+        one = calls.Case.parse(case)
+        print(f"acknowledged {calls.run_case(one, BY_NAME[one.workload].image()).model.acked}")
+    elif kind == "line":
+        at = lines.Case.parse(case)
+        print(lines.run_case(at, BY_NAME[at.workload].image()))
+    elif kind == "lie":
+        workload = BY_NAME[rest[0]]
+        calls.run_lie(workload, workload.image(), int(rest[1]), directories=rest[2] == "1")
+    elif kind == "recovery":
+        image = BY_NAME["recovery"].image()
+        lines.recover_killed(image, int(rest[0]), random.Random(int(rest[1])))
+    else:
+        operation = allocations.BY_OPERATION[rest[0]]
+        tally = allocations.Tally()
+        found: list[str] = []
+        allocations.run_batch(
+            operation,
+            BY_NAME[operation.image].image(),
+            [int(rest[1])],
+            tally,
+            lambda what, _: found.append(what),
+        )
+        if found:
+            raise Broken(found[0])
+
+
+def _unraisable(unraisable: object) -> None:
+    """A generator that is thrown away with its dead process closes its file, which a dead disk refuses."""
+    if not isinstance(getattr(unraisable, "exc_value", None), Halted):
+        sys.__unraisablehook__(unraisable)  # type: ignore[arg-type]
+
+
+def _fork(work: Callable[[Account], None]) -> Callable[[Account], None]:
+    """Do a part in a child; the returned call waits for it and adds what it did to an account."""
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            die_with_parent(parent)
+            mine = Account()
+            work(mine)
+            with open(writing, "wb") as out:
+                out.write(mine.to_json())
+            code = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            raise
+        finally:
+            os._exit(code)
+    os.close(writing)
+
+    def collect(account: Account) -> None:
+        with open(reading, "rb") as source:
+            data = source.read()
+        _, status = os.waitpid(pid, 0)
+        if status:
+            raise RuntimeError(f"the process of the call sweep ended with wait status {status}")
+        theirs = Account.from_json(data)
+        account.counts.update(theirs.counts)
+        account.faults.update(theirs.faults)
+        account.figures.update(theirs.figures)
+        for finding in theirs.findings:
+            account.found(finding.what, finding.case, finding.story)
+        account.findings_more += theirs.findings_more
+
+    return collect
+
+
+# -- calls --------------------------------------------------------------------------------------------
+
+
+def _calls(
+    order: Order, images: dict[str, Image], ends: int, account: Account, within: Callable[[float], Until]
+) -> None:
+    _lies(images, account, within(LIES_SHARE))
+    made = {}
+    for workload in WORKLOADS:
+        # The first life fills caches that later ones find filled.
+        calls.calls_of(workload, images[workload.name])
+        made[workload.name] = calls.calls_of(workload, images[workload.name])
+    known = list(calls.cases(made))
+    turn = len(known) // len(ENDS)
+    account.counts["cases"] = turn * ends
+    account.counts["changing_calls"] = sum(map(len, made.values()))
+    is_time, chance = within(1.0), order.random("calls")
+    for number in range(ends):
+        cases = known[number * turn : (number + 1) * turn]
+        chance.shuffle(cases)
+        for case in cases:
+            if not is_time():
+                return
+            try:
+                house = calls.run_case(case, images[case.workload])
+            except Broken as e:
+                account.found(f"{case.workload}: {e}", str(case))
+            else:
+                account.counts["acked"] += house.model.acked
+                account.counts["failed_visibly"] += house.model.failed
+            account.did("call_runs", 1, *case.rows())
+        account.figures["turns_of_all_calls"] = number + 1
+
+
+def _lies(images: dict[str, Image], account: Account, is_time: Until) -> None:
+    for seed in range(LIE_SEEDS):
+        for workload in WORKLOADS:
+            for directories, row in ((False, "RF-44"), (True, "RF-56")):
+                if not is_time():
+                    return
+                try:
+                    lives = calls.run_lie(workload, images[workload.name], seed, directories=directories)
+                    account.counts["lies_survived"] += lives
+                except Broken as e:
+                    account.found(f"{workload.name}: {e}", f"lie:{workload.name}:{seed}:{int(directories)}")
+                account.did("lie_runs", 1, row)
+
+
+# -- lines --------------------------------------------------------------------------------------------
+
+
+def _line(case: lines.Case, images: dict[str, Image], account: Account, *rows: str) -> None:
+    try:
+        lines.run_case(case, images[case.workload])
+    except lines.TooFew:
+        return
+    except Broken as e:
+        account.found(f"{case.workload}: {e}", str(case))
+    account.did("line_runs", 1, *rows)
+
+
+def _deaths(images: dict[str, Image], account: Account, is_time: Until) -> None:
+    for workload in lines.SWEPT:
+        stretches = lines.stretches_of(workload, images[workload.name])
+        for number, (first, count) in enumerate(stretches):
+            if not is_time():
+                account.figures[f"deaths_left_{workload.name}"] = len(stretches) - number
+                break
+            _line(lines.Case(workload.name, first, lines.DEATH), images, account, "RF-3")
+            account.counts["lines_covered"] += count
+
+
+def _exceptions(order: Order, images: dict[str, Image], account: Account, is_time: Until) -> None:
+    chance = order.random("lines")
+    waiting: list[Iterator[lines.Case]] = []
+    for workload in lines.SWEPT:
+        lines.lines_of(workload, images[workload.name])
+        executed = lines.lines_of(workload, images[workload.name])
+        account.counts["distinct_lines"] += len(set(executed))
+        waiting.append(lines.cases(workload, executed, chance))
+    while is_time():
+        for each in waiting:
+            case = next(each)
+            _line(case, images, account, "RF-22" if case.how == lines.EXCEPTION else "RF-3")
+
+
+def _recoveries(order: Order, images: dict[str, Image], account: Account, is_time: Until) -> None:
+    for deaths in range(1, lines.RECOVERIES_MAX + 1):
+        if not is_time():
+            return
+        seed = order.random("recovery", deaths).randrange(1 << 30)
+        try:
+            lines.recover_killed(images["recovery"], deaths, random.Random(seed))
+        except Broken as e:
+            account.found(str(e), f"recovery:{deaths}:{seed}")
+        account.did("recovery_deaths", deaths, "RF-13")
+
+
+# -- allocations --------------------------------------------------------------------------------------
+
+
+def _allocations(order: Order, images: dict[str, Image], account: Account, is_time: Until) -> None:
+    try:
+        allocations.require()
+    except CannotRun as e:
+        account.skip("allocation sweep", str(e))
+        return
+    chance, tally = order.random("allocations"), allocations.Tally()
+    batches = []
+    for operation in allocations.OPERATIONS:
+        count = allocations.allocations_of(operation, images[operation.image])
+        account.counts["allocations"] += count
+        numbers = list(range(count))
+        chance.shuffle(numbers)
+        batches += [
+            (operation, numbers[at : at + allocations.BATCH]) for at in range(0, count, allocations.BATCH)
+        ]
+    chance.shuffle(batches)
+    for operation, numbers in batches:
+        if not is_time():
+            break
+        allocations.run_batch(operation, images[operation.image], numbers, tally, account.found)
+    account.did("allocation_runs", tally.runs, "RF-18")
+    account.counts["allocations_raised"] += tally.raised + tally.failed
+    account.counts["interpreter_deaths"] += tally.interpreter_deaths

@@ -1,0 +1,256 @@
+"""Every allocation of six operations fails once (RF-18).
+
+The interpreter's allocators are told to fail the k-th request from where the operation begins, for every k it
+makes. The operation fails visibly, its process ends with the error, or it succeeds; whichever it was, what
+a start finds afterwards is all or nothing of it (judge.py). Runs are made in forked children, some in each:
+an extension that does not check for memory takes its process down, which is counted and is an end as well;
+the disk in memory is gone with it, so such a run is not judged and not counted as one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.order import CannotRun
+from chaos.sweeps.calls import begin
+from chaos.sweeps.house import VISIBLE, Broken, House, Image
+from chaos.sweeps.judge import KILL, POWER_LOSS, check, dump, end_and_judge
+from chaos.sweeps.workloads import BY_NAME
+from ringlog.envelope import messages as m
+from ringlog.frame import encode_records, frame
+from ringlog.hardening import die_with_parent
+
+BATCH = 40
+"""Runs in one child."""
+ALLOCATIONS_MAX = 20_000
+PROBE_S = 2
+"""With no memory ever again some loops of the interpreter do not end; that is no run and not judged."""
+BATCH_S = 60
+"""A batch that takes longer hangs, and that is a finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What is done while memory fails; `prepare` gives the call."""
+
+    name: str
+    image: str
+    prepare: Callable[[House], Callable[[], Any]]
+    starts: bool = False
+
+
+def _append(house: House) -> Callable[[], Any]:
+    return lambda: house.append("f", 2, 1)
+
+
+def _take_in(house: House) -> Callable[[], Any]:
+    """The shard's part of an append alone: frames lie in the ring already."""
+    sent = [house.model.payload(40)]
+    made = house.world.frame_for("f", sent, producer=9)
+    run = house.world.runs[0]
+    house.model.sent["f"].append(type(house.model.sent["f"][0])(tuple(sent)))
+    event = run.frames(3, made)
+    return lambda: house.shard(lambda: run.step(event))
+
+
+def _delete(house: House) -> Callable[[], Any]:
+    return lambda: house.delete("f", {2, 5, 17})
+
+
+def _recover(house: House) -> Callable[[], Any]:
+    return house.start
+
+
+def _read(house: House) -> Callable[[], Any]:
+    def read() -> None:
+        located = house.world.request(m.Locate("f", 0))
+        assert located.extents
+        house.world.records("f")
+
+    return read
+
+
+def _encode(house: House) -> Callable[[], Any]:
+    payloads = [b"one", b"two" * 40, b""]
+
+    def encode() -> None:
+        records = encode_records(payloads)
+        made = frame(records, topic_id=house.world.topic("f").topic_id, producer_id=1, producer_seq=1)
+        if len(made) % 8:
+            raise Broken("half a frame")
+
+    return encode
+
+
+OPERATIONS = (
+    Operation("append", "commit", _append),
+    Operation("take_in", "commit", _take_in),
+    Operation("delete", "deletes", _delete),
+    Operation("recovery", "recovery", _recover, starts=True),
+    Operation("read", "deletes", _read),
+    Operation("encode", "commit", _encode),
+)
+BY_OPERATION = {operation.name: operation for operation in OPERATIONS}
+
+
+@contextlib.contextmanager
+def _no_memory(start: int, stop: int) -> Iterator[None]:
+    import _testcapi
+
+    _testcapi.set_nomemory(start, stop)
+    try:
+        yield
+    finally:
+        _testcapi.remove_mem_hooks()
+
+
+def require() -> None:
+    """Raise CannotRun when this interpreter cannot let an allocation fail."""
+    try:
+        import _testcapi
+    except ImportError:
+        raise CannotRun("this interpreter has no _testcapi") from None
+    if not hasattr(_testcapi, "set_nomemory"):
+        raise CannotRun("_testcapi has no set_nomemory")
+
+
+def _begin(operation: Operation, image: Image) -> tuple[House, Callable[[], Any]]:
+    house = begin(BY_NAME["recovery" if operation.starts else "commit"], image)
+    return house, operation.prepare(house)
+
+
+def run_one(operation: Operation, image: Image, nth: int, stop: int | None = None) -> str:
+    """Fail the `nth` allocation, judge; returns "raised", "failed" (visibly) or "passed". Raises Broken."""
+    house, call = _begin(operation, image)
+    before = dump(house) if not operation.starts else None
+    failed, outcome = house.model.failed, "passed"
+    try:
+        with _no_memory(nth, nth + 1 if stop is None else stop):
+            call()
+    except VISIBLE:
+        outcome = "failed"
+    except Broken:
+        raise
+    except Exception:  # noqa: BLE001  what it is does not matter: the process ends with it
+        outcome = "raised"
+    if house.model.failed != failed:
+        outcome = "failed"
+    if outcome == "raised":
+        house.world.runs.clear()
+    elif 0 in house.world.runs:
+        check(house, KILL)
+    if operation.name in {"read", "encode"} and dump(begun(house)) != before:
+        raise Broken(f"{operation.name} changes something")
+    end_and_judge(house, KILL if nth % 2 else POWER_LOSS, nth)
+    return outcome
+
+
+def begun(house: House) -> House:
+    """The house with its shard up."""
+    if 0 not in house.world.runs:
+        house.world.kill()
+        house.start()
+    return house
+
+
+def allocations_of(operation: Operation, image: Image) -> int:
+    """How many allocations the operation makes, in a child: the least k from which on none may fail."""
+    low, high = 0, ALLOCATIONS_MAX
+    if not _survives(operation, image, high):
+        raise Broken(f"{operation.name} fails with all memory there is")
+    while low < high:
+        middle = (low + high) // 2
+        if _survives(operation, image, middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _survives(operation: Operation, image: Image, start: int) -> bool:
+    def child(out: int) -> None:
+        house, call = _begin(operation, image)
+        failed = house.model.failed
+        with _no_memory(start, 0):
+            call()
+        os.write(out, b"y" if house.model.failed == failed else b"n")
+
+    data, _ = _in_child(child, PROBE_S)
+    return data == b"y"
+
+
+def _in_child(work: Callable[[int], None], seconds: int) -> tuple[bytes, int]:
+    """Run in a forked child; returns what it wrote, and its wait status."""
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.close(reading)
+            die_with_parent(parent)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(seconds)
+            work(writing)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writing)
+    found = bytearray()
+    with open(reading, "rb", buffering=0) as source:
+        while piece := source.read(1 << 16):
+            found += piece
+    return bytes(found), os.waitpid(pid, 0)[1]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of some runs."""
+
+    runs: int = 0
+    raised: int = 0
+    failed: int = 0
+    interpreter_deaths: int = 0
+
+
+def run_batch(
+    operation: Operation, image: Image, numbers: list[int], tally: Tally, found: Callable[[str, str], None]
+) -> None:
+    """Run these numbers in children; `found(what, case)` for each broken promise."""
+    left = list(numbers)
+    while left:
+        batch = left
+
+        def child(out: int, batch: list[int] = batch) -> None:
+            for nth in batch:
+                try:
+                    line = run_one(operation, image, nth)
+                except Exception as e:  # noqa: BLE001  told to the parent, which reports it
+                    line = f"broken {type(e).__name__}: {e}".replace("\n", " ")[:400]
+                os.write(out, f"{line}\n".encode())
+
+        data, status = _in_child(child, BATCH_S)
+        lines = data.decode().splitlines()
+        for nth, line in zip(left, lines, strict=False):
+            tally.runs += 1
+            tally.raised += line == "raised"
+            tally.failed += line == "failed"
+            if line.startswith("broken"):
+                found(f"{operation.name}, allocation {nth}: {line}", f"allocation:{operation.name}:{nth}")
+        left = left[len(lines) :]
+        if left:
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+                found(
+                    f"{operation.name} hangs at allocation {left[0]}",
+                    f"allocation:{operation.name}:{left[0]}",
+                )
+            elif not os.WIFSIGNALED(status) or os.WTERMSIG(status) not in {signal.SIGSEGV, signal.SIGABRT}:
+                raise Broken(f"a child ended with wait status {status} in {operation.name} at {left[0]}")
+            else:
+                tally.interpreter_deaths += 1
+            left = left[1:]

@@ -1,0 +1,181 @@
+"""Every disk call that changes something, of twelve workloads, fails: five errors, once or for ever (RF-37).
+
+A run mounts the workload's disk, starts the engine, lets the k-th changing call of the act fail, ends the
+fault, ends the engine by a kill or a loss of power, and judges what a start finds (judge.py). Syncs may
+also do nothing at all (RF-44), and a directory may not be synced whatever is called (RF-56).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from chaos.sweeps.house import VISIBLE, Broken, Down, House, Image
+from chaos.sweeps.judge import ENDS, POWER_LOSS, check, end_and_judge
+from chaos.sweeps.workloads import BY_NAME, Workload
+from ringlog.errors import RinglogError
+from ringlog.testing.disk import Fault, FaultyDisk
+from ringlog.testing.faulty_disk import Kind, OpClass
+
+ERRORS: tuple[Kind, ...] = ("EIO", "ENOSPC", "EAGAIN", "ESTALE", "short")
+"""`short` is for writes alone."""
+DEEP_EVERY = 5
+assert set(ERRORS) <= set(get_args(Kind))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run. `nth` counts the calls of class `op` of the act, from 1."""
+
+    workload: str
+    op: OpClass
+    nth: int
+    kind: Kind
+    always: bool
+    end: str
+    number: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"call:{self.workload}:{self.op}:{self.nth}:{self.kind}:{int(self.always)}:{ENDS.index(self.end)}"
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """What `str` gave; raises ValueError."""
+        _, workload, op, nth, kind, always, end = text.split(":")
+        made: Any = (workload, op, int(nth), kind, bool(int(always)), ENDS[int(end)])
+        return cls(*made)
+
+    def rows(self) -> tuple[str, ...]:
+        """Rows of the matrix it is a case of."""
+        found = ["RF-37"]
+        if self.op == "write":
+            found.append("RF-40" if self.kind == "short" else "RF-39")
+        if self.op == "size":
+            found.append("RF-46")
+        if self.op in {"rename", "dir_sync"} and self.workload in {
+            "checkpoint",
+            "snapshots",
+            "relocation",
+            "remake",
+        }:
+            found.append("RF-54")
+        if self.op == "unlink" and self.workload in {"drop", "remake"}:
+            found.append("RF-55")
+        return tuple(found)
+
+
+class CountingDisk(FaultyDisk):
+    """A FaultyDisk that keeps the classes of the changing calls in order."""
+
+    def __init__(self, inner: Any, *plan: Fault) -> None:
+        super().__init__(inner, *plan)
+        self.made: list[tuple[OpClass, int]] = []
+
+    def _due(self, op: OpClass, *, changes: bool = True) -> Fault | None:
+        due = super()._due(op, changes=changes)
+        if changes:
+            self.made.append((op, self.calls[op]))
+        return due
+
+
+def calls_of(workload: Workload, image: Image) -> list[tuple[OpClass, int]]:
+    """The changing calls of a workload's act when nothing fails: (class, number within the class)."""
+    house = begin(workload, image, CountingDisk)
+    act(workload, house)
+    if house.model.failed or not house.model.acked:
+        raise Broken(f"{workload.name} fails without a fault")
+    found: list[tuple[OpClass, int]] = house.faulty.made
+    return found
+
+
+def begin(workload: Workload, image: Image, wrap: Any = FaultyDisk) -> House:
+    """A house at the beginning of the act, its disk counting from here."""
+    house = House(image, wrap)
+    if not workload.starts:
+        house.start()
+    house.faulty.calls.clear()
+    house.faulty.made = []
+    return house
+
+
+def act(workload: Workload, house: House) -> None:
+    """The act; a shard that does not come back ends it."""
+    try:
+        workload.act(house)
+    except (Down, *VISIBLE):
+        house.model.failed += 1
+
+
+def cases(calls: dict[str, list[tuple[OpClass, int]]]) -> Iterator[Case]:
+    """Every call with every error, once and for ever, with one end each; then with the other ends."""
+    number = 0
+    for turn in range(len(ENDS)):
+        for workload, made in calls.items():
+            for (op, nth), kind, always in itertools.product(made, ERRORS, (False, True)):
+                if kind == "short" and (op != "write" or always):
+                    continue
+                number += 1
+                end = ENDS[(number + turn) % len(ENDS)]
+                yield Case(workload, op, nth, kind, always, end, number)
+
+
+def run_case(case: Case, image: Image) -> House:
+    """Run and judge one; raises Broken."""
+    workload = BY_NAME[case.workload]
+    house = begin(workload, image)
+    house.faulty.plan = [Fault(case.op, case.nth, case.kind, case.always)]
+    try:
+        act(workload, house)
+    except (RinglogError, AssertionError, LookupError, TypeError, ValueError) as e:
+        raise Broken(
+            f"{type(e).__name__} instead of a visible failure: {e} {getattr(e, 'detail', '')}"
+        ) from e
+    house.faulty.plan = []
+    end_and_judge(house, case.end, case.number, deep=case.number % DEEP_EVERY == 0)
+    return house
+
+
+# -- disks that lie -----------------------------------------------------------------------------------
+
+
+class LyingDirectories(FaultyDisk):
+    """A file system whose directories cannot be synced: the call works, and names are lost all the same."""
+
+    def sync_dir(self, path: str) -> None:
+        if self._due("dir_sync") is None:
+            self.inner.list_dir(path)
+
+
+def run_lie(workload: Workload, image: Image, seed: int, *, directories: bool) -> bool:
+    """Syncs (or those of directories) do nothing; then power is lost. What is left is dense and unforged.
+
+    Acknowledged records may be gone, but none is made up, doubled, moved, or half there, and numbers that
+    were acknowledged as lost are not given to others without a word. False when the engine says aloud that it
+    cannot go on from there. Raises Broken.
+    """
+    house = begin(workload, image, LyingDirectories if directories else FaultyDisk)
+    house.base.lie = not directories
+    act(workload, house)
+    house.base.lie = False
+    try:
+        house.world.power_loss(seed)
+        house.faulty.paths.clear()
+        house.start()
+        for name in house.model.sent:
+            for sent in house.model.sent[name]:
+                sent.first_seq = 0
+        for may in house.model.topics.values():
+            may.update((True, False))
+        house.model.deleted.clear()
+        check(house, POWER_LOSS)
+    except RinglogError:
+        return False  # said aloud: an operator restores a backup
+    except AssertionError as e:
+        if "frames end at" in str(e):
+            return False  # the reader met a file whose contents are gone, and stopped there
+        raise Broken(f"after syncs that did nothing: {type(e).__name__}: {e}") from e
+    return True

@@ -1,0 +1,332 @@
+"""A shard and the three that look after its files, on one disk in one thread, and what clients were told.
+
+The shard is the production core with its log writer and recovery (`shard_world.World`); compactor, reclaimer
+and relocator are their production rounds, asking it directly. A disk error that leaves a shard ends its
+incarnation and the next one recovers, as the supervisor would see to; one that leaves another actor ends
+its round. What was acknowledged is kept in `Model`, which the sweeps hold every recovery to.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from pyroaring import BitMap64
+
+from actors.compactor.checkpoint import Checkpoint, Workplace
+from actors.compactor.shards import Shard
+from actors.reclaimer.pace import Pace
+from actors.reclaimer.rewriter import Rewriter
+from actors.reclaimer.rounds import Reclaimer
+from actors.reclaimer.scrub import items
+from actors.reclaimer.scrubber import Scrubber
+from actors.relocator.mover import Mover
+from ringlog.config import Cold, Storage
+from ringlog.envelope import messages as m
+from ringlog.errors import ColdUnavailable, DiskError, NotReady, Refused, RequestTimeout, refusal
+from ringlog.frame.settle import S_FIRST_SEQ, entry_error
+from ringlog.limits import KIB
+from ringlog.segment.layout import MAKER_COMPACTOR, MAKER_RECLAIMER, MAKER_SHIFT, NumberAllocator
+from ringlog.storage.layout import META_DIR
+from ringlog.testing.disk import FaultyDisk, SimulatedDisk
+from ringlog.testing.shard_world import DATA, ENGINE_ID, Gone, World
+from ringlog.tier.copies import Copies
+from ringlog.tier.local import LocalStore
+
+COLD = "/cold"
+PRODUCER = 7
+SETTINGS = Storage(segment_bytes=64 * KIB, own_segment_bytes=16 * KIB, segment_records=10_000)
+MINUTE_S = 61.0
+"""Rounds that asked nothing new of the shards come this far apart."""
+RESTARTS_MAX = 3
+VISIBLE = (DiskError, Refused, RequestTimeout, ColdUnavailable, Gone)
+"""How an operation may fail: with an error that whoever asked gets to see."""
+
+
+class Broken(AssertionError):
+    """A promise that a fault broke."""
+
+
+class ShardEnded(NotReady):
+    """The shard ended meanwhile: what it was asked to do is done, or not."""
+
+
+class Down(Exception):
+    """The shard does not come back while the fault lasts."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """One frame and its fate: 0 = unknown, else its first number; refused frames must never appear."""
+
+    payloads: tuple[bytes, ...]
+    first_seq: int = 0
+    is_refused: bool = False
+
+
+@dataclass(slots=True)
+class Model:
+    """What clients were told."""
+
+    sent: dict[str, list[Sent]] = field(default_factory=dict)
+    deleted: dict[str, set[int]] = field(default_factory=dict)
+    """Numbers whose deletion was granted."""
+    maybe_deleted: dict[str, set[int]] = field(default_factory=dict)
+    topics: dict[str, set[bool]] = field(default_factory=dict)
+    """Whether a topic exists; both when its creation or deletion was asked and not answered."""
+    made: int = 0
+    acked: int = 0
+    failed: int = 0
+    """Operations that failed visibly."""
+
+    def payload(self, size: int) -> bytes:
+        """Another one each time."""
+        self.made += 1
+        return f"{self.made:08d}:".encode().ljust(max(size, 9), b".")
+
+    def copy(self) -> Model:
+        """An independent one."""
+        return Model(
+            {name: [copy.copy(each) for each in sent] for name, sent in self.sent.items()},
+            {name: set(seqs) for name, seqs in self.deleted.items()},
+            {name: set(seqs) for name, seqs in self.maybe_deleted.items()},
+            {name: set(may) for name, may in self.topics.items()}, self.made, self.acked, self.failed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A disk, all of it durable, and what clients know of it."""
+
+    directories: tuple[str, ...]
+    files: dict[str, bytes]
+    model: Model
+    incarnation: int
+    now_s: float
+    numbers: dict[tuple[str, int], int]
+    has_rot: bool
+
+    def mount(self) -> SimulatedDisk:
+        """A disk of its own."""
+        disk = SimulatedDisk(*self.directories)
+        for path, data in self.files.items():
+            disk.place(path, data)
+        return disk
+
+
+class House:
+    """One data directory with everybody who works in it. `faulty` is the disk all of them use."""
+
+    def __init__(self, image: Image | None = None, wrap: Callable[[SimulatedDisk], Any] = FaultyDisk) -> None:
+        self.base = image.mount() if image else SimulatedDisk(DATA, f"{DATA}/{META_DIR}", COLD)
+        self.faulty = wrap(self.base)
+        self.model = image.model.copy() if image else Model()
+        self.world = World(
+            self.faulty, file_bytes=128 * KIB, cold=COLD, has_cold=True,
+            incarnation=image.incarnation if image else 0,
+        )  # fmt: skip
+        self.now_s = image.now_s if image else 0.0
+        self.world.clock.advance(self.now_s)
+        if image:
+            self.world._producer_seqs = dict(image.numbers)
+            self.world._salt = image.incarnation << 10
+        self.has_rot = image.has_rot if image else False
+        """Something lies there damaged, and can be healed."""
+        self._reclaimer: Reclaimer | None = None
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the engine; raises what recovery raises."""
+        self._reclaimer = None
+        self.world.start()
+
+    def again(self) -> None:
+        """The shard died: start it again, a few times; raises Down."""
+        self.world.runs.pop(0, None)
+        for _ in range(RESTARTS_MAX):
+            try:
+                self.world.start_shard(0)
+            except DiskError:
+                self.model.failed += 1
+                continue
+            return
+        raise Down
+
+    def shard(self, ask: Callable[[], Any]) -> Any:
+        """Do something with the shard; a disk error ends its incarnation and is what everybody else sees."""
+        if 0 not in self.world.runs:
+            self.again()
+        try:
+            return ask()
+        except DiskError as e:
+            self.again()
+            raise ShardEnded("the shard ended meanwhile", reason=str(e)) from None
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, and the shard do what is due."""
+        self.now_s += seconds
+        self.try_to(lambda: self.shard(lambda: self.world.tick(seconds)))
+
+    def try_to(self, act: Callable[[], Any]) -> Any:
+        """Do something; None when it failed visibly."""
+        try:
+            return act()
+        except VISIBLE:
+            self.model.failed += 1
+            return None
+
+    def image(self) -> Image:
+        """The disk as it is, when nobody works on it any more."""
+        self.base.process_kill()
+        files = self.base.contents()
+        directories = {path.rpartition("/")[0] for path in files} | {DATA, f"{DATA}/{META_DIR}", COLD}
+        return Image(
+            tuple(sorted(directories, key=len)), files, self.model.copy(), self.world.incarnation + 16,
+            self.now_s + 1.0, dict(self.world._producer_seqs), self.has_rot,
+        )  # fmt: skip
+
+    # -- clients --------------------------------------------------------------------------------------
+
+    def put(self, name: str, **config: Any) -> None:
+        """Create or configure a topic."""
+        self._wish(name, lambda: self.world.put(name, **config), exists=True)
+
+    def remove(self, name: str) -> None:
+        """Delete a topic."""
+        self._wish(name, lambda: self.world.request(m.TopicDelete(name)), exists=False)
+
+    def _wish(self, name: str, ask: Callable[[], Any], *, exists: bool) -> None:
+        may = self.model.topics.setdefault(name, {False})
+        may.add(exists)
+        try:
+            self.shard(ask)
+        except VISIBLE as e:
+            self.model.failed += 1
+            if not isinstance(e, ShardEnded) and len(may) > 1:
+                may.discard(exists)
+            return
+        self.model.topics[name] = {exists}
+        if not exists:
+            self.model.sent.pop(name, None)
+
+    def append(self, name: str, *batches: int, size: int = 40) -> None:
+        """Send frames of so many records each, in one group."""
+        sent = [Sent(tuple(self.model.payload(size) for _ in range(count))) for count in batches]
+        self.model.sent.setdefault(name, []).extend(sent)
+
+        def send() -> Any:
+            frames = [self.world.frame_for(name, each.payloads, producer=PRODUCER) for each in sent]
+            return self.world.send(name, frames)
+
+        entries = self.try_to(lambda: self.shard(send))
+        for each, entry in zip(sent, entries if entries is not None else (), strict=False):
+            if entry_error(entry, name) is None:
+                each.first_seq = int(entry[S_FIRST_SEQ])
+                self.model.acked += 1
+            else:
+                each.is_refused = True
+                self.model.failed += 1
+
+    def delete(self, name: str, seqs: set[int]) -> None:
+        """Delete records by number."""
+        self.model.maybe_deleted.setdefault(name, set()).update(seqs)
+        request = m.RecordsDelete(name, 0, None, BitMap64(seqs).serialize())
+        if self.try_to(lambda: self.shard(lambda: self.world.request(request))) is not None:
+            self.model.deleted.setdefault(name, set()).update(seqs)
+
+    # -- actors ---------------------------------------------------------------------------------------
+
+    def ask(self, shard: int, message: m.Message, wanted: Any = None, *, attachment: Any = None) -> Any:
+        """As link.shard_requests does."""
+
+        def ask() -> Any:
+            run = self.world.runs[shard]
+            run.attached = None
+            answer = self.world.ask(run, message, bytearray(attachment) if attachment is not None else None)
+            return SimpleNamespace(message=answer, attachment=run.attached)
+
+        answer = self.shard(ask)
+        if isinstance(answer.message, m.ErrorReply):
+            raise refusal(answer.message.status, answer.message.message, answer.message.detail)
+        return answer
+
+    def checkpoint(self) -> None:
+        """One checkpoint by a compactor that was just started."""
+        self.try_to(self.checkpoint_or_fail)
+
+    def checkpoint_or_fail(self) -> None:
+        """As `checkpoint`; raises what it raises."""
+        place = Workplace(
+            disk=self.faulty, data_dir=DATA, engine_id=ENGINE_ID, storage=SETTINGS, clock=self.world.clock,
+            numbers=self._numbers(MAKER_COMPACTOR), beat=lambda: None,
+        )  # fmt: skip
+        one = Shard(self, 0)
+        Checkpoint(place, one, one.plan(roll=True)).run()
+
+    def _numbers(self, maker: int) -> NumberAllocator:
+        """Of a new life of this maker: above all that earlier lives gave."""
+        self.world.incarnation += 1
+        return NumberAllocator(maker, [maker << MAKER_SHIFT | self.world.incarnation << 20])
+
+    def reclaim(self) -> None:
+        """One round of the reclaimer; a disk error ends its life."""
+        try:
+            if self._reclaimer is None:
+                self._reclaimer = self._new_reclaimer()
+            self._reclaimer.round()
+        except VISIBLE:
+            self.model.failed += 1
+            self._reclaimer = None
+
+    def _new_reclaimer(self) -> Reclaimer:
+        pace = Pace(1 << 40, self.world.clock, lambda: False)
+
+        def ask(shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any]:
+            answer = self.ask(shard, message, attachment=attachment)
+            return answer.message, answer.attachment
+
+        def later(job: Callable[[], None]) -> bool:
+            job()
+            return True
+
+        return Reclaimer(
+            self.faulty, DATA, SETTINGS, copies=self.copies(),
+            rewriter=Rewriter(self.faulty, DATA, SETTINGS, self._numbers(MAKER_RECLAIMER), pace), shards=1,
+            engine_id=ENGINE_ID, ask=ask, clock=self.world.clock, quarantined=set,
+            want_checkpoint=lambda: None, later=later,
+        )  # fmt: skip
+
+    def copies(self) -> Copies:
+        """Both tiers."""
+        return Copies(self.faulty, DATA, LocalStore(self.faulty, COLD))
+
+    def relocate(self, hot_segments: int = 1) -> None:
+        """One round of a relocator that was just started."""
+        mover = Mover(
+            self.copies(), Cold(dir=COLD, hot_segments=hot_segments), shards=1,
+            ask=lambda shard, message, wanted: self.ask(shard, message).message, clock=self.world.clock,
+            jitter=lambda: 0.0,
+        )  # fmt: skip
+        self.try_to(mover.round)
+        self.model.failed += mover.counts.failed
+
+    def segments(self) -> list[m.SegmentRef]:
+        """Segments in force."""
+        found: list[m.SegmentRef] = self.ask(0, m.CheckpointOpen()).message.segments
+        return found
+
+    def scrub(self) -> list[str]:
+        """Verify everything and heal what can be healed; what is wrong afterwards."""
+        scrubber = Scrubber(
+            self.faulty, DATA, self.copies(), pace=lambda count: None, is_current=lambda ref: True
+        )
+        findings: list[str] = []
+        refs = self.try_to(self.segments) or []
+        for item in items(refs, self.try_to(scrubber.snapshots) or []):
+            found = self.try_to(lambda item=item: scrubber.verify(item, heals=True))  # type: ignore[misc]
+            findings += found or []
+        return findings

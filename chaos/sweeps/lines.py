@@ -1,0 +1,225 @@
+"""A process ends at each executed line of six paths, and an exception leaves each line (RF-3, RF-13, RF-22).
+
+Two ways to end at a line:
+
+death       from that line on the disk takes nothing more: what lies there is what a SIGKILL leaves
+exception   the line raises, the disk goes on working, and every `finally` and `except` on the way out runs:
+            the incarnation must end with it (nothing may swallow it), and leave nothing half done
+
+Every line that is executed is tried at its first and last execution, and at some more by chance while
+there is time. What lies on the disk is then recovered and judged as after a failed call (judge.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from chaos.sweeps.calls import act, begin
+from chaos.sweeps.house import Broken, House, Image
+from chaos.sweeps.judge import KILL, POWER_LOSS, dump, end_and_judge
+from chaos.sweeps.workloads import BY_NAME, WORKLOADS, Workload
+from ringlog.errors import RinglogError
+from ringlog.testing.disk import FaultyDisk, Halted
+
+ROOT = Path(__file__).parent.parent.parent
+TRACED = (str(ROOT / "ringlog") + "/", str(ROOT / "actors") + "/")
+NOT_TRACED = (str(ROOT / "ringlog" / "testing") + "/",)
+DEATH, EXCEPTION = "death", "exception"
+SWEPT = tuple(workload for workload in WORKLOADS if workload.sweeps_lines)
+RECOVERIES_MAX = 20
+"""So many deaths in a row inside recovery (RF-13)."""
+Line = tuple[str, int]
+
+
+class Unexpected(Exception):
+    """An exception that no code expects."""
+
+
+class TooFew(Exception):
+    """The act executed fewer lines this time."""
+
+
+class _Tracer:
+    """Counts executed lines of the product; at the k-th it calls `strike`, once."""
+
+    def __init__(
+        self, nth: int, strike: Callable[[], None], on_line: Callable[[Line], None] | None = None
+    ) -> None:
+        self.count = 0
+        self.struck: Line | None = None
+        self._nth, self._strike, self._on_line = nth, strike, on_line
+        self._known: dict[str, bool] = {}
+
+    def __enter__(self) -> _Tracer:
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        path = frame.f_code.co_filename
+        if path not in self._known:
+            self._known[path] = path.startswith(TRACED) and not path.startswith(NOT_TRACED)
+        return self._line if self._known[path] else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            self.count += 1
+            if self._on_line is not None:
+                self._on_line((frame.f_code.co_filename, frame.f_lineno))
+            if self.count == self._nth:
+                self.struck = frame.f_code.co_filename, frame.f_lineno
+                sys.settrace(None)
+                self._strike()
+        return self._line
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: the `nth` executed line of a workload's act."""
+
+    workload: str
+    nth: int
+    how: str
+
+    def __str__(self) -> str:
+        return f"line:{self.workload}:{self.nth}:{self.how}"
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """What `str` gave; raises ValueError."""
+        _, workload, nth, how = text.split(":")
+        return cls(workload, int(nth), how)
+
+
+def lines_of(workload: Workload, image: Image) -> list[Line]:
+    """Every line that the act executes, in order, when nothing happens."""
+    found: list[Line] = []
+    house = begin(workload, image)
+    with _Tracer(0, lambda: None, found.append):
+        act(workload, house)
+    if house.model.failed:
+        raise Broken(f"{workload.name} fails without a fault")
+    return found
+
+
+def stretches_of(workload: Workload, image: Image) -> list[tuple[int, int]]:
+    """(first line, how many) of stretches of executed lines within which nothing that survives changes."""
+    lines_of(workload, image)  # The first life fills caches that the second finds filled.
+    house = begin(workload, image)
+    known: list[tuple[Any, ...]] = []
+    with _Tracer(0, lambda: None, on_line=lambda _: known.append(_survivors(house))):
+        act(workload, house)
+    firsts = [at for at, each in enumerate(known) if at == 0 or each != known[at - 1]]
+    return [(at + 1, stop - at) for at, stop in itertools.pairwise([*firsts, len(known)])]
+
+
+def _survivors(house: House) -> tuple[Any, ...]:
+    """What of a house outlives its processes, as numbers of changes: its disk, what clients were told."""
+    model = house.model
+    told = sum(1 for sent in model.sent.values() for each in sent if each.first_seq or each.is_refused)
+    return house.base.changes, told, model.acked, len(model.topics), sum(map(len, model.deleted.values()))
+
+
+def cases(workload: Workload, lines: list[Line], chance: random.Random) -> Iterator[Case]:
+    """An exception at the first and last execution of every line; then either way by chance, without end."""
+    first: dict[Line, int] = {}
+    last: dict[Line, int] = {}
+    for number, line in enumerate(lines, 1):
+        first.setdefault(line, number)
+        last[line] = number
+    chosen = sorted({*first.values(), *last.values()})
+    chance.shuffle(chosen)
+    for number in chosen:
+        yield Case(workload.name, number, EXCEPTION)
+    while True:
+        yield Case(workload.name, chance.randint(1, len(lines)), chance.choice((DEATH, EXCEPTION)))
+
+
+def run_case(case: Case, image: Image) -> Line:
+    """Run and judge one; returns the line. Raises Broken."""
+    workload = BY_NAME[case.workload]
+    house = begin(workload, image)
+    error = Halted("the process is dead") if case.how == DEATH else Unexpected("at a line")
+
+    def strike() -> None:
+        house.faulty.halted = case.how == DEATH
+        raise error
+
+    caught: BaseException | None = None
+    tracer = _Tracer(case.nth, strike)
+    with tracer:
+        try:
+            act(workload, house)
+        except (Halted, Unexpected) as e:
+            caught = e
+        except RinglogError as e:
+            caught = e.__cause__ or e.__context__ or e
+    sys.settrace(None)
+    if tracer.struck is None:
+        raise TooFew
+    where = f"{tracer.struck[0].removeprefix(str(ROOT) + '/')}:{tracer.struck[1]}"
+    if caught is None:
+        raise Broken(f"an exception at {where} is swallowed")
+    house.faulty.halted = False
+    # Whoever was under way is gone with the process: nobody asks what was live.
+    house.world.runs.clear()
+    try:
+        end_and_judge(house, KILL if case.nth % 2 else POWER_LOSS, case.nth)
+    except Broken as e:
+        raise Broken(f"{case.how} at {where}: {e}") from e
+    return tracer.struck
+
+
+# -- recovery, again and again ------------------------------------------------------------------------
+
+
+def recover_killed(image: Image, deaths: int, chance: random.Random) -> int:
+    """Let recovery die at chance lines so many times in a row, then finish; the same comes out (RF-13).
+
+    Returns how many lines of recovery were executed before deaths. Raises Broken.
+    """
+    plain = House(image)
+    plain.start()
+    expected = dump(plain)
+    house = House(image, FaultyDisk)
+    counted = _count(image)
+    lines = 0
+    for _ in range(deaths):
+        lines += _die_in_start(house, chance.randint(1, counted))
+    house.start()
+    found = dump(house)
+    if found != expected:
+        raise Broken(f"{deaths} deaths inside recovery change what comes out: {expected} then {found}")
+    return lines
+
+
+def _count(image: Image) -> int:
+    house = House(image)
+    with _Tracer(0, lambda: None) as tracer:
+        house.start()
+    return tracer.count
+
+
+def _die_in_start(house: House, nth: int) -> int:
+    def strike() -> None:
+        house.faulty.halted = True
+        raise Halted("the process is dead")
+
+    tracer = _Tracer(nth, strike)
+    # A recovery after a death may be shorter than the first, and end before it dies.
+    with tracer, contextlib.suppress(Halted):
+        house.start()
+    house.faulty.halted = False
+    house.faulty.paths.clear()
+    house.world.kill()
+    return tracer.count

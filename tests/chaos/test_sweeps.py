@@ -1,0 +1,192 @@
+"""The class `sweeps`: a small run of each part, and the mistakes it has to catch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from actors.compactor.checkpoint import Checkpoint
+from actors.wal_shard.core import ShardCore
+from chaos import sweeps
+from chaos.order import Account
+from chaos.sweeps import allocations, calls, lines
+from chaos.sweeps.house import Broken, House
+from chaos.sweeps.judge import ENDS, KILL, POWER_LOSS, end_and_judge
+from chaos.sweeps.workloads import BY_NAME, WORKLOADS
+from ringlog.errors import DiskError
+from ringlog.storage.wal import WalWriter
+from ringlog.testing.faulty_disk import FaultyDisk
+
+IMAGES = {name: BY_NAME[name].image() for name in ("commit", "recovery", "checkpoint")}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_every_workload_does_something_and_holds(workload) -> None:
+    """A workload that fails without a fault, or calls nothing, proves nothing."""
+    image = workload.image()
+    made = calls.calls_of(workload, image)
+    assert len(made) > 8
+    for how in (KILL, POWER_LOSS):
+        house = calls.begin(workload, image)
+        calls.act(workload, house)
+        assert house.model.failed == 0
+        end_and_judge(house, how, 1, deep=True)
+
+
+def _sweep(name: str, take: Callable[[calls.Case], bool] = lambda case: True) -> list[str]:
+    """Some call cases of one workload; what was found."""
+    workload, image = BY_NAME[name], IMAGES[name]
+    made = {name: calls.calls_of(workload, image)}
+    found = []
+    for case in calls.cases(made):
+        if take(case):
+            try:
+                calls.run_case(case, image)
+            except Broken as e:
+                found.append(str(e))
+    return found
+
+
+def test_failing_calls_of_a_commit_lose_nothing() -> None:
+    """RF-37, RF-39, RF-40: each of its calls, every error, one end each."""
+    assert _sweep("commit", lambda case: case.number <= 90 and case.kind in {"EIO", "short"}) == []
+
+
+def test_an_ack_before_the_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant 1."""
+    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_group)
+    assert _sweep("commit", lambda case: case.kind == "EIO" and case.end == POWER_LOSS)
+
+
+def test_a_swallowed_disk_error_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails, and nobody is told."""
+    append = WalWriter.append
+
+    def careless(self: WalWriter, *args: object) -> None:
+        try:
+            append(self, *args)  # type: ignore[arg-type]
+        except DiskError:
+            self._offset = 0  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(WalWriter, "append", careless)
+    assert _sweep("commit", lambda case: case.op == "write" and case.kind == "EIO" and not case.always)
+
+
+def test_a_sync_that_is_tried_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant 5: the second sync works, and what the first one lost is acknowledged."""
+    sync = WalWriter.sync
+
+    def stubborn(self: WalWriter) -> None:
+        try:
+            sync(self)
+        except DiskError:
+            sync(self)
+
+    monkeypatch.setattr(WalWriter, "sync", stubborn)
+    assert _sweep("commit", lambda case: case.op == "data_sync" and case.kind == "EIO")
+
+
+def test_a_log_that_goes_before_the_snapshot_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant 14's neighbour: what a failed snapshot leaves must still be in the log."""
+    write = Checkpoint._write_snapshot
+
+    def careless(self: Checkpoint, base: object) -> int:
+        try:
+            return write(self, base)  # type: ignore[arg-type]
+        except DiskError:
+            return self.plan.number + 1
+
+    monkeypatch.setattr(Checkpoint, "_write_snapshot", careless)
+    assert _sweep("checkpoint", lambda case: case.kind == "EIO" and not case.always)
+
+
+def test_lines_of_a_commit_and_a_recovery() -> None:
+    """RF-3: a slice of the stretches and of the lines."""
+    for name in ("commit", "recovery"):
+        stretches = lines.stretches_of(BY_NAME[name], IMAGES[name])
+        assert sum(count for _, count in stretches) > 3_000
+        for first, _ in stretches[::4]:
+            lines.run_case(lines.Case(name, first, lines.DEATH), IMAGES[name])
+        executed = lines.lines_of(BY_NAME[name], IMAGES[name])
+        several = lines.cases(BY_NAME[name], executed, random.Random(1))
+        struck = {lines.run_case(next(several), IMAGES[name]) for _ in range(12)}
+        assert len(struck) > 6
+
+
+def test_a_swallowed_exception_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant 40."""
+    handle = ShardCore.handle
+
+    def careless(self: ShardCore, events: list[object]) -> list[object]:
+        try:
+            return handle(self, events)
+        except Exception:  # noqa: BLE001  the mistake
+            return []
+
+    monkeypatch.setattr(ShardCore, "handle", careless)
+    several = lines.cases(BY_NAME["commit"], _lines("commit"), random.Random(2))
+    chosen = [next(several) for _ in range(20)]
+    assert any(_is_caught(case) for case in chosen)
+
+
+def _is_caught(case: lines.Case) -> bool:
+    try:
+        lines.run_case(case, IMAGES["commit"])
+    except (Broken, KeyError):
+        return True
+    return False
+
+
+def _lines(name: str) -> list[lines.Line]:
+    return lines.lines_of(BY_NAME[name], IMAGES[name])
+
+
+def test_recovery_may_die_again_and_again() -> None:
+    """RF-13: k = 1, 3."""
+    for deaths in (1, 3):
+        assert lines.recover_killed(IMAGES["recovery"], deaths, random.Random(deaths)) > 0
+
+
+@pytest.mark.parametrize("name", ["append", "encode"])
+def test_allocations_that_fail(name: str) -> None:
+    """RF-18: a slice."""
+    operation = allocations.BY_OPERATION[name]
+    image = IMAGES["commit"]
+    count = allocations.allocations_of(operation, image)
+    assert count > 40
+    tally, found = allocations.Tally(), []
+    allocations.run_batch(
+        operation, image, list(range(0, count, count // 8)), tally, lambda *f: found.append(f)
+    )
+    assert not found
+    assert tally.raised + tally.failed > 3
+
+
+def test_syncs_that_do_nothing_leave_what_is_dense() -> None:
+    """RF-44, RF-56."""
+    for directories in (False, True):
+        calls.run_lie(BY_NAME["commit"], IMAGES["commit"], 1, directories=directories)
+
+
+def test_the_class_counts_what_it_did(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are those of the cases that ran."""
+    account = Account()
+    sweeps._line(lines.Case("commit", 10, lines.DEATH), IMAGES, account, "RF-3")
+    sweeps._line(lines.Case("commit", 10_000_000, lines.DEATH), IMAGES, account, "RF-3")
+    assert account.counts["line_runs"] == account.faults["RF-3"] == 1
+    case = calls.Case("commit", "write", 1, "EIO", False, ENDS[0], 1)
+    assert calls.Case.parse(str(case)) == calls.Case("commit", "write", 1, "EIO", False, ENDS[0])
+    assert set(case.rows()) == {"RF-37", "RF-39"}
+
+
+def test_a_house_is_as_its_image() -> None:
+    """Runs do not touch the image they begin on."""
+    image = IMAGES["commit"]
+    before = dict(image.files)
+    house = House(image, FaultyDisk)
+    house.start()
+    house.append("f", 1)
+    assert image.files == before
+    assert house.model.acked == image.model.acked + 1

@@ -4,7 +4,7 @@ Each row attacks; after each the canary is served, every process is the one it w
 descriptors are what they were, and in the end everything acked is there. A case is `ROW/SEED`.
 
 Settings: `rows` (a list; empty: all), `idle` (connections of the flood), `per_kind` (variants of one
-message to one socket), `tags` (of the patterns), `rounds` (repetitions with other seeds while time lasts).
+message to one socket), `tags` (of the patterns), `plants` (of RF-111; the seed picks which), `rounds` (repetitions with other seeds while time lasts).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Row = Callable[[Arena, random.Random], int]
 """Attack; returns how many cases were tried. Raises Broken."""
 KNOWN = {
     "rows": [], "idle": sockets.IDLE_CONNECTIONS, "per_kind": envelopes.PER_KIND, "tags": names.TAGS,
-    "rounds": 1,
+    "rounds": 1, "plants": 5,
 }  # fmt: skip
 LAST = "RF-113"
 """It searches what the others made the engine say."""
@@ -46,7 +46,7 @@ def rows_of(order: Order) -> dict[str, Row]:
         "RF-103": names.decompression,
         "RF-108": partial(names.patterns, tags=given["tags"]),
         "RF-94": partial(sockets.floods, idle=given["idle"]),
-        "RF-111": local.planted,
+        "RF-111": partial(local.planted, most=given["plants"]),
         LAST: secrets.searched,
     }
     chosen = given["rows"] or every

@@ -112,7 +112,7 @@ class Arena:
             page = self.canary.read(CANARY, len(self.promised) - 1, limit=10)
         except RinglogError as e:
             raise Broken(f"the canary is not served: {type(e).__name__}: {e}") from e
-        found = [record.data for record in page]
+        found = [getattr(record, "data", record) for record in page]
         if found != [self._record(value)]:
             raise Broken(f"the canary wrote {value} and read {found!r}")
         if time.monotonic() - begun > ANSWER_S:

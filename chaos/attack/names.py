@@ -22,8 +22,8 @@ from ringlog.types import Codec
 
 BAD_NAMES = (
     "", ".", "..", "../x", "/etc/passwd", "a/b", "a\\b", "a\0b", "a\nb", "a\x1b[2J", "a b", "-a", ".a", "_a",
-    "a" * 256, "a" * 100_000, "ｍine", "mіne", "mine\u202e", "é", "a\u0301", "mine*", "%2e%2e", "$(id)", "`id`",
-    "a;b", "a'b", 'a"b', "\ufeffa", "CON ", "a%s%n",
+    "a" * 256, "a" * 100_000, "ｍine", "mіne", "mine\u202e", "é", "a\u0301", "mine*", "%2e%2e", "$(id)",
+    "`id`", "a;b", "a'b", 'a"b', "\ufeffa", "CON ", "a%s%n",
 )  # fmt: skip
 GOOD_NAMES = ("mine.Zq", "mine.zQ", "mine.CON", "mine.nul", "mine...", "mine.:-_", "mine." + "z" * 250)
 """Legal, and confusing elsewhere: case pairs, device names, the longest."""

@@ -102,11 +102,11 @@ def _said(name: str, topic: str) -> list[Any]:
             # Refused for its records, once it is not refused for lack of rights.
             message = m.TopicDelete(topic, if_empty=True)
         case "Read" | "SeekTime" | "Locate":
-            message = m.KINDS[name](topic, 0)  # type: ignore[call-arg]
+            message = m.KINDS[name](topic, 0)
         case "ProducerState":
             message = m.ProducerState(topic, 7)
         case "TopicResolve" | "TopicState":
-            message = m.KINDS[name](topic)  # type: ignore[call-arg]
+            message = m.KINDS[name](topic)
         case "RingOpen":
             message = m.RingOpen("c", 1, 0)
         case "RingAttach":

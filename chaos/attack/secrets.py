@@ -40,7 +40,9 @@ def _said(arena: Arena) -> list[tuple[str, bytes]]:
         ("the status", encode(running.status())),
     ]
     for name, pid in arena.census().pids.items():
-        for entry in ("cmdline", "comm", "environ"):
-            said.append((f"{entry} of {name}", Path(f"/proc/{pid}/{entry}").read_bytes()))
+        said += [
+            (f"{entry} of {name}", Path(f"/proc/{pid}/{entry}").read_bytes())
+            for entry in ("cmdline", "comm", "environ")
+        ]
     must(b"ready" in said[0][1], "the log is empty: nothing was searched")
     return said

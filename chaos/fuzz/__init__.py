@@ -74,14 +74,14 @@ def _judge(order: Order, account: Account, name: str) -> None:
         # A slow machine is no finding, and neither is what only a process full of other inputs runs into.
         story = trouble_with(name, data, chosen_planted(order))
         if story:
-            account.found(f"fuzz_{name}: {story.strip().splitlines()[-1][:300]}", f"{name}/{data.hex()}", story)
+            account.found(
+                f"fuzz_{name}: {story.strip().splitlines()[-1][:300]}", f"{name}/{data.hex()}", story
+            )
         else:
             account.did("not_repeated")
     if not _UNITS.search(text) and not found:
         driver = (order.scratch / "driver.log").read_text(errors="replace")
-        account.found(
-            f"fuzz_{name} did not run to its end", f"{name}/", (driver + text)[-_STORY_CHARS:]
-        )
+        account.found(f"fuzz_{name} did not run to its end", f"{name}/", (driver + text)[-_STORY_CHARS:])
 
 
 def chosen_planted(order: Order) -> str:

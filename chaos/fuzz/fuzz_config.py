@@ -1,10 +1,9 @@
-"""Configuration: TOML, settings, key files and topic configs are taken or refused by ConfigError or InvalidRequest."""
+"""Configuration: TOML, settings, key files, topic configs are taken, or refused by the errors that say so."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-import tomllib
 from collections.abc import Iterator
 
 import msgspec
@@ -18,7 +17,14 @@ MAX_LEN = 512
 SHARE = 1.0
 KEYS, TOPIC, BYTES, FLAG, VARIABLE, SIZE, DURATION, FILE, ENGINE = range(9)
 _path: list[str] = []
-_SETTING = "wal.shards", "cold.timeout_s", "native.endpoint", "auth.allow_insecure", "log.level", "run.ring_bytes"
+_SETTING = (
+    "wal.shards",
+    "cold.timeout_s",
+    "native.endpoint",
+    "auth.allow_insecure",
+    "log.level",
+    "run.ring_bytes",
+)
 
 
 def check(data: bytes) -> None:
@@ -88,10 +94,16 @@ def seeds() -> Iterator[bytes]:
     """Each form, right and wrong."""
     key = "a" * 40
     for text in (
-        f'[[keys]]\nname = "x"\npublic_key = "{key}"\nscopes = ["read"]\nprefixes = ["a."]', "keys = 1", "[[keys]]",
+        f'[[keys]]\nname = "x"\npublic_key = "{key}"\nscopes = ["read"]\nprefixes = ["a."]',
+        "keys = 1", "[[keys]]",
     ):  # fmt: skip
         yield bytes([KEYS]) + text.encode()
-    for config in ({"ttl_ms": 5}, {"durability": "fsync", "cap_records": 7}, {"type": "queue", "durable": True}, {}):
+    for config in (
+        {"ttl_ms": 5},
+        {"durability": "fsync", "cap_records": 7},
+        {"type": "queue", "durable": True},
+        {},
+    ):
         yield bytes([TOPIC]) + msgspec.msgpack.encode(config)
         yield bytes([BYTES]) + msgspec.msgpack.encode(config)
     for text in ("wal.shards=2", "x=", "cold.dir=/x"):
@@ -101,8 +113,10 @@ def seeds() -> Iterator[bytes]:
         yield bytes([SIZE]) + text.encode()
         yield bytes([DURATION]) + text.encode()
         yield bytes([ENGINE]) + text.encode()
-    for text in ('[wal]\nshards = 2\n', '[topics."a.b"]\nttl = "1h"\n', "[wal]\nshards = 1e400\n", "a.b.c = {d=[1]}"):
+    for text in (
+        "[wal]\nshards = 2\n",
+        '[topics."a.b"]\nttl = "1h"\n',
+        "[wal]\nshards = 1e400\n",
+        "a.b.c = {d=[1]}",
+    ):
         yield bytes([FILE]) + text.encode()
-
-
-TOML_ERRORS = (tomllib.TOMLDecodeError,)

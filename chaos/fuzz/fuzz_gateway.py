@@ -1,4 +1,4 @@
-"""The gateway's core: whatever a client with a key says, every request gets one answer and its sums are right."""
+"""The gateway's core: whatever a client with a key says gets one answer, and its sums are right."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from actors.gateway import events as ev
 from actors.gateway.auth import SCOPES, KeyRing, Principal
 from actors.gateway.core import Gateway, Identity
-from chaos.fuzz.fuzz_envelope import NAMES, seeds as envelope_seeds
+from chaos.fuzz.fuzz_envelope import NAMES
+from chaos.fuzz.fuzz_envelope import seeds as envelope_seeds
 from ringlog.contract import Reply, Tick
 from ringlog.envelope.wire import PROTOCOL, EnvelopeInvalid, decode
 from ringlog.errors import NotReady, TopicNotFound

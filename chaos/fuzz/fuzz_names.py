@@ -41,7 +41,13 @@ def _name(text: str) -> None:
         if legal:
             raise AssertionError(f"{text!r} is legal and refused") from None
         return
-    if not legal or not text.isascii() or set(text) & set("/\\\0\n *%") or text[0] in ".-_:" or len(text) > 255:
+    if (
+        not legal
+        or not text.isascii()
+        or set(text) & set("/\\\0\n *%")
+        or text[0] in ".-_:"
+        or len(text) > 255
+    ):
         raise AssertionError(f"{text!r} is taken for a name")
     if not 0 <= home_shard(text, 8) < 8:
         raise AssertionError("no such shard")
@@ -73,7 +79,7 @@ def seeds() -> Iterator[bytes]:
     for text in (
         "orders.eu", "a" * 255, "a" * 256, "..", "a/b", "packs/pack-0001000000000007",
         "topics/0000000000000001/seg-00000000000000000001-0001000003000001.idx", "wal-1-0.log", "shard-00",
-        "snapshot-00.0000000000000001", "tag*", "*", "", "a\0b", '["tag","Eq","x"]', '["tag","Glob","x*"]', "[[[[",
-        "wal-1-0.log\n", "shard-٣", "wal-" + "9" * 200 + "-1.log",
+        "snapshot-00.0000000000000001", "tag*", "*", "", "a\0b", '["tag","Eq","x"]', '["tag","Glob","x*"]',
+        "[[[[", "wal-1-0.log\n", "shard-٣", "wal-" + "9" * 200 + "-1.log",
     ):  # fmt: skip
         yield text.encode()

@@ -1,4 +1,4 @@
-"""Segments: one part of a good one replaced by the input; every question about it ends in an answer or CorruptData.
+"""Segments: one part of a good one is the input; every question ends in an answer or CorruptData.
 
 The first byte chooses the part and what is put right: bits 0..1 data, index, tags, marks; bit 2 the header's
 checksum; bit 3 the checksum of the contents.

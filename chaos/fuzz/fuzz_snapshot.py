@@ -109,7 +109,18 @@ def seeds() -> Iterator[bytes]:
         for i in range(len(fields)):
             for odd in (-1, (1 << 64) - 1, b"\0" * 8, b"\xff" * 16, [1, 0], [[1, 2, 3]], None):
                 yield bytes([ROW]) + msgspec.msgpack.encode([*fields[:i], odd, *fields[i + 1 :]])
-    good: list[object] = [1, 2, 3, 4, [5], [[6, "wal/shard-00/wal-1-0.log"]], [list(range(8))], {"a": [1, 2]}, ["b"]]
+    good: list[object] = [
+        1,
+        2,
+        3,
+        4,
+        [5],
+        [[6, "wal/shard-00/wal-1-0.log"]],
+        [list(range(8))],
+        {"a": [1, 2]},
+        ["b"],
+    ]
+    strange: object
     for i in range(len(good)):
-        for odd in (good[i], -1, [], [[]], "x", {"a": 1}, [[1]]):
-            yield bytes([FACTS]) + msgspec.msgpack.encode([*good[:i], odd, *good[i + 1 :]])
+        for strange in (good[i], -1, [], [[]], "x", {"a": 1}, [[1]]):
+            yield bytes([FACTS]) + msgspec.msgpack.encode([*good[:i], strange, *good[i + 1 :]])

@@ -17,7 +17,15 @@ from ringlog.frame import layout, open_frame
 from ringlog.frame.layout import Column, FrameType
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.storage.layout import WalHeader, decode_wal_header
-from ringlog.storage.recovery import FileScan, Piece, copied_mark, holds_marks, judge, look_behind, sealed_behind
+from ringlog.storage.recovery import (
+    FileScan,
+    Piece,
+    copied_mark,
+    holds_marks,
+    judge,
+    look_behind,
+    sealed_behind,
+)
 from ringlog.testing.log_file import sealed_frame
 from ringlog.verify.directory import NONSENSE
 from ringlog.verify.wal_decoder import verify_wal
@@ -46,7 +54,9 @@ def check(data: bytes) -> None:
     except NONSENSE:
         return
     if header is not None and believed > report.frames and not report.is_damaged:
-        raise AssertionError(f"recovery believes {believed} frames, the verifier saw {report.frames} and no damage")
+        raise AssertionError(
+            f"recovery believes {believed} frames, the verifier saw {report.frames} and no damage"
+        )
 
 
 def _recover(header: WalHeader, whole: bytes) -> int:
@@ -97,8 +107,12 @@ def mended(whole: bytes, start: int = WAL_HEADER_BYTES, salt: int = SALT) -> byt
         total = int.from_bytes(made[at : at + 4], "little") + 4 & ~7
         total = total if layout.HEADER_BYTES <= total <= left else left & ~7
         made[at : at + 4] = (total - 4).to_bytes(4, "little")
-        made[at + 64 : at + 72] = xxhash.xxh3_64_intdigest(bytes(made[at + 80 : at + total])).to_bytes(8, "little")
-        made[at + 72 : at + 80] = xxhash.xxh3_64_intdigest(bytes(made[at : at + 72]), salt).to_bytes(8, "little")
+        made[at + 64 : at + 72] = xxhash.xxh3_64_intdigest(bytes(made[at + 80 : at + total])).to_bytes(
+            8, "little"
+        )
+        made[at + 72 : at + 80] = xxhash.xxh3_64_intdigest(bytes(made[at : at + 72]), salt).to_bytes(
+            8, "little"
+        )
         at += total
     return bytes(made)
 
@@ -106,12 +120,16 @@ def mended(whole: bytes, start: int = WAL_HEADER_BYTES, salt: int = SALT) -> byt
 def control(kind: int, body: object, *, topic_id: int = 0, epoch: int = 0, salt: int = SALT) -> bytes:
     """A control frame."""
     packed: bytes = msgpack.packb(body)
-    return sealed_frame({}, topic_id=topic_id, base_seq=0, salt=salt, epoch=epoch, commit_ts=0, kind=kind, control=packed)
+    return sealed_frame(
+        {}, topic_id=topic_id, base_seq=0, salt=salt, epoch=epoch, commit_ts=0, kind=kind, control=packed
+    )
 
 
 def seeds() -> Iterator[bytes]:
     """A header; groups of an append and its mark; every kind of control frame; golden frames."""
-    append = sealed_frame({Column.PAYLOAD: [b"a", b"bc"], Column.TAG: [b"t", b""]}, topic_id=1, base_seq=1, salt=SALT)
+    append = sealed_frame(
+        {Column.PAYLOAD: [b"a", b"bc"], Column.TAG: [b"t", b""]}, topic_id=1, base_seq=1, salt=SALT
+    )
     mark = control(FrameType.GROUP_MARK, [1, WAL_HEADER_BYTES, 0, WAL_HEADER_BYTES, len(append), 0, [], []])
     for how in (0, MEND_FRAMES, MEND_HEADER | MEND_FRAMES):
         yield bytes([how | ONLY_FRAMES]) + append + mark + append

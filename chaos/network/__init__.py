@@ -1,4 +1,4 @@
-"""A network between remote clients and the gateway that cuts, holds, delays and narrows (RF-88..RF-93, RF-98).
+"""A network between remote clients and the gateway that cuts, holds, delays, narrows (RF-88..93, RF-98).
 
 A proxy of our own stands between them, so nothing is needed of the host. What was acked is there once and in
 order; what was not is there at most once, and its sender was told so. A case is `ROW/SEED`.

@@ -86,7 +86,9 @@ def _through_storms(arena: Arena, dice: random.Random, topic: str, storm: Any) -
     with Proxy(arena.port, dice.getrandbits(32)) as proxy, arena.connect(port=proxy.port) as client:
         _send_through(client, topic, dice, proxy, storm, history)
         must(proxy.resets >= STORMS // 2, f"only {proxy.resets} connections were cut")
-    must(len(history.acked) >= STORMS * RECORDS_PER_STORM // 2, f"only {len(history.acked)} appends were acked")
+    must(
+        len(history.acked) >= STORMS * RECORDS_PER_STORM // 2, f"only {len(history.acked)} appends were acked"
+    )
     history.judge(stored_in(arena, topic))
     return STORMS
 
@@ -171,7 +173,10 @@ def _cut_at(
         proxy.weather.cut_after[direction] = at
         peer.send_multipart(_request(info, number))
         wait_until(lambda: proxy.resets > resets, ANSWER_S, f"the cut {direction} after byte {at}")
-        must(hear(peer, 0) is None or direction == UP, f"half a reply, cut after byte {at}, was taken for a whole")
+        must(
+            hear(peer, 0) is None or direction == UP,
+            f"half a reply, cut after byte {at}, was taken for a whole",
+        )
     again = ask(direct, _request(info, number))
     assert isinstance(again, m.Appended), again
     word = int.from_bytes(again.entries[8 * S_COUNT_STATUS : 8 * S_COUNT_STATUS + 8], "little")

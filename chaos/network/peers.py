@@ -6,8 +6,10 @@ import contextlib
 import random
 import threading
 import time
+from typing import Any
 
 import psutil
+import zmq
 
 from chaos.attack.arena import Arena, hello, must
 from chaos.network.cuts import RESULT_S, History, _topic, stored_in
@@ -71,6 +73,10 @@ def _held(arena: Arena, ports: set[int]) -> set[int]:
     return {each.raddr.port for each in found if each.raddr and each.raddr.port in ports}
 
 
+def _through(arena: Arena, proxy: Proxy) -> contextlib.AbstractContextManager[zmq.Socket[Any]]:
+    return arena.peer(f"tcp://127.0.0.1:{proxy.port}", arena.limited, RECONNECT_IVL=-1, SNDHWM=0)
+
+
 def deaf(arena: Arena, dice: random.Random) -> int:
     """RF-93: a reader that asks for much and takes nothing costs its own bounded buffer."""
     topic = _topic(arena, f"mine.deaf.{dice.getrandbits(32):x}")
@@ -80,18 +86,17 @@ def deaf(arena: Arena, dice: random.Random) -> int:
     process = psutil.Process(arena.running.pid_of("gateway"))
     before = process.memory_info().rss
     worst = 0
-    with Proxy(arena.port) as proxy:
-        with arena.peer(f"tcp://127.0.0.1:{proxy.port}", arena.limited, RECONNECT_IVL=-1, SNDHWM=0) as peer:
-            must(hello(peer), "the deaf reader has to be let in first")
-            proxy.weather.holds = {DOWN}
-            for asked in range(PAGES_ASKED):
-                peer.send(encode(m.Read(topic, asked % 4, max_bytes=PAGE_BYTES, limit=1), asked))
-                if asked % 50 == 0:
-                    arena.use()
-                    worst = max(worst, process.memory_info().rss - before)
-            for _ in range(5):
+    with Proxy(arena.port) as proxy, _through(arena, proxy) as peer:
+        must(hello(peer), "the deaf reader has to be let in first")
+        proxy.weather.holds = {DOWN}
+        for asked in range(PAGES_ASKED):
+            peer.send(encode(m.Read(topic, asked % 4, max_bytes=PAGE_BYTES, limit=1), asked))
+            if asked % 50 == 0:
                 arena.use()
                 worst = max(worst, process.memory_info().rss - before)
+        for _ in range(5):
+            arena.use()
+            worst = max(worst, process.memory_info().rss - before)
     must(worst < UNREAD_BYTES_MAX, f"a reader that takes nothing made the gateway grow by {worst >> 20} MiB")
     return PAGES_ASKED
 

@@ -1,0 +1,96 @@
+"""Attacks: a few rows against an engine; and engines with a hole, in which the row for it finds something."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import chaos
+from chaos import attack
+from chaos.attack import arena as arenas
+from chaos.attack import local
+from chaos.order import Account, Order
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+ROOT = Path(chaos.__file__).parent.parent
+
+HOLES = {
+    # Mutant 35: whoever knows the server's public key gets in.
+    "RF-105": """
+        from actors.gateway import zap
+        from actors.gateway.auth import KeyRing
+        answered = zap.answer
+        zap.answer = lambda parts, keys: answered(parts, KeyRing(admits_all=True))
+    """,
+    # Mutant 36: a prefix is not looked at.
+    "RF-106": """
+        from actors.gateway.auth import Principal
+        Principal.covers = lambda self, topic: True
+    """,
+    # A shard that stores again what it stored before.
+    "RF-104": """
+        from ringlog.topic.dedup import Producer
+        Producer.find = lambda self, number: None
+        Producer.highest = property(lambda self: 0, lambda self, value: None)
+    """,
+    # Mutant 39: a payload in a log line.
+    "RF-113": """
+        import logging, sys
+        from actors.gateway import core
+        before = core.check_frames
+        def check_frames(message, data):
+            print("got", bytes(data), file=sys.stderr, flush=True)
+            return before(message, data)
+        core.check_frames = check_frames
+    """,
+}
+
+
+def tried(
+    tmp_path: Path, rows: list[str], hole: str = "", monkeypatch: pytest.MonkeyPatch | None = None
+) -> Account:
+    """Run rows against an engine into which `hole` was cut, in every one of its processes."""
+    account = Account()
+    if hole and monkeypatch is not None:
+        (tmp_path / "hole").mkdir()
+        (tmp_path / "hole" / "sitecustomize.py").write_text(textwrap.dedent(hole))
+        real = arenas.engine
+
+        def with_hole(**settings):
+            path = os.pathsep.join([str(tmp_path / "hole"), str(ROOT)])
+            return real(**{**settings, "environ": {"PYTHONPATH": path}})
+
+        monkeypatch.setattr(arenas, "engine", with_hole)
+    attack.run(Order("attack", 1, 30, tmp_path / "scratch", {"rows": rows}), account)
+    return account
+
+
+def test_rows_hold_and_are_counted(tmp_path):
+    rows = ["RF-105", "RF-106", "RF-104", "RF-96", "RF-113"]
+    account = tried(tmp_path, rows)
+    assert account.findings == []
+    assert account.counts["rows"] == len(rows)
+    assert set(account.faults) == set(rows)
+    assert account.counts["promised"] > len(rows)
+
+
+@pytest.mark.parametrize("row", HOLES)
+def test_a_hole_is_found_by_its_row(tmp_path, monkeypatch, row):
+    account = tried(tmp_path, [row], HOLES[row], monkeypatch)
+    assert [finding.case for finding in account.findings] == [f"{row}/1"]
+    assert account.counts["rows"] == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_an_open_door_is_found(tmp_path):
+    """Mutant 38: directories and sockets that others may enter."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "closed").mkdir(mode=0o700)
+    (tmp_path / "closed" / "a.log").write_bytes(b"x")
+    assert local.loose_modes([str(tmp_path / "closed")]) == ["a.log 0o644"]
+    (tmp_path / "open").mkdir(mode=0o755)
+    os.chmod(tmp_path / "open", 0o755)
+    assert any(found.startswith("open") for found in local.loose_modes([str(tmp_path / "open")]))

@@ -1,0 +1,63 @@
+"""The bad network: a few rows hold; what is lost, doubled or swapped is seen; a gateway that forgets is caught."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import chaos
+from chaos import network
+from chaos.attack import arena as arenas
+from chaos.attack.arena import Broken
+from chaos.network.cuts import History
+from chaos.order import Account, Order
+
+ROOT = Path(chaos.__file__).parent.parent
+FORGETS = """
+    from ringlog.topic.dedup import Producer
+    Producer.find = lambda self, number: None
+    Producer.highest = property(lambda self: 0, lambda self, value: None)
+"""
+"""Planted, mutant 19: nobody remembers which numbers were stored."""
+
+
+@pytest.mark.parametrize(
+    ("stored", "says"),
+    [
+        ([b"a"], "nowhere"), ([b"a", b"b", b"b"], "twice"), ([b"b", b"a"], "order"), ([b"a", b"b", b"r"], "not to be"),
+        ([b"a", b"b", b"z"], "nobody sent"),
+    ],
+)  # fmt: skip
+def test_the_judge_sees_what_must_not_be(stored, says):
+    """O4."""
+    history = History(acked=[b"a", b"b"], unknown=[b"u"], refused=[b"r"])
+    history.judge([b"a", b"b"])
+    history.judge([b"a", b"u", b"b"])
+    with pytest.raises(Broken, match=says):
+        history.judge(stored)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_rows_hold_and_are_counted(tmp_path):
+    account = Account()
+    settings = {"rows": ["RF-88", "RF-91"], "step": 29}
+    network.run(Order("network", 1, 10, tmp_path, settings), account)
+    assert account.findings == []
+    assert (account.counts["rows"], set(account.faults)) == (2, {"RF-88", "RF-91"})
+    assert account.counts["cases"] > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_shard_without_memory_is_caught(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(FORGETS))
+    real = arenas.engine
+    environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    monkeypatch.setattr(arenas, "engine", lambda **given: real(**{**given, "environ": environ}))
+    account = Account()
+    network.run(Order("network", 1, 10, tmp_path / "s", {"rows": ["RF-91"], "step": 29}), account)
+    assert [finding.case for finding in account.findings] == ["RF-91/1"]

@@ -261,7 +261,7 @@ def _supervisor_dies_respawning(stage: Stage, scene: Scene, n: int) -> None:
 def frozen(stage: Stage) -> None:
     """A shard is stopped and replaced: the old one is dead before the new one begins (RF-10). Meanwhile
     another engine's shard dies at every start: it is given up, the others go on (RF-16)."""
-    scene = stage.cast("frozen", **{"supervisor.stuck_after_s": 3.0})
+    scene = stage.cast("frozen", settings={"supervisor.stuck_after_s": 3.0})
     scene.make_topics()
     scene.start_load(PER_S / 6)
     scene.load.wait_progress(300)
@@ -310,7 +310,7 @@ RESTARTS_MAX = 3
 
 def doomed(stage: Stage) -> None:
     """A shard dies at every start: given up after as many deaths as allowed, at a bounded rate (RF-16)."""
-    scene = stage.cast("doomed", topics=2, **{"supervisor.restart_max": RESTARTS_MAX})
+    scene = stage.cast("doomed", topics=2, settings={"supervisor.restart_max": RESTARTS_MAX})
     scene.load.is_patient = True
     scene.make_topics()
     for topic in (0, 1):
@@ -373,8 +373,9 @@ OUTAGE_LOG_BYTES = 64 << 20
 def outage(stage: Stage, kills: int) -> None:
     """How long writers wait for a shard that has 64 MiB of log to replay (T-17)."""
     scene = stage.cast(
-        "outage", topics=3, **{"storage.enabled": False, "wal.file_bytes": "64MiB", "gateway.enabled": False}
-    )
+        "outage", topics=3,
+        settings={"storage.enabled": False, "wal.file_bytes": "64MiB", "gateway.enabled": False},
+    )  # fmt: skip
     scene.make_topics()
     filler = scene.load.start("produce", topic=2, per_s=100_000, batch=200, record_bytes=6_000)
     folder = Path(scene.engine.data_dir, "wal", "shard-00")

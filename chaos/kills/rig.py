@@ -18,9 +18,9 @@ from ringlog.supervision.engine import STOP_POINTS_VARIABLE
 from ringlog.testing.real_engine import TestEngine
 from ringlog.verify.directory import verify_directory
 
-SETTLE_S = 30.0
+SETTLE_S = 60.0
 """Within this time after the last fault everything serves again (O8)."""
-ORPHANS_S = 25.0
+ORPHANS_S = 30.0
 """Children of a dead supervisor have ended by then: they drain first."""
 SETTINGS: dict[str, Any] = {
     "wal.shards": 2, "wal.file_bytes": "1MiB", "gateway.enabled": True, "storage.enabled": True,
@@ -34,6 +34,7 @@ class Engine(TestEngine):
     """As of a test, with a way to arm stop points for one start; dies with us."""
 
     __test__ = False
+    ready_s = 90.0
     code_first: tuple[str, ...] = ()
     """Directories on the path of every process, before ringlog: for bugs that a test plants."""
     program = (
@@ -97,8 +98,10 @@ class Engine(TestEngine):
 
     def abandon(self) -> None:
         """End it in whatever way, if it has not ended."""
-        if self._process is not None and self._process.poll() is None:
-            self.crash()
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
         self.stop()
 
     def left(self) -> list[int]:

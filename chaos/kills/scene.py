@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -200,10 +200,12 @@ class Stage:
         self.total = Judgement()
         self._open: list[Scene] = []
 
-    def cast(self, name: str, *, plan: str = "", topics: int = 5, **settings: Any) -> Scene:
+    def cast(
+        self, name: str, *, plan: str = "", topics: int = 5, settings: Mapping[str, Any] | None = None
+    ) -> Scene:
         """Start an engine for a case."""
         root = self.order.scratch / f"{name}-{time.monotonic_ns()}"
-        engine = Engine(root, {**SETTINGS, **settings}, plan)
+        engine = Engine(root, {**SETTINGS, **(settings or {})}, plan)
         names = [on_shard(f"topic-{n}", n % SHARDS, SHARDS) for n in range(topics)]
         scene = Scene(name, engine, Load(self.nursery, Path(root, "journals"), engine.url, names))
         self._open.append(scene)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -24,7 +25,7 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
     """All topics of the run."""
     topic: int = 0
     """The one it works on."""
-    transport: str = "auto"
+    transport: Literal["auto", "ring", "ipc", "tcp"] = "auto"
     per_s: float = 1_000.0
     """Operations a second, at most."""
     batch: int = 50

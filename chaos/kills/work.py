@@ -70,7 +70,7 @@ def perform(task: Task) -> Report:
         with ringlog.connect(
             task.url,
             transport=task.transport,
-            timeout_ms=round(task.timeout_s * 1000),  # type: ignore[arg-type]
+            timeout_ms=round(task.timeout_s * 1000),
         ) as client:
             _KINDS[task.kind](client, task, journal, end, report)
             report.retries = client.health().retries

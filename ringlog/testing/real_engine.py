@@ -46,6 +46,8 @@ class TestEngine:
     __test__ = False  # Not a test case, whatever its name makes pytest think.
     program = "import sys; from supervisor import main; sys.argv[0] = 'supervisor'; sys.exit(main())"
     """What the supervisor's interpreter runs."""
+    ready_s = READY_S
+    """How long a start may take."""
 
     def __init__(self, root: Path, settings: Mapping[str, Any], environ: Mapping[str, str]) -> None:
         self.data_dir = str(root / "data")
@@ -98,7 +100,7 @@ class TestEngine:
                 found.append(info)
             return bool(found) or self._has_ended()
 
-        wait_until(is_ready, READY_S, "the engine to be ready", self._log_tail)
+        wait_until(is_ready, self.ready_s, "the engine to be ready", self._log_tail)
         if not found:
             raise StartRefused("the engine ended while starting", log=self._log_tail())
         self._shm_dir_known = found[0].shm_dir

@@ -69,7 +69,7 @@ def seal(world: World, before: Callable[[m.Message], None] | None = None, *, rol
     asking = Asking(world)
     if before is not None:
         asking.before = before
-    shard: Any = Shard(asking, 0)  # type: ignore[arg-type]
+    shard: Any = Shard(asking, 0)
     place = replace(workplace(world, **STORAGE), numbers=_numbers(world, MAKER_COMPACTOR, NUMBERS_SHIFT))
     return Checkpoint(place, shard, shard.plan(roll=roll)).run().segments
 

@@ -9,11 +9,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from chaos.states import actors
 from chaos.states.case import TRAP, Case
 from chaos.states.images import Image, Tree
 from chaos.states.judge import (
     KILL,
     KILL_SHARD,
+    LATER_SALTS,
     POWER_LOSS,
     Broken,
     Depth,
@@ -189,7 +191,8 @@ class Explorer:
         return Depth(offline, sends_again, goes_on, self._again)
 
     def _recovery(self, image: Image, facts: Facts, how: How, case: Case) -> None:
-        """Crash at calls inside the recovery of an image, and recover again (CP-56 to CP-60)."""
+        """Crash at calls inside the recovery of an image, or inside what the actors finish after it, and
+        recover again (CP-56 to CP-60)."""
         tally = self.tally
         operations = recovery_of(image, how)
         rng = random.Random(f"{self.share.seed}/{case.text(how.name, image.key())}")
@@ -215,12 +218,16 @@ class Explorer:
 
 
 def recovery_of(image: Image, how: How) -> list[d.Operation]:
-    """What the recovery of an image does to the disk."""
+    """What the recovery of an image, and then compactor, relocator and reclaimer, do to the disk."""
     disk = d.RecordingDisk(image.mount())
     world = new_world(disk, 1_000)
     if how.is_power_loss:
         world.reboot()
     world.start()
+    with actors.counted_salts(LATER_SALTS):
+        actors.seal(world)
+        actors.relocate(world)
+        actors.reclaim(world)
     return disk.operations
 
 

@@ -209,7 +209,7 @@ def _told(topics: dict[str, Any]) -> dict[str, tuple[Told, dict[int, bytes]]]:
     return {
         name: (
             Told(
-                seen.topic_id, seen.epoch, seen.head, seen.earliest, seen.count,
+                seen.topic_id, seen.epoch, seen.head, seen.earliest, seen.live,
                 tuple(span for span in seen.lost), tuple(seen.records),
             ),
             seen.records,
@@ -255,9 +255,9 @@ class Seen(NamedTuple):
     epoch: int
     head: int
     earliest: int
-    count: int
-    bytes: int
-    last_write_ts: int
+    live: int
+    live_bytes: int
+    last_write_ts: int | None
     config: Any
     lost: list[tuple[int, int]]
     records: dict[int, bytes]
@@ -319,8 +319,8 @@ def _check_records(name: str, seen: Seen, facts: Facts, how: How) -> None:
     if found:
         raise Broken(f"topic {name}: records {sorted(found)} were never sent")
     _check_removals(name, seen, facts, how)
-    if seen.count != len(seen.records):
-        raise Broken(f"topic {name}: says it has {seen.count} records, and there are {len(seen.records)}")
+    if seen.live != len(seen.records):
+        raise Broken(f"topic {name}: says it has {seen.live} records, and there are {len(seen.records)}")
 
 
 def _check_removals(name: str, seen: Seen, facts: Facts, how: How) -> None:

@@ -38,7 +38,7 @@ class Told(NamedTuple):
     epoch: int
     head: int
     earliest: int
-    count: int
+    records: int
     lost: tuple[tuple[int, int], ...]
     numbers: tuple[int, ...]
 

@@ -196,15 +196,15 @@ def _check_counter(reports: Sequence[FileReport]) -> None:
 
 
 def _existing(segments: Sequence[FileReport], snapshots: Sequence[FileReport]) -> list[FileReport]:
-    """Segments, without what is left of some: an index whose data part is nowhere and that no snapshot lists.
+    """Segments, without what is left of some: an index whose data part is not here, which no snapshot lists.
 
     A crash leaves one when a segment was being made, since its data part is named last, or was being removed,
-    since its index goes last. What was moved to a cold tier is listed.
+    since its index goes last, after the cold copy. What was moved to a cold tier is listed.
     """
     listed = {stem for report in snapshots for stem, _, _ in report.more["facts"].segments}
     found = []
     for report in segments:
-        if report.more["has_data"] or report.path in listed:
+        if report.more["tier"] == "hot" or report.path in listed:
             found.append(report)
         else:
             report.findings.clear()

@@ -122,7 +122,6 @@ def verify_segment(root: str, stem: str, *, is_deep: bool = False, cold_dir: str
     report.more = {"number": number, "topics": {}, "tier": "hot"}
     index = _index_of(report, f"{root}/{stem}.idx")
     data = _data_of(report, root, stem, cold_dir)
-    report.more["has_data"] = data is not None
     walked = None
     if data is not None:
         walked = _walk(report, data, is_deep)

@@ -18,7 +18,8 @@ def verified(image: Image, root: Path) -> Verification:
         target = root / path[1:]
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
-    return verify_directory(str(root / "data"), is_deep=True, jobs=1)
+    (root / "cold").mkdir(exist_ok=True)
+    return verify_directory(str(root / "data"), is_deep=True, jobs=1, cold_dir=str(root / "cold"))
 
 
 def killed_after(kind: type[d.Operation], suffix: str, *steps: str) -> Image:
@@ -41,9 +42,14 @@ def test_an_index_named_before_its_data_is_a_leftover(tmp_path, suffix):
     assert [(each.topic, each.records) for each in found.topics if each.topic == "f"] == [("f", 4)]
 
 
-def test_an_index_whose_data_was_removed_first_is_a_leftover(tmp_path):
-    """A reclaimer that was killed while it removed what no shard knows."""
-    found = verified(killed_after(d.Unlink, ".data", "reclaim"), tmp_path)
+@pytest.mark.parametrize(
+    ("suffix", "steps"),
+    [(".data", ("reclaim",)), (".tags", ("append_many", "seal", "reclaim")),
+     (".tags", ("append_many", "relocate", "reclaim"))],
+)  # fmt: skip
+def test_an_index_whose_data_was_removed_first_is_a_leftover(tmp_path, suffix, steps):
+    """A reclaimer that was killed while it removed what no shard knows, a copy in the cold tier last."""
+    found = verified(killed_after(d.Unlink, suffix, *steps), tmp_path)
     assert not found.is_damaged, found.findings
 
 

@@ -29,9 +29,10 @@ from ringlog.testing import disk as d
 from ringlog.testing.shard_world import World
 from ringlog.verify.directory import verify_directory
 
-SETTINGS = {"steps": 14, "subsets": 4, "states_per_s": 25}
+SETTINGS = {"steps": 14, "subsets": 4, "states_per_s": 25, "states_min": 330}
 """steps: of one life; subsets: states of each epoch besides those at its ends; states_per_s: so many are
-chosen, from the whole life, for each second there is. What is quicker than that lives more often."""
+chosen, from the whole life, for each second there is. What is quicker than that lives more often.
+states_min: so many are tried however slow the host is just now."""
 SECTOR_BYTES = 512
 WHOLE_SUBSETS_MAX = 3
 """Epochs of so many writes are tried in every subset."""
@@ -208,22 +209,22 @@ def live(
 
 def run(order: Order, account: Account) -> None:
     """Lives on both file systems in turn until the time is over."""
-    order.choose(SETTINGS)
+    settings = order.choose(SETTINGS)
     try:
         need_root()
     except Lacks as e:
         raise CannotRun(str(e)) from e
-    begun = time.monotonic()
-    until = begun + order.seconds
+    until = time.monotonic() + order.seconds
     share = order.seconds / (2 * len(KINDS))
     for number in range(LIVES_MAX):
         kind = KINDS[number % len(KINDS)]
         try:
             with stored_volume(kind, order.scratch) as stored:
-                live(stored, kind, number, order, account, min(until, time.monotonic() + share))
+                live(stored, kind, number, order, account, time.monotonic() + share)
         except (RigError, OSError) as e:
             account.skip(f"block replay on {kind}", str(e))
-        if time.monotonic() > until or len(account.skipped) == len(KINDS):
+        is_enough = account.counts["block_states"] >= settings["states_min"]
+        if (is_enough and time.monotonic() > until) or len(account.skipped) == len(KINDS):
             break
     if not account.counts["block_states"]:
         raise CannotRun("; ".join(skip.why for skip in account.skipped))

@@ -76,7 +76,7 @@ class Server:
         if request.opcode in {fuse.FORGET, fuse.BATCH_FORGET, fuse.INTERRUPT}:
             return True
         body, error = self._answer(request)
-        if self._delay_s and request.opcode in {fuse.WRITE, fuse.FSYNC}:
+        if self._delay_s and request.opcode == fuse.FSYNC:
             self._seen["late"] += 1
             heapq.heappush(self._late, (time.monotonic() + self._delay_s, request.unique, body, error))
         else:

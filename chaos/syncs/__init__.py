@@ -17,8 +17,9 @@ from chaos.rigs.mount import KINDS, RigError
 from chaos.rigs.promises import Broken
 from chaos.syncs import engine, shard
 
-SETTINGS = {"engine": ["fails", "lags"], "engine_share": 0.5}
-"""engine: cases of engine.CASES for the whole program, in turn; engine_share: of the time, for them."""
+SETTINGS = {"engine": ["fails", "lags"], "engine_share": 0.5, "rounds_min": 4}
+"""rounds_min: so often every case of a shard is run, however slow the host is just now.
+engine: cases of engine.CASES for the whole program, in turn; engine_share: of the time, for them."""
 ROUNDS_MAX = 1_000_000
 
 
@@ -31,11 +32,13 @@ def run(order: Order, account: Account) -> None:
     except Lacks as e:
         raise CannotRun(str(e)) from e
     begun = time.monotonic()
-    _run_shard(order, account, begun + order.seconds * (1.0 - settings["engine_share"]))
+    _run_shard(
+        order, account, settings["rounds_min"], begun + order.seconds * (1.0 - settings["engine_share"])
+    )
     engine.run(order, account, list(settings["engine"]), begun + order.seconds)
 
 
-def _run_shard(order: Order, account: Account, until: float) -> None:
+def _run_shard(order: Order, account: Account, rounds_min: int, until: float) -> None:
     with contextlib.ExitStack() as stack:
         stores = {}
         for kind in KINDS:
@@ -53,7 +56,7 @@ def _run_shard(order: Order, account: Account, until: float) -> None:
                         shard.run_case(stored, name, order.random(case), account)
                     except Broken as e:
                         account.found(f"a shard on {kind}, {name}: {str(e)[:300]}", case, str(e))
-                    if number and time.monotonic() > until:
+                    if number >= rounds_min and time.monotonic() > until:
                         return
 
 

@@ -99,7 +99,7 @@ def _lag(order: Order, kind: str, account: Account, seconds: float) -> None:
                 all(traffic.acked_of(topic) > marks[topic] + 1 for topic in mine)
                 and all(traffic.acked_of(topic) > marks[topic] + 5 for topic in others)
             ),
-            WAIT_S + 8 * seconds,
+            WAIT_S + 12 * seconds,
         )
         took = max(
             (each.took_s for topic in mine for each in traffic.asked[topic][marks[topic] :]), default=0
@@ -128,7 +128,7 @@ def hangs(order: Order, kind: str, account: Account) -> None:
         traffic = _traffic(host)
         old = host.pid_of("wal_shard", 0)
         slow.store.mode("ok", delay_s=seconds)
-        deadline = time.monotonic() + seconds * 3
+        deadline = time.monotonic() + seconds * 4
         is_over = False
         while time.monotonic() < deadline and not is_over:
             new = _pid(host, 0)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from actors.compactor.checkpoint import Checkpoint
+from actors.wal_shard.checkpoint import Checkpoint as ShardCheckpoint
 from actors.wal_shard.core import ShardCore
 from chaos import sweeps
 from chaos.order import Account
@@ -15,7 +16,9 @@ from chaos.sweeps import allocations, calls, lines
 from chaos.sweeps.house import Broken, House
 from chaos.sweeps.judge import ENDS, KILL, POWER_LOSS, end_and_judge
 from chaos.sweeps.workloads import BY_NAME, WORKLOADS
+from ringlog.envelope import messages as m
 from ringlog.errors import DiskError
+from ringlog.storage.snapshot import Snapshot
 from ringlog.storage.wal import WalWriter
 from ringlog.testing.faulty_disk import FaultyDisk
 
@@ -88,17 +91,23 @@ def test_a_sync_that_is_tried_again_is_caught(monkeypatch: pytest.MonkeyPatch) -
     assert _sweep("commit", lambda case: case.op == "data_sync" and case.kind == "EIO")
 
 
-def test_a_log_that_goes_before_the_snapshot_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant 14's neighbour: what a failed snapshot leaves must still be in the log."""
-    write = Checkpoint._write_snapshot
+def test_a_log_that_goes_with_a_snapshot_that_failed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant 14's neighbour. Either mistake alone is harmless: a log is kept until a second snapshot names
+    what replaces it."""
+    write, done = Checkpoint._write_snapshot, ShardCheckpoint._done
 
-    def careless(self: Checkpoint, base: object) -> int:
+    def careless(self: Checkpoint, base: Snapshot) -> int:
         try:
-            return write(self, base)  # type: ignore[arg-type]
+            return write(self, base)
         except DiskError:
             return self.plan.number + 1
 
+    def hasty(self: ShardCheckpoint, *args: object) -> object:
+        answer = done(self, *args)  # type: ignore[arg-type]
+        return m.CheckpointClosed([path for _, path in self._waiting]) if self._waiting else answer
+
     monkeypatch.setattr(Checkpoint, "_write_snapshot", careless)
+    monkeypatch.setattr(ShardCheckpoint, "_done", hasty)
     assert _sweep("checkpoint", lambda case: case.kind == "EIO" and not case.always)
 
 

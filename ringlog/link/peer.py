@@ -37,6 +37,8 @@ as the gateway waits for it. Only one that is not made is given up and tried aga
 RETRY_MS = 50
 SILENCE_NS = 5_000 * MS
 """No word for this long while requests are open: the connection is not to be trusted any more."""
+LINE_BYTES_PER_S = 128 << 10
+"""The narrowest line that is promised, about 1 Mbit/s: what is on its way over it may take its time."""
 _COPY_BYTES_MAX = 32_768
 _LIFE = (
     zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -229,7 +231,7 @@ class Peer:
             self._connect_ns = min(self._connect_ns * 2, CONNECT_NS_MAX)
             self._drop()
             self._connect()
-        elif self._requests and now - self.last_heard_ns >= SILENCE_NS and self._may_distrust():
+        elif self._requests and now - self.last_heard_ns >= self._patience_ns() and self._may_distrust():
             self._went_down()
         elif self.is_up and self._requests:
             self._watch_for_silence()
@@ -257,6 +259,11 @@ class Peer:
     def _watch_for_silence(self) -> None:
         if self._check is None:
             self._check = self._timers.at(self._clock.monotonic_ns() + SILENCE_NS, self._check_connection)
+
+    def _patience_ns(self) -> int:
+        """Beyond this long silence nothing is on its way any more: what was sent has passed any line by then."""
+        sent = sum(len(asked.attachment) for asked in self._requests.values() if asked.attachment is not None)
+        return SILENCE_NS + sent * 1_000 * MS // LINE_BYTES_PER_S
 
     def _may_distrust(self) -> bool:
         # Two copies of a delete on two connections could straddle a new topic of the same name, and a

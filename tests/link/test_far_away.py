@@ -111,3 +111,20 @@ def test_a_connection_that_is_refused_is_tried_again_at_once(echo):
             assert pending.take().message == Pong(1, 1)
         finally:
             far.close()
+
+
+def test_a_large_request_has_the_time_that_a_narrow_line_takes(echo, monkeypatch):
+    """RF-90: it was sent anew again and again, each time before its end had arrived."""
+    monkeypatch.setattr("ringlog.link.peer.SILENCE_NS", 500_000_000)
+    with Proxy(echo.port) as proxy:
+        far = Far(proxy.port)
+        try:
+            first = far.ask()
+            far.until(lambda: first.is_done)
+            proxy.weather.bytes_per_s = 200_000.0
+            large = far.ask(bytes(300_000))
+            far.until(lambda: large.is_done)
+            assert large.take().message == Pong(1, 1)
+            assert far.peer.connections == 1
+        finally:
+            far.close()

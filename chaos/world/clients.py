@@ -395,9 +395,9 @@ class Reader(Client):
             plan = plan_of(message, located)
             self.engine.loop.pause(self.rng.choice((0.0, 0.0, 0.01, 0.3)))
             read = self._look(message, located, plan)
-            if read.error is None:
+            if read.error is None and (read.frames or read.examined > plan.after or plan.after >= plan.stop):
                 return read_reply(located, plan, read), read.data
-            error = read.error
+            error = read.error or NotReady("nothing is where it was said to be")
             self.engine.counts["places gone while they were read"] += 1
             self.engine.tell(message.topic, f"{self.name}: {error} {error.detail}")
             self.process.point()

@@ -18,6 +18,10 @@ FAULTS = {
     "kill": 9, "kill_all": 1, "kill_supervisor": 1, "power": 2, "disk": 12, "slow": 3, "pause": 3,
     "clock": 3, "full": 2, "restart": 1, "client": 3,
 }  # fmt: skip
+BUSY = {"append": 40, "delete": 16, "put": 3, "drop": 3, "configure": 1, "checkpoint": 30}
+"""Work of a busy seed."""
+BUSY_SHARE = 0.2
+"""Of the seeds: one topic, small segments, everything moves to the cold tier, and fewer faults (RF-118)."""
 CLASSES = ("fsync", "disk")
 
 
@@ -35,13 +39,18 @@ class Step:
         return random.Random(self.salt)
 
 
+def is_busy(seed: int) -> bool:
+    """Is it a seed that keeps storage busy?"""
+    return random.Random(f"busy {seed}").random() < BUSY_SHARE
+
+
 def steps_of(seed: int) -> list[Step]:
     """All steps of a seed, in order of time."""
     rng = random.Random(f"steps {seed}")
-    weights: dict[str, float] = dict(WORK)
+    weights: dict[str, float] = dict(BUSY if is_busy(seed) else WORK)
     for fault, weight in FAULTS.items():
         if rng.random() < 0.6:
-            weights[fault] = weight * rng.choice((0.4, 1.0, 2.5))
+            weights[fault] = weight * rng.choice((0.4, 1.0) if is_busy(seed) else (0.4, 1.0, 2.5))
     kinds, numbers = list(weights), list(weights.values())
     found, at_s = [], 0.3
     for index in range(STEPS):
@@ -53,7 +62,12 @@ def steps_of(seed: int) -> list[Step]:
 def options_of(seed: int) -> dict[str, Any]:
     """Settings of the engine, and how its surroundings behave."""
     rng = random.Random(f"options {seed}")
-    return {
+    busy = {
+        "shards": 1, "reshards": False, "file_bytes": 64 << 10, "own_bytes": 0, "age_ms": 200,
+        "has_cold": True, "hot": rng.choice((0, 1, 2, 3)), "record_bytes": 300,
+        "topics": {"a": {"durability": rng.choice(CLASSES)}},
+    }  # fmt: skip
+    found = {
         "shards": rng.choice((1, 1, 2, 2, 3)),
         "reshards": rng.random() < 0.5,
         "file_bytes": rng.choice((64, 128, 256)) << 10,
@@ -70,6 +84,7 @@ def options_of(seed: int) -> dict[str, Any]:
         "record_bytes": rng.choice((30, 300, 3_000)),
         "topics": topics_of(rng),
     }
+    return found | busy if is_busy(seed) else found
 
 
 def topics_of(rng: random.Random) -> dict[str, dict[str, Any]]:

@@ -67,7 +67,7 @@ class BlockStore:
 
     def mode(self, mode: str = "ok", *, delay_s: float = 0.0, low: int = 0, high: int = 0) -> None:
         """How it answers from now on: ok, write_eio, read_eio, drop, dead; flushes late by
-        `delay_s` (one sync of a file takes one or two); errors only where a request touches the bytes [low, high)."""
+        `delay_s`, of which a sync takes one or two; errors only where a request touches [low, high)."""
         if mode not in MODES:
             raise ValueError(f"no mode {mode}; there are {MODES}")
         self._ask("mode", mode=mode, delay_s=delay_s, low=low, high=high)

@@ -27,9 +27,10 @@ from ringlog.hardening import die_with_parent
 
 BATCH = 40
 """Runs in one child."""
-ALLOCATIONS_MAX = 20_000
-PROBE_S = 2
-"""With no memory ever again some loops of the interpreter do not end; that is no run and not judged."""
+ALLOCATIONS_MAX = 50_000
+WINDOW = 60
+"""Allocations that fail in a row while they are counted."""
+PROBE_S = 20
 BATCH_S = 60
 """A batch that takes longer hangs, and that is a finding."""
 
@@ -159,10 +160,16 @@ def begun(house: House) -> House:
 
 
 def allocations_of(operation: Operation, image: Image) -> int:
-    """How many allocations the operation makes, in a child: the least k from which on none may fail."""
-    low, high = 0, ALLOCATIONS_MAX
-    if not _survives(operation, image, high):
-        raise Broken(f"{operation.name} fails with all memory there is")
+    """About how many allocations the operation makes: from there on none of it fails.
+
+    A window of failures is tried, not all from k on: without any memory some loops of the interpreter never
+    end.
+    """
+    low, high = 0, 64
+    while not _survives(operation, image, high):
+        low, high = high, high * 2
+        if high > ALLOCATIONS_MAX:
+            raise Broken(f"{operation.name} fails with all memory there is")
     while low < high:
         middle = (low + high) // 2
         if _survives(operation, image, middle):
@@ -176,7 +183,7 @@ def _survives(operation: Operation, image: Image, start: int) -> bool:
     def child(out: int) -> None:
         house, call = _begin(operation, image)
         failed = house.model.failed
-        with _no_memory(start, 0):
+        with _no_memory(start, start + WINDOW):
             call()
         os.write(out, b"y" if house.model.failed == failed else b"n")
 

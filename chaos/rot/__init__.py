@@ -20,8 +20,9 @@ from typing import Any
 from chaos.order import Account, Order
 from chaos.rot import atrest
 from chaos.rot.answers import Answers, ask
-from chaos.rot.bench import Bench, compare
+from chaos.rot.bench import Bench
 from chaos.rot.cases import Case, all_cases, kind_of, last_frames
+from chaos.rot.compare import compare
 from chaos.rot.specimen import Specimen, make_specimen
 from ringlog.errors import CorruptData
 from ringlog.limits import WAL_HEADER_BYTES
@@ -123,7 +124,7 @@ def _large(order: Order, account: Account, bench: Bench, until: float) -> None:
 def judge_case(bench: Bench, case: Case, account: Account) -> str:
     """What was wrong; empty when every promise held."""
     if not case.reaches_end:
-        return bench.judge_all(case.files, set(case.damaged), is_quiet=case.is_quiet)
+        return bench.judge_all(case.files, set(case.damaged), is_quiet=case.is_quiet, is_kept=case.is_kept)
     # Together with the end of a stream its last mark is gone. The board knows, while the kernel lives; after
     # a reboot what is left must be a beginning of what there was.
     wrong = bench.judge_all(case.files, set(case.damaged), keeps_board=True, is_quiet=True)

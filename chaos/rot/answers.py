@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from ringlog.frame.layout import Column
 from ringlog.storage.reader import FrameRun, Mark, Pause, TopicReader
 from ringlog.storage.shelf import SegmentShelf
 from ringlog.testing.clock import ManualClock
+from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, SHM, Gone, Marks, World
 
 ROUNDS_MAX = 200
@@ -45,13 +47,15 @@ class Answers:
     topics: dict[str, Topic] = field(default_factory=dict)
     announced: list[Any] = field(default_factory=list)
     """What recovery says was lost."""
+    left: dict[str, bytes] = field(default_factory=dict)
+    """Contents of watched files afterwards."""
 
 
-def start(specimen: Specimen, files: dict[str, bytes], *, keeps_board: bool = False, **options: Any) -> World:
-    """An engine on these files: after a reboot, or (`keeps_board`) as the successors of killed shards."""
+def start(specimen: Specimen, disk: SimulatedDisk, *, keeps_board: bool = False) -> World:
+    """An engine on this disk: after a reboot, or (`keeps_board`) as the successors of killed shards."""
     world = World(
-        specimen.mount(files), shards=2, incarnation=specimen.incarnation + 10, boot_id=specimen.boot_id,
-        clock=ManualClock(specimen.now_us + 1_000_000), **options,
+        disk, shards=2, incarnation=specimen.incarnation + 10, boot_id=specimen.boot_id,
+        clock=ManualClock(specimen.now_us + 1_000_000),
     )  # fmt: skip
     world._salt = specimen.salt & 0xFFFF | 1 << 20  # none is used twice
     if not keeps_board:
@@ -65,14 +69,20 @@ def start(specimen: Specimen, files: dict[str, bytes], *, keeps_board: bool = Fa
     return world
 
 
-def ask(specimen: Specimen, files: dict[str, bytes], *, keeps_board: bool = False) -> Answers:
-    """Start an engine and ask it everything."""
+def ask(
+    specimen: Specimen, files: dict[str, bytes], *, keeps_board: bool = False, watched: Iterable[str] = ()
+) -> Answers:
+    """Start an engine and ask it everything; what it leaves of the files `watched` is kept."""
     found = Answers()
+    disk = specimen.mount(files)
     try:
-        world = start(specimen, files, keeps_board=keeps_board)
+        world = start(specimen, disk, keeps_board=keeps_board)
     except RinglogError as e:
         found.refused = e
         return found
+    finally:
+        for path in watched:
+            found.left[path] = _contents(disk, path)
     for run in world.runs.values():
         found.announced += run.found.announced
     for name in TOPICS:
@@ -82,6 +92,16 @@ def ask(specimen: Specimen, files: dict[str, bytes], *, keeps_board: bool = Fals
             if topic.name not in found.topics:
                 found.topics[topic.name] = Topic(state=("unexpected",))
     return found
+
+
+def _contents(disk: SimulatedDisk, path: str) -> bytes:
+    if not disk.exists(path):
+        return b""
+    fd = disk.open_read(path)
+    try:
+        return disk.read_at(fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
 
 
 def _topic(world: World, name: str) -> Topic:

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from chaos.rot.answers import Answers, Topic, ask
+from chaos.rot.answers import Answers, ask
+from chaos.rot.compare import compare
 from chaos.rot.image_disk import ImageDisk
 from chaos.rot.specimen import COLD, Specimen
 from ringlog.envelope import messages as m
-from ringlog.errors import CorruptData, DiskError, RinglogError, StartRefused
+from ringlog.errors import CorruptData, DiskError, StartRefused
 from ringlog.frame import batch as frames
 from ringlog.frame.layout import HEADER_BYTES, W_TOPIC
 from ringlog.limits import WAL_HEADER_BYTES
@@ -151,14 +152,18 @@ class Bench:
         return Verdict(view, wrong, is_noticed)
 
     def judge_all(
-        self, files: dict[str, bytes], damaged: set[str], *, keeps_board: bool = False, is_quiet: bool = False
-    ) -> str:
+        self, files: dict[str, bytes], damaged: set[str], *, keeps_board: bool = False,
+        is_quiet: bool = False, is_kept: bool = False,
+    ) -> str:  # fmt: skip
         """What is wrong with what an engine and the verifier say of these files instead; empty = nothing.
 
-        `damaged` are those that differ. `is_quiet`: nobody but an engine can know.
+        `damaged` are those that differ. `is_quiet`: nobody but an engine can know. `is_kept`: an engine may
+        not change or remove them.
         """
-        answers = ask(self.specimen, files, keeps_board=keeps_board)
+        answers = ask(self.specimen, files, keeps_board=keeps_board, watched=damaged)
         wrong = compare(self.truth_on_board if keeps_board else self.truth, answers, damaged)
+        if not wrong and is_kept and any(answers.left[path] != files[path] for path in damaged):
+            wrong = f"an engine that does not understand {sorted(damaged)} changed it"
         if wrong or is_quiet:
             return wrong
         self._lay(files, {*damaged, *(set(files) ^ set(self.specimen.files))})
@@ -366,60 +371,3 @@ def unit_of(path: str) -> str:
     """What the verifier calls the thing this file is a part of."""
     name = path.removeprefix(DATA + "/").removeprefix(COLD + "/")
     return name.rpartition(".")[0] if name.endswith((DATA_SUFFIX, IDX, TAGS, DEL)) else name
-
-
-# -- comparing answers -----------------------------------------------------------------------------------
-
-
-def compare(truth: Answers, found: Answers, damaged: set[str]) -> str:
-    """What is wrong with answers from a directory in which these files are damaged; empty = nothing.
-
-    Right is: the same answer, or an error that names a damaged file, or a loss that is announced. Nobody may
-    be told something else, and what lies elsewhere must still be there.
-    """
-    if found.refused is not None:
-        return _unfounded(found.refused, damaged)
-    announced = {entry[0] for entry in found.announced} - {entry[0] for entry in truth.announced}
-    for name, sound in truth.topics.items():
-        wrong = _wrong_topic(name, sound, found.topics[name], damaged, is_announced=name in announced)
-        if wrong:
-            return wrong
-    strangers = sorted(set(found.topics) - set(truth.topics))
-    return f"topics nobody made: {strangers}" if strangers else ""
-
-
-def _unfounded(error: RinglogError, damaged: set[str]) -> str:
-    text = f"{error} {error.detail}"
-    names = {path.rpartition("/")[2].rpartition(".")[0] or path for path in damaged}
-    names |= {path.rpartition("/")[2] for path in damaged} | {str(_file_id(path)) for path in damaged}
-    is_told = isinstance(error, CorruptData | StartRefused) and any(name and name in text for name in names)
-    return "" if is_told else f"refused without naming the damaged file: {type(error).__name__}: {text}"[:600]
-
-
-def _file_id(path: str) -> int:
-    """Number of a log file by its name; 0 for any other."""
-    if not path.endswith(".log"):
-        return 0
-    incarnation, n = path.removesuffix(".log").split("-")[-2:]
-    return int(incarnation) << 24 | int(n)
-
-
-def _wrong_topic(name: str, sound: Topic, found: Topic, damaged: set[str], *, is_announced: bool) -> str:
-    if found.error:
-        # An answer of sorts, where the only copy is gone from its place: nothing was made up.
-        is_absent = "cold_unavailable" in found.error and any(path.startswith(COLD) for path in damaged)
-        return "" if is_absent else f"topic {name}: {found.error}"
-    if found.damage is not None:
-        wrong = _unfounded(found.damage, damaged)
-        if not wrong and found.records != sound.records[: len(found.records)]:
-            wrong = "records before the damage are not what they were"
-        return wrong and f"topic {name}: {wrong}"
-    if found.state == sound.state and found.records == sound.records:
-        return ""
-    if is_announced and set(found.records) <= set(sound.records):
-        return ""
-    gone = sorted(set(sound.records) - set(found.records))
-    return (
-        f"topic {name}: {len(found.records)} records of {len(sound.records)} and no word about it; gone are"
-        f" {[each[0] for each in gone][:8]}; state {found.state[:7]} was {sound.state[:7]}"
-    )

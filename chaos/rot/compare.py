@@ -1,0 +1,61 @@
+"""Is what an engine answers from a damaged directory right, given what it answered from the sound one?"""
+
+from __future__ import annotations
+
+from chaos.rot.answers import Answers, Topic
+from chaos.rot.specimen import COLD
+from ringlog.errors import CorruptData, RinglogError, StartRefused
+
+
+def compare(truth: Answers, found: Answers, damaged: set[str]) -> str:
+    """What is wrong with answers from a directory in which these files are damaged; empty = nothing.
+
+    Right is: the same answer, or an error that names a damaged file, or a loss that is announced. Nobody may
+    be told something else, and what lies elsewhere must still be there.
+    """
+    if found.refused is not None:
+        return _unfounded(found.refused, damaged)
+    announced = {entry[0] for entry in found.announced} - {entry[0] for entry in truth.announced}
+    for name, sound in truth.topics.items():
+        wrong = _wrong_topic(name, sound, found.topics[name], damaged, is_announced=name in announced)
+        if wrong:
+            return wrong
+    strangers = sorted(set(found.topics) - set(truth.topics))
+    return f"topics nobody made: {strangers}" if strangers else ""
+
+
+def _unfounded(error: RinglogError, damaged: set[str]) -> str:
+    text = f"{error} {error.detail}"
+    names = {path.rpartition("/")[2].rpartition(".")[0] or path for path in damaged}
+    names |= {path.rpartition("/")[2] for path in damaged} | {str(_file_id(path)) for path in damaged}
+    is_told = isinstance(error, CorruptData | StartRefused) and any(name and name in text for name in names)
+    return "" if is_told else f"refused without naming the damaged file: {type(error).__name__}: {text}"[:600]
+
+
+def _file_id(path: str) -> int:
+    """Number of a log file by its name; 0 for any other."""
+    if not path.endswith(".log"):
+        return 0
+    incarnation, n = path.removesuffix(".log").split("-")[-2:]
+    return int(incarnation) << 24 | int(n)
+
+
+def _wrong_topic(name: str, sound: Topic, found: Topic, damaged: set[str], *, is_announced: bool) -> str:
+    if found.error:
+        # An answer of sorts, where the only copy is gone from its place: nothing was made up.
+        is_absent = "cold_unavailable" in found.error and any(path.startswith(COLD) for path in damaged)
+        return "" if is_absent else f"topic {name}: {found.error}"
+    if found.damage is not None:
+        wrong = _unfounded(found.damage, damaged)
+        if not wrong and found.records != sound.records[: len(found.records)]:
+            wrong = "records before the damage are not what they were"
+        return wrong and f"topic {name}: {wrong}"
+    if found.state == sound.state and found.records == sound.records:
+        return ""
+    if is_announced and set(found.records) <= set(sound.records):
+        return ""
+    gone = sorted(set(sound.records) - set(found.records))
+    return (
+        f"topic {name}: {len(found.records)} records of {len(sound.records)} and no word about it; gone are"
+        f" {[each[0] for each in gone][:8]}; state {found.state[:7]} was {sound.state[:7]}"
+    )

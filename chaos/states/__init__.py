@@ -18,6 +18,7 @@ import gc
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 
 from chaos.order import Account, Order
@@ -41,9 +42,24 @@ def run(order: Order, account: Account) -> None:
     chosen = order.choose(defaults)
     longest = int(chosen.pop("longest"))
     share = Share(**{**chosen, "seed": order.seed})
+    with _undisturbed():
+        _run(order, account, longest, share)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Neither warnings of every torn tail nor, in the middle of a history, a collection of garbage."""
     logging.disable(logging.CRITICAL)
     gc.disable()
-    begun = time.monotonic()
+    try:
+        yield
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
+
+
+def _run(order: Order, account: Account, longest: int, share: Share) -> None:
+    begun, cpu = time.monotonic(), time.process_time()
     offline = Offline(order.scratch)
     _edges(account, offline)
     explorer = Explorer(Tally(), share, offline)
@@ -58,6 +74,8 @@ def run(order: Order, account: Account) -> None:
         account.did("longer_sequences" if is_extra else "sequences", 1, "RF-58")
         gc.collect()
     _count(account, explorer.tally, offline)
+    account.figures["cpu_s"] = round(time.process_time() - cpu, 1)
+    account.figures["wall_s"] = round(time.monotonic() - begun, 1)
 
 
 def _all(order: Order, longest: int) -> Iterator[Steps]:

@@ -1,0 +1,228 @@
+"""Class `states`: small runs of it hold, planted bugs are found, cases replay, and its image rules agree."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.wal_shard import recover
+from actors.wal_shard.core import ShardCore
+from actors.wal_shard.replay import Replay
+from chaos.order import Account, Order
+from chaos.states import edges, replay
+from chaos.states.explore import Explorer, Share, Tally, cuts_of, explore, record
+from chaos.states.images import Image
+from chaos.states.judge import Broken, Depth, Facts
+from chaos.states.membership import is_legal, legal_images, why_illegal
+from chaos.states.offline import Offline
+from chaos.states.workload import ALPHABET
+from ringlog.segment.writer import SegmentWriter
+from ringlog.testing import disk as d
+from ringlog.testing.simulated_file import SECTOR_BYTES
+from ringlog.tier.copies import Copies
+from ringlog.topic.reservation import Reservation
+
+FEW = Share(recoveries_every=1 << 30, sends_again_every=10, goes_on_every=100, verified_every=4)
+
+
+def order(tmp_path) -> Order:
+    scratch = tmp_path / f"scratch-{len(list(tmp_path.iterdir()))}"
+    scratch.mkdir()
+    return Order("states", 1, 60.0, scratch)
+
+
+def explored(tmp_path, *histories, share=FEW) -> Tally:
+    (tmp_path / "images").mkdir(exist_ok=True)
+    return explore(histories, share=share, offline=Offline(tmp_path / "images"))
+
+
+def caught(tmp_path, *histories, share=FEW) -> str:
+    with pytest.raises(Broken) as broken:
+        explored(tmp_path, *histories, share=share)
+    return str(broken.value)
+
+
+def is_broken(row, edge) -> bool:
+    try:
+        edges.judge_edge(row, edge, Depth())
+    except Broken:
+        return True
+    return False
+
+
+# -- it holds ---------------------------------------------------------------------------------------------
+
+
+def test_the_alphabet_has_twelve_operations_and_each_one_runs():
+    """RF-58."""
+    assert len(set(ALPHABET)) == 12
+    for step in ALPHABET:
+        history, _ = record((step,))
+        assert len(history.operations) > 20
+
+
+@pytest.mark.timeout(120)
+def test_crash_states_of_deletes_seals_moves_and_reclaims_hold(tmp_path):
+    """RF-57, RF-59: with the offline verifier, and crashes within recovery and what follows it."""
+    share = Share(
+        recoveries_every=60, recovery_cuts=1, sends_again_every=10, goes_on_every=50, verified_every=3
+    )
+    tally = explored(tmp_path, ("delete_seq",), ("delete_tag",), ("config",), share=share)
+    assert tally.judged > 70
+    assert tally.acked > 50
+    assert tally.deleted > 10
+    assert tally.verified > 20
+    assert tally.recoveries > 0
+    assert tally.went_on > 0
+
+
+def test_what_begins_alike_is_explored_once(tmp_path):
+    explorer = Explorer(Tally(), FEW)
+    explorer.one(("append",))
+    before = explorer.tally.cuts
+    explorer.one(("append", "create"))
+    assert explorer.tally.cuts - before < before
+
+
+@pytest.mark.parametrize("row", sorted(edges.ROWS))
+@pytest.mark.timeout(60)
+def test_edited_images_hold(tmp_path, row):
+    """RF-60, RF-66, RF-68, RF-69: a sample of each."""
+    made = list(edges.edges(row))
+    assert len(made) > 10
+    offline = Offline(tmp_path)
+    for edge in made[:: max(len(made) // 12, 1)]:
+        edges.judge_edge(row, edge, Depth(offline))
+
+
+# -- it finds ---------------------------------------------------------------------------------------------
+
+
+def test_a_deletion_that_recovery_forgets_is_caught_and_its_case_replays(tmp_path, monkeypatch):
+    """INV-11."""
+    apply_control = Replay._apply_control
+
+    def without_removals(self, topic_id, body):
+        if type(body).__name__ != "RecordsRemoved":
+            apply_control(self, topic_id, body)
+
+    monkeypatch.setattr(Replay, "_apply_control", without_removals)
+    with pytest.raises(Broken) as broken:
+        explore([("delete_seq",)], share=FEW)
+    assert "there again" in str(broken.value)
+    with pytest.raises(Broken):
+        replay(order(tmp_path), broken.value.case)
+    monkeypatch.undo()
+    replay(order(tmp_path), broken.value.case)
+
+
+def test_a_seal_that_renames_before_it_syncs_is_caught(tmp_path, monkeypatch):
+    """Mutant 4: the contents of a segment may lag behind its name."""
+    monkeypatch.setattr(d.SimulatedDisk, "rename", _careless_rename)
+    monkeypatch.setattr(SegmentWriter, "_sync_parts", lambda self: None, raising=False)
+    monkeypatch.setattr(d.RecordingDisk, "sync_file", _only_of_logs)
+    assert caught(tmp_path, ("seal",))
+
+
+def _careless_rename(self, source, target, _rename=d.SimulatedDisk.rename):
+    self._node("rename", source).dirty = False
+    _rename(self, source, target)
+
+
+def _only_of_logs(self, fd, _sync=d.RecordingDisk.sync_file):
+    if ".log" in self.path_of(fd):
+        _sync(self, fd)
+
+
+def test_a_snapshot_whose_name_is_not_synced_is_caught(tmp_path, monkeypatch):
+    """Mutants 3 and 14: the log goes before the name of what stands for it is durable."""
+    sync_dir = d.RecordingDisk.sync_dir
+    monkeypatch.setattr(
+        d.RecordingDisk,
+        "sync_dir",
+        lambda self, path: None if path.endswith("/meta") else sync_dir(self, path),
+    )
+    assert caught(tmp_path, ("append", "seal", "append", "seal"), ("seal", "append", "seal", "seal"))
+
+
+def test_data_dropped_before_the_shard_leads_elsewhere_is_caught(tmp_path, monkeypatch):
+    """Mutant 13: the cold copy is not synced when the host's goes."""
+    monkeypatch.setattr(Copies, "send", lambda self, name: self.store.put(name, self.path(name)))
+    monkeypatch.setattr(d.RecordingDisk, "sync_dir", _not_cold(d.RecordingDisk.sync_dir))
+    assert caught(tmp_path, ("relocate",))
+
+
+def _not_cold(sync_dir):
+    return lambda self, path: None if path.startswith("/cold") else sync_dir(self, path)
+
+
+def test_an_ack_before_the_sync_is_caught(tmp_path, monkeypatch):
+    """Mutant 1."""
+    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_group)
+    assert caught(tmp_path, ("append",))
+
+
+def test_a_reservation_that_is_not_restored_is_caught(tmp_path, monkeypatch):
+    """Mutant 18, RF-66."""
+    monkeypatch.setattr(Reservation, "recovered", lambda self, value: None)
+    assert any(is_broken("RF-66", edge) for edge in edges.edges("RF-66"))
+
+
+def test_a_frame_that_is_half_there_is_caught(tmp_path, monkeypatch):
+    """RF-60: a recovery that takes a torn group for damage does not start."""
+    monkeypatch.setattr(recover.Recovery, "_doubt", lambda self, file, stop: None)
+    monkeypatch.setattr(Replay, "copy", lambda self, *given, **named: None)
+    assert caught(tmp_path, ("append",), ("append_many",))
+
+
+# -- legal images -----------------------------------------------------------------------------------------
+
+
+def test_every_image_that_is_made_is_legal_and_others_are_not():
+    """What blocks of real file systems are held against."""
+    for steps in (("append_many",), ("restart",), ("seal",)):
+        history, tree = record(steps)
+        made = 0
+        for number in cuts_of(history, tree, Facts()):
+            for image in [tree.as_killed(), tree.as_synced(), *tree.after_power_loss(number)]:
+                made += 1
+                assert not why_illegal(tree, image, garbled_max=1)
+        assert made > 200
+        forged = dict(image.files)
+        path = max(forged, key=lambda each: len(forged[each]))
+        forged[path] = forged[path][:SECTOR_BYTES] + b"forged" + forged[path][SECTOR_BYTES + 6 :]
+        assert not is_legal(tree, Image(image.directories, forged))
+        assert not is_legal(tree, Image(image.directories, {**image.files, "/data/stranger": b""}))
+
+
+def test_names_are_lost_from_some_point_on_and_contents_in_any_order():
+    base = Image(("/data",), {"/data/a": b"old"})
+    calls = [
+        d.Write("/data/a", 0, b"new"), d.Create("/data/b"), d.Write("/data/b", 0, b"x" * 600),
+        d.Rename("/data/b", "/data/c"),
+    ]  # fmt: skip
+    keys = legal_images(calls, base)
+
+    def is_made(**files: bytes) -> bool:
+        return Image(("/data",), {f"/data/{name}": data for name, data in files.items()}).key() in keys
+
+    assert is_made(a=b"old")
+    assert is_made(a=b"new", b=b"x" * 600)
+    assert is_made(a=b"old", c=b"x" * 600)
+    assert is_made(a=b"new", c=b"x" * 512), "cut at a sector"
+    assert is_made(a=b"old", c=bytes(600)), "a length without contents"
+    assert not is_made(a=b"old", b=b"x", c=b"x"), "one file has one of its names"
+    assert not is_made(a=b"nld")
+
+
+def test_an_account_has_what_was_done_and_counts_no_row_that_was_not_tried(tmp_path, monkeypatch):
+    from chaos import states
+
+    monkeypatch.setattr(states.edges, "ROWS", {"RF-66": edges.ROWS["RF-66"]})
+    monkeypatch.setattr(states, "_all", lambda order, longest: iter([("append",), ("create",)]))
+    account = Account()
+    states.run(order(tmp_path), account)
+    assert account.counts["sequences"] == 2
+    assert account.counts["recovered"] > 50
+    assert account.faults["RF-66"] == account.counts["edited"] > 5
+    assert not account.faults["RF-60"]
+    assert not account.findings

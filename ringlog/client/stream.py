@@ -133,7 +133,7 @@ class Stream:
 
     def unfinished(self) -> tuple[int, int]:
         """(records that never left, records whose fate is unknown) of what is pending now."""
-        unsent = sum(s.batch.records for s in self._live if s.pushed == 0)
+        unsent = sum(s.batch.records for s in self._live if not s.was_sent)
         return unsent, self.pending_records - unsent
 
     def _enqueue(self, shipment: Shipment) -> None:
@@ -251,7 +251,7 @@ class Stream:
     def fail_all(self, error_of: Callable[[bool], RinglogError]) -> None:
         """Give up everything; `error_of(was_sent)` makes the reason."""
         for shipment in list(self._live):
-            self._give_up(shipment, error_of(shipment.pushed > 0))
+            self._give_up(shipment, error_of(shipment.was_sent))
         self._queue.clear()
 
     def _retry(self, shipment: Shipment) -> None:
@@ -274,7 +274,7 @@ class Stream:
         shipment.batch.lose(count, error)
 
     def _expire(self, shipment: Shipment) -> None:
-        was_sent = shipment.pushed > 0
+        was_sent = shipment.was_sent
         waited_s = self._timeout_ns / 1e9
         if was_sent:
             error: RinglogError = RequestTimeout(

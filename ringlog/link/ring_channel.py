@@ -290,8 +290,7 @@ class RingChannel:
         for run in runs:
             if run.is_abandoned or run.settled == run.count:
                 continue
-            self.frames_resent += run.pushed - run.settled
-            run.pushed = run.settled
+            self.frames_resent += run.take_back()
             kept.append(run)
         return kept
 

@@ -34,6 +34,7 @@ class Run:
         "pushed",
         "settled",
         "topic",
+        "was_taken_back",
     )
 
     def __init__(self, topic: str, buffer: bytearray, offsets: I64, deadline_ns: int) -> None:
@@ -48,6 +49,8 @@ class Run:
         """When it is given up; the owner sees to it and sets `is_abandoned`."""
         self.pushed = 0
         """Frames handed to a ring or a socket; those before it may have reached the engine."""
+        self.was_taken_back = False
+        """Frames of it were in a ring that is of no use any more: they may have been applied all the same."""
         self.settled = 0
         """Frames whose entry has come; they are the first ones."""
         self.is_abandoned = False
@@ -73,6 +76,18 @@ class Run:
         self.settled += count
         self.pushed = max(self.pushed, self.settled)
         self.on_failed(first, count, error)
+
+    @property
+    def was_sent(self) -> bool:
+        """Something of it may have reached the engine, now or through an earlier ring."""
+        return self.pushed > 0 or self.was_taken_back
+
+    def take_back(self) -> int:
+        """What is not settled is to be pushed again; returns how many frames that were pushed."""
+        count = self.pushed - self.settled
+        self.was_taken_back |= count > 0
+        self.pushed = self.settled
+        return count
 
     def size_of(self, row: int) -> int:
         """Bytes of one frame."""

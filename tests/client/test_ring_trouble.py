@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import struct
 import time
 from collections.abc import Callable
@@ -11,6 +13,7 @@ import pytest
 
 import ringlog
 from ringlog.client import Record
+from ringlog.errors import RequestTimeout
 from ringlog.ring.layout import Word
 from ringlog.testing import engine
 
@@ -98,3 +101,22 @@ def test_a_closed_client_leaves_no_ring_although_its_process_lives(running):
         with ringlog.connect(running.url) as client:
             client.append("closed", b"x")
     until(lambda: rings(running) <= before, "the rings to go")
+
+
+def test_what_was_in_a_ring_once_is_of_unknown_fate_when_time_is_up(running):
+    """O4: the shard takes it from the first ring although the client has turned to another."""
+    before = rings(running)
+    topic = f"doubt-{time.monotonic_ns()}"
+    with ringlog.connect(running.url, timeout_ms=3_000) as client:
+        client.append(topic, b"0")
+        [ring] = rings(running) - before
+        pid = running.pid_of("wal_shard")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            ring.unlink()
+            with pytest.raises(RequestTimeout) as caught:
+                client.append(topic, b"1")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert caught.value.outcome == "unknown"
+        until(lambda: client.topics.state(topic).head_seq == 2, "the record nobody waits for")

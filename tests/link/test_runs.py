@@ -112,3 +112,12 @@ def test_the_first_frame_too_large_for_a_ring_is_found():
     assert run.first_larger(size - 8) == 0
     run.pushed = 2
     assert run.first_larger(size - 8) == 2
+
+
+def test_frames_taken_back_from_a_ring_were_sent_all_the_same():
+    """What they became is unknown, however often they are pushed again."""
+    run = Kept(3)
+    assert (run.was_sent, run.take_back(), run.was_sent) == (False, 0, False)
+    run.pushed = 2
+    run.settled = 1
+    assert (run.take_back(), run.pushed, run.was_sent) == (1, 1, True)

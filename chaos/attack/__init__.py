@@ -4,7 +4,8 @@ Each row attacks; after each the canary is served, every process is the one it w
 descriptors are what they were, and in the end everything acked is there. A case is `ROW/SEED`.
 
 Settings: `rows` (a list; empty: all), `idle` (connections of the flood), `per_kind` (variants of one
-message to one socket), `tags` (of the patterns), `plants` (of RF-111; the seed picks which), `rounds` (repetitions with other seeds while time lasts).
+message to one socket), `tags` (of the patterns), `plants` (of RF-111; the seed
+picks which), `rounds` (repetitions with other seeds while time lasts).
 """
 
 from __future__ import annotations

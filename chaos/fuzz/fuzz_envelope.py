@@ -44,8 +44,8 @@ def seeds() -> Iterator[bytes]:
     for bomb in (
         b"\x91" * 400, b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff",
         b"\xdb\x7f\xff\xff\xff", b"\x82\xa1a\x01\xa1a\x02", b"\xc7\x08\x01" + bytes(8),
-        b"\xd6\xff" + bytes(4), b"\xcb\x7f\xf8" + bytes(6), b"\xa2\xff\xfe", b"\x81\x81\x81\x80\x01\x02", b"\x80\x00",
-        b"\xcf" + b"\xff" * 8, b"\xd3\x80" + bytes(7),
+        b"\xd6\xff" + bytes(4), b"\xcb\x7f\xf8" + bytes(6), b"\xa2\xff\xfe",
+        b"\x81\x81\x81\x80\x01\x02", b"\x80\x00", b"\xcf" + b"\xff" * 8, b"\xd3\x80" + bytes(7),
     ):  # fmt: skip
         yield bytes([200]) + bomb
         yield bytes([put]) + b"\x93\xa1t" + bomb + b"\xa6upsert"

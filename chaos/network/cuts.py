@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.attack.arena import ANSWER_S, Arena, a_frame, ask, hear, hello, must
+from chaos.attack.arena import ANSWER_S, Arena, a_frame, ask, data_of, hear, hello, must
 from chaos.network.proxy import DOWN, UP, Proxy
 from ringlog.client import Client
 from ringlog.envelope import messages as m
@@ -60,7 +60,7 @@ class History:
 def stored_in(arena: Arena, topic: str) -> list[bytes]:
     """Every payload, read over an undisturbed connection."""
     with arena.connect() as client:
-        return [bytes(record.data) for record in client.reader(topic)]  # type: ignore[union-attr]
+        return [data_of(record) for record in client.reader(topic)]
 
 
 def _topic(arena: Arena, name: str) -> str:
@@ -201,6 +201,6 @@ def reads(arena: Arena, dice: random.Random, *, cuts: int = 40) -> int:
                 page = client.read(topic, len(found), limit=50)
             except RinglogError:
                 continue
-            found += [bytes(record.data) for record in page]  # type: ignore[union-attr]
+            found += [data_of(record) for record in page]
         must(found == payloads, "records were missed, doubled or mixed up")
         return proxy.resets

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import zmq
 
-from chaos.attack.arena import Arena, hello, must
+from chaos.attack.arena import Arena, data_of, hello, must
 from chaos.network.cuts import RESULT_S, History, _topic, stored_in
 from chaos.network.proxy import DOWN, UP, Proxy
 from ringlog.envelope import messages as m
@@ -153,7 +153,7 @@ def far_away(arena: Arena, dice: random.Random) -> int:
                 tickets = [(payload, out.send(payload)) for payload in payloads]
                 for payload, ticket in tickets:
                     history.note(payload, ticket)
-            read = [bytes(record.data) for record in client.reader(topic)]  # type: ignore[union-attr]
+            read = [data_of(record) for record in client.reader(topic)]
     must(read == payloads, "what was read over a slow line is not what was written")
     must(len(history.acked) == FAR_RECORDS, f"{len(history.acked)} of {FAR_RECORDS} were acked")
     history.judge(stored_in(arena, topic))

@@ -46,6 +46,7 @@ _LIFE = (
 )  # fmt: skip
 """What becomes of a connection before it is up."""
 _PAUSES = frozenset({Status.NOT_READY, Status.SHUTTING_DOWN})
+_FOR_NOW = _PAUSES | {Status.THROTTLED}
 _FINAL = frozenset({"cold_unavailable", "shard_failed"})
 """Reasons that waiting does not help against, or that are for who asked to wait for (TI-10, PR-12)."""
 
@@ -78,7 +79,9 @@ class FdSet:
 
 
 class _Request:
-    __slots__ = ("attachment", "data", "is_patient", "kind", "pending", "retry", "timer", "was_sent")
+    __slots__ = (
+        "attachment", "data", "is_patient", "is_repeat", "kind", "pending", "retry", "timer", "was_sent",
+    )  # fmt: skip
 
     def __init__(self, kind: str, data: bytes, attachment: Any, is_patient: bool) -> None:
         self.kind = kind
@@ -87,6 +90,8 @@ class _Request:
         self.is_patient = is_patient
         self.pending: Pending[Reply] = Pending()
         self.was_sent = False
+        self.is_repeat = False
+        """It was sent over a connection that ended, and nobody knows what became of it there."""
         self.timer: Timer | None = None
         self.retry: Timer | None = None
 
@@ -282,6 +287,7 @@ class Peer:
         for asked in list(self._requests.values()):
             if asked.retry is None:
                 self.resent += asked.was_sent
+                asked.is_repeat |= asked.was_sent
                 self._send(asked)
         if self._on_change is not None:
             self._on_change(self)
@@ -351,7 +357,7 @@ class Peer:
                 return
             del self._requests[envelope.corr]
             self._finish(asked)
-            asked.pending.fail(_refused(message))
+            asked.pending.fail(_refused(message, is_repeat=asked.is_repeat))
             return
         del self._requests[envelope.corr]
         self._finish(asked)
@@ -391,8 +397,11 @@ class Peer:
         return NotConnected(f"{self.name} could not be reached", request=asked.kind)
 
 
-def _refused(message: ErrorReply) -> RinglogError:
-    outcome = "unknown" if message.outcome == "unknown" else "not_applied"
+def _refused(message: ErrorReply, *, is_repeat: bool) -> RinglogError:
+    # Who has no time now refuses the repeat. What came of the first he cannot know: it may be applied, and
+    # whoever took this for "not applied" would send it a second time under other numbers.
+    is_in_doubt = is_repeat and message.status in _FOR_NOW
+    outcome = "unknown" if is_in_doubt or message.outcome == "unknown" else "not_applied"
     detail = {
         key: value for key, value in message.detail.items() if key not in {"status", "message", "outcome"}
     }

@@ -171,6 +171,20 @@ def test_frames_are_not_asked_again_behind_later_ones(server, client):
     assert pending.error.code == "not_ready"
 
 
+@pytest.mark.parametrize("status", [Status.NOT_READY, Status.SHUTTING_DOWN, Status.THROTTLED])
+def test_a_repeat_that_is_refused_for_now_says_nothing_of_the_first(server, client, status):
+    """RF-8, I-13: frames of a dead gateway's ring are appended all the same; sent anew they were doubled."""
+    pending = client.peer.request(Append("t", 1), client.deadline(), b"x" * 8, is_patient=False)
+    client.until(server.take)
+    server.die()
+    client.until(lambda: not client.peer.is_up)
+    server.open()
+    who, envelope, _ = client.until(server.take)
+    server.answer(who, envelope.corr, ErrorReply(status, "not now", {}, "not_applied"))
+    client.until(lambda: pending.is_done)
+    assert pending.error.outcome == "unknown"
+
+
 def test_a_refusal_is_the_typed_error_with_its_facts(server, client):
     pending = client.peer.request(Ping(), client.deadline())
     who, envelope, _ = client.until(server.take)

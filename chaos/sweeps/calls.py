@@ -163,6 +163,7 @@ def run_lie(workload: Workload, image: Image, seed: int, *, directories: bool) -
     house.base.lie = False
     try:
         house.world.power_loss(seed)
+        house.monitor.power_loss(house.base.exists)
         house.faulty.paths.clear()
         house.start()
         for name in house.model.sent:

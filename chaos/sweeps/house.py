@@ -24,17 +24,19 @@ from actors.reclaimer.rounds import Reclaimer
 from actors.reclaimer.scrub import items
 from actors.reclaimer.scrubber import Scrubber
 from actors.relocator.mover import Mover
+from actors.wal_shard import events as ev
 from ringlog.config import Cold, Storage
 from ringlog.envelope import messages as m
 from ringlog.errors import ColdUnavailable, DiskError, NotReady, Refused, RequestTimeout, refusal
-from ringlog.frame.settle import S_FIRST_SEQ, entry_error
+from ringlog.frame.settle import S_FIRST_SEQ, S_TOPIC, entry_error
 from ringlog.limits import KIB
 from ringlog.segment.layout import MAKER_COMPACTOR, MAKER_RECLAIMER, MAKER_SHIFT, NumberAllocator
 from ringlog.storage.layout import META_DIR
-from ringlog.testing.disk import FaultyDisk, SimulatedDisk
+from ringlog.testing.disk import FaultyDisk, Monitor, SimulatedDisk
 from ringlog.testing.shard_world import DATA, ENGINE_ID, Gone, World
 from ringlog.tier.copies import Copies
 from ringlog.tier.local import LocalStore
+from ringlog.types import Durability
 
 COLD = "/cold"
 PRODUCER = 7
@@ -128,6 +130,9 @@ class House:
             self.faulty, file_bytes=128 * KIB, cold=COLD, has_cold=True,
             incarnation=image.incarnation if image else 0,
         )  # fmt: skip
+        self.monitor = Monitor()
+        watched: Any = lambda incarnation: self.monitor.watch(self.faulty, incarnation)  # noqa: E731
+        self.world.disk_of, self.world.watch = watched, self._watch
         self.now_s = image.now_s if image else 0.0
         self.world.clock.advance(self.now_s)
         if image:
@@ -136,6 +141,17 @@ class House:
         self.has_rot = image.has_rot if image else False
         """Something lies there damaged, and can be healed."""
         self._reclaimer: Reclaimer | None = None
+
+    def _watch(self, shard: int, effect: Any) -> None:
+        """What is acknowledged as synced is covered by a sync, whatever happens next (O2)."""
+        if not isinstance(effect, ev.Settle) or shard not in self.world.runs:
+            return
+        run = self.world.runs[shard]
+        for entry in effect.entries:
+            topic = run.core.directory.by_id.get(int(entry[S_TOPIC]))
+            is_synced = topic is not None and topic.config.durability is Durability.FSYNC
+            if is_synced and entry_error(entry, "") is None:
+                self.monitor.require_durable(run.writer.path, run.writer.offset)
 
     # -- life -----------------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ def _end(house: House, how: str, seed: int) -> None:
         house.world.kill()
     else:
         house.world.power_loss(seed, {POWER_LOSS: Damage.LOST, POWER_KEPT: Damage.KEPT}.get(how))
+        house.monitor.power_loss(house.base.exists)
     house.faulty.paths.clear()
     house.world.runs.clear()
 

@@ -20,7 +20,7 @@ from ringlog.envelope import messages as m
 from ringlog.errors import DiskError
 from ringlog.storage.snapshot import Snapshot
 from ringlog.storage.wal import WalWriter
-from ringlog.testing.faulty_disk import FaultyDisk
+from ringlog.testing.disk import FaultyDisk, OrderBroken
 
 IMAGES = {name: BY_NAME[name].image() for name in ("commit", "recovery", "checkpoint")}
 
@@ -60,7 +60,10 @@ def test_failing_calls_of_a_commit_lose_nothing() -> None:
 def test_an_ack_before_the_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant 1."""
     monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_group)
-    assert _sweep("commit", lambda case: case.kind == "EIO" and case.end == POWER_LOSS)
+    with pytest.raises(OrderBroken):  # O2, live
+        _sweep("commit")
+    monkeypatch.setattr(House, "_watch", lambda *_: None)
+    assert _sweep("commit", lambda case: case.kind == "EIO" and case.end == POWER_LOSS)  # O1, afterwards
 
 
 def test_a_swallowed_disk_error_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

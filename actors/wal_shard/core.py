@@ -216,8 +216,14 @@ class ShardCore:
         return self.waiting is Waiting.NOTHING and not self._held
 
     def next_deadline_ns(self) -> int | None:
-        """Monotonic time of the next thing that time alone brings about, or None."""
-        times = [t for t in (self._flush_at_ns, self._mark_at_ns, self._retain_at_ns) if t is not None]
+        """Monotonic time of the next thing that time alone brings about, or None.
+
+        While a completion is waited for time brings none of it about: who woke for that would wake at once
+        again, and turn in circles until a slow device answers.
+        """
+        is_free = self.waiting is Waiting.NOTHING
+        due = (self._flush_at_ns, self._mark_at_ns, self._retain_at_ns) if is_free else ()
+        times = [t for t in due if t is not None]
         if self._file_failed and not self._preparing:
             times.append(self._file_retry_ns)
         return min(times) if times else None

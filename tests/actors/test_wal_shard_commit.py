@@ -523,3 +523,23 @@ def test_a_tick_alone_does_nothing():
     world = world_with()
     run = world.runs[0]
     assert run.core.handle([Tick(1, 1)]) == []
+
+
+def test_nothing_is_due_by_time_while_a_completion_is_waited_for():
+    """Else the shell turns in circles until a slow device answers."""
+    world = World(SimulatedDisk(DATA))
+    world.start()
+    world.put("d", durability="disk", ttl_ms=1_000)
+    run = world.run_of("d")
+    run.step()
+    run.has_slow_flushes = True
+    world.append("d", [b"its number is reserved, which is synced"])
+    world.append("d", [b"old"])
+    world.tick(0.2)
+    run.step(run.request(77, m.CheckpointOpen(roll=True)))
+    assert run.core.waiting is Waiting.FLUSH
+    world.clock.advance(5)
+    assert run.core.next_deadline_ns() is None
+    run.finish_flush()
+    assert run.replies[77].files
+    assert run.core.next_deadline_ns() is not None

@@ -17,6 +17,8 @@ from ringlog.types import Durability
 
 REQUESTS_PER_TURN = 16
 IDLE_S = 1.0
+TURNS_APART, TURN_S = 50, 1e-4
+"""So many busy turns take this long: a shard that turns in circles moves time all the same."""
 
 
 class ShardActor:
@@ -26,6 +28,7 @@ class ShardActor:
         self.engine, self.child, self.process = engine, child, process
         self.shard = child.spec.shard
         self.is_stopping = self._is_told = False
+        self.turns = 0
         self._corr = 0
         self._answers: dict[int, Any] = {}
         self._sources: dict[int, Ring] = {}
@@ -45,6 +48,8 @@ class ShardActor:
         while run.stopped is None:
             if not self.turn():
                 self._sleep()
+            elif self.turns % TURNS_APART == 0:
+                self.engine.loop.pause(TURN_S)
         self._close()
 
     def watch(self, effect: Any) -> None:
@@ -78,6 +83,7 @@ class ShardActor:
     def turn(self) -> bool:
         """Take in what is there; True when there was something."""
         run, loop = self.run_, self.engine.loop
+        self.turns += 1
         busy = self._do_slow_things()
         events: list[Any] = []
         run.core.is_disk_low = self.engine.weather.is_full and self.engine.options["says_low"]

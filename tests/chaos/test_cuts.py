@@ -100,6 +100,18 @@ Replay.copy = lambda self, *args, **facts: None  # What is in doubt is served fr
 """
 
 
+KINDER_RULES = """
+from chaos.states import images
+do = images.Tree.do
+def at_once(self, operation):
+    do(self, operation)  # As if every write reached the device when it was made.
+    for node, _ in self.pending:
+        node.promote(node.serial)
+    self.pending = []
+images.Tree.do = at_once
+"""
+
+
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_power_cuts_lose_nothing(tmp_path, kind):
     in_private_mounts(CUTS + HOLDS + "assert account.counts['cuts'] >= 8", tmp_path, kind, "2")
@@ -134,3 +146,9 @@ def test_failing_devices_are_survived(tmp_path, kind):
 )
 def test_failing_devices_show_who_believes_them(tmp_path, bug, case):
     in_private_mounts(bug + SYNCS + CAUGHT, tmp_path, "ext4", case)
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_rules_kinder_than_a_real_file_system_are_found_out(tmp_path, kind):
+    said = in_private_mounts(KINDER_RULES + BLOCKS + CAUGHT, tmp_path, kind, "4")
+    assert "no rule of chaos/states makes this state" in said

@@ -1,4 +1,4 @@
-"""The files behind rings and boards: full memory, cut, unlinked, of another life; a writer that dies half-way."""
+"""The files behind rings and boards: no room, cut, unlinked, of another life; a writer that dies half-way."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _restarts(inner: Bench) -> int:
 
 
 def full_shared_memory(outer: Bench, _: random.Random) -> None:
-    """RF-28: rings are made until shared memory is full: the last is refused, and what was made can be filled.
+    """RF-28: rings until shared memory is full: the last is refused, and what was made can be filled.
 
     With room again the next ring is made. Nobody gets a SIGBUS: the same processes all along.
     """
@@ -107,7 +107,7 @@ def cut_ring(bench: Bench, chance: random.Random) -> None:
 
 
 def unlinked_ring(bench: Bench, chance: random.Random) -> None:
-    """RF-29: a ring's name is taken away: both ends go on, and a successor's refusal makes the client move."""
+    """RF-29: a ring's name is taken away: both ends go on; when the shard dies the client moves."""
     _with_victim(bench, chance, os.unlink, is_harmless=True)
 
 
@@ -193,7 +193,7 @@ def _make_foreign(path: Path, chance: random.Random) -> None:
 
 
 def ring_of_the_last_start(outer: Bench, _: random.Random) -> None:
-    """RF-30: after a crash of the whole engine a ring of its last start lies in the new directory: ignored."""
+    """RF-30: after a crash of the engine a ring of its last start lies in the new directory: ignored."""
     with bench(outer.order, outer.account) as inner:
         old = Path(inner.host.info.shm_dir)
         name = sorted(rings_of(inner))[0]

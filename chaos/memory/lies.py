@@ -55,7 +55,7 @@ def rings_of(bench: Bench) -> set[str]:
 
 
 def lies(bench: Bench, chance: random.Random) -> None:
-    """A liar's ring is closed with a reason or the lie is harmless; each ring of it goes, nobody else does."""
+    """A liar's ring is closed with a reason or the lie is harmless; its rings go, nobody else is touched."""
     before, mark = bench.pids, bench.load.mark()
     rings = rings_of(bench)
     with Opener(bench.host.info) as opener:
@@ -166,7 +166,7 @@ def _hammer_one(raw: RawRing, frame: bytes, chance: random.Random) -> tuple[int,
 
 
 def scribbled(bench: Bench, chance: random.Random) -> None:
-    """Somebody overwrites words and bytes of a client's ring: it gets another and loses nothing acknowledged."""
+    """Somebody overwrites words and bytes of a client's ring: it gets another and loses nothing."""
     _scribble(bench, chance, kills=False)
 
 

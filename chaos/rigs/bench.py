@@ -60,7 +60,7 @@ class Bench:
         """The topic of the load whose home is this shard."""
         return next(topic for topic in self.load.topics if home_shard(topic, SHARDS) == shard)
 
-    def need_work(self, least: int = 10, within_s: float = SLOW_S) -> None:
+    def need_work(self, least: int = 10, within_s: float = 0.0) -> None:
         """Writes are acknowledged and read back on every shard, all begun after this call."""
         self.load.need_work(self.load.mark(), least, within_s)
 

@@ -88,10 +88,10 @@ class Load:
         """Operations of a kind that began after a mark."""
         return len(self.history.since(kind, since))
 
-    def need(self, kind: str, since: int, least: int, within_s: float = SLOW_S, topic: str = "") -> None:
+    def need(self, kind: str, since: int, least: int, within_s: float = 0.0, topic: str = "") -> None:
         """Wait for so many operations that began after a mark (of one topic, or of each); raises Broken."""
         for name in [topic] if topic else self.topics:
-            self._need_of(name, kind, since, least, within_s)
+            self._need_of(name, kind, since, least, within_s or SLOW_S)
 
     def _need_of(self, topic: str, kind: str, since: int, least: int, within_s: float) -> None:
         deadline = time.monotonic() + within_s
@@ -106,7 +106,7 @@ class Load:
                 )
             time.sleep(LOOK_S)
 
-    def need_work(self, since: int, least: int = 10, within_s: float = SLOW_S) -> None:
+    def need_work(self, since: int, least: int = 10, within_s: float = 0.0) -> None:
         """Wait for acknowledged writes and for reads that began after a mark."""
         self.need(ACKED, since, least, within_s)
         self.need(READ, since, 1, within_s)

@@ -1,0 +1,198 @@
+"""The classes `limits`, `clocks` and `memory`: a slice of each works, and each catches a planted bug."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import chaos.clocks
+import chaos.limits
+import chaos.memory
+from chaos.clocks.walls import LAST_NS, Walls
+from chaos.order import Account, Order
+from chaos.rigs.cases import Broken, Case, run_cases
+from chaos.rigs.history import ACKED, REFUSED, History, Line, judge, number_in, payload_of
+from ringlog.client import Record
+
+ROOT = Path(__file__).parent.parent.parent
+CLASSES = {"clocks": chaos.clocks, "limits": chaos.limits, "memory": chaos.memory}
+
+
+def order(name: str, scratch: Path, **settings: object) -> Order:
+    return Order(name, 1, 1.0, scratch, settings)
+
+
+def record(seq: int, number: int, ts: int = 7) -> Record:
+    return Record(seq, ts, payload_of("t", number))
+
+
+def acked(number: int, seq: int) -> Line:
+    return Line(ACKED, "t", number, seq, 1, 2)
+
+
+# -- the judge ----------------------------------------------------------------------------------------
+
+
+def test_the_judge_accepts_what_is_right() -> None:
+    lines = [acked(1, 1), acked(3, 2), Line(REFUSED, "t", 2, 0, 1, 2, "no")]
+    assert judge("t", lines, [record(1, 1), record(2, 3)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("found", "complaint"),
+    [
+        ([record(1, 1)], "lost"),
+        ([record(1, 1), record(3, 3)], "gap"),
+        ([record(1, 3), record(2, 1)], "lies behind"),
+        ([record(1, 1), record(2, 1), record(3, 3)], "twice"),
+        ([record(1, 1), record(2, 2), record(3, 3)], "was 2 and is 3"),
+        ([record(1, 1, ts=9), record(2, 3, ts=8)], "goes back"),
+        ([record(1, 1), Record(2, 7, b"x:3:")], "altered"),
+        ([record(1, 1), record(2, 3), record(3, 4)], "refused for certain"),
+    ],
+)
+def test_the_judge_names_each_broken_promise(found: list[Record], complaint: str) -> None:
+    lines = [acked(1, 1), acked(3, 2), Line(REFUSED, "t", 4, 0, 1, 2, "no")]
+    with pytest.raises(Broken, match=complaint):
+        judge("t", lines, found)
+
+
+def test_a_history_is_read_while_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "history"
+    first, second = acked(1, 1), Line("f", "t", 2, 0, 5, 6, "no room: really")
+    path.write_text(first.encode() + second.encode()[:7])
+    history = History(path)
+    assert history.look() == [first]
+    path.write_text(first.encode() + second.encode())
+    assert history.look() == [first, second]
+    assert history.since("f", 5) == [second]
+    assert number_in(payload_of("t", 12)) == 12
+
+
+def test_a_case_that_breaks_is_a_finding_with_the_line_that_repeats_it(tmp_path: Path) -> None:
+    def breaks(bench: None, _: object) -> None:
+        raise Broken("it does not hold")
+
+    account = Account()
+    run_cases(order("limits", tmp_path), account, [Case("one", ("RF-1",), breaks)], None)
+    assert [(each.what, each.case) for each in account.findings] == [("it does not hold", "one:1")]
+
+
+# -- the clock shim -----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_the_shim_bends_wall_clocks_and_no_others(tmp_path: Path) -> None:
+    clocks = Walls(tmp_path)
+    script = "import time; print(time.time_ns(), time.monotonic_ns(), int(time.time())); time.sleep(0.01)"
+
+    def look() -> list[int]:
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True,
+            env={**os.environ, "LD_PRELOAD": str(clocks.preload)},
+        )  # fmt: skip
+        return [int(word) for word in done.stdout.split()]
+
+    true_ns, monotonic, _ = look()
+    clocks.step(-3_600.0)
+    assert true_ns - look()[0] > 3_590 * 10**9
+    clocks.freeze(LAST_NS)
+    bent, later, seconds = look()
+    assert (bent, seconds) == (LAST_NS, LAST_NS // 10**9)
+    assert 0 < later - monotonic < 60 * 10**9
+    assert clocks.readings("other") > 3
+    clocks.close()
+
+
+# -- real engines -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("name", "only"),
+    [("memory", "second-producer"), ("memory", "foreign-ring"), ("limits", "shard-descriptors")],
+)
+def test_a_slice_holds_and_counts_its_work(tmp_path: Path, name: str, only: str) -> None:
+    account = Account()
+    CLASSES[name].run(order(name, tmp_path, only=only), account)
+    assert account.findings == []
+    assert account.counts["acks"] > 20
+    assert account.counts["records_verified"] >= account.counts["acks"]
+    assert account.faults
+
+
+PLANT = """
+import importlib.machinery, sys
+PLANTS = {plants!r}
+class Loader(importlib.machinery.SourceFileLoader):
+    def get_code(self, name):
+        source = self.get_source(name)
+        for old, new in PLANTS[name]:
+            assert old in source, (name, old)
+            source = source.replace(old, new)
+        return compile(source, self.path, "exec")
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if name in PLANTS else None
+        if spec is not None:
+            spec.loader = Loader(name, spec.origin)
+        return spec
+sys.meta_path.insert(0, Finder)
+"""
+"""A sitecustomize: every process that is started with it has the planted bugs, this one has none."""
+
+FOLLOW_THE_CLOCK = {"actors.wal_shard.admission": [("max(now_us, topic.last_ts)", "now_us")]}
+TELL_NOBODY = {
+    "ringlog.supervision.rings": [("            self._tell_producer(ring)\n", "")],
+    "ringlog.link.ring_channel": [("if producer.is_removed:", "if False:")],
+}
+BELIEVE_BODIES = {
+    "actors.wal_shard.admission": [
+        (
+            "if (frames.body_hashes(intake.buffer, intake.batch) != words[:, layout.W_BODY_XXH3]).any():",
+            "if False:",
+        ),
+        ("frames.body_hashes(intake.buffer, batch) != words[:, layout.W_BODY_XXH3]", "slice(0, 0)"),
+    ]
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("name", "only", "plants"),
+    [
+        pytest.param(
+            "clocks", "back", FOLLOW_THE_CLOCK, id="stamps follow the clock back",
+            marks=pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
+        ),
+        pytest.param("memory", "foreign-ring", TELL_NOBODY, id="a refused ring's client is not told"),
+        pytest.param("memory", "hammer", BELIEVE_BODIES, id="bodies are believed"),
+    ],
+)  # fmt: skip
+def test_a_planted_bug_is_caught(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    only: str,
+    plants: dict[str, list[tuple[str, str]]],
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(PLANT.format(plants=plants))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join((str(site), os.environ.get("PYTHONPATH", ""), str(ROOT)))
+    )
+    monkeypatch.setattr("chaos.rigs.load.SLOW_S", 6.0)
+    account = Account()
+    CLASSES[name].run(order(name, tmp_path, only=only), account)
+    assert account.findings, "the planted bug was not noticed"
+    if name == "clocks":
+        assert "goes back" in account.findings[0].what

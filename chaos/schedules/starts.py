@@ -12,6 +12,7 @@ refused and harms nothing, and whatever died when, the next start succeeds and l
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import secrets
 import select
@@ -36,6 +37,8 @@ from ringlog.supervision.tree import build_tree
 STEP_S = 10.0
 """An engine that does not reach its next call within this is stuck."""
 STEPS_MAX = 200
+ORDERS_MIN = 60
+"""Explored however late it is."""
 GATED = frozenset(
     {"create", "open_read", "lock", "unlock", "rename", "unlink", "make_dir", "sync_dir", "sync_file",
      "write_at", "exists", "list_dir"}
@@ -88,6 +91,7 @@ def _config(root: Path) -> settings.Config:
 
 def _engine(root: Path, gate: _Gate) -> None:
     """The life of one engine, as far as directories and numbers go."""
+    logging.disable(logging.CRITICAL)
     make = run_dir.make_shm_dir
 
     def random_and_say(count: int) -> str:
@@ -300,14 +304,15 @@ class Starts:
             raise Broken(f"shared memory is left behind although a later start and stop went well: {left}")
 
     def explore(self, switches: int, until: float, found: Callable[[Broken, str], None]) -> None:
-        """Every order with at most so many switches, each also with one kill; until monotonic `until`."""
+        """Every order with at most so many switches, each also with one kill; until monotonic `until`, but
+        ORDERS_MIN at least."""
         waiting: deque[tuple[int, str]] = deque([(0, "")])
         level = 0
         while waiting:
             cost, prefix = waiting.popleft()
             if cost > level:
                 self.exhausted, level = level, cost
-            if time.monotonic() > until:
+            if time.monotonic() > until and self.orders >= ORDERS_MIN:
                 return
             try:
                 taken = self.run_order(prefix)

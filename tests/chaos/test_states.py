@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from actors.wal_shard import recover
@@ -220,7 +222,8 @@ def test_an_account_has_what_was_done_and_counts_no_row_that_was_not_tried(tmp_p
     monkeypatch.setattr(states.edges, "ROWS", {"RF-66": edges.ROWS["RF-66"]})
     monkeypatch.setattr(states, "_all", lambda order, longest: iter([("append",), ("create",)]))
     account = Account()
-    states.run(order(tmp_path), account)
+    settings = {"sends_again_every": 50, "goes_on_every": 50, "verified_every": 10}
+    states.run(replace(order(tmp_path), settings=settings), account)
     assert account.counts["sequences"] == 2
     assert account.counts["recovered"] > 50
     assert account.faults["RF-66"] == account.counts["edited"] > 5

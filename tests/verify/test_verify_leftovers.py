@@ -45,7 +45,7 @@ def test_an_index_named_before_its_data_is_a_leftover(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("suffix", "steps"),
     [(".data", ("reclaim",)), (".tags", ("reclaim",)),
-     (".tags", ("relocate", "reclaim"))],
+     (".tags", ("relocate", "append", "reclaim"))],
 )  # fmt: skip
 def test_an_index_whose_data_was_removed_first_is_a_leftover(tmp_path, suffix, steps):
     """A reclaimer that was killed while it removed what no shard knows, a copy in the cold tier last."""

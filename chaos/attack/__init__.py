@@ -10,6 +10,7 @@ picks which), `rounds` (repetitions with other seeds while time lasts).
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ Row = Callable[[Arena, random.Random], int]
 """Attack; returns how many cases were tried. Raises Broken."""
 KNOWN = {
     "rows": [], "idle": sockets.IDLE_CONNECTIONS, "per_kind": envelopes.PER_KIND, "tags": names.TAGS,
-    "rounds": 1, "plants": 5,
+    "rounds": 1, "plants": 4,
 }  # fmt: skip
 LAST = "RF-113"
 """It searches what the others made the engine say."""
@@ -64,11 +65,15 @@ def run(order: Order, account: Account) -> None:
             if number and time.monotonic() - begun > order.seconds:
                 break
             for name, row in rows.items():
-                before = _try(account, place, before, name, row, order.seed + number)
+                after = _try(account, place, before, name, row, order.seed + number)
+                if after is None:
+                    return
+                before = after
         account.did("promised", place.audit())
 
 
-def _try(account: Account, place: Arena, before: Census, name: str, row: Row, seed: int) -> Census:
+def _try(account: Account, place: Arena, before: Census, name: str, row: Row, seed: int) -> Census | None:
+    """One row; what the next is measured against, or None when the engine is past all use."""
     begun = time.monotonic()
     try:
         cases = row(place, random.Random(f"{name}/{seed}"))
@@ -76,7 +81,9 @@ def _try(account: Account, place: Arena, before: Census, name: str, row: Row, se
     except (Broken, RinglogError) as e:
         account.found(f"{name}: {str(e).splitlines()[0][:500]}", f"{name}/{seed}", str(e))
         # What is broken stays so: the next row is measured against what there is now.
-        return place.warm()
+        with contextlib.suppress(Broken, RinglogError):
+            return place.warm()
+        return None
     finally:
         account.figures[f"{name}_s"] = round(time.monotonic() - begun, 2)
     account.did("cases", cases)

@@ -21,8 +21,8 @@ EDGES: tuple[Any, ...] = (
     0, 1, -1, 255, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1,
     -(1 << 63), "", "x", "mine.log", "a" * 255, "a" * 256, "../../x", "a\0b", b"", bytes(9),
     b"\xff" * 64, None, True, 1.5, float("nan"), float("inf"), [], [1] * 9, [[[[[]]]]], {}, {"a": 1},
-    {"ttl_ms": -1}, {"type": "log"}, {"cap_bytes": 1 << 63}, ["tag", "Eq", "x"], ["tag", "Glob", "x*"], ["tag", "Glob", 1],
-    "*", "a*b",
+    {"ttl_ms": -1}, {"type": "log"}, {"cap_bytes": 1 << 63}, ["tag", "Eq", "x"], ["tag", "Glob", "x*"],
+    ["tag", "Glob", 1], "*", "a*b",
 )  # fmt: skip
 """0, 1, most, one more, negative, of another type, absent, nested."""
 ENDING = frozenset({"EngineStop", "Drain"})

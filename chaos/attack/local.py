@@ -267,12 +267,25 @@ def _judge_plant(plant: Plant, path: Path, root: Path) -> None:
     outside = root / "outside"
     plant.how(path, outside)
     before = _contents(outside)
-    words = refusal_of(root, root / "planted.log")
+    try:
+        words = refusal_of(root, root / "planted.log")
+    finally:
+        _remove_shared_memory(root)
     must(words, f"{plant.what}: the engine started all the same")
     must(path.name in words, f"{plant.what}: the refusal does not name {path.name}: {words[-500:]}")
     is_typed = "Traceback" not in words or "ringlog.errors." in words
     must(is_typed, f"{plant.what}: an error of nobody's instead of a refusal: {words[-1500:]}")
     must(_contents(outside) == before, f"{plant.what}: something outside was changed")
+
+
+def _remove_shared_memory(root: Path) -> None:
+    """Of an engine that had to be killed: its directory's identity names it, as it does for the next start."""
+    try:
+        shm_dir = Path(json.loads((root / "data" / "meta" / "engine").read_bytes()).get("shm_dir", ""))
+    except (OSError, ValueError):
+        return
+    if shm_dir.parent == Path("/dev/shm") and shm_dir.name.startswith("ringlog-"):
+        shutil.rmtree(shm_dir, ignore_errors=True)
 
 
 def _contents(path: Path) -> dict[str, bytes]:

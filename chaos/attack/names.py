@@ -34,6 +34,8 @@ ANSWER_S_MAX = 4.0
 """For one delete by pattern over all tags; a pattern that backtracks would take years."""
 BOMB_BYTES = 60 << 20
 """Below the frame limit, and a thousand times what carries it."""
+HUGE_BYTES = 512 << 20
+"""What a body becomes that says it becomes little: seen in the memory of whoever believes its own header."""
 PEAK_GROWTH_MAX = 300 << 20
 
 
@@ -118,6 +120,7 @@ def compressed_frame(topic: m.TopicInfo, codec: Codec, packed: bytes, raw_len: i
 def bombs() -> list[tuple[str, Codec, bytes, int]]:
     """Bodies that grow a thousandfold, lie about it, come twice, or need a window of gigabytes."""
     small = zstandard.ZstdCompressor(level=3).compress(bytes(BOMB_BYTES))
+    huge = zstandard.ZstdCompressor(level=3).compress(bytes(HUGE_BYTES))
     plain = zstandard.ZstdCompressor(level=3, write_content_size=False).compress(bytes(BOMB_BYTES))
     parameters = zstandard.ZstdCompressionParameters(window_log=27, enable_ldm=True)
     wide = zstandard.ZstdCompressor(compression_params=parameters).compress(bytes(1 << 20))
@@ -125,6 +128,8 @@ def bombs() -> list[tuple[str, Codec, bytes, int]]:
     lying = b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", (1 << 31) - 8) + b"\x01\x00\x00"
     packed = lz4.block.compress(bytes(BOMB_BYTES), store_size=False)
     return [
+        ("is huge, says little", Codec.ZSTD, huge, 4_096), 
+        ("is huge, says a lot", Codec.ZSTD, huge, 50 << 20),
         ("grows", Codec.ZSTD, small, BOMB_BYTES), ("grows, says little", Codec.ZSTD, small, 4_096),
         ("says nothing", Codec.ZSTD, plain, BOMB_BYTES), ("lies in its header", Codec.ZSTD, lying, 1 << 20),
         ("comes twice", Codec.ZSTD, small + small, BOMB_BYTES), ("wide window", Codec.ZSTD, wide, 1 << 20),

@@ -36,6 +36,13 @@ HOLES = {
         from ringlog.topic.dedup import Producer, Producers
         Producers.get = lambda self, producer_id: Producer()
     """,
+    # Mutant 37: a body is believed and made before anything it says was compared.
+    "RF-103": """
+        import zstandard
+        from ringlog.frame import compress
+        compress._unpack_zstd = lambda packed, raw_len: zstandard.ZstdDecompressor().decompress(bytes(packed))
+        compress.DECOMPRESS_RATIO_MAX = 1 << 40
+    """,
     # Mutant 39: a payload in a log line.
     "RF-113": """
         import logging, sys

@@ -44,6 +44,8 @@ class Judgement:
     failed: int = 0
     read: int = 0
     """Records given to readers."""
+    deletes: int = 0
+    """Deletes that returned."""
     survivors: int = 0
     """Records in the final reads."""
 
@@ -163,6 +165,7 @@ class _Topic:
         is_delete = self.begun["what"] == What.DELETE
         done = is_delete & (self.outcome == Outcome.OK)
         tried = is_delete & (self.outcome != Outcome.FAIL)
+        self.found.deletes += int(done.sum())
         self.sure = _Steps(self.returned[done], self.begun["seq"][done])
         self.perhaps = _Steps(self.begun["at_ns"][tried], self.begun["seq"][tried])
 

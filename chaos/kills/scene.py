@@ -237,6 +237,7 @@ class Stage:
             self.total.add(judgement)
             account.did("client_ops", judgement.ops)
             account.did("acked", judgement.acked)
+            account.did("deletes", judgement.deletes)
             account.did("records_read", judgement.read)
             complaints = [f"{n} {kind}" for kind, n in judgement.wrong.items()] + complaints
             complaints += judgement.stories

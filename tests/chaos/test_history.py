@@ -69,6 +69,7 @@ def test_what_is_right_is_passed_and_counted(story):
     found = judge(np.concatenate(story.rows), ["t"])
     assert found.wrong == {}
     assert (found.ops, found.acked, found.read, found.survivors) == (7, 3, 5, 2)
+    assert found.deletes == 1
 
 
 def test_a_run_without_work_or_without_a_final_read_gets_no_verdict(story):

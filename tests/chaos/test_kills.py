@@ -137,6 +137,7 @@ def test_a_small_storm_holds_and_counts_its_work(tmp_path):
     assert account.findings == []
     assert account.counts["acked"] > 300
     assert account.counts["records_read"] > 300
+    assert account.counts["deletes"] > 0
     assert len(stage.pauses_ms) == 1
     assert set(os.listdir("/dev/shm")) <= before
 

@@ -4,7 +4,8 @@ calls         each changing disk call of twelve workloads x five errors x once o
               engine (power loss, kill, power loss with chance damage): `call_runs`; a first pass covers all
               with one end each, `cases` is how many there are with all ends
 lies          syncs that do nothing (RF-44), directories that cannot be synced (RF-56)
-lines         the process ends, or an exception is raised, at lines of six paths: `line_runs`. A death leaves
+lines         the process ends, or an exception is raised, at lines of six paths and (exceptions alone) of the
+              gateway's core: `line_runs`. A death leaves
               what lies on the disk, so that lines between which nothing was given to the disk or
               acknowledged leave the same: one of each such stretch is run, and `lines_covered` counts the
               executed lines in them all. Exceptions are run line by line
@@ -27,7 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from chaos.order import Account, CannotRun, Order
-from chaos.sweeps import allocations, calls, lines
+from chaos.sweeps import allocations, calls, gateway, lines
 from chaos.sweeps.house import Broken, Image
 from chaos.sweeps.judge import ENDS
 from chaos.sweeps.workloads import BY_NAME, WORKLOADS
@@ -59,6 +60,7 @@ def run(order: Order, account: Account) -> None:
         return lambda: time.monotonic() - began < order.seconds * share
 
     collect = _fork(lambda mine: _calls(order, images, int(settings["ends"]), mine, within))
+    _gateway(account)
     _deaths(images, account, within(DEATHS_SHARE))
     _exceptions(order, images, account, within(EXCEPTIONS_SHARE))
     _recoveries(order, images, account, within(RECOVERIES_SHARE))
@@ -79,6 +81,8 @@ def replay(order: Order, case: str) -> None:
     elif kind == "line":
         at = lines.Case.parse(case)
         print(lines.run_case(at, BY_NAME[at.workload].image()))
+    elif kind == "gateway":
+        print(gateway.run_one(int(rest[0])))
     elif kind == "lie":
         workload = BY_NAME[rest[0]]
         calls.run_lie(workload, workload.image(), int(rest[1]), directories=rest[2] == "1")
@@ -203,6 +207,22 @@ def _line(case: lines.Case, images: dict[str, Image], account: Account, *rows: s
     except Broken as e:
         account.found(f"{case.workload}: {e}", str(case))
     account.did("line_runs", 1, *rows)
+
+
+def _gateway(account: Account) -> None:
+    """An exception at the first execution of every line of the gateway's core."""
+    gateway.lines_of()  # The first conversation fills caches that the second finds filled.
+    first: dict[lines.Line, int] = {}
+    for number, line in enumerate(gateway.lines_of(), 1):
+        first.setdefault(line, number)
+    for number in first.values():
+        try:
+            gateway.run_one(number)
+        except lines.TooFew:
+            continue
+        except Broken as e:
+            account.found(str(e), f"gateway:{number}")
+        account.did("line_runs", 1, "RF-22")
 
 
 def _deaths(images: dict[str, Image], account: Account, is_time: Until) -> None:

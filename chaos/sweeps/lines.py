@@ -47,7 +47,7 @@ class TooFew(Exception):
     """The act executed fewer lines this time."""
 
 
-class _Tracer:
+class Tracer:
     """Counts executed lines of the product; at the k-th it calls `strike`, once."""
 
     def __init__(
@@ -58,7 +58,7 @@ class _Tracer:
         self._nth, self._strike, self._on_line = nth, strike, on_line
         self._known: dict[str, bool] = {}
 
-    def __enter__(self) -> _Tracer:
+    def __enter__(self) -> Tracer:
         sys.settrace(self._call)
         return self
 
@@ -105,7 +105,7 @@ def lines_of(workload: Workload, image: Image) -> list[Line]:
     """Every line that the act executes, in order, when nothing happens."""
     found: list[Line] = []
     house = begin(workload, image)
-    with _Tracer(0, lambda: None, found.append):
+    with Tracer(0, lambda: None, found.append):
         act(workload, house)
     if house.model.failed:
         raise Broken(f"{workload.name} fails without a fault")
@@ -117,7 +117,7 @@ def stretches_of(workload: Workload, image: Image) -> list[tuple[int, int]]:
     lines_of(workload, image)  # The first life fills caches that the second finds filled.
     house = begin(workload, image)
     known: list[tuple[Any, ...]] = []
-    with _Tracer(0, lambda: None, on_line=lambda _: known.append(_survivors(house))):
+    with Tracer(0, lambda: None, on_line=lambda _: known.append(_survivors(house))):
         act(workload, house)
     firsts = [at for at, each in enumerate(known) if at == 0 or each != known[at - 1]]
     return [(at + 1, stop - at) for at, stop in itertools.pairwise([*firsts, len(known)])]
@@ -156,7 +156,7 @@ def run_case(case: Case, image: Image) -> Line:
         raise error
 
     caught: BaseException | None = None
-    tracer = _Tracer(case.nth, strike)
+    tracer = Tracer(case.nth, strike)
     with tracer:
         try:
             act(workload, house)
@@ -205,7 +205,7 @@ def recover_killed(image: Image, deaths: int, chance: random.Random) -> int:
 
 def _count(image: Image) -> int:
     house = House(image)
-    with _Tracer(0, lambda: None) as tracer:
+    with Tracer(0, lambda: None) as tracer:
         house.start()
     return tracer.count
 
@@ -215,7 +215,7 @@ def _die_in_start(house: House, nth: int) -> int:
         house.faulty.halted = True
         raise Halted("the process is dead")
 
-    tracer = _Tracer(nth, strike)
+    tracer = Tracer(nth, strike)
     # A recovery after a death may be shorter than the first, and end before it dies.
     with tracer, contextlib.suppress(Halted):
         house.start()

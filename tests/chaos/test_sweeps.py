@@ -8,11 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from actors.compactor.checkpoint import Checkpoint
+from actors.gateway.core import Gateway
 from actors.wal_shard.checkpoint import Checkpoint as ShardCheckpoint
 from actors.wal_shard.core import ShardCore
 from chaos import sweeps
 from chaos.order import Account
-from chaos.sweeps import allocations, calls, lines
+from chaos.sweeps import allocations, calls, gateway, lines
 from chaos.sweeps.house import Broken, House
 from chaos.sweeps.judge import ENDS, KILL, POWER_LOSS, end_and_judge
 from chaos.sweeps.workloads import BY_NAME, WORKLOADS
@@ -149,6 +150,25 @@ def _is_caught(case: lines.Case) -> bool:
     except (Broken, KeyError):
         return True
     return False
+
+
+def test_an_exception_that_the_gateway_swallows_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant 40, in another core."""
+    account = Account()
+    sweeps._gateway(account)
+    assert account.counts["line_runs"] > 200
+    assert not account.findings
+    handle = Gateway.handle
+
+    def careless(self: Gateway, events: list[object]) -> list[object]:
+        try:
+            return handle(self, events)
+        except Exception:  # noqa: BLE001  the mistake
+            return []
+
+    monkeypatch.setattr(Gateway, "handle", careless)
+    with pytest.raises(Broken):
+        gateway.run_one(len(gateway.MESSAGES) * 10)
 
 
 def _lines(name: str) -> list[lines.Line]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ from ringlog.testing.shard_world import DATA
 WARM_STEPS = 3
 UNSYNCED_TRIES = 8
 """Records of class `disk` that are sent until one of them lies unsynced in the cache."""
+_libc = ctypes.CDLL(None)
 SYNC_CALLS = frozenset({"sync_data", "sync_file", "sync_dir"})
 
 
@@ -275,6 +277,33 @@ def records_unreadable(bench: Bench) -> None:
     bench.account.did("read errors under a reader")
 
 
+def device_lies(bench: Bench) -> None:
+    """The device says yes to syncs and does nothing (RF-44 below a real file system): what was acked then may
+    be gone, but what remains is what was there before, dense and unforged."""
+    life = bench.life
+    honest = len(life.promises.frames)
+    # What the file system itself still has in memory belongs to the honest time.
+    fd = os.open(bench.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _libc.syncfs(fd)
+    finally:
+        os.close(fd)
+    bench.stored.store.mode("drop")
+    for _ in range(3):
+        life.send("f", [life.payload(700)])
+    life.end()
+    bench.stored.power_cycle()
+    for frame in life.promises.frames[honest:]:
+        frame.first_seq = frame.acked_ns = 0
+    life.promises.highest.clear()
+    life.recover()
+    if all(frame.is_shown for frame in life.promises.frames[honest:]):
+        raise Broken("the rig dropped nothing")
+    life.send("f", [life.payload()])
+    bench.power_cycle_and_judge()
+    bench.account.did("cases", 1, "RF-44")
+
+
 def _start_must_fail(bench: Bench, what: str) -> None:
     life, errors = bench.life, bench.stored.store.seen()
     try:
@@ -298,6 +327,7 @@ CASES: dict[str, Callable[[Bench], None]] = {
     "dead": device_vanishes,
     "recovery": log_unreadable,
     "reader": records_unreadable,
+    "lies": device_lies,
 }
 
 

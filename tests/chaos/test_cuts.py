@@ -134,7 +134,7 @@ def test_block_states_show_a_sync_that_is_left_out(tmp_path, call):
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_failing_devices_are_survived(tmp_path, kind):
-    names = ("once", "trap", "between", "dead", "recovery", "reader")
+    names = ("once", "trap", "between", "dead", "recovery", "reader", "lies")
     check = "assert account.counts['sync_failures'] >= 3 and account.faults['RF-42'] == 1, account.counts"
     in_private_mounts(SYNCS + HOLDS + check, tmp_path, kind, *names)
 

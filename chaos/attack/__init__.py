@@ -18,7 +18,7 @@ from functools import partial
 
 from chaos.attack import envelopes, local, names, rights, secrets, sockets
 from chaos.attack.arena import Arena, Broken, Census, arena
-from chaos.order import Account, Order
+from chaos.order import Account, CannotRun, Order
 from ringlog.errors import RinglogError
 
 Row = Callable[[Arena, random.Random], int]
@@ -78,6 +78,9 @@ def _try(account: Account, place: Arena, before: Census, name: str, row: Row, se
     try:
         cases = row(place, random.Random(f"{name}/{seed}"))
         place.judge(before)
+    except CannotRun as e:
+        account.skip(name, str(e))
+        return before
     except (Broken, RinglogError) as e:
         account.found(f"{name}: {str(e).splitlines()[0][:500]}", f"{name}/{seed}", str(e))
         # What is broken stays so: the next row is measured against what there is now.

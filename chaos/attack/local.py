@@ -19,6 +19,7 @@ from pathlib import Path
 
 import ringlog
 from chaos.attack.arena import Arena, Broken, must
+from chaos.order import CannotRun
 from ringlog.cli.passes import COMPACTOR, ask_actor
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.testing.real_engine import engine, wait_until
@@ -108,7 +109,12 @@ def _may(act: Callable[[], object]) -> bool:
 
 
 def as_nobody(act: Callable[[], list[str]]) -> list[str]:
-    """Run it in a child that is another user; returns what it returns. Raises Broken when it could not."""
+    """Run it in a child that is another user; returns what it returns.
+
+    Raises Broken when the child failed, CannotRun where nobody may become another user.
+    """
+    if os.geteuid() != 0:
+        raise CannotRun("only root can be another user: run it as root")
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -279,7 +285,7 @@ def _judge_plant(plant: Plant, path: Path, root: Path) -> None:
 
 
 def _remove_shared_memory(root: Path) -> None:
-    """Of an engine that had to be killed: its directory's identity names it, as it does for the next start."""
+    """Of an engine that had to be killed: the identity in its directory names it, as for its next start."""
     try:
         shm_dir = Path(json.loads((root / "data" / "meta" / "engine").read_bytes()).get("shm_dir", ""))
     except (OSError, ValueError):

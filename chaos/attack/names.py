@@ -128,7 +128,7 @@ def bombs() -> list[tuple[str, Codec, bytes, int]]:
     lying = b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", (1 << 31) - 8) + b"\x01\x00\x00"
     packed = lz4.block.compress(bytes(BOMB_BYTES), store_size=False)
     return [
-        ("is huge, says little", Codec.ZSTD, huge, 4_096), 
+        ("is huge, says little", Codec.ZSTD, huge, 4_096),
         ("is huge, says a lot", Codec.ZSTD, huge, 50 << 20),
         ("grows", Codec.ZSTD, small, BOMB_BYTES), ("grows, says little", Codec.ZSTD, small, 4_096),
         ("says nothing", Codec.ZSTD, plain, BOMB_BYTES), ("lies in its header", Codec.ZSTD, lying, 1 << 20),

@@ -9,9 +9,10 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from chaos.world.clients import Client, Producer, Reader
+from chaos.world.clients import Producer
 from chaos.world.engine import COLD, Engine
 from chaos.world.model import Broken, Model
+from chaos.world.readers import Reader
 from chaos.world.tasks import NS
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, RinglogError, TopicNotFound
@@ -190,4 +191,4 @@ def _short(before: Any, after: Any) -> str:
     return f"{before[:-1]} into {after[:-1]}; gone {sorted(gone)[:20]}, new {sorted(new)[:20]}"
 
 
-__all__ = ["Client", "Examiner"]
+__all__ = ["Examiner"]

@@ -11,13 +11,14 @@ from typing import Any
 
 from chaos.world import actors, gateway, shards
 from chaos.world.cases import Failed
-from chaos.world.clients import Admin, Client, Producer, Reader
+from chaos.world.clients import Admin, Producer
 from chaos.world.disks import FAULTS, Armed
 from chaos.world.engine import Child, Engine
 from chaos.world.examine import Examiner
 from chaos.world.model import Broken, Model
 from chaos.world.plan import FAULTS as FAULT_STEPS
 from chaos.world.plan import Step, options_of, steps_of
+from chaos.world.readers import Reader
 from chaos.world.tasks import NS, Loop, Process
 
 REST_S = 90.0
@@ -312,4 +313,4 @@ class Simulation:
         return "\n".join(lines)
 
 
-__all__ = ["Client", "Failed", "Simulation"]
+__all__ = ["Failed", "Simulation"]

@@ -250,7 +250,7 @@ class TestEngine:
     def _shm_dir(self) -> str:
         try:
             return self.info.shm_dir
-        except (NotConnected, OSError):  # OSError: a test took the disk away.
+        except (NotConnected, UsageError):  # UsageError: a test took the disk away.
             return self._shm_dir_known
 
     def _clear(self, shm_dir: str) -> None:

@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from chaos.states import actors
 from chaos.states.case import TRAP, Case
@@ -143,7 +142,7 @@ class Explorer:
     tally: Tally
     share: Share
     offline: Offline | None = None
-    _again: dict[Hashable, dict[str, Any]] = field(default_factory=dict)
+    _again: dict[Hashable, bytes] = field(default_factory=dict)
     _done: dict[Steps, int] = field(default_factory=dict)
     """Histories explored -> how many operations they have: what begins like one of them is known so far."""
 

@@ -12,6 +12,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import xxhash
+
 from chaos.states import actors
 from chaos.states.actors import COLD
 from chaos.states.images import Image
@@ -26,6 +28,8 @@ from ringlog.testing.shard_world import Gone, Marks, World
 from ringlog.testing.simulated_disk import SimulatedDisk
 from ringlog.types import Durability
 
+AGAIN_MAX = 500_000
+"""Disks after a first recovery that are remembered."""
 LATER_SALTS = 1 << 20
 LATER_S = 3_600.0
 """An image is recovered so much later than its history began."""
@@ -136,9 +140,9 @@ class Depth:
     """Every producer sends everything once more, and something new."""
     goes_on: bool = False
     """Compactor, relocator and reclaimer have a round each."""
-    again: dict[Hashable, dict[str, Any]] = field(default_factory=dict)
-    """What the second recovery found on disks that a first one left: of two that are equal byte for byte one
-    is recovered again."""
+    again: dict[Hashable, bytes] = field(default_factory=dict)
+    """Hash of what the second recovery found on disks that a first one left: of two that are equal byte for
+    byte one is recovered again."""
 
 
 def new_world(disk: Disk, incarnation: int) -> World:
@@ -164,9 +168,12 @@ def judge(
         world.kill()
         laid = Laid.on(disk)
         key = (laid.key, world.boot_id, world.incarnation)
-        if depth.again.get(key) != first or depth.goes_on or depth.sends_again:
+        said = xxhash.xxh3_128_digest(repr(first).encode())
+        if depth.again.get(key) != said or depth.goes_on or depth.sends_again:
             _restart(world, first, "recovering twice changes the state")
-            depth.again[key] = first
+            if len(depth.again) >= AGAIN_MAX:
+                depth.again.clear()
+            depth.again[key] = said
         if depth.offline is not None:
             depth.offline.check(laid, _told(first))
         if depth.goes_on:

@@ -24,8 +24,8 @@ from ringlog.verify.segment_decoder import DATA_HEADER_BYTES, read_data_header
 from ringlog.verify.wal_decoder import Walk, read_header
 
 APPEND = 1
-KEPT_MAX = 200_000
-"""Images whose verification is remembered."""
+KEPT_MAX = 20_000
+"""Images, and files, whose verification is remembered."""
 
 Record = tuple[int, int, int]
 """topic_id, epoch, number."""

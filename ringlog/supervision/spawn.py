@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 import ringlog
 from ringlog import hardening
 
-CHILD_OOM_SCORE = 0
+CHILD_OOM_SCORE = 100
 SUPERVISOR_OOM_SCORE = -500
-"""When memory runs out the kernel should take a child, which is replaced, and not who replaces it."""
+"""When memory runs out the kernel should take a child, which is replaced, and not who replaces it. To lower
+one's own score needs a privilege that a daemon has not (SEC-26); to raise a child's needs none."""
 
 _KEPT_VARIABLES = frozenset(
     {

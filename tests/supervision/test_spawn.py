@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+from ringlog.supervision import spawn
 from ringlog.supervision.spawn import Child, actor_command, child_environment
 
 SLEEP = "import signal; print('up', flush=True); signal.pause()"
@@ -93,3 +94,15 @@ def test_a_child_finds_the_same_code_wherever_it_runs() -> None:
 
 def test_an_actor_is_started_by_its_kind_and_never_from_the_working_directory() -> None:
     assert actor_command("wal_shard", "{}") == [sys.executable, "-P", "-m", "actors.wal_shard", "{}"]
+
+
+def test_a_child_is_taken_for_its_memory_before_who_replaces_it():
+    """RF-17: without any privilege, so by raising the child's score and not by lowering ours."""
+    child = Child([sys.executable, "-c", "import signal; signal.pause()"], dict(os.environ))
+    try:
+        with open(f"/proc/{child.pid}/oom_score_adj") as theirs, open("/proc/self/oom_score_adj") as ours:
+            assert int(theirs.read()) >= spawn.CHILD_OOM_SCORE > max(0, spawn.SUPERVISOR_OOM_SCORE)
+            assert int(ours.read()) < spawn.CHILD_OOM_SCORE
+    finally:
+        child.send(signal.SIGKILL)
+        child.reap()

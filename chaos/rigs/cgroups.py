@@ -45,17 +45,11 @@ class Group:
             self._came_from[pid] = before
 
     def limit_memory(self, size: int) -> None:
-        """Bound the bytes charged from now on (and what was, where the kernel moves charges); -1: none."""
+        """Bound the bytes charged since a process came; what it had before is not counted. -1: none."""
         if self.is_v1:
             self._write("memory.limit_in_bytes", size)
         else:
             self._write("memory.max", "max" if size < 0 else size)
-
-    def move_charges(self) -> None:
-        """What a process has already goes with it. Call before `take`; version 2 never does it."""
-        if self.is_v1:
-            with contextlib.suppress(OSError):
-                (self.path / "memory.move_charge_at_immigrate").write_text("1")
 
     @property
     def memory_used(self) -> int:

@@ -51,6 +51,8 @@ class Specimen:
     boot_id: bytes
     now_us: int
     salt: int
+    absorbed: frozenset[str] = frozenset()
+    """Log files that wait to be unlinked: a snapshot stands for them."""
     earlier: dict[str, bytes] = field(default_factory=dict)
     """The files as they were last week, so to speak: before the last round of appends."""
 
@@ -142,6 +144,7 @@ def make_specimen(seed: int, *, is_marked: bool = True) -> Specimen:
     if is_marked:
         for _ in range(3):
             world.tick(0.2)
+    waiting = [path for run in world.runs.values() for path in run.found.waiting]
     marks = {shard: Marks(each.published, each.durable) for shard, each in world.marks.items()}
     world.kill()
     _identify(disk, world.incarnation)
@@ -149,7 +152,7 @@ def make_specimen(seed: int, *, is_marked: bool = True) -> Specimen:
     files = dict(_files(disk, directories))
     return Specimen(
         files, directories, marks, world.incarnation, world.boot_id, world.clock.now_us(), world.next_salt(),
-        earlier,
+        frozenset(f"{DATA}/{path}" for _, path in waiting), earlier,
     )  # fmt: skip
 
 

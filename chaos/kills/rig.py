@@ -25,7 +25,8 @@ ORPHANS_S = 30.0
 SETTINGS: dict[str, Any] = {
     "wal.shards": 2, "wal.file_bytes": "1MiB", "gateway.enabled": True, "storage.enabled": True,
     "storage.own_segment_bytes": "64KiB", "storage.segment_bytes": "1MiB", "storage.reclaim_interval_s": 0.2,
-    "cold.interval_s": 0.2, "cold.hot_segments": 0, "supervisor.restart_max": 1_000, "data.min_free_bytes": 0,
+    "cold.interval_s": 0.2, "cold.hot_segments": 0, "supervisor.restart_max": 1_000, "supervisor.drain_s": 40,
+    "data.min_free_bytes": 0,
 }  # fmt: skip
 """Small files, and background work without rest, so that every step is passed often."""
 

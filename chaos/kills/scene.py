@@ -144,11 +144,14 @@ class Scene:
     # -- the end ------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """End the load, read everything, stop, verify, and note whatever is wrong."""
+        """End the load, kill everything once more, read it all, stop, verify, and note whatever is wrong."""
         engine, load = self.engine, self.load
         try:
             engine.wait_serving()
             load.end()
+            # What clients were told last has nobody who could have written it down again since.
+            self.kill_all()
+            engine.wait_serving()
             self.judgement = load.verdict()
             self._wait_rings()
         except (Stuck, NothingToJudge, RinglogError) as e:

@@ -231,26 +231,34 @@ def _final(client: Client, task: Task, journal: Journal, _: _End, report: Report
 
 
 def _delete(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
-    """Delete all but the last records, now and then."""
-    name, pace, below = task.topics[task.topic], _Pace(task.per_s), 0
+    """Delete all but the last records, now and then, and once more as the last of all: what a crash soon
+    after takes back is not hidden by a later delete."""
+    pace, below = _Pace(task.per_s), 0
     while not end.is_set:
         pace.wait(1, end)
-        try:
-            wanted = client.topics.state(name).head_seq - task.keep
-        except RinglogError as e:
-            report.failed(f"{type(e).__name__}: {e}")
-            continue
-        if wanted <= below:
-            continue
-        below = wanted
-        ops = journal.begin(What.DELETE, task.topic, seq=below)
-        report.ops += 1
-        try:
-            client.topics.delete_records(name, before_seq=below)
-        except RinglogError as e:
-            _failed(journal, task.topic, ops, Outcome.UNKNOWN, e, report)
-        else:
-            journal.end(task.topic, ops, Outcome.OK)
+        below = _delete_below(client, task, journal, report, below, task.keep)
+    _delete_below(client, task, journal, report, below, task.keep // 3)
+
+
+def _delete_below(client: Client, task: Task, journal: Journal, report: Report, below: int, keep: int) -> int:
+    """Returns where the topic begins now, as far as we know."""
+    name = task.topics[task.topic]
+    try:
+        wanted = client.topics.state(name).head_seq - keep
+    except RinglogError as e:
+        report.failed(f"{type(e).__name__}: {e}")
+        return below
+    if wanted <= below:
+        return below
+    ops = journal.begin(What.DELETE, task.topic, seq=wanted)
+    report.ops += 1
+    try:
+        client.topics.delete_records(name, before_seq=wanted)
+    except RinglogError as e:
+        _failed(journal, task.topic, ops, Outcome.UNKNOWN, e, report)
+    else:
+        journal.end(task.topic, ops, Outcome.OK)
+    return wanted
 
 
 def _operate(task: Task, end: _End, report: Report) -> None:

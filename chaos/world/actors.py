@@ -15,6 +15,7 @@ from actors.compactor.checkpoint import Checkpoint, Workplace
 from actors.compactor.schedule import Schedule, Waiting
 from actors.compactor.shards import Shard
 from actors.reclaimer import rewriter as reclaimer_rewriter
+from actors.reclaimer import rounds as reclaimer_rounds
 from actors.reclaimer.pace import Pace
 from actors.reclaimer.rewriter import Rewriter
 from actors.reclaimer.rounds import Reclaimer
@@ -46,6 +47,8 @@ from ringlog.tier.copies import Copies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.ownership import claim
 
+DAMAGE_WORDS = frozenset({"index not readable", "segments not rewritten"})
+
 
 @contextmanager
 def seeded_salts(rng: Any) -> Iterator[None]:
@@ -59,6 +62,23 @@ def seeded_salts(rng: Any) -> Iterator[None]:
     finally:
         for module in modules:
             module.secrets = secrets
+
+
+@contextmanager
+def listening(engine: Engine) -> Iterator[None]:
+    """Hear what the reclaimer says of damage: it goes on without the segment, and here there is none."""
+
+    def hear(logger: Any, level: int, event: str, **facts: Any) -> None:
+        reason = str(facts.get("reason", ""))
+        if event in DAMAGE_WORDS and "call=" not in reason and not engine.damage:  # errors of the disk say it
+            engine.damage = f"{event}: {reason}"
+
+    module: Any = reclaimer_rounds
+    said, module.say = module.say, hear
+    try:
+        yield
+    finally:
+        module.say = said
 
 
 class Asking:
@@ -189,6 +209,8 @@ def reclaimer(engine: Engine, child: Child, process: Process) -> None:
             actor.round()
         except ShuttingDown:
             engine.counts["rounds cut short"] += 1
+        if engine.damage:
+            raise Broken(f"the reclaimer finds damage, and nothing was damaged: {engine.damage}")
         now = Counter(dropped=actor.counts.dropped, rewritten=actor.counts.rewritten)
         engine.counts["segments dropped"] += now["dropped"] - before["dropped"]
         engine.counts["segments rewritten"] += now["rewritten"] - before["rewritten"]

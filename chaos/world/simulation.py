@@ -73,7 +73,8 @@ class Simulation:
         """Live through all of it; raises Failed."""
         gc.disable()
         try:
-            with actors.seeded_salts(random.Random(f"salts {self.seed}")):
+            salts = random.Random(f"salts {self.seed}")
+            with actors.seeded_salts(salts), actors.listening(self.engine):
                 self._live()
         except Exception as e:
             raise Failed(f"{type(e).__name__}: {e}", self.story(getattr(e, "topic", ""))) from e

@@ -229,3 +229,12 @@ def test_an_account_has_what_was_done_and_counts_no_row_that_was_not_tried(tmp_p
     assert account.faults["RF-66"] == account.counts["edited"] > 5
     assert not account.faults["RF-60"]
     assert not account.findings
+
+
+# -- mutants of edited images -----------------------------------------------------------------------------
+
+
+def test_refusing_to_start_on_an_empty_newest_file_is_caught(monkeypatch):
+    """RF-68."""
+    monkeypatch.setattr(recover, "holds_marks", lambda read, size: True)
+    assert any(is_broken("RF-68", edge) for edge in edges.edges("RF-68"))

@@ -34,7 +34,7 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
     """Mean size of a record."""
     timeout_s: float = 60.0
     """For one operation."""
-    keep: int = 300
+    keep: int = 150
     """Records a deleter leaves."""
     key_from: int = 0
     """First key of a keyed writer."""

@@ -158,6 +158,8 @@ def vanishes(order: Order, kind: str, account: Account) -> None:
             stored.store.mode("dead")
             until(lambda: len(traffic.errors) >= len(TOPICS), WAIT_S)
             traffic.end()
+            if not (traffic.errors and stored.store.seen()["write_errors"]):
+                raise Broken("the device was gone, and nobody noticed")
             host.power_off()
         stored.power_cycle()
         _judge(root, traffic, account)

@@ -205,13 +205,9 @@ class Explorer:
             for again in tree.after_power_loss(number):
                 if tally.is_new(again, facts, POWER_LOSS):
                     with case.named(how.name, image.key(), number, again.key()):
-                        judge(
-                            again,
-                            facts,
-                            POWER_LOSS,
-                            incarnation=2_000,
-                            depth=Depth(self.offline, sends_again=False),
-                        )
+                        is_verified = tally.recoveries % self.share.verified_every == 0
+                        depth = Depth(self.offline if is_verified else None, False, again=self._again)
+                        judge(again, facts, POWER_LOSS, incarnation=2_000, depth=depth)
                     tally.judged += 1
                     tally.recoveries += 1
 

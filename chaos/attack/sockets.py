@@ -20,6 +20,9 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 IDLE_CONNECTIONS = 1_500
 IDLE_CONNECTIONS_NIGHT = 5_000
 DROPPED_CONNECTIONS = 500
+UNFINISHED = 20
+HANDSHAKE_S = 5.0
+"""What docs/security.md gives a handshake."""
 PARTS = 100_000
 CHUNK = 65_536
 REPLAY_ROUNDS = 8
@@ -38,6 +41,9 @@ def floods(arena: Arena, dice: random.Random, *, idle: int = IDLE_CONNECTIONS) -
     opened = 0
     try:
         with contextlib.ExitStack() as held:
+            unfinished = [held.enter_context(arena.raw()) for _ in range(UNFINISHED)]
+            for raw in unfinished:
+                raw.sendall(GREETING[:11])
             for number in range(idle):
                 raw = held.enter_context(arena.raw())
                 if number % 2:
@@ -51,9 +57,24 @@ def floods(arena: Arena, dice: random.Random, *, idle: int = IDLE_CONNECTIONS) -
                     raw.sendall(GREETING)
                 opened += 1
             arena.use()
+            for raw in unfinished:
+                must(_is_ended(raw), "a handshake that is never finished is waited for without end")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return opened
+
+
+def _is_ended(raw: socket.socket) -> bool:
+    """Does the other end close it, in the time a handshake has and as much again?"""
+    raw.settimeout(HANDSHAKE_S * 2)
+    try:
+        while raw.recv(CHUNK):
+            continue
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def identities(arena: Arena, dice: random.Random) -> int:

@@ -69,10 +69,11 @@ def no_memory(bench: Bench, chance: random.Random) -> None:
 @contextlib.contextmanager
 def _no_descriptors(pid: int) -> Iterator[None]:
     """The process can open nothing beyond the descriptors it has."""
-    used = max(int(name) for name in os.listdir(f"/proc/{pid}/fd")) + 1
+    used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    # Holes below the highest one can still be used: they are the reserve any program has by chance.
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, limits[1]))
+    # The lowest free number: those above it that are open stay open, and nothing else can be.
+    free = next(number for number in range(len(used) + 1) if number not in used)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, limits[1]))
     try:
         yield
     finally:

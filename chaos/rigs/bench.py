@@ -21,6 +21,7 @@ from ringlog.verify.directory import verify_directory
 
 SHARDS = 2
 CLIENT_TIMEOUT_MS = 5_000
+RING_BYTES = 4 << 20
 
 
 def topics_of(prefix: str, each: int = 1) -> list[str]:
@@ -122,6 +123,8 @@ def bench(
     root = directory or order.scratch / f"engine-{time.monotonic_ns()}"
     base: dict[str, dict[str, Any]] = {
         "wal": {"shards": SHARDS},
+        # Shared memory is the host's, and other classes have engines in it at the same time.
+        "run": {"ring_bytes": RING_BYTES, "settle_entries": 4_096},
         "supervisor": {"restart_max": 200, "restart_window_s": 60.0},
     }
     for section, values in (settings or {}).items():

@@ -196,6 +196,9 @@ class Bench:
             if path in files:
                 real.parent.mkdir(parents=True, exist_ok=True)
                 real.write_bytes(files[path])
+                if path in self._fds:  # it may have been away, and be another file under its name
+                    os.close(self._fds[path])
+                    self._fds[path] = os.open(real, os.O_RDWR)
             else:
                 real.unlink(missing_ok=True)
 

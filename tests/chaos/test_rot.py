@@ -77,6 +77,14 @@ def test_larger_damage_is_detected_or_changes_nothing(bench: Bench) -> None:
     assert wrong == {}
 
 
+def test_flips_are_seen_in_a_file_that_was_away(bench: Bench) -> None:
+    """The bench puts a file back under its name; it must be that one which is damaged next."""
+    away = next(case for case in cases.whole_files(bench.specimen) if case.name.endswith("wal-1-7.log"))
+    assert away.name.startswith("missing")
+    assert judge_case(bench, away, Account()) == ""
+    assert flips_of(bench, "wal-1-7.log", 3) == []
+
+
 def test_the_last_acknowledged_frame_is_covered_by_the_board() -> None:
     """RF-72."""
     specimen = make_specimen(1, is_marked=False)

@@ -260,7 +260,7 @@ class Admin(Client):
         return not self.todo and not self.is_busy
 
     def live(self) -> None:
-        """Do what there is, for ever. What fails is not tried again: it may have happened or not."""
+        """Do what there is, for ever. A delete that fails is not tried again: it may have happened or not."""
         while True:
             while self.todo:
                 what, topic, rng = self.todo.popleft()
@@ -270,6 +270,9 @@ class Admin(Client):
                     self.engine.counts[what] += 1
                 except RinglogError as e:
                     self.engine.tell(topic, f"{what}: {type(e).__name__}: {e}")
+                    if what == "put":  # may be repeated, and without topics there is no work
+                        self.todo.append((what, topic, rng))
+                        self.engine.loop.pause(0.1)
                 self.is_busy = False
             self.engine.loop.wait(self.news, 0.1)
 

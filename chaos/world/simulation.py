@@ -93,6 +93,9 @@ class Simulation:
         self._calm_down()
         examiner = Examiner(self.engine, self.model, self.options["topics"], self.rest)
         self.rest("every client is served again", self._is_served)
+        for name in self.options["topics"]:
+            self.admin.todo.append(("put", name, random.Random(name)))
+        self.rest("every topic is there", self._is_served)
         for reader in self.readers:
             reader.is_stopping = True
         examiner.look_at_everything(self.producers, random.Random(f"last {self.seed}"))

@@ -190,8 +190,9 @@ def cut_under_readers(bench: Bench, chance: random.Random) -> None:
     folder = Path(bench.host.data_dir)
 
     def sealed() -> list[Path]:
-        # Ids rise: the last topic made has the last folder.
-        return list(max(folder.glob("topics/*"), default=folder).glob("seg-*.data"))
+        # By size: ids do not tell which topic came last, and no other one of the bench is so large.
+        by_topic = [list(topic.glob("seg-*.data")) for topic in folder.glob("topics/*")]
+        return max(by_topic, key=lambda paths: sum(path.stat().st_size for path in paths), default=[])
 
     bench.wait("sealed segments", lambda: sum(path.stat().st_size for path in sealed()) > 4_000_000)
     before = bench.pids

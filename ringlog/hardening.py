@@ -76,7 +76,10 @@ def name_process(name: str) -> None:
 
 
 def work_in_background() -> None:
-    """Take the CPU when nobody else wants it: whoever commits pushes us aside when he wakes up."""
+    """Let the calling thread, and what it starts, take the CPU when nobody else wants it.
+
+    Whoever commits pushes it aside when he wakes up. There is no way back without rights.
+    """
     os.setpriority(os.PRIO_PROCESS, 0, BACKGROUND_NICE)
     # Not refused to anybody, but by a sandbox that forbids the call; then niceness must do.
     with contextlib.suppress(OSError):

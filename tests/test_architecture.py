@@ -115,6 +115,7 @@ SHELL_SIDE: dict[str, str] = {
     "actors.compactor.shell": "the loop, and the socket for operators",
     "actors.compactor.checkpoint": "makes segments and snapshots, unlinks the log",
     "actors.compactor.logfile": "reads the log",
+    "actors.compactor.passes": "runs passes in threads",
     "actors.compactor.marking": "marks deleted records in segments",
     "actors.relocator.shell": "the socket, the threads that fetch and the one that moves",
     "actors.relocator.mover": "copies segments and deletes what was copied",

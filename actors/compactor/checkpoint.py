@@ -133,7 +133,7 @@ class Checkpoint:
     def _seal_pass(self, appends: Appends) -> None:
         self._removed |= appends.removed
         gathered = appends.gathered()
-        if not len(gathered.words):
+        if not len(gathered):
             return
         live = self.shard.live(gathered.topics())
         ordered = Ordered(gathered, live, self._sealed)

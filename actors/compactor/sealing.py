@@ -41,9 +41,7 @@ class Appends:
         """Bytes of the buffers that are kept."""
         self.removed: set[int] = set()
         """Topics of which the log says that records were deleted."""
-        self._words: list[U64] = []
-        self._offsets: list[I64] = []
-        self._sources: list[I64] = []
+        self._batches: list[FrameBatch] = []
 
     def add(self, buffer: Any, batch: FrameBatch) -> None:
         """Take the verified frames of one buffer, in the order of the log."""
@@ -51,38 +49,91 @@ class Appends:
         removals = types == FrameType.DELETE
         if removals.any():
             self.removed.update(batch.words[removals, layout.W_TOPIC].tolist())
-        appends = np.flatnonzero(types == FrameType.APPEND)
-        if len(appends):
-            self._words.append(batch.words[appends])
-            self._offsets.append(batch.offsets[appends])
-            self._sources.append(np.full(len(appends), len(self.buffers), dtype=np.int64))
+        appends = types == FrameType.APPEND
+        chosen = batch if appends.all() else batch.take(np.flatnonzero(appends))
+        if len(chosen):
+            self._batches.append(chosen)
             self.buffers.append(buffer)
             self.bytes += len(buffer)
 
     def gathered(self) -> Gathered:
-        """Everything taken so far as one table; asked for once."""
-        if not self._words:
-            empty = np.zeros(0, dtype=np.int64)
-            return Gathered(self.buffers, np.zeros((0, layout.HEADER_WORDS), dtype=np.uint64), empty, empty)
-        found = Gathered(
-            self.buffers, np.concatenate(self._words), np.concatenate(self._offsets),
-            np.concatenate(self._sources),
-        )  # fmt: skip
-        self._words, self._offsets, self._sources = [], [], []
-        return found
+        """Everything taken so far as one table."""
+        return Gathered(self.buffers, self._batches)
 
 
-class Gathered(NamedTuple):
-    """n append frames in the order of the log: headers (n, 10), offsets in their buffers, which buffer."""
+class Gathered:
+    """n append frames in the order of the log, numbered from 0: each source a buffer and its frames.
 
-    buffers: list[Any]
-    words: U64
-    offsets: I64
-    sources: I64
+    Headers stay where they are. What is asked of all of them is copied out column by column, once: a matrix
+    of all headers would be the largest thing a pass moves, payloads apart.
+    """
+
+    def __init__(self, buffers: list[Any], batches: list[FrameBatch]) -> None:
+        self.buffers = buffers
+        self._batches = batches
+        counts = [len(batch) for batch in batches]
+        self.firsts: I64 = np.cumsum([0, *counts])
+        """(sources + 1,) number of the first frame of each source."""
+        self.topic_ids = self._column(layout.W_TOPIC)
+        self.bases = self._column(layout.W_BASE_SEQ)
+        self._counts_epochs = self._column(layout.W_COUNT_EPOCH)
+        self._heads = self._column(layout.W_HEAD)
+
+    def __len__(self) -> int:
+        return int(self.firsts[-1])
+
+    def _column(self, word: int) -> U64:
+        if not self._batches:
+            return np.zeros(0, dtype=np.uint64)
+        return np.concatenate([batch.words[:, word] for batch in self._batches])
 
     def topics(self) -> U64:
         """Ids of the topics there are, ascending."""
-        return np.unique(self.words[:, layout.W_TOPIC])
+        return np.unique(self.topic_ids)
+
+    def epochs(self) -> U64:
+        """(n,) epochs of the frames' topics."""
+        return self._counts_epochs >> np.uint64(layout.EPOCH_SHIFT)
+
+    def counts(self) -> U64:
+        """(n,) records in each frame."""
+        return self._counts_epochs & np.uint64(0xFFFFFFFF)
+
+    def lengths(self) -> I64:
+        """(n,) frame_len of each frame."""
+        return (self._heads & np.uint64(layout.LEN_MASK)).astype(np.int64)
+
+    def sources(self, rows: I64) -> I64:
+        """In which source each of these frames lies."""
+        return np.searchsorted(self.firsts, rows, "right") - 1
+
+    def lying(self, source: int, rows: I64) -> tuple[Any, FrameBatch]:
+        """Frames of one source in the order given, where they lie."""
+        inside = rows - self.firsts[source]
+        batch = self._batches[source]
+        is_stretch = bool((np.diff(inside) == 1).all())
+        found = batch.take(slice(int(inside[0]), int(inside[-1]) + 1) if is_stretch else inside)
+        end = int(found.offsets[-1] + _totals(found.words[-1:])[0])
+        return self.buffers[source], FrameBatch(found.offsets, found.words, end, End.CLEAN)
+
+    def copied(self, rows: I64) -> tuple[bytes, FrameBatch]:
+        """Frames brought together in one buffer: what follows costs time per run, and a copy costs little."""
+        sources = self.sources(rows)
+        words = np.empty((len(rows), layout.HEADER_WORDS), dtype=np.uint64)
+        offsets = np.empty(len(rows), dtype=np.int64)
+        order = np.argsort(sources, kind="stable")
+        bounds = [0, *(np.flatnonzero(np.diff(sources[order])) + 1).tolist(), len(rows)]
+        for start, stop in itertools.pairwise(bounds):
+            at = order[start:stop]
+            source = int(sources[at[0]])
+            inside = rows[at] - self.firsts[source]
+            words[at] = self._batches[source].words[inside]
+            offsets[at] = self._batches[source].offsets[inside]
+        totals = _totals(words)
+        places = zip(sources.tolist(), offsets.tolist(), (offsets + totals).tolist(), strict=True)
+        buffers = self.buffers
+        buffer = b"".join([buffers[source][start:stop] for source, start, stop in places])
+        return buffer, FrameBatch(np.cumsum(totals) - totals, words, len(buffer), End.CLEAN)
 
 
 class Live(NamedTuple):
@@ -153,14 +204,14 @@ class Ordered:
         a copy of what was in doubt follows the original.
         """
         self._gathered = gathered
-        words = gathered.words
-        which = np.searchsorted(live.ids, words[:, layout.W_TOPIC])
-        last = words[:, layout.W_BASE_SEQ] + frames.counts_of(words) - np.uint64(1)
+        which = np.searchsorted(live.ids, gathered.topic_ids)
+        counts, bases = gathered.counts(), gathered.bases
+        last = bases + counts - np.uint64(1)
         floor = np.maximum(live.earliest, self._beyond(live, sealed))
-        alive = (frames.epochs_of(words) == live.epochs[which]) & (last >= floor[which])
-        rows = np.flatnonzero(alive & (live.epochs[which] > 0))
-        rows = rows[np.lexsort((words[rows, layout.W_BASE_SEQ], which[rows]))]
-        rows = rows[_first_of_each(which[rows], words[rows, layout.W_BASE_SEQ], last[rows])]
+        epochs = live.epochs[which]
+        alive = (gathered.epochs() == epochs) & (last >= floor[which]) & (epochs > 0)
+        rows = _ordered(np.flatnonzero(alive), which, bases)
+        rows = rows[_first_of_each(which[rows], bases[rows], last[rows])]
         self.rows: I64 = rows
         topic_of = which[rows]
         starts = np.flatnonzero(np.diff(topic_of, prepend=-1))
@@ -171,10 +222,8 @@ class Ordered:
             TopicCut(int(live.ids[i]), int(live.epochs[i]), int(live.earliest[i]), start, stop)
             for i, (start, stop) in zip(topic_of[starts].tolist(), self._bounds, strict=True)
         ]
-        chosen = words[rows]
-        lengths = (chosen[:, layout.W_HEAD] & np.uint64(layout.LEN_MASK)).astype(np.int64)
-        self._bytes = _running(lengths - layout.FRAME_LEN_MIN)
-        self._records = _running(frames.counts_of(chosen).astype(np.int64))
+        self._bytes = _running(gathered.lengths()[rows] - layout.FRAME_LEN_MIN)
+        self._records = _running(counts[rows].astype(np.int64))
         self._last = last
 
     @staticmethod
@@ -231,7 +280,9 @@ class Ordered:
         if len(cuts) == 1:
             yield cuts[0], list(self._lying(self.rows[cuts[0].start : cuts[0].stop]))
             return
-        buffer, all_of_it = self._copied(np.concatenate([self.rows[cut.start : cut.stop] for cut in cuts]))
+        buffer, all_of_it = self._gathered.copied(
+            np.concatenate([self.rows[cut.start : cut.stop] for cut in cuts])
+        )
         stops = [*all_of_it.offsets.tolist()[1:], len(buffer)]
         at = 0
         for cut in cuts:
@@ -243,33 +294,27 @@ class Ordered:
     def _lying(self, rows: I64) -> Iterator[tuple[Any, FrameBatch]]:
         """Frames of one topic, where they lie; brought together when there are few in each buffer."""
         gathered = self._gathered
-        sources = gathered.sources[rows]
+        sources = gathered.sources(rows)
         breaks = [0, *(np.flatnonzero(np.diff(sources)) + 1).tolist(), len(rows)]
         if len(rows) < COPY_FRAMES * (len(breaks) - 1):
-            yield self._copied(rows)
+            yield gathered.copied(rows)
             return
         for start, stop in itertools.pairwise(breaks):
-            chosen = rows[start:stop]
-            offsets, words = gathered.offsets[chosen], gathered.words[chosen]
-            end = int(offsets[-1] + _totals(words[-1:])[0])
-            yield gathered.buffers[int(sources[start])], FrameBatch(offsets, words, end, End.CLEAN)
-
-    def _copied(self, rows: I64) -> tuple[bytes, FrameBatch]:
-        """Frames brought together in one buffer: what follows costs time per run, and a copy costs little."""
-        gathered = self._gathered
-        words, offsets = gathered.words[rows], gathered.offsets[rows]
-        totals = _totals(words)
-        places = zip(
-            gathered.sources[rows].tolist(), offsets.tolist(), (offsets + totals).tolist(), strict=True
-        )
-        buffers = gathered.buffers
-        buffer = b"".join([buffers[source][start:stop] for source, start, stop in places])
-        return buffer, FrameBatch(np.cumsum(totals) - totals, words, len(buffer), End.CLEAN)
+            yield gathered.lying(int(sources[start]), rows[start:stop])
 
 
 def _totals(words: U64) -> I64:
     """(n,) size of each frame in bytes."""
     return (words[:, layout.W_HEAD] & np.uint64(layout.LEN_MASK)).astype(np.int64) + layout.LEN_FIELD_BYTES
+
+
+def _ordered(rows: I64, which: I64, bases: U64) -> I64:
+    """The rows sorted by topic and number; the log of a single topic is sorted as it is."""
+    topics, numbers = which[rows], bases[rows]
+    steps = np.diff(topics)
+    if bool(((steps > 0) | ((steps == 0) & (numbers[1:] >= numbers[:-1]))).all()):
+        return rows
+    return rows[np.lexsort((numbers, topics))]
 
 
 def _running(values: I64) -> I64:

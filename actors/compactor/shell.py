@@ -11,6 +11,7 @@ import logging
 import select
 
 from actors.compactor.checkpoint import Checkpoint, Made, Workplace
+from actors.compactor.passes import run_pass
 from actors.compactor.schedule import NS_PER_S, Schedule, Waiting
 from actors.compactor.shards import Shard
 from ringlog.board.board import Board
@@ -122,7 +123,7 @@ class Shell:
             waiting = Waiting(tuple(each.stop - each.start for each in look.files), look.log_bytes)
             if not self._schedule.is_due(shard.number, waiting, started_ns):
                 return
-            made = Checkpoint(self._place, shard, shard.plan()).run()
+            made = run_pass(Checkpoint(self._place, shard, shard.plan()).run, look.log_bytes)
         except ShuttingDown:
             self._schedule.failed(shard.number, self._clock.monotonic_ns())
         except InvariantViolation:

@@ -7,9 +7,10 @@ a multiple of 8 bytes of memory-independent offset: offset 0 of the buffer is wh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from itertools import repeat
+from itertools import chain, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ _HEADER_INDEX = np.arange(layout.HEADER_WORDS, dtype=np.int64)
 _SHAPE_MASK = 0xFFFFFFFF << 32
 _RUN_LOOKAHEAD_MIN = 8
 _RUN_LOOKAHEAD_MAX = 8_192
+_UNIFORM_FRAMES_MIN = 4
+_UNIFORM_BYTES_MAX = 4_096
+"""Bodies of so many equal frames are lifted at once, which copies them; larger ones are hashed in place."""
 _hash = xxhash.xxh3_64_intdigest
 
 
@@ -178,28 +182,33 @@ def body_hashes(buffer: Any, batch: FrameBatch) -> U64:
     if count == 0:
         return np.empty(0, dtype=np.uint64)
     totals = batch.total_bytes
-    total, first = int(totals[0]), int(batch.offsets[0])
+    if count < _UNIFORM_FRAMES_MIN:
+        return np.fromiter(_hashes(buffer, batch.offsets, totals), dtype=np.uint64, count=count)
+    # Stretches of frames of one size, one behind the other: most of any log of small frames.
+    offsets = batch.offsets
+    breaks = np.flatnonzero((totals[1:] != totals[:-1]) | (offsets[:-1] + totals[:-1] != offsets[1:]))
+    if len(breaks) * _UNIFORM_FRAMES_MIN > count:
+        return np.fromiter(_hashes(buffer, batch.offsets, totals), dtype=np.uint64, count=count)
+    hashes: list[Iterator[int]] = []
+    for start, stop in pairwise([0, *(breaks + 1).tolist(), count]):
+        total = int(totals[start])
+        if stop - start >= _UNIFORM_FRAMES_MIN and layout.HEADER_BYTES < total <= _UNIFORM_BYTES_MAX:
+            hashes.append(_uniform_hashes(buffer, int(batch.offsets[start]), total, stop - start))
+        else:
+            hashes.append(_hashes(buffer, batch.offsets[start:stop], totals[start:stop]))
+    return np.fromiter(chain.from_iterable(hashes), dtype=np.uint64, count=count)
+
+
+def _uniform_hashes(buffer: Any, first: int, total: int, count: int) -> Iterator[int]:
     body = total - layout.HEADER_BYTES
-    uniform = (
-        count >= 4
-        and 0 < body <= 4096
-        and bool((totals == total).all())
-        and bool((np.diff(batch.offsets) == total).all())
-    )
-    if uniform:
-        bodies = np.ndarray(
-            (count,), dtype=f"V{body}", buffer=buffer, offset=first + layout.HEADER_BYTES, strides=(total,)
-        ).tolist()
-        return np.fromiter(map(_hash, bodies), dtype=np.uint64, count=count)
+    start = first + layout.HEADER_BYTES
+    return map(_hash, np.ndarray((count,), f"V{body}", buffer, start, (total,)).tolist())
+
+
+def _hashes(buffer: Any, offsets: I64, totals: I64) -> Iterator[int]:
     view = memoryview(buffer).cast("B")
-    starts = batch.offsets.tolist()
-    stops = (batch.offsets + totals).tolist()
-    header = layout.HEADER_BYTES
-    return np.fromiter(
-        [_hash(view[a + header : b]) for a, b in zip(starts, stops, strict=True)],
-        dtype=np.uint64,
-        count=count,
-    )
+    starts, stops = (offsets + layout.HEADER_BYTES).tolist(), (offsets + totals).tolist()
+    return (_hash(view[a:b]) for a, b in zip(starts, stops, strict=True))
 
 
 def seals(words: U64, seed: int) -> U64:

@@ -24,6 +24,8 @@ from ringlog.types import Codec
 
 I64 = NDArray[np.int64]
 _ZEROS = bytes(8)
+_RUN_VALUES_MIN = 16
+"""Values are copied run by run when runs have at least so many each, on average."""
 _SPREAD_MAX = 8
 """Copy the whole stretch to slice values from it, unless it is so many times larger than they are."""
 
@@ -246,11 +248,34 @@ def copied(buffer: memoryview, values: Values) -> list[Any]:
     steps = starts[1:] - starts[:-1]
     if (steps == lengths[:-1]).all():
         return [buffer[first : int(starts[-1] + lengths[-1])]]
-    step = int(steps[0])
-    if step >= length > 0 and (lengths == length).all() and (steps == step).all():
-        rows: NDArray[np.uint8] = np.ndarray((len(starts), length), np.uint8, buffer, first, (step, 1))
-        return [np.ascontiguousarray(rows).data.cast("B")]
+    if length > 0 and (lengths == length).all():
+        runs = _regular_runs(starts, steps, length)
+        if runs is not None:
+            return [_strided(buffer, int(starts[a]), b - a, length, step) for a, b, step in runs]
     return [b"".join(value_list(buffer, values))]
+
+
+def _regular_runs(starts: I64, steps: I64, length: int) -> list[tuple[int, int, int]] | None:
+    """Cut equally long values into runs [a, b) of one step each; None when that would be many short ones.
+
+    One-record frames of one size lie like this; a mark between two groups ends a run, or another's frames.
+    """
+    edges = np.flatnonzero(steps[1:] != steps[:-1]) + 1
+    if len(edges) * _RUN_VALUES_MIN > len(starts) or not (steps >= length).all():
+        return None
+    runs, a = [], 0
+    for k in [*edges.tolist(), len(steps)]:
+        if k > a:  # Else the step into this run was the change.
+            runs.append((a, k + 1, int(steps[a])))
+            a = k + 1
+    if a < len(starts):
+        runs.append((a, len(starts), length))
+    return runs
+
+
+def _strided(buffer: memoryview, first: int, count: int, length: int, step: int) -> memoryview:
+    rows: NDArray[np.uint8] = np.ndarray((count, length), np.uint8, buffer, first, (step, 1))
+    return np.ascontiguousarray(rows).data.cast("B")
 
 
 def value_list(buffer: memoryview, values: Values) -> list[bytes]:

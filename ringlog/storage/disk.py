@@ -37,9 +37,9 @@ _NO_DIR_SYNC = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
 _HOLDER_BYTES_MAX = 256
 _ZEROS = memoryview(bytes(FILL_CHUNK_BYTES))
 _SAFE_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
-_libc = ctypes.CDLL(None)
-_WRITE_AND_WAIT = 1 | 2 | 4
-"""SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER."""
+_libc = ctypes.CDLL(None, use_errno=True)
+_WAIT_BEFORE, _WRITE = 1, 2  # flags of sync_file_range
+_NO_SYNC_RANGE = frozenset({errno.ENOSYS, errno.ESPIPE, errno.EINVAL, errno.EOPNOTSUPP})
 
 
 class Outstanding(NamedTuple):
@@ -93,8 +93,11 @@ class Disk(Protocol):
         ...
 
     def write_back(self, fd: int, offset: int, length: int) -> None:
-        """Have a range written to the device by now. Promises nothing that survives a crash: it spreads out
-        what a later sync would do at once, in the way of everybody else's syncs."""
+        """Begin to write a range to the device, and wait for the range of the call before.
+
+        Promises nothing that survives a crash: it spreads out what a later sync would do at once, in the
+        way of everybody else's syncs. After a failure the file is as after a failed sync.
+        """
         ...
 
     def sync_data(self, fd: int) -> None:
@@ -177,6 +180,7 @@ class _File:
         "path",
         "poisoned",
         "synced",
+        "writing_back",
     )
 
     def __init__(self, path: str, length: int, *, is_new: bool) -> None:
@@ -189,6 +193,7 @@ class _File:
         self.in_doubt = False  # its directory's sync failed; a later success proves nothing
         self.only_shrinks = False
         self.poisoned = ""
+        self.writing_back: tuple[int, int] | None = None  # what was last given to the device
 
     def has_unsynced_bytes(self) -> bool:
         return self.changes != self.synced or self.length != self.length_synced
@@ -311,9 +316,18 @@ class RealDisk:
             offset += self.write_at(fd, [_ZEROS[: stop - offset]], offset)
 
     def write_back(self, fd: int, offset: int, length: int) -> None:
-        # A failure is the next sync's to report; a file system may not know the call.
-        self._changeable(fd, "write_back")
-        _libc.sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(length), _WRITE_AND_WAIT)
+        # Waiting is for the piece before: it had the time in which this one was made, so there is mostly
+        # nothing to wait for. A failure is a failed sync: the kernel tells it once for each descriptor, and
+        # the sync that follows would succeed.
+        file = self._changeable(fd, "write_back")
+        before, file.writing_back = file.writing_back, (offset, length)
+        try:
+            _sync_range(fd, offset, length, _WRITE)
+            if before is not None:
+                _sync_range(fd, *before, _WAIT_BEFORE)
+        except OSError as e:
+            file.poisoned = f"write_back: {e.strerror}"
+            raise _system("write_back", file.path, e, offset=offset, length=length) from None
 
     def truncate(self, fd: int, length: int) -> None:
         file = self._changeable(fd, "truncate")
@@ -457,6 +471,14 @@ class RealDisk:
 
 def _adds(path: str, call: str) -> InvariantViolation:
     return InvariantViolation("a file opened to be cut cannot be added to", call=call, path=path)
+
+
+def _sync_range(fd: int, offset: int, length: int, flags: int) -> None:
+    """sync_file_range(2); nothing where the file system does not know it. Raises OSError."""
+    if _libc.sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(length), flags) != 0:
+        number = ctypes.get_errno()
+        if number not in _NO_SYNC_RANGE:
+            raise OSError(number, os.strerror(number))
 
 
 def _system(call: str, path: str, cause: OSError, **detail: Any) -> DiskError:

@@ -54,6 +54,7 @@ from ringlog.supervision.topics import TopicsAtStart
 from ringlog.supervision.tree import (
     BACKGROUND,
     GATEWAY,
+    LOWERED,
     RECLAIMER,
     RELOCATOR,
     SUPERVISOR_SLOT,
@@ -234,7 +235,7 @@ class Engine:
             shard=spec.shard,
             shards=self.config.wal.shards,
             config=self._plain,
-            is_background=spec.kind in BACKGROUND,
+            is_background=spec.kind in LOWERED,
             test_stop_points=test_stop_points,
         )
 

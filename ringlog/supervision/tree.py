@@ -23,6 +23,8 @@ KINDS = (WAL_SHARD, GATEWAY, COMPACTOR, RECLAIMER, RELOCATOR)
 BACKGROUND: tuple[str, ...] = (COMPACTOR, RECLAIMER, RELOCATOR)
 """Kinds that tidy up behind the others, at low priority. Nobody waits for them: while one is being
 replaced the engine serves as before."""
+LOWERED: tuple[str, ...] = (RECLAIMER, RELOCATOR)
+"""Kinds whose whole process gives way to everybody. The compactor does so pass by pass, while it keeps up."""
 
 SUPERVISOR_SLOT = 0
 """The supervisor's own process slot; shard n has slot 1 + n, then come the other kinds in their order."""

@@ -101,12 +101,18 @@ def restarts_of(host):
     return next(process.restarts for process in host.status().processes if process.kind == "compactor")
 
 
-def test_the_compactor_works_at_the_lowest_priority_and_idle_costs_next_to_nothing(tmp_path):
+def test_the_reclaimer_gives_way_to_everybody_and_the_compactor_only_in_its_passes(tmp_path):
     with running(tmp_path) as host:
-        pid = host.pid_of("compactor")
         checkpoint_now(host)
-        assert os.getpriority(os.PRIO_PROCESS, pid) == 19
-        assert os.sched_getscheduler(pid) == os.SCHED_IDLE
+        how = {
+            role: (
+                os.sched_getscheduler(host.pid_of(role)),
+                os.getpriority(os.PRIO_PROCESS, host.pid_of(role)),
+            )
+            for role in ("compactor", "reclaimer")
+        }
+        assert how["reclaimer"] == (os.SCHED_IDLE, 19)
+        assert how["compactor"] == (os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def test_a_killed_compactor_is_replaced_while_the_engine_stays_ready(tmp_path):

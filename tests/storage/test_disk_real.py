@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ringlog.errors import DiskError, InvariantViolation
+from ringlog.storage import disk as storage_disk
 from ringlog.storage import gather
 from ringlog.storage.disk import Outstanding, RealDisk
 from ringlog.storage.gather import TRANSIENT_RETRIES_MAX, write_fully
@@ -212,6 +213,40 @@ USES = {
     "sync_data": lambda disk, fd: disk.sync_data(fd),
     "sync_file": lambda disk, fd: disk.sync_file(fd),
 }
+
+
+def test_a_failure_to_write_back_is_a_failed_sync(disk, root, monkeypatch):
+    """RF-43, RD-2: the kernel reports a failed write-back once for each descriptor. Were it passed over, the
+    sync that follows would succeed, and the log from which the file was made would go."""
+    fd = disk.create(f"{root}/a")
+    disk.write_at(fd, [b"x" * 65_536], 0)
+    calls = []
+
+    def fail_to_wait(fd: int, offset: int, length: int, flags: int) -> None:
+        calls.append(flags)
+        if flags & storage_disk._WAIT_BEFORE:
+            raise OSError(errno.EIO, "the device lost it")
+
+    monkeypatch.setattr(storage_disk, "_sync_range", fail_to_wait)
+    disk.write_back(fd, 0, 32_768)
+    with pytest.raises(DiskError) as caught:
+        disk.write_back(fd, 32_768, 32_768)
+    assert (caught.value.detail["call"], caught.value.errno) == ("write_back", errno.EIO)
+    assert len(calls) == 3, "begin, begin, wait for the first"
+    with pytest.raises(InvariantViolation):
+        disk.sync_file(fd)
+    disk.close(fd)
+
+
+def test_write_back_reports_what_the_system_says(disk, root):
+    fd = disk.create(f"{root}/a")
+    disk.write_at(fd, [b"x" * 65_536], 0)
+    disk.write_back(fd, 0, 65_536)
+    disk.write_back(fd, 65_536, 0)
+    os.close(fd)
+    with pytest.raises(DiskError) as caught:
+        disk.write_back(fd, 0, 65_536)
+    assert caught.value.errno == errno.EBADF
 
 
 @pytest.mark.parametrize("sync", ["sync_data", "sync_file"])

@@ -1,0 +1,58 @@
+"""Values of many frames copied in few pieces are the values, however they lie."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog.segment.encode import _regular_runs, copied, value_list
+from ringlog.segment.records import Values
+
+BUFFER = os.urandom(1 << 16)
+
+
+def as_values(starts: list[int], lengths: list[int]) -> Values:
+    return Values(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64))
+
+
+@st.composite
+def places(draw):
+    """Runs of equally long values with one step each, some of them alone, some of another length."""
+    starts, lengths = [], []
+    length = draw(st.integers(0, 40))
+    for _ in range(draw(st.integers(1, 8))):
+        at, step = draw(st.integers(0, 30_000)), length + draw(st.sampled_from([0, 0, 8, 80]))
+        size = draw(st.sampled_from([length] * 6 + [draw(st.integers(0, 40))]))
+        for i in range(draw(st.integers(1, 60))):
+            starts.append(at + i * step)
+            lengths.append(size)
+    return starts, lengths
+
+
+@given(places())
+def test_what_is_copied_is_every_value_in_order(found):
+    starts, lengths = found
+    expected = b"".join(BUFFER[a : a + n] for a, n in zip(starts, lengths, strict=True))
+    values = as_values(starts, lengths)
+    assert b"".join(copied(memoryview(BUFFER), values)) == expected
+    assert b"".join(value_list(memoryview(BUFFER), values)) == expected
+
+
+def test_runs_of_one_step_are_copied_run_by_run():
+    """As frames of one record lie between two marks: what this is for."""
+    starts = [100 + i * 184 for i in range(250)] + [50_000 + i * 48 for i in range(250)]
+    values = as_values(starts, [40] * 500)
+    assert len(copied(memoryview(BUFFER), values)) == 2
+
+
+@pytest.mark.parametrize("count", [2, 3, 17])
+def test_a_last_value_alone_is_a_run_of_its_own(count):
+    starts = np.array([i * 64 for i in range(40)] + [5_000 + i * 1_000 for i in range(count)], dtype=np.int64)
+    runs = _regular_runs(starts, np.diff(starts), 40)
+    assert runs is not None
+    assert [a for a, _, _ in runs] == [0, *[b for _, b, _ in runs[:-1]]]
+    assert runs[-1][1] == len(starts)

@@ -303,7 +303,7 @@ class Recovery:
         be passed over, and what we write be taken for absorbed."""
         if incarnation >= self._incarnation:
             raise CorruptData(
-                "the log has files of a later incarnation than this one: the counter in meta/engine went back",
+                "the log has files of a later incarnation: the counter in meta/engine went back",
                 file=path, incarnation=self._incarnation,
             )  # fmt: skip
 

@@ -17,7 +17,7 @@ from ringlog.limits import ENVELOPE_BYTES_MAX
 
 PROTOCOL = 1
 ERROR_BYTES_MAX = 8_192
-"""An error longer than this is cut: it repeats what it was sent, and beyond an envelope nobody could read it."""
+"""An error longer than this is cut: it repeats what it was sent, and must fit an envelope."""
 _FACT_CHARS_MAX = 256
 _CORR_MAX = (1 << 64) - 1
 

@@ -266,7 +266,7 @@ class Peer:
             self._check = self._timers.at(self._clock.monotonic_ns() + SILENCE_NS, self._check_connection)
 
     def _patience_ns(self) -> int:
-        """Beyond this long silence nothing is on its way any more: what was sent has passed any line by then."""
+        """After so long a silence nothing is on its way any more: what was sent has passed any line."""
         sent = sum(len(asked.attachment) for asked in self._requests.values() if asked.attachment is not None)
         return SILENCE_NS + sent * 1_000 * MS // LINE_BYTES_PER_S
 

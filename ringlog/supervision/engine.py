@@ -328,7 +328,9 @@ class Engine:
             self._rings.shard_down(shard)
         elif what == GIVEN_UP:
             self._rings.shard_failed(shard, ward.given_up)
-            self._stand_ins[shard] = Desk(self._context, f"ipc://{self._ground.shm_dir}/{ward.spec.name}.sock")
+            self._stand_ins[shard] = Desk(
+                self._context, f"ipc://{self._ground.shm_dir}/{ward.spec.name}.sock"
+            )
 
     # -- phases ---------------------------------------------------------------------------------------
 

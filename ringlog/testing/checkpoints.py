@@ -49,7 +49,7 @@ def checkpoint(
     world: World, shard: int = 0, *, asking: Asking | None = None, roll: bool = True, **storage: Any
 ) -> Made:
     """One checkpoint of one shard; returns what it made."""
-    one: Any = Shard(asking or Asking(world), shard)  # type: ignore[arg-type]
+    one: Any = Shard(asking or Asking(world), shard)
     return Checkpoint(workplace(world, **storage), one, one.plan(roll=roll)).run()
 
 

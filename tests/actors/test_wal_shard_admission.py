@@ -373,7 +373,7 @@ def test_frames_of_an_earlier_life_are_refused_and_touch_nothing(world):
 
 @pytest.mark.parametrize("by_socket", [False, True])
 def test_what_is_there_already_is_a_repeat_also_while_nothing_can_be_written(world, by_socket):
-    """W4, ST-13: "refused" would have its producer send it again under a new number. New frames are refused."""
+    """W4, ST-13: "refused" would have its producer send it again under a new number."""
     sent = [world.frame_for("f", [b"once", b"twice"], producer=9, seq=3)]
     first = int(world.send("f", [bytearray(sent[0])])[0][S_FIRST_SEQ])
     world.kill()

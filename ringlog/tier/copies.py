@@ -99,8 +99,8 @@ class Copies:
     def send(self, name: str) -> str:
         """Make the store hold what the host holds under `name`, and read it back; returns its digest.
 
-        What is there already and the same is left, and made durable. Raises DiskError, ColdUnavailable, CorruptData when
-        the store does not give back what it was given.
+        What is there already and the same is left, and made durable. Raises DiskError, ColdUnavailable, and
+        CorruptData when the store does not give back what it was given.
         """
         store, digest = self.cold(), self.local_digest(name)
         try:

@@ -189,29 +189,38 @@ def adopt_segments(
     not was moved since, if there is a cold store (`has_cold`).
     """
     listed = base.listed()
-    for stem in sorted(find_segments(disk, data_dir), key=_number_of):
-        parsed = parse_stem(stem)
-        if parsed is not None and (not parsed[0] or shard_of(parsed[0], base.shards) == base.shard):
-            try:
-                _adopt(disk, data_dir, stem, base, sealed, listed)
-            except CorruptData as e:
-                if not is_lenient:
-                    raise
-                say(log, logging.ERROR, "a segment is damaged", segment=stem, reason=str(e))
-            except DiskError as e:
-                if e.errno != errno.ENOENT:
-                    raise  # else the reclaimer was quicker
-    missing = []
-    for ref in listed.values():
-        if ref.number in sealed.refs or not _may_be_ours(ref, base):
-            continue
-        if (ref.tier or has_cold) and disk.exists(f"{data_dir}/{ref.stem}{IDX}"):
-            _adopt(disk, data_dir, ref.stem, base, sealed, listed)
-            if ref.number in sealed.refs:
-                sealed.set_tier(ref.number, COLD)
-        elif is_lenient or not disk.exists(f"{data_dir}/{ref.stem}{DATA}"):
-            missing.append(ref)
-    return missing
+    found = [stem for stem in find_segments(disk, data_dir) if parse_stem(stem) is not None]
+    hot = [stem for stem in found if _may_be_ours(stem, base)]
+    cold = _without_data(disk, data_dir, base, sealed, set(hot), has_cold=has_cold)
+    # In the order of their numbers, wherever they lie: what comes later may reach into what came before.
+    for stem in sorted((*hot, *cold), key=_number_of):
+        try:
+            _adopt(disk, data_dir, stem, base, sealed, listed)
+            if stem in cold and _number_of(stem) in sealed.refs:
+                sealed.set_tier(_number_of(stem), COLD)
+        except CorruptData as e:
+            if stem in cold or not is_lenient:
+                raise
+            say(log, logging.ERROR, "a segment is damaged", segment=stem, reason=str(e))
+        except DiskError as e:
+            if stem in cold or e.errno != errno.ENOENT:
+                raise  # else the reclaimer was quicker
+    return [
+        ref for ref in listed.values()
+        if ref.number not in sealed.refs and _may_be_ours(ref.stem, base) and ref.stem not in cold
+        and (is_lenient or not disk.exists(f"{data_dir}/{ref.stem}{DATA}"))
+    ]  # fmt: skip
+
+
+def _without_data(
+    disk: Disk, data_dir: str, base: Baseline, sealed: Sealed, hot: set[str], *, has_cold: bool
+) -> set[str]:
+    """Stems of listed segments of ours of which only the index is here: they are in the cold tier."""
+    return {
+        ref.stem for ref in base.listed().values()
+        if ref.stem not in hot and ref.number not in sealed.refs and _may_be_ours(ref.stem, base)
+        and (ref.tier or has_cold) and disk.exists(f"{data_dir}/{ref.stem}{IDX}")
+    }  # fmt: skip
 
 
 def _number_of(stem: str) -> int:
@@ -219,8 +228,8 @@ def _number_of(stem: str) -> int:
     return parsed[2] if parsed else 0
 
 
-def _may_be_ours(ref: SegmentRef, base: Baseline) -> bool:
-    parsed = parse_stem(ref.stem)
+def _may_be_ours(stem: str, base: Baseline) -> bool:
+    parsed = parse_stem(stem)
     return parsed is None or not parsed[0] or shard_of(parsed[0], base.shards) == base.shard
 
 

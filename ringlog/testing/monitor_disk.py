@@ -192,8 +192,8 @@ class MonitorDisk(WrappedDisk):
         for other, facts in self._files.items():
             if facts.incarnation != self._incarnation:
                 continue  # of another process, which goes its own way beside this one
-            if other == path or posixpath.dirname(other) != directory or other.endswith(DEL):
-                continue  # marks replace nothing
+            if other == path or posixpath.dirname(other) != directory or other.endswith((DEL, TMP_SUFFIX)):
+                continue  # marks replace nothing, and what has no name yet does not either
             if facts.ever_synced and not facts.name_synced:
                 raise OrderBroken(f"{path} is removed before a directory sync covers {other}")
 

@@ -25,6 +25,9 @@ from ringlog.topic.names import shards_of
 RUN_ROWS_MAX = 1 << 16
 """Runs are merged up to this size: a merge takes milliseconds, and holds up commits."""
 
+STRETCHES_MAX = 64
+"""Rows that one segment may take for one topic because of records that were removed from it; 60 bytes each."""
+
 _RUN = np.dtype(
     [
         ("topic_id", "<u8"), ("number", "<u8"), ("first_seq", "<u8"), ("last_seq", "<u8"),
@@ -87,17 +90,23 @@ class Sealed:
     def exact(self, topics: Rows, entries: Rows) -> Rows:
         """The rows to register of a segment: (n,) its topic table, and its frames.
 
-        A row stands for all positions from its first to its last. Where a segment leaves some out, and
-        another one is registered that may hold them, it is cut into rows that hold all they span.
+        A row stands for all positions from its first to its last. A segment that leaves some out is cut into
+        rows that hold all they span, since others may hold those, or will: after a change of the number of
+        shards what was written later may be sealed earlier. Where that were more than STRETCHES_MAX rows,
+        it is done when another segment is registered that reaches in there.
         """
         is_cut = topics["records"] < topics["last_seq"] - topics["first_seq"] + 1
+        parts = [topics[~is_cut]]
         for at in np.flatnonzero(is_cut).tolist():
             row = topics[at]
-            held = self._held(int(row["topic_id"]), int(row["first_seq"]) - 1)
-            is_cut[at] = any(each.first <= row["last_seq"] for each in held)
-        if not is_cut.any():
+            stretches = _stretches(row, entries)
+            if len(stretches) > STRETCHES_MAX:
+                held = self._held(int(row["topic_id"]), int(row["first_seq"]) - 1)
+                if not any(each.first <= row["last_seq"] for each in held):
+                    stretches = topics[at : at + 1]
+            parts.append(stretches)
+        if len(parts) == 1:
             return topics
-        parts = [topics[~is_cut], *(_stretches(topics[at], entries) for at in np.flatnonzero(is_cut))]
         rows = np.concatenate(parts)
         return rows[np.lexsort((rows["first_seq"], rows["topic_id"]))]
 

@@ -162,3 +162,29 @@ def test_a_hundred_thousand_topics_in_packs_take_few_bytes_and_are_found_in_micr
     for topic_id in range(1, 1_001):
         assert sealed.sealed_to(topic_id * 97)
     assert (time.perf_counter() - started) / 1_000 < 300e-6
+
+
+@pytest.mark.parametrize("stretches", [2, 64])
+@pytest.mark.parametrize("is_gap_first", [False, True])
+def test_a_segment_does_not_stand_for_positions_it_leaves_out(stretches, is_gap_first):
+    """SG-2: whichever is registered first. After a restart one whose data part is in the cold tier came
+    behind one with a greater number that spans it, and its records were taken for damaged."""
+    entries = np.zeros(
+        stretches, dtype=[("base_seq", "<i8"), ("count", "<i8"), ("offset", "<i8"), ("length", "<i8")]
+    )
+    for at in range(stretches):
+        entries[at] = (1 + 40 * at, 20, 4_096 + 100 * at, 100)
+    span = (4, 1, 40 * stretches - 20)
+    with_gaps = table(span)
+    with_gaps["records"], with_gaps["entry_stop"] = 20 * stretches, stretches
+    sealed = Sealed()
+
+    def add_gaps() -> None:
+        sealed.add(ref(9), sealed.exact(with_gaps, entries))
+
+    if is_gap_first:
+        add_gaps()
+    sealed.add(ref(3), table((4, 21, 40)))
+    if not is_gap_first:
+        add_gaps()
+    assert shape(sealed, 4)[:3] == [(9, 1, 20), (3, 21, 40), (9, 41, 60)]

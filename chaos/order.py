@@ -22,6 +22,13 @@ FINDINGS_MAX = 20
 STORY_CHARS_MAX = 8_000
 
 
+class Enough(BaseException):
+    """Raised by an account that was asked for one finding when it has it: the class ends.
+
+    Not an Exception, so that no case takes it for a broken promise of its own.
+    """
+
+
 class CannotRun(Exception):
     """Raised by a class whose mechanism this host lacks altogether; says which, and how to get it."""
 
@@ -89,6 +96,8 @@ class Account:
     skipped: list[Skip] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     findings_more: int = 0
+    wanted: str | None = None
+    """A finding that says this ends the class; None: it does all it can, whatever it finds."""
 
     def did(self, what: str, times: int = 1, *faults: str) -> None:
         """Count work, and which rows of the fault matrix it was a case of."""
@@ -102,11 +111,14 @@ class Account:
             self.skipped.append(Skip(what, why))
 
     def found(self, what: str, case: str, story: str = "") -> None:
-        """Report a broken promise; the class goes on with the next case if it can."""
+        """Report a broken promise; the class goes on with the next case if it can. Raises Enough when this is
+        the finding that was wanted."""
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(Finding(what, case, story[-STORY_CHARS_MAX:]))
         else:
             self.findings_more += 1
+        if self.wanted is not None and self.wanted in what:
+            raise Enough
 
     def to_json(self) -> bytes:
         """For the runner."""

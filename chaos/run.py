@@ -120,13 +120,19 @@ def run_plan(
     return report
 
 
-def run_entry(entry: Entry, work: Path, *, seed: int, root: Path = ROOT) -> Verdict:
-    """Run one class in a process of its own, from the program in `root`, and judge it by the plan."""
+def run_entry(
+    entry: Entry, work: Path, *, seed: int, root: Path = ROOT, wanted: str | None = None
+) -> Verdict:
+    """Run one class in a process of its own, from the program in `root`, and judge it by the plan.
+
+    With `wanted` it ends at the first finding that says so.
+    """
     mark = f"{os.getpid()}-{entry.name}-{time.monotonic_ns()}"
     scratch = Path(tempfile.mkdtemp(prefix=f"chaos-{entry.name}-", dir=work))
     order = {
         "name": entry.name, "seed": seed, "seconds": entry.seconds, "settings": entry.settings,
         "scratch": str(scratch / "scratch"), "account": str(scratch / "account.json"),
+        "wanted": wanted,
     }  # fmt: skip
     (scratch / "scratch").mkdir()
     (scratch / "order.json").write_bytes(msgspec.json.encode(order))

@@ -2,7 +2,8 @@
 
 Settings: `points_s` and `tidy_s` (at most so long for the stop points of shards, and of those who work in the
 background), `storm_s` (how long a storm lasts; storms fill the time that is left), `ends_rounds`,
-`outage_kills` (kills with 64 MiB of log to replay). A replay runs one case by its name.
+`outage_kills` (kills with 64 MiB of log to replay), `only` (names of cases; empty: all). A replay runs one
+case by its name.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "storm_s": 14.0,
     "points_s": 45.0,
     "tidy_s": 45.0,
+    "only": [],
 }
 
 
@@ -35,8 +37,9 @@ def run(order: Order, account: Account) -> None:
     with Nursery() as nursery:
         stage = Stage(order, account, nursery)
         for name, case in _cases(settings).items():
-            stage.run(name, case)
-        while time.monotonic() + settings["storm_s"] < end and not account.findings:
+            if not settings["only"] or name in settings["only"]:
+                stage.run(name, case)
+        while not settings["only"] and time.monotonic() + settings["storm_s"] < end and not account.findings:
             stage.run("storm", partial(cases.storm, seconds=settings["storm_s"]))
     _figures(stage)
 

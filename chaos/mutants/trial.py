@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import subprocess
@@ -45,7 +46,7 @@ def _try(mutant: Mutant, scratch: Path, seed: int, *, is_changed: bool) -> Trial
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant-", dir=scratch) as work:
         root = Path(work) / "program"
-        _copy(root, WITH_TESTS if mutant.tests else COPIED)
+        _copy(root, WITH_TESTS if mutant.tests else COPIED, scratch)
         if is_changed:
             mutant.apply(root)
         judge = _by_tests if mutant.tests else _by_class
@@ -53,14 +54,20 @@ def _try(mutant: Mutant, scratch: Path, seed: int, *, is_changed: bool) -> Trial
     return Trial(noticed, skipped, time.monotonic() - begun, output[-OUTPUT_CHARS_MAX:])
 
 
-def _copy(root: Path, names: tuple[str, ...]) -> None:
-    root.mkdir()
-    for name in names:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
-        elif source.exists():
-            shutil.copy2(source, root / name)
+def _copy(root: Path, names: tuple[str, ...], scratch: Path) -> None:
+    """The program, compiled: each process of an engine would compile it anew."""
+    base = scratch / f"base-{len(names)}"
+    if not base.exists():
+        base.mkdir()
+        ignored = shutil.ignore_patterns("results", "corpus", "__pycache__")
+        for name in names:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, base / name, ignore=ignored)
+            elif source.exists():
+                shutil.copy2(source, base / name)
+        compileall.compile_dir(base, quiet=2, maxlevels=8)
+    shutil.copytree(base, root)
 
 
 def _by_class(mutant: Mutant, root: Path, work: Path, seed: int) -> tuple[str, str, str]:
@@ -68,7 +75,7 @@ def _by_class(mutant: Mutant, root: Path, work: Path, seed: int) -> tuple[str, s
         name=mutant.by, target="T-16", seconds=mutant.seconds, limit_s=mutant.limit_s, seed=seed,
         settings=mutant.settings, required=False, private_mounts=mutant.private_mounts,
     )  # fmt: skip
-    verdict = run_entry(entry, work, seed=seed, root=root)
+    verdict = run_entry(entry, work, seed=seed, root=root, wanted=mutant.says)
     complaints = [each for each in verdict.wrong if mutant.says in each]
     skipped = ""
     if not verdict.account.counts and not verdict.wrong:

@@ -32,7 +32,7 @@ def _rows(order: Order) -> dict[str, Row]:
         "RF-88": lambda place, dice: cuts.partitions(place, dice) + cuts.reads(place, dice),
         "RF-89": cuts.one_way,
         "RF-91": partial(cuts.every_byte, step=given["step"]),
-        "RF-93": peers.deaf,
+        "RF-93": lambda place, dice: peers.slow(place, dice) + peers.deaf(place, dice),
         "RF-90": peers.far_away,
         KILLS_GATEWAY: partial(peers.comeback, clients=given["clients"]),
         SLOW: lambda place, _: peers.HalfOpen(place).judge(),

@@ -15,7 +15,7 @@ from chaos.attack.arena import Arena, data_of, hello, must
 from chaos.network.cuts import RESULT_S, History, _topic, stored_in
 from chaos.network.proxy import DOWN, UP, Proxy
 from ringlog.envelope import messages as m
-from ringlog.envelope.wire import encode
+from ringlog.envelope.wire import decode, encode
 from ringlog.errors import RinglogError
 from ringlog.testing.real_engine import wait_until
 
@@ -24,6 +24,9 @@ NOTICE_S = 25.0
 """The gateway asks every 2 s and waits 10 s for an answer; twice that, on a busy machine."""
 PAGE_BYTES = 500_000
 PAGES_ASKED = 600
+SLOW_PAGES = 200
+SLOW_PAGE_BYTES = 100_000
+"""So many answers of this size are more than pipes and sockets hold, and less than an outbox."""
 UNREAD_BYTES_MAX = 160 << 20
 """Outbox, pipe, and what is being made at the moment; asked for was twice as much."""
 CLIENTS = 30
@@ -99,6 +102,26 @@ def deaf(arena: Arena, dice: random.Random) -> int:
             worst = max(worst, process.memory_info().rss - before)
     must(worst < UNREAD_BYTES_MAX, f"a reader that takes nothing made the gateway grow by {worst >> 20} MiB")
     return PAGES_ASKED
+
+
+def slow(arena: Arena, dice: random.Random) -> int:
+    """RF-93: a reader that takes nothing for a while gets every answer when it goes on, each once, in order:
+    none is dropped without a word because its pipe was full."""
+    topic = _topic(arena, f"mine.slow.{dice.getrandbits(32):x}")
+    with arena.connect() as client:
+        client.append(topic, dice.randbytes(SLOW_PAGE_BYTES))
+    with Proxy(arena.port) as proxy, _through(arena, proxy) as peer:
+        must(hello(peer), "the slow reader has to be let in first")
+        proxy.weather.holds = {DOWN}
+        for asked in range(SLOW_PAGES):
+            peer.send(encode(m.Read(topic, 0, max_bytes=PAGE_BYTES, limit=1), asked + 1))
+        arena.use()
+        proxy.weather.holds = set()
+        got = []
+        while len(got) < SLOW_PAGES and peer.poll(round(RESULT_S * 1_000)):
+            got.append(decode(peer.recv_multipart()[0]).corr)
+    must(got == list(range(1, SLOW_PAGES + 1)), f"of {SLOW_PAGES} answers a slow reader got {len(got)}")
+    return SLOW_PAGES
 
 
 def comeback(arena: Arena, dice: random.Random, *, clients: int = CLIENTS) -> int:

@@ -9,7 +9,8 @@ was submitted and acknowledged, offline.py with what the offline verifier says; 
 short histories; edges.py edits images where no history leads.
 
 Settings: `longest` (all sequences of up to so many operations), and the shares of `explore.Share`. What is
-left of the time goes into longer sequences drawn from the seed, which are counted apart.
+left of the time goes into longer sequences drawn from the seed, which are counted apart. `only`: these
+sequences ("append+seal") and edited images ("edges/RF-60"), and nothing else.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from dataclasses import fields
 
 from chaos.order import Account, Order
 from chaos.states import edges
-from chaos.states.explore import Explorer, Share, Steps, Tally, histories
+from chaos.states.explore import Explorer, Share, Steps, Tally, histories, record
 from chaos.states.judge import Broken, Depth
 from chaos.states.offline import Offline
 from chaos.states.replaying import replay_state
 from chaos.states.workload import ALPHABET
+from ringlog.errors import RinglogError
 
 LATE = 1.4
 """Times `seconds` after which nothing more is begun; the floors say then what is missing."""
@@ -38,12 +40,16 @@ GOES_ON_EVERY = 40
 
 def run(order: Order, account: Account) -> None:
     """Explore the edges and all short histories, then longer ones while there is time."""
-    defaults = {"longest": 2, **{each.name: getattr(Share(), each.name) for each in fields(Share)}}
+    defaults = {
+        "longest": 2,
+        "only": [],
+        **{each.name: getattr(Share(), each.name) for each in fields(Share)},
+    }
     chosen = order.choose(defaults)
-    longest = int(chosen.pop("longest"))
+    longest, only = int(chosen.pop("longest")), list(chosen.pop("only"))
     share = Share(**{**chosen, "seed": order.seed})
     with _undisturbed():
-        _run(order, account, longest, share)
+        _run(order, account, longest, share, only)
 
 
 @contextmanager
@@ -58,19 +64,23 @@ def _undisturbed() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _run(order: Order, account: Account, longest: int, share: Share) -> None:
+def _run(order: Order, account: Account, longest: int, share: Share, only: list[str]) -> None:
     begun, cpu = time.monotonic(), time.process_time()
     offline = Offline(order.scratch)
-    _edges(account, offline)
+    named = f"{edges.EDGES}/"
+    _edges(account, offline, [row for row in edges.ROWS if not only or f"{named}{row}" in only])
     explorer = Explorer(Tally(), share, offline)
-    for steps in _all(order, longest):
-        is_extra = len(steps) > longest
+    chosen = [tuple(each.split("+")) for each in only if not each.startswith(named)]
+    for steps in chosen if only else _all(order, longest):
+        is_extra = not only and len(steps) > longest
         if time.monotonic() - begun > order.seconds * (1 if is_extra else LATE):
             break
         try:
             explorer.one(steps)
         except Broken as e:
             account.found(str(e)[:300], e.case, str(e))
+        except (RinglogError, AssertionError) as e:
+            account.found(f"{'+'.join(steps)} fails without a crash: {e}"[:300], "+".join(steps), str(e))
         account.did("longer_sequences" if is_extra else "sequences", 1, "RF-58")
         gc.collect()
     _count(account, explorer.tally, offline)
@@ -88,8 +98,8 @@ def _all(order: Order, longest: int) -> Iterator[Steps]:
         yield tuple(rng.choices(ALPHABET, k=longest + 1))
 
 
-def _edges(account: Account, offline: Offline) -> None:
-    for row in edges.ROWS:
+def _edges(account: Account, offline: Offline, rows: list[str]) -> None:
+    for row in rows:
         for number, edge in enumerate(edges.edges(row)):
             depth = Depth(
                 offline, row == "RF-66" or number % SENDS_AGAIN_EVERY == 0, number % GOES_ON_EVERY == 0
@@ -114,6 +124,9 @@ def _count(account: Account, tally: Tally, offline: Offline) -> None:
 def replay(order: Order, case: str) -> None:
     """Make and judge one image again; prints the history up to the cut. Raises Broken, or ValueError for
     what is no case."""
+    if "@" not in case and "/" not in case:
+        record(case.split("+"))
+        return
     if not case.startswith(f"{edges.EDGES}/"):
         replay_state(case, order.scratch)
         return

@@ -337,6 +337,17 @@ def _seal_amid(work: Workload) -> None:
     actors.seal(work.world, before)
 
 
+def _delete_amid(work: Workload) -> None:
+    """Records are deleted when the compactor is about to ask which ones live, and nothing was synced since."""
+    work.send("d", [work.payload(), work.payload()], [work.payload(), work.payload()])
+
+    def before(message: m.Message) -> None:
+        if isinstance(message, m.LiveAsk) and work.tagged("d").intersection(work.visible("d")):
+            _delete_tag(work)
+
+    actors.seal(work.world, before)
+
+
 ALPHABET = (
     "create", "append", "append_many", "delete_seq", "delete_tag", "config", "delete_topic", "rotate", "seal",
     "relocate", "reclaim", "restart",
@@ -359,4 +370,5 @@ STEPS: dict[str, Callable[[Workload], None]] = {
     "append_disk_many": _append_disk_many,
     "idle": _idle,
     "seal_amid": _seal_amid,
+    "delete_amid": _delete_amid,
 }

@@ -3,6 +3,7 @@
 calls         each changing disk call of twelve workloads x five errors x once or for ever x the end of the
               engine (power loss, kill, power loss with chance damage): `call_runs`; a first pass covers all
               with one end each, `cases` is how many there are with all ends
+reads         each call that reads, lists or looks in two workloads that start, fails with EIO: `read_runs`
 lies          syncs that do nothing (RF-44), directories that cannot be synced (RF-56)
 lines         the process ends, or an exception is raised, at lines of six paths and (exceptions alone) of the
               gateway's core: `line_runs`. A death leaves
@@ -15,7 +16,8 @@ recovery      dies at chance lines one to twenty times in a row (RF-13): `recove
 `line_and_allocation_runs` is the sum of runs of the last three, each judged by a start of its own. Calls and
 lies run in one process, the rest in another beside it.
 
-Settings: `ends` (1 to 3, how many ends each call case has).
+Settings: `ends` (1 to 3, how many ends each call case has); `only` (some of PARTS, each of which then has all
+the time) and `workloads` (names), empty: all.
 """
 
 from __future__ import annotations
@@ -26,17 +28,25 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from chaos.order import Account, CannotRun, Order
 from chaos.sweeps import allocations, calls, gateway, lines
 from chaos.sweeps.house import Broken, Image
 from chaos.sweeps.judge import ENDS
-from chaos.sweeps.workloads import BY_NAME, WORKLOADS
+from chaos.sweeps.workloads import BY_NAME
+from ringlog.errors import RinglogError
 from ringlog.hardening import die_with_parent
 from ringlog.testing.disk import Halted
 
-SETTINGS = {"ends": len(ENDS)}
+SETTINGS: dict[str, Any] = {"ends": len(ENDS), "only": [], "workloads": []}
+READING = ("recovery", "restart")
+"""Workloads in which a start reads what is there."""
+READS_MIN = 20
+PARTS = ("lies", "reads", "calls", "gateway", "deaths", "exceptions", "recoveries", "allocations")
 LIES_SHARE = 0.1
+READS_SHARE = 0.2
+"""Where these parts of the first process end; calls have the rest."""
 DEATHS_SHARE = 0.35
 EXCEPTIONS_SHARE = 0.6
 RECOVERIES_SHARE = 0.75
@@ -53,12 +63,17 @@ def run(order: Order, account: Account) -> None:
     settings = order.choose(SETTINGS)
     logging.disable(logging.CRITICAL)
     sys.unraisablehook = _unraisable
-    images = {workload.name: workload.image() for workload in WORKLOADS}
+    names = settings["workloads"] or list(BY_NAME)
+    images = {name: BY_NAME[name].image() for name in names}
     began = time.monotonic()
 
     def within(share: float) -> Until:
+        share = 1.0 if settings["only"] else share
         return lambda: time.monotonic() - began < order.seconds * share
 
+    if settings["only"]:
+        _some(order, images, account, within, settings)
+        return
     collect = _fork(lambda mine: _calls(order, images, int(settings["ends"]), mine, within))
     _gateway(account)
     _deaths(images, account, within(DEATHS_SHARE))
@@ -69,6 +84,25 @@ def run(order: Order, account: Account) -> None:
         account.counts["line_runs"] + account.counts["allocation_runs"] + account.counts["recovery_deaths"]
     )
     collect(account)
+
+
+def _some(
+    order: Order, images: dict[str, Image], account: Account, within: Callable[[float], Until],
+    settings: dict[str, Any],
+) -> None:  # fmt: skip
+    """The chosen parts, in this process, one after the other."""
+    parts: dict[str, Callable[[], None]] = {
+        "lies": lambda: _lies(images, account, within(1.0)),
+        "reads": lambda: _reads(order, images, account, within(1.0)),
+        "calls": lambda: _all_calls(order, images, int(settings["ends"]), account, within),
+        "gateway": lambda: _gateway(account),
+        "deaths": lambda: _deaths(images, account, within(1.0)),
+        "exceptions": lambda: _exceptions(order, images, account, within(1.0)),
+        "recoveries": lambda: _recoveries(order, images, account, within(1.0)),
+        "allocations": lambda: _allocations(order, images, account, within(1.0)),
+    }
+    for name in settings["only"]:
+        parts[name]()
 
 
 def replay(order: Order, case: str) -> None:
@@ -155,11 +189,23 @@ def _calls(
     order: Order, images: dict[str, Image], ends: int, account: Account, within: Callable[[float], Until]
 ) -> None:
     _lies(images, account, within(LIES_SHARE))
+    _reads(order, images, account, within(READS_SHARE))
+    _all_calls(order, images, ends, account, within)
+
+
+def _all_calls(
+    order: Order, images: dict[str, Image], ends: int, account: Account, within: Callable[[float], Until]
+) -> None:
     made = {}
-    for workload in WORKLOADS:
-        # The first life fills caches that later ones find filled.
-        calls.calls_of(workload, images[workload.name])
-        made[workload.name] = calls.calls_of(workload, images[workload.name])
+    for workload in [BY_NAME[name] for name in images]:
+        try:
+            # The first life fills caches that later ones find filled.
+            calls.calls_of(workload, images[workload.name])
+            made[workload.name] = calls.calls_of(workload, images[workload.name])
+        except (RinglogError, AssertionError) as e:
+            account.found(
+                f"{workload.name} fails without a fault: {e}", f"call:{workload.name}:any:0:EIO:0:0"
+            )
     known = list(calls.cases(made))
     turn = len(known) // len(ENDS)
     account.counts["cases"] = turn * ends
@@ -171,20 +217,36 @@ def _calls(
         for case in cases:
             if not is_time():
                 return
-            try:
-                house = calls.run_case(case, images[case.workload])
-            except Broken as e:
-                account.found(f"{case.workload}: {e}", str(case))
-            else:
-                account.counts["acked"] += house.model.acked
-                account.counts["failed_visibly"] += house.model.failed
-            account.did("call_runs", 1, *case.rows())
+            _call(case, images, account)
         account.figures["turns_of_all_calls"] = number + 1
+
+
+def _call(case: calls.Case, images: dict[str, Image], account: Account) -> None:
+    try:
+        house = calls.run_case(case, images[case.workload])
+    except AssertionError as e:  # Broken, and OrderBroken of the disk that watches
+        account.found(f"{case.workload}: {e}", str(case))
+    else:
+        account.counts["acked"] += house.model.acked
+        account.counts["failed_visibly"] += house.model.failed
+    account.did("call_runs", 1, *case.rows())
+
+
+def _reads(order: Order, images: dict[str, Image], account: Account, is_time: Until) -> None:
+    """Calls that read, list or look fail: nothing may be taken for empty, or for the end (RF-51)."""
+    looks = {name: calls.looks_of(BY_NAME[name], images[name]) for name in READING if name in images}
+    cases = list(calls.read_cases(looks))
+    order.random("reads").shuffle(cases)
+    for number, case in enumerate(cases):
+        if number >= READS_MIN and not is_time():
+            return
+        _call(case, images, account)
+        account.did("read_runs")
 
 
 def _lies(images: dict[str, Image], account: Account, is_time: Until) -> None:
     for seed in range(LIE_SEEDS):
-        for workload in WORKLOADS:
+        for workload in [BY_NAME[name] for name in images]:
             for directories, row in ((False, "RF-44"), (True, "RF-56")):
                 if not is_time():
                     return
@@ -226,7 +288,7 @@ def _gateway(account: Account) -> None:
 
 
 def _deaths(images: dict[str, Image], account: Account, is_time: Until) -> None:
-    for workload in lines.SWEPT:
+    for workload in [each for each in lines.SWEPT if each.name in images]:
         stretches = lines.stretches_of(workload, images[workload.name])
         for number, (first, count) in enumerate(stretches):
             if not is_time():
@@ -239,7 +301,7 @@ def _deaths(images: dict[str, Image], account: Account, is_time: Until) -> None:
 def _exceptions(order: Order, images: dict[str, Image], account: Account, is_time: Until) -> None:
     chance = order.random("lines")
     waiting: list[Iterator[lines.Case]] = []
-    for workload in lines.SWEPT:
+    for workload in [each for each in lines.SWEPT if each.name in images]:
         lines.lines_of(workload, images[workload.name])
         executed = lines.lines_of(workload, images[workload.name])
         account.counts["distinct_lines"] += len(set(executed))
@@ -273,7 +335,7 @@ def _allocations(order: Order, images: dict[str, Image], account: Account, is_ti
         return
     chance, tally = order.random("allocations"), allocations.Tally()
     batches = []
-    for operation in allocations.OPERATIONS:
+    for operation in [each for each in allocations.OPERATIONS if each.image in images]:
         count = allocations.allocations_of(operation, images[operation.image])
         account.counts["allocations"] += count
         numbers = list(range(count))

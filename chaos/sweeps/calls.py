@@ -52,6 +52,8 @@ class Case:
     def rows(self) -> tuple[str, ...]:
         """Rows of the matrix it is a case of."""
         found = ["RF-37"]
+        if self.op == "read":
+            return ("RF-51",)
         if self.op == "write":
             found.append("RF-40" if self.kind == "short" else "RF-39")
         if self.op == "size":
@@ -74,11 +76,15 @@ class CountingDisk(FaultyDisk):
     def __init__(self, inner: Any, *plan: Fault) -> None:
         super().__init__(inner, *plan)
         self.made: list[tuple[OpClass, int]] = []
+        self.looked: list[tuple[OpClass, int]] = []
+        """Calls that read, list or look."""
 
     def _due(self, op: OpClass, *, changes: bool = True) -> Fault | None:
         due = super()._due(op, changes=changes)
         if changes:
             self.made.append((op, self.calls[op]))
+        elif op == "read":
+            self.looked.append((op, self.calls[op]))
         return due
 
 
@@ -92,13 +98,21 @@ def calls_of(workload: Workload, image: Image) -> list[tuple[OpClass, int]]:
     return found
 
 
+def looks_of(workload: Workload, image: Image) -> list[tuple[OpClass, int]]:
+    """The same of calls that read, list or look."""
+    house = begin(workload, image, CountingDisk)
+    act(workload, house)
+    found: list[tuple[OpClass, int]] = house.faulty.looked
+    return found
+
+
 def begin(workload: Workload, image: Image, wrap: Any = FaultyDisk) -> House:
     """A house at the beginning of the act, its disk counting from here."""
     house = House(image, wrap)
     if not workload.starts:
         house.start()
     house.faulty.calls.clear()
-    house.faulty.made = []
+    house.faulty.made, house.faulty.looked = [], []
     return house
 
 
@@ -121,6 +135,15 @@ def cases(calls: dict[str, list[tuple[OpClass, int]]]) -> Iterator[Case]:
                 number += 1
                 end = ENDS[(number + turn) % len(ENDS)]
                 yield Case(workload, op, nth, kind, always, end, number)
+
+
+def read_cases(looks: dict[str, list[tuple[OpClass, int]]]) -> Iterator[Case]:
+    """Every reading call fails, once and for ever."""
+    number = 0
+    for workload, made in looks.items():
+        for (op, nth), always in itertools.product(made, (False, True)):
+            number += 1
+            yield Case(workload, op, nth, "EIO", always, ENDS[number % len(ENDS)], number)
 
 
 def run_case(case: Case, image: Image) -> House:

@@ -131,6 +131,8 @@ class House:
             incarnation=image.incarnation if image else 0,
         )  # fmt: skip
         self.monitor = Monitor()
+        self._shown: dict[tuple[int, int], int] = {}
+        """(incarnation, topic) -> the head that was published last."""
         watched: Any = lambda incarnation: self.monitor.watch(self.faulty, incarnation)  # noqa: E731
         self.world.disk_of, self.world.watch = watched, self._watch
         self.now_s = image.now_s if image else 0.0
@@ -143,7 +145,9 @@ class House:
         self._reclaimer: Reclaimer | None = None
 
     def _watch(self, shard: int, effect: Any) -> None:
-        """What is acknowledged as synced is covered by a sync, whatever happens next (O2)."""
+        """What is acknowledged or shown as synced is covered by a sync, whatever happens next (O2)."""
+        if isinstance(effect, ev.PublishTopics) and shard in self.world.runs:
+            self._watch_shown(shard, effect)
         if not isinstance(effect, ev.Settle) or shard not in self.world.runs:
             return
         run = self.world.runs[shard]
@@ -151,6 +155,15 @@ class House:
             topic = run.core.directory.by_id.get(int(entry[S_TOPIC]))
             is_synced = topic is not None and topic.config.durability is Durability.FSYNC
             if is_synced and entry_error(entry, "") is None:
+                self.monitor.require_durable(run.writer.path, run.writer.offset)
+
+    def _watch_shown(self, shard: int, effect: ev.PublishTopics) -> None:
+        run = self.world.runs[shard]
+        for topic in effect.topics:
+            # What a start publishes first was there before; from then on a head that moved has new records.
+            before = self._shown.get((self.world.incarnation, topic.topic_id), topic.head_seq)
+            self._shown[self.world.incarnation, topic.topic_id] = topic.head_seq
+            if topic.head_seq > before and topic.config.durability is Durability.FSYNC:
                 self.monitor.require_durable(run.writer.path, run.writer.offset)
 
     # -- life -----------------------------------------------------------------------------------------

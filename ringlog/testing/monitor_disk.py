@@ -105,6 +105,8 @@ class MonitorDisk(WrappedDisk):
         return fd
 
     def open_marks(self, path: str) -> int:
+        if not path.endswith(DEL):
+            raise OrderBroken(f"{path} is opened to be changed by an incarnation which did not make it")
         fd = super().open_marks(path)
         # Deletion marks outlive the incarnation that made the file: every later one adds to them. Its name
         # is as durable as it was.

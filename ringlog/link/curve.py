@@ -15,7 +15,7 @@ from ringlog.errors import ConfigError
 
 KEY_CHARS = 40
 _FILE_BYTES_MAX = 4_096
-_Z85 = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,17 @@ def read_private_text(path: str, bytes_max: int) -> str:
 
 
 def is_public_key(text: object) -> bool:
-    """Say whether this is a key in Z85."""
-    return isinstance(text, str) and len(text) == KEY_CHARS and _Z85.issuperset(text)
+    """Say whether this is a key in Z85: five characters are a number below 2^32, and not all are."""
+    if not isinstance(text, str) or len(text) != KEY_CHARS or not set(text) <= set(_Z85):
+        return False
+    return all(_number_of(text[at : at + 5]) < 1 << 32 for at in range(0, KEY_CHARS, 5))
+
+
+def _number_of(group: str) -> int:
+    number = 0
+    for character in group:
+        number = number * len(_Z85) + _Z85.index(character)
+    return number
 
 
 def _facts(path: str, *, is_private: bool) -> dict[str, object]:

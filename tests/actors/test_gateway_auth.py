@@ -9,7 +9,7 @@ from actors.gateway import auth
 from actors.gateway.zap import answer
 from ringlog.envelope import messages as m
 from ringlog.errors import ConfigError, Forbidden, Unauthorized
-from ringlog.link.curve import CurveKey, key_file_text, new_key, read_key_file
+from ringlog.link.curve import CurveKey, is_public_key, key_file_text, new_key, read_key_file
 
 ANNE, BERT = new_key(), new_key()
 
@@ -180,6 +180,22 @@ def test_a_bad_key_file_is_refused_without_quoting_it(tmp_path, text, mode, says
         read_key_file(path, needs_secret=True)
     assert says in str(e.value)
     assert ANNE.secret.decode() not in str(e.value)
+
+
+def test_a_key_that_is_no_number_is_refused(tmp_path):
+    """Forty characters of the alphabet, but five of them are a number beyond 32 bits: libzmq will not have it."""
+    secret = "a" * 35 + "#####"
+    assert not is_public_key(secret)
+    path = _write(tmp_path / "k", key_file_text(CurveKey(ANNE.public, secret.encode())))
+    with pytest.raises(ConfigError, match="secret_key is not"):
+        read_key_file(str(path), needs_secret=True)
+
+
+def test_every_key_that_is_made_is_one():
+    for _ in range(50):
+        key = new_key()
+        assert is_public_key(key.public.decode())
+        assert is_public_key(key.secret.decode())
 
 
 def test_a_key_file_that_is_a_link_or_absent_is_refused(tmp_path):

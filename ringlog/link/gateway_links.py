@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,14 @@ APPEND_BYTES_MAX = 1 * MIB
 """Frames are gathered into one message up to this size; one frame that is larger goes alone."""
 WINDOW_BYTES = 16 * MIB
 WINDOW_APPENDS = 128
+
+
+@dataclass(slots=True)
+class _Part:
+    """Frames of a run that went in one message."""
+
+    count: int
+    answer: Pending[Reply] | None = None
 
 
 class GatewayLinks:
@@ -56,6 +65,8 @@ class GatewayLinks:
         self._watch = EngineWatch(address.run_dir, clock=clock, timers=timers, on_engine=self._adopt)
         self._connecting: Pending[None] = Pending()
         self._outbox: deque[Run] = deque()
+        self._parts: dict[Run, deque[_Part]] = {}
+        """Messages of each run whose answer has not come, or only after that to a later one."""
         self._window_bytes = self._window_appends = 0
         self._is_sending = False
 
@@ -193,15 +204,30 @@ class GatewayLinks:
         limit = int(run.offsets[start]) + APPEND_BYTES_MAX
         stop = max(start + 1, int(np.searchsorted(run.offsets, limit, side="right")) - 1)
         run.pushed = stop
-        part = run.view(start, stop)
-        self._window_bytes += len(part)
+        data = run.view(start, stop)
+        self._window_bytes += len(data)
         self._window_appends += 1
-        answer = self._peer.request(Append(run.topic, stop - start), run.deadline_ns, part, is_patient=False)
-        answer.when_done(lambda done: self._answered(run, stop - start, len(part), done))
+        part = _Part(stop - start)
+        self._parts.setdefault(run, deque()).append(part)
+        answer = self._peer.request(Append(run.topic, part.count), run.deadline_ns, data, is_patient=False)
+        answer.when_done(lambda done: self._answered(run, part, len(data), done))
 
-    def _answered(self, run: Run, count: int, size: int, answer: Pending[Reply]) -> None:
+    def _answered(self, run: Run, part: _Part, size: int, answer: Pending[Reply]) -> None:
         self._window_bytes -= size
         self._window_appends -= 1
+        part.answer = answer
+        # A refusal at the door overtakes answers to what went in before; a run takes all in its own order.
+        parts = self._parts[run]
+        while parts and parts[0].answer is not None:
+            first = parts.popleft()
+            if not parts:
+                del self._parts[run]
+            assert first.answer is not None
+            self._hand_over(run, first.count, first.answer)
+        self._send()
+
+    @staticmethod
+    def _hand_over(run: Run, count: int, answer: Pending[Reply]) -> None:
         if answer.error is None:
             entries = np.frombuffer(answer.take().message.entries, dtype=np.uint64).reshape(-1, WORDS)
             if len(entries) != count:
@@ -213,7 +239,6 @@ class GatewayLinks:
             run.fail_next(count, answer.error)
         else:
             raise InvariantViolation("a request failed with a foreign error") from answer.error
-        self._send()
 
 
 def curve_of(server_key: str, secret_key: str) -> Curve:

@@ -46,7 +46,7 @@ _LIFE = (
 )  # fmt: skip
 """What becomes of a connection before it is up."""
 _PAUSES = frozenset({Status.NOT_READY, Status.SHUTTING_DOWN})
-_FOR_NOW = _PAUSES | {Status.THROTTLED}
+_FOR_NOW = _PAUSES | {Status.THROTTLED, Status.STORAGE_READ_ONLY}
 _FINAL = frozenset({"cold_unavailable", "shard_failed"})
 """Reasons that waiting does not help against, or that are for who asked to wait for (TI-10, PR-12)."""
 

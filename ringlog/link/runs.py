@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from ringlog.errors import RingError, RinglogError
 from ringlog.frame import layout
+from ringlog.frame.batch import FOLLOWS
 from ringlog.frame.settle import S_POSITION, Entries
 
 I64 = NDArray[np.int64]
+_FOLLOWS = int(FOLLOWS)
 
 
 class Run:
@@ -105,8 +107,13 @@ class Run:
         """The bytes of frames start to stop - 1."""
         return memoryview(self.buffer)[int(self.offsets[start]) : int(self.offsets[stop])]
 
-    def stamp(self, *, topic_id: int, epoch: int, producer_id: int, first_producer_seq: int) -> None:
-        """Write identity into the headers; frame i gets producer_seq first + i. Not after pushing."""
+    def stamp(
+        self, *, topic_id: int, epoch: int, producer_id: int, first_producer_seq: int, follows: bool = False
+    ) -> None:
+        """Write identity into the headers; frame i gets producer_seq first + i. Not after pushing.
+
+        Each frame follows the one before (layout.FLAG_FOLLOWS), the first one too if `follows`.
+        """
         if self.count == 1:
             with memoryview(self.buffer) as view, view.cast("Q") as one:
                 one[layout.W_TOPIC] = topic_id
@@ -114,6 +121,9 @@ class Run:
                 one[layout.W_PRODUCER_SEQ] = first_producer_seq
                 count = one[layout.W_COUNT_EPOCH] & 0xFFFFFFFF
                 one[layout.W_COUNT_EPOCH] = count | epoch << layout.EPOCH_SHIFT
+                tail = one[layout.W_TAIL]
+                if follows != bool(tail & _FOLLOWS):
+                    one[layout.W_TAIL] = tail ^ _FOLLOWS
             return
         words = np.frombuffer(self.buffer, dtype="<u8")
         if self.frame_bytes:
@@ -125,6 +135,9 @@ class Run:
             )
             halves = table.view(np.uint32)
             halves[:, 2 * layout.W_COUNT_EPOCH + 1] = epoch
+            table[:, layout.W_TAIL] |= FOLLOWS
+            if not follows:
+                table[0, layout.W_TAIL] ^= FOLLOWS
             return
         at = self.offsets[:-1] >> 3
         words[at + layout.W_TOPIC] = topic_id
@@ -134,6 +147,9 @@ class Run:
         )
         counts = words[at + layout.W_COUNT_EPOCH] & np.uint64(0xFFFFFFFF)
         words[at + layout.W_COUNT_EPOCH] = counts | np.uint64(epoch << layout.EPOCH_SHIFT)
+        words[at + layout.W_TAIL] |= FOLLOWS
+        if not follows:
+            words[at[0] + layout.W_TAIL] ^= FOLLOWS
 
     def copied(self, rows: NDArray[Any]) -> tuple[bytearray, I64]:
         """Copy the chosen frames into a buffer of their own: (buffer, offsets)."""

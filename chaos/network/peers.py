@@ -25,6 +25,8 @@ NOTICE_S = 25.0
 PAGE_BYTES = 500_000
 PAGES_ASKED = 600
 SLOW_PAGES = 200
+ANSWER_S = 10.0
+"""Until the next one, when it may flow."""
 SLOW_PAGE_BYTES = 100_000
 """So many answers of this size are more than pipes and sockets hold, and less than an outbox."""
 UNREAD_BYTES_MAX = 160 << 20
@@ -117,8 +119,8 @@ def slow(arena: Arena, dice: random.Random) -> int:
             peer.send(encode(m.Read(topic, 0, max_bytes=PAGE_BYTES, limit=1), asked + 1))
         arena.use()
         proxy.weather.holds = set()
-        got = []
-        while len(got) < SLOW_PAGES and peer.poll(round(RESULT_S * 1_000)):
+        got: list[bytes] = []
+        while len(got) < SLOW_PAGES and peer.poll(round(ANSWER_S * 1_000)):
             got.append(decode(peer.recv_multipart()[0]).corr)
     must(got == list(range(1, SLOW_PAGES + 1)), f"of {SLOW_PAGES} answers a slow reader got {len(got)}")
     return SLOW_PAGES

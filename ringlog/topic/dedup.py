@@ -46,6 +46,8 @@ class Producer:
     highest: int = 0
     forgotten: int = 0
     """Highest number of a run that was dropped."""
+    passed: int = field(default=0, compare=False)
+    """Highest number that was refused for good, in this incarnation: what follows it may come."""
     _runs: list[Run] = field(default_factory=list)
     _dropped: int = 0
     """Runs at the front of `_runs` that no longer count."""
@@ -85,6 +87,11 @@ class Producer:
         if self._dropped * 2 > len(runs):
             del runs[: self._dropped]
             self._dropped = 0
+
+    @property
+    def next_seq(self) -> int:
+        """The only number with which a frame that follows another one may come."""
+        return max(self.highest, self.passed) + 1
 
     def past(self) -> list[int]:
         """Everything remembered, as plain numbers: highest, forgotten, then four of each run."""

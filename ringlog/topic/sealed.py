@@ -26,7 +26,7 @@ RUN_ROWS_MAX = 1 << 16
 """Runs are merged up to this size: a merge takes milliseconds, and holds up commits."""
 
 STRETCHES_MAX = 64
-"""Rows that one segment may take for one topic because of records that were removed from it; 60 bytes each."""
+"""Rows of 60 bytes that one segment may take for one topic because records were removed from it."""
 
 _RUN = np.dtype(
     [

@@ -62,13 +62,18 @@ class ReadPlan:
     stop: int
 
 
-def plan_read(cursor: int, floors: Floors, lost: Sequence[int] = (), *, recreated: bool = False) -> ReadPlan:
+def plan_read(
+    cursor: int, floors: Floors, lost: Sequence[int] = (), *, recreated: bool = False, is_behind: bool = False
+) -> ReadPlan:
     """Decide what a read from `cursor` announces, where it resumes and where it must end.
 
     `lost` are the restart losses, [first, last, first, last, …] in ascending order. `recreated`: the
-    cursor belongs to an earlier life of the topic (E-7); a cursor above the head says so by itself (E-8).
+    cursor belongs to an earlier life of the topic (E-7); a cursor above the head says so by itself (E-8),
+    unless `is_behind`: its shard shows less than it did, for a time, and there is nothing to read meanwhile.
     """
     head = floors.head_seq
+    if is_behind and cursor > head and not recreated:
+        return ReadPlan(None, cursor, cursor)
     if recreated or cursor > head:
         start = floors.earliest_seq - 1
         return ReadPlan(Gap(1, head, RECREATED), start, _walk_stop(start, head, lost))

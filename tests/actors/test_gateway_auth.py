@@ -183,7 +183,7 @@ def test_a_bad_key_file_is_refused_without_quoting_it(tmp_path, text, mode, says
 
 
 def test_a_key_that_is_no_number_is_refused(tmp_path):
-    """Forty characters of the alphabet, but five of them are a number beyond 32 bits: libzmq will not have it."""
+    """Forty characters of the alphabet, but five of them are a number beyond 32 bits."""
     secret = "a" * 35 + "#####"
     assert not is_public_key(secret)
     path = _write(tmp_path / "k", key_file_text(CurveKey(ANNE.public, secret.encode())))

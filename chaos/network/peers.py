@@ -119,7 +119,7 @@ def slow(arena: Arena, dice: random.Random) -> int:
             peer.send(encode(m.Read(topic, 0, max_bytes=PAGE_BYTES, limit=1), asked + 1))
         arena.use()
         proxy.weather.holds = set()
-        got: list[bytes] = []
+        got: list[int] = []
         while len(got) < SLOW_PAGES and peer.poll(round(ANSWER_S * 1_000)):
             got.append(decode(peer.recv_multipart()[0]).corr)
     must(got == list(range(1, SLOW_PAGES + 1)), f"of {SLOW_PAGES} answers a slow reader got {len(got)}")

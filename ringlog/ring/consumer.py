@@ -18,6 +18,9 @@ from ringlog.errors import RingError
 from ringlog.ring.layout import SETTLE_WORDS, CloseReason, ConsumerState, ProducerState, Word
 from ringlog.ring.region import RingMemory, open_ring, require_engine
 
+_LEN_BYTES = 4
+"""Of a frame's length, which does not count itself."""
+
 
 class RingConsumer:
     """One end of a ring. `capacity` is bytes, positions are bytes ever written."""
@@ -34,6 +37,7 @@ class RingConsumer:
             raise self._nonsense(self._tail)
         self._look()
         self._require_settle_tail()
+        self._pass_settled()
 
     @classmethod
     def attach(cls, path: str, *, shard: int | None = None, engine_id: str | None = None) -> RingConsumer:
@@ -173,6 +177,25 @@ class RingConsumer:
         self._memory.close()
 
     # -- inside ---------------------------------------------------------------------------------------
+
+    def _pass_settled(self) -> None:
+        """A predecessor died between its settlements and its tail: what they settled is not read again.
+
+        A frame that was refused, and that its producer sends again under another number, could be taken this
+        time. Words that make no sense change nothing: only its own frames are in the producer's hands.
+        """
+        if not self._settle_head:
+            return
+        slot = (self._settle_head - 1) % self.identity.settle_slots
+        last = int.from_bytes(self._memory.read_entries(slot, 1)[:8], "little")
+        if last & 7 or not self._tail <= last < self._head_seen:
+            return
+        index = last % self.capacity
+        stop = last + int.from_bytes(self._memory.read(index, 4), "little") + _LEN_BYTES
+        if stop & 7 or not last < stop <= min(self._head_seen, last - index + self.capacity):
+            return
+        self._tail = self._read = stop
+        self._memory.store(Word.TAIL, stop)
 
     def _set_state(self, state: ConsumerState, reason: int) -> None:
         if reason <= 0:

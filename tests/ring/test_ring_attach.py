@@ -288,3 +288,42 @@ def test_on_another_machine_the_package_carries_a_ring(
     assert len(producer.settled()) == 3
     producer.close()
     consumer.detach()
+
+
+def test_what_a_dead_consumer_settled_is_not_read_again(make_ring: MakeRing) -> None:
+    """It died between its settlements and its tail. A frame that it refused must not be taken by the next
+    one: its producer was told, and sends it again under another number.
+    """
+    path = make_ring()
+    producer = RingProducer.attach(path)
+    positions = producer.push([frame_of(1), frame_of(2), frame_of(3)])
+    assert positions is not None
+    first = RingConsumer.attach(path)
+    taken = take(first)
+    tail = first.tail
+    settle(first, taken[:2])
+    assert len(producer.settled()) == 2
+    first._memory.store(layout.Word.TAIL, tail)
+    first.detach()
+    second = RingConsumer.attach(path)
+    assert second.tail == positions[2]
+    assert [number_of(data) for _, data in take(second)] == [3]
+    second.detach()
+    producer.close()
+
+
+def test_a_last_settlement_that_makes_no_sense_moves_no_tail(make_ring: MakeRing) -> None:
+    """The producer can write there: what it says harms its own frames at most."""
+    path = make_ring()
+    producer = RingProducer.attach(path)
+    producer.push([frame_of(1), frame_of(2)])
+    consumer = RingConsumer.attach(path)
+    settle(consumer, take(consumer)[:1])
+    after, head = consumer.tail, producer.head
+    consumer.detach()
+    for place in (after - 8, after + 4, head, head + 8, (1 << 64) - 8):
+        producer._memory.write_entries(0, place.to_bytes(8, "little"))
+        again = RingConsumer.attach(path)
+        assert again.tail == after
+        again.detach()
+    producer.close()

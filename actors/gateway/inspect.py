@@ -61,7 +61,7 @@ def check_frames(message: Append, data: Any) -> SentFrames:
         raise InvalidRequest(
             "frames announced and frames sent differ", announced=message.frames, sent=len(found)
         )
-    bad = batch.first_true(batch.malformed(found.words))
+    bad = batch.first_true(batch.malformed(batch.as_stored(found.words)))
     if bad is not None:
         raise CorruptFrame("header is malformed", offset=int(found.offsets[bad]))
     if (batch.types_of(found.words) != layout.FrameType.APPEND).any():

@@ -79,6 +79,8 @@ class Intake:
     stretches: list[Stretch] = field(default_factory=list)
     accounted: NDArray[np.int64] | None = None
     largest: NDArray[np.int64] | None = None
+    follows: NDArray[np.bool_] | None = None
+    """(n,) frames that were sent as following the producer's one before; None = none was."""
     records: int = 0
     frames: int = 0
     refused: int = 0
@@ -128,8 +130,10 @@ class Admission:
     def admit(self, intake: Intake, topics: dict[int, Topic], now_us: int, closed: Status | None) -> None:
         """Give every frame of the intake its fate. `closed` refuses all that is new with that status."""
         words = intake.batch.words
-        if len(words) == 1 and closed is None and self._admit_one(intake, topics, now_us):
+        is_lone = len(words) == 1 and closed is None and intake.follows is None
+        if is_lone and self._admit_one(intake, topics, now_us):
             return
+        _part_follows(intake)
         intake.entries[:, S_TOPIC] = words[:, layout.W_TOPIC]
         if closed is not None:
             self._refuse_new(intake, topics, closed)
@@ -141,6 +145,7 @@ class Admission:
             if faults[start]:
                 for row in range(start, stop):
                     self._refuse_fault(intake, row, int(faults[row]))
+                    self._pass_over(intake, topics.get(int(words[row, layout.W_TOPIC])), row)
                 continue
             topic = topics.get(int(words[start, layout.W_TOPIC]))
             if topic is None:
@@ -159,11 +164,17 @@ class Admission:
         count = count_epoch & 0xFFFFFFFF
         if topic is None or not producer_id or not 0 < count <= self._limits.batch_records:
             return False
-        if (head >> 32) & 0xFFFF != _APPEND_HEAD or not _is_plain(head, tail):
+        if (head >> 32) & 0xFFFF != _APPEND_HEAD or not _is_plain(head, tail & ~_FOLLOWS):
             return False
         known = topic.producers.get(producer_id)
         if producer_seq <= (known.highest if known else 0):
             return False
+        if tail & _FOLLOWS:
+            if known is None or producer_seq != known.next_seq:
+                return False
+            tail ^= _FOLLOWS
+            intake.follows = _LONE_FOLLOWS
+            intake.batch.words[0, layout.W_TAIL] = tail
         own = int(topic.config.durability)
         has_cap = topic.config.discard == DISCARD_REJECT and (
             topic.config.cap_records or topic.config.cap_bytes
@@ -264,6 +275,7 @@ class Admission:
 
     def is_any_sound(self, intake: Intake) -> bool:
         """Is there a frame that would not be refused whatever the topic?"""
+        _part_follows(intake)
         return bool((self._faults(intake) == 0).any())
 
     def _faults(self, intake: Intake) -> NDArray[np.int64]:
@@ -377,8 +389,44 @@ class Admission:
                     self._admit_stretch(intake, topic, row, row + 1, now_us)
                 return
             if self._over_cap(intake, topic, start):
+                self._pass_over(intake, topic, start)
                 return
+        if intake.follows is not None:
+            self._stage_unbroken(intake, topic, producer_id, start, stop, now_us)
+            return
         self._stage(intake, topic, producer_id, start, stop, now_us)
+
+    def _stage_unbroken(
+        self, intake: Intake, topic: Topic, producer_id: int, start: int, stop: int, now_us: int
+    ) -> None:
+        """Stage these fresh, ascending frames. One that follows what was refused for the moment is refused
+        as well, or one producer's records would change places (W9).
+        """
+        assert intake.follows is not None
+        while start < stop:
+            producer = topic.producers.get(producer_id)
+            seqs = intake.batch.words[start:stop, layout.W_PRODUCER_SEQ]
+            broken = intake.follows[start:stop].copy()
+            broken[0] &= producer is None or int(seqs[0]) != producer.next_seq
+            broken[1:] &= seqs[1:] - seqs[:-1] != 1
+            sound = frames.first_true(broken)
+            if sound != 0:
+                until = stop if sound is None else start + sound
+                self._stage(intake, topic, producer_id, start, until, now_us)
+            else:
+                leader = frames.first_true(~intake.follows[start:stop])
+                until = stop if leader is None else start + leader
+                for row in range(start, until):
+                    self._refuse(intake, row, Status.NOT_READY, 0)
+            start = until
+
+    def _pass_over(self, intake: Intake, topic: Topic | None, row: int) -> None:
+        """A frame was refused for good, so nobody sends it again: what follows it may come (W9)."""
+        words = intake.batch.words[row]
+        producer = topic.producers.get(int(words[layout.W_PRODUCER_ID])) if topic is not None else None
+        number = int(words[layout.W_PRODUCER_SEQ])
+        if producer is not None and number == producer.next_seq:
+            producer.passed = number
 
     def _row_by_row(
         self, intake: Intake, topic: Topic, start: int, stop: int, now_us: int, stale: Any
@@ -501,6 +549,8 @@ _ALIKE = np.array([layout.W_HEAD, layout.W_TOPIC, layout.W_COUNT_EPOCH, layout.W
 """Words in which frames of one producer, of one shape, do not differ."""
 _EXPIRES_SHIFT = layout.COLUMNS_SHIFT + layout.Column.EXPIRES_AT
 _APPEND_HEAD = layout.FrameType.APPEND | layout.VERSION << 8
+_FOLLOWS = int(frames.FOLLOWS)
+_LONE_FOLLOWS = np.array([True])
 _PLAIN_TAIL = ~(layout.FLAGS_KNOWN << layout.FLAGS_SHIFT | 0xFFFFFFFF)
 
 
@@ -528,6 +578,15 @@ def _is_plain(head: int, tail: int) -> bool:
     is_known = not columns & ~layout.PRODUCER_COLUMNS and not tail & _PLAIN_TAIL
     is_known = is_known and columns & 1 == 1 and kind != layout.PAYLOAD_KIND_MASK
     return is_known and raw_len == (head & layout.LEN_MASK) - layout.FRAME_LEN_MIN
+
+
+def _part_follows(intake: Intake) -> None:
+    """Take from the headers what must not be stored. Once is enough, twice is harmless."""
+    tails = intake.batch.words[:, layout.W_TAIL]
+    flags = tails & frames.FOLLOWS
+    if flags.any():
+        intake.follows = flags != 0
+        tails ^= flags
 
 
 _CORRUPT, _UNSOUND, _TOO_MANY, _RECORD_LARGE, _MEASURED = 1, 2, 3, 4, 16

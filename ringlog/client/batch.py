@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.client.results import Appended, AppendedEach
-from ringlog.errors import RinglogError, Status
+from ringlog.errors import RinglogError
 from ringlog.frame.settle import (
     FLAG_DEDUPED,
     FLAGS_SHIFT,
@@ -143,7 +143,7 @@ class Batch(Pending[Appended]):
 class Shipment(Run):
     """Frames of one batch on their way. `rows` says which frames of the batch; None = all of them."""
 
-    __slots__ = ("attempts", "batch", "is_stamped", "rows", "timer")
+    __slots__ = ("attempts", "batch", "is_stamped", "order", "refusal", "rows", "timer")
 
     def __init__(
         self,
@@ -153,6 +153,7 @@ class Shipment(Run):
         deadline_ns: int,
         rows: NDArray[Any] | None = None,
         attempts: int = 0,
+        order: int = 0,
     ) -> None:
         super().__init__(batch.stream.topic, buffer, offsets, deadline_ns)
         self.batch = batch
@@ -160,12 +161,24 @@ class Shipment(Run):
         self.is_stamped = False
         self.timer: Timer | None = None
         self.attempts = attempts
+        self.order = order
+        """Which shipment of its stream it was when its frames were first sent."""
+        self.refusal: RinglogError | None = None
+        """Why its frames wait to be sent again."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where its frames belong among all of its stream."""
+        return self.order, 0 if self.rows is None else int(self.rows[0])
 
     def on_entries(self, first: int, entries: Entries) -> None:
         """Settle what was appended; hand what was refused to the stream."""
         self._mark_progress()
-        if self.is_abandoned:
-            return
+        if not self.is_abandoned:
+            self._take(first, entries)
+        self._land()
+
+    def _take(self, first: int, entries: Entries) -> None:
         batch = self.batch
         if not batch.is_each and not int(entries[0, S_COUNT_STATUS]) >> STATUS_SHIFT & 0xFFFF:
             batch.settle_one(entries[0].tolist())
@@ -184,6 +197,7 @@ class Shipment(Run):
         self._mark_progress()
         if not self.is_abandoned:
             self.batch.stream.refused(self, np.arange(first, first + count), error)
+        self._land()
 
     def abandon(self) -> None:
         """Nobody waits any more: let the bytes go."""
@@ -198,6 +212,11 @@ class Shipment(Run):
                 self.timer.cancel()
             self.batch.stream.shipment_settled(self)
 
+    def _land(self) -> None:
+        # Only when what was refused is with the stream again: it must know of it before it goes on.
+        if self.settled == self.count:
+            self.batch.stream.landed(self)
+
     def rows_in_batch(self, frames: NDArray[Any]) -> NDArray[Any]:
         """Rows in the batch of these frames of the shipment."""
         return frames if self.rows is None else self.rows[frames]
@@ -209,11 +228,9 @@ class Shipment(Run):
         return self.rows_in_batch(frames)
 
     def _refused(self, first: int, entries: Entries, at: NDArray[Any]) -> None:
-        """Frames refused for the same reason go back to the stream together."""
+        """Frames refused for the same reason, one after the other, go back to the stream together."""
         statuses = (entries[at, S_COUNT_STATUS] & _STATUS_MASK) >> np.uint64(STATUS_SHIFT)
-        for status in np.unique(statuses).tolist():
-            chosen = at[statuses == status]
+        for chosen in np.split(at, np.flatnonzero(statuses[1:] != statuses[:-1]) + 1):
             error = entry_error(entries[chosen[0]], self.topic)
             assert error is not None
-            assert status != Status.OK
             self.batch.stream.refused(self, first + chosen, error)

@@ -43,7 +43,7 @@ class AppendedEach(Appended):
 
     @property
     def seqs(self) -> NDArray[np.uint64]:
-        """(count,) the number of each record, made when asked for; ascending unless one was tried again."""
+        """(count,) the number of each record, made when asked for, ascending; 0 as in `frame_seqs`."""
         size = self.records_per_frame
         if size == 1:
             return self.frame_seqs

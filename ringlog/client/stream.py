@@ -1,15 +1,21 @@
 """Stream: one producer's identity on one topic. It numbers frames, keeps their order, tries again.
 
 Frames wait here until it is known which topic they belong to, then they are stamped with topic, epoch and
-the next producer numbers and go to the topic's shard in that order. What a shard refuses for the moment
+the next producer numbers and go to the topic's shard in that order. What is refused for the moment
 (throttled, not ready), or because the topic was made anew, is copied, stamped with *new* numbers and sent
 again until its deadline: the old number was not remembered and would be taken for a repeat once a later
 one is settled. Everything else is the batch's error.
+
+Records keep the order in which they were first sent. A frame that is sent while others are on their way says
+that it follows the one before (layout.FLAG_FOLLOWS): when that one was refused, by whomever, it is refused as
+well. What was refused waits until nothing is on its way any more, then goes first, in the old order, and new
+frames wait behind it.
 """
 
 from __future__ import annotations
 
 import random
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -81,6 +87,17 @@ class Stream:
         self._info: TopicInfo | None = None
         self._generation = -1
         self._queue: deque[Shipment] = deque()
+        """Frames that were never sent."""
+        self._refused: list[Shipment] = []
+        """Frames to be sent again under new numbers, by their place."""
+        self._displaced: deque[Shipment] = deque()
+        """Frames to be sent again under their old numbers: they may have been applied."""
+        self._flying: set[Shipment] = set()
+        """With the links, and not settled."""
+        self._shipped = 0
+        self._again_ns = 0
+        """When refused frames may go again at the earliest."""
+        self._is_flushing = False
         self._locating: Pending[TopicInfo] | None = None
         self._live: set[Shipment] = set()
 
@@ -112,8 +129,9 @@ class Stream:
 
     def displaced(self, shipment: Shipment) -> None:
         """The engine was restarted before this was settled: send it again under the same numbers."""
-        self._queue.append(shipment)
-        self._locate()
+        self._flying.discard(shipment)
+        self._displaced.append(shipment)
+        self._flush()
 
     def meet(self) -> Pending[ProducerStateReply | None]:
         """Find the topic, and for a named producer what the engine had of it; resolved with that."""
@@ -137,13 +155,48 @@ class Stream:
         return unsent, self.pending_records - unsent
 
     def _enqueue(self, shipment: Shipment) -> None:
-        self._live.add(shipment)
-        shipment.timer = self._host.timers.at(shipment.deadline_ns, lambda: self._expire(shipment))
-        if self._queue or not self._is_located():
+        self._shipped += 1
+        shipment.order = self._shipped
+        self._await(shipment)
+        if self._queue or self._refused or self._displaced or not self._is_located():
             self._queue.append(shipment)
-            self._locate()
+            self._flush()
         else:
             self._send(shipment)
+
+    def _await(self, shipment: Shipment) -> None:
+        self._live.add(shipment)
+        shipment.timer = self._host.timers.at(shipment.deadline_ns, lambda: self._expire(shipment))
+
+    def _flush(self) -> None:
+        """Send what waits and may go now. What that brings about at once is seen by the loop that runs."""
+        if self._is_flushing:
+            return
+        self._is_flushing = True
+        try:
+            while (shipment := self._next()) is not None:
+                if not shipment.is_abandoned:
+                    self._send(shipment)
+        finally:
+            self._is_flushing = False
+
+    def _next(self) -> Shipment | None:
+        """The next to be sent, taken out of where it waits; None when there is none or it may not go yet."""
+        if not (self._displaced or self._refused or self._queue):
+            return None
+        if not self._is_located():
+            self._locate()  # Perhaps at once: what is known of the topic need not be asked for.
+        if not self._is_located():
+            return None
+        if self._displaced:
+            return self._displaced.popleft()
+        if self._refused:
+            # With new numbers, so nothing with an old one may still be on its way.
+            if self._flying or self._host.clock.monotonic_ns() < self._again_ns:
+                return None
+            self._queue.extendleft(reversed(self._refused))
+            self._refused.clear()
+        return self._queue.popleft() if self._queue else None
 
     def _send(self, shipment: Shipment) -> None:
         info = self._info
@@ -151,10 +204,11 @@ class Stream:
         if not shipment.is_stamped:
             shipment.stamp(
                 topic_id=info.topic_id, epoch=info.epoch, producer_id=self.producer_id,
-                first_producer_seq=self.next_seq,
+                first_producer_seq=self.next_seq, follows=bool(self._flying),
             )  # fmt: skip
             shipment.is_stamped = True
             self.next_seq += shipment.count
+        self._flying.add(shipment)
         self._host.links.submit(info.shard, shipment)
 
     # -- where is the topic? --------------------------------------------------------------------------
@@ -185,27 +239,32 @@ class Stream:
         self._info = info = found.take()
         self.met_durability = class_met(info, self.durability)
         self._generation = self._host.links.generation
-        while self._queue and self._is_located():
-            shipment = self._queue.popleft()
-            if not shipment.is_abandoned:
-                self._send(shipment)
+        self._flush()
 
     def _not_located(self, error: BaseException) -> None:
-        queued, self._queue = self._queue, deque()
         if isinstance(error, ConnectionTrouble):
             # The engine is away: what still has time waits for it, what has not has failed by its timer.
-            self._queue.extend(shipment for shipment in queued if not shipment.is_abandoned)
-            if self._queue:
-                self._host.timers.at(self._host.clock.monotonic_ns() + RETRY_MS * MS, self._locate_again)
+            if self._drop_abandoned():
+                self._host.timers.at(self._host.clock.monotonic_ns() + RETRY_MS * MS, self._flush)
             return
         reason = error if isinstance(error, RinglogError) else NotConnected(str(error))
-        for shipment in queued:
+        waiting = [*self._displaced, *self._refused, *self._queue]
+        self._forget_waiting()
+        for shipment in waiting:
             if not shipment.is_abandoned:
                 self._give_up(shipment, reason)
 
-    def _locate_again(self) -> None:
-        if self._queue and not self._is_located():
-            self._locate()
+    def _drop_abandoned(self) -> bool:
+        """Is anything left that waits to be sent?"""
+        self._displaced = deque(each for each in self._displaced if not each.is_abandoned)
+        self._refused = [each for each in self._refused if not each.is_abandoned]
+        self._queue = deque(each for each in self._queue if not each.is_abandoned)
+        return bool(self._displaced or self._refused or self._queue)
+
+    def _forget_waiting(self) -> None:
+        self._displaced.clear()
+        self._refused.clear()
+        self._queue.clear()
 
     # -- fate -----------------------------------------------------------------------------------------
 
@@ -224,14 +283,17 @@ class Stream:
         buffer, offsets = shipment.copied(frames)
         again = Shipment(
             shipment.batch, buffer, offsets, shipment.deadline_ns, shipment.rows_in_batch(frames),
-            shipment.attempts + 1,
+            shipment.attempts + 1, shipment.order,
         )  # fmt: skip
+        again.refusal = error
         if isinstance(error, _ELSEWHERE):
             self._info = None
             self._host.forget(self.topic)
-        self._live.add(again)
+        self._await(again)
         self._drop_if_finished(shipment)
-        again.timer = self._host.timers.at(now + delay_ns, lambda: self._retry(again))
+        insort(self._refused, again, key=lambda each: each.place)
+        self._again_ns = max(self._again_ns, now + delay_ns)
+        self._host.timers.at(now + delay_ns, self._flush)
 
     def batch_done(self, batch: Batch, *, acked: int, error: RinglogError | None = None) -> None:
         """All frames of a batch have their fate."""
@@ -248,16 +310,17 @@ class Stream:
         """Every frame of the shipment has its entry."""
         self._live.discard(shipment)
 
+    def landed(self, shipment: Shipment) -> None:
+        """All that came of the shipment has been told."""
+        self._flying.discard(shipment)
+        if self._refused and not self._flying:
+            self._flush()
+
     def fail_all(self, error_of: Callable[[bool], RinglogError]) -> None:
         """Give up everything; `error_of(was_sent)` makes the reason."""
+        self._forget_waiting()
         for shipment in list(self._live):
             self._give_up(shipment, error_of(shipment.was_sent))
-        self._queue.clear()
-
-    def _retry(self, shipment: Shipment) -> None:
-        self._live.discard(shipment)
-        if not shipment.is_abandoned:
-            self._enqueue(shipment)
 
     @staticmethod
     def _pause_ns(error: RinglogError, attempts: int) -> int:
@@ -276,8 +339,10 @@ class Stream:
     def _expire(self, shipment: Shipment) -> None:
         was_sent = shipment.was_sent
         waited_s = self._timeout_ns / 1e9
-        if was_sent:
-            error: RinglogError = RequestTimeout(
+        if shipment.refusal is not None and not was_sent:
+            error = shipment.refusal
+        elif was_sent:
+            error = RequestTimeout(
                 "the engine did not settle in time", outcome="unknown", topic=self.topic, timeout_s=waited_s
             )
         elif self._host.links.generation:
@@ -292,3 +357,5 @@ class Stream:
         self._live.discard(shipment)
         if left:
             shipment.batch.lose(left, error)
+        # What of it is on its way has a lower number than all that comes: it is appended before, or never.
+        self.landed(shipment)

@@ -25,6 +25,8 @@ U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
+FOLLOWS = np.uint64(layout.FLAG_FOLLOWS << layout.FLAGS_SHIFT)
+"""layout.FLAG_FOLLOWS within word W_TAIL."""
 _HEADER_INDEX = np.arange(layout.HEADER_WORDS, dtype=np.int64)
 _SHAPE_MASK = 0xFFFFFFFF << 32
 _RUN_LOOKAHEAD_MIN = 8
@@ -274,6 +276,15 @@ def codecs_of(words: U64) -> U64:
 def flags_of(words: U64) -> U64:
     """(n,) flag bytes."""
     return (words[:, layout.W_TAIL] >> np.uint64(layout.FLAGS_SHIFT)) & np.uint64(0xFF)
+
+
+def as_stored(words: U64) -> U64:
+    """(n, 10) the headers without what only frames on their way to a shard may say; a copy if they say it."""
+    if not (words[:, layout.W_TAIL] & FOLLOWS).any():
+        return words
+    words = words.copy()
+    words[:, layout.W_TAIL] &= ~FOLLOWS
+    return words
 
 
 def malformed(words: U64) -> Mask:

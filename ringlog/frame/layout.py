@@ -18,7 +18,8 @@ word  bytes   field
  6    48..55  producer_seq
  7    56..59  raw_len       body bytes before compression
       60      codec         0 none, 1 LZ4 block, 2 Zstandard
-      61      flags         bits 0-1 durability class, bits 4-5 payload kind, others zero
+      61      flags         bits 0-1 durability class, bits 4-5 payload kind, bit 7 on its way to a shard
+                            only: FOLLOWS; others zero
       62..63  reserved      zero
  8    64..71  body_xxh3     XXH3-64 of the body as stored, by the producer
  9    72..79  seal_xxh3     XXH3-64 of bytes 0..71 seeded with the salt of the file it lies in (0 on
@@ -134,6 +135,9 @@ DURABILITY_MASK = 0x03
 PAYLOAD_KIND_SHIFT = 4
 PAYLOAD_KIND_MASK = 0x30
 FLAGS_KNOWN = DURABILITY_MASK | PAYLOAD_KIND_MASK
+FLAG_FOLLOWS = 0x80
+"""Of a frame on its way to a shard, never of a stored one: append it only right behind the frame with the
+producer's number before."""
 
 assert HEADER_BYTES == HEADER_WORDS * 8
 assert SEALED_BYTES == W_SEAL_XXH3 * 8

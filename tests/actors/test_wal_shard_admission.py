@@ -391,3 +391,76 @@ def test_what_is_there_already_is_a_repeat_also_while_nothing_can_be_written(wor
     assert [error and error.status for error in refusals(entries)] == [None, Status.INTERNAL]
     with pytest.raises(Refused):
         world.request(m.Append("f", 1), bytearray(fresh))
+
+
+def following(world: World, payloads: list[bytes], **options: Any) -> bytearray:
+    """A frame that says that it follows its producer's one before."""
+    return broken(made(world, payloads, **options), layout.W_TAIL, layout.FLAG_FOLLOWS << layout.FLAGS_SHIFT)
+
+
+def statuses(entries: Any) -> list[int]:
+    """What became of each frame, as a number."""
+    return [(int(entry[S_COUNT_STATUS]) >> 32) & 0xFFFF for entry in entries]
+
+
+OK, LATER = int(Status.OK), int(Status.NOT_READY)
+
+
+@pytest.mark.parametrize("is_together", [True, False])
+def test_what_follows_a_frame_that_is_missing_is_refused_until_one_follows_nothing(world, is_together):
+    """W9: the missing one was refused for now, by whomever, and comes again."""
+    sent = [
+        following(world, [b"a"], number=2), following(world, [b"c"], number=4),
+        following(world, [b"d"], number=5), made(world, [b"c"], number=6),
+        following(world, [b"d", b"e"], number=7),
+    ]  # fmt: skip
+    pushed = [sent] if is_together else [[each] for each in sent]
+    found = [status for part in pushed for status in statuses(world.send("f", part))]
+    assert found == [OK, LATER, LATER, OK, OK]
+    world.kill()
+    world.start()
+    stored = [payload for _, payload in world.records("f", after=2)]
+    assert stored == [b"a", b"c", b"d", b"e"], "and what is stored says nothing of its way"
+    assert statuses(world.send("f", [following(world, [b"f"], number=9)])) == [LATER]
+    assert statuses(world.send("f", [following(world, [b"f"], number=8)])) == [OK]
+
+
+def test_a_frame_that_follows_nothing_anybody_knows_of_is_refused(world):
+    """W9: a producer's first frame may have been refused at the door, or the producer been forgotten."""
+    sent = [following(world, [b"%d" % n], number=n, producer=9) for n in (2, 3)]
+    assert statuses(world.send("f", sent)) == [LATER] * 2
+    assert world.topic("f").producers.get(9) is None
+    again = [made(world, [b"1"], number=4, producer=9), following(world, [b"2"], number=5, producer=9)]
+    assert statuses(world.send("f", again)) == [OK, OK]
+
+
+def test_what_follows_a_frame_that_was_refused_for_good_may_come(world):
+    """W9: nobody sends that one again, and a batch of a thousand would need as many tries."""
+    large = following(world, [b"x" * 501], number=2)
+    assert statuses(world.send("f", [large, following(world, [b"a"], number=3)])) == [
+        Status.RECORD_TOO_LARGE, OK,
+    ]  # fmt: skip
+    world.put("f", durability="fsync", discard="reject", cap_records=4)
+    full = [following(world, [b"%d" % n], number=n) for n in range(4, 8)]
+    assert statuses(world.send("f", full)) == [OK, *[Status.TOPIC_FULL] * 3]
+    world.put("f", durability="fsync", discard="reject", cap_records=9)
+    assert statuses(world.send("f", [following(world, [b"a"], number=8)])) == [OK]
+
+
+def test_a_repeat_of_a_frame_that_follows_gets_its_first_answer(world):
+    """W4 comes before W9, also while nothing can be written."""
+    sent = [following(world, [b"%d" % n], number=n) for n in (2, 3)]
+    first = world.send("f", [bytearray(each) for each in sent])
+    again = world.send("f", sent)
+    assert again[:, S_FIRST_SEQ].tolist() == first[:, S_FIRST_SEQ].tolist() == [3, 4]
+    assert [int(entry[S_COUNT_STATUS]) >> FLAGS_SHIFT for entry in again] == [FLAG_DEDUPED] * 2
+
+
+def test_frames_by_message_follow_as_those_in_a_ring(world):
+    """W9, also for the frame that makes its topic."""
+    data = broken(made(world, [b"a"], topic_id=0, number=1), layout.W_TAIL, 0x80 << layout.FLAGS_SHIFT)
+    answer = world.request(m.Append("new", 1, create=True), data)
+    assert statuses(np.frombuffer(answer.entries, dtype=np.uint64).reshape(-1, 8)) == [LATER]
+    data = made(world, [b"a"], topic_id=0, number=2)
+    answer = world.request(m.Append("new", 1), data)
+    assert statuses(np.frombuffer(answer.entries, dtype=np.uint64).reshape(-1, 8)) == [OK]

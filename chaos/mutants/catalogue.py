@@ -30,7 +30,7 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     limit_s: float = 90.0
     settings: dict[str, Any] = {}
     says: str = ""
-    """What a finding must say, where other findings would be no proof."""
+    """What a finding must say, where other findings would be no proof. For tests: of the name of one."""
     private_mounts: bool = False
 
     def trial_key(self) -> tuple[object, ...]:

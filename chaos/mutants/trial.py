@@ -50,7 +50,7 @@ def _try(mutant: Mutant, scratch: Path, seed: int, *, is_changed: bool) -> Trial
         if is_changed:
             mutant.apply(root)
         judge = _by_tests if mutant.tests else _by_class
-        noticed, skipped, output = judge(mutant, root, Path(work), seed)
+        noticed, skipped, output = judge(mutant, root, Path(work), seed, is_changed=is_changed)
     return Trial(noticed, skipped, time.monotonic() - begun, output[-OUTPUT_CHARS_MAX:])
 
 
@@ -70,20 +70,26 @@ def _copy(root: Path, names: tuple[str, ...], scratch: Path) -> None:
     shutil.copytree(base, root)
 
 
-def _by_class(mutant: Mutant, root: Path, work: Path, seed: int) -> tuple[str, str, str]:
+def _by_class(mutant: Mutant, root: Path, work: Path, seed: int, *, is_changed: bool) -> tuple[str, str, str]:
+    """(what was noticed, why it could not run, output). A class that breaks down has noticed nothing; of the
+    unchanged program it may complain in no way."""
     entry = Entry(
         name=mutant.by, target="T-16", seconds=mutant.seconds, limit_s=mutant.limit_s, seed=seed,
         settings=mutant.settings, required=False, private_mounts=mutant.private_mounts,
     )  # fmt: skip
-    verdict = run_entry(entry, work, seed=seed, root=root, wanted=mutant.says)
-    complaints = [each for each in verdict.wrong if mutant.says in each]
+    wanted = mutant.says if is_changed else None
+    verdict = run_entry(entry, work, seed=seed, root=root, wanted=wanted)
+    complaints = [each.what for each in verdict.account.findings if mutant.says in each.what]
+    if not is_changed:
+        complaints = verdict.wrong
     skipped = ""
     if not verdict.account.counts and not verdict.wrong:
         skipped = "; ".join(f"{skip.what}: {skip.why}" for skip in verdict.account.skipped)
-    return complaints[0] if complaints else "", skipped, verdict.output
+    output = "\n".join([*verdict.wrong, verdict.output])
+    return complaints[0] if complaints else "", skipped, output
 
 
-def _by_tests(mutant: Mutant, root: Path, work: Path, seed: int) -> tuple[str, str, str]:
+def _by_tests(mutant: Mutant, root: Path, work: Path, seed: int, *, is_changed: bool) -> tuple[str, str, str]:
     command = [sys.executable, "-m", "pytest", "-q", "-x", *mutant.tests]
     environ = {**os.environ, "PYTHONPATH": str(root), "RINGLOG_ALLOW_ROOT": "1"}
     try:
@@ -97,6 +103,8 @@ def _by_tests(mutant: Mutant, root: Path, work: Path, seed: int) -> tuple[str, s
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"tests not done after {mutant.limit_s:.0f} s", "", ""
+        return "" if is_changed else f"tests not done after {mutant.limit_s:.0f} s", "", ""
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED") and mutant.says in line]
+    if not is_changed and done.returncode:
+        failed = failed or [f"pytest ended with status {done.returncode}"]
     return failed[0] if failed else "", "", done.stdout

@@ -177,10 +177,10 @@ class Workload:
         """What the shard knows of segments, by number."""
         return self.world.runs[0].core.checkpoint.sealed.refs
 
-    def submit_removal(self, topic: str, seqs: Iterable[int]) -> int:
-        """Note that these records are to leave."""
+    def submit_removal(self, topic: str, seqs: Iterable[int], *, is_eviction: bool = False) -> int:
+        """Note that these records are to leave. Evictions are synced whatever the class (X2)."""
         live = self.world.topic(topic)
-        is_fsync = live.config.durability is Durability.FSYNC
+        is_fsync = is_eviction or live.config.durability is Durability.FSYNC
         self.history.removals.append(Removal(live.topic_id, frozenset(seqs), is_fsync))
         self.disk.note("remove", len(self.history.removals) - 1)
         return len(self.history.removals) - 1
@@ -338,7 +338,7 @@ def _seal_amid(work: Workload) -> None:
 
 
 def _delete_amid(work: Workload) -> None:
-    """Records are deleted when the compactor is about to ask which ones live, and nothing was synced since."""
+    """Records are deleted when the compactor is about to ask which live, and nothing is synced since."""
     work.send("d", [work.payload(), work.payload()], [work.payload(), work.payload()])
 
     def before(message: m.Message) -> None:
@@ -346,6 +346,17 @@ def _delete_amid(work: Workload) -> None:
             _delete_tag(work)
 
     actors.seal(work.world, before)
+
+
+def _evict(work: Workload) -> None:
+    """A topic of class `disk` is full, and one more record comes."""
+    if len(work.visible("d")) < 2:
+        work.send("d", [work.payload()], [work.payload()])
+    visible = work.visible("d")
+    work.configure("d", cap_records=len(visible))
+    evicted = work.submit_removal("d", visible[:1], is_eviction=True)
+    work.send("d", [work.payload()])
+    work.disk.note("removed", evicted)
 
 
 ALPHABET = (
@@ -371,4 +382,5 @@ STEPS: dict[str, Callable[[Workload], None]] = {
     "idle": _idle,
     "seal_amid": _seal_amid,
     "delete_amid": _delete_amid,
+    "evict": _evict,
 }

@@ -13,7 +13,8 @@ One seed decides everything: workload, faults, who runs when. Each seed mixes a 
 and is judged while it runs by a model of what was promised (model.py) and a monitor of syncs, and at its end,
 when all is calm, by reading everything by two ways, restarting twice, and the offline verifier (examine.py).
 
-Settings: none. Cases: `seed=123 steps=0..100 without=3,17`; `shrink seed=123` looks for a smaller one.
+Settings: `reshards` (only seeds in which the number of shards may change).
+Cases: `seed=123 steps=0..100 without=3,17`; `shrink seed=123` looks for a smaller one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from chaos.order import Account, CannotRun, Order
 from chaos.world.cases import Case, Failed, parse_case
+from chaos.world.plan import options_of
 from chaos.world.shrink import shrink
 
 if TYPE_CHECKING:
@@ -40,11 +42,14 @@ LOGS_OFF = logging.CRITICAL + 1
 
 def run(order: Order, account: Account) -> None:
     """One seed after the other until the time is over."""
-    order.choose({})
+    only_reshards = order.choose({"reshards": False})["reshards"]
     logging.getLogger("ringlog").setLevel(LOGS_OFF)
     until = time.monotonic() + order.seconds * SHARE
     seed, total = order.seed * SEEDS_APART, Counter[str]()
     while time.monotonic() < until:
+        if only_reshards and not options_of(seed)["reshards"]:
+            seed += 1
+            continue
         try:
             done = live(Case(seed))
         except Failed as e:

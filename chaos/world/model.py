@@ -133,6 +133,9 @@ class Model:
             last = self.epochs.get(name, 0)
             if epoch < last:
                 raise Broken(f"{name} has epoch {epoch} after {last}", name)
+            before = self.living(name)
+            if before is not None:
+                raise Broken(f"{name} has epoch {epoch}, and nobody asked to end epoch {before.epoch}", name)
             self.epochs[name] = max(epoch, last)
             self.lives[key] = Life(name, topic_id, epoch, durability, cap, ttl_us)
         return self.lives[key]

@@ -5,9 +5,13 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from chaos import mutants
+from chaos.mutants import trial
 from chaos.mutants.catalogue import Mutant, load_catalogue
+from chaos.order import Account, Enough, Order
 from chaos.plan import PlanError
 
 ROOT = Path(__file__).parents[2]
@@ -32,3 +36,50 @@ def test_a_place_that_moved_is_said(tmp_path: Path):
     mutant = Mutant(number=99, what="none", file="a.py", old="y = 1", new="y = 2", by="states")
     with pytest.raises(PlanError, match="mutant 99: its text stands 0 times"):
         mutant.apply(tmp_path)
+
+
+def _tried(tmp_path: Path, mutant: Mutant) -> Account:
+    account = Account()
+    mutants._judge(mutant, trial.try_mutant(mutant, tmp_path, 1), account)
+    return account
+
+
+def test_a_mutant_is_caught_and_the_unchanged_program_passes(tmp_path: Path):
+    mutant = next(each for each in CATALOGUE if each.number == 22)
+    account = _tried(tmp_path, mutant)
+    assert account.counts["caught"] == account.counts["mutants"] == 1
+    assert account.findings == []
+    control = Account()
+    mutants._control([mutant, mutant], Order("mutants", 1, 1.0, tmp_path), control)
+    assert control.counts["controls"] == 1
+    assert control.findings == []
+
+
+def test_a_mutant_that_nobody_notices_and_one_that_does_not_run_are_findings(tmp_path: Path):
+    """A change that changes nothing, another one's class, and a program that breaks at once."""
+    path, by = "ringlog/board/seqlock.py", {"by": "schedules", "settings": {"only": ["seqlock"]}}
+    old = "    before = words[at]\n"
+    for number, new in enumerate((old + "\n", "    raise SystemError\n")):
+        mutant = Mutant(number=number, what="none", file=path, old=old, new=new, seconds=5.0, **by)
+        account = _tried(tmp_path, mutant)
+        assert account.counts["mutants"] == 1
+        assert account.counts["caught"] == 0
+        assert [finding.case for finding in account.findings] == [str(number)]
+
+
+def test_a_finding_of_another_kind_is_no_proof(tmp_path: Path):
+    mutant = next(each for each in CATALOGUE if each.number == 22)
+    account = _tried(tmp_path, msgspec.structs.replace(mutant, says="the head went back"))
+    assert account.counts["caught"] == 0
+
+
+def test_an_account_that_has_what_was_wanted_ends_its_class():
+    account = Account(wanted="torn")
+    account.found("something else", "1")
+    with pytest.raises(Enough):
+        account.found("a torn word", "2")
+    assert [finding.case for finding in account.findings] == ["1", "2"]
+
+
+def test_every_mutant_that_needs_no_queue_is_there():
+    assert {mutant.number for mutant in CATALOGUE} == set(range(1, 49)) - {25, 26, 27, 47}

@@ -11,8 +11,10 @@ from actors.compactor.checkpoint import Checkpoint
 from actors.gateway.core import Gateway
 from actors.wal_shard.checkpoint import Checkpoint as ShardCheckpoint
 from actors.wal_shard.core import ShardCore
+from actors.wal_shard.events import PublishTopics
+from actors.wal_shard.recover import Recovery
 from chaos import sweeps
-from chaos.order import Account
+from chaos.order import Account, Order
 from chaos.sweeps import allocations, calls, gateway, lines
 from chaos.sweeps.house import Broken, House
 from chaos.sweeps.judge import ENDS, KILL, POWER_LOSS, end_and_judge
@@ -222,3 +224,53 @@ def test_a_house_is_as_its_image() -> None:
     house.append("f", 1)
     assert image.files == before
     assert house.model.acked == image.model.acked + 1
+
+
+def _reads(name: str) -> list[str]:
+    found = []
+    for case in calls.read_cases({name: calls.looks_of(BY_NAME[name], IMAGES[name])}):
+        try:
+            calls.run_case(case, IMAGES[name])
+        except Broken as e:
+            found.append(str(e))
+    return found
+
+
+def test_reads_that_fail_are_not_taken_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RF-50, RF-51, mutant 16: a directory that cannot be listed is not an empty one."""
+    assert _reads("recovery") == []
+    relevant_files = Recovery._relevant_files
+
+    def careless(self: Recovery) -> list[object]:
+        try:
+            return relevant_files(self)  # type: ignore[return-value]
+        except DiskError:
+            return []
+
+    monkeypatch.setattr(Recovery, "_relevant_files", careless)
+    assert _reads("recovery")
+
+
+def test_what_is_shown_before_its_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant 2."""
+    sync = ShardCore._sync
+
+    def hasty(self: ShardCore, waiting: object) -> None:
+        topics = list(self._group.dirty.values())
+        for topic in topics:
+            topic.publish()
+        self._effects.append(PublishTopics(topics))
+        sync(self, waiting)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ShardCore, "_sync", hasty)
+    with pytest.raises(OrderBroken):
+        BY_NAME["commit"].image()
+
+
+def test_the_class_can_be_narrowed(tmp_path) -> None:
+    account = Account()
+    settings = {"only": ["reads"], "workloads": ["recovery"]}
+    sweeps.run(Order("sweeps", 1, 0.1, tmp_path, settings), account)
+    assert account.counts["read_runs"] == account.counts["call_runs"] == sweeps.READS_MIN
+    assert set(account.faults) == {"RF-51"}
+    assert not account.findings

@@ -12,7 +12,9 @@ pytest.importorskip("greenlet")
 from chaos import world
 from chaos.order import Account, Order
 from chaos.world.cases import Case, Failed, parse_case
+from chaos.world.model import Broken, Model
 from chaos.world.shrink import shrink
+from ringlog.types import Durability
 
 SEEDS = range(11, 14)
 pytestmark = pytest.mark.timeout(120)
@@ -98,3 +100,13 @@ def test_cases_are_lines_and_shrink_to_what_is_needed() -> None:
         return f"record {len(case.kept)} is gone" if {17, 60} <= set(case.kept) else ""
 
     assert shrink(Case(5), fails).kept == [17, 60]
+
+
+def test_a_life_that_nobody_asked_to_end_goes_on() -> None:
+    """Mutants 31 and 46: a name that is made again although its topic was never deleted."""
+    model = Model(lambda: 1)
+    model.met("a", 7, 3, Durability.FSYNC, 0, 0, 1)
+    with pytest.raises(Broken, match="nobody asked to end epoch 3"):
+        model.met("a", 9, 4, Durability.FSYNC, 0, 0, 2)
+    model.doomed.add((7, 3))
+    assert model.met("a", 9, 4, Durability.FSYNC, 0, 0, 3).epoch == 4

@@ -59,6 +59,8 @@ class Client:
         self._shell = LoopShell(self._new_session)
         self._appenders: dict[tuple[str, Durability | None, bool], ProducerCore] = {}
         self._producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[Reader | Tailer] = weakref.WeakSet()
+        """What it gave out and has to close at the latest when it is closed itself."""
         self.topics = Topics(self._shell)
         _live.add(self)
 
@@ -215,16 +217,23 @@ class Client:
         node: str | list[str] | None = None,
     ) -> Reader:  # fmt: skip
         """Iterate over records and tombstones; with `follow` wait for more for ever."""
-        return Reader(self._shell, topic, start, follow=follow, tags=tags, node=node)
+        reader = Reader(self._shell, topic, start, follow=follow, tags=tags, node=node)
+        self._readers.add(reader)
+        return reader
 
     def tailer(self, topic: str, start: Start = EARLIEST, *, follow: bool = True) -> Tailer:
         """Fast reading on the engine's host."""
-        return Tailer(self._shell, topic, start, follow=follow)
+        tailer = Tailer(self._shell, topic, start, follow=follow)
+        self._readers.add(tailer)
+        return tailer
 
     # -- the end ------------------------------------------------------------------------------------
 
     async def close(self, timeout: float = 10.0) -> CloseReport:
-        """Send what was gathered, wait up to `timeout` seconds, end. Says what was not delivered."""
+        """Send what was gathered, wait up to `timeout` seconds, end. Says what was not delivered.
+
+        Readers and tailers end with it and let go of their files; what they handed out stays valid.
+        """
         shell = self._shell
         if shell.is_closed:
             return CloseReport(0, 0, 0)
@@ -240,6 +249,8 @@ class Client:
         left = [core.end() for core in cores]
         requests = session.links.open_requests
         shell.close()
+        for reader in list(self._readers):
+            reader.close()
         _live.discard(self)
         return CloseReport(sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left), requests)
 

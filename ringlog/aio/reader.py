@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from math import inf
+from typing import TypeVar
 
 from ringlog.aio.shell import LoopShell
 from ringlog.client.pages import EARLIEST, Cursor, Filters, Page, Record, Start, TagFilter, Tombstone
@@ -14,6 +15,8 @@ from ringlog.errors import UsageError
 from ringlog.limits import READ_LIMIT_MAX
 from ringlog.link.pending import Steps
 from ringlog.storage.reader import WINDOW_BYTES
+
+T = TypeVar("T")
 
 
 class Reader:
@@ -41,7 +44,7 @@ class Reader:
     async def pages(self, limit: int = READ_LIMIT_MAX) -> AsyncIterator[Page]:
         """Iterate page by page; with `follow` never ends by itself."""
         while not self._is_closed:
-            page = await self._shell.run(self._page_steps(limit))
+            page = await self._run(self._page_steps(limit))
             if page.tombstone is None and not len(page) and page.caught_up and not self._follow:
                 return
             self.cursor = page.cursor
@@ -50,7 +53,7 @@ class Reader:
 
     async def __aiter__(self) -> AsyncIterator[Record | Tombstone]:
         while not self._is_closed:
-            page = await self._shell.run(self._page_steps(ITERATOR_PAGE_RECORDS))
+            page = await self._run(self._page_steps(ITERATOR_PAGE_RECORDS))
             if page.tombstone is not None:
                 before = page.pieces[0].seq_at(0) - 1 if page.pieces else page.cursor.seq
                 self.cursor = Cursor(page.epoch, before)
@@ -64,6 +67,13 @@ class Reader:
                 self.cursor = page.cursor
                 if page.caught_up and not self._follow:
                     return
+
+    async def _run(self, steps: Steps[T]) -> T:
+        try:
+            return await self._shell.run(steps)
+        finally:
+            if self._is_closed:
+                self.close()  # Meanwhile, and the step may have opened something since.
 
     def close(self) -> None:
         """End the iteration and let go of files."""
@@ -110,7 +120,7 @@ class Tailer:
     async def __aiter__(self) -> AsyncIterator[TailBatch | Tombstone]:
         is_caught_up = False
         while not self._is_closed and (self._follow or not is_caught_up):
-            items, after, is_caught_up = await self._shell.run(self._fetch_steps())
+            items, after, is_caught_up = await self._run(self._fetch_steps())
             for place, item in enumerate(items):
                 if place and self._source is not None and not self._source.is_current:
                     is_caught_up = False
@@ -126,6 +136,13 @@ class Tailer:
     def is_closed(self) -> bool:
         """After close."""
         return self._is_closed
+
+    async def _run(self, steps: Steps[T]) -> T:
+        try:
+            return await self._shell.run(steps)
+        finally:
+            if self._is_closed:
+                self.close()  # Meanwhile, and the step may have opened something since.
 
     def close(self) -> None:
         """End the iteration and let go of files. What was handed out stays valid."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ringlog.client.borrowed import Borrowed
 from ringlog.client.connection import Connection
 from ringlog.client.pages import (
     EARLIEST,
@@ -225,6 +226,7 @@ class Reader:
         self._tags, self._node = tags, node
         self._filters: Filters | None = None
         self._source = open_source(client.connection, topic)
+        self._files = Borrowed(self._source)
         self._start: Start | None = start
         self._cursor = Cursor(0, 0)
         self._is_closed = False
@@ -269,7 +271,7 @@ class Reader:
     def close(self) -> None:
         """End the iteration and let go of files."""
         self._is_closed = True
-        self._source.close()
+        self._files.end()
 
     def __enter__(self) -> Reader:
         return self
@@ -279,13 +281,15 @@ class Reader:
 
     def _settle_start(self) -> None:
         if self._start is not None:
-            steps = resolve_start(self._client.connection, self._source, self._topic, self._start)
-            self._cursor = self._client.run(steps)
+            with self._files.use() as source:
+                steps = resolve_start(self._client.connection, source, self._topic, self._start)
+                self._cursor = self._client.run(steps)
             self._start = None
 
     def _next_page(self, limit: int) -> Page:
         self._settle_start()
-        page: Page = self._client.run(self._page_steps(limit))
+        with self._files.use():
+            page: Page = self._client.run(self._page_steps(limit))
         return page
 
     def _page_steps(self, limit: int) -> Steps[Page]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringlog.client.borrowed import Borrowed
 from ringlog.client.pages import EARLIEST, Cursor, Record, Start, Tombstone
 from ringlog.client.pieces import FramePiece, Piece, open_run_frame, visible_pieces
 from ringlog.client.reader import Runs, resolve_start
@@ -161,6 +162,7 @@ class Tailer:
         self._topic = topic
         self._follow = follow
         self._source = LocalSource(client.connection, topic, is_mapped=True)
+        self._files = Borrowed(self._source)
         self._start: Start | None = start
         self._cursor = Cursor(0, 0)
         self._ready: list[TailBatch | Tombstone] = []
@@ -209,7 +211,7 @@ class Tailer:
         """End the iteration and let go of files. What was handed out stays valid."""
         self._is_closed = True
         self._ready.clear()
-        self._source.close()
+        self._files.end()
 
     def __enter__(self) -> Tailer:
         return self
@@ -219,13 +221,15 @@ class Tailer:
 
     def _settle_start(self) -> None:
         if self._start is not None:
-            steps = resolve_start(self._client.connection, self._source, self._topic, self._start)
-            self._cursor = self._client.run(steps)
+            with self._files.use() as source:
+                steps = resolve_start(self._client.connection, source, self._topic, self._start)
+                self._cursor = self._client.run(steps)
             self._start = None
 
     def _fetch(self, wait_s: float) -> None:
-        steps = self._source.fetch(self._cursor, limit=_NO_LIMIT, bytes_max=WINDOW_BYTES, wait_s=wait_s)
-        portion: Portion = self._client.run(steps)
+        with self._files.use() as source:
+            steps = source.fetch(self._cursor, limit=_NO_LIMIT, bytes_max=WINDOW_BYTES, wait_s=wait_s)
+            portion: Portion = self._client.run(steps)
         self._resume = portion.after
         self._is_caught_up = portion.examined >= portion.head_seq
         self._cursor = Cursor(portion.epoch, self._cursor.seq)

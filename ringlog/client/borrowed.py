@@ -1,0 +1,47 @@
+"""A source that its reader uses and that its client ends, each perhaps in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
+
+
+class Closes(Protocol):
+    """What lets go of its files when it is told to."""
+
+    def close(self) -> None:
+        """Let go of files."""
+
+
+S = TypeVar("S", bound=Closes)
+
+
+class Borrowed(Generic[S]):
+    """Nobody closes the files under a thread that reads them: the last of user and ender does."""
+
+    def __init__(self, source: S) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    @contextmanager
+    def use(self) -> Iterator[S]:
+        """Read from it, one thread at a time."""
+        try:
+            with self._lock:
+                yield self._source
+        finally:
+            # Looked at with the lock free: whoever ends it later finds it so and closes it himself.
+            if self._is_over:
+                self.end()
+
+    def end(self) -> None:
+        """Let go of its files, now or when whoever reads has done. Idempotent, never waits."""
+        self._is_over = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._source.close()
+            finally:
+                self._lock.release()

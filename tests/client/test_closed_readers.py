@@ -1,0 +1,97 @@
+"""A client that is closed closes what it gave out: no file of the engine stays open in this process."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+import ringlog
+import ringlog.aio
+from ringlog.client.borrowed import Borrowed
+from ringlog.errors import RinglogError
+
+WAIT_S = 20.0
+
+
+def open_files(data_dir: str) -> list[str]:
+    """Files below this directory that this process has open."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            continue  # It was the directory that is being listed.
+    return [path for path in found if path.startswith(data_dir)]
+
+
+def test_readers_that_nobody_closed_let_go_of_their_files(ringlog_engine, ringlog_topic):
+    topic = ringlog_topic()
+    with ringlog.connect(ringlog_engine.url, wait=10) as client:
+        client.append_many(topic, [b"a", b"b", b"c"])
+        reader, tailer = client.reader(topic, follow=True), client.tailer(topic)
+        items = iter(reader)
+        assert next(items).data == b"a"
+        batch = tailer.next(WAIT_S)
+        assert open_files(ringlog_engine.data_dir), "nothing was opened, so nothing is shown"
+    assert batch.bytes() == [b"a", b"b", b"c"], "what was handed out stays valid"
+    del batch, items  # A mapping keeps its file open as long as somebody looks through it.
+    assert not open_files(ringlog_engine.data_dir)
+    assert reader.cursor.seq == 1, "the reader itself is still held"
+    assert tailer.cursor.seq == 3
+
+
+def test_a_reader_that_waits_in_another_thread_ends_and_lets_go_by_itself(ringlog_engine, ringlog_topic):
+    topic = ringlog_topic()
+    client = ringlog.connect(ringlog_engine.url, wait=10)
+    client.append(topic, b"a")
+    reader, has_one, ends = client.reader(topic, follow=True), threading.Event(), []
+
+    def read() -> None:
+        try:
+            for _ in reader:
+                has_one.set()
+        except RinglogError as e:
+            ends.append(e)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert has_one.wait(WAIT_S)
+    client.close()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert not open_files(ringlog_engine.data_dir)
+
+
+async def test_the_same_with_asyncio(ringlog_engine, ringlog_topic):
+    topic = ringlog_topic()
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:
+        await client.append_many(topic, [b"a", b"b"])
+        reader, tailer = client.reader(topic), client.tailer(topic)
+        items, batches = aiter(reader), aiter(tailer)
+        assert (await anext(items)).data == b"a"
+        assert (await anext(batches)).bytes() == [b"a", b"b"]
+        assert open_files(ringlog_engine.data_dir), "nothing was opened, so nothing is shown"
+        await batches.aclose()  # It holds what it gave out last, which is mapped.
+    assert not open_files(ringlog_engine.data_dir)
+    await items.aclose()
+    assert (reader.cursor.seq, tailer.cursor.seq) == (1, 2), "both are still held"
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_files_are_closed_by_the_last_of_user_and_ender(is_read):
+    closed = []
+
+    class Source:
+        def close(self) -> None:
+            closed.append(True)
+
+    borrowed = Borrowed(Source())
+    if is_read:
+        with borrowed.use():
+            borrowed.end()
+            assert not closed, "closed under somebody who reads"
+    else:
+        borrowed.end()
+    assert closed

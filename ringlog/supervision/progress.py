@@ -15,6 +15,11 @@ LOOK_MAX_NS = 2 * HEARTBEAT_INTERVAL_MS * NS_PER_MS
 """Two looks further apart than this count as this far apart."""
 RECOVERY_PATIENCE = 10
 """A recovering child reports in thousandths of its log, so each step may take longer."""
+START_STILL_S_MIN = 30.0
+"""And never less than this, however impatient the engine is with those who serve: an interpreter that comes
+up on a host without a free processor or with a slow disk is not stuck, and a successor would be slower."""
+COMING = (ProcessState.STARTING, ProcessState.RECOVERING)
+"""States in which a child serves nobody yet."""
 
 Facts = tuple[int, ...]
 
@@ -38,5 +43,7 @@ class Progress:
 
     def is_stuck(self, state: ProcessState, stuck_after_s: float) -> bool:
         """True when a child in this state should have moved on by now."""
-        patience = RECOVERY_PATIENCE if state == ProcessState.RECOVERING else 1
-        return self.still_ns >= stuck_after_s * patience * NS_PER_S
+        limit_s = stuck_after_s
+        if state in COMING:
+            limit_s = max(stuck_after_s * RECOVERY_PATIENCE, START_STILL_S_MIN)
+        return self.still_ns >= limit_s * NS_PER_S

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlog.board.layout import ProcessState
-from ringlog.supervision.progress import LOOK_MAX_NS, Progress
+from ringlog.limits import STUCK_AFTER_S_MIN
+from ringlog.supervision.progress import COMING, LOOK_MAX_NS, START_STILL_S_MIN, Progress
 from ringlog.supervision.restart import NS_PER_S
 
 HALF_S = NS_PER_S // 2
@@ -36,6 +38,22 @@ def test_a_recovering_child_is_given_more_time() -> None:
         progress.look((2,), n * HALF_S)
     assert progress.is_stuck(ProcessState.READY, 1.0)
     assert not progress.is_stuck(ProcessState.RECOVERING, 1.0)
+
+
+@pytest.mark.parametrize("state", COMING)
+def test_a_child_that_comes_up_is_not_stuck_by_the_limit_of_those_who_serve(state: ProcessState) -> None:
+    """On a loaded host an interpreter takes longer to come up than the shortest limit there is."""
+    progress, now = Progress(0), 0
+    while progress.still_ns < (START_STILL_S_MIN - 1) * NS_PER_S:
+        progress.look((2,), now)
+        assert not progress.is_stuck(state, STUCK_AFTER_S_MIN)
+        now += HALF_S
+    assert progress.is_stuck(ProcessState.READY, STUCK_AFTER_S_MIN)
+    for _ in range(4):
+        progress.look((2,), now)
+        now += HALF_S
+    assert progress.is_stuck(state, STUCK_AFTER_S_MIN), "for ever is too long"
+    assert not progress.is_stuck(state, 60.0), "patience grows with the limit"
 
 
 def test_time_in_which_the_supervisor_did_not_run_accuses_nobody() -> None:

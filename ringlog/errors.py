@@ -14,7 +14,7 @@ RinglogError                      code, detail, retriable, outcome
 │  ├─ InvalidRequest  BatchTooLarge  RecordTooLarge  Unauthorized  Forbidden
 │  ├─ TopicNotFound  TopicIncompatible  TopicNotEmpty  StaleEpoch
 │  ├─ PayloadTooLarge  TopicFull  Throttled
-│  ├─ Internal  ShuttingDown
+│  ├─ Internal  ShuttingDown  StorageReadOnly
 │  └─ NotReady
 │     └─ ColdUnavailable          the cold tier does not answer; nothing is lost
 ├─ CorruptData                    stored bytes fail their checksum; says which
@@ -26,6 +26,7 @@ RinglogError                      code, detail, retriable, outcome
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 from typing import Any, ClassVar, Literal
 
@@ -131,6 +132,7 @@ class Status(IntEnum):
     NOT_READY = 14
     SHUTTING_DOWN = 15
     CORRUPT_FRAME = 16
+    STORAGE_READ_ONLY = 17
 
 
 class Refused(RinglogError):
@@ -250,6 +252,16 @@ class CorruptFrame(Refused):
     code, status, http = "corrupt_frame", Status.CORRUPT_FRAME, 400
 
 
+class StorageReadOnly(Refused):
+    """The engine's directory takes no writes at present; what is stored can be read. Try again later.
+
+    `outcome` is `unknown` for a frame that an earlier life of the shard may have written.
+    """
+
+    code, status, http = "storage_read_only", Status.STORAGE_READ_ONLY, 503
+    retriable = True
+
+
 class CorruptData(RinglogError):
     """Stored bytes fail their checksum; detail names topic, seq, file and offset as far as known."""
 
@@ -278,6 +290,9 @@ class RingError(RinglogError):
     code = "ring"
 
 
+_UNWRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT})
+
+
 class DiskError(RinglogError):
     """A call that changes the disk failed; detail names call, path and errno."""
 
@@ -287,6 +302,11 @@ class DiskError(RinglogError):
     def errno(self) -> int:
         """The operating system's error number, or 0 when it gave none."""
         return int(self.detail.get("errno", 0))
+
+    @property
+    def is_unwritable(self) -> bool:
+        """Does the directory refuse new bytes, rather than the device fail?"""
+        return self.errno in _UNWRITABLE and not self.detail.get("holder")
 
 
 class InvariantViolation(RinglogError):
@@ -300,7 +320,7 @@ REFUSALS: dict[int, type[Refused]] = {
     for kind in (
         InvalidRequest, BatchTooLarge, RecordTooLarge, Unauthorized, Forbidden, TopicNotFound,
         TopicIncompatible, TopicNotEmpty, StaleEpoch, PayloadTooLarge, TopicFull, Throttled,
-        Internal, NotReady, ShuttingDown, CorruptFrame,
+        Internal, NotReady, ShuttingDown, CorruptFrame, StorageReadOnly,
     )
 }  # fmt: skip
 
@@ -324,3 +344,5 @@ class ExitCode(IntEnum):
     DISK_FAILED = 73
     CORRUPT = 74
     ORPHANED = 75
+    READ_ONLY = 76
+    """Its directory takes no writes: a successor may serve reads until it does."""

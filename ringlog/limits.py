@@ -156,6 +156,10 @@ RESTART_MAX_DEFAULT = 5
 RESTART_WINDOW_S_DEFAULT = 60.0
 RESTART_BACKOFF_MS_MIN = 20
 RESTART_BACKOFF_MS_MAX = 5_000
+READ_ONLY_LOOK_MS_MIN = 1_000
+READ_ONLY_LOOK_MS_MAX = 30_000
+"""A shard whose directory takes no writes looks again after this long, each time twice as long: bounds how
+often a directory that only seems writable costs its readers a restart."""
 STORY_EVENTS_MAX = 256
 
 assert RECORD_BYTES_MAX <= REQUEST_BYTES_MAX < FRAME_BYTES_MAX

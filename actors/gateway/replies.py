@@ -31,7 +31,9 @@ def plan_of(message: m.Read, located: m.Located) -> ReadPlan:
     floors = Floors(
         located.head_seq, located.earliest_seq, located.cap_floor, located.ttl_floor, located.trim_floor
     )
-    return plan_read(message.after, floors, located.lost, recreated=located.recreated)
+    return plan_read(
+        message.after, floors, located.lost, recreated=located.recreated, is_behind=located.is_behind
+    )
 
 
 def is_still_held(message: m.Read, located: m.Located, plan: ReadPlan) -> bool:
@@ -46,7 +48,7 @@ def read_reply(located: m.Located, plan: ReadPlan, read: ev.FramesRead) -> m.Rea
     gap = plan.gap
     return m.ReadReply(
         located.topic, located.topic_id, located.epoch, plan.after, reached, located.head_seq,
-        located.earliest_seq, reached == located.head_seq, read.frames,
+        located.earliest_seq, reached >= located.head_seq, read.frames,
         *((gap.gap_from, gap.gap_to, gap.reason) if gap is not None else (0, 0, "")),
         read.hidden, located.version,
     )  # fmt: skip

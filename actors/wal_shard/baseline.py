@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,7 +176,7 @@ def _load(disk: Disk, data_dir: str, relative: str, seen: set[Owner], base: Base
 
 def adopt_segments(
     disk: Disk, data_dir: str, base: Baseline, sealed: Sealed, *, is_lenient: bool = False,
-    has_cold: bool = False,
+    has_cold: bool = False, beat: Callable[[], None] = lambda: None,
 ) -> list[SegmentRef]:  # fmt: skip
     """Register every complete segment on disk that holds topics of ours; returns listed ones not there.
 
@@ -194,6 +194,7 @@ def adopt_segments(
     cold = _without_data(disk, data_dir, base, sealed, set(hot), has_cold=has_cold)
     # In the order of their numbers, wherever they lie: what comes later may reach into what came before.
     for stem in sorted((*hot, *cold), key=_number_of):
+        beat()
         try:
             _adopt(disk, data_dir, stem, base, sealed, listed)
             if stem in cold and _number_of(stem) in sealed.refs:

@@ -12,6 +12,10 @@ Invariants (docs/invariants.md):
 - W6 a ring's tail never passes an unsettled frame.
 - W7 after a failed write or sync nothing more is acked: the shell ends the incarnation.
 - W8 a group never spans files.
+- W9 a frame that follows another one of its producer is appended right behind it, or refused.
+
+A shard whose directory takes no writes is active without a file (read_only.py): it takes everything and
+refuses what would change something.
 
 States: recovering -> active -> draining -> stopped. At most one group is in flight. What is staged is
 in the topics' memory already, but unpublished; a failure to make it durable ends the incarnation, so
@@ -68,6 +72,7 @@ from actors.wal_shard.events import (
 )
 from actors.wal_shard.group import MARK_BYTES_MAX, Group, LogPosition, lay_out, lay_out_volatile
 from actors.wal_shard.places import Places
+from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.records import HeadReserved, frame_of
 from actors.wal_shard.removal import Question
 from actors.wal_shard.requests import CHANGES, Identity, Requests
@@ -221,6 +226,8 @@ class ShardCore:
         While a completion is waited for time brings none of it about: who woke for that would wake at once
         again, and turn in circles until a slow device answers.
         """
+        if self.requests.read_only is not None:
+            return None
         is_free = self.waiting is Waiting.NOTHING
         due = (self._flush_at_ns, self._mark_at_ns, self._retain_at_ns) if is_free else ()
         times = [t for t in due if t is not None]
@@ -233,7 +240,7 @@ class ShardCore:
         for event in events:
             self._dispatch(event)
         self._advance()
-        if self.removals.next_due_us != self._retain_due_us:
+        if self.removals.next_due_us != self._retain_due_us and self.requests.read_only is None:
             self._plan_retention()
         effects, self._effects = self._effects, []
         return effects
@@ -294,6 +301,8 @@ class ShardCore:
         While no new file can be made, the end of the current one is kept for requests without records:
         deletes must be possible on a full disk (ST-13).
         """
+        if self.requests.read_only is not None:
+            return Room.NONE
         if not self._is_its_turn(event):
             return Room.LATER
         if isinstance(event, ControlReceived) and not isinstance(event.message, CHANGES):
@@ -385,9 +394,13 @@ class ShardCore:
 
     def _take(self, event: FramesArrived | ControlReceived, room: Room) -> None:
         if isinstance(event, FramesArrived):
+            latch = self.requests.read_only
             closed = Status.INTERNAL if room is Room.NONE or self.is_disk_low else None
+            closed = closed if latch is None else Status.STORAGE_READ_ONLY
             intake = self.admission.open(event.buffer, event.batch, event.batch.offsets + event.position)
             self.admission.admit(intake, self.directory.by_id, self._now_us, closed)
+            if latch is not None:
+                latch.explain(intake)
             self._group.add_intake(intake)
             self._owed.append(_Owed(event.source, intake, event.end_position))
             return
@@ -416,7 +429,9 @@ class ShardCore:
             self._take(self._held.popleft(), room)
         if self.waiting is not Waiting.NOTHING:
             return
-        if self.phase is Phase.RECOVERING:
+        if self.requests.read_only is not None:
+            self._answer_without_log()
+        elif self.phase is Phase.RECOVERING:
             self._advance_recovery()
         elif self._group.parts or self._owed or self._group.removes or self.removals.is_wanted:
             self._begin_group()
@@ -687,6 +702,29 @@ class ShardCore:
         group.needs_sync = True
         self._has_begun = True
         return self.handle([])
+
+    def begin_read_only(self, latch: ReadOnly) -> None:
+        """Recovery is over and nothing can be written: serve questions alone, until `DrainRequested`."""
+        for topic in self.directory.by_id.values():
+            topic.publish()
+        self.requests.read_only = latch
+        self.phase = Phase.ACTIVE
+
+    def _answer_without_log(self) -> None:
+        """Settle what was refused or is a repeat. The marks on the board stay a predecessor's: they are what
+        its successor's recovery is built on."""
+        group, self._group = self._group, Group()
+        owed, self._owed = self._owed, []
+        replies, self._replies = self._replies, []
+        if group.bytes or group.volatile_bytes or group.dirty:
+            raise InvariantViolation("a shard that may not write was to write", bytes=group.bytes)
+        self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
+        self._effects.extend(replies)
+        if group.refused or group.repeats:
+            self._effects.append(Committed(0, 0, 0, group.refused, group.repeats))
+        if self.phase is Phase.DRAINING and not self._held:
+            self.phase = Phase.STOPPED
+            self._effects.append(Stop(int(ExitCode.OK), "drained"))
 
     def _advance_recovery(self) -> None:
         if not self._has_begun:

@@ -16,6 +16,8 @@ class Preparer:
     def __init__(self, writer: WalWriter) -> None:
         self._writer = writer
         self.bell = EventBell.create()
+        self.failure: DiskError | None = None
+        """Why the request that `finish` waited for made no file."""
         self._results: deque[PreparedFile | DiskError] = deque()
         self._thread: threading.Thread | None = None
 
@@ -47,6 +49,7 @@ class Preparer:
         if self._thread is not None:
             self._thread.join()
         result = self._results.popleft() if self._results else None
+        self.failure = result if isinstance(result, DiskError) else None
         return result if isinstance(result, PreparedFile) else None
 
     def close(self) -> None:

@@ -40,6 +40,7 @@ from actors.wal_shard.replay import Origin, Replay
 from ringlog import stop_points
 from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData, DiskError
+from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.logs import say
@@ -152,6 +153,8 @@ class Recovered:
     """Topics of which the log said more."""
     foreign: set[int] = field(default_factory=set)
     """Files replayed that were written under another shard count."""
+    in_doubt: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(topic, producer) -> highest producer number of what was not applied, being in doubt; read-only."""
 
 
 class Recovery:
@@ -173,8 +176,11 @@ class Recovery:
         published_mark: tuple[int, int] = (0, 0),
         progress: Progress = lambda done, total: None,
         has_cold: bool = False,
+        is_read_only: bool = False,
     ) -> None:
+        """With `is_read_only` nothing on the disk is changed, and what is in doubt is not applied."""
         self._disk = disk
+        self._is_read_only = is_read_only
         self._has_cold = has_cold
         self._data_dir = data_dir
         self._replay = replay
@@ -187,6 +193,7 @@ class Recovery:
         self._durable_mark = durable_mark
         self._published_mark = published_mark
         self._progress = progress
+        self._total = 1
         self.found = Recovered()
         self.stops: dict[int, int] = {}
         self.salts: dict[int, int] = {}
@@ -208,12 +215,16 @@ class Recovery:
         self._lost_streams: list[tuple[int, int]] = []
         """(shards, shard) of streams whose end may have lost something that was acknowledged."""
 
+    def _beat(self) -> None:
+        """Say that it gets on, within a file too: it is judged by that (RD-18)."""
+        self._progress(self.found.bytes, self._total)
+
     def run(self) -> Recovered:
         """Replay everything; raises CorruptData for damage, DiskError when a file cannot be read (RE-3)."""
         self._start_from_snapshots()
         files = self._relevant_files()
         self._connect(files)
-        total = sum(file.size for file in files if not file.is_absorbed) or 1
+        self._total = sum(file.size for file in files if not file.is_absorbed) or 1
         doubts: list[tuple[_File, list[Piece]]] = []
         for file in files:
             if file.is_absorbed:
@@ -221,7 +232,7 @@ class Recovery:
                 continue
             doubts.append((file, self._replay_file(file)))
             self.found.bytes += file.size
-            self._progress(self.found.bytes, total)
+            self._beat()
             stop_points.hit("recovery_mid_replay")
         if self._old:
             gone = absorbed_everywhere(self._disk, self._data_dir, self._shards, self._old)
@@ -232,6 +243,12 @@ class Recovery:
             # Said again, since that word may be as little durable as the rest.
             if file_id >= self._solid:
                 self.found.settled.setdefault(file_id, stop)
+        self.found.changed = self._replay.touched
+        if self._is_read_only:
+            for _, pieces in doubts:
+                for piece in pieces:
+                    _note_doubt(self.found.in_doubt, piece)
+            return self.found
         for file, pieces in doubts:
             for piece in pieces:
                 excluded = self._excluded(file, piece)
@@ -247,9 +264,10 @@ class Recovery:
         """Take over what the snapshots say, and the segments that are there."""
         replay = self._replay
         self._base = base = load_baseline(self._disk, self._data_dir, self._shard, self._shards)
+        self._beat()
         self._missing = adopt_segments(
             self._disk, self._data_dir, base, replay.sealed, is_lenient=replay.is_lenient,
-            has_cold=self._has_cold,
+            has_cold=self._has_cold, beat=self._beat,
         )  # fmt: skip
         for layer in base.layers:
             replay.take_facts(layer.facts, is_own=layer is base.own)
@@ -461,6 +479,8 @@ class Recovery:
                 file.copied = _NO_WORD
             self._require_same_lineage(file, scan)
             self._accept(file, scan, tail)
+            if self._is_read_only and file.copied is not None:
+                self._scan(file, read, is_applied=True, up_to=self._sure_stop(file, scan))
             if file.is_damaged:
                 behind = FileScan(file.header, file.size, read, stop=scan.stop)
                 self._replay.learn(sealed_behind(behind), self._origin(file))
@@ -468,16 +488,23 @@ class Recovery:
             self._disk.close(fd)
         return self._end(file, scan, tail, pieces)
 
-    def _scan(self, file: _File, read: Read, *, is_applied: bool) -> tuple[FileScan, list[Piece]]:
-        """Scan a file and apply it; returns the pieces that reach behind what its marks call durable."""
-        scan = FileScan(file.header, file.limit or file.size, read)
+    def _scan(
+        self, file: _File, read: Read, *, is_applied: bool, up_to: int = 0
+    ) -> tuple[FileScan, list[Piece]]:
+        """Scan a file and apply it; returns the pieces that reach behind what its marks call durable.
+
+        A read-only recovery looks first and applies then, `up_to` where the file is surely durable.
+        """
+        scan = FileScan(file.header, up_to or file.limit or file.size, read)
         self._replay.has_damage |= file.is_damaged
         origin = self._origin(file)
         pieces: list[Piece] = []
         for piece in scan.pieces():
+            self._beat()
             if not is_applied:
                 continue
-            self._replay.apply(piece, origin, excluded=self._excluded(file, piece))
+            if up_to or not self._is_read_only:
+                self._replay.apply(piece, origin, excluded=self._excluded(file, piece))
             pieces = [each for each in [*pieces, piece] if each.stop > scan.durable]
         return scan, pieces
 
@@ -535,16 +562,14 @@ class Recovery:
             if is_own and header.shards == self._shards and file.size > WAL_HEADER_BYTES:
                 self.found.cut.append((file.path, WAL_HEADER_BYTES))
             return []
-        durable = min(max(self._evidence(file), scan.durable), scan.stop)
-        is_open = file.is_last and not (file.limit or file.is_followed or scan.orderly)
-        in_doubt = is_open and not file.claim_of(self._shards, self._shard)
-        stop = durable if in_doubt else scan.stop
+        durable, in_doubt = self._durable_stop(file, scan), self._is_in_doubt(file, scan)
+        stop = self._sure_stop(file, scan)
         if in_doubt:
             # The header of this file may not be durable: without it the file before would be the last.
             self.found.settled.update(self._last_closed.get(header.incarnation, {}))
             self._doubt(file, stop)
             self._judge_loss(file, scan, tail)
-            if header.shards != self._shards:
+            if header.shards != self._shards and not self._is_read_only:
                 self._sync(file)
         if not file.is_last:
             self._last_closed[header.incarnation] = {header.file_id: durable}
@@ -568,6 +593,17 @@ class Recovery:
             if file.is_last and header.shards == self._shards and file.size > end and not file.is_damaged:
                 self.found.cut.append((file.path, end))
         return [piece.from_offset(stop) for piece in pieces if piece.stop > stop] if in_doubt else []
+
+    def _durable_stop(self, file: _File, scan: FileScan) -> int:
+        return min(max(self._evidence(file), scan.durable), scan.stop)
+
+    def _is_in_doubt(self, file: _File, scan: FileScan) -> bool:
+        """Is it open at its end, so that what lies behind `_durable_stop` may or may not be there?"""
+        is_open = file.is_last and not (file.limit or file.is_followed or scan.orderly)
+        return is_open and not file.claim_of(self._shards, self._shard)
+
+    def _sure_stop(self, file: _File, scan: FileScan) -> int:
+        return self._durable_stop(file, scan) if self._is_in_doubt(file, scan) else scan.stop
 
     def _doubt(self, file: _File, stop: int) -> None:
         """What lies from `stop` on is written again; the word of the file's own incarnation goes with it.
@@ -610,6 +646,14 @@ def _is_believed(file: _File) -> bool:
     one served is said in its first files, and they may be what is missing."""
     header = file.header
     return file.copied is not None or header.prev_file >> 24 == header.incarnation
+
+
+def _note_doubt(in_doubt: dict[tuple[int, int], int], piece: Piece) -> None:
+    """Note which producers' frames a piece holds."""
+    words = piece.batch.words[frames.types_of(piece.batch.words) == layout.FrameType.APPEND]
+    columns = (layout.W_TOPIC, layout.W_PRODUCER_ID, layout.W_PRODUCER_SEQ)
+    for topic, producer, number in words[:, columns].tolist():
+        in_doubt[topic, producer] = max(number, in_doubt.get((topic, producer), 0))
 
 
 def stream_directory(data_dir: str, shard: int) -> str:

@@ -17,6 +17,7 @@ from actors.wal_shard.admission import Admission, Intake
 from actors.wal_shard.checkpoint import Answer, Checkpoint
 from actors.wal_shard.group import Group
 from actors.wal_shard.places import Places
+from actors.wal_shard.read_only import ANSWERED, ReadOnly
 from actors.wal_shard.records import HeadReserved, KeyUsed, TopicRemoved, config_frame, create_frame, frame_of
 from actors.wal_shard.removal import Removals
 from ringlog import __version__
@@ -90,6 +91,7 @@ class Requests:
         self._admission = admission
         self._places = places
         self._sealed = checkpoint.sealed
+        self.read_only: ReadOnly | None = None
         self.retired: list[Topic] = []
         """Topics whose removal is staged; the core retires their slots when the group is durable."""
         self.removals = Removals(identity.incarnation, directory, self._all_extents)
@@ -114,6 +116,8 @@ class Requests:
             if handler is None:
                 raise InvalidRequest("a shard does not take this request", kind=type(event.message).__name__)
             answer: Answer
+            if self.read_only is not None and not isinstance(event.message, (*ANSWERED, m.Append)):
+                raise self.read_only.refusal()
             if not can_log and isinstance(event.message, CHANGES):
                 answer = self._known(event, group, now_us)
             else:
@@ -302,8 +306,8 @@ class Requests:
         would change something raises Internal."""
         message = event.message
         topic = self._directory.find(message.topic) if isinstance(message, m.Append) else None
-        if topic is not None and isinstance(message, m.Append):
-            batch = self._frames_of(message, event)
+        batch = self._frames_of(message, event) if isinstance(message, m.Append) else None
+        if topic is not None and isinstance(message, m.Append) and batch is not None:
             assert event.attachment is not None
             self._require_ids(batch, topic.name, topic.topic_id)
             key = message.idempotency_key
@@ -311,10 +315,15 @@ class Requests:
                 return self._appended(topic, False, _repeat_entries(topic, batch, seen))
             intake = self._admission.open(event.attachment, batch, np.arange(len(batch), dtype=np.int64))
             batch.words[:, layout.W_TOPIC] = topic.topic_id
-            self._admission.admit(intake, {topic.topic_id: topic}, now_us, Status.INTERNAL)
+            closed = Status.INTERNAL if self.read_only is None else Status.STORAGE_READ_ONLY
+            self._admission.admit(intake, {topic.topic_id: topic}, now_us, closed)
             if intake.repeats:
                 group.add_intake(intake)
+                if self.read_only is not None:
+                    self.read_only.explain(intake)
                 return self._appended(topic, False, intake.entries)
+        if self.read_only is not None:
+            raise self.read_only.refusal(batch.words if batch is not None else None)
         raise Internal("the engine could not write", reason="no_log_space")
 
     @staticmethod
@@ -370,7 +379,10 @@ class Requests:
     def _locate(self, message: m.Locate, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         topic = self._find(message.topic)
         topic.last_read_us = now_us
-        recreated = bool(message.epoch and message.epoch != topic.epoch) or message.after > topic.head_seq
+        is_behind = self.read_only is not None
+        recreated = bool(message.epoch and message.epoch != topic.epoch) or (
+            message.after > topic.head_seq and not is_behind
+        )
         after = 0 if recreated else message.after
         extents = self._extents(topic, max(after, topic.earliest_seq - 1), EXTENTS_PER_LOCATE_MAX)
         return m.Located(
@@ -390,6 +402,7 @@ class Requests:
             delete_floor=topic.delete_floor,
             ttl_us=topic.config.ttl_ms * 1_000,
             version=topic.version,
+            is_behind=is_behind,
             **self._deleted(topic, after),
         )
 

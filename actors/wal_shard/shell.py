@@ -18,7 +18,9 @@ from actors.wal_shard import events as ev
 from actors.wal_shard.baseline import segment_tables
 from actors.wal_shard.core import Phase, Settings, ShardCore
 from actors.wal_shard.flusher import Flusher
+from actors.wal_shard.latch import Latch
 from actors.wal_shard.preparer import Preparer
+from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.recover import Recovered, Recovery, make_stream, stream_directory, tidy
 from actors.wal_shard.removal import answer
 from actors.wal_shard.replay import Replay
@@ -36,6 +38,7 @@ from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import (
     CorruptData,
     DiskError,
+    ExitCode,
     InvariantViolation,
     NotReady,
     Refused,
@@ -51,7 +54,7 @@ from ringlog.storage.disk import Disk, RealDisk
 from ringlog.storage.layout import LOCK_NAME, META_DIR, WAL_FLAG_PREV_ORDERLY
 from ringlog.storage.ledger import Ledger
 from ringlog.storage.reader import Mark as ReadMark
-from ringlog.storage.wal import PreparedFile, StreamIdentity, WalWriter
+from ringlog.storage.wal import FIRST_FILE_BYTES, PreparedFile, StreamIdentity, WalWriter
 from ringlog.topic.state import Topic
 
 log = logging.getLogger("ringlog.shard")
@@ -106,6 +109,9 @@ class Shell:
         self._prepared: PreparedFile | None = None
         self._volatile = VolatileLog(boot, volatile_bytes)
         self._ledger = Ledger(self._disk, boot.data_dir, boot.shm_dir, self._published_mark)
+        self._latch = Latch(
+            self._disk, self._clock, self._directory, boot.read_only_ms, min(FIRST_FILE_BYTES, file_bytes)
+        )
         self._lock = -1
         self._stop: Stop | None = None
         self._turns = 0
@@ -141,7 +147,22 @@ class Shell:
         """Recover, serve until stopped, drain; returns the exit code."""
         # Millions of objects are made that stay: to look for garbage among them takes half of a start.
         gc.disable()
-        self._recover()
+        try:
+            if self._boot.read_only_ms:
+                self._recover_read_only()
+            else:
+                self._recover()
+        except DiskError as e:
+            if self._boot.read_only_ms or not e.is_unwritable:
+                raise
+            say(
+                log,
+                logging.CRITICAL,
+                "the directory takes no writes",
+                directory=self._directory,
+                reason=str(e),
+            )
+            return ExitCode.READ_ONLY
         gc.freeze()
         gc.enable()
         bells = (self._bell, self._preparer.bell, self._flusher.bell)
@@ -161,6 +182,9 @@ class Shell:
             self._pump(events)
             self._let_rings_go()
             self._beat()
+            if self._stop is None and self._latch.is_over():
+                say(log, logging.WARNING, "the directory takes writes again", directory=self._directory)
+                self._pump([self._tick(), DrainRequested()])
             if not is_idle:
                 self._idle_sleeps = 0
             elif self._stop is None:
@@ -173,8 +197,9 @@ class Shell:
         for prepared in (self._prepared, left):
             if prepared is not None:
                 self._writer.discard(prepared)
-        self._writer.close(truncate=True)
-        self._disk.sync_dir(self._directory)
+        if not self._boot.read_only_ms:
+            self._writer.close(truncate=True)
+            self._disk.sync_dir(self._directory)
         self._rings.close()
         self._ledger.close()
         self._socket.close()
@@ -184,7 +209,8 @@ class Shell:
         self._volatile.close()
         self._poll.close()
         self._slot.set(P.STATE, ProcessState.STOPPED)
-        self._disk.unlock(self._lock)
+        if self._lock >= 0:
+            self._disk.unlock(self._lock)
 
     def _published_mark(self, is_volatile: bool) -> ReadMark:
         return ReadMark(*self._slot.mark(Mark.VOLATILE if is_volatile else Mark.PUBLISHED))
@@ -471,6 +497,30 @@ class Shell:
         started = self._clock.monotonic_ns()
         slot.set(P.STATE, ProcessState.RECOVERING)
         self._take_lock()
+        found, replay = self._replay()
+        checkpoint = self.core.checkpoint
+        checkpoint.restore(found.number, found.waiting, found.changed, found.listed, has_base=found.has_base)
+        stop_points.hit("recovery_before_copy")
+        self._begin(found)
+        stop_points.hit("recovery_after_copy")
+        tidy(self._disk, boot.data_dir, found)
+        self._show_recovered(replay, found, started)
+
+    def _recover_read_only(self) -> None:
+        """Recover without writing. That needs no lock: what others might still write is not durable yet."""
+        started = self._clock.monotonic_ns()
+        self._slot.set(P.STATE, ProcessState.RECOVERING)
+        found, replay = self._replay()
+        directory = self._directory[len(self._boot.data_dir) + 1 :]
+        self.core.begin_read_only(ReadOnly(self._boot.shard, directory, found.in_doubt))
+        self._latch.begin()
+        self._show_recovered(replay, found, started)
+        say(log, logging.CRITICAL, "serving reads alone", directory=self._directory,
+            look_after_ms=self._boot.read_only_ms)  # fmt: skip
+
+    def _replay(self) -> tuple[Recovered, Replay]:
+        """Have the directory and the places filled from the files; changes nothing of them."""
+        boot, slot = self._boot, self._slot
         slot.repair_marks()
         self._volatile.sweep()
         self._table.reset()
@@ -490,6 +540,7 @@ class Shell:
             published_mark=slot.mark(Mark.PUBLISHED),
             progress=self._report_progress,
             has_cold=self._has_cold,
+            is_read_only=bool(boot.read_only_ms),
         )
         found = recovery.run()
         places = self.core.places
@@ -497,11 +548,10 @@ class Shell:
         places.salts.update(recovery.salts)
         places.stops.update(recovery.stops)
         places.foreign.update(found.foreign)
-        checkpoint.restore(found.number, found.waiting, found.changed, found.listed, has_base=found.has_base)
-        stop_points.hit("recovery_before_copy")
-        self._begin(found)
-        stop_points.hit("recovery_after_copy")
-        tidy(self._disk, boot.data_dir, found)
+        return found, replay
+
+    def _show_recovered(self, replay: Replay, found: Recovered, started: int) -> None:
+        slot = self._slot
         self._publish_topics(ev.PublishTopics(list(self.core.directory.by_id.values())))
         slot.set(P.TRUNCATED, found.truncated_bytes)
         slot.set(P.RECOVERY_NS, self._clock.monotonic_ns() - started)
@@ -549,6 +599,8 @@ class Shell:
                     completions.append(completion)
             if len(completions) == 1:
                 prepared = self._preparer.finish()
+                if prepared is None and self._preparer.failure is not None:
+                    raise self._preparer.failure
                 if prepared is None:
                     raise DiskError("cannot make the first WAL file", directory=self._directory)
                 self._prepared = prepared

@@ -70,6 +70,18 @@ def device_of(where: Path) -> str:
     raise CannotRun(f"nothing is mounted on {where}")
 
 
+def bind_read_only(where: Path) -> None:
+    """Let a directory take no writes; what is open there already does."""
+    own_mounts()
+    command("mount", "--bind", str(where), str(where))
+    command("mount", "-o", "remount,bind,ro", str(where))
+
+
+def remount_writable(where: Path) -> None:
+    """Let it take writes again."""
+    command("mount", "-o", "remount,bind,rw", str(where))
+
+
 def unmount(where: Path) -> None:
     """Undo one mount. Who still maps a file there keeps it alive; nobody finds it by name any more."""
     gc.collect()  # Readers of this process map files, and go with the last view of them.

@@ -108,6 +108,8 @@ class P(IntEnum):
     """Number of the shard plus 1; 0 = not a shard."""
     KIND = 13
     """Supervisor: index in its list of kinds of actor."""
+    READ_ONLY = 14
+    """1 while a shard serves reads alone because its directory takes no writes."""
     FRAMES = 16
     RECORDS = 17
     BYTES = 18

@@ -179,6 +179,11 @@ class LocalSource:
                 tries = self._count_try(tries)
                 self._locate_anew()
                 continue
+            if facts.head_seq < cursor.seq and self._located_for != cursor:
+                # Another life of the topic, or a shard that shows less for a time: it knows.
+                tries = self._count_try(tries)
+                self._locate_anew()
+                continue
             plan = self._plan(cursor, located, facts)
             pause = self._read(plan, located, limit, bytes_max)
             portion = self._portion(plan, located, facts, now_us)
@@ -310,7 +315,9 @@ class LocalSource:
         is_recreated = cursor.epoch not in {0, located.epoch} or (
             located.recreated and self._located_for == cursor
         )
-        return plan_read(cursor.seq, floors, located.lost, recreated=is_recreated)
+        return plan_read(
+            cursor.seq, floors, located.lost, recreated=is_recreated, is_behind=located.is_behind
+        )
 
     def _read(self, plan: ReadPlan, located: Located, limit: int, bytes_max: int) -> Pause | None:
         """Make `kept` cover what follows `plan.after`; return why it stopped, None for enough."""

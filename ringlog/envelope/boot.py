@@ -30,6 +30,9 @@ class ActorBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """The effective configuration (config.Config as plain values)."""
     is_background: bool = False
     """It tidies up behind the others, at the lowest priority."""
+    read_only_ms: int = 0
+    """Not 0: serve reads without writing anything, and look after so many milliseconds, then again, whether
+    the directory takes writes; end when it does."""
     test_stop_points: str = ""
     """`name:n:action,…` for test builds (FH-6); empty in production."""
 

@@ -323,6 +323,9 @@ class Located(Message, frozen=True):
     version: int = 0
     """The topic's version this answer was made from: read the board's before you deliver; when it differs,
     records were deleted or moved, and the place has to be asked for again."""
+    is_behind: bool = False
+    """The shard serves reads alone, and what is not known to be durable is not shown: a cursor of this life
+    above the head is no sign of another one."""
 
 
 class RecordsDelete(Message, frozen=True):

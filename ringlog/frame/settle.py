@@ -51,6 +51,7 @@ DETAILS: dict[Status, tuple[str, tuple[str, ...]]] = {
     Status.SHUTTING_DOWN: ("shutting down", ()),
     Status.CORRUPT_FRAME: ("frame does not verify", ("offset",)),
     Status.FORBIDDEN: ("forbidden", ()),
+    Status.STORAGE_READ_ONLY: ("the directory takes no writes at present", ("in_doubt", "shard")),
 }
 """Message and names of details a, b, c, d, by status."""
 
@@ -76,5 +77,10 @@ def entry_error(entry: Any, topic: str) -> Refused | None:
         message, names = DETAILS[Status(status)]
     except (ValueError, KeyError):
         message, names = "refused", ()
-    facts = {name: int(entry[word]) for name, word in zip(names, _DETAIL_WORDS, strict=False)}
+    facts: dict[str, Any] = {name: int(entry[word]) for name, word in zip(names, _DETAIL_WORDS, strict=False)}
+    if status == Status.STORAGE_READ_ONLY:
+        # A frame that an earlier life of the shard may have written can be found again later.
+        in_doubt, shard = facts.pop("in_doubt"), facts.pop("shard")
+        facts["directory"] = f"wal/shard-{shard:02d}"
+        return refusal(status, message, {"topic": topic, **facts}, "unknown" if in_doubt else "not_applied")
     return refusal(status, message, {"topic": topic, **facts})

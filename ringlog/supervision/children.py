@@ -12,19 +12,20 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ringlog import stop_points
 from ringlog.board.board import Board, P, ProcessSlot, ProcessState
 from ringlog.clock import Clock
 from ringlog.envelope.boot import ActorBoot, dump_boot
 from ringlog.errors import DiskError, ExitCode
+from ringlog.limits import RESTART_BACKOFF_MS_MAX
 from ringlog.logs import say
 from ringlog.supervision import restart
 from ringlog.supervision.progress import Progress
 from ringlog.supervision.restart import Exit, GiveUp, History, Wait
 from ringlog.supervision.spawn import Child, actor_command
-from ringlog.supervision.tree import KINDS, ChildSpec, Tree
+from ringlog.supervision.tree import GATEWAY, KINDS, WAL_SHARD, ChildSpec, Tree
 
 log = logging.getLogger("ringlog.supervision")
 
@@ -59,6 +60,10 @@ class Ward:
     given_up: str = ""
     """Why the child was given up; empty while it is kept alive."""
     last_exit: Exit | None = None
+    latches: int = 0
+    """Lives in a row that served reads alone, none of them followed by one that could write."""
+    is_latched: bool = False
+    """Its next life, or the one that runs, serves reads alone: the directory takes no writes."""
 
     @property
     def is_settled(self) -> bool:
@@ -70,8 +75,18 @@ class Ward:
         return max(self.starts - 1, 0)
 
 
-MakeBoot = Callable[[ChildSpec, int, str], ActorBoot]
-"""(spec, incarnation, stop points) -> boot message."""
+MakeBoot = Callable[[ChildSpec, int, str, int], ActorBoot]
+"""(spec, incarnation, stop points, ActorBoot.read_only_ms) -> boot message."""
+
+
+class Numbers(Protocol):
+    """Where incarnation numbers come from (identity.Identity)."""
+
+    def take(self) -> int:
+        """A number, durable as taken; raises DiskError."""
+
+    def take_unrecorded(self) -> int:
+        """A number for a life that writes nothing."""
 
 
 class Children:
@@ -82,7 +97,7 @@ class Children:
         tree: Tree,
         *,
         board: Board,
-        take_incarnation: Callable[[], int],
+        numbers: Numbers,
         make_boot: MakeBoot,
         environ: Mapping[str, str],
         clock: Clock,
@@ -91,7 +106,7 @@ class Children:
     ) -> None:
         """`environ` is every child's; `more_environ` what a kind of them gets besides."""
         self.wards = tuple(Ward(spec, board.process(spec.slot)) for spec in tree)
-        self._take_incarnation = take_incarnation
+        self._numbers = numbers
         self._make_boot = make_boot
         self._environ = environ
         self._more_environ = more_environ or {}
@@ -155,16 +170,19 @@ class Children:
         ward.started_ns, ward.is_ready, ward.kill_reason = now, False, ""
         ward.progress = Progress(now)
         try:
-            ward.incarnation = self._take_incarnation()
+            ward.incarnation = self._number_for(ward)
         except DiskError as e:
             # Without a number of its own nobody may write. A full disk costs this child, not the engine.
-            return self._died(ward, Exit(ExitCode.DISK_FAILED, was_ready=False, why=f"not started: {e}"))
+            code = ExitCode.READ_ONLY if e.is_unwritable else ExitCode.DISK_FAILED
+            return self._died(ward, Exit(code, was_ready=False, why=f"not started: {e}"))
         ward.slot.set(P.RESTARTS, ward.restarts)
         ward.slot.set(P.INCARNATION, ward.incarnation)
+        ward.slot.set(P.READ_ONLY, int(ward.is_latched))
         ward.slot.set(P.STATE, ProcessState.STARTING)
         # A plan for a test names the lives it is for: the last successor must be able to recover.
         plan = stop_points.of_life(self._test_stop_points, ward.starts)
-        boot = dump_boot(self._make_boot(ward.spec, ward.incarnation, plan))
+        look_ms = restart.look_ms(ward.latches) if ward.is_latched else 0
+        boot = dump_boot(self._make_boot(ward.spec, ward.incarnation, plan, look_ms))
         try:
             environ = {**self._environ, **self._more_environ.get(ward.spec.kind, {})}
             ward.child = Child(actor_command(ward.spec.kind, boot), environ)
@@ -175,12 +193,23 @@ class Children:
             child_incarnation=ward.incarnation)  # fmt: skip
         return []
 
+    def _number_for(self, ward: Ward) -> int:
+        """Raises DiskError for a child that may write, when no number can be made durable."""
+        try:
+            return self._numbers.take()
+        except DiskError as e:
+            writes_nothing = ward.is_latched or ward.spec.kind == GATEWAY
+            if not (writes_nothing and e.is_unwritable):
+                raise
+            return self._numbers.take_unrecorded()
+
     def _watch(self, ward: Ward, now: int) -> list[Change]:
         slot, state = ward.slot, ward.slot.state
         facts = (state, *(slot.get(word) for word in (P.TURNS, P.PROGRESS, P.HEARTBEAT_NS)))
         ward.progress.look(facts, now)
         if not ward.is_ready and state == ProcessState.READY:
             ward.is_ready = True
+            ward.latches = ward.latches if ward.is_latched else 0
             say(log, logging.INFO, "child ready", child=ward.spec.name, child_incarnation=ward.incarnation,
                 after_ms=(now - ward.started_ns) // 1_000_000)  # fmt: skip
             return [Change(READY, ward)]
@@ -206,6 +235,10 @@ class Children:
         )
         if self._is_stopping:
             return [Change(DOWN, ward)]
+        if exit.status == ExitCode.READ_ONLY or (ward.is_latched and exit.is_orderly):
+            self._latch(ward, exit, now)
+            return [Change(DOWN, ward)]
+        ward.is_latched = False
         ward.history = ward.history.after(ward.spec, exit, now)
         decision = restart.decide(ward.spec, ward.history, exit, now)
         if isinstance(decision, GiveUp):
@@ -215,6 +248,21 @@ class Children:
             return [Change(DOWN, ward), Change(GIVEN_UP, ward)]
         ward.start_at_ns = decision.until_ns if isinstance(decision, Wait) else now
         return [Change(DOWN, ward)]
+
+    def _latch(self, ward: Ward, exit: Exit, now: int) -> None:
+        """The directory takes no writes, or does again: no fault of the child, so it costs it no patience.
+
+        A shard comes back at once, to serve reads alone or, after that, to try. The others have no use
+        before there is something to write.
+        """
+        ward.is_latched = exit.status == ExitCode.READ_ONLY and ward.spec.kind == WAL_SHARD
+        ward.start_at_ns = now
+        if ward.is_latched:
+            ward.latches += 1
+            say(log, logging.CRITICAL, "serves reads alone: its directory takes no writes",
+                child=ward.spec.name, reason=exit.why or "see its log")  # fmt: skip
+        elif exit.status == ExitCode.READ_ONLY:
+            ward.start_at_ns = now + RESTART_BACKOFF_MS_MAX * restart.NS_PER_MS
 
     # -- ends -----------------------------------------------------------------------------------------
 

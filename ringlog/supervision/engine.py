@@ -154,7 +154,7 @@ class Engine:
         self._children = Children(
             tree,
             board=ground.board,
-            take_incarnation=ground.identity.take,
+            numbers=ground.identity,
             make_boot=self._make_boot,
             environ=child_environment(environ),
             clock=clock,
@@ -219,7 +219,9 @@ class Engine:
         slot.set(P.STATE, ProcessState.STARTING)
         return slot
 
-    def _make_boot(self, spec: ChildSpec, incarnation: int, test_stop_points: str) -> ActorBoot:
+    def _make_boot(
+        self, spec: ChildSpec, incarnation: int, test_stop_points: str, read_only_ms: int
+    ) -> ActorBoot:
         ground = self._ground
         return ActorBoot(
             kind=spec.kind,
@@ -236,6 +238,7 @@ class Engine:
             shards=self.config.wal.shards,
             config=self._plain,
             is_background=spec.kind in LOWERED,
+            read_only_ms=read_only_ms,
             test_stop_points=test_stop_points,
         )
 

@@ -61,6 +61,14 @@ class Identity:
         number, self._next = self._next, self._next + 1
         return number
 
+    def take_unrecorded(self) -> int:
+        """Return the next number without making that durable, for a process that writes nothing here.
+
+        Nobody gets it again while this engine runs: the next record that succeeds passes over it.
+        """
+        number, self._next = self._next, self._next + 1
+        return number
+
     def forget_shm_dir(self) -> None:
         """Record that this engine left nothing in shared memory."""
         self._shm_dir = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from ringlog.board.board import P, ProcessSlot
+from ringlog.board.board import P, ProcessSlot, ProcessState
 from ringlog.clock import Clock
 from ringlog.envelope.messages import (
     EngineStatus,
@@ -116,11 +116,14 @@ class Reception:
         slot, is_alive = ward.slot, ward.child is not None
         alive_ns = now - ward.started_ns if is_alive else 0
         beat_ns = slot.get(P.HEARTBEAT_NS)
+        state = slot.state.name.lower()
+        if slot.get(P.READ_ONLY) and slot.state == ProcessState.READY:
+            state = "read_only"
         return ProcessStatus(
             name=ward.spec.name,
             kind=ward.spec.kind,
             pid=ward.child.pid if ward.child is not None else 0,
-            state="given_up" if ward.given_up else slot.state.name.lower(),
+            state="given_up" if ward.given_up else state,
             incarnation=ward.incarnation,
             restarts=ward.restarts,
             uptime_s=alive_ns / NS_PER_S,

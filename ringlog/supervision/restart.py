@@ -8,6 +8,8 @@ What each end means:
                                                              being ready is poison: give up
   fenced                                                     somebody newer is alive: give up
   corrupt                                                    damage is for people to look at: give up
+  read only                                                  no death (children.py): a shard comes back at
+                                                             once to serve reads, and ends when it can write
   more than restart_max deaths in restart_window_s           give up
 
 Giving up on a child leaves the others alone: its topics answer `shard_failed` (PR-12). The delay has no
@@ -20,7 +22,12 @@ import signal
 from dataclasses import dataclass
 
 from ringlog.errors import ExitCode
-from ringlog.limits import RESTART_BACKOFF_MS_MAX, RESTART_BACKOFF_MS_MIN
+from ringlog.limits import (
+    READ_ONLY_LOOK_MS_MAX,
+    READ_ONLY_LOOK_MS_MIN,
+    RESTART_BACKOFF_MS_MAX,
+    RESTART_BACKOFF_MS_MIN,
+)
 from ringlog.supervision.tree import ChildSpec
 
 NS_PER_S = 1_000_000_000
@@ -127,6 +134,13 @@ def decide(spec: ChildSpec, history: History, exit: Exit, now_ns: int) -> Decisi
         return GiveUp(f"died {deaths} times in {spec.restart_window_s:g} s")
     delay_ms = backoff_ms(sum(now_ns - at < QUICK_NS for at in history.deaths_ns) - 1)
     return Wait(now_ns + delay_ms * NS_PER_MS) if delay_ms else Restart()
+
+
+def look_ms(latches: int) -> int:
+    """How long the given life in a row, from 1, that serves reads alone waits before it looks whether the
+    directory takes writes again."""
+    doublings = min(max(latches - 1, 0), READ_ONLY_LOOK_MS_MAX.bit_length())
+    return min(READ_ONLY_LOOK_MS_MIN << doublings, READ_ONLY_LOOK_MS_MAX)
 
 
 def backoff_ms(earlier_deaths: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import xxhash
 
 from ringlog.envelope.messages import ErrorReply, Message, TopicInfo, TopicPut
+from ringlog.errors import Status
 from ringlog.logs import say
 from ringlog.supervision.sockets import ShardLink
 
@@ -39,6 +40,8 @@ class TopicsAtStart:
         name = self._asked[shard].pop(corr, "")
         if not name:
             return
+        if isinstance(message, ErrorReply) and message.status == Status.STORAGE_READ_ONLY:
+            return  # The next incarnation is asked again.
         self._missing[shard].discard(name)
         if isinstance(message, ErrorReply):
             say(log, logging.ERROR, "topic of the configuration not made", topic=name, reason=message.message,

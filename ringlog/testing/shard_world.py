@@ -26,6 +26,7 @@ from pyroaring import BitMap64
 from actors.wal_shard import events as ev
 from actors.wal_shard.baseline import segment_tables
 from actors.wal_shard.core import Phase, Settings, ShardCore
+from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.recover import Recovered, Recovery, make_stream, tidy
 from actors.wal_shard.removal import answer
 from actors.wal_shard.replay import Replay
@@ -155,16 +156,18 @@ class Run:
 
     # -- life -----------------------------------------------------------------------------------------
 
-    def recover(self) -> None:
+    def recover(self, *, is_read_only: bool = False) -> None:
         """What the shell does before it serves; raises what recovery raises."""
         world, core = self.world, self.core
-        self.directory = make_stream(self.disk, DATA, self.shard)
+        if not is_read_only:
+            self.directory = make_stream(self.disk, DATA, self.shard)
         marks = world.marks[self.shard]
         replay = Replay(core.identity, core.directory, world.is_lenient, sealed=core.checkpoint.sealed)
         recovery = Recovery(
             self.disk, DATA, replay, shard=self.shard, shards=world.shards, incarnation=self.incarnation,
             boot_incarnation=world.boot_incarnation, boot_id=world.boot_id, engine_id=ENGINE_ID,
             durable_mark=marks.durable, published_mark=marks.published, has_cold=world.has_cold,
+            is_read_only=is_read_only,
         )  # fmt: skip
         self.found = recovery.run()
         core.places.paths.update(recovery.paths)
@@ -172,6 +175,10 @@ class Run:
         core.places.stops.update(recovery.stops)
         core.places.foreign.update(self.found.foreign)
         found = self.found
+        if is_read_only:
+            core.begin_read_only(ReadOnly(self.shard, f"wal/shard-{self.shard:02d}", found.in_doubt))
+            self._publish_topics(ev.PublishTopics(list(core.directory.by_id.values())))
+            return
         core.checkpoint.restore(
             found.number, found.waiting, found.changed, found.listed, has_base=found.has_base
         )
@@ -410,11 +417,11 @@ class World:
         for shard in range(self.shards):
             self.start_shard(shard)
 
-    def start_shard(self, shard: int) -> Run:
-        """Start one shard; the board still has what its predecessor wrote."""
+    def start_shard(self, shard: int, *, is_read_only: bool = False) -> Run:
+        """Start one shard, perhaps to serve reads alone; the board still has what its predecessor wrote."""
         self.incarnation += 1
         run = Run(self, shard, self.incarnation)
-        run.recover()
+        run.recover(is_read_only=is_read_only)
         self.runs[shard] = run
         return run
 

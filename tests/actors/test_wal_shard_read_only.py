@@ -1,0 +1,205 @@
+"""A shard whose directory takes no writes: questions are answered, nothing is written or invented."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from actors.wal_shard.latch import Latch
+from ringlog.contract import DrainRequested
+from ringlog.envelope import messages as m
+from ringlog.errors import DiskError, Status, StorageReadOnly
+from ringlog.limits import READ_ONLY_LOOK_MS_MAX, READ_ONLY_LOOK_MS_MIN
+from ringlog.storage.disk import Disk, failed
+from ringlog.supervision.restart import look_ms
+from ringlog.testing.clock import ManualClock
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.shard_world import DATA, World, refusals
+
+CHANGING = ("create", "write_at", "allocate", "zero_fill", "truncate", "rename", "unlink", "make_dir", "lock",
+            "sync_data", "sync_file", "sync_dir", "open_cut", "open_marks", "write_back")  # fmt: skip
+
+
+class ReadOnlyDisk:
+    """Another disk, of which nothing can be changed."""
+
+    def __init__(self, inner: Disk) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name in CHANGING:
+            return self._refuse
+        return getattr(self.inner, name)
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise failed("write", DATA, errno.EROFS)
+
+
+def latched(durability: str = "fsync", unsynced: Sequence[bytes] = ()) -> World:
+    """A world whose only shard came back on a disk that takes no writes."""
+    world = World(SimulatedDisk(DATA))
+    world.start()
+    world.put("f", durability="fsync")
+    world.put("d", durability=durability)
+    world.append("f", [b"a", b"b"])
+    for payload in unsynced:
+        world.append("d", [payload])
+    world.kill_shard(0)
+    return relatched(world)
+
+
+def relatched(world: World) -> World:
+    """Start the shard of a world without writing."""
+    world.disk_of = lambda incarnation: ReadOnlyDisk(world.disk)  # type: ignore[assignment, return-value]
+    world.start_shard(0, is_read_only=True)
+    return world
+
+
+def writable(world: World) -> World:
+    """The next life, when the directory takes writes again."""
+    world.kill_shard(0)
+    world.disk_of = None
+    world.start_shard(0)
+    return world
+
+
+def test_what_is_durable_can_be_read_and_found():
+    world = latched()
+    assert world.records("f") == [(1, b"a"), (2, b"b")]
+    assert world.request(m.TopicState("f")).head_seq == 2
+    listed = world.ask(world.runs[0], m.TopicList("", "", 10))
+    assert [each.topic for each in listed.topics] == ["d", "f"]
+    assert world.published[world.topic("f").topic_id] == 2
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.TopicPut("new", {}),
+        m.TopicPut("f", {"ttl_ms": 5}, "merge"),
+        m.TopicDelete("f"),
+        m.RecordsDelete("f", before_seq=2),
+        m.CheckpointOpen(roll=True),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_would_change_something_is_refused_and_says_where(message):
+    world = latched()
+    answer = world.ask(world.runs[0], message)
+    assert answer.status == Status.STORAGE_READ_ONLY
+    assert answer.detail["directory"] == "wal/shard-00"
+    assert answer.outcome == "not_applied"
+    assert world.records("f") == [(1, b"a"), (2, b"b")]
+
+
+def test_frames_are_refused_with_a_type_that_may_be_tried_again():
+    world = latched()
+    with pytest.raises(StorageReadOnly) as caught:
+        world.append("f", [b"c"])
+    assert caught.value.retriable
+    assert caught.value.outcome == "not_applied"
+    assert caught.value.detail["directory"] == "wal/shard-00"
+    assert writable(world).records("f") == [(1, b"a"), (2, b"b")]
+    assert world.append("f", [b"c"], producer=2) == 3
+
+
+def test_a_frame_that_is_stored_is_a_repeat_all_the_same():
+    """W4: its producer, told that it was refused, would send it again under another number."""
+    world = latched()
+    found = refusals(world.send("f", [world.frame_for("f", [b"a", b"b"], seq=1)]))
+    assert found == [None]
+
+
+def test_what_is_in_doubt_is_not_shown_and_not_denied():
+    """RD-2: neither read nor refused for certain, since the next life that writes finds it again."""
+    world = latched("disk", [b"x", b"y"])
+    assert world.records("d") == [(1, b"x")], "synced with the reservation of its number"
+    error = refusals(world.send("d", [world.frame_for("d", [b"y"], seq=2)]))[0]
+    assert isinstance(error, StorageReadOnly)
+    assert error.outcome == "unknown"
+    certain = refusals(world.send("d", [world.frame_for("d", [b"z"], seq=3)]))[0]
+    assert isinstance(certain, StorageReadOnly)
+    assert certain.outcome == "not_applied"
+    assert writable(world).records("d") == [(1, b"x"), (2, b"y")]
+
+
+def test_a_reader_that_is_further_than_what_is_shown_does_not_start_over():
+    world = latched("disk", [b"x", b"y"])
+    located = world.request(m.Locate("d", 2, world.topic("d").epoch))
+    assert (located.head_seq, located.recreated, located.is_behind) == (1, False, True)
+    located = writable(world).request(m.Locate("d", 2, world.topic("d").epoch))
+    assert (located.head_seq, located.recreated, located.is_behind) == (2, False, False)
+
+
+def test_the_boards_marks_stay_those_of_the_last_life_that_wrote():
+    world = latched("disk", [b"x", b"y"])
+    before = (world.marks[0].published, world.marks[0].durable)
+    refusals(world.send("f", [world.frame_for("f", [b"c"])]))
+    world.send("f", [world.frame_for("f", [b"a", b"b"], seq=1)])
+    world.tick(10.0)
+    assert (world.marks[0].published, world.marks[0].durable) == before
+    assert before[0][1] > before[1][1] > 0, "the world has nothing in doubt"
+
+
+def test_it_stops_in_order_and_can_be_latched_again():
+    world = latched("disk", [b"x"])
+    world.runs[0].step(DrainRequested())
+    assert world.runs[0].stopped is not None
+    world.kill_shard(0)
+    relatched(world)
+    assert world.records("f") == [(1, b"a"), (2, b"b")]
+    assert writable(world).records("d") == [(1, b"x")]
+
+
+def test_expired_records_wake_nobody_who_could_not_remove_them():
+    world = World(SimulatedDisk(DATA))
+    world.start()
+    world.put("t", durability="fsync", ttl_ms=1_000)
+    world.append("t", [b"a"])
+    world.kill_shard(0)
+    relatched(world)
+    world.tick(60.0)
+    assert world.runs[0].core.next_deadline_ns() is None
+    assert world.request(m.TopicState("t")).head_seq == 1
+
+
+def test_it_looks_now_and_then_whether_it_could_write():
+    clock, disk = ManualClock(), SimulatedDisk(DATA)
+    disk.make_dir(f"{DATA}/s")
+    closed, looks = [True], []
+
+    class Sometimes:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(disk, name)
+
+        def create(self, path: str) -> int:
+            looks.append(clock.monotonic_ns())
+            if closed[0]:
+                raise failed("create", path, errno.EROFS)
+            return disk.create(path)
+
+    latch = Latch(Sometimes(), clock, f"{DATA}/s", READ_ONLY_LOOK_MS_MIN, 4_096)  # type: ignore[arg-type]
+    latch.begin()
+    for _ in range(3_000):
+        clock.advance(0.1)
+        assert not latch.is_over()
+    pauses = [b - a for a, b in pairwise(looks)]
+    assert 5 < len(looks) < 20, "bounded, and not given up"
+    assert max(pauses) <= (READ_ONLY_LOOK_MS_MAX + 100) * 1_000_000
+    closed[0] = False
+    clock.advance(READ_ONLY_LOOK_MS_MAX / 1_000)
+    assert latch.is_over()
+    assert disk.list_dir(f"{DATA}/s") == [], "the probe was left"
+    assert look_ms(1) == READ_ONLY_LOOK_MS_MIN
+    assert look_ms(99) == READ_ONLY_LOOK_MS_MAX
+
+
+def test_only_what_refuses_bytes_is_a_reason():
+    assert failed("create", "x", errno.EROFS).is_unwritable
+    assert failed("create", "x", errno.ENOSPC).is_unwritable
+    assert not failed("sync_data", "x", errno.EIO).is_unwritable
+    assert not DiskError("held", errno=errno.EACCES, holder="pid 1").is_unwritable

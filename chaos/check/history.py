@@ -18,7 +18,6 @@ An operation whose outcome is unknown may be there or not, and never twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -91,25 +90,22 @@ class NothingToJudge(ValueError):
     """A topic without a final read, or a run that did nothing: no verdict is possible."""
 
 
-def judge(rows: Rows, topics: list[str], unordered: Collection[int] = ()) -> Judgement:
-    """Judge all topics of a run; raises NothingToJudge rather than praise an empty run.
-
-    `unordered` clients were told to try again: what they had on its way at once may have changed places.
-    """
+def judge(rows: Rows, topics: list[str]) -> Judgement:
+    """Judge all topics of a run; raises NothingToJudge rather than praise an empty run."""
     found = Judgement()
     for number, name in enumerate(topics):
         mine = rows[rows["topic"] == number]
         if not len(mine):
             raise NothingToJudge(f"nothing was done to {name}")
-        _Topic(name, mine, found, list(unordered)).judge()
+        _Topic(name, mine, found).judge()
     return found
 
 
 class _Topic:
     """The rows of one topic, taken apart."""
 
-    def __init__(self, name: str, rows: Rows, found: Judgement, unordered: list[int]) -> None:
-        self.name, self.found, self.unordered = name, found, unordered
+    def __init__(self, name: str, rows: Rows, found: Judgement) -> None:
+        self.name, self.found = name, found
         what = rows["what"]
         begun = rows[np.isin(what, (What.APPEND, What.READ, What.DELETE, What.FINAL))]
         returns = rows[what == What.RETURN]
@@ -267,7 +263,6 @@ class _Topic:
         order = order[(is_acked & (self.tries == 1))[order]]
         writer = self.first_op[order] // OPS_PER_CLIENT
         back = (np.diff(writer) == 0) & (number[order][1:] < number[order][:-1])
-        back &= ~np.isin(writer[1:], np.array(self.unordered, dtype=np.uint64))
         self.found.blame(
             "reordered", self.name, back.sum(), f"one writer's {number[order][1:][back][:3]} overtook"
         )

@@ -32,8 +32,8 @@ class Load:
         self.is_patient = False
         """Whether clients may see errors, because an outage may be longer than their patience."""
         self.errors = 0
-        self.retried: list[int] = []
-        """Clients that were told to try again."""
+        self.sent_again = 0
+        """Frames that were refused for the moment, and that clients sent again."""
         self._nursery = nursery
         self._running: list[Client] = []
         self._next = 1
@@ -90,7 +90,7 @@ class Load:
                 self.complaints.append(f"{who} ended without a report")
                 continue
             self.errors += report.error_count
-            self.retried += [client.task.client] if report.retries else []
+            self.sent_again += report.retries
             self.facts += report.facts
             if not self.is_patient or client.task.kind == "final":
                 self.complaints += [f"{who}: {error}" for error in report.errors]
@@ -106,7 +106,7 @@ class Load:
         """Read everything once more and judge; raises NothingToJudge."""
         self.start("final")
         self._collect()
-        found = judge(journal.load(self.folder), self.topics, self.retried)
+        found = judge(journal.load(self.folder), self.topics)
         for fact in self.facts:
             if (fact.said_count, fact.said_head) != (fact.counted, fact.head):
                 self.complaints.append(

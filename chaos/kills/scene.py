@@ -242,6 +242,7 @@ class Stage:
             account.did("acked", judgement.acked)
             account.did("deletes", judgement.deletes)
             account.did("records_read", judgement.read)
+            account.did("frames sent again", scene.load.sent_again)
             complaints = [f"{n} {kind}" for kind, n in judgement.wrong.items()] + complaints
             complaints += judgement.stories
         self.pauses_ms += scene.pauses_ms()

@@ -69,7 +69,7 @@ class Report(msgspec.Struct):
     """What its operations failed with; a client of ringlog should never see the death of an actor."""
     error_count: int = 0
     retries: int = 0
-    """Frames that the engine refused for the moment, and that were sent again in what order they could."""
+    """Frames that were refused for the moment and sent again: they keep their order all the same (W9)."""
     facts: list[TopicFacts] = []
     seconds: float = 0.0
 

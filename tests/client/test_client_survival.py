@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import threading
@@ -23,7 +24,7 @@ WAIT_S = 30.0
 
 @pytest.fixture
 def running():
-    with engine(wal={"shards": 2}, supervisor={"restart_max": 50}) as started:
+    with engine(wal={"shards": 2}, supervisor={"restart_max": 50}, gateway={"enabled": True}) as started:
         yield started
 
 
@@ -313,3 +314,66 @@ def test_topics_of_a_shard_that_was_given_up_say_so_and_the_others_go_on(transpo
                 assert caught.value.detail["reason"] == "shard_failed"
             client.append(topics[1], b"after")
             assert payloads(client, topics[1]) == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_what_is_refused_and_sent_again_keeps_its_order(running, transport):
+    """W9: a topic is made anew under a producer with many frames on their way; its shard and gateway die."""
+    stop, failures, tickets = threading.Event(), [], []
+    topic = on_shard_of("order", 0)
+    with ringlog.connect(running.url, wait=10, timeout_ms=60_000, transport=transport) as client:
+
+        def work():
+            count = 0
+            try:
+                with client.producer(topic, max_buffer_bytes=4 << 20) as producer:
+                    while not stop.is_set():
+                        part = [b"%08d" % n + b"x" * 500 for n in range(count, count + 200)]
+                        tickets.append(producer.send_each(part))
+                        count += 200
+            except Exception as e:  # noqa: BLE001  shown by the assertion below
+                failures.append(e)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        try:
+            with ringlog.connect(running.url, wait=10, timeout_ms=30_000) as other:
+                make_trouble(running, other, client, topic, tickets)
+        finally:
+            stop.set()
+            worker.join(2 * WAIT_S)
+        assert failures == []
+        assert client.health().retries > 0
+        found = [int(data[:8]) for data in payloads(client, topic)]
+    assert found == list(range(found[0], len(tickets) * 200)), "all of the topic's last life, in order"
+    for ticket in tickets:
+        assert_ascending(ticket.result(WAIT_S))
+
+
+def on_shard_of(prefix, shard):
+    return next(name for n in range(1_000) if home(name := f"{prefix}-{n}") == shard)
+
+
+def make_trouble(running, other, client, topic, tickets):
+    """Until frames were refused, then a few deaths."""
+
+    def more(count):
+        wanted = len(tickets) + count
+        wait_until(lambda: len(tickets) >= wanted, WAIT_S, "the producer to get on")
+
+    more(5)
+    for _ in range(50):
+        if client.health().retries:
+            break
+        other.topics.delete(topic)
+        more(3)
+    for kind in ("wal_shard", "gateway", "wal_shard"):
+        running.kill(kind)
+        more(5)
+    running.wait_ready()
+
+
+def assert_ascending(appended):
+    """Within each life of the topic; a batch may lie in two of them."""
+    drops = sum(after <= before for before, after in itertools.pairwise(appended.seqs.tolist()))
+    assert drops <= 1, appended.seqs

@@ -56,7 +56,7 @@ chaos-night: $(FUZZ_STAMP)
 	$(PY) -m chaos run --plan night
 
 mutants: $(FUZZ_STAMP)
-	$(PY) -m chaos mutants
+	$(PY) -m chaos run --plan night mutants
 
 fmt: $(STAMP)
 	$(PY) -m ruff format .

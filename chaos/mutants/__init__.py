@@ -42,7 +42,7 @@ def replay(order: Order, case: str) -> None:
     mutant = next(each for each in load_catalogue() if str(each.number) == case)
     trial = try_mutant(mutant, order.scratch, order.seed)
     print(trial.output)
-    print(f"{mutant.by} noticed: {trial.noticed or 'nothing'} ({trial.seconds:.1f} s)")
+    print(f"{mutant.judge} noticed: {trial.noticed or 'nothing'} ({trial.seconds:.1f} s)")
     assert trial.noticed, f"mutant {mutant.number} survived: {mutant.what}"
 
 
@@ -57,7 +57,7 @@ def _judge(mutant: Mutant, trial: Trial, account: Account) -> None:
     else:
         story = f"{mutant.file}\n- {mutant.old}\n+ {mutant.new}\n{trial.output}"
         account.found(
-            f"mutant {mutant.number} survived {mutant.by}: {mutant.what}", str(mutant.number), story
+            f"mutant {mutant.number} survived {mutant.judge}: {mutant.what}", str(mutant.number), story
         )
 
 
@@ -70,7 +70,7 @@ def _control(mutants: list[Mutant], order: Order, account: Account) -> None:
         trial = try_unchanged(mutant, order.scratch, order.seed)
         if trial.noticed and not trial.skipped:
             account.found(
-                f"{mutant.by} complains about the unchanged program, as set for mutant {mutant.number}",
+                f"{mutant.judge} complains about the unchanged program, as set for mutant {mutant.number}",
                 str(mutant.number),
                 f"{trial.noticed}\n{trial.output}",
             )

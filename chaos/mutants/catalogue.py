@@ -33,6 +33,11 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """What a finding must say, where other findings would be no proof. For tests: of the name of one."""
     private_mounts: bool = False
 
+    @property
+    def judge(self) -> str:
+        """Who has to find it, for people."""
+        return self.by or " ".join(self.tests)
+
     def trial_key(self) -> tuple[object, ...]:
         """Equal for mutants that are tried in the same way."""
         return self.by, tuple(self.tests), self.seconds, repr(sorted(self.settings.items()))

@@ -5,7 +5,7 @@ it. What nobody has to notice is decided by docs/format.md, not by trying: see `
 
 Settings: `bits` of each byte (1; 8 = all), `cases_share` of the time for damage larger than a bit (0.4),
 `bytes_max` to flip at most (0 = as many as there is time for); `only`: "flips", "last frames" and rows of the
-matrix, and nothing else.
+matrix, and nothing else; `suffix`: flips and larger damage only of files whose names end so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from chaos.rot.specimen import Specimen, make_specimen
 from ringlog.errors import CorruptData
 from ringlog.limits import WAL_HEADER_BYTES
 
-KNOWN: dict[str, Any] = {"bits": 1, "cases_share": 0.4, "bytes_max": 0, "only": []}
+KNOWN: dict[str, Any] = {"bits": 1, "cases_share": 0.4, "bytes_max": 0, "only": [], "suffix": ""}
 LAST_FRAME_STEP = 40
 """Of the last acknowledged frames each so many-th byte is flipped."""
 PATH_CHARS = 120
@@ -50,8 +50,8 @@ def _run(order: Order, account: Account, settings: dict[str, Any]) -> None:
     _at_rest(order, account, bench, only)
     if not only or "last frames" in only:
         _last_frames(order, account)
-    until = begun + order.seconds * (1.0 if only else float(settings["cases_share"]))
-    _large(order, account, bench, until, only)
+    until = begun + order.seconds * float(settings["cases_share"] if "flips" in only or not only else 1.0)
+    _large(order, account, bench, until, only, settings["suffix"])
     gc.collect()
     gc.freeze()  # what is there stays; to look through it again for each flip takes half of the time
     if not only or "flips" in only:
@@ -65,6 +65,7 @@ def _run(order: Order, account: Account, settings: dict[str, Any]) -> None:
 
 def _flips(order: Order, account: Account, bench: Bench, settings: dict[str, Any], until: float) -> None:
     flips = list(places(bench.specimen, order.random("flips"), settings["bits"]))
+    flips = [each for each in flips if each[0].endswith(settings["suffix"])]
     most = settings["bytes_max"] or len(flips)
     for path, at, bit in flips[:most]:
         if time.monotonic() > until:
@@ -105,9 +106,10 @@ def is_meaningless(specimen: Specimen, path: str, at: int) -> bool:
 # -- larger damage ---------------------------------------------------------------------------------------
 
 
-def _large(order: Order, account: Account, bench: Bench, until: float, only: list[str]) -> None:
+def _large(order: Order, account: Account, bench: Bench, until: float, only: list[str], suffix: str) -> None:
     """At least one case of each row, then as many as there is time for, in an order of chance."""
     cases = [case for case in all_cases(bench.specimen) if not only or case.row in only]
+    cases = [case for case in cases if any(path.endswith(suffix) for path in case.damaged)]
     order.random("cases").shuffle(cases)
     first: dict[str, Case] = {}
     for case in cases:

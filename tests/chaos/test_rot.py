@@ -160,3 +160,11 @@ def test_a_run_counts_what_it_did_and_finds_nothing(tmp_path: Path) -> None:
     assert account.findings == []
     assert account.counts["bytes_flipped"] == 50
     assert set(account.faults) == {f"RF-{n}" for n in range(70, 83)}
+
+
+def test_the_class_can_be_narrowed(tmp_path: Path) -> None:
+    account = Account()
+    settings = {"only": ["RF-80", "RF-79"], "suffix": ".idx"}
+    run(Order("rot", 1, 2.0, tmp_path, settings), account)
+    assert account.findings == []
+    assert account.faults.keys() == {"RF-79", "RF-80"}

@@ -154,3 +154,10 @@ def test_counts_are_those_of_the_explorers() -> None:
     explored = ring.explore(LATE)
     assert account.counts["schedules"] == explored.schedules
     assert account.counts["transitions_executed"] == account.faults["RF-34"] == explored.steps
+
+
+def test_the_class_can_be_narrowed(tmp_path: Path) -> None:
+    account = Account()
+    schedules.run(Order("schedules", 1, 5.0, tmp_path, {"only": ["seqlock"]}), account)
+    assert account.faults.keys() == {"RF-116"}
+    assert account.counts["states"] > 100

@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 
 from actors.wal_shard import recover
+from actors.wal_shard.checkpoint import Checkpoint as ShardCheckpoint
 from actors.wal_shard.core import ShardCore
+from actors.wal_shard.group import Group, LogPosition
 from actors.wal_shard.replay import Replay
+from chaos import states
 from chaos.order import Account, Order
 from chaos.states import edges, replay
 from chaos.states.explore import Explorer, Share, Tally, cuts_of, explore, record
@@ -17,6 +20,8 @@ from chaos.states.judge import Broken, Depth, Facts
 from chaos.states.membership import is_legal, legal_images, why_illegal
 from chaos.states.offline import Offline
 from chaos.states.workload import ALPHABET
+from ringlog.errors import InvariantViolation
+from ringlog.frame.layout import FrameType
 from ringlog.segment.writer import SegmentWriter
 from ringlog.testing import disk as d
 from ringlog.testing.simulated_file import SECTOR_BYTES
@@ -217,7 +222,6 @@ def test_names_are_lost_from_some_point_on_and_contents_in_any_order():
 
 
 def test_an_account_has_what_was_done_and_counts_no_row_that_was_not_tried(tmp_path, monkeypatch):
-    from chaos import states
 
     monkeypatch.setattr(states.edges, "ROWS", {"RF-66": edges.ROWS["RF-66"]})
     monkeypatch.setattr(states, "_all", lambda order, longest: iter([("append",), ("create",)]))
@@ -238,3 +242,48 @@ def test_refusing_to_start_on_an_empty_newest_file_is_caught(monkeypatch):
     """RF-68."""
     monkeypatch.setattr(recover, "holds_marks", lambda read, size: True)
     assert any(is_broken("RF-68", edge) for edge in edges.edges("RF-68"))
+
+
+# -- narrowed ---------------------------------------------------------------------------------------------
+
+
+def test_the_class_can_be_narrowed(tmp_path):
+    account = Account()
+    settings = {"only": ["append", "edges/RF-66"], "recoveries_every": 1_000_000, "verified_every": 20}
+    states.run(Order("states", 1, 30.0, tmp_path, settings), account)
+    assert account.findings == []
+    assert account.counts["sequences"] == 1
+    assert account.counts["edited"] == account.faults["RF-66"] > 5
+    assert not account.faults["RF-60"]
+
+
+def test_a_history_that_fails_without_any_crash_is_a_finding_that_replays(tmp_path, monkeypatch):
+    """Mutant 43: nothing keeps a group within its file."""
+    monkeypatch.setattr(LogPosition, "fits", lambda self, length: True)
+    account = Account()
+    wanted = Order("states", 1, 30.0, tmp_path, {"only": ["rotate"]})
+    states.run(wanted, account)
+    assert [finding.case for finding in account.findings] == ["rotate"]
+    with pytest.raises(InvariantViolation, match="does not go where the log ends"):
+        replay(wanted, "rotate")
+
+
+def test_steps_outside_of_the_alphabet_hold(tmp_path):
+    assert explored(tmp_path, ("delete_amid",), ("evict",)).deleted > 0
+
+
+def test_a_deletion_that_is_believed_before_it_is_durable_is_caught(tmp_path, monkeypatch):
+    """Mutant 28."""
+    monkeypatch.setattr(ShardCheckpoint, "_await_durable", lambda self, group: None)
+    assert "came back as" in caught(tmp_path, ("delete_amid",))
+
+
+def test_an_eviction_that_is_not_synced_is_caught(tmp_path, monkeypatch):
+    """Mutant 29: the append is of class `disk`, the floor that it raises is a promise all the same."""
+    add_control = Group.add_control
+
+    def unsynced(self, frame, topic=None, *, sync=True):
+        add_control(self, frame, topic, sync=sync and frame[4] != FrameType.EVICT_WATERMARK)
+
+    monkeypatch.setattr(Group, "add_control", unsynced)
+    assert "deleted records [1] are there again" in caught(tmp_path, ("evict",))

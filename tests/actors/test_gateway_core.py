@@ -6,6 +6,7 @@ import pytest
 from actors.gateway import events as ev
 from actors.gateway.auth import LOCAL_ID, SCOPES, KeyRing, Principal
 from actors.gateway.core import Gateway, Identity
+from actors.gateway.inspect import check_frames
 from actors.gateway.replies import error_reply
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
@@ -17,7 +18,7 @@ from ringlog.errors import (
     Status,
     TopicNotFound,
 )
-from ringlog.frame import batch
+from ringlog.frame import batch, layout
 from ringlog.frame.settle import WORDS, refused_entry
 from ringlog.limits import GATEWAY_BYTES_PER_CONNECTION_MAX, GATEWAY_REQUESTS_PER_CONNECTION_MAX
 from ringlog.testing.log_file import sealed_frame
@@ -474,3 +475,15 @@ def test_the_test_frames_are_frames():
     found = batch.scan(frame() + frame(count=2))
     assert len(found) == 2
     assert not batch.malformed(found.words).any()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_a_frame_follows_is_for_the_shard_to_judge(count):
+    """G3, W9: it passes the gateway as it came."""
+    data = bytearray().join([frame() for _ in range(count)])
+    found = batch.scan(data)
+    found.words[:, layout.W_TAIL] |= batch.FOLLOWS
+    batch.put_headers(batch.words_of(data), found)
+    before = bytes(data)
+    assert len(check_frames(m.Append("t", count), memoryview(data)).offsets) == count + 1
+    assert bytes(data) == before

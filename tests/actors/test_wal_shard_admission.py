@@ -440,6 +440,9 @@ def test_what_follows_a_frame_that_was_refused_for_good_may_come(world):
     assert statuses(world.send("f", [large, following(world, [b"a"], number=3)])) == [
         Status.RECORD_TOO_LARGE, OK,
     ]  # fmt: skip
+    beyond = [following(world, [b"x" * 501], number=5), following(world, [b"b"], number=6)]
+    found = statuses(world.send("f", beyond))
+    assert found == [Status.RECORD_TOO_LARGE, LATER], "what is missing before them may come"
     world.put("f", durability="fsync", discard="reject", cap_records=4)
     full = [following(world, [b"%d" % n], number=n) for n in range(4, 8)]
     assert statuses(world.send("f", full)) == [OK, *[Status.TOPIC_FULL] * 3]

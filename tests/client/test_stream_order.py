@@ -203,6 +203,11 @@ TROUBLE: list[list[Any]] = [
      ("arrive",)],
     [("send", 4), ("turn_away",), ("arrive",), ("answer", 0), ("send", 2)],
     [("send", 1), ("send", 2), ("turn_away",), ("restart",), ("arrive",), ("send", 1)],
+    # Answers in another order than the frames.
+    [("send", 1), ("send", 1), ("turn_away",), ("turn_away",), ("answer", 1), ("answer", 0)],
+    # The last frame on its way is refused when others may go again already, and new ones wait.
+    [("send", 1), ("send", 1), ("turn_away",), ("arrive",), ("answer", 0), ("wait",), ("send", 1),
+     ("answer", 0)],
 ]  # fmt: skip
 
 

@@ -157,9 +157,15 @@ RESTART_WINDOW_S_DEFAULT = 60.0
 RESTART_BACKOFF_MS_MIN = 20
 RESTART_BACKOFF_MS_MAX = 5_000
 READ_ONLY_LOOK_MS_MIN = 1_000
-READ_ONLY_LOOK_MS_MAX = 30_000
+READ_ONLY_LOOK_MS_MAX = 5_000
 """A shard whose directory takes no writes looks again after this long, each time twice as long: bounds how
 often a directory that only seems writable costs its readers a restart."""
+DESCRIPTORS_RESERVED = 32
+"""A process with fewer free descriptors than this stops listening: what is left is for the files it needs,
+and for connections that come before it looks again. It listens anew when there are twice as many."""
+DESCRIPTORS_LOOK_MS = 10
+HANDSHAKE_MS = 5_000
+"""Who connects and has not said what it speaks by then is let go of."""
 STORY_EVENTS_MAX = 256
 
 assert RECORD_BYTES_MAX <= REQUEST_BYTES_MAX < FRAME_BYTES_MAX

@@ -54,7 +54,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Which segments a shard has, told as messages tell it.
     "topic.sealed": {"base", "frame", "envelope", "topic"},
     "contract": {"base", "frame", "envelope"},
-    "runtime": {*WIRE, "contract", "runtime"},
+    "runtime": {*WIRE, "contract", "runtime", "runtime.listening"},
+    "runtime.listening": {"base", "runtime.listening"},
     "link": {*WIRE, "link"},
     # On the engine's host the client reads files itself: with the reader, through the disk seam it asks
     # for, and with the same decision about tombstones as the gateway.
@@ -64,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The supervisor locks the data directory and keeps meta/engine, and the disk is changed in one place.
     "supervision": {
         "base", "ring", "board", "envelope", "storage.disk", "storage.layout", "storage.identity_file",
-        "supervision", "root",
+        "runtime.listening", "supervision", "root",
     },
     "storage.identity_file": {"base", "storage.disk", "storage.layout"},
     "supervisor": {"base", "supervision", "root"},
@@ -73,7 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": CLI,
     "cli.chaos": {*CLI, "testing"},
     "testing": {
-        *WIRE, "contract", "runtime", "storage", "storage.reader", "segment", "topic", "link", "client",
+        *WIRE, "contract", "runtime", "runtime.listening", "storage", "storage.reader", "segment", "topic", "link", "client",
         "spark", "supervision", "verify", "testing", "root",
     },
     "testing.segment_files": {"base", "frame", "envelope", "segment", "storage.disk", "testing"},
@@ -91,7 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "root",
     },
     "actors.shell": {
-        *WIRE, "contract", "topic", "topic.sealed", "runtime", "storage", *READ_PATH, "link",
+        *WIRE, "contract", "topic", "topic.sealed", "runtime", "runtime.listening", "storage", *READ_PATH, "link",
         "storage.snapshot", "segment", "tier", "root",
     },
     "actors.__main__": {"base", "envelope", "runtime"},

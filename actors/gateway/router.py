@@ -25,15 +25,16 @@ from ringlog.limits import (
     FRAME_BYTES_MAX,
     GATEWAY_OUTBOX_BYTES_MAX,
     GATEWAY_SEND_HWM,
+    HANDSHAKE_MS,
     MESSAGE_BYTES_MAX,
     SOCKET_HWM,
 )
 from ringlog.link.curve import CurveKey
+from ringlog.runtime.listening import AcceptGuard, Listener
 
 log = logging.getLogger("ringlog.gateway")
 
 LIBZMQ_MIN = (4, 3, 5)
-HANDSHAKE_MS = 5_000
 HEARTBEAT_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 10_000
 STRIKES_MAX = 16
@@ -94,10 +95,11 @@ class GatewayRouter:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, server.secret)
         try:
-            self._socket.bind(endpoint)
+            self._listener = Listener(self._socket, endpoint)
         except zmq.ZMQError as e:
             self._socket.close(0)
             raise StartRefused("cannot listen", endpoint=endpoint, reason=str(e)) from None
+        self._guard = AcceptGuard([self._listener])
         self._outboxes: dict[bytes, deque[list[Any]]] = {}
         self._outbox_bytes: dict[bytes, int] = {}
         self._strikes: dict[bytes, int] = {}
@@ -107,7 +109,11 @@ class GatewayRouter:
     @property
     def endpoint(self) -> str:
         """Where it listens, a port chosen by the system included."""
-        return cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        return self._listener.endpoint
+
+    def guard(self, now_ns: int) -> None:
+        """Listen only while there are descriptors to spare; to be called about every turn, cheap."""
+        self._guard.look(now_ns)
 
     def owns(self, client: bytes) -> bool:
         """True for reply addresses of this socket."""

@@ -288,8 +288,11 @@ class Shell:
 
     def _beat(self) -> None:
         self._turns += 1
+        now_ns = self._clock.monotonic_ns()
         self._slot.set(P.TURNS, self._turns)
-        self._slot.set(P.HEARTBEAT_NS, self._clock.monotonic_ns())
+        self._slot.set(P.HEARTBEAT_NS, now_ns)
+        for router in self._routers:
+            router.guard(now_ns)
 
     # -- keys -----------------------------------------------------------------------------------------
 

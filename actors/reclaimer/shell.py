@@ -173,6 +173,7 @@ class Shell:
 
     def _beat(self, now_ns: int) -> None:
         self._turns += 1
+        self._router.guard(now_ns)
         counts, scrubbed, pace = self.reclaimer.counts, self.scrubber.counts, self._settings.storage
         for word, value in (
             (P.TURNS, self._turns), (P.HEARTBEAT_NS, now_ns), (P.SEGMENTS_DROPPED, counts.dropped),

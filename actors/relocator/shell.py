@@ -143,6 +143,7 @@ class Shell:
 
     def _beat(self, now_ns: int) -> None:
         self._turns += 1
+        self._router.guard(now_ns)
         counts, slot = self.mover.counts, self._slot
         for word, value in (
             (P.TURNS, self._turns), (P.HEARTBEAT_NS, now_ns), (P.MOVED, counts.moved),

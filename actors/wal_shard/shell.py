@@ -276,6 +276,7 @@ class Shell:
         now_ns = self._clock.monotonic_ns()
         slot.set(P.TURNS, self._turns)
         slot.set(P.HEARTBEAT_NS, now_ns)
+        self._socket.guard(now_ns)
         if now_ns >= self._disk_look_ns:
             self._look_at_disk(now_ns)
         for took in self._syncs_ns:

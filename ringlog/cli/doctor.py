@@ -116,6 +116,10 @@ def check_open_files(limits: tuple[int, int]) -> Finding:
     """Every connection and ring costs descriptors."""
     soft, hard = limits
     found = f"soft {soft}, hard {hard}"
+    # An engine's processes raise the soft limit themselves, a client's process has no reason to.
+    if hard != resource.RLIM_INFINITY and hard < OPEN_FILES_LOW:
+        hint = "few connections before an engine takes no new ones; raise it: LimitNOFILE= of the service"
+        return Finding("open files", WARN, found, hint)
     if soft != resource.RLIM_INFINITY and soft < OPEN_FILES_LOW:
         return Finding("open files", WARN, found, "raise it: ulimit -n 65536, or LimitNOFILE= of the service")
     return Finding("open files", OK, found)

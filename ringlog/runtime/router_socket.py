@@ -15,7 +15,8 @@ import zmq
 
 from ringlog.envelope import messages as m
 from ringlog.envelope import wire
-from ringlog.limits import ENVELOPE_PARTS_MAX, MESSAGE_BYTES_MAX, SOCKET_HWM
+from ringlog.limits import ENVELOPE_PARTS_MAX, HANDSHAKE_MS, MESSAGE_BYTES_MAX, SOCKET_HWM
+from ringlog.runtime.listening import AcceptGuard, Listener
 
 log = logging.getLogger("ringlog.runtime")
 
@@ -37,9 +38,14 @@ class RouterSocket:
         self._socket.setsockopt(zmq.SNDHWM, SOCKET_HWM)
         self._socket.setsockopt(zmq.RCVHWM, SOCKET_HWM)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-        self._socket.bind(endpoint)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        self._guard = AcceptGuard([Listener(self._socket, endpoint)])
         self.malformed = 0
         self.undelivered = 0
+
+    def guard(self, now_ns: int) -> None:
+        """Listen only while there are descriptors to spare; to be called about every turn, cheap."""
+        self._guard.look(now_ns)
 
     def fileno(self) -> int:
         """Descriptor that becomes readable when the state changes (edge-triggered: ask has_input too)."""

@@ -287,8 +287,11 @@ class Engine:
                 failed = NotReady("the shard failed", reason="shard_failed", shard=shard)
                 desk.send(address, envelope.corr, error_reply(failed))
         self._rings.look()
+        now_ns = self._clock.monotonic_ns()
+        for desk in (self._desk, *self._stand_ins.values()):
+            desk.guard(now_ns)
         self._slot.add(P.TURNS, 1)
-        self._slot.set(P.HEARTBEAT_NS, self._clock.monotonic_ns())
+        self._slot.set(P.HEARTBEAT_NS, now_ns)
         self._advance()
 
     def _wait(self) -> set[int]:

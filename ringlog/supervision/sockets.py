@@ -14,8 +14,9 @@ import zmq
 from ringlog.envelope.messages import ErrorReply, Message
 from ringlog.envelope.wire import Envelope, EnvelopeInvalid, decode, encode
 from ringlog.errors import Refused
-from ringlog.limits import ENVELOPE_BYTES_MAX, ENVELOPE_PARTS_MAX, SOCKET_HWM
+from ringlog.limits import ENVELOPE_BYTES_MAX, ENVELOPE_PARTS_MAX, HANDSHAKE_MS, SOCKET_HWM
 from ringlog.logs import say
+from ringlog.runtime.listening import AcceptGuard, Listener
 
 log = logging.getLogger("ringlog.supervision")
 
@@ -44,7 +45,12 @@ class Desk:
         _bound(self.socket)
         # A reply to somebody who left fails instead of vanishing (SEC-11).
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.bind(endpoint)
+        self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        self._guard = AcceptGuard([Listener(self.socket, endpoint)])
+
+    def guard(self, now_ns: int) -> None:
+        """Listen only while there are descriptors to spare; to be called about every turn, cheap."""
+        self._guard.look(now_ns)
 
     def receive(self) -> Iterator[tuple[bytes, Envelope]]:
         """Requests that wait, as (address, envelope); malformed ones are answered here."""

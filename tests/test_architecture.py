@@ -74,8 +74,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": CLI,
     "cli.chaos": {*CLI, "testing"},
     "testing": {
-        *WIRE, "contract", "runtime", "runtime.listening", "storage", "storage.reader", "segment", "topic", "link", "client",
-        "spark", "supervision", "verify", "testing", "root",
+        *WIRE, "contract", "runtime", "runtime.listening", "storage", "storage.reader", "segment", "topic",
+        "link", "client", "spark", "supervision", "verify", "testing", "root",
     },
     "testing.segment_files": {"base", "frame", "envelope", "segment", "storage.disk", "testing"},
     # The shard without its process: its core, its recovery and its log writer over a disk of the test.
@@ -92,8 +92,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "root",
     },
     "actors.shell": {
-        *WIRE, "contract", "topic", "topic.sealed", "runtime", "runtime.listening", "storage", *READ_PATH, "link",
-        "storage.snapshot", "segment", "tier", "root",
+        *WIRE, "contract", "topic", "topic.sealed", "runtime", "runtime.listening", "storage", *READ_PATH,
+        "link", "storage.snapshot", "segment", "tier", "root",
     },
     "actors.__main__": {"base", "envelope", "runtime"},
     # `ringlog.connect` is loaded when it is first asked for.

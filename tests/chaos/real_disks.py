@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[2]
 DONE_S = 50.0
 
 needs_mounts = pytest.mark.skipif(
-    os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK) or not Path("/dev/loop-control").exists(),
+    os.geteuid() != 0
+    or not os.access("/dev/fuse", os.R_OK | os.W_OK)
+    or not Path("/dev/loop-control").exists(),
     reason="needs root, loop devices and FUSE",
 )
 

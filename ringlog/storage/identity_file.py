@@ -6,12 +6,14 @@ absorbed, and hide files that are there. The contents therefore carry a checksum
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Annotated
 
 import msgspec
 import xxhash
 
+from ringlog.errors import DiskError
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import META_DIR, WAL_DIR, parse_shard_dir, parse_wal_name
 
@@ -63,13 +65,23 @@ def read_identity(disk: Disk, data_dir: str) -> EngineFile | None:
 
 def newest_incarnation(disk: Disk, data_dir: str) -> int:
     """The highest number in the name of a log file, 0 without one. The last life of a shard always left one:
-    only closed files are absorbed, and only in a later life or behind a later file. Raises DiskError."""
+    only closed files are absorbed, and only in a later life or behind a later file. What has a directory's name
+    and is none holds no log; its shard will say so. Raises DiskError."""
     wal = os.path.join(data_dir, WAL_DIR)
     shards = [
         name for name in (disk.list_dir(wal) if disk.exists(wal) else []) if parse_shard_dir(name) is not None
     ]
-    names = [name for shard in shards for name in disk.list_dir(os.path.join(wal, shard))]
+    names = [name for shard in shards for name in _names_in(disk, os.path.join(wal, shard))]
     return max((parsed[0] for name in names if (parsed := parse_wal_name(name)) is not None), default=0)
+
+
+def _names_in(disk: Disk, path: str) -> list[str]:
+    try:
+        return disk.list_dir(path)
+    except DiskError as e:
+        if e.errno != errno.ENOTDIR:
+            raise
+        return []
 
 
 def _check(engine_id: str, next_incarnation: int, shm_dir: str) -> str:

@@ -65,8 +65,8 @@ def read_identity(disk: Disk, data_dir: str) -> EngineFile | None:
 
 def newest_incarnation(disk: Disk, data_dir: str) -> int:
     """The highest number in the name of a log file, 0 without one. The last life of a shard always left one:
-    only closed files are absorbed, and only in a later life or behind a later file. What has a directory's name
-    and is none holds no log; its shard will say so. Raises DiskError."""
+    only closed files are absorbed, and only in a later life or behind a later file. A stream
+    that is no directory holds no log; its shard will say so. Raises DiskError."""
     wal = os.path.join(data_dir, WAL_DIR)
     shards = [
         name for name in (disk.list_dir(wal) if disk.exists(wal) else []) if parse_shard_dir(name) is not None

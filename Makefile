@@ -9,7 +9,7 @@ WORKERS ?= 2
 STAMP := $(VENV)/.installed
 FUZZ_STAMP := $(VENV)/.installed-fuzz
 
-.PHONY: help setup demo test check bench fmt clean
+.PHONY: spark-night help setup demo test check bench fmt clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +38,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile -q tests
+
+spark-night: $(STAMP)
+	$(PY) -m pytest -q -m night tests/spark
 
 check: $(STAMP)
 	$(PY) -m ruff check .

@@ -1,0 +1,200 @@
+"""Values of options: text in, checked values out. Pure; what cannot be meant is an OptionError naming it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ringlog.limits import SEQ_MAX
+from ringlog.spark.errors import OptionError
+
+EARLIEST = -2
+"""Kafka's number for the first record that is retained."""
+LATEST = -1
+"""Kafka's number for the end of the topic."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "k": 1 << 10,
+    "kb": 1 << 10,
+    "m": 1 << 20,
+    "mb": 1 << 20,
+    "g": 1 << 30,
+    "gb": 1 << 30,
+}
+_TRUE, _FALSE = frozenset({"true", "1", "yes"}), frozenset({"false", "0", "no"})
+NEAR_NAMES_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Kafka's offsets: of topics by name, `default` for the others. EARLIEST and LATEST are offsets too.
+
+    A starting offset is the first seq to read, an ending offset the first one not to read.
+    """
+
+    default: int
+    by_topic: tuple[tuple[str, int], ...] = ()
+
+    def of(self, topic: str) -> int:
+        """Offset of one topic."""
+        return dict(self.by_topic).get(topic, self.default)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics named."""
+        return tuple(name for name, _ in self.by_topic)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Commit times in microseconds since the epoch: of topics by name, `default` (or None) for the others."""
+
+    default: int | None = None
+    by_topic: tuple[tuple[str, int], ...] = ()
+
+    def of(self, topic: str) -> int | None:
+        """Time of one topic, None where none was given."""
+        return dict(self.by_topic).get(topic, self.default)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics named."""
+        return tuple(name for name, _ in self.by_topic)
+
+
+def cursor_of(starting_offset: int) -> int:
+    """The last position dealt with before `starting_offset`, the first one to read (SK-18)."""
+    return starting_offset - 1
+
+
+def bound_of(ending_offset: int) -> int:
+    """The last position to read before `ending_offset`, the first one not to read (SK-18)."""
+    return ending_offset - 1
+
+
+def near_names(name: str, known: Iterable[str]) -> list[str]:
+    """Those of `known` that look like a slip of `name`, whatever their case."""
+    by_lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=NEAR_NAMES_MAX, cutoff=0.6)
+    return [by_lower[each] for each in close]
+
+
+def boolean(name: str, text: str) -> bool:
+    """true or false, in any case."""
+    lower = text.strip().lower()
+    if lower in _TRUE | _FALSE:
+        return lower in _TRUE
+    raise OptionError(f"{name} is true or false", option=name, found=text)
+
+
+def integer(name: str, text: str, least: int, most: int) -> int:
+    """A whole number within [least, most]."""
+    try:
+        value = int(text.strip())
+    except ValueError:
+        raise OptionError(f"{name} is a whole number", option=name, found=text) from None
+    if not least <= value <= most:
+        raise OptionError(f"{name} is out of range", option=name, found=value, min=least, max=most)
+    return value
+
+
+def byte_count(name: str, text: str, least: int, most: int) -> int:
+    """Bytes, as a number or with a unit as in Spark: 64m, 1g, 512kb."""
+    lower = text.strip().lower()
+    digits = lower.rstrip("bkmg")
+    unit = _UNITS.get(lower[len(digits) :])
+    if unit is None or not digits.isascii() or not digits.isdigit():
+        raise OptionError(f"{name} is a number of bytes, such as 67108864 or 64m", option=name, found=text)
+    return integer(name, str(int(digits) * unit), least, most)
+
+
+def choice(name: str, text: str, known: Iterable[str]) -> str:
+    """One of these words, in any case."""
+    words = list(known)
+    if text.strip().lower() in words:
+        return text.strip().lower()
+    raise OptionError(f"{name} is one of {', '.join(words)}", option=name, found=text)
+
+
+def words(name: str, text: str) -> tuple[str, ...]:
+    """A comma list, or a JSON array for values with commas in them; each once, none empty."""
+    if text.lstrip().startswith("["):
+        found = _json(name, text)
+        if not all(isinstance(each, str) for each in found):
+            raise OptionError(f"{name} is an array of strings", option=name, found=text)
+        values = [str(each) for each in found]
+    else:
+        values = [each.strip() for each in text.split(",")]
+    if not values or not all(values):
+        raise OptionError(f"{name} holds an empty name", option=name, found=text)
+    return tuple(dict.fromkeys(values))
+
+
+def offsets(name: str, text: str, *, default: int, allowed: Mapping[str, int]) -> Offsets:
+    """A word of `allowed`, or JSON {topic: offset} with the numbers of `allowed` as places (-2, -1).
+
+    Topics that the JSON does not name get `default`.
+    """
+    stripped = text.strip()
+    if not stripped.startswith("{"):
+        return Offsets(allowed[choice(name, stripped, allowed)])
+    found: list[tuple[str, int]] = []
+    for topic, value in _topic_map(name, stripped):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise OptionError(f"{name}: an offset is a whole number", option=name, topic=topic, found=value)
+        is_place = value in {EARLIEST, LATEST}
+        if is_place and value not in allowed.values():
+            word = "earliest" if value == EARLIEST else "latest"
+            raise OptionError(f"{name}: {value} ({word}) makes no sense here", option=name, topic=topic)
+        if not is_place and not 1 <= value <= SEQ_MAX:
+            raise OptionError(f"{name}: offsets begin at 1", option=name, topic=topic, found=value)
+        found.append((topic, value))
+    return Offsets(default, tuple(found))
+
+
+def time_us(name: str, value: Any) -> int:
+    """Microseconds since the epoch, of epoch milliseconds or of ISO 8601 with a zone."""
+    text = str(value).strip()
+    if text.isascii() and text.lstrip("-").isdigit() and not isinstance(value, bool):
+        return max(integer(name, text, -SEQ_MAX, SEQ_MAX // 1000) * 1000, 0)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise OptionError(
+            f"{name} is epoch milliseconds or ISO 8601, such as 2026-01-31T12:00:00Z", option=name, found=text
+        ) from None
+    if moment.tzinfo is None:
+        raise OptionError(f"{name} needs a zone, such as Z or +01:00", option=name, found=text)
+    return max((moment - _EPOCH) // timedelta(microseconds=1), 0)
+
+
+def times_by_topic(name: str, text: str) -> Times:
+    """JSON {topic: time}."""
+    if not text.strip().startswith("{"):
+        raise OptionError(f"{name} is JSON, such as {{'orders': 1767225600000}}", option=name, found=text)
+    return Times(None, tuple((topic, time_us(name, value)) for topic, value in _topic_map(name, text)))
+
+
+def _topic_map(name: str, text: str) -> list[tuple[str, Any]]:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) != len(pairs):
+            raise OptionError(f"{name} names a topic twice", option=name, found=text)
+        return dict(pairs)
+
+    found = _json(name, text, once)
+    if not isinstance(found, dict) or not found:
+        raise OptionError(f"{name} is a JSON object with at least one topic", option=name, found=text)
+    return sorted(found.items())
+
+
+def _json(name: str, text: str, pairs: Any = None) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=pairs)
+    except ValueError as e:
+        raise OptionError(f"{name} is not JSON", option=name, found=text, reason=str(e)) from None

@@ -8,6 +8,7 @@ PY := $(VENV)/bin/python
 WORKERS ?= 2
 STAMP := $(VENV)/.installed
 FUZZ_STAMP := $(VENV)/.installed-fuzz
+NIGHT_STAMP := $(VENV)/.installed-night
 
 .PHONY: spark-night help setup demo test check bench fmt clean
 .DEFAULT_GOAL := help
@@ -17,6 +18,7 @@ help:
 	@echo "make test              all tests (WORKERS=$(WORKERS))"
 	@echo "make check             format, lint, types, house rules: under a minute"
 	@echo "make bench AREA=commit measure one area; without AREA list them"
+	@echo "make spark-night       Spark: crash matrices, clusters, Connect, brokers; takes long"
 	@echo "make chaos             faults under load, and fuzzing, for a bounded time"
 	@echo "make fmt clean setup"
 
@@ -33,13 +35,18 @@ $(FUZZ_STAMP): $(STAMP)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,fuzz]" -c constraints.txt
 	@touch $@
 
+# What the other ways to run Spark need: Connect's client, and a Java that is not the machine's.
+$(NIGHT_STAMP): $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,spark-connect,spark-jre]" -c constraints.txt
+	@touch $@
+
 demo: $(STAMP)
 	$(PY) -m demo
 
 test: $(STAMP)
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile -q tests
 
-spark-night: $(STAMP)
+spark-night: $(NIGHT_STAMP)
 	$(PY) -m pytest -q -m night tests/spark
 
 check: $(STAMP)

@@ -2,12 +2,13 @@
 
 OptionError      an option, or a schema, that cannot be meant; names it and what would do
 EngineNotRunning no engine serves this data directory; says how to start one
+JavaMissing      no Java that Spark can use; says how to get one
 DataLoss         records inside the bounds were lost and nobody asked for it (failOnDataLoss)
 """
 
 from __future__ import annotations
 
-from ringlog.errors import NotConnected, RinglogError, UsageError
+from ringlog.errors import NotConnected, RinglogError, StartRefused, UsageError
 
 
 class OptionError(UsageError):
@@ -28,6 +29,12 @@ class EngineNotRunning(NotConnected):
     code = "engine_not_running"
 
 
+class JavaMissing(StartRefused):
+    """Neither the machine nor the extra `spark-jre` has a Java that Spark can use."""
+
+    code = "java_missing"
+
+
 class DataLoss(RinglogError):
     """Positions within the bounds of a read are gone involuntarily; detail: topic, gap_from, gap_to, reason.
 
@@ -35,3 +42,13 @@ class DataLoss(RinglogError):
     """
 
     code = "data_loss"
+
+
+class StagingLost(RinglogError):
+    """The sink's memory of a writer is gone or older than what the engine has of it (SK-28).
+
+    To number on from there would make new rows look like repeats, which the engine drops; so nothing is
+    written. detail: topic, settled (the engine's highest number), staging.
+    """
+
+    code = "staging_lost"

@@ -76,6 +76,22 @@ class TailBatch:
         """Behind the last record."""
         return Cursor(self.epoch, self.last_seq)
 
+    def until(self, seq: int) -> TailBatch:
+        """The records up to `seq`, which is not before the first; without a copy."""
+        if seq >= self.last_seq:
+            return self
+        return TailBatch(self.topic, self.epoch, self._run, self.first_seq - 1, seq, self._hidden)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the frames that hold the records, as they are stored."""
+        return int(self._run.batch.total_bytes.sum())
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The records frame by frame, small frames many at once: what the other methods are made of."""
+        return self._pieces
+
     def frames(self) -> Iterator[FrameView]:
         """View the frames one by one; the first may begin inside of one. Slow when they are small.
 

@@ -188,7 +188,7 @@ class Catalog:
     # -- places -------------------------------------------------------------------------------------
 
     def stretches(self, topic: str, after: int, until: int, tags: Tags = ()) -> list[Stretch]:
-        """Where the positions after + 1 .. until are stored, ascending: frames of segments, then the log as one.
+        """Where the positions after + 1 .. until are stored, ascending: frames, then the log as one.
 
         Without `tags` they cover all of it; with tags (exact, or prefix*) only frames of segments that hold a
         record with one of them, and the log. Raises TopicNotFound, DiskError, NotReady.

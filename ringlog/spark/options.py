@@ -6,10 +6,12 @@ that look alike, and what Kafka has and we do not with the reason.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, NoReturn
 
 from ringlog.errors import UsageError
@@ -36,8 +38,8 @@ from ringlog.spark.option_values import (
 from ringlog.types import Durability
 
 __all__ = [
-    "EARLIEST", "LATEST", "Offsets", "SinkOptions", "SourceOptions", "Times", "bound_of", "cursor_of",
-    "sink_options", "source_options",
+    "EARLIEST", "LATEST", "Offsets", "SinkOptions", "SourceOptions", "Times", "as_text", "bound_of",
+    "cursor_of", "shape_of", "sink_options", "source_options",
 ]  # fmt: skip
 
 MAX_PARTITION_BYTES = 64 * MIB
@@ -217,6 +219,44 @@ def sink_options(raw: Mapping[str, str]) -> SinkOptions:
     if options.connect and options.staging_dir is None:
         raise OptionError("connect needs stagingDir: without a data directory there is no place beside it")
     return options
+
+
+def shape_of(raw: Mapping[str, str]) -> SourceOptions:
+    """What decides the columns: view, layout and includeHeaders; nothing else is looked at or checked."""
+    names = {"view", "layout", "includeheaders"}
+    given = _Given({key: value for key, value in raw.items() if key.lower() in names}, SOURCE_NAMES, REFUSED)
+    return SourceOptions(
+        path="",
+        view=given.take("view", lambda n, t: choice(n, t, VIEWS), "records"),
+        layout=given.take("layout", lambda n, t: choice(n, t, LAYOUTS), "ringlog"),
+        include_headers=given.take("includeHeaders", boolean, False),
+    )
+
+
+def as_text(options: Mapping[str, Any]) -> dict[str, str]:
+    """Keyword arguments as options: min_partitions is minPartitions; lists and dicts become JSON, times ISO.
+
+    Options that are None are left out. Raises OptionError for one given in both spellings.
+    """
+    found: dict[str, str] = {}
+    for key, value in options.items():
+        first, *rest = key.split("_")
+        name = first + "".join(word.capitalize() for word in rest)
+        if name in found:
+            raise OptionError(f"{name} is given twice", option=name)
+        if value is not None:
+            found[name] = _text_of(value)
+    return found
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, (list, tuple, dict)):
+        return json.dumps(value, default=_text_of)
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
 
 
 class _Given:

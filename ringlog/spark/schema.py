@@ -141,3 +141,12 @@ def _arrow_schema(text: str) -> Any:
 def bitmap_of(specs: tuple[ColumnSpec, ...]) -> int:
     """Bitmap of layout.Column: what frames have to give for these columns."""
     return sum({1 << spec.column for spec in specs if spec.column is not None})
+
+
+def select(options: SourceOptions, names: list[str]) -> StructType:
+    """Spark's schema of these columns, in this order; raises SchemaError for unknown ones."""
+    types = {each.name: each.type for each in columns_of(options)}
+    for name in names:
+        if name not in types:
+            raise SchemaError("no such column", column=name, near=near_names(name, types), known=list(types))
+    return StructType([StructField(name, types[name]) for name in names])

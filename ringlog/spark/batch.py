@@ -56,8 +56,11 @@ class BatchReader(DataSourceReader):
             return plan_partitions(catalog, bounds, options)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """A partition's records; see read_slices. Spark makes None of a plan without partitions."""
-        slices = None if partition is None else partition.slices
+        """A partition's records; see read_slices.
+
+        Of a plan without partitions Spark makes one partition that is not ours: None, or an empty one.
+        """
+        slices = partition.slices if isinstance(partition, SlicePartition) else None
         return read_slices(slices, self._options, self._schema)
 
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ringlog.client.pieces import FramePiece, Piece
 from ringlog.client.tailer import TailBatch
-from ringlog.frame.arrow import NAMES
+from ringlog.frame.arrow import NAMES, column_arrays
 from ringlog.frame.layout import Column
 from ringlog.spark.options import SourceOptions
 from ringlog.spark.schema import arrow_schema, bitmap_of, check_schema
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 WHOLE_ROWS_MIN = 512
 """From this many rows on a frame goes on by itself: putting frames together gains little then."""
-_CACHED_ROWS = 16_384
-_CACHED_TOPICS_MAX = 1_024
+_TEMPLATES_MAX = 1_024
+_NUMBERS = frozenset({"topic", "epoch", "seq", "zero"})
 _TAG_FIELD = NAMES[Column.TAG]
 
 
@@ -42,13 +42,17 @@ class Batches:
         self._schema = arrow_schema(struct)
         self._filter = TagFilter(options.tags) if options.tags else None
         self._bitmap = bitmap_of(self._specs) | (1 << Column.TAG if self._filter else 0)
-        self._constants = _Constants()
+        self._templates = _Templates(self._specs, self._schema)
+        self._is_numbers = not self._bitmap and all(spec.source in _NUMBERS for spec in self._specs)
         self._rows_wanted = options.rows_per_batch
         self._waiting: list[pa.RecordBatch] = []
         self._rows_waiting = 0
 
     def add(self, item: TailBatch) -> Iterator[pa.RecordBatch]:
         """What is ready when the records of `item` have been added."""
+        if self._is_numbers:
+            yield self._numbers(item)
+            return
         for piece in item.pieces:
             if len(piece):
                 batch = self._convert(piece, item.topic, item.epoch)
@@ -69,32 +73,20 @@ class Batches:
         elif waiting:
             yield pa.concat_batches(waiting)
 
+    def _numbers(self, item: TailBatch) -> pa.RecordBatch:
+        """Numbers and constants alone: frames were verified, but need not be opened."""
+        seqs = pa.array(item.seqs.view(np.uint64))
+        arrays = self._templates.arrays(len(seqs), item.topic, item.epoch, {"seq": seqs})
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
     def _convert(self, piece: Piece, topic: str, epoch: int) -> pa.RecordBatch:
         fields = _fields_of(piece, self._bitmap)
-        count = len(piece)
-        arrays = [
-            self._array(spec, field.type, fields, count, topic, epoch)
-            for spec, field in zip(self._specs, self._schema, strict=True)
-        ]
+        arrays = self._templates.arrays(len(piece), topic, epoch, fields)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         if self._filter is None:
             return batch
         tags = fields.get(_TAG_FIELD)
         return batch.slice(0, 0) if tags is None else self._filter.apply(batch, tags)
-
-    def _array(
-        self, spec: ColumnSpec, kind: pa.DataType, fields: dict[str, Any], count: int, topic: str, epoch: int
-    ) -> Any:
-        found = fields.get(spec.source)
-        if found is None:
-            return self._constants.array(spec.source, kind, topic, epoch, count)
-        if found.type == kind:
-            return found
-        if spec.source == "seq":
-            return found.view(kind)  # Numbers stay below 2**63.
-        if spec.source == "headers":
-            return _headers(found, kind)
-        return found.cast(kind)
 
 
 class TagFilter:
@@ -115,36 +107,61 @@ class TagFilter:
         return batch.filter(mask) if count else batch.slice(0, 0)
 
 
-class _Constants:
-    """Arrays of one value, kept and sliced: making one costs more than all the rest of a batch."""
+class _Templates:
+    """Arrays of a batch whose constant columns are in place, by what they depend on.
 
-    def __init__(self) -> None:
-        self._held: dict[tuple[Any, ...], Any] = {}
+    Making an array of one value costs more than all the rest of a batch, and most batches are alike.
+    """
 
-    def array(self, source: str, kind: pa.DataType, topic: str, epoch: int, count: int) -> Any:
-        key: tuple[Any, ...] = (source, kind)
-        if source in {"topic", "epoch"}:
-            key = (source, topic, epoch)
+    def __init__(self, specs: tuple[ColumnSpec, ...], schema: pa.Schema) -> None:
+        self._columns = [(spec.source, field.type) for spec, field in zip(specs, schema, strict=True)]
+        self._held: dict[tuple[Any, ...], tuple[list[Any], list[tuple[int, str, Any]]]] = {}
+
+    def arrays(self, count: int, topic: str, epoch: int, fields: dict[str, Any]) -> list[Any]:
+        """The columns in order: those that a frame gave, and constants for the others."""
+        key = (count, topic, epoch, *fields)
         held = self._held.get(key)
-        if held is None or len(held) < count:
-            if len(self._held) >= _CACHED_TOPICS_MAX:
+        if held is None:
+            if len(self._held) >= _TEMPLATES_MAX:
                 self._held.clear()
-            held = self._made(source, kind, topic, epoch, max(count, _CACHED_ROWS))
-            self._held[key] = held
-        return held.slice(0, count)
+            held = self._held[key] = self._made(count, topic, epoch, fields)
+        constants, varying = held
+        arrays = constants.copy()
+        for place, source, kind in varying:
+            arrays[place] = _as_type(fields[source], kind, source)
+        return arrays
 
-    @staticmethod
-    def _made(source: str, kind: pa.DataType, topic: str, epoch: int, count: int) -> Any:
-        value = {"topic": topic, "epoch": epoch, "zero": 0, "priority": 0}.get(source)
-        if value is None:
-            return pa.nulls(count, kind)
-        return pa.repeat(pa.scalar(value, type=kind), count)
+    def _made(
+        self, count: int, topic: str, epoch: int, fields: dict[str, Any]
+    ) -> tuple[list[Any], list[tuple[int, str, Any]]]:
+        values = {"topic": topic, "epoch": epoch, "zero": 0, "priority": 0}
+        constants: list[Any] = []
+        varying = []
+        for place, (source, kind) in enumerate(self._columns):
+            if source in fields:
+                varying.append((place, source, kind))
+                constants.append(None)
+            elif source in values:
+                constants.append(pa.repeat(pa.scalar(values[source], type=kind), count))
+            else:
+                constants.append(pa.nulls(count, kind))
+        return constants, varying
+
+
+def _as_type(found: Any, kind: Any, source: str) -> Any:
+    if source == "seq":
+        return found.view(kind)  # Numbers stay below 2**63.
+    if source == "headers":
+        return _headers(found, kind)
+    return found if found.type == kind else found.cast(kind)
 
 
 def _fields_of(piece: Piece, bitmap: int) -> dict[str, Any]:
     """Arrow arrays of the piece by name: seq, ts and those of the wanted columns that its frames have."""
     if isinstance(piece, FramePiece):
         bitmap &= piece.view.columns
+        if piece.is_whole:
+            return column_arrays(piece.view, bitmap, nulls=True)
     (batch,) = piece.record_batches(nulls=True, columns=bitmap)
     return dict(zip(batch.schema.names, batch.columns, strict=True))
 

@@ -26,6 +26,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from ringlog.client.client import Client
 from ringlog.errors import TopicNotFound
+from ringlog.spark.bounds import gaps_of, resolve_bounds
 from ringlog.spark.catalog import Catalog, GapRow
 from ringlog.spark.clients import client_of
 from ringlog.spark.errors import SchemaError
@@ -302,8 +303,8 @@ def _topic_row(client: Client, name: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _gaps(catalog: Catalog, options: SourceOptions) -> Iterator[GapRow]:
-    for each in catalog.topics(options):
-        yield from catalog.gaps(each.topic, each.epoch, each.earliest - 1, each.head)
+    for bounds in resolve_bounds(catalog, options):
+        yield from gaps_of(catalog, bounds)
 
 
 def _gap_row(gap: GapRow) -> tuple[Any, ...]:

@@ -180,7 +180,7 @@ class Committer:
             if settled >= first:
                 raise StagingLost(
                     "the engine has frames of this writer that the staging directory does not know: it was "
-                    "lost or replaced. Put it back, or start the query with a new checkpoint from chosen offsets",
+                    "lost or replaced. Put it back, or start the query with a new checkpoint",
                     topic=topic, settled=settled, first=first, staging=self.staging.directory,
                     writer=id_of(key.text),
                 )  # fmt: skip

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 
-from ringlog.spark.options import shape_of, source_options
+from ringlog.spark.options import shape_of, sink_options, source_options
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -46,3 +52,21 @@ class RinglogDataSource(DataSource):
         from ringlog.spark.batch import BatchReader
 
         return BatchReader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark calls it so.
+        """A stream of records; raises OptionError, SchemaError."""
+        from ringlog.spark.stream import StreamReader
+
+        return StreamReader(source_options(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A batch write; raises OptionError, SchemaError, TopicNotFound."""
+        from ringlog.spark.sink import BatchWriter
+
+        return BatchWriter(sink_options(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """A streaming write; raises OptionError, SchemaError."""
+        from ringlog.spark.sink import StreamWriter
+
+        return StreamWriter(sink_options(self.options), schema, overwrite)

@@ -84,7 +84,7 @@ def batches_by_partition(running, topics, **options):
 
 def table(running, topics, **options):
     """All records of a read as one Arrow table."""
-    reader, struct = reader_of(running, topics, **options)
+    _reader, struct = reader_of(running, topics, **options)
     batches = [batch for each in batches_by_partition(running, topics, **options) for batch in each]
     return pa.Table.from_batches(batches, schema=arrow_schema(struct))
 

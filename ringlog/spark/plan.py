@@ -81,6 +81,7 @@ class _Packer:
         self._slices: list[Slice] = []
         self._bytes = 0
         self._of_tier = {True: 0, False: 0}
+        """Cold, and not: bytes of the groups that the partition has a part of."""
 
     def take_tier(self, bounds: Bounds, group: list[Stretch], is_cold: bool) -> None:
         """Add consecutive stretches of a topic that are all cold, or all not."""
@@ -88,18 +89,21 @@ class _Packer:
         other = self._of_tier[not is_cold]
         if other and (other >= self._target or self._of_tier[is_cold] + size >= self._target):
             self._close()
+        self._of_tier[is_cold] += size
         for stretch in group:
             for part in self._parts(stretch):
-                self._add(bounds, part, is_cold)
+                if self._bytes and self._bytes + part.bytes > self._target:
+                    self._close()
+                    # Its end counts as all of it: what follows from the other tier begins anew.
+                    self._of_tier[is_cold] = size
+                self._add(bounds, part)
 
     def finish(self) -> list[Slices]:
         """All partitions."""
         self._close()
         return self._done
 
-    def _add(self, bounds: Bounds, stretch: Stretch, is_cold: bool) -> None:
-        if self._bytes and self._bytes + stretch.bytes > self._target:
-            self._close()
+    def _add(self, bounds: Bounds, stretch: Stretch) -> None:
         own = replace(bounds, after=stretch.first_seq - 1, until=stretch.last_seq)
         last = self._slices[-1] if self._slices else None
         if last is not None and _follows(last, own, stretch.tier):
@@ -108,7 +112,6 @@ class _Packer:
         else:
             self._slices.append(Slice(own, stretch.bytes, stretch.tier))
         self._bytes += stretch.bytes
-        self._of_tier[is_cold] += stretch.bytes
 
     def _parts(self, stretch: Stretch) -> Iterator[Stretch]:
         """Itself, or a stretch of the log cut into even parts that fit."""

@@ -77,6 +77,8 @@ REFUSED = {
     "maxrecordsperpartition": "partitions are cut by bytes: use maxPartitionBytes",
 }
 """Kafka's options without a counterpart, lower-cased, and why."""
+OF_SPARK = frozenset({"checkpointlocation"})
+"""What a streaming write says to Spark itself, and Spark passes on, lower-cased."""
 REFUSED_SINK = {
     "includeheaders": "the column headers is written whenever it is there",
     "topiccolumn": "the column that names the topic is called topic",
@@ -194,7 +196,9 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
 
 def sink_options(raw: Mapping[str, str]) -> SinkOptions:
     """Check the options of a write; raises OptionError."""
-    given = _Given(raw, SINK_NAMES, REFUSED_SINK)
+    given = _Given(
+        {key: value for key, value in raw.items() if key.lower() not in OF_SPARK}, SINK_NAMES, REFUSED_SINK
+    )
     has_path = "path" in given or "root" in given
     if has_path == ("connect" in given):
         raise OptionError("one of path (the data directory) and connect (the engine's address) is needed")

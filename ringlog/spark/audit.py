@@ -46,7 +46,9 @@ class Checked:
 
 
 def check_sealed(read: Read, entries: Table, owners: Owners, salt: int) -> Iterator[Checked]:
-    """Check the frames that these rows of a segment's index lead to, in order; about CHUNK_BYTES at a time."""
+    """Check the frames that these rows of a segment's index lead to, in order; about CHUNK_BYTES at a
+    time.
+    """
     ends = entries["offset"] + entries["length"]
     at = 0
     while at < len(entries):

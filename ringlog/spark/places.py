@@ -87,7 +87,9 @@ class SegmentPlace:
 
 @dataclass(slots=True)
 class LogPlace:
-    """A published stretch [start, stop) of one file of the log, and the subscribed topics that may lie in it."""
+    """A published stretch [start, stop) of one file of the log, and the subscribed topics that may lie in
+    it.
+    """
 
     path: str
     salt: int
@@ -103,7 +105,9 @@ def roots_of(client: Client, url: str) -> Roots:
 
 
 def places_of(client: Client, topic: str, *, after: int = 0) -> TopicPlaces:
-    """Ask the topic's shard where everything behind `after` lies; raises TopicNotFound, connection trouble."""
+    """Ask the topic's shard where everything behind `after` lies; raises TopicNotFound, connection
+    trouble.
+    """
     return client.run(_locate_all(client, topic, after))
 
 

@@ -368,7 +368,9 @@ def record_batch(columns: Columns, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _length(columns: Columns) -> int:
-    sized = (len(value) for value in columns.values() if not isinstance(value, str) and hasattr(value, "__len__"))
+    sized = (
+        len(value) for value in columns.values() if not isinstance(value, str) and hasattr(value, "__len__")
+    )
     return next(sized, 1)
 
 

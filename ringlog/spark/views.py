@@ -102,7 +102,9 @@ def view_schema(view: str) -> StructType:
 
 
 def check_view_schema(struct: StructType, view: str) -> StructType:
-    """The schema a user asks for: any columns of the view in any order, with its types; raises SchemaError."""
+    """The schema a user asks for: any columns of the view in any order, with its types; raises
+    SchemaError.
+    """
     known = _COLUMNS[view]
     for field in struct.fields:
         if field.name not in known:

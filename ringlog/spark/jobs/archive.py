@@ -1,7 +1,7 @@
 """archive: topics into Parquet, by topic and date, each run going on where the last one ended.
 
-The archive keeps what was live when it was read. What is deleted from the log later stays in it, and so do the
-records of a topic's earlier lives. `read_all` reads archive and log as one table.
+The archive keeps what was live when it was read. What is deleted from the log later stays in it, and so do
+the records of a topic's earlier lives. `read_all` reads archive and log as one table.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -178,7 +179,8 @@ def _archived(session: SparkSession, place: Archive, files: list[ArchivedFile], 
     if not files:
         return session.createDataFrame([], schema)
     paths = [os.path.join(place.directory, file.file) for file in files]
-    # The topic is read from the directory's name; with its type given, a name that looks like a number stays one.
+    # The topic is read from the directory's name; with its type given, a name that looks like a number
+    # stays one.
     return session.read.schema(schema).option("basePath", place.directory).parquet(*paths)
 
 
@@ -207,7 +209,7 @@ def _new_bounds(catalog: Catalog, options: SourceOptions, manifests: list[Manife
 
 def _check_disjoint(files: list[ArchivedFile]) -> None:
     """Files of one life never overlap: if they did, a row would be in the archive twice."""
-    for before, after in zip(files, files[1:], strict=False):
+    for before, after in pairwise(files):
         same = (before.topic, before.epoch) == (after.topic, after.epoch)
         if same and after.first_seq <= before.last_seq:
             raise Internal("two files of one run hold the same records", first=before.file, second=after.file)

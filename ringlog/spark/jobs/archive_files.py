@@ -6,10 +6,10 @@
     _ringlog/open.json                  a run that is being committed
     _ringlog/LOCK                       held by the run that writes
 
-Names that begin with `_` are passed over by Spark, Arrow and Hive alike, so that a reader of the directory never
-sees a row twice. A run commits by writing open.json, which lists all its files; from then on it happens,
-whatever dies: the files lose their underscore, then open.json becomes the manifest by a rename. Partition values
-are escaped as Hive does it.
+Names that begin with `_` are passed over by Spark, Arrow and Hive alike, so that a reader of the directory
+never sees a row twice. A run commits by writing open.json, which lists all its files; from then on it
+happens, whatever dies: the files lose their underscore, then open.json becomes the manifest by a rename.
+Partition values are escaped as Hive does it.
 """
 
 from __future__ import annotations

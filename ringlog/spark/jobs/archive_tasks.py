@@ -1,14 +1,15 @@
 """The tasks of the archive: a data source whose rows tell of files that its tasks wrote.
 
-Records go from mapped frames into Parquet inside the task, and only one row a file crosses into the JVM. Reading
-this source has effects, so the job runs exactly one action on it; every attempt of a task writes files of its own,
-and only those that Spark reports become part of the archive.
+Records go from mapped frames into Parquet inside the task, and only one row a file crosses into the JVM.
+Reading this source has effects, so the job runs exactly one action on it; every attempt of a task writes
+files of its own, and only those that Spark reports become part of the archive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -164,7 +165,9 @@ class _Files:
 class _File:
     """One Parquet file being written."""
 
-    def __init__(self, key: tuple[str, int, str], stream: ArchiveStream, schema: pa.Schema, codec: str) -> None:
+    def __init__(
+        self, key: tuple[str, int, str], stream: ArchiveStream, schema: pa.Schema, codec: str
+    ) -> None:
         self.key = key
         self._stream = stream
         self._schema = schema
@@ -241,5 +244,5 @@ def _date(day: Any) -> str:
 
 def _cut(batch: pa.RecordBatch, places: Any) -> Iterator[pa.RecordBatch]:
     bounds = [0, *(int(each) for each in places), batch.num_rows]
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         yield batch.slice(start, stop - start)

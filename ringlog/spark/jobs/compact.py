@@ -1,8 +1,8 @@
 """compact: what may be deleted, by tag or age, as ranges; deleted when told to, through the engine.
 
-Spark never rewrites a segment: a proposal is a list of positions, and applying it is an ordinary delete, after
-which the reclaimer frees the space. A record is immutable and a proposal is bounded by the head it was made at,
-so applying one later, or twice, deletes exactly what it names.
+Spark never rewrites a segment: a proposal is a list of positions, and applying it is an ordinary delete,
+after which the reclaimer frees the space. A record is immutable and a proposal is bounded by the head it was
+made at, so applying one later, or twice, deletes exactly what it names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ RANGES_SHOWN = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Records of one life of a topic that may go: those below `before_seq` whose tag matches one of `tags`."""
+    """Records of one life of a topic that may go: those below `before_seq` whose tag matches one of
+    `tags`.
+    """
 
     topic: str
     epoch: int
@@ -123,9 +125,7 @@ def _ranges(
     return (
         rows.withColumn("run", F.col("seq") - rank)
         .groupBy("topic", "epoch", "run")
-        .agg(
-            F.min("seq").alias("first_seq"), F.max("seq").alias("last_seq"), F.count("*").alias("records")
-        )
+        .agg(F.min("seq").alias("first_seq"), F.max("seq").alias("last_seq"), F.count("*").alias("records"))
         .drop("run")
     )
 

@@ -97,7 +97,9 @@ def progress(is_shown: bool) -> Iterator[Progress]:
 
 @contextmanager
 def tasks_shown(session: SparkSession, shown: Progress, what: str) -> Iterator[None]:
-    """While the block runs, tell how many tasks of Spark's are done. Connect cannot say, and nothing is shown."""
+    """While the block runs, tell how many tasks of Spark's are done. Connect cannot say, and nothing is
+    shown.
+    """
     if isinstance(shown, Silence) or not hasattr(session, "_jsc"):
         yield
         return

@@ -23,4 +23,6 @@ class TagSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Raises OptionError."""
-        return ViewReader(source_options({**self.options, "view": "segments"}, streaming=False), schema, "tags")
+        return ViewReader(
+            source_options({**self.options, "view": "segments"}, streaming=False), schema, "tags"
+        )

@@ -1,8 +1,8 @@
 """verify: read and check every stored frame of a running log; tell what is damaged and what is missing.
 
-Checks go on while the engine works. A frame of a segment is found by the index, so damage hides nothing behind
-it; in the log it may. Missing are positions that no stored frame has and nothing accounts for: not below a
-floor, not deleted, not lost in a restart.
+Checks go on while the engine works. A frame of a segment is found by the index, so damage hides nothing
+behind it; in the log it may. Missing are positions that no stored frame has and nothing accounts for: not
+below a floor, not deleted, not lost in a restart.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812  Spark's own usage
 from pyspark.sql.window import Window
 
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
 
 FINDINGS_MAX = 1_000
 """Findings that a report lists; it counts all."""
+ROWS_MAX = 1_000_000
+"""Rows with findings that are looked at."""
 CONFIRMED_MAX = 1_000
 """Ranges that are read once more before they are called missing."""
 _END = "end"
@@ -97,18 +98,13 @@ def run(
     client = client_of(path)
     with Catalog.open(path) as catalog:
         before = list(places_of_all(client, [each.topic for each in catalog.topics(options)]))
-    totals = Observation("audit")
-    audit = session.read.format("ringlog").options(**raw_options(options), view="audit").load()
-    seen = audit.observe(
-        totals,
-        F.count(F.when(F.col("kind") != "part", 1)).alias("frames"),
-        F.coalesce(F.sum("records"), F.lit(0)).alias("records"),
-        F.coalesce(F.sum("bytes"), F.lit(0)).alias("bytes"),
-        F.count("fault").alias("damaged"),
-    )
-    with tasks_shown(session, progress or Silence(), "verify"):
-        rows = _findings(session, seen, before).collect()
-    found = totals.get
+    audit = session.read.format("ringlog").options(**raw_options(options), view="audit").load().persist()
+    try:
+        with tasks_shown(session, progress or Silence(), "verify"):
+            found = _totals(audit)
+            rows = _findings(session, audit, before).collect()
+    finally:
+        audit.unpersist()
     damage = [_damage(row) for row in rows if row["fault"] is not None]
     missing = _missing([row for row in rows if row["fault"] is None], before, options)
     seconds = (clock.monotonic_ns() - started) / 1e9
@@ -117,6 +113,16 @@ def run(
         found["records"], found["bytes"], found["damaged"], tuple(damage[:FINDINGS_MAX]), tuple(missing),
         not found["damaged"] and not missing, seconds, found["bytes"] / 1e6 / seconds,
     )  # fmt: skip
+
+
+def _totals(audit: DataFrame) -> Any:
+    """Reads and checks everything; what is asked of `audit` later comes from memory."""
+    return audit.agg(
+        F.count(F.when(F.col("kind") != "part", 1)).alias("frames"),
+        F.coalesce(F.sum("records"), F.lit(0)).alias("records"),
+        F.coalesce(F.sum("bytes"), F.lit(0)).alias("bytes"),
+        F.count("fault").alias("damaged"),
+    ).collect()[0]
 
 
 def _findings(session: SparkSession, audit: DataFrame, places: list[TopicPlaces]) -> DataFrame:
@@ -141,6 +147,7 @@ def _findings(session: SparkSession, audit: DataFrame, places: list[TopicPlaces]
         .withColumn("reached", reached)
         .filter(F.col("fault").isNotNull() | (is_linked & (F.col("first_seq") > F.col("reached") + 1)))
         .orderBy("file", "offset")
+        .limit(ROWS_MAX)
     )
 
 

@@ -133,8 +133,6 @@ class _Writer:
         except BaseException:
             writer.abandon()
             raise
-        if file is not None:
-            stop_points.hit("sink_after_stage")
         return Staged(key, file)
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> Committed:
@@ -247,4 +245,7 @@ def stage(
     for batch in batches:
         add(maker.add(batch))
     add(maker.rest())
-    return writer.finish(partition, list(numbers))
+    file = writer.finish(partition, list(numbers))
+    if file is not None:
+        stop_points.hit("sink_after_stage")
+    return file

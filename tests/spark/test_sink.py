@@ -46,15 +46,11 @@ from ringlog.spark.errors import OptionError, SchemaError, StagingLost
 from ringlog.spark.options import sink_options
 from ringlog.spark.rows import FrameMaker, check_columns, frame_cuts
 from ringlog.storage.disk import RealDisk
-from ringlog.testing.faulty_disk import Fault, FaultyDisk, Halted
-from ringlog.testing.simulated_disk import SimulatedDisk
-from tests.spark.sink_world import DEALS, World, bury, deal, rows
+from ringlog.testing.faulty_disk import Fault, FaultyDisk
+from tests.spark.crashes import CHANGES, IDS, NEXT_IDS, crash_at, power_cut_at
+from tests.spark.sink_world import DEALS, World, deal, rows
 
 PAIR = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-IDS = range(60)
-NEXT_IDS = range(60, 90)
-CHANGES = 60
-"""More than a batch of three tasks makes on the disk."""
 STEP = 8
 """Every so many are tried here; `python -m tests.spark.crashes` tries all."""
 _numbers = itertools.count()
@@ -423,33 +419,12 @@ def test_a_commit_that_fails_anywhere_is_aborted_repeated_and_exact(new_world, m
     assert world.found() == world.expected([*IDS, *NEXT_IDS])
 
 
-def crash_at(world: World, disk: FaultyDisk, how: str, *, aborts: bool) -> bool:
-    """Run batch 0 on a disk that dies or fails, then again without; False when nothing happened."""
-    world.disk = disk
-    try:
-        world.batch(0, IDS)
-    except Halted:
-        bury(disk)
-    except (DiskError, InvariantViolation):
-        disk.plan.clear()
-        if aborts:
-            world.abort()
-        bury(disk)
-    else:
-        return False
-    world.disk = disk.inner
-    world.batch(0, IDS, how, seed=5)
-    world.batch(1, NEXT_IDS, how)
-    assert world.found() == world.expected([*IDS, *NEXT_IDS])
-    return True
-
-
 @pytest.mark.parametrize("how", DEALS)
 @pytest.mark.parametrize("kind", ["halt", "EIO"])
 def test_a_crash_or_failure_at_any_change_of_the_disk_loses_and_doubles_nothing(new_world, kind, how):
     """Every call that changes the disk, from a task's first to the driver's last; a slice of them here."""
     for nth in range(1 + DEALS.index(how) * 2, CHANGES, STEP):
-        world = new_world(create=True, maxFrameRecords="20")
+        world = new_world(maxFrameRecords="20")
         if not crash_at(world, FaultyDisk(RealDisk(), Fault("any", nth, kind)), how, aborts=kind == "EIO"):
             assert nth > 20, "a batch makes more than 20 changes"
             break
@@ -461,20 +436,12 @@ def test_a_crash_or_failure_at_any_change_of_the_disk_loses_and_doubles_nothing(
 def test_power_loss_at_any_change_of_the_disk_loses_and_doubles_nothing(new_world, how):
     """What was not synced is gone, in part or as a whole."""
     for nth in range(1 + DEALS.index(how) * 2, CHANGES, STEP):
-        inner = SimulatedDisk("/staging")
-        disk = FaultyDisk(inner, Fault("any", nth, "halt"))
-        world = new_world(disk=disk, directory="/staging", maxFrameRecords="20")
-        try:
-            world.batch(0, IDS)
-        except Halted:
-            inner.power_loss(seed=nth)
-        else:
+        world = new_world(directory="/staging", maxFrameRecords="20")
+        if not power_cut_at(world, nth, how):
             assert nth > 20
             break
-        world.disk = inner
-        world.batch(0, IDS, how, seed=nth)
-        world.batch(1, NEXT_IDS, how)
-        assert world.found() == world.expected([*IDS, *NEXT_IDS])
+    else:
+        pytest.fail("the batch makes more changes than were tried")
 
 
 def test_an_open_plan_is_finished_by_recover(new_world):

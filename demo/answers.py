@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 Delays = dict[tuple[str, int], tuple[int, int, int]]
 """(carrier, scheduled hour) -> (flights, of them departed, minutes of departure delay of those)."""
-FIELDS = "carrier STRING, hour INT, dep_delay INT"
-"""What is needed of an event, as a schema of Spark's from_json."""
+FIELDS = "carrier STRING, hour INT, dep_delay DOUBLE"
+"""What is needed of an event, as a schema of Spark's from_json. Delays are whole minutes, written as 2.0."""
 
 
 def delays(limit: int | None) -> Delays:

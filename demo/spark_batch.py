@@ -30,7 +30,7 @@ def main(directory: Path, data_dir: Path, topics: list[str]) -> int:
         log = ringlog.spark.read(spark, topics, path=str(data_dir), columns=["payload"])
         facts["log_s"], facts["log"] = _timed(log)
         began = time.monotonic()
-        report = archive.run(spark, path=str(data_dir), out=str(directory / ARCHIVE), topics=topics)
+        report = archive.run(spark, str(data_dir), str(directory / ARCHIVE), topics)
         facts["archive_s"], facts["archived"] = _since(began), report.rows
         parquet = spark.read.parquet(str(directory / ARCHIVE)).select("payload")
         facts["parquet_s"], facts["parquet"] = _timed(parquet)
@@ -61,7 +61,7 @@ def aggregate(records: DataFrame, *keys: str) -> DataFrame:
         .agg(
             f.count("*").alias("flights"),
             f.count("event.dep_delay").alias("departed"),
-            f.coalesce(f.sum("event.dep_delay"), f.lit(0)).alias("minutes"),
+            f.coalesce(f.sum("event.dep_delay"), f.lit(0)).cast("long").alias("minutes"),
         )
     )
 

@@ -1,4 +1,7 @@
-"""Writes flights at an even pace into the topic that the live aggregate follows."""
+"""Writes flights at an even pace into the topic that the live aggregate follows.
+
+The second half begins once the query has been killed: on a slow machine all could be written before that.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,10 @@ PACE = 4_000
 """Flights a second."""
 CHUNK = 200
 TIMEOUT_MS = 60_000
+GO_ON = "live-go-on"
+"""Made by the conductor when the query is dead."""
+GO_ON_S = 300.0
+LOOK_S = 0.01
 
 
 def main(directory: Path, url: str, topic: str, count: int) -> int:
@@ -27,10 +34,19 @@ def main(directory: Path, url: str, topic: str, count: int) -> int:
     ):
         began = time.monotonic()
         for sent, (_, _, payload) in enumerate(events):
+            if sent == count // 2:
+                _wait(directory / GO_ON)
+                began = time.monotonic() - sent / PACE
             if sent % CHUNK == 0:
                 time.sleep(max(began + sent / PACE - time.monotonic(), 0.0))
             producer.send(payload)
     return 0
+
+
+def _wait(path: Path) -> None:
+    deadline = time.monotonic() + GO_ON_S
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 import ringlog
-from demo import answers, spark_batch, spark_live
+from demo import answers, spark_batch, spark_feed, spark_live
 from demo.answers import Delays
 from demo.engine import Engine
 from demo.progress import Progress
@@ -141,11 +141,10 @@ def _live(
         killed = time.monotonic()
         driver.kill()
         counted = spark_live.counted(state)
+        (directory / spark_feed.GO_ON).touch()
         progress.say(f"SIGKILL to the query and its JVM after {counted:,} flights; restarting it")
         driver = Driver(directory, "demo.spark_live", *arguments)
-        driver.wait_for(
-            lambda: spark_live.counted(state) > counted or counted >= count, "the successor to go on"
-        )
+        driver.wait_for(lambda: spark_live.counted(state) > counted, "the successor to go on")
         restart_s = time.monotonic() - killed
         driver.wait()
         feed.wait()

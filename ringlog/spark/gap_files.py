@@ -35,7 +35,7 @@ def write_gaps(
     """
     _make(disk, directory)
     text = json.dumps([start, end], sort_keys=True)
-    name = f"gaps-{xxhash.xxh3_64_hexdigest(text)}{SUFFIX}"
+    name = f"gaps-{xxhash.xxh3_64_hexdigest(text.encode())}{SUFFIX}"
     path = os.path.join(directory, name)
     if rows:
         lines = [json.dumps(_plain(row), sort_keys=True) for row in rows]

@@ -40,10 +40,10 @@ from ringlog.spark.gap_files import write_gaps
 from ringlog.spark.offsets import BEGINNING, Places, decode, encode
 from ringlog.spark.options import SourceOptions
 from ringlog.spark.plan import WAL, Bounds, Stretch
-from ringlog.spark.reading import DELETED, read_slices
+from ringlog.spark.reading import DELETED, data_loss, read_slices
 from ringlog.spark.schema import check_schema
 from ringlog.storage.disk import RealDisk
-from ringlog.topic.tombstone import RECREATED
+from ringlog.topic.tombstone import RECREATED, RESTART_LOSS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -139,7 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             before, after = decode(start, catalog.log_id), decode(end, catalog.log_id)
             bounds = self._bounds(catalog, before, after or {})
             found: list[GapRow | Break] = list(breaks_between(before or {}, after or {}, self._subscribed))
-            gaps = check_gaps(catalog, bounds, options)
+            gaps = self._check_heads(catalog, bounds) + check_gaps(catalog, bounds, options)
             if options.gaps_path is not None:
                 write_gaps(RealDisk(), options.gaps_path, start, end, [*found, *gaps])
             gone = {gap.topic for gap in gaps if gap.reason in {DELETED, RECREATED}}
@@ -180,6 +180,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._options.fail_on_data_loss:
                 raise _broken_off(each)
             log.warning("topic %s was %s behind position %d", each.topic, each.reason, each.seq)
+
+    def _check_heads(self, catalog: Catalog, bounds: list[Bounds]) -> list[GapRow]:
+        """Take out of `bounds` what a restart lost with all behind it; raises DataLoss.
+
+        The numbers may have been given to other records meanwhile, so nothing of such a range is read.
+        """
+        found = []
+        for each in list(bounds):
+            at = catalog.topic(each.topic) if each.topic_id else None
+            if at is not None and at.epoch == each.epoch and at.head < each.until:
+                lost = each.after + 1, each.until
+                found.append(GapRow(each.topic, each.epoch, *lost, RESTART_LOSS, at.earliest, at.head))
+                bounds.remove(each)
+        if found and self._options.fail_on_data_loss:
+            raise data_loss(found[0])
+        return found
 
     def _admit(
         self, catalog: Catalog, waiting: Mapping[str, Waiting], limit: ReadLimit, start: Mapping[str, Any]

@@ -66,6 +66,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Written from the format page, so that it shares no decoder with the engine (RD-25).
     "verify": {"base", "verify"},
     "cli": CLI,
+    # Jobs on Spark, loaded when one runs.
+    "cli.spark": {*CLI, "spark"},
     "cli.chaos": {*CLI, "testing"},
     "testing": {
         *WIRE, "contract", "runtime", "storage", "storage.reader", "segment", "topic", "link", "client",

@@ -176,10 +176,8 @@ def audit_segment(roots: Roots, place: SegmentPlace, client: Client) -> Iterator
 def _part_faults(segment: Segment, place: SegmentPlace, where: Columns) -> Iterator[Columns]:
     """What is wrong with tags and deletion marks: both verify as they are read."""
     for row in _rows_of(segment, place):
-        topic_id = int(segment.topics["topic_id"][row])
         try:
-            if segment.header.flags & FLAG_TAGS:
-                segment.tagged(topic_id, b"", is_prefix=True)
+            segment.check_tags(row)
         except CorruptData as e:
             yield _part_fault(place.stem + TAGS, where, str(e))
         try:

@@ -46,13 +46,17 @@ def _at_work(options: Options, master: str, packages: str = "") -> Iterator[tupl
     config: dict[str, Any] = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False}
     if packages:
         config["spark.jars.packages"] = packages
+    from pyspark.sql import SparkSession
+
+    is_ours = SparkSession.getActiveSession() is None
     with progress(options.shows_progress) as shown:
         spark = session("ringlog", master=master, config=config)
         spark.sparkContext.setLogLevel("ERROR")
         try:
             yield spark, shown
         finally:
-            spark.stop()
+            if is_ours:
+                spark.stop()
 
 
 def _print(options: Options, report: Any, lists: tuple[str, ...] = ()) -> None:

@@ -234,6 +234,7 @@ class ArchiveStream(io.RawIOBase):
         self.file = file
         """The name it will have."""
         self._disk = disk
+        self._directory = os.path.dirname(os.path.join(root, file))
         self._fd = disk.create(os.path.join(root, hidden(file)))
         self._at = 0
         self._hash = xxhash.xxh3_64()
@@ -258,6 +259,8 @@ class ArchiveStream(io.RawIOBase):
         """Make it durable and close it; returns (bytes, XXH3-64 of all of them, hexadecimal)."""
         self._disk.sync_file(self._fd)
         self.close()
+        # Its name too: a manifest may speak of it from now on.
+        self._disk.sync_dir(self._directory)
         return self._at, self._hash.hexdigest()
 
     def close(self) -> None:

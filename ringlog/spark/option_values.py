@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NoReturn
 
-from ringlog.limits import SEQ_MAX
+from ringlog.errors import UsageError
+from ringlog.limits import SEQ_MAX, TOPIC_NAME_BYTES_MAX
+from ringlog.link.address import parse_url
 from ringlog.spark.errors import OptionError
+from ringlog.types import Durability
 
 EARLIEST = -2
 """Kafka's number for the first record that is retained."""
@@ -29,6 +34,7 @@ _UNITS = {
 }
 _TRUE, _FALSE = frozenset({"true", "1", "yes"}), frozenset({"false", "0", "no"})
 NEAR_NAMES_MAX = 3
+TOPIC_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{TOPIC_NAME_BYTES_MAX - 1}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,38 @@ def near_names(name: str, known: Iterable[str]) -> list[str]:
     by_lower = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=NEAR_NAMES_MAX, cutoff=0.6)
     return [by_lower[each] for each in close]
+
+
+class Given:
+    """Options as they were given, under their proper names."""
+
+    def __init__(self, raw: Mapping[str, str], known: Iterable[str], refused: Mapping[str, str]) -> None:
+        by_lower = {name.lower(): name for name in known}
+        self._values: dict[str, str] = {}
+        for key, value in raw.items():
+            lower = key.lower()
+            if lower not in by_lower:
+                refuse(key, by_lower.values(), refused)
+            self._values[by_lower[lower]] = str(value)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def take(self, name: str, parse: Callable[[str, str], Any], default: Any) -> Any:
+        """The parsed value, or the default."""
+        text = self._values.get(name)
+        return default if text is None else parse(name, text)
+
+
+def refuse(key: str, known: Iterable[str], refused: Mapping[str, str]) -> NoReturn:
+    """Refuse a name, with the reason where there is one, else with names that look alike."""
+    lower = key.lower()
+    if lower in refused:
+        raise OptionError(f"{key} is not offered: {refused[lower]}", option=key)
+    if lower.startswith("kafka."):
+        raise OptionError(f"{key} is a setting of Kafka's client, and there is none here", option=key)
+    near = ", ".join(near_names(key, known))
+    raise OptionError(f"unknown option {key}; did you mean {near}?" if near else f"unknown option {key}")
 
 
 def boolean(name: str, text: str) -> bool:
@@ -179,6 +217,67 @@ def times_by_topic(name: str, text: str) -> Times:
     if not text.strip().startswith("{"):
         raise OptionError(f"{name} is JSON, such as {{'orders': 1767225600000}}", option=name, found=text)
     return Times(None, tuple((topic, time_us(name, value)) for topic, value in _topic_map(name, text)))
+
+
+def directory(name: str, text: str) -> str:
+    """An absolute path of this host."""
+    path = text.strip().removeprefix("file://")
+    if not path:
+        raise OptionError(f"{name} is empty", option=name)
+    if "://" in path:
+        raise OptionError(f"{name} is a directory of this host", option=name, found=text)
+    return os.path.abspath(path)
+
+
+def regular_expression(name: str, text: str) -> str:
+    """A Python regular expression."""
+    try:
+        re.compile(text)
+    except re.error as e:
+        raise OptionError(
+            f"{name} is no regular expression", option=name, found=text, reason=str(e)
+        ) from None
+    return text
+
+
+def tag_list(name: str, text: str) -> tuple[str, ...]:
+    """Exact tags and `prefix*`; a lone `*` is every tagged record."""
+    found = words(name, text)
+    for tag in found:
+        if "*" in tag[:-1]:
+            raise OptionError(f"{name}: a * stands only at the end, for a prefix", option=name, found=tag)
+    return found
+
+
+def topic_name(name: str, text: str) -> str:
+    """A topic's name."""
+    if not TOPIC_NAME.fullmatch(text):
+        raise OptionError(f"{name}: not a topic's name", option=name, found=text)
+    return text
+
+
+def not_empty(name: str, text: str) -> str:
+    """Any text but blanks."""
+    if not text.strip():
+        raise OptionError(f"{name} is empty", option=name)
+    return text
+
+
+def durability(name: str, text: str) -> Durability:
+    """A durability class by its name."""
+    try:
+        return Durability.parse(text.strip())
+    except ValueError as e:
+        raise OptionError(f"{name}: {e}", option=name, found=text) from None
+
+
+def address(name: str, text: str) -> str:
+    """An engine's address, ringlog://…"""
+    try:
+        parse_url(text)
+    except UsageError as e:
+        raise OptionError(f"{name} is the engine's address: {e}", option=name) from None
+    return text
 
 
 def _topic_map(name: str, text: str) -> list[tuple[str, Any]]:

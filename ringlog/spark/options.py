@@ -9,30 +9,35 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
-from ringlog.errors import UsageError
-from ringlog.limits import BATCH_RECORDS_MAX, MIB, REQUEST_BYTES_MAX, TOPIC_NAME_BYTES_MAX
-from ringlog.link.address import parse_url
+from ringlog.limits import BATCH_RECORDS_MAX, MIB, REQUEST_BYTES_MAX
 from ringlog.spark.errors import OptionError
 from ringlog.spark.option_values import (
     EARLIEST,
     LATEST,
+    Given,
     Offsets,
     Times,
+    address,
     boolean,
     bound_of,
     byte_count,
     choice,
     cursor_of,
+    directory,
+    durability,
     integer,
-    near_names,
+    not_empty,
     offsets,
+    regular_expression,
+    tag_list,
     time_us,
     times_by_topic,
+    topic_name,
     words,
 )
 from ringlog.types import Durability
@@ -83,7 +88,6 @@ REFUSED_SINK = {
     "includeheaders": "the column headers is written whenever it is there",
     "topiccolumn": "the column that names the topic is called topic",
 }
-TOPIC_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{TOPIC_NAME_BYTES_MAX - 1}}}")
 COLD_ALONE = (
     "cold: a cold tier cannot be read without its engine, which holds the segments' indexes. Give the data "
     "directory as path: cold segments are found from its configuration"
@@ -153,7 +157,7 @@ class SinkOptions:
 
 def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Check the options of a batch or streaming read; raises OptionError."""
-    given = _Given(raw, SOURCE_NAMES, REFUSED)
+    given = Given(raw, SOURCE_NAMES, REFUSED)
     if "cold" in given:
         raise OptionError(COLD_ALONE, option="cold")
     view = given.take("view", lambda n, t: choice(n, t, VIEWS), "records")
@@ -175,9 +179,9 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
             "maxPartitionBytes", lambda n, t: byte_count(n, t, 1, COUNT_MAX), MAX_PARTITION_BYTES
         ),
         fail_on_data_loss=given.take("failOnDataLoss", boolean, True),
-        gaps_path=given.take("gapsPath", _directory, None),
+        gaps_path=given.take("gapsPath", directory, None),
         include_headers=given.take("includeHeaders", boolean, False),
-        tags=given.take("tags", _tags, ()),
+        tags=given.take("tags", tag_list, ()),
         view=view,
         layout=given.take("layout", lambda n, t: choice(n, t, LAYOUTS), "ringlog"),
         quarantine=given.take("onCorrupt", lambda n, t: choice(n, t, ("fail", "quarantine")), "fail")
@@ -196,7 +200,7 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
 
 def sink_options(raw: Mapping[str, str]) -> SinkOptions:
     """Check the options of a write; raises OptionError."""
-    given = _Given(
+    given = Given(
         {key: value for key, value in raw.items() if key.lower() not in OF_SPARK}, SINK_NAMES, REFUSED_SINK
     )
     has_path = "path" in given or "root" in given
@@ -204,19 +208,19 @@ def sink_options(raw: Mapping[str, str]) -> SinkOptions:
         raise OptionError("one of path (the data directory) and connect (the engine's address) is needed")
     options = SinkOptions(
         path=_path_of(given) if has_path else "",
-        connect=given.take("connect", _address, ""),
-        topic=given.take("topic", _topic, None),
+        connect=given.take("connect", address, ""),
+        topic=given.take("topic", topic_name, None),
         create_topics=given.take("createTopics", boolean, False),
-        txn_app_id=given.take("txnAppId", _not_empty, None),
+        txn_app_id=given.take("txnAppId", not_empty, None),
         txn_version=given.take("txnVersion", lambda n, t: integer(n, t, 0, COUNT_MAX), None),
-        durability=given.take("durability", _durability, None),
+        durability=given.take("durability", durability, None),
         max_frame_records=given.take(
             "maxFrameRecords", lambda n, t: integer(n, t, 1, BATCH_RECORDS_MAX), MAX_FRAME_RECORDS
         ),
         max_frame_bytes=given.take(
             "maxFrameBytes", lambda n, t: byte_count(n, t, 1, REQUEST_BYTES_MAX), MAX_FRAME_BYTES
         ),
-        staging_dir=given.take("stagingDir", _directory, None),
+        staging_dir=given.take("stagingDir", directory, None),
     )
     if (options.txn_app_id is None) != (options.txn_version is None):
         raise OptionError("txnAppId and txnVersion belong together: which write, and which version of it")
@@ -228,7 +232,7 @@ def sink_options(raw: Mapping[str, str]) -> SinkOptions:
 def shape_of(raw: Mapping[str, str]) -> SourceOptions:
     """What decides the columns: view, layout and includeHeaders; nothing else is looked at or checked."""
     names = {"view", "layout", "includeheaders"}
-    given = _Given({key: value for key, value in raw.items() if key.lower() in names}, SOURCE_NAMES, REFUSED)
+    given = Given({key: value for key, value in raw.items() if key.lower() in names}, SOURCE_NAMES, REFUSED)
     return SourceOptions(
         path="",
         view=given.take("view", lambda n, t: choice(n, t, VIEWS), "records"),
@@ -263,27 +267,6 @@ def _text_of(value: Any) -> str:
     return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
 
 
-class _Given:
-    """Options as they were given, under their proper names."""
-
-    def __init__(self, raw: Mapping[str, str], known: Iterable[str], refused: Mapping[str, str]) -> None:
-        by_lower = {name.lower(): name for name in known}
-        self._values: dict[str, str] = {}
-        for key, value in raw.items():
-            lower = key.lower()
-            if lower not in by_lower:
-                _refuse(key, by_lower.values(), refused)
-            self._values[by_lower[lower]] = str(value)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
-    def take(self, name: str, parse: Callable[[str, str], Any], default: Any) -> Any:
-        """The parsed value, or the default."""
-        text = self._values.get(name)
-        return default if text is None else parse(name, text)
-
-
 STREAM_ONLY = {
     "maxOffsetsPerTrigger": "a batch has no triggers: bound it with endingOffsets",
     "maxBytesPerTrigger": "a batch has no triggers: bound it with endingOffsets",
@@ -297,7 +280,7 @@ BATCH_ONLY = {
 }
 
 
-def _only(given: _Given, streaming: bool, view: str) -> None:
+def _only(given: Given, streaming: bool, view: str) -> None:
     """Refuse what belongs to the other kind of query, with what to do instead."""
     for name, reason in (BATCH_ONLY if streaming else STREAM_ONLY).items():
         if name in given:
@@ -319,10 +302,10 @@ def _check_together(options: SourceOptions) -> None:
             raise OptionError("offsets or times name topics that are not subscribed to", topics=strangers)
 
 
-def _subscription(given: _Given, is_needed: bool) -> tuple[tuple[str, ...], str | None]:
+def _subscription(given: Given, is_needed: bool) -> tuple[tuple[str, ...], str | None]:
     """(topics, pattern); views of everything need neither."""
     topics: tuple[str, ...] = given.take("subscribe", words, ())
-    pattern: str | None = given.take("subscribePattern", _pattern, None)
+    pattern: str | None = given.take("subscribePattern", regular_expression, None)
     if topics and pattern is not None:
         raise OptionError("subscribe and subscribePattern: one of the two", option="subscribe")
     if not topics and pattern is None:
@@ -332,11 +315,11 @@ def _subscription(given: _Given, is_needed: bool) -> tuple[tuple[str, ...], str 
             )
         pattern = ".*"
     for name in topics:
-        _topic("subscribe", name)
+        topic_name("subscribe", name)
     return topics, pattern
 
 
-def _offsets_of(given: _Given, streaming: bool) -> dict[str, Any]:
+def _offsets_of(given: Given, streaming: bool) -> dict[str, Any]:
     start = {"earliest": EARLIEST, "latest": LATEST} if streaming else {"earliest": EARLIEST}
     default = LATEST if streaming else EARLIEST
     starting = given.take(
@@ -358,7 +341,7 @@ def _offsets_of(given: _Given, streaming: bool) -> dict[str, Any]:
     }
 
 
-def _times_of(given: _Given, for_all: str, by_topic: str) -> Times:
+def _times_of(given: Given, for_all: str, by_topic: str) -> Times:
     """One time for all topics, or one for each of those named; the others go by offsets."""
     if for_all in given and by_topic in given:
         raise OptionError(f"{for_all} and {by_topic}: one of the two", option=by_topic)
@@ -368,10 +351,10 @@ def _times_of(given: _Given, for_all: str, by_topic: str) -> Times:
     return times
 
 
-def _path_of(given: _Given) -> str:
+def _path_of(given: Given) -> str:
     """`path`, or its alias for statements in which Spark keeps `path` to itself."""
-    path: str = given.take("path", _directory, "")
-    root: str = given.take("root", _directory, "")
+    path: str = given.take("path", directory, "")
+    root: str = given.take("root", directory, "")
     if path and root and path != root:
         raise OptionError("path and root are the same option", path=path, root=root)
     if not path and not root:
@@ -379,70 +362,5 @@ def _path_of(given: _Given) -> str:
     return path or root
 
 
-def _refuse(key: str, known: Iterable[str], refused: Mapping[str, str]) -> NoReturn:
-    lower = key.lower()
-    if lower in refused:
-        raise OptionError(f"{key} is not offered: {refused[lower]}", option=key)
-    if lower.startswith("kafka."):
-        raise OptionError(f"{key} is a setting of Kafka's client, and there is none here", option=key)
-    near = ", ".join(near_names(key, known))
-    raise OptionError(f"unknown option {key}; did you mean {near}?" if near else f"unknown option {key}")
-
-
-def _directory(name: str, text: str) -> str:
-    path = text.strip().removeprefix("file://")
-    if not path:
-        raise OptionError(f"{name} is empty", option=name)
-    if "://" in path:
-        raise OptionError(f"{name} is a directory of this host", option=name, found=text)
-    return os.path.abspath(path)
-
-
 def _count(name: str, text: str) -> int:
     return integer(name, text, 1, COUNT_MAX)
-
-
-def _pattern(name: str, text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as e:
-        raise OptionError(
-            f"{name} is no regular expression", option=name, found=text, reason=str(e)
-        ) from None
-    return text
-
-
-def _tags(name: str, text: str) -> tuple[str, ...]:
-    """Exact tags and `prefix*`; a lone `*` is every tagged record."""
-    found = words(name, text)
-    for tag in found:
-        if "*" in tag[:-1]:
-            raise OptionError(f"{name}: a * stands only at the end, for a prefix", option=name, found=tag)
-    return found
-
-
-def _topic(name: str, text: str) -> str:
-    if not TOPIC_NAME.fullmatch(text):
-        raise OptionError(f"{name}: not a topic's name", option=name, found=text)
-    return text
-
-
-def _not_empty(name: str, text: str) -> str:
-    if not text.strip():
-        raise OptionError(f"{name} is empty", option=name)
-    return text
-
-
-def _durability(name: str, text: str) -> Durability:
-    try:
-        return Durability.parse(text.strip())
-    except ValueError as e:
-        raise OptionError(f"{name}: {e}", option=name, found=text) from None
-
-
-def _address(name: str, text: str) -> str:
-    try:
-        parse_url(text)
-    except UsageError as e:
-        raise OptionError(f"{name} is the engine's address: {e}", option=name) from None
-    return text

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +25,7 @@ from ringlog.spark.sealed import Tags, sealed_stretches
 from ringlog.storage.disk import RealDisk
 from ringlog.storage.ledger import Ledger
 from ringlog.storage.reader import Mark
-from ringlog.topic.tombstone import RECREATED, Floors, plan_read
+from ringlog.topic.tombstone import RECREATED, RESTART_LOSS, Floors, plan_read
 
 TRIES_MAX = 20
 """Looks at a topic that keeps changing under us."""
@@ -156,10 +156,11 @@ class Catalog:
         facts = self._client.connection.facts(located)
         head = located.head_seq if facts is None else facts.head_seq
         earliest = max(located.earliest_seq, 0 if facts is None else facts.earliest_seq)
+        if after >= until:
+            return []
         if epoch != located.epoch:
-            return (
-                [GapRow(topic, epoch, after + 1, until, RECREATED, earliest, head)] if until > after else []
-            )
+            return [GapRow(topic, epoch, after + 1, until, RECREATED, earliest, head)]
+        found: list[GapRow] = []
         floors = Floors(
             max(head, until),
             min(earliest, head + 1),
@@ -167,7 +168,6 @@ class Catalog:
             located.ttl_floor,
             located.trim_floor,
         )
-        found: list[GapRow] = []
         cursor = after
         for _ in range(len(located.lost) + 2):  # Each turn passes a floor or a lost range, or ends.
             gap = plan_read(cursor, floors, located.lost).gap
@@ -183,6 +183,11 @@ class Catalog:
                 GapRow(topic, epoch, gap.gap_from, min(gap.gap_to, until), gap.reason, earliest, head)
             )
             cursor = gap.gap_to
+        if until > head:
+            # What never was durable went with its process, and its numbers are given again.
+            first = max(after, head) + 1
+            found = [replace(row, gap_to=min(row.gap_to, first - 1)) for row in found if row.gap_from < first]
+            found.append(GapRow(topic, epoch, first, until, RESTART_LOSS, earliest, head))
         return found
 
     # -- places -------------------------------------------------------------------------------------

@@ -123,12 +123,13 @@ class _SliceReader:
             if portion.epoch != place.bounds.epoch:
                 self._lose(place, place.bounds.until, RECREATED, portion)
                 continue
+            if portion.head_seq < place.bounds.until:
+                # What was never durable went with its process, and its numbers are given again to others.
+                self._lose(place, place.bounds.until, RESTART_LOSS, portion)
+                continue
             before = place.seq
             if portion.gap is not None:
-                # A head that fell below the bound looks like another life; it is this one after a restart.
-                is_fall = portion.gap.reason == RECREATED
-                to = place.bounds.until if is_fall else portion.gap.gap_to
-                self._lose(place, to, RESTART_LOSS if is_fall else portion.gap.reason, portion)
+                self._lose(place, portion.gap.gap_to, portion.gap.reason, portion)
             yield from self._batches(place, portion)
             self._count_look(place, before)
 

@@ -9,8 +9,10 @@ import pytest
 
 import ringlog
 from ringlog.errors import CorruptData, NotReady
+from ringlog.spark.bounds import gaps_of
 from ringlog.spark.catalog import Catalog
 from ringlog.spark.clients import close_clients
+from ringlog.spark.errors import DataLoss
 from ringlog.spark.plan import COLD
 from ringlog.spark.reading import read_slices
 from ringlog.testing.real_engine import engine, wait_until
@@ -43,6 +45,32 @@ def test_a_plan_is_read_after_a_restart_of_the_engine(hurt):
     assert first + rest == list(range(1, N + 1))
     hurt.kill("wal_shard")
     assert seqs(hurt, "t") == list(range(1, N + 1))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_numbers_given_twice_are_a_loss_and_never_other_records(fails):
+    """SP-2, section 7: what was only in memory is gone with the engine, and its numbers name new records."""
+    with engine(wal={"shards": 1}) as running:
+        with ringlog.connect(running.url, wait=10) as client:
+            client.topics.create("t", durability="ephemeral")
+            write(client, "t", 1, 100, frame=10)
+            reader, struct = reader_of(running, "t", columns="seq", failOnDataLoss=str(fails))
+            (part,) = reader.partitions()
+            running.crash()
+            running.start()
+            client.append("t", b"new", durability="ephemeral")
+        gaps = []
+        reading = read_slices(part.slices, reader._options, struct, gaps.append)
+        if fails:
+            with pytest.raises(DataLoss, match="restart_loss"):
+                list(reading)
+        else:
+            assert list(reading) == []
+            assert [(each.gap_from, each.gap_to, each.reason) for each in gaps] == [(1, 100, "restart_loss")]
+        with Catalog.open(running.data_dir) as catalog:
+            (gap,) = gaps_of(catalog, part.bounds[0])
+        assert (gap.gap_from, gap.gap_to, gap.reason) == (2, 100, "restart_loss")
+    close_clients()
 
 
 def data_files(running):

@@ -46,9 +46,10 @@ def _at_work(options: Options, master: str, packages: str = "") -> Iterator[tupl
     config: dict[str, Any] = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False}
     if packages:
         config["spark.jars.packages"] = packages
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
-    is_ours = SparkSession.getActiveSession() is None
+    # Called by a program that has a session already, the command uses it and leaves it running.
+    is_ours = SparkContext._active_spark_context is None
     with progress(options.shows_progress) as shown:
         spark = session("ringlog", master=master, config=config)
         spark.sparkContext.setLogLevel("ERROR")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -130,7 +130,7 @@ class Committer:
             stop_points.hit("sink_before_plan")
             plan = self._new_plan(locked, plan, key, batch, tuple(ordered))
             stop_points.hit("sink_after_plan")
-            end = self._finish(locked, plan)
+            end = self._finish(locked, plan, is_new=True)
         if batch % CLEAN_EVERY == 0:
             self._clean()
         return Committed("written", batch, plan.rows, plan.frames, end.repeats, len(end.plan.moved))
@@ -174,9 +174,7 @@ class Committer:
         plan = Plan(
             key.text, batch, first, first + sum(file.frames for file in files), files, fresh=key.fresh
         )
-        self._require_topics(plan.topics)
-        for topic in plan.topics:
-            settled = self._settled(topic, key.producer_id)
+        for topic, settled in self._settled(plan).items():
             if settled >= first:
                 raise StagingLost(
                     "the engine has frames of this writer that the staging directory does not know: it was "
@@ -188,11 +186,9 @@ class Committer:
         locked.keep(plan)
         return plan
 
-    def _finish(self, locked: Locked, plan: Plan) -> _End:
-        if not plan.frames:
-            raise CorruptData("a plan without frames", file=locked.plan_path)
-        self._require_topics(plan.topics)
-        end = Appender(self, locked, plan).run()
+    def _finish(self, locked: Locked, plan: Plan, *, is_new: bool = False) -> _End:
+        """Append, mark as done, delete. Of a plan that is new nothing can have been appended."""
+        end = Appender(self, locked, plan).run({} if is_new else self._settled(plan))
         stop_points.hit("sink_after_append")
         done = msgspec.structs.replace(end.plan, done=True)
         locked.keep(done)
@@ -206,19 +202,22 @@ class Committer:
         if plan is not None and plan.done:
             locked.drop(file.name for file in plan.files)
 
-    def _require_topics(self, topics: Sequence[str]) -> None:
-        for topic in topics:
-            if self.create_topics:
+    def _settled(self, plan: Plan) -> dict[str, int]:
+        """The highest number the engine settled of the plan's writer, by topic; may make absent ones."""
+        producer_id = producer_of(plan.key, plan.fresh)
+        found: dict[str, int] = {}
+        for topic in plan.topics:
+            producer = self.client.numbered_producer(topic, producer_id)
+            try:
+                found[topic] = producer.settled().producer_seq
+            except TopicNotFound:
+                if not self.create_topics:
+                    raise unknown_topic(topic) from None
                 self.client.topics.create(topic, exist_ok=True)
-            else:
-                self.client.topics.state(topic, touch=False)
-
-    def _settled(self, topic: str, producer_id: int) -> int:
-        producer = self.client.numbered_producer(topic, producer_id)
-        try:
-            return producer.settled().producer_seq
-        finally:
-            producer.close()
+                found[topic] = 0
+            finally:
+                producer.close()
+        return found
 
     def _clean(self) -> None:
         try:
@@ -265,8 +264,11 @@ class Appender:
         self._refused: list[tuple[int, str]] = []
         self._topic_of: dict[int, str] = {}
 
-    def run(self) -> _End:
-        """Append all; raises what the engine refuses for good, and what it refuses for too long."""
+    def run(self, highest: Mapping[str, int]) -> _End:
+        """Append all; `highest` settled numbers by topic, none for a plan of which nothing was sent.
+
+        Raises what the engine refuses for good, what it refuses for too long, and what it does not answer.
+        """
         producer_id = producer_of(self._plan.key, self._plan.fresh)
         try:
             tables = self._tables()
@@ -274,7 +276,8 @@ class Appender:
                 self._producers[topic] = self._committer.client.numbered_producer(
                     topic, producer_id, durability=self._committer.durability
                 )
-            self._skip_settled(tables)
+            if highest:
+                self._skip_settled(tables, highest)
             self._rounds(tables)
         finally:
             for producer in self._producers.values():
@@ -357,12 +360,9 @@ class Appender:
         self._locked.keep(plan)
         self._plan = plan
 
-    def _skip_settled(self, tables: Sequence[_Table]) -> None:
+    def _skip_settled(self, tables: Sequence[_Table], highest: Mapping[str, int]) -> None:
         """Mark what is far enough below the highest settled number of its topic (see the module's words)."""
-        sure = {
-            topic: producer.settled().producer_seq - FRAMES_IN_FLIGHT
-            for topic, producer in self._producers.items()
-        }
+        sure = {topic: number - FRAMES_IN_FLIGHT for topic, number in highest.items()}
         numbers = np.arange(self._plan.first, self._plan.first + self._plan.frames)
         for index, number in self._plan.moved.items():
             numbers[index] = number

@@ -18,10 +18,8 @@ class CrashingDataSource(RinglogDataSource):
 
     def streamWriter(self, schema, overwrite):
         """The sink's own; the first process that arms itself takes the file away, so one process dies."""
-        options = {
-            key: value for key, value in self.options.items() if key.lower() not in {"stoppoints", "armed"}
-        }
-        spec, armed = self.options["stoppoints"], self.options["armed"]
+        options = {key.lower(): value for key, value in self.options.items()}
+        spec, armed = options.pop("stoppoints"), options.pop("armed")
         self.options = options
         writer = super().streamWriter(schema, overwrite)
         kind = type(writer)

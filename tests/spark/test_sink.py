@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import random
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -35,6 +36,7 @@ from ringlog.errors import (
     InvalidRequest,
     InvariantViolation,
     NotReady,
+    RecordTooLarge,
     TopicFull,
     TopicNotFound,
 )
@@ -566,7 +568,7 @@ def test_control_a_commit_without_a_plan_is_seen_to_lose(new_world, monkeypatch,
     stop_points.configure("")
     (path,) = [name for name in os.listdir(world.directory) if name.endswith(".plan")]
     os.unlink(os.path.join(world.directory, path))
-    monkeypatch.setattr(committing.Committer, "_settled", lambda *_: 0)
+    monkeypatch.setattr(committing.Committer, "_settled", lambda *_: {})
     world.batch(0, IDS, how, seed=3)
     found = world.found()
     lost, doubled = world.expected(IDS) - found, found - world.expected(IDS)
@@ -576,3 +578,26 @@ def test_control_a_commit_without_a_plan_is_seen_to_lose(new_world, monkeypatch,
     elif how == "same":
         assert not lost
         assert not doubled
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_refusals_and_crashes_in_any_mixture_end_exact(client, new_world, monkeypatch, seed):
+    """A topic that fills up, frees up and refuses single frames, while commits die between them."""
+    rng = random.Random(seed)
+    monkeypatch.setattr(committing, "FRAMES_IN_FLIGHT", rng.choice([1, 3, 8]))
+    world = new_world(maxFrameRecords=str(rng.randint(2, 9)))
+    client.topics.configure(world.topics[0], discard="reject", cap_records=5)
+    ends: list[str] = []
+    for cap in (5, 11, 19, 30, 42, 0):
+        client.topics.configure(world.topics[0], cap_records=cap)
+        stop_points.configure(f"sink_mid_append:{rng.randint(1, 12)}:raise,sink_before_amend:1:raise")
+        try:
+            ends.append(world.batch(0, IDS, rng.choice(DEALS), seed=rng.random()).outcome)
+        except (TopicFull, RecordTooLarge, InvariantViolation) as e:
+            ends.append(e.code)
+            world.abort()
+    stop_points.configure("")
+    world.batch(0, IDS, "shuffle", seed=seed)
+    world.batch(1, NEXT_IDS)
+    assert world.found() == world.expected([*IDS, *NEXT_IDS])
+    assert set(ends) - {"written", "resumed", "repeated"}, "something was refused or died"

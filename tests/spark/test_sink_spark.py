@@ -59,7 +59,11 @@ def test_a_dataframe_is_appended_once_for_each_version(spark, client, ringlog_en
 
 @pytest.mark.parametrize(
     ("point", "repartition"),
-    [("sink_before_plan:1:kill", 3), ("sink_mid_append:3:kill", 5), ("sink_after_append:1:raise", 2)],
+    [
+        ("sink_mid_append:3:kill", 5),
+        pytest.param("sink_before_plan:1:kill", 3, marks=pytest.mark.night),
+        pytest.param("sink_after_append:1:raise", 2, marks=pytest.mark.night),
+    ],
 )
 def test_a_stream_whose_commit_dies_goes_on_exactly(
     spark, client, ringlog_engine, ringlog_topic, tmp_path, point, repartition
@@ -76,7 +80,8 @@ def test_a_stream_whose_commit_dies_goes_on_exactly(
 
     def run(parts):
         stream = (
-            spark.readStream.format("ringlog").schema("payload binary").option("path", ringlog_engine.data_dir)
+            spark.readStream.format("ringlog").schema("payload binary")
+            .option("path", ringlog_engine.data_dir)
             .option("subscribe", source).option("startingOffsets", "earliest")
             .option("maxOffsetsPerTrigger", PER_BATCH).load()
         )  # fmt: skip

@@ -48,6 +48,7 @@ test: $(STAMP)
 
 spark-night: $(NIGHT_STAMP)
 	$(PY) -m pytest -q -m night tests/spark
+	$(PY) -m tests.spark.crashes
 
 check: $(STAMP)
 	$(PY) -m ruff check .

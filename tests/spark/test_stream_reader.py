@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import random
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxFiles, ReadMaxRows
@@ -434,3 +435,42 @@ def test_a_checkpoint_outlives_its_engine_and_a_directory_made_anew_refuses_it(t
             write(client, "t", 1, 100)
         with pytest.raises(CheckpointRefused, match="another data directory"):
             query.restart(path=running.data_dir).step()
+
+
+# -- crashes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_dying_anywhere_and_coming_back_with_other_options_gives_every_record_once(
+    sealing_engine, sealing_client, prefix, seed
+):
+    """SP-8: some sixty deaths a seed, before, in and behind reading; records come and are sealed."""
+    random_ = random.Random(seed)
+    topics = [f"{prefix}{name}" for name in "ab"]
+    written = dict.fromkeys(topics, 0)
+    query = Query(sealing_engine, subscribePattern=f"{prefix}.*")
+    deaths = 0
+    for turn in range(80):
+        if turn < 2 or random_.random() < 0.3:
+            topic = topics[turn] if turn < 2 else random_.choice(topics)
+            count = random_.randrange(1, 120)
+            write(sealing_client, topic, written[topic] + 1, written[topic] + count, frame=30)
+            written[topic] += count
+        if turn in {20, 50}:
+            checkpoint(sealing_engine)
+        dies_at = random_.choice(["planned", "reading", "read", None])
+        if query.plan() and dies_at in {"reading", "read"}:
+            query.run_planned(cut=1 if dies_at == "reading" else None)
+        if dies_at is None:
+            query.step()
+            continue
+        deaths += 1
+        limit = random_.choice([{"maxOffsetsPerTrigger": "37"}, {"maxOffsetsPerTrigger": "200"}])
+        query.restart(minPartitions=str(random_.choice([1, 3, 8])), **limit)
+    query.drain()
+    assert deaths > 30
+    assert sorted(row[::2] for row in query.rows) == sorted(
+        (t, n) for t in topics for n in span(1, written[t])
+    )
+    for topic in topics:
+        assert query.seqs(topic) == sorted(query.seqs(topic)), "and in their order"

@@ -26,6 +26,7 @@ from bench.rows import Row, row, say, scaled
 
 RECORDS = 10_000_000
 STREAM_RECORDS = 2_000_000
+LATENCY_BATCHES = 25
 ROUNDS = 3
 GIB = 1 << 30
 STREAM_TOPIC, SINK_TOPIC, LATENCY_TOPIC = "stream", "sink", "latency"
@@ -220,7 +221,11 @@ def _latency_rows(bench: Bench) -> list[Row]:
             env={**os.environ, "RINGLOG_ALLOW_ROOT": "1"},
         )
         try:
-            samples.append(bench.driver.do(what="latency", topic=LATENCY_TOPIC, round=number))
+            samples.append(
+                bench.driver.do(
+                    what="latency", topic=LATENCY_TOPIC, round=number, batches=scaled(LATENCY_BATCHES, 2)
+                )
+            )
         finally:
             feed.terminate()
             feed.wait()

@@ -20,7 +20,6 @@ from bench.dataset import TOPIC
 
 CORES = "local[2]"
 MEMORY = "2g"
-LATENCY_BATCHES = 25
 LATENCY_SKIP = 5
 """Batches of a young query, which are slower."""
 WAIT_S = 240.0
@@ -146,8 +145,8 @@ class Steps:
         reader = self._spark.readStream.format("ringlog")
         return reader.options(path=str(self._data_dir), subscribe=topic, **options).load()
 
-    def _latency(self, topic: str, round: int) -> dict[str, float]:
-        """Ages of records when foreachBatch has them, over LATENCY_BATCHES batches."""
+    def _latency(self, topic: str, round: int, batches: int) -> dict[str, float]:
+        """Ages of records when foreachBatch has them, over so many batches, without the first few."""
         ages: list[list[float]] = []
 
         def look(batch: Any, number: int) -> None:
@@ -160,7 +159,7 @@ class Steps:
             .option("checkpointLocation", str(self._directory / f"latency-{round}"))
             .start()
         )
-        _wait(lambda: len(ages) >= LATENCY_SKIP + LATENCY_BATCHES, query)
+        _wait(lambda: len(ages) >= LATENCY_SKIP + batches, query)
         query.stop()
         found = [age for batch in ages[LATENCY_SKIP:] for age in batch]
         cuts = statistics.quantiles(found, n=20)

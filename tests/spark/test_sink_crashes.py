@@ -34,6 +34,7 @@ def test_a_killed_driver_loses_and_doubles_nothing(ringlog_engine, ringlog_topic
 
 
 @pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.timeout(180)
 def test_an_engine_that_dies_under_a_commit_loses_and_doubles_nothing(tmp_path):
     """SP-9: first the shard, then the whole engine is killed while frames are in flight."""

@@ -22,7 +22,7 @@ CONFIG = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
 }
-CATCH_UP_S = 300
+CATCH_UP_S = 280
 
 
 def main(given: dict) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import pyarrow.parquet as pq
@@ -122,19 +123,22 @@ class _Work:
         low, high = self._range(step)
         first, last = bisect_right(self._stops, low), bisect_right(self._stops, high - 1)
         paths = [path for path, _ in self._state.files[first : last + 1]]
-        frame = session.read.parquet(*paths).select("*", "_metadata.file_path", "_metadata.row_index")
-        # Names as Spark spells them are matched by their end: it writes them as URLs.
+        files = session.read.parquet(*paths)
+        # Spark spells paths as URLs, in its own way: what it says itself is what is looked up.
+        spelled = {unquote(urlsplit(url).path): url for url in files.inputFiles()}
         starts = [stop - rows for stop, (_, rows) in zip(self._stops, self._state.files, strict=True)]
-        places = session.createDataFrame(
-            [(_url(path), starts[first + i]) for i, path in enumerate(paths)], "file_path string, base long"
-        )
-        placed = frame.join(F.broadcast(places), "file_path").withColumn(
-            "place", F.col("base") + F.col("row_index")
+        bases = [(spelled[path], starts[first + i]) for i, path in enumerate(paths)]
+        places = session.createDataFrame(bases, "file_path string, base long")
+        frame = files.select("*", "_metadata.file_path", "_metadata.row_index")
+        unknown = F.raise_error(F.concat(F.lit("not a file of this job: "), "file_path")).cast("long")
+        base = F.coalesce("base", unknown)
+        placed = frame.join(F.broadcast(places), "file_path", "left").withColumn(
+            "place", base + F.col("row_index")
         )
         chosen = placed.filter((F.col("place") >= low) & (F.col("place") < high)).orderBy("place")
         if os.path.isdir(os.path.join(self._source, STATE_DIR)):
-            relative = {_url(path): topic_of(os.path.relpath(path, self._source)) for path in paths}
-            names = F.create_map(*[F.lit(each) for pair in relative.items() for each in pair])
+            owners = {spelled[path]: topic_of(os.path.relpath(path, self._source)) for path in paths}
+            names = F.create_map(*[F.lit(each) for pair in owners.items() for each in pair])
             chosen = chosen.withColumn("topic", names[F.col("file_path")])
         return chosen.drop("file_path", "row_index", "base", "place")
 
@@ -163,11 +167,6 @@ def _files(source: str) -> list[str]:
 
 def _is_hidden(file: Path, source: str) -> bool:
     return any(part.startswith(("_", ".")) for part in file.relative_to(source).parts)
-
-
-def _url(path: str) -> str:
-    """A path as Spark names files in `_metadata.file_path`."""
-    return Path(path).as_uri()
 
 
 def _records(rows: DataFrame, topic: str | None, columns: Mapping[str, str] | None) -> DataFrame:

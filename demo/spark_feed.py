@@ -20,7 +20,7 @@ CHUNK = 200
 TIMEOUT_MS = 60_000
 GO_ON = "live-go-on"
 """Made by the conductor when the query is dead."""
-GO_ON_S = 300.0
+GO_ON_S = 900.0
 LOOK_S = 0.01
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 READY, STATE, CHECKPOINT = "live-ready", "live.json", "live-checkpoint"
 TRIGGER = "200 milliseconds"
 LOOK_S = 0.05
-END_S = 300.0
+END_S = 900.0
 
 
 def main(directory: Path, data_dir: Path, topic: str, expected: int) -> int:

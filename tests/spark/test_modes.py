@@ -25,7 +25,7 @@ from ringlog.testing.real_engine import TestEngine, engine, wait_until
 ROOT = Path(__file__).parent.parent.parent
 RECORDS = 20_000
 TAGS = 4
-DRIVER_S = 400.0
+DRIVER_S = 800.0
 CLUSTER_S = 90.0
 pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("spark")]
 

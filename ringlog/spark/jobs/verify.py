@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812  Spark's own usage
 from pyspark.sql.window import Window
 
 from ringlog.clock import SystemClock
-from ringlog.errors import CorruptData, TopicNotFound
+from ringlog.errors import CorruptData, NotReady, TopicNotFound
 from ringlog.spark.catalog import Catalog
 from ringlog.spark.clients import client_of
 from ringlog.spark.jobs.archive import subscription
@@ -35,8 +35,6 @@ FINDINGS_MAX = 1_000
 """Findings that a report lists; it counts all."""
 ROWS_MAX = 1_000_000
 """Rows with findings that are looked at."""
-CONFIRMED_MAX = 1_000
-"""Ranges that are read once more before they are called missing."""
 _END = "end"
 
 
@@ -75,6 +73,8 @@ class VerifyReport:
     damage: tuple[Damage, ...]
     """The first FINDINGS_MAX."""
     missing: tuple[Missing, ...]
+    """The first FINDINGS_MAX."""
+    missing_positions: int
     is_whole: bool
     seconds: float
     mb_per_s: float
@@ -110,7 +110,9 @@ def run(
     seconds = (clock.monotonic_ns() - started) / 1e9
     return VerifyReport(
         tuple(Bound(each.topic, each.epoch, 0, each.head_seq) for each in before), found["frames"],
-        found["records"], found["bytes"], found["damaged"], tuple(damage[:FINDINGS_MAX]), tuple(missing),
+        found["records"], found["bytes"], found["damaged"], tuple(damage[:FINDINGS_MAX]),
+        tuple(missing[:FINDINGS_MAX]),
+        sum(each.last_seq - each.first_seq + 1 for each in missing),
         not found["damaged"] and not missing, seconds, found["bytes"] / 1e6 / seconds,
     )  # fmt: skip
 
@@ -177,14 +179,13 @@ def _missing(rows: list[Row], before: list[TopicPlaces], options: SourceOptions)
             continue  # Deleted or made anew meanwhile: nothing is missing of it.
         last = min(row["first_seq"] - 1, then.head_seq)
         holes = [
-            both
+            Missing(topic, epoch, *both)
             for first, stop in then.unexplained(row["reached"] + 1, last)
             for both in after.unexplained(first, stop)
         ]
-        for first, stop in holes:
-            is_known = len(found) >= CONFIRMED_MAX
-            if is_known or not _is_stored(Bounds(topic, then.topic_id, epoch, first - 1, stop), options):
-                found.append(Missing(topic, epoch, first, stop))
+        whole = Bounds(topic, then.topic_id, epoch, row["reached"], last)
+        if holes and not _is_stored(whole, options):
+            found += holes
     return found
 
 
@@ -194,6 +195,12 @@ def _is_stored(bounds: Bounds, options: SourceOptions) -> bool:
         for _ in read_items([Slice(bounds, 0, HOT)], options):
             continue
     except CorruptData:
+        return False
+    except NotReady as e:
+        # The file that the engine leads to is not there, however often it is asked; a cold store that does
+        # not answer is another matter (TI-10).
+        if e.detail.get("reason") == "cold_unavailable":
+            raise
         return False
     return True
 

@@ -125,11 +125,13 @@ class _Work:
         paths = [path for path, _ in self._state.files[first : last + 1]]
         files = session.read.parquet(*paths)
         # Spark spells paths as URLs, in its own way: what it says itself is what is looked up.
-        spelled = {unquote(urlsplit(url).path): url for url in files.inputFiles()}
+        spelled = {unquote(urlsplit(url).path): urlsplit(url).path for url in files.inputFiles()}
         starts = [stop - rows for stop, (_, rows) in zip(self._stops, self._state.files, strict=True)]
         bases = [(spelled[path], starts[first + i]) for i, path in enumerate(paths)]
         places = session.createDataFrame(bases, "file_path string, base long")
-        frame = files.select("*", "_metadata.file_path", "_metadata.row_index")
+        # One says file:///x, the other file:/x.
+        path = F.regexp_replace("_metadata.file_path", "^file:/+", "/").alias("file_path")
+        frame = files.select("*", path, "_metadata.row_index")
         unknown = F.raise_error(F.concat(F.lit("not a file of this job: "), "file_path")).cast("long")
         base = F.coalesce("base", unknown)
         placed = frame.join(F.broadcast(places), "file_path", "left").withColumn(

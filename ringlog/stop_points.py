@@ -48,6 +48,14 @@ POINTS: dict[str, str] = {
     "compact_before_snapshot": "all segments are registered, deletions marked, and the snapshot not written",
     "compact_after_snapshot": "a snapshot is durable and its shard was not told",
     "compact_before_unlink": "a shard lets go of log files and they still have their names",
+    "sink_after_stage": "a task's staged file is durable and no driver knows of it",
+    "sink_before_plan": "the staged files of a batch are durable and no plan names them",
+    "sink_after_plan": "a plan is durable and none of its frames was sent",
+    "sink_mid_append": "one more frame of a plan is settled, others perhaps not",
+    "sink_before_amend": "frames were refused for good under their numbers and got no new ones",
+    "sink_after_append": "every frame of a plan is settled and it is not marked as done",
+    "sink_after_done": "a plan is marked as done and its files are still there",
+    "sink_in_abort": "an abort has looked at the plan and deleted nothing yet",
     "supervisor_before_respawn": "an actor's death is known and its successor not started",
 }
 """Every point, and what is true there."""

@@ -61,7 +61,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     # for, and with the same decision about tombstones as the gateway.
     "client": {*WIRE, "link", "client", *READ_PATH, "storage.disk", "topic.tombstone", "root"},
     "aio": {*WIRE, "link", "client", "storage.reader", "aio"},
-    "spark": {"base", "frame", "envelope", "client", "storage.reader", "spark"},
+    # A client like others, which plans by segments' indexes, reads and audits files, and stages on disk.
+    "spark": {
+        "base", "frame", "envelope", "link", "client", "segment", *READ_PATH, "storage.disk",
+        "storage.gather", "topic.tombstone", "spark", "root",
+    },
     # The supervisor locks the data directory and keeps meta/engine, and the disk is changed in one place.
     "supervision": {
         "base", "ring", "board", "envelope", "storage.disk", "storage.layout", "storage.identity_file",
@@ -72,6 +76,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Written from the format page, so that it shares no decoder with the engine (RD-25).
     "verify": {"base", "verify"},
     "cli": CLI,
+    # Jobs on Spark, loaded when one runs.
+    "cli.spark": {*CLI, "spark"},
     "cli.chaos": {*CLI, "testing"},
     "testing": {
         *WIRE, "contract", "runtime", "runtime.listening", "storage", "storage.reader", "segment", "topic",

@@ -57,6 +57,22 @@ _GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "sync": "ringlog.cli.bench:sync",
         },
     ),
+    "spark": (
+        "Jobs on Spark: archive, verify and move whole topics (extra `spark`).",
+        {
+            name: f"ringlog.cli.spark:{name}"
+            for name in (
+                "archive",
+                "verify",
+                "replay",
+                "backfill",
+                "compact",
+                "stats",
+                "mirror",
+                "recover",
+            )
+        },
+    ),
     "config": (
         "Show and check settings.",
         {

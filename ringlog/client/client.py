@@ -33,6 +33,7 @@ from ringlog.link.protocol import Transport
 from ringlog.types import Codec, Durability
 
 if TYPE_CHECKING:
+    from ringlog.client.numbered import NumberedProducer
     from ringlog.client.reader import Reader
     from ringlog.client.tailer import Tailer
 
@@ -290,6 +291,17 @@ class Client:
         producer: Producer[Any] = Producer(self._shell, topic, options)
         self._producers.add(producer)
         return producer
+
+    def numbered_producer(
+        self, topic: str, producer_id: int, *, durability: Durability | str | None = None
+    ) -> NumberedProducer:
+        """Send encoded frames under a producer id and numbers of the caller's, who may resume after a crash.
+
+        The topic has to exist. Nothing is ever tried again under another number: see NumberedProducer.
+        """
+        from ringlog.client.numbered import NumberedProducer
+
+        return NumberedProducer(self._shell, topic, producer_id, parse_durability(durability))
 
     # -- reading ------------------------------------------------------------------------------------
 

@@ -146,6 +146,24 @@ class GatheredPiece:
         """(n,) times or priorities, or None."""
         return self._fixed.get(column)
 
+    @property
+    def buffer(self) -> memoryview:
+        """What spans point into."""
+        return self._buffer
+
+    def span(self, column: Column) -> Span:
+        """((n,) starts, (n,) stops) of a bytes column's values; all empty when no record has one."""
+        found = self._spans.get(column)
+        nothing = np.zeros(len(self), np.int64)
+        return (nothing, nothing) if found is None else found
+
+    def header_spans(self) -> tuple[Span, Span, Span]:
+        """Which entries are a record's, (n,) each, and where the entries' keys and values lie."""
+        if self._headers is not None:
+            return self._headers
+        nothing, none = np.zeros(len(self), np.int64), np.zeros(0, np.int64)
+        return (nothing, nothing), (none, none), (none, none)
+
     def header_maps(self) -> list[dict[str, bytes]] | None:
         """Headers of each record, or None when no record has any."""
         if self._headers is None:

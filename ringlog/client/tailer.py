@@ -24,6 +24,7 @@ from ringlog.client.reader import Runs, resolve_start
 from ringlog.client.source import LocalSource, Portion
 from ringlog.errors import UsageError
 from ringlog.frame import batch as frames
+from ringlog.frame import layout
 from ringlog.frame.view import FrameView
 from ringlog.limits import MIB
 from ringlog.storage.mask import I64, NOTHING
@@ -76,6 +77,35 @@ class TailBatch:
     def cursor(self) -> Cursor:
         """Behind the last record."""
         return Cursor(self.epoch, self.last_seq)
+
+    def until(self, seq: int) -> TailBatch:
+        """The records up to `seq`, which is not before the first; without a copy."""
+        if seq >= self.last_seq:
+            return self
+        return TailBatch(self.topic, self.epoch, self._run, self.first_seq - 1, seq, self._hidden)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the frames that hold the records, as they are stored."""
+        return int(self._run.batch.total_bytes.sum())
+
+    @property
+    def seqs(self) -> I64:
+        """(n,) numbers of the records, ascending; from headers alone."""
+        words = self._run.batch.words
+        counts = frames.counts_of(words).astype(np.int64)
+        ends = np.cumsum(counts)
+        base = words[:, layout.W_BASE_SEQ].astype(np.int64) - (ends - counts)
+        numbers = np.repeat(base, counts) + np.arange(ends[-1])
+        numbers = numbers[slice(*np.searchsorted(numbers, [self.first_seq, self.last_seq + 1]).tolist())]
+        if len(self._hidden):
+            numbers = numbers[~np.isin(numbers, self._hidden, assume_unique=True)]
+        return numbers
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The records frame by frame, small frames many at once: what the other methods are made of."""
+        return self._pieces
 
     def frames(self) -> Iterator[FrameView]:
         """View the frames one by one; the first may begin inside of one. Slow when they are small.

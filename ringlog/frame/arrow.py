@@ -44,20 +44,28 @@ def to_arrow(view: FrameView, *, nulls: bool = False, columns: int | None = None
     those the frame has) fixes the schema: a column the frame lacks is filled with absent values.
     Raises UsageError for a control frame and when pyarrow is missing.
     """
-    arrow = _pyarrow()
     if not view.columns:
         raise UsageError("a control frame has no records", frame_type=view.frame_type.name)
-    wanted = (view.columns if columns is None else columns | 1) & PRODUCER_COLUMNS
+    found = column_arrays(view, view.columns if columns is None else columns | 1, nulls=nulls)
+    return _pyarrow().RecordBatch.from_arrays(list(found.values()), names=list(found))
+
+
+def column_arrays(view: FrameView, columns: int, *, nulls: bool = False) -> dict[str, Any]:
+    """Arrow arrays by field name: seq, ts, then exactly the columns of the bitmap; as to_arrow makes them.
+
+    The frame has records. Raises UsageError when pyarrow is missing.
+    """
+    arrow = _pyarrow()
     body = arrow.py_buffer(view.body)
-    count = view.count
-    seqs = np.arange(view.first_seq, view.first_seq + count, dtype=np.uint64)
-    times = arrow.array(view.commit_stamps)
-    fields = ["seq", "ts"]
-    arrays = [arrow.array(seqs), times.view(arrow.timestamp("us", tz="UTC"))]
-    for column in columns_in(wanted):
-        fields.append(NAMES[column])
-        arrays.append(_arrow_column(arrow, view, body, column, nulls))
-    return arrow.RecordBatch.from_arrays(arrays, names=fields)
+    seqs = np.arange(view.first_seq, view.first_seq + view.count, dtype=np.uint64)
+    times = arrow.py_buffer(view.commit_stamps)
+    found = {
+        "seq": arrow.Array.from_buffers(arrow.uint64(), view.count, [None, arrow.py_buffer(seqs)]),
+        "ts": arrow.Array.from_buffers(arrow.timestamp("us", tz="UTC"), view.count, [None, times]),
+    }
+    for column in columns_in(columns & PRODUCER_COLUMNS):
+        found[NAMES[column]] = _arrow_column(arrow, view, body, column, nulls)
+    return found
 
 
 def encode_arrow(source: Any) -> Columns:

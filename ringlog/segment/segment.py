@@ -24,6 +24,7 @@ from ringlog.segment.layout import (
     FLAG_TAGS,
     IDX,
     IDX_HEADER_BYTES,
+    POSTINGS_PER_PAGE,
     TAGS,
     TAGS_HEADER_BYTES,
     DataHeader,
@@ -220,6 +221,17 @@ class Segment:
         if row is None or not self.header.flags & FLAG_TAGS:
             return []
         return self._tags_index().tags_of(row)
+
+    def check_tags(self, row: int) -> None:
+        """Read and verify the dictionary and every posting of a topic; raises CorruptData, DiskError."""
+        if not self.header.flags & FLAG_TAGS:
+            return
+        index = self._tags_index()
+        start, stop = index.postings_of(row, b"", is_prefix=True)
+        while start < stop:
+            offset, length, first = index.pages_of(start, min(start + POSTINGS_PER_PAGE, stop))
+            index.check_pages(self._disk.read_at(self._tags_fd, length, offset), first)
+            start = first + length // 4
 
     def _seqs_of(self, ordinals: I64) -> I64:
         at = np.searchsorted(self._ordinals, ordinals, side="right") - 1

@@ -1,0 +1,253 @@
+"""Spark: reading, archiving, verifying and streaming 10 M records of 100 B, beside the same data in Parquet.
+
+`make bench AREA=spark`. One engine, one session of local[2] in a process of its own; log and Parquet take
+turns. CPU seconds are of the whole driver, its JVM and all Python workers, without the engine. Wall time
+doubles when the machine has other work, CPU seconds move by a quarter: believe ratios of CPU seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench import dataset
+from bench.compaction import ON
+from bench.host import BUILD, Host
+from bench.rows import Row, row, say, scaled
+
+RECORDS = 10_000_000
+STREAM_RECORDS = 2_000_000
+LATENCY_BATCHES = 25
+ROUNDS = 3
+GIB = 1 << 30
+STREAM_TOPIC, SINK_TOPIC, LATENCY_TOPIC = "stream", "sink", "latency"
+STOP_S = 60.0
+
+Sample = dict[str, float]
+"""wall and cpu seconds, and what else a step tells."""
+
+
+def rows(only: str = "") -> list[Row]:
+    """All rows of the area; `only` chooses parts whose name contains it."""
+    parts: list[tuple[str, Callable[[Bench], list[Row]]]] = [
+        ("count", _count_rows),
+        ("group", _group_rows),
+        ("tuples", _tuples_rows),
+        ("archive", _archive_rows),
+        ("verify", _verify_rows),
+        ("latency", _latency_rows),
+        ("sink", _sink_rows),
+    ]
+    chosen = [(name, build) for name, build in parts if only in name]
+    found: list[Row] = []
+    with _bench() as bench:
+        for name, build in chosen:
+            say(name)
+            found += build(bench)
+    return found
+
+
+class Bench:
+    """The engine with its data, a Spark driver beside it, and a directory for Parquet."""
+
+    def __init__(self, host: Host, directory: Path, records: int) -> None:
+        self.host, self.directory, self.records = host, directory, records
+        self.driver = Driver(host, directory)
+        self.bytes = records * dataset.SIZE
+
+    def rounds(self, *steps: dict[str, Any], count: int = ROUNDS) -> list[list[Sample]]:
+        """Samples of each step over `count` rounds, steps taking turns; a round before them warms up."""
+        found: list[list[Sample]] = [[] for _ in steps]
+        for number in range(count + 1):
+            for samples, step in zip(found, steps, strict=True):
+                sample = self.driver.do(**step, round=number)
+                samples += [sample] if number else []
+        return found
+
+
+class Driver:
+    """bench.spark_driver, asked line by line; what it and its descendants use is measured from here."""
+
+    def __init__(self, host: Host, directory: Path) -> None:
+        self._log = directory / "driver.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "bench.spark_driver", str(host.data_dir), str(directory)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                env={**os.environ, "RINGLOG_ALLOW_ROOT": "1"}, start_new_session=True,
+            )  # fmt: skip
+        self.do(what="begin")
+
+    def do(self, **step: Any) -> Sample:
+        """One step; its sample with `cpu`, seconds of processor time of everything in the driver."""
+        before = self._cpu_s()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(step) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the driver ended; the end of its log:\n{self._log.read_text()[-3000:]}")
+        sample: Sample = json.loads(answer)
+        return sample | {"cpu": self._cpu_s() - before}
+
+    def close(self) -> None:
+        """End it; what does not end is killed."""
+        assert self._process.stdin is not None
+        members = self._members()
+        self._process.stdin.close()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for member in psutil.wait_procs(members, timeout=5)[1]:
+            member.kill()
+
+    def _members(self) -> list[psutil.Process]:
+        parent = psutil.Process(self._process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+    def _cpu_s(self) -> float:
+        """Of all that live, and of all that ended and were waited for."""
+        total = 0.0
+        for member in self._members():
+            try:
+                total += sum(member.cpu_times()[:4])
+            except psutil.NoSuchProcess:
+                continue
+        return total
+
+
+@contextmanager
+def _bench() -> Iterator[Bench]:
+    records = scaled(RECORDS, dataset.FRAME * dataset.CYCLE) // dataset.FRAME * dataset.FRAME
+    with Host(1, ON) as host, tempfile.TemporaryDirectory(prefix="spark-", dir=BUILD) as directory:
+        say(f"data set: {records:,} records")
+        dataset.grow(host, 0, records)
+        dataset.checkpoint(host)
+        bench = Bench(host, Path(directory), records)
+        try:
+            say("the same in Parquet, by Spark")
+            bench.driver.do(what="parquet")
+            yield bench
+        finally:
+            bench.driver.close()
+
+
+def _rates(samples: list[Sample], amount: float) -> list[float]:
+    return [amount / sample["wall"] for sample in samples]
+
+
+def _cpu(samples: list[Sample]) -> list[float]:
+    return [sample["cpu"] for sample in samples]
+
+
+def _walls(samples: list[Sample]) -> str:
+    return f"wall {min(sample['wall'] for sample in samples):.2f} s"
+
+
+def _count_rows(bench: Bench) -> list[Row]:
+    full, seq = bench.rounds({"what": "count"}, {"what": "count", "columns": ["seq"]})
+    return [
+        row("spark_count_full_rows", "records/s", _rates(full, bench.records), reach={"min": 4e6},
+            note=f"CPU {min(_cpu(full)):.1f} s; every byte is checksummed"),
+        row("spark_count_seq_only", "records/s", _rates(seq, bench.records),
+            note=f"CPU {min(_cpu(seq)):.1f} s"),
+    ]  # fmt: skip
+
+
+def _group_rows(bench: Bench) -> list[Row]:
+    few = ["seq", "ts", "tag"]
+    full, some, parquet = bench.rounds(
+        {"what": "group"}, {"what": "group", "columns": few}, {"what": "group", "source": "parquet"}
+    )
+    return [
+        row("spark_group_by_tag_full_rows", "CPU s", _cpu(full), _cpu(parquet), reach={"ratio_max": 2.1},
+            note=f"{_walls(full)}; against Spark's own Parquet ({_walls(parquet)})"),
+        row("spark_group_by_tag_three_columns", "CPU s", _cpu(some), _cpu(parquet), reach={"ratio_max": 1.6},
+            note=f"{_walls(some)}; against Spark's own Parquet"),
+    ]  # fmt: skip
+
+
+def _tuples_rows(bench: Bench) -> list[Row]:
+    """A tenth of the data: rows one by one take their time."""
+    until = max(bench.records // 10, 1)
+    arrow, tuples = bench.rounds(
+        {"what": "noop", "until": until}, {"what": "noop", "source": "tuples", "until": until}
+    )
+    return [
+        row("spark_arrow_against_tuples", "records/s", _rates(arrow, until), _rates(tuples, until),
+            reach={"ratio": 5}, note="all columns into noop; against the same reader yielding tuples")
+    ]  # fmt: skip
+
+
+def _archive_rows(bench: Bench) -> list[Row]:
+    archive, written = bench.rounds({"what": "archive"}, {"what": "write_parquet"}, count=2)
+    return [
+        row("spark_archive", "records/s", _rates(archive, bench.records), reach={"min": 3.5e6},
+            note="zstd Parquet written by tasks"),
+        row("spark_write_parquet_cpu_over_archive", "CPU s", _cpu(written), _cpu(archive), reach={"ratio": 3},
+            note=f"df.write.parquet (zstd, {_walls(written)}) against the archive ({_walls(archive)})"),
+    ]  # fmt: skip
+
+
+def _verify_rows(bench: Bench) -> list[Row]:
+    (found,) = bench.rounds({"what": "verify"})
+    size = sum(path.stat().st_size for path in bench.host.data_dir.rglob("*.data"))
+    return [
+        row("spark_verify", "bytes/s", _rates(found, size), reach={"min": 800e6},
+            note=f"{size / GIB:.2f} GiB of segments, CPU {min(_cpu(found)):.1f} s")
+    ]  # fmt: skip
+
+
+def _latency_rows(bench: Bench) -> list[Row]:
+    """From the commit time of a record to its batch's arrival at foreachBatch, one record every 50 ms."""
+    client = bench.host.client
+    client.topics.create(LATENCY_TOPIC, durability="fsync", exist_ok=True)
+    samples = []
+    for number in range(ROUNDS):
+        feed = subprocess.Popen(
+            [sys.executable, "-m", "bench.spark_feed", bench.host.url, LATENCY_TOPIC],
+            env={**os.environ, "RINGLOG_ALLOW_ROOT": "1"},
+        )
+        try:
+            samples.append(
+                bench.driver.do(
+                    what="latency", topic=LATENCY_TOPIC, round=number, batches=scaled(LATENCY_BATCHES, 2)
+                )
+            )
+        finally:
+            feed.terminate()
+            feed.wait()
+    return [
+        row("spark_stream_latency_p50", "s", [one["p50"] for one in samples], reach={"max": 0.6},
+            note=f"written until foreachBatch has it; p95 {max(one['p95'] for one in samples):.2f} s")
+    ]  # fmt: skip
+
+
+def _sink_rows(bench: Bench) -> list[Row]:
+    """A stream of the data set into a topic of the same engine, through staged files."""
+    count = scaled(STREAM_RECORDS, dataset.FRAME) // dataset.FRAME * dataset.FRAME
+    topics = [f"{SINK_TOPIC}-{number}" for number in range(ROUNDS)]
+    samples = []
+    for number, topic in enumerate(topics):
+        bench.host.client.topics.create(topic, durability="disk", exist_ok=True)
+        samples.append(bench.driver.do(what="sink", topic=topic, until=count, round=number))
+        written = bench.host.client.topics.state(topic).count
+        if written != samples[-1]["rows"]:
+            raise RuntimeError(f"{written} of {samples[-1]['rows']} records arrived")
+    rates = [sample["rows"] / sample["wall"] for sample in samples]
+    return [
+        row("spark_stream_to_sink", "records/s", rates, reach={"min": 0.5e6},
+            note=f"staged, planned, appended; CPU {min(_cpu(samples)):.1f} s")
+    ]  # fmt: skip

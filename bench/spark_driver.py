@@ -1,0 +1,211 @@
+"""The Spark driver of the benchmarks: steps come in as lines of JSON, samples with wall times go out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import functions as f
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+import ringlog.spark
+from bench.dataset import TOPIC
+
+CORES = "local[2]"
+MEMORY = "2g"
+LATENCY_SKIP = 5
+"""Batches of a young query, which are slower."""
+WAIT_S = 240.0
+SINK_BATCH = "500000"
+"""Positions a batch of the stream into the sink."""
+DATA = ("topic", "epoch", "seq", "ts", "payload", "tag", "priority")
+"""Columns that the records have, and so those of the Parquet files."""
+
+
+class TupleReader(DataSourceReader):
+    """Our reader, its batches taken apart into tuples of Python values."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """As the real one plans them."""
+        return self._inner.partitions()
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        """Row by row."""
+        for batch in self._inner.read(partition):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+class TupleSource(DataSource):
+    """The same source without Arrow, to see what Arrow is worth."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Of the format."""
+        return "ringlog_tuples"
+
+    def _real(self) -> DataSource:
+        from ringlog.spark.source import RinglogDataSource
+
+        return RinglogDataSource(dict(self.options))
+
+    def schema(self) -> StructType:
+        """As the real one."""
+        return self._real().schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The real one, wrapped."""
+        return TupleReader(self._real().reader(schema))
+
+
+class Steps:
+    """One session and what can be asked of it. Every step returns a sample: `wall` seconds and more."""
+
+    def __init__(self, data_dir: Path, directory: Path) -> None:
+        self._data_dir, self._directory = data_dir, directory
+        self._spark: Any = None
+
+    def do(self, step: dict[str, Any]) -> dict[str, float]:
+        """The method named `what`, with the rest as its arguments; timed unless it times itself."""
+        arguments = dict(step)
+        method = getattr(self, f"_{arguments.pop('what')}")
+        begun = time.perf_counter()
+        found = method(**arguments) or {}
+        return {"wall": time.perf_counter() - begun, **found}
+
+    def close(self) -> None:
+        """End the session."""
+        if self._spark is not None:
+            self._spark.stop()
+
+    def _begin(self) -> None:
+        config = {
+            "spark.driver.memory": MEMORY,
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+        }
+        self._spark = ringlog.spark.session("bench", master=CORES, config=config)
+        self._spark.dataSource.register(TupleSource)
+
+    def _parquet(self) -> None:
+        """The data in Parquet, with Spark's usual settings."""
+        self._frame("log", list(DATA)).write.parquet(str(self._directory / "parquet"))
+
+    def _frame(self, source: str, columns: list[str] | None = None, until: int | None = None) -> Any:
+        if source == "parquet":
+            found = self._spark.read.parquet(str(self._directory / "parquet"))
+            return found.select(*columns) if columns else found
+        options = {} if until is None else {"endingOffsets": json.dumps({TOPIC: until + 1})}
+        if source == "tuples":
+            reader = self._spark.read.format("ringlog_tuples").option("minPartitions", 2)
+            return reader.options(path=str(self._data_dir), subscribe=TOPIC, **options).load()
+        return ringlog.spark.read(self._spark, TOPIC, path=str(self._data_dir), columns=columns, **options)
+
+    def _count(self, round: int, columns: list[str] | None = None) -> dict[str, float]:
+        return {"rows": self._frame("log", columns).count()}
+
+    def _group(self, round: int, source: str = "log", columns: list[str] | None = None) -> dict[str, float]:
+        """Every column that is asked for takes part, or Parquet would read the tag alone."""
+        frame = self._frame(source, columns)
+        rows = frame.groupBy("tag").agg(f.count("*"), f.max("seq"), f.max("ts")).collect()
+        return {"rows": len(rows)}
+
+    def _noop(self, round: int, source: str = "log", until: int | None = None) -> None:
+        self._frame(source, None, until).write.format("noop").mode("overwrite").save()
+
+    def _archive(self, round: int) -> None:
+        from ringlog.spark.jobs import archive
+
+        place = self._directory / f"archive-{round}"
+        report = archive.run(self._spark, str(self._data_dir), str(place), TOPIC)
+        if not report.rows:
+            raise RuntimeError("nothing was archived")
+        shutil.rmtree(place)
+
+    def _write_parquet(self, round: int) -> None:
+        place = self._directory / f"written-{round}"
+        self._frame("log").write.option("compression", "zstd").parquet(str(place))
+        shutil.rmtree(place)
+
+    def _verify(self, round: int) -> None:
+        from ringlog.spark.jobs import verify
+
+        verify.run(self._spark, str(self._data_dir), TOPIC)
+
+    def _stream(self, topic: str, **options: Any) -> Any:
+        reader = self._spark.readStream.format("ringlog")
+        return reader.options(path=str(self._data_dir), subscribe=topic, **options).load()
+
+    def _latency(self, topic: str, round: int, batches: int) -> dict[str, float]:
+        """Ages of records when foreachBatch has them, over so many batches, without the first few."""
+        ages: list[list[float]] = []
+
+        def look(batch: Any, number: int) -> None:
+            now = time.time()
+            ages.append([now - row.ts.timestamp() for row in batch.select(f.col("ts")).collect()])
+
+        query = (
+            self._stream(topic, startingOffsets="latest")
+            .writeStream.foreachBatch(look)
+            .option("checkpointLocation", str(self._directory / f"latency-{round}"))
+            .start()
+        )
+        _wait(lambda: len(ages) >= LATENCY_SKIP + batches, query)
+        query.stop()
+        found = [age for batch in ages[LATENCY_SKIP:] for age in batch]
+        cuts = statistics.quantiles(found, n=20)
+        return {"p50": statistics.median(found), "p95": cuts[-1]}
+
+    def _sink(self, topic: str, until: int, round: int) -> dict[str, float]:
+        """A stream of the data set's records into another topic, until `until` are written."""
+        stream = self._stream(TOPIC, startingOffsets="earliest", maxOffsetsPerTrigger=SINK_BATCH)
+        query = (
+            stream.select("payload", "tag")
+            .writeStream.format("ringlog")
+            .options(path=str(self._data_dir), topic=topic)
+            .option("checkpointLocation", str(self._directory / f"sink-{round}"))
+            .start()
+        )
+        begun = time.perf_counter()
+        _wait(lambda: _rows_of(query) >= until, query)
+        wall = time.perf_counter() - begun
+        query.stop()
+        return {"rows": _rows_of(query), "wall": wall}
+
+
+def _rows_of(query: Any) -> int:
+    return sum(int(progress["numInputRows"]) for progress in query.recentProgress)
+
+
+def _wait(condition: Any, query: Any) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if not query.isActive or time.monotonic() > deadline:
+            raise RuntimeError(f"the query ended or was too slow: {query.exception()}")
+        time.sleep(0.01)
+
+
+def main(data_dir: str, directory: str) -> int:
+    """Answer steps until the input ends."""
+    steps = Steps(Path(data_dir), Path(directory))
+    answers, sys.stdout = sys.stdout, sys.stderr
+    try:
+        for line in sys.stdin:
+            answers.write(json.dumps(steps.do(json.loads(line))) + "\n")
+            answers.flush()
+    finally:
+        steps.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,214 @@
+"""The part with Spark: the flights just written become tables, files and a live aggregate.
+
+One driver answers a question over the log, archives the log to Parquet and answers it again from there; both
+answers must be pandas' own, computed from the source data. Then flights are written once more, at an even
+pace, while a streaming query counts them; it is killed halfway, with its JVM, and restarted, and must end
+with the right counts all the same.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import ringlog
+from demo import answers, spark_batch, spark_feed, spark_live
+from demo.answers import Delays
+from demo.engine import Engine
+from demo.progress import Progress
+from demo.source import Source
+from ringlog.cli.passes import COMPACTOR, ask_actor
+from ringlog.envelope.messages import CheckpointMade, CheckpointNow
+
+TOPIC = "live.flights"
+LIVE_FLIGHTS = 80_000
+KILL_AFTER = 0.25
+"""Part of the live flights that the first driver has counted when it is killed."""
+DRIVER_S = 600.0
+"""Generous: a loaded machine must not decide the outcome."""
+CHECKPOINT_S = 60.0
+LOOK_S = 0.02
+LOG_CHARS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class SparkStage:
+    """What came of it; `wrong_*` count rows of an answer that are not pandas'."""
+
+    session_s: float
+    log_s: float
+    archive_s: float
+    parquet_s: float
+    archived: int
+    rows: int
+    wrong_log: int
+    wrong_parquet: int
+    live_flights: int
+    counted_at_kill: int
+    restart_s: float
+    """From the kill until the successor had counted more than its predecessor."""
+    live_batches: int
+    wrong_live: int
+    picture: str
+
+    @property
+    def is_good(self) -> bool:
+        """All three answers are pandas'."""
+        is_killed = 0 < self.counted_at_kill < self.live_flights
+        is_right = not (self.wrong_log or self.wrong_parquet or self.wrong_live)
+        return is_right and is_killed and self.rows > 0
+
+    def facts(self) -> dict[str, Any]:
+        """For demo.json."""
+        return {"spark": asdict(self)}
+
+
+def is_possible() -> bool:
+    """Is pyspark installed?"""
+    return importlib.util.find_spec("pyspark") is not None
+
+
+def run(
+    directory: Path, engine: Engine, events: Source, limit: int | None, picture: Path, progress: Progress
+) -> SparkStage:
+    """Play it on a running engine that holds all events; processes that were started have ended."""
+    progress.say("Spark: pandas computes what must come out")
+    wanted = answers.delays(limit)
+    # So that drivers read segments as well as log, as they would a minute later.
+    ask_actor(engine.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade, timeout_s=CHECKPOINT_S)
+    progress.say("Spark: delays by carrier and hour out of the log, archive to Parquet, the same out of it")
+    batch = _batch(directory, engine, events)
+    found = _delays_of(batch["log"])
+    answers.draw(found, picture)
+    live_count = min(LIVE_FLIGHTS, len(events))
+    counted, restart_s, state = _live(directory, engine, live_count, progress)
+    live = {carrier: tuple(counts) for carrier, counts in state["carriers"].items()}
+    return SparkStage(
+        **{name: batch[name] for name in ("session_s", "log_s", "archive_s", "parquet_s", "archived")},
+        rows=len(found),
+        wrong_log=answers.wrong(found, wanted),
+        wrong_parquet=answers.wrong(_delays_of(batch["parquet"]), wanted),
+        live_flights=live_count,
+        counted_at_kill=counted,
+        restart_s=round(restart_s, 3),
+        live_batches=state["batch"] + 1,
+        wrong_live=answers.wrong(live, answers.by_carrier(answers.delays(live_count))),
+        picture=str(picture),
+    )
+
+
+def _delays_of(rows: list[list[Any]]) -> Delays:
+    return {
+        (carrier, hour): (flights, departed, minutes) for carrier, hour, flights, departed, minutes in rows
+    }
+
+
+def _batch(directory: Path, engine: Engine, events: Source) -> dict[str, Any]:
+    driver = Driver(directory, "demo.spark_batch", directory, engine.data_dir, ",".join(events.topics))
+    try:
+        driver.wait()
+    finally:
+        driver.kill()
+    found: dict[str, Any] = json.loads((directory / spark_batch.RESULT).read_text())
+    return found
+
+
+def _live(
+    directory: Path, engine: Engine, count: int, progress: Progress
+) -> tuple[int, float, dict[str, Any]]:
+    """(flights counted when the driver was killed, seconds until its successor knew more, last state)."""
+    state = directory / spark_live.STATE
+    arguments = (directory, engine.data_dir, TOPIC, count)
+    with ringlog.connect(engine.url, wait=20.0) as client:
+        client.topics.create(TOPIC, durability="fsync")
+    progress.say(f"Spark: a streaming query follows {count:,} flights while they are written")
+    driver = Driver(directory, "demo.spark_live", *arguments)
+    feed: Driver | None = None
+    try:
+        driver.wait_for((directory / spark_live.READY).exists, "the streaming query")
+        feed = Driver(directory, "demo.spark_feed", directory, engine.url, TOPIC, count)
+        driver.wait_for(lambda: spark_live.counted(state) >= count * KILL_AFTER, "a quarter of the flights")
+        killed = time.monotonic()
+        driver.kill()
+        counted = spark_live.counted(state)
+        (directory / spark_feed.GO_ON).touch()
+        progress.say(f"SIGKILL to the query and its JVM after {counted:,} flights; restarting it")
+        driver = Driver(directory, "demo.spark_live", *arguments)
+        driver.wait_for(lambda: spark_live.counted(state) > counted, "the successor to go on")
+        restart_s = time.monotonic() - killed
+        driver.wait()
+        feed.wait()
+    finally:
+        driver.kill()
+        if feed is not None:
+            feed.kill()
+    return counted, restart_s, spark_live.known(state)
+
+
+class Driver:
+    """A child process with everything it starts: for Spark, its JVM and that one's Python workers."""
+
+    def __init__(self, directory: Path, module: str, *arguments: object) -> None:
+        self._module = module
+        self._log = directory / f"{module}.log"
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with self._log.open("ab") as log:
+            # A session of its own is what its descendants are known by: workers have groups of their own.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *map(str, arguments)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environ,
+            )  # fmt: skip
+
+    def wait(self) -> None:
+        """Until it ends; SystemExit with the end of its log unless it ended well."""
+        try:
+            status = self._process.wait(DRIVER_S)
+        except subprocess.TimeoutExpired:
+            raise self._failure(f"did not end within {DRIVER_S:.0f} s") from None
+        if status:
+            raise self._failure(f"ended with {status}")
+
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        """Until the condition holds, for a bounded time, while it lives or ends well."""
+        deadline = time.monotonic() + DRIVER_S
+        while not condition():
+            status = self._process.poll()
+            if time.monotonic() > deadline or status or (status == 0 and not condition()):
+                raise self._failure(f"waited in vain for {what}")
+            time.sleep(LOOK_S)
+
+    def kill(self) -> None:
+        """SIGKILL all of it, what it has left behind too; returns when it is gone."""
+        members = [
+            process for process in psutil.process_iter() if _session_of(process.pid) == self._process.pid
+        ]
+        for process in members:
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        psutil.wait_procs(members, timeout=DRIVER_S)
+
+    def _failure(self, what: str) -> SystemExit:
+        return SystemExit(f"{self._module} {what}; the end of its log:\n{self._log.read_text()[-LOG_CHARS:]}")
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return -1

@@ -1,0 +1,110 @@
+"""Frames that keep the numbers they were given: for a writer whose plan outlives it.
+
+An ordinary producer gives a refused frame a new number and sends it again. Whoever resumes a plan after a
+crash has to recognise every frame by its number, so here a refused frame stays refused and its owner
+decides. The shard knows each number among the last 16,384 frames of a producer on a topic: one that it has
+settled is answered as a repeat, and one below the highest that it never saw is refused with NotReady, never
+acknowledged (I-13, I-14). So an owner that has few frames in flight learns the fate of each for certain.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.client.batch import Batch, Shipment
+from ringlog.client.session import Session
+from ringlog.client.shell import Shell
+from ringlog.client.stream import Stream
+from ringlog.client.ticket import Ticket
+from ringlog.envelope.messages import ProducerState, ProducerStateReply
+from ringlog.errors import RinglogError
+from ringlog.frame import layout
+from ringlog.link.pending import start
+from ringlog.types import Durability
+
+
+class NumberedShipment(Shipment):
+    """One frame of a producer_seq that its owner chose."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, batch: Batch, frame: bytearray, deadline_ns: int, number: int) -> None:
+        super().__init__(batch, frame, np.array([0, len(frame)], dtype=np.int64), deadline_ns)
+        self.number = number
+
+    def stamp(
+        self, *, topic_id: int, epoch: int, producer_id: int, first_producer_seq: int, follows: bool = False
+    ) -> None:
+        """Write identity into the header, with our own number whatever the stream counts.
+
+        It follows no other frame: the owner of the numbers leaves gaps, and keeps the order himself.
+        """
+        super().stamp(topic_id=topic_id, epoch=epoch, producer_id=producer_id, first_producer_seq=self.number)
+
+
+class NumberedStream(Stream):
+    """A Stream that never numbers a frame anew. Frames are to be sent in the order of their numbers."""
+
+    def ship_numbered(self, batch: Batch, frame: bytearray, number: int) -> None:
+        """Send the only frame of a new batch."""
+        batch.bytes = len(frame)
+        self.pending_records += batch.records
+        self.pending_bytes += batch.bytes
+        self.frames_sent += 1
+        self.bytes_sent += batch.bytes
+        deadline = self._host.clock.monotonic_ns() + self._timeout_ns
+        self._enqueue(NumberedShipment(batch, frame, deadline, number))
+
+    def refused(self, shipment: Shipment, frames: NDArray[Any], error: RinglogError) -> None:
+        """The frame's owner learns it, and nothing is tried again."""
+        self._lose(shipment, len(frames), error)
+
+
+class NumberedProducer:
+    """Whole frames to one topic, under numbers of the caller's (Client.numbered_producer). Thread-safe."""
+
+    def __init__(self, shell: Shell, topic: str, producer_id: int, durability: Durability | None) -> None:
+        self.topic = topic
+        self.producer_id = producer_id
+        self._shell = shell
+        with shell.locked() as session:
+            self._stream = NumberedStream(
+                session, topic, producer_id=producer_id, create=False, durability=durability
+            )
+            session.streams.add(self._stream)
+
+    def settled(self) -> ProducerStateReply:
+        """Ask the engine for the highest number it settled of this producer here (0: none), and the epoch.
+
+        Raises TopicNotFound, and ConnectionTrouble when the engine does not answer.
+        """
+        question = ProducerState(self.topic, self.producer_id)
+
+        def ask(session: Session) -> Any:
+            session.forget(self.topic)  # The topic may have been made anew since it was last asked about.
+            return start(session.about(self.topic, lambda _: question))
+
+        reply: ProducerStateReply = self._shell.ask(ask)
+        return reply
+
+    def send(self, frame: bytearray, number: int) -> Ticket:
+        """Send one frame, which is the sender's to keep no longer; `number` is its producer_seq, at least 1.
+
+        Topic, epoch and producer are written into its header here. The ticket resolves when it met its
+        class (`deduped`: the engine had it already) and fails with what it was refused for.
+        """
+        batch = Batch(self._stream)
+        with memoryview(frame) as view, view.cast("Q") as words:
+            batch.records = words[layout.W_COUNT_EPOCH] & 0xFFFFFFFF
+        with self._shell.locked() as session:
+            self._stream.ship_numbered(batch, frame, number)
+            session.links.pump()
+        return Ticket(self._shell, batch)
+
+    def close(self) -> None:
+        """Nothing more will be sent; what is in flight still gets its fate."""
+        with self._shell.lock:
+            self._shell.session.streams.discard(self._stream)

@@ -1,0 +1,173 @@
+"""Checking frames where they lie: seals, bodies, structure, and a segment's index against its data.
+
+Runs in tasks, over one reused buffer, a few NumPy operations and one hash for each frame. It trusts nothing
+that is stored: of a segment the index says where each frame begins, so that one damaged frame never hides
+those behind it; of the log nobody does, and what follows a frame of impossible length cannot be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.batch import End, FrameBatch
+from ringlog.limits import MIB
+from ringlog.segment.index import Table
+
+CHUNK_BYTES = 4 * MIB
+"""Read and checked at a time; one frame that is larger is read whole."""
+
+SEAL = "header does not verify"
+SHAPE = "header is malformed"
+INDEX = "index and data differ"
+BODY = "body does not verify"
+SHORT = "file ends before the frame does"
+STRANGER = "frame of another topic or life"
+
+Read = Callable[[int, int], NDArray[np.uint8]]
+"""Bytes [start, stop) of a file, fewer at its end, valid until the next call."""
+I64 = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Checked:
+    """Some frames and what is wrong with each (None = sound). Arrays are (n,)."""
+
+    offsets: I64
+    bytes: I64
+    words: NDArray[np.uint64]
+    faults: list[str | None]
+
+
+def check_sealed(read: Read, entries: Table, owners: Owners, salt: int) -> Iterator[Checked]:
+    """Check the frames that these rows of a segment's index lead to, in order; about CHUNK_BYTES at a
+    time.
+    """
+    ends = entries["offset"] + entries["length"]
+    at = 0
+    while at < len(entries):
+        start = int(entries["offset"][at])
+        stop = max(int(np.searchsorted(ends, start + CHUNK_BYTES, side="right")), at + 1)
+        rows = entries[at:stop]
+        buffer = read(start, int(ends[stop - 1]))
+        yield _check_rows(buffer, start, rows, owners.of(at, stop), salt)
+        at = stop
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Whose frames the rows of an index are: (n,) topic_id and epoch of each."""
+
+    topic_ids: NDArray[np.uint64]
+    epochs: I64
+
+    def of(self, start: int, stop: int) -> Owners:
+        """Those of rows [start, stop)."""
+        return Owners(self.topic_ids[start:stop], self.epochs[start:stop])
+
+
+def _check_rows(buffer: NDArray[np.uint8], origin: int, rows: Table, owners: Owners, salt: int) -> Checked:
+    offsets = (rows["offset"] - origin).astype(np.int64)
+    lengths = rows["length"].astype(np.int64)
+    whole = int(np.searchsorted(offsets + lengths, len(buffer), side="right"))
+    faults: list[str | None] = [SHORT] * len(rows)
+    words = np.zeros((len(rows), layout.HEADER_WORDS), dtype=np.uint64)
+    if whole:
+        usable = buffer[: len(buffer) & ~7]
+        words[:whole] = frames.headers_at(frames.words_of(usable), offsets[:whole])
+        batch = FrameBatch(offsets[:whole], words[:whole], int(offsets[whole - 1]), End.CLEAN)
+        # By the index's lengths, not the headers': those are what is to be checked.
+        batch._totals = lengths[:whole]
+        faults[:whole] = _faults(usable, batch, rows[:whole], owners, salt)
+    return Checked(rows["offset"].astype(np.int64), lengths, words, faults)
+
+
+def _faults(
+    buffer: NDArray[np.uint8], batch: FrameBatch, rows: Table, owners: Owners, salt: int
+) -> list[str | None]:
+    words, count = batch.words, len(batch)
+    totals = (words[:, layout.W_HEAD] & np.uint64(layout.LEN_MASK)).astype(np.int64) + layout.LEN_FIELD_BYTES
+    is_other = (
+        (totals != rows["length"])
+        | (words[:, layout.W_BASE_SEQ].astype(np.int64) != rows["base_seq"])
+        | (frames.counts_of(words).astype(np.int64) != rows["count"])
+        | (words[:, layout.W_COMMIT_TS].astype(np.int64) != rows["ts_min"])
+    )
+    is_strange = (
+        (words[:, layout.W_TOPIC] != owners.topic_ids[:count])
+        | (frames.epochs_of(words).astype(np.int64) != owners.epochs[:count])
+    )  # fmt: skip
+    return _named(
+        count,
+        (SEAL, frames.seals(words, salt) != words[:, layout.W_SEAL_XXH3]),
+        (SHAPE, frames.malformed(words)),
+        (INDEX, is_other),
+        (STRANGER, is_strange),
+        (BODY, frames.body_hashes(buffer, batch) != words[:, layout.W_BODY_XXH3]),
+    )
+
+
+def _named(count: int, *found: tuple[str, NDArray[np.bool_]]) -> list[str | None]:
+    """For each frame the first of the faults it has."""
+    faults: list[str | None] = [None] * count
+    for name, rows in reversed(found):
+        for row in np.flatnonzero(rows).tolist():
+            faults[row] = name
+    return faults
+
+
+def check_log(read: Read, start: int, stop: int, salt: int, *, bodies: bool = True) -> Iterator[Checked]:
+    """Check the frames of a stretch of the log, which begins with a frame and is published up to `stop`.
+
+    Ends behind a frame whose length is impossible, which is given as one fault reaching to `stop`. Without
+    `bodies` only headers are looked at.
+    """
+    at, window = start, CHUNK_BYTES
+    while at < stop:
+        end = min(at + window, stop)
+        buffer = read(at, end)
+        usable = buffer[: len(buffer) & ~7]
+        found = frames.scan(frames.words_of(usable)) if len(usable) >= 8 else _nothing()
+        if len(found):
+            yield _check_scanned(usable, found, at, salt, bodies)
+            at += found.stop
+            window = CHUNK_BYTES
+        elif found.end is End.PARTIAL and end < stop and len(buffer) == end - at:
+            window = layout.padded(_frame_bytes(usable))
+        else:
+            yield Checked(
+                np.array([at]), np.array([stop - at]), np.zeros((1, layout.HEADER_WORDS), dtype=np.uint64),
+                [found.reason or SHORT],
+            )  # fmt: skip
+            return
+
+
+def _check_scanned(
+    buffer: NDArray[np.uint8], found: FrameBatch, origin: int, salt: int, bodies: bool
+) -> Checked:
+    words = found.words
+    faults = [
+        (SEAL, frames.seals(words, salt) != words[:, layout.W_SEAL_XXH3]),
+        (SHAPE, frames.malformed(words)),
+    ]
+    if bodies:
+        faults.append((BODY, frames.body_hashes(buffer, found) != words[:, layout.W_BODY_XXH3]))
+    return Checked(found.offsets + origin, found.total_bytes, words, _named(len(found), *faults))
+
+
+def _frame_bytes(buffer: NDArray[np.uint8]) -> int:
+    """Size of the frame at the start of a buffer; a scan found it plausible."""
+    return int(buffer[:4].view("<u4")[0]) + layout.LEN_FIELD_BYTES
+
+
+def _nothing() -> FrameBatch:
+    empty: Any = np.empty(0, dtype=np.int64)
+    return FrameBatch(
+        empty, np.empty((0, layout.HEADER_WORDS), dtype=np.uint64), 0, End.INVALID, "nothing is stored there"
+    )

@@ -1,0 +1,77 @@
+"""BatchReader: view=records as a batch. Bounds are fixed once, when Spark plans the load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from ringlog.spark.bounds import check_gaps, resolve_bounds
+from ringlog.spark.catalog import Catalog
+from ringlog.spark.options import SourceOptions
+from ringlog.spark.plan import Bounds, Slices, plan
+from ringlog.spark.reading import read_slices
+from ringlog.spark.schema import check_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class SlicePartition(InputPartition):
+    """One task's slices, with the bounds of the whole read, so that a run can say what it read (SK-12)."""
+
+    def __init__(self, slices: Slices, bounds: tuple[Bounds, ...] = ()) -> None:
+        self.slices = slices
+        self.bounds = bounds
+
+    def __repr__(self) -> str:
+        return f"SlicePartition({self.slices!r})"
+
+
+class BatchReader(DataSourceReader):
+    """Reads records between fixed bounds. It must never define pushFilters.
+
+    A reader that takes filters shares its narrowed plan with other scans of the same DataFrame, whose results
+    are then wrong; pruning is asked for by options instead (SK-6).
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        """`schema` says which columns are made; raises SchemaError."""
+        check_schema(schema, options)
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Fix the bounds and share out what lies between them.
+
+        Raises EngineNotRunning, TopicNotFound, OptionError, and DataLoss when records between the bounds were
+        lost and failOnDataLoss is on.
+        """
+        options = self._options
+        with Catalog.open(options.path) as catalog:
+            bounds = resolve_bounds(catalog, options)
+            check_gaps(catalog, bounds, options)
+            return plan_partitions(catalog, bounds, options)
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """A partition's records; see read_slices.
+
+        Of a plan without partitions Spark makes one partition that is not ours: None, or an empty one.
+        """
+        slices = partition.slices if isinstance(partition, SlicePartition) else None
+        return read_slices(slices, self._options, self._schema)
+
+
+def plan_partitions(
+    catalog: Catalog, bounds: Sequence[Bounds], options: SourceOptions
+) -> list[InputPartition]:
+    """Partitions over these bounds, for batch and stream; an empty list when there is nothing to read."""
+    stored = [
+        (each, catalog.stretches(each.topic, each.after, each.until, options.tags))
+        for each in bounds
+        if each.after < each.until
+    ]
+    parts = plan(stored, max_bytes=options.max_partition_bytes, min_partitions=options.min_partitions)
+    return [SlicePartition(slices, tuple(bounds)) for slices in parts]

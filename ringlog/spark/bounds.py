@@ -1,0 +1,89 @@
+"""Bounds of a read: options and topics as they are now, made into positions that stay fixed (SK-12)."""
+
+from __future__ import annotations
+
+import logging
+
+from ringlog.errors import TopicNotFound
+from ringlog.spark.catalog import Catalog, GapRow, TopicAt
+from ringlog.spark.errors import OptionError
+from ringlog.spark.options import EARLIEST, LATEST, SourceOptions, bound_of, cursor_of
+from ringlog.spark.plan import Bounds
+from ringlog.spark.reading import DELETED, data_loss
+
+log = logging.getLogger("ringlog.spark")
+
+
+def resolve_bounds(catalog: Catalog, options: SourceOptions) -> list[Bounds]:
+    """What a batch read covers, topic by topic in byte order; until is at most the published head.
+
+    Topics without anything to read are among them, with after == until. Raises TopicNotFound, OptionError.
+    """
+    found = []
+    for at in catalog.topics(options):
+        after = start_of(catalog, options, at)
+        until = max(end_of(catalog, options, at), after)
+        found.append(Bounds(at.topic, at.topic_id, at.epoch, after, until))
+    return found
+
+
+def start_of(catalog: Catalog, options: SourceOptions, at: TopicAt) -> int:
+    """The last position that is not read of a topic seen for the first time; times win over offsets."""
+    ts_us = options.starting_ts.of(at.topic)
+    if ts_us is not None:
+        return _start_at_time(catalog, options, at, ts_us)
+    offset = options.starting.of(at.topic)
+    if offset == EARLIEST:
+        return at.earliest - 1
+    if offset == LATEST:
+        return at.head
+    if cursor_of(offset) > at.head:
+        raise OptionError(
+            "startingOffsets lies beyond the end of the topic", topic=at.topic, found=offset, end=at.head + 1
+        )
+    return cursor_of(offset)
+
+
+def end_of(catalog: Catalog, options: SourceOptions, at: TopicAt) -> int:
+    """The last position to read, as far as it is published."""
+    ts_us = options.ending_ts.of(at.topic)
+    if ts_us is not None:
+        position = catalog.position_at(at.topic, ts_us)
+        return at.head if position is None else min(position, at.head)
+    offset = options.ending.of(at.topic)
+    return at.head if offset == LATEST else min(bound_of(offset), at.head)
+
+
+def check_gaps(catalog: Catalog, bounds: list[Bounds], options: SourceOptions) -> list[GapRow]:
+    """What is missing within the bounds already now; raises DataLoss unless failOnDataLoss is off."""
+    found: list[GapRow] = []
+    for each in bounds:
+        if each.after < each.until:
+            found += gaps_of(catalog, each)
+    if found and options.fail_on_data_loss:
+        raise data_loss(found[0])
+    for gap in found:
+        log.warning("planned without %d..%d of topic %s: %s", gap.gap_from, gap.gap_to, gap.topic, gap.reason)
+    return found
+
+
+def gaps_of(catalog: Catalog, bounds: Bounds) -> list[GapRow]:
+    """What is missing of these positions; all of them when the topic was deleted."""
+    try:
+        return catalog.gaps(bounds.topic, bounds.epoch, bounds.after, bounds.until)
+    except TopicNotFound:
+        return [GapRow(bounds.topic, bounds.epoch, bounds.after + 1, bounds.until, DELETED, 0, 0)]
+
+
+def _start_at_time(catalog: Catalog, options: SourceOptions, at: TopicAt, ts_us: int) -> int:
+    position = catalog.position_at(at.topic, ts_us)
+    if position is not None:
+        return min(max(position, at.earliest - 1), at.head)
+    if options.latest_if_too_new:
+        return at.head
+    raise OptionError(
+        "no record was committed at or after the starting time; startingOffsetsByTimestampStrategy=latest "
+        "begins at the end then",
+        topic=at.topic,
+        ts_us=ts_us,
+    )

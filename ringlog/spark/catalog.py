@@ -1,0 +1,264 @@
+"""Catalog: what a driver asks an engine before it plans: topics, times, losses, and where records are stored.
+
+Heads come from shared memory, places from the shard and from the indexes of segments; records are not read.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from ringlog.client.client import Client
+from ringlog.client.source import LocalSource
+from ringlog.envelope.messages import Extent, Located
+from ringlog.errors import DiskError, NotReady, TopicNotFound
+from ringlog.limits import EXTENTS_PER_LOCATE_MAX
+from ringlog.link.pending import Pending, Steps
+from ringlog.spark.clients import client_of, engine_of
+from ringlog.spark.errors import OptionError
+from ringlog.spark.options import SourceOptions
+from ringlog.spark.plan import WAL, Stretch
+from ringlog.spark.sealed import Tags, sealed_stretches
+from ringlog.storage.disk import RealDisk
+from ringlog.storage.ledger import Ledger
+from ringlog.storage.reader import Mark
+from ringlog.topic.tombstone import RECREATED, RESTART_LOSS, Floors, plan_read
+
+TRIES_MAX = 20
+"""Looks at a topic that keeps changing under us."""
+LOCATES_MAX = 100_000
+"""Answers of a shard that one list of extents may take."""
+FRAME_OVERHEAD_BYTES = 16
+"""Bytes of log a record takes beside what is accounted for it, roughly: only sizes of tasks depend on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicAt:
+    """A topic at one instant. `head` is published; `earliest` is head + 1 when nothing is retained."""
+
+    topic: str
+    topic_id: int
+    epoch: int
+    earliest: int
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class GapRow:
+    """Positions gap_from..gap_to, both included, that were lost involuntarily (TB-3).
+
+    `reason` is cap, ttl, mixed, source_trim, restart_loss, recreated, deleted or corrupt.
+    """
+
+    topic: str
+    epoch: int
+    gap_from: int
+    gap_to: int
+    reason: str
+    earliest_seq: int
+    head_seq: int
+
+    @property
+    def missed_estimate(self) -> int:
+        """Upper bound of the records missed."""
+        return self.gap_to - self.gap_from + 1
+
+
+class Catalog:
+    """Answers of one engine. For one thread; a context manager, and cheap to open."""
+
+    def __init__(self, client: Client, log_id: str) -> None:
+        self._client = client
+        self._disk = RealDisk()
+        self._ledgers: dict[int, Ledger] = {}
+        self._generation = -1
+        self.log_id = log_id
+        """Identity of the data directory; stays the same over restarts of its engine."""
+
+    @classmethod
+    def open(cls, path: str) -> Catalog:
+        """The catalog of a data directory (or run directory); raises EngineNotRunning."""
+        client = client_of(path)
+        return cls(client, engine_of(path)[1].engine_id)
+
+    def close(self) -> None:
+        """Let go of files; the client stays for the next one."""
+        for ledger in self._ledgers.values():
+            ledger.close()
+        self._ledgers.clear()
+
+    def __enter__(self) -> Catalog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- topics -------------------------------------------------------------------------------------
+
+    def topics(self, options: SourceOptions, *, missing_ok: bool = False) -> list[TopicAt]:
+        """The topics subscribed to, as they are now, in byte order of their names.
+
+        Raises TopicNotFound for one named that does not exist (`missing_ok` leaves it out), OptionError
+        when offsets or times name a topic that the pattern does not match.
+        """
+        if options.pattern is None:
+            names: list[str] = list(options.topics)
+        else:
+            names = [each.topic for each in self._client.topics.list() if options.matches(each.topic)]
+            missing_ok = True  # One listed may be deleted before it is looked at.
+            strangers = [name for name in options.named_topics if not options.matches(name)]
+            if strangers:
+                raise OptionError("offsets or times name topics that are not subscribed to", topics=strangers)
+        found = []
+        for name in sorted(names, key=str.encode):
+            try:
+                found.append(self.topic(name))
+            except TopicNotFound:
+                if not missing_ok:
+                    raise
+        return found
+
+    def topic(self, name: str) -> TopicAt:
+        """One topic as it is now; raises TopicNotFound."""
+        connection = self._client.connection
+        info: Any = self._ask(connection.resolve(name))
+        for _ in range(TRIES_MAX):
+            facts = connection.facts(info)
+            if facts is not None:
+                return TopicAt(name, facts.topic_id, facts.epoch, facts.earliest_seq, facts.head_seq)
+            # Another life than we knew, or none, or an engine that starts: its shard knows.
+            info = self._ask(connection.locate(name, 0))
+        raise NotReady("the topic keeps changing while it is looked at", topic=name)
+
+    def position_at(self, topic: str, ts_us: int) -> int | None:
+        """Position before the first record committed at or after `ts_us`; None when no record is that new.
+
+        Raises TopicNotFound.
+        """
+        source = LocalSource(self._client.connection, topic)
+        try:
+            cursor = self._client.run(source.seek_time(ts_us))
+        finally:
+            source.close()
+        return None if cursor.seq >= self.topic(topic).head else cursor.seq
+
+    def gaps(self, topic: str, epoch: int, after: int, until: int) -> list[GapRow]:
+        """What was lost involuntarily of the positions after + 1 .. until, ascending; raises TopicNotFound.
+
+        When the topic has another epoch now, the answer is one row with the reason recreated.
+        """
+        located = self._located(topic, after)
+        facts = self._client.connection.facts(located)
+        head = located.head_seq if facts is None else facts.head_seq
+        earliest = max(located.earliest_seq, 0 if facts is None else facts.earliest_seq)
+        if after >= until:
+            return []
+        if epoch != located.epoch:
+            return [GapRow(topic, epoch, after + 1, until, RECREATED, earliest, head)]
+        found: list[GapRow] = []
+        floors = Floors(
+            max(head, until),
+            min(earliest, head + 1),
+            located.cap_floor,
+            located.ttl_floor,
+            located.trim_floor,
+        )
+        cursor = after
+        for _ in range(len(located.lost) + 2):  # Each turn passes a floor or a lost range, or ends.
+            gap = plan_read(cursor, floors, located.lost).gap
+            if gap is None:
+                following = [first for first in located.lost[::2] if first > cursor + 1]
+                if not following or following[0] > until:
+                    break
+                cursor = following[0] - 1
+                gap = plan_read(cursor, floors, located.lost).gap
+            if gap is None or gap.gap_from > until:
+                break
+            found.append(
+                GapRow(topic, epoch, gap.gap_from, min(gap.gap_to, until), gap.reason, earliest, head)
+            )
+            cursor = gap.gap_to
+        if until > head:
+            # What never was durable went with its process, and its numbers are given again.
+            first = max(after, head) + 1
+            found = [replace(row, gap_to=min(row.gap_to, first - 1)) for row in found if row.gap_from < first]
+            found.append(GapRow(topic, epoch, first, until, RESTART_LOSS, earliest, head))
+        return found
+
+    # -- places -------------------------------------------------------------------------------------
+
+    def stretches(self, topic: str, after: int, until: int, tags: Tags = ()) -> list[Stretch]:
+        """Where the positions after + 1 .. until are stored, ascending: frames, then the log as one.
+
+        Without `tags` they cover all of it; with tags (exact, or prefix*) only frames of segments that hold a
+        record with one of them, and the log. Raises TopicNotFound, DiskError, NotReady.
+        """
+        if after >= until:
+            return []
+        for _ in range(TRIES_MAX):
+            located, extents = self._extents(topic, after)
+            try:
+                sealed = sealed_stretches(
+                    self._ledger(located.shard), located.topic_id, extents, after, until, tags
+                )
+            except DiskError as e:
+                if e.errno != errno.ENOENT:
+                    raise
+                continue  # Moved or removed since: ask where it is now.
+            last = max([after, *(each.last_seq for each in extents if each.segment)])
+            return sealed + list(self._log_stretch(located, last, until))
+        raise NotReady("the topic keeps changing while it is planned", topic=topic)
+
+    def segments(self, topic: str, after: int = 0) -> list[Extent]:
+        """The segments, hot and cold, that hold records behind `after`."""
+        return [each for each in self._extents(topic, after)[1] if each.segment]
+
+    def _log_stretch(self, located: Located, after: int, until: int) -> Iterator[Stretch]:
+        if after >= until:
+            return
+        facts = self._client.connection.facts(located)
+        count, accounted = (facts.count, facts.bytes) if facts is not None else (0, 0)
+        each = accounted // max(count, 1) + FRAME_OVERHEAD_BYTES
+        yield Stretch(after + 1, until, each * (until - after), until - after, WAL)
+
+    def _extents(self, topic: str, after: int) -> tuple[Located, list[Extent]]:
+        """A complete list; the answer of a shard is bounded."""
+        found: list[Extent] = []
+        for _ in range(LOCATES_MAX):
+            located = self._located(topic, after)
+            found += located.extents
+            if len(located.extents) < EXTENTS_PER_LOCATE_MAX or not located.extents[-1].segment:
+                return located, found
+            after = max(after + 1, located.extents[-1].last_seq)
+        raise NotReady("the topic has more segments than can be listed", topic=topic)
+
+    def _located(self, topic: str, after: int) -> Located:
+        located: Located = self._ask(self._client.connection.locate(topic, after))
+        return located
+
+    def _ledger(self, shard: int) -> Ledger:
+        connection = self._client.connection
+        if self._generation != connection.generation:
+            self.close()
+            self._generation = connection.generation
+        ledger = self._ledgers.get(shard)
+        if ledger is None:
+
+            def marks(is_volatile: bool) -> Mark:
+                found = connection.marks(shard)
+                return Mark(*(found.volatile if is_volatile else found.wal))
+
+            ledger = Ledger(self._disk, connection.data_dir, connection.shm_dir, marks)
+            self._ledgers[shard] = ledger
+        return ledger
+
+    def _ask(self, pending: Pending[Any]) -> Any:
+        def steps() -> Steps[Any]:
+            return (yield pending)
+
+        return self._client.run(steps())

@@ -1,0 +1,72 @@
+"""gapsPath: what a stream passed over, as JSON lines, a file for each range of offsets that has gaps.
+
+A file is named by its range. Spark plans a range again when a crash made it repeat the batch, and the file of
+the last time it was planned stands: so each gap is told once, and what is told is what happened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import xxhash
+
+from ringlog.spark.catalog import GapRow
+from ringlog.spark.following import Break
+from ringlog.storage.disk import Disk, replace_file
+
+SUFFIX = ".jsonl"
+PARENTS_MAX = 64
+"""Levels of directories that are made for a path."""
+
+
+def write_gaps(
+    disk: Disk,
+    directory: str,
+    start: Mapping[str, Any],
+    end: Mapping[str, Any],
+    rows: Sequence[GapRow | Break],
+) -> None:
+    """Tell the gaps of the range between two offsets; without any, what an earlier plan told of it goes.
+
+    Raises DiskError.
+    """
+    _make(disk, directory)
+    text = json.dumps([start, end], sort_keys=True)
+    name = f"gaps-{xxhash.xxh3_64_hexdigest(text.encode())}{SUFFIX}"
+    path = os.path.join(directory, name)
+    if rows:
+        lines = [json.dumps(_plain(row), sort_keys=True) for row in rows]
+        replace_file(disk, directory, name, ("\n".join(lines) + "\n").encode())
+    elif disk.exists(path):
+        disk.unlink(path)
+        disk.sync_dir(directory)
+
+
+def _plain(row: GapRow | Break) -> dict[str, Any]:
+    """A line: the fields of the gaps view. How far a life that ended had come is not known any more."""
+    if isinstance(row, Break):
+        return {
+            "topic": row.topic, "epoch": row.epoch, "gap_from": row.seq + 1, "gap_to": None,
+            "reason": row.reason, "missed_estimate": None, "earliest_seq": None, "head_seq": None,
+        }  # fmt: skip
+    return {
+        "topic": row.topic, "epoch": row.epoch, "gap_from": row.gap_from, "gap_to": row.gap_to,
+        "reason": row.reason, "missed_estimate": row.missed_estimate, "earliest_seq": row.earliest_seq,
+        "head_seq": row.head_seq,
+    }  # fmt: skip
+
+
+def _make(disk: Disk, directory: str) -> None:
+    """The directory and those above it."""
+    missing = []
+    for _ in range(PARENTS_MAX):
+        if disk.exists(directory):
+            break
+        missing.append(directory)
+        directory = os.path.dirname(directory)
+    for path in reversed(missing):
+        disk.make_dir(path)
+        disk.sync_dir(os.path.dirname(path))

@@ -1,0 +1,289 @@
+"""The files of an archive: names, manifests, what becomes visible when. Changes the disk through a Disk only.
+
+    topic=<name>/dt=<date>/part-<epoch>-<first_seq>-<run>-<random>.parquet    committed
+    topic=<name>/dt=<date>/_part-….parquet                                    written by a task, not committed
+    _ringlog/manifest-<number>.json     a run that is committed: its bounds and files
+    _ringlog/open.json                  a run that is being committed
+    _ringlog/LOCK                       held by the run that writes
+
+Names that begin with `_` are passed over by Spark, Arrow and Hive alike, so that a reader of the directory
+never sees a row twice. A run commits by writing open.json, which lists all its files; from then on it
+happens, whatever dies: the files lose their underscore, then open.json becomes the manifest by a rename.
+Partition values are escaped as Hive does it.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+import xxhash
+
+from ringlog.errors import CorruptData, DiskError, NotReady
+from ringlog.spark.errors import OptionError
+from ringlog.storage.disk import Disk, RealDisk, replace_file
+
+VERSION = 1
+STATE_DIR, OPEN, LOCK = "_ringlog", "open.json", "LOCK"
+MANIFEST_PREFIX, JSON_SUFFIX = "manifest-", ".json"
+HIDDEN = "_"
+MANIFEST_BYTES_MAX = 1 << 30
+_HELD = frozenset({errno.EAGAIN, errno.EACCES})
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.")
+
+
+class ArchivedFile(msgspec.Struct, frozen=True):
+    """One Parquet file: `rows` records of one life of a topic and one day, first_seq..last_seq. Bytes; µs."""
+
+    file: str
+    """Relative to the archive."""
+    topic: str
+    epoch: int
+    dt: str
+    first_seq: int
+    last_seq: int
+    rows: int
+    bytes: int
+    ts_min: int
+    ts_max: int
+    xxh3: str
+    """XXH3-64 of the file's bytes, hexadecimal."""
+
+
+class ArchivedRange(msgspec.Struct, frozen=True):
+    """Positions after + 1 .. until of one life of a topic are in the archive, as far as they were live."""
+
+    topic: str
+    epoch: int
+    after: int
+    until: int
+
+
+class ArchivedGap(msgspec.Struct, frozen=True):
+    """Positions that were lost before they could be archived."""
+
+    topic: str
+    epoch: int
+    gap_from: int
+    gap_to: int
+    reason: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """One run."""
+
+    v: int
+    log: str
+    """Identity of the data directory."""
+    number: int
+    created_us: int
+    bounds: tuple[ArchivedRange, ...]
+    files: tuple[ArchivedFile, ...]
+    gaps: tuple[ArchivedGap, ...] = ()
+
+
+def directory_of(topic: str, dt: str) -> str:
+    """Directory of a topic's day, relative to the archive."""
+    return f"topic={_escaped(topic)}/dt={dt}"
+
+
+def topic_of(directory: str) -> str:
+    """Inverse of directory_of, for the topic."""
+    return unquote(directory.split("/", 1)[0].removeprefix("topic="))
+
+
+def _escaped(name: str) -> str:
+    return "".join(c if c in _PLAIN else "".join(f"%{byte:02X}" for byte in c.encode()) for c in name)
+
+
+def hidden(file: str) -> str:
+    """Name of a file before it is committed."""
+    directory, _, name = file.rpartition("/")
+    return f"{directory}/{HIDDEN}{name}"
+
+
+class Archive:
+    """An archive directory. Every method may raise DiskError."""
+
+    def __init__(self, directory: str, disk: Disk | None = None) -> None:
+        self.directory = os.path.abspath(directory)
+        self.disk: Disk = disk or RealDisk()
+        self._state = os.path.join(self.directory, STATE_DIR)
+
+    def make(self) -> Archive:
+        """Make the directory if it is not there; its parent must be."""
+        for path in (self.directory, self._state):
+            if not self.disk.exists(path):
+                self.disk.make_dir(path)
+                self.disk.sync_dir(os.path.dirname(path))
+        return self
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only run; raises NotReady when there is another."""
+        try:
+            fd = self.disk.lock(os.path.join(self._state, LOCK))
+        except DiskError as e:
+            if e.errno in _HELD:
+                raise NotReady("another run writes this archive", archive=self.directory) from None
+            raise
+        try:
+            yield
+        finally:
+            self.disk.unlock(fd)
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def manifests(self) -> list[Manifest]:
+        """All committed runs, oldest first; raises CorruptData for one that cannot be read."""
+        if not self.disk.exists(self._state):
+            return []
+        names = [name for name in self.disk.list_dir(self._state) if name.startswith(MANIFEST_PREFIX)]
+        return [self._read(name) for name in sorted(names) if name.endswith(JSON_SUFFIX)]
+
+    def _read(self, name: str) -> Manifest:
+        path = os.path.join(self._state, name)
+        fd = self.disk.open_read(path)
+        try:
+            data = self.disk.read_at(fd, min(self.disk.size(fd), MANIFEST_BYTES_MAX), 0)
+        finally:
+            self.disk.close(fd)
+        try:
+            found = msgspec.json.decode(data, type=Manifest)
+        except msgspec.MsgspecError as e:
+            raise CorruptData("a manifest of the archive is damaged", file=path, reason=str(e)) from None
+        if found.v != VERSION:
+            raise CorruptData("a manifest of a version not known here", file=path, version=found.v)
+        return found
+
+    # -- committing ---------------------------------------------------------------------------------
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make this run part of the archive, whatever happens after the first step."""
+        replace_file(self.disk, self._state, OPEN, msgspec.json.encode(manifest))
+        self._finish(manifest)
+
+    def recover(self) -> bool:
+        """Finish a run that died while it committed; True if there was one."""
+        if not self.disk.exists(os.path.join(self._state, OPEN)):
+            return False
+        self._finish(self._read(OPEN))
+        return True
+
+    def _finish(self, manifest: Manifest) -> None:
+        directories = set()
+        for each in manifest.files:
+            source = os.path.join(self.directory, hidden(each.file))
+            if self.disk.exists(source):
+                self.disk.rename(source, os.path.join(self.directory, each.file))
+            directories.add(os.path.dirname(os.path.join(self.directory, each.file)))
+        for directory in sorted(directories):
+            self.disk.sync_dir(directory)
+        name = f"{MANIFEST_PREFIX}{manifest.number:012d}{JSON_SUFFIX}"
+        self.disk.rename(os.path.join(self._state, OPEN), os.path.join(self._state, name))
+        self.disk.sync_dir(self._state)
+
+    def sweep(self) -> int:
+        """Delete what runs left that never committed; returns how many files. Only while locked."""
+        count = 0
+        for topic in self._directories(self.directory, "topic="):
+            for day in self._directories(topic, "dt="):
+                for name in self.disk.list_dir(day):
+                    if name.startswith(f"{HIDDEN}part-"):
+                        self.disk.unlink(os.path.join(day, name))
+                        count += 1
+        return count
+
+    def _directories(self, path: str, prefix: str) -> list[str]:
+        return [os.path.join(path, name) for name in self.disk.list_dir(path) if name.startswith(prefix)]
+
+    # -- writing, in tasks --------------------------------------------------------------------------
+
+    def create(self, topic: str, dt: str, epoch: int, first_seq: int, run: str) -> ArchiveStream:
+        """A new file that nobody sees yet; attempts of a task never share one."""
+        directory = directory_of(topic, dt)
+        self._make_below(directory)
+        file = f"{directory}/part-{epoch}-{first_seq:020d}-{run}-{secrets.token_hex(4)}.parquet"
+        return ArchiveStream(self.disk, self.directory, file)
+
+    def _make_below(self, directory: str) -> None:
+        path = self.directory
+        for part in directory.split("/"):
+            parent, path = path, os.path.join(path, part)
+            if not self.disk.exists(path):
+                try:
+                    self.disk.make_dir(path)
+                except DiskError as e:
+                    if e.errno != errno.EEXIST:  # Another task was quicker.
+                        raise
+                self.disk.sync_dir(parent)
+
+
+class ArchiveStream(io.RawIOBase):
+    """A file that is being written: what pyarrow's writer is handed. Hashes what passes through."""
+
+    def __init__(self, disk: Disk, root: str, file: str) -> None:
+        super().__init__()
+        self.file = file
+        """The name it will have."""
+        self._disk = disk
+        self._directory = os.path.dirname(os.path.join(root, file))
+        self._fd = disk.create(os.path.join(root, hidden(file)))
+        self._at = 0
+        self._hash = xxhash.xxh3_64()
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Append; raises DiskError."""
+        view = memoryview(data).cast("B")
+        self._disk.write_at(self._fd, [view], self._at)
+        self._hash.update(view)
+        self._at += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        """Bytes so far."""
+        return self._at
+
+    def finish(self) -> tuple[int, str]:
+        """Make it durable and close it; returns (bytes, XXH3-64 of all of them, hexadecimal)."""
+        self._disk.sync_file(self._fd)
+        self.close()
+        # Its name too: a manifest may speak of it from now on.
+        self._disk.sync_dir(self._directory)
+        return self._at, self._hash.hexdigest()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if not self.closed:
+            self._disk.close(self._fd)
+        super().close()
+
+
+def check_same_log(manifests: list[Manifest], log_id: str, directory: str) -> None:
+    """Raises OptionError when an archive is of another data directory."""
+    for each in manifests[-1:]:
+        if each.log != log_id:
+            raise OptionError(
+                "the archive belongs to another data directory; give this one an archive of its own",
+                archive=directory, archive_log=each.log, log=log_id,
+            )  # fmt: skip
+
+
+def reached(manifests: list[Manifest]) -> dict[str, tuple[int, int]]:
+    """topic -> (epoch, position up to which it is archived), of the youngest life."""
+    found: dict[str, tuple[int, int]] = {}
+    for manifest in manifests:
+        for bound in manifest.bounds:
+            found[bound.topic] = (bound.epoch, bound.until)
+    return found

@@ -1,0 +1,184 @@
+"""backfill: Parquet into topics, each row once, in the order of files and rows, at a bounded rate.
+
+The rows of all files, by name, are one sequence; a step is a stretch of it.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F  # noqa: N812  Spark's own usage
+
+from ringlog.clock import SystemClock
+from ringlog.spark.clients import client_of
+from ringlog.spark.errors import OptionError
+from ringlog.spark.jobs.archive_files import STATE_DIR, Archive, topic_of
+from ringlog.spark.jobs.chunks import Kept, check_same, step_rows, steps
+from ringlog.spark.jobs.report import Progress, Silence
+from ringlog.spark.options import as_text
+from ringlog.spark.rows import ASSIGNED, TAKEN
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FILES_MAX = 1_000_000
+
+
+class BackfillState(msgspec.Struct, frozen=True):
+    """What a backfill is to do, fixed when it begins."""
+
+    source: str
+    to_path: str
+    files: tuple[tuple[str, int], ...]
+    """(path, rows), by path."""
+    steps: int
+    done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillReport:
+    """What a run did. `skipped`: steps that an earlier run of this name had written."""
+
+    name: str
+    source: str
+    files: int
+    rows: int
+    steps: int
+    skipped: int
+    seconds: float
+
+
+def run(
+    session: SparkSession,
+    path: str,
+    source: str,
+    *,
+    topic: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    name: str | None = None,
+    rate: float | None = None,
+    sink: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> BackfillReport:
+    """Write the rows of Parquet files at `source` (a file, a directory or an archive) into `topic`.
+
+    Without `topic` the rows say where they belong, in a column `topic` or, of an archive, by directory.
+    `columns` makes the columns of records by SQL expressions: {"payload": "to_json(struct(*))", "key": "id"};
+    without it those columns are taken whose names records have, and the archive's numbers and stamps are left
+    out. `name` makes the job repeatable, `rate` is rows a second at most, `sink` further options of the sink.
+    Raises OptionError, EngineNotRunning.
+    """
+    clock = SystemClock()
+    started = clock.monotonic_ns()
+    path, source = os.path.abspath(path), os.path.abspath(source)
+    client_of(path)
+    kept = Kept(path, "backfill", name)
+    state = kept.load(BackfillState)
+    if state is None:
+        files = tuple((each, pq.read_metadata(each).num_rows) for each in _files(source))
+        total = sum(rows for _, rows in files)
+        state = BackfillState(source, path, files, -(-total // step_rows(rate)))
+        kept.save(state)
+    check_same(state, {"source": source, "to_path": path})
+    work = _Work(state, source)
+    skipped = state.done
+    written = as_text({"createTopics": True, **({"topic": topic} if topic else {}), **(sink or {})})
+    for step in steps(state.done, state.steps, work.size, rate, progress or Silence(), "backfill"):
+        rows = _records(work.step(session, step), topic, columns)
+        rows.write.format("ringlog").mode("append").options(
+            **written, path=path, txnAppId=kept.app_id, txnVersion=str(step)
+        ).save()
+        state = msgspec.structs.replace(state, done=step + 1)
+        kept.save(state)
+    return BackfillReport(
+        kept.name, source, len(state.files), work.total, state.steps, skipped,
+        (clock.monotonic_ns() - started) / 1e9,
+    )  # fmt: skip
+
+
+class _Work:
+    """Steps as stretches of the rows of all files."""
+
+    def __init__(self, state: BackfillState, source: str) -> None:
+        self._state, self._source = state, source
+        self._stops = list(accumulate(rows for _, rows in state.files))
+        self.total = self._stops[-1] if self._stops else 0
+
+    def size(self, step: int) -> int:
+        """Rows of a step."""
+        low, high = self._range(step)
+        return high - low
+
+    def step(self, session: SparkSession, step: int) -> DataFrame:
+        """Rows of a step, in order."""
+        low, high = self._range(step)
+        first, last = bisect_right(self._stops, low), bisect_right(self._stops, high - 1)
+        paths = [path for path, _ in self._state.files[first : last + 1]]
+        files = session.read.parquet(*paths)
+        # Spark spells paths as URLs, in its own way: what it says itself is what is looked up.
+        spelled = {unquote(urlsplit(url).path): urlsplit(url).path for url in files.inputFiles()}
+        starts = [stop - rows for stop, (_, rows) in zip(self._stops, self._state.files, strict=True)]
+        bases = [(spelled[path], starts[first + i]) for i, path in enumerate(paths)]
+        places = session.createDataFrame(bases, "file_path string, base long")
+        # One says file:///x, the other file:/x.
+        path = F.regexp_replace("_metadata.file_path", "^file:/+", "/").alias("file_path")
+        frame = files.select("*", path, "_metadata.row_index")
+        unknown = F.raise_error(F.concat(F.lit("not a file of this job: "), "file_path")).cast("long")
+        base = F.coalesce("base", unknown)
+        placed = frame.join(F.broadcast(places), "file_path", "left").withColumn(
+            "place", base + F.col("row_index")
+        )
+        chosen = placed.filter((F.col("place") >= low) & (F.col("place") < high)).orderBy("place")
+        if os.path.isdir(os.path.join(self._source, STATE_DIR)):
+            owners = {spelled[path]: topic_of(os.path.relpath(path, self._source)) for path in paths}
+            names = F.create_map(*[F.lit(each) for pair in owners.items() for each in pair])
+            chosen = chosen.withColumn("topic", names[F.col("file_path")])
+        return chosen.drop("file_path", "row_index", "base", "place")
+
+    def _range(self, step: int) -> tuple[int, int]:
+        steps_all = self._state.steps
+        return self.total * step // steps_all, self.total * (step + 1) // steps_all
+
+
+def _files(source: str) -> list[str]:
+    """The Parquet files, by name; of an archive those that are committed."""
+    if os.path.isfile(source):
+        return [source]
+    if not os.path.isdir(source):
+        raise OptionError("there is no such file or directory", option="source", found=source)
+    if os.path.isdir(os.path.join(source, STATE_DIR)):
+        listed = [file for each in Archive(source).manifests() for file in each.files]
+        listed.sort(key=lambda file: (file.topic, file.epoch, file.first_seq))
+        return [os.path.join(source, file.file) for file in listed]
+    found = sorted(str(file) for file in Path(source).rglob("*.parquet") if not _is_hidden(file, source))
+    if not found or len(found) > FILES_MAX:
+        raise OptionError(
+            "no Parquet files there, or too many", found=len(found), max=FILES_MAX, source=source
+        )
+    return found
+
+
+def _is_hidden(file: Path, source: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in file.relative_to(source).parts)
+
+
+def _records(rows: DataFrame, topic: str | None, columns: Mapping[str, str] | None) -> DataFrame:
+    """The columns a sink takes."""
+    if columns:
+        return rows.select(*[F.expr(text).alias(name) for name, text in columns.items()])
+    names: Iterable[str] = [name for name in rows.columns if name in TAKEN and (name != "topic" or not topic)]
+    if not {"payload", "value"} & set(names):
+        raise OptionError(
+            "the files have no column payload: say how to make one, such as columns={'payload': "
+            "'to_json(struct(*))'}", columns=rows.columns, assigned=list(ASSIGNED),
+        )  # fmt: skip
+    return rows.select(*names)

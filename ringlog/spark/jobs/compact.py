@@ -1,0 +1,169 @@
+"""compact: what may be deleted, by tag or age, as ranges; deleted when told to, through the engine.
+
+Spark never rewrites a segment: a proposal is a list of positions, and applying it is an ordinary delete,
+after which the reclaimer frees the space. A record is immutable and a proposal is bounded by the head it was
+made at, so applying one later, or twice, deletes exactly what it names.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812  Spark's own usage
+from pyspark.sql.window import Window
+
+from ringlog.clock import SystemClock
+from ringlog.errors import StaleEpoch
+from ringlog.spark.catalog import Catalog, TopicAt
+from ringlog.spark.clients import client_of
+from ringlog.spark.errors import OptionError
+from ringlog.spark.jobs.archive import subscription
+from ringlog.spark.jobs.report import Progress, Silence, tasks_shown
+from ringlog.spark.sessions import read
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RANGES_SHOWN = 1_000
+"""Ranges of a topic that a report lists; `out` has all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Records of one life of a topic that may go: those below `before_seq` whose tag matches one of
+    `tags`.
+    """
+
+    topic: str
+    epoch: int
+    before_seq: int
+    tags: tuple[str, ...]
+    """Tags and prefixes ending in `*`; empty = whatever the tag."""
+    records: int
+    """Live ones."""
+    ranges: tuple[tuple[int, int], ...]
+    """Runs of such records, both ends included; the first RANGES_SHOWN."""
+    ranges_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompactReport:
+    """What was proposed and what was done about it."""
+
+    proposals: tuple[Proposal, ...]
+    records: int
+    applied: bool
+    deleted: int
+    seconds: float
+
+
+def run(
+    session: SparkSession,
+    path: str,
+    topics: Iterable[str] | str | None = None,
+    *,
+    pattern: str | None = None,
+    tags: Sequence[str] = (),
+    older_than_us: int | None = None,
+    apply: bool = False,
+    out: str | None = None,
+    progress: Progress | None = None,
+) -> CompactReport:
+    """Find what has one of these tags (or `prefix*`), was committed before a time, or both.
+
+    `older_than_us`: microseconds since the epoch. `out`: a directory for all ranges, as JSON lines of (topic,
+    epoch, first_seq, last_seq, records). With `apply` they are deleted; a topic that was made anew since is
+    StaleEpoch. Raises OptionError without tags and time, EngineNotRunning, TopicNotFound.
+    """
+    if not tags and older_than_us is None:
+        raise OptionError("say what may go: tags, an age, or both", option="tags")
+    clock = SystemClock()
+    started = clock.monotonic_ns()
+    with Catalog.open(path) as catalog:
+        found = catalog.topics(subscription(path, topics, pattern))
+        bounds = [(at, _before(catalog, at, older_than_us)) for at in found]
+    wanted = [(at, before) for at, before in bounds if before > at.earliest]
+    proposals: tuple[Proposal, ...] = ()
+    if wanted:
+        ranges = _ranges(session, path, wanted, tags).cache()
+        try:
+            with tasks_shown(session, progress or Silence(), "compact"):
+                proposals = _proposals(ranges, wanted, tuple(tags))
+                if out is not None:
+                    ranges.write.mode("overwrite").json(out)
+        finally:
+            ranges.unpersist()
+    deleted = sum(_apply(path, each) for each in proposals) if apply else 0
+    total = sum(each.records for each in proposals)
+    return CompactReport(proposals, total, apply, deleted, (clock.monotonic_ns() - started) / 1e9)
+
+
+def _before(catalog: Catalog, at: TopicAt, older_than_us: int | None) -> int:
+    """The first position that stays."""
+    if older_than_us is None:
+        return at.head + 1
+    position = catalog.position_at(at.topic, older_than_us)
+    return at.head + 1 if position is None else min(position, at.head) + 1
+
+
+def _ranges(
+    session: SparkSession, path: str, wanted: list[tuple[TopicAt, int]], tags: Sequence[str]
+) -> DataFrame:
+    """(topic, epoch, first_seq, last_seq, records): runs of live records that match."""
+    options: dict[str, Any] = {"endingOffsets": {at.topic: before for at, before in wanted}}
+    if tags:
+        options["tags"] = list(tags)
+    columns = ["topic", "epoch", "seq"]
+    # What was lost is gone already, so it cannot be deleted: no reason to fail.
+    options["failOnDataLoss"] = False
+    rows = read(session, [at.topic for at, _ in wanted], path=path, columns=columns, **options)
+    # Numbers of one run differ from their rank by the same amount.
+    rank = F.row_number().over(Window.partitionBy("topic", "epoch").orderBy("seq"))
+    return (
+        rows.withColumn("run", F.col("seq") - rank)
+        .groupBy("topic", "epoch", "run")
+        .agg(F.min("seq").alias("first_seq"), F.max("seq").alias("last_seq"), F.count("*").alias("records"))
+        .drop("run")
+    )
+
+
+def _proposals(
+    ranges: DataFrame, wanted: list[tuple[TopicAt, int]], tags: tuple[str, ...]
+) -> tuple[Proposal, ...]:
+    totals = {
+        (row["topic"], row["epoch"]): row
+        for row in ranges.groupBy("topic", "epoch")
+        .agg(F.sum("records").alias("records"), F.count("*").alias("ranges"))
+        .collect()
+    }
+    place = F.row_number().over(Window.partitionBy("topic", "epoch").orderBy("first_seq"))
+    shown: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+    few = ranges.withColumn("place", place).filter(F.col("place") <= RANGES_SHOWN)
+    for row in few.orderBy("topic", "first_seq").collect():
+        shown[row["topic"], row["epoch"]].append((row["first_seq"], row["last_seq"]))
+    return tuple(
+        Proposal(
+            at.topic, at.epoch, before, tags, total["records"], tuple(shown[at.topic, at.epoch]),
+            total["ranges"],
+        )
+        for at, before in wanted
+        if (total := totals.get((at.topic, at.epoch))) is not None
+    )  # fmt: skip
+
+
+def _apply(path: str, proposal: Proposal) -> int:
+    """Delete what a proposal names; returns how many live records went."""
+    topics = client_of(path).topics
+    epoch = topics.state(proposal.topic, touch=False).epoch
+    if epoch != proposal.epoch:
+        raise StaleEpoch(
+            "the topic was made anew since the proposal", topic=proposal.topic, epoch=epoch,
+            expected=proposal.epoch,
+        )  # fmt: skip
+    return sum(
+        topics.delete_records(proposal.topic, before_seq=proposal.before_seq, match=tag).deleted
+        for tag in (proposal.tags or (None,))
+    )

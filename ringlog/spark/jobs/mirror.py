@@ -1,0 +1,141 @@
+"""mirror: Structured Streaming from topics into any Spark sink: Parquet, Delta, Iceberg, Kafka, …
+
+What arrives, and how often, is the sink's affair: Spark's file sinks, Delta and Iceberg keep each batch once
+for a checkpoint; Kafka gets a batch again after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812  Spark's own usage
+
+from ringlog.clock import SystemClock
+from ringlog.spark.errors import OptionError
+from ringlog.spark.jobs.report import Progress, Silence
+from ringlog.spark.options import as_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+KAFKA = "kafka"
+LOOK_S = 1
+TABLES = frozenset({"iceberg"})
+"""Formats whose target is the name of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorReport:
+    """What a run moved. `offset` is where the stream stands: JSON, as in its checkpoint; None: nothing
+    yet.
+    """
+
+    format: str
+    checkpoint: str
+    batches: int
+    rows: int
+    offset: str | None
+    seconds: float
+
+
+def run(
+    session: SparkSession,
+    path: str,
+    topics: Iterable[str] | str | None = None,
+    *,
+    pattern: str | None = None,
+    checkpoint: str,
+    format: str = "parquet",
+    target: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    partition_by: Iterable[str] = (),
+    topic_prefix: str = "",
+    interval: str | None = None,
+    for_s: float | None = None,
+    progress: Progress | None = None,
+    **source: Any,
+) -> MirrorReport:
+    """Mirror until what there is now has arrived; with `interval` ("10 seconds") go on, for `for_s` seconds
+    or ever.
+
+    `target`: directory, or name of a table; of Kafka one topic for all (default: `<topic_prefix><topic>`).
+    `options` go to the sink, `source` to the reader (startingOffsets, maxOffsetsPerTrigger, …; it begins at
+    the earliest record). Run again with the same checkpoint it goes on where it was. Raises OptionError, and
+    whatever ended the query.
+    """
+    clock = SystemClock()
+    started = clock.monotonic_ns()
+    frame = stream(
+        session, path, topics, pattern=pattern, is_kafka=format == KAFKA, target=target,
+        topic_prefix=topic_prefix, **source,
+    )  # fmt: skip
+    writer = (
+        frame.writeStream.format(format)
+        .option("checkpointLocation", checkpoint)
+        .options(**{name: str(value) for name, value in (options or {}).items()})
+    )
+    if partition_by:
+        writer = writer.partitionBy(*partition_by)
+    writer = writer.trigger(processingTime=interval) if interval else writer.trigger(availableNow=True)
+    if format == KAFKA:
+        query = writer.start()
+    elif target is None:
+        raise OptionError("say where to: a directory, or the name of a table", option="target", format=format)
+    else:
+        query = writer.toTable(target) if format in TABLES else writer.start(target)
+    batches, rows, offset = _watch(query, for_s if interval else None, progress or Silence())
+    return MirrorReport(format, checkpoint, batches, rows, offset, (clock.monotonic_ns() - started) / 1e9)
+
+
+def stream(
+    session: SparkSession,
+    path: str,
+    topics: Iterable[str] | str | None = None,
+    *,
+    pattern: str | None = None,
+    is_kafka: bool = False,
+    target: str | None = None,
+    topic_prefix: str = "",
+    **source: Any,
+) -> DataFrame:
+    """The stream that `run` writes; with `is_kafka` in the columns of Spark's Kafka sink."""
+    given: dict[str, Any] = {"startingOffsets": "earliest", "includeHeaders": True, **source, "path": path}
+    if topics is not None:
+        given["subscribe"] = [topics] if isinstance(topics, str) else list(topics)
+    else:
+        given["subscribePattern"] = pattern or ".*"
+    if is_kafka:
+        given["layout"] = KAFKA
+    frame = session.readStream.format("ringlog").options(**as_text(given)).load()
+    if not is_kafka:
+        return frame
+    name = F.lit(target) if target is not None else F.concat(F.lit(topic_prefix), F.col("topic"))
+    return frame.select("key", "value", "headers", name.alias("topic"))
+
+
+def _watch(query: StreamingQuery, for_s: float | None, shown: Progress) -> tuple[int, int, str | None]:
+    """Wait for the end; (batches with rows, rows, last end offset). A query that goes on is stopped after
+    `for_s`.
+    """
+    clock = SystemClock()
+    until = None if for_s is None else clock.monotonic_ns() + int(for_s * 1e9)
+    seen: dict[int, int] = {}
+    offset: str | None = None
+    is_ended = False
+    try:
+        while not is_ended:
+            is_ended = bool(query.awaitTermination(LOOK_S))
+            # Spark keeps the last hundred; a look a second misses none that took longer than 10 ms.
+            for each in query.recentProgress:
+                if each["numInputRows"]:
+                    seen[each["batchId"]] = each["numInputRows"]
+                    offset = each["sources"][0]["endOffset"]
+            shown.show("mirror: rows", sum(seen.values()), 0)
+            if until is not None and clock.monotonic_ns() >= until:
+                break
+    finally:
+        query.stop()
+    return len(seen), sum(seen.values()), offset

@@ -1,0 +1,186 @@
+"""replay: records of topics into other topics, each once, in their order, at a bounded rate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pyspark.sql import functions as F  # noqa: N812  Spark's own usage
+
+from ringlog.clock import SystemClock
+from ringlog.spark.bounds import check_gaps, resolve_bounds
+from ringlog.spark.catalog import Catalog
+from ringlog.spark.clients import client_of
+from ringlog.spark.errors import OptionError
+from ringlog.spark.jobs.chunks import Kept, check_same, step_rows, steps
+from ringlog.spark.jobs.report import Bound, Progress, Silence
+from ringlog.spark.options import as_text, source_options
+from ringlog.spark.sessions import read
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class ReplayState(msgspec.Struct, frozen=True):
+    """What a replay is to do, fixed when it begins."""
+
+    path: str
+    to_path: str
+    log: str
+    names: dict[str, str]
+    """Topic -> topic that it is written to."""
+    bounds: tuple[tuple[str, int, int, int], ...]
+    """(topic, epoch, after, until)."""
+    steps: int
+    done: int = 0
+    """Steps known to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What a run did. `skipped`: steps that an earlier run of this name had written."""
+
+    name: str
+    bounds: tuple[Bound, ...]
+    targets: dict[str, str]
+    positions: int
+    """Within the bounds; records that are not live are not written."""
+    steps: int
+    skipped: int
+    seconds: float
+
+
+def run(
+    session: SparkSession,
+    path: str,
+    topics: Iterable[str] | str | None = None,
+    *,
+    pattern: str | None = None,
+    to: str | None = None,
+    prefix: str = "",
+    suffix: str = "",
+    to_path: str | None = None,
+    name: str | None = None,
+    rate: float | None = None,
+    keep_times: bool = True,
+    sink: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    **source: Any,
+) -> ReplayReport:
+    """Write what these topics hold now into topic `to`, or into `<prefix><topic><suffix>`.
+
+    `to_path`: another data directory on this host. `name` makes the job repeatable: run again it goes on, or
+    finds that all is done. `rate`: positions a second at most. `keep_times`: the time of commit becomes
+    event_ts where a record has none. `sink`: further options of the sink (durability, createTopics, …);
+    `source`: bounds and other options of the source (startingTimestamp, tags, …). Raises OptionError when a
+    topic would be written into itself or the name was used for something else, DataLoss, TopicNotFound,
+    EngineNotRunning.
+    """
+    clock = SystemClock()
+    started = clock.monotonic_ns()
+    path, target = os.path.abspath(path), os.path.abspath(to_path or path)
+    client_of(target)  # Before anything is kept below a directory that is none.
+    kept = Kept(target, "replay", name)
+    state = kept.load(ReplayState)
+    with Catalog.open(path) as catalog:
+        log_id = catalog.log_id
+        if state is None:
+            subscribed: dict[str, Any] = {"subscribePattern": pattern or ".*"}
+            if topics is not None:
+                subscribed = {"subscribe": [topics] if isinstance(topics, str) else list(topics)}
+            given = as_text({**subscribed, **source, "path": path})
+            options = source_options(given, streaming=False)
+            bounds = resolve_bounds(catalog, options)
+            check_gaps(catalog, bounds, options)
+            names = {each.topic: to or f"{prefix}{each.topic}{suffix}" for each in bounds}
+            _check_targets(names, path == target)
+            total = sum(map(len, bounds))
+            state = ReplayState(
+                path, target, log_id, names,
+                tuple((each.topic, each.epoch, each.after, each.until) for each in bounds),
+                -(-total // step_rows(rate)),
+            )  # fmt: skip
+            kept.save(state)
+        names = {topic: to or f"{prefix}{topic}{suffix}" for topic in state.names}
+        check_same(state, {"path": path, "to_path": target, "log": log_id, "names": names})
+        _check_epochs(catalog, state)
+    skipped = state.done
+    extra = {
+        name: value
+        for name, value in source.items()
+        if "start" not in name.lower() and "end" not in name.lower()
+    }
+    for step in steps(state.done, state.steps, partial(_size, state), rate, progress or Silence(), "replay"):
+        frame = _step(session, state, step, extra, keep_times)
+        if frame is not None:
+            written = as_text({"createTopics": True, **(sink or {})})
+            frame.write.format("ringlog").mode("append").options(
+                **written, path=target, txnAppId=kept.app_id, txnVersion=str(step)
+            ).save()
+        state = msgspec.structs.replace(state, done=step + 1)
+        kept.save(state)
+    return ReplayReport(
+        kept.name, tuple(Bound(*each) for each in state.bounds), state.names,
+        sum(until - after for _, _, after, until in state.bounds), state.steps, skipped,
+        (clock.monotonic_ns() - started) / 1e9,
+    )  # fmt: skip
+
+
+def _check_targets(names: dict[str, str], is_same_log: bool) -> None:
+    own = sorted(set(names) & set(names.values())) if is_same_log else []
+    if own:
+        raise OptionError("a topic would be written into itself: give to, prefix or suffix", topics=own)
+
+
+def _check_epochs(catalog: Catalog, state: ReplayState) -> None:
+    """A topic that was made anew holds other records under the same numbers."""
+    for topic, epoch, _, _ in state.bounds:
+        now = catalog.topic(topic).epoch
+        if now != epoch:
+            raise OptionError(
+                "the topic was made anew since the job began: start another", topic=topic, epoch=now,
+                began_with=epoch,
+            )  # fmt: skip
+
+
+def _part(state: ReplayState, step: int) -> list[tuple[str, int, int]]:
+    """(topic, after, until) of a step: the same share of every topic."""
+    found = []
+    for topic, _, after, until in state.bounds:
+        size = until - after
+        low, high = after + size * step // state.steps, after + size * (step + 1) // state.steps
+        if low < high:
+            found.append((topic, low, high))
+    return found
+
+
+def _size(state: ReplayState, step: int) -> int:
+    return sum(until - after for _, after, until in _part(state, step))
+
+
+def _step(
+    session: SparkSession, state: ReplayState, step: int, extra: Mapping[str, Any], keep_times: bool
+) -> DataFrame | None:
+    """Rows of a step for the sink. Partitions ascend with the positions, so order within a topic is kept."""
+    part = _part(state, step)
+    if not part:
+        return None
+    frame = read(
+        session,
+        [topic for topic, _, _ in part],
+        path=state.path,
+        **{
+            **extra,
+            "includeHeaders": True,
+            "startingOffsets": {topic: after + 1 for topic, after, _ in part},
+            "endingOffsets": {topic: until + 1 for topic, _, until in part},
+        },
+    )
+    if keep_times:
+        frame = frame.withColumn("event_ts", F.coalesce("event_ts", "ts"))
+    mapping = F.create_map(*[F.lit(each) for pair in state.names.items() for each in pair])
+    return frame.withColumn("topic", mapping[F.col("topic")]).drop("epoch", "seq", "ts")

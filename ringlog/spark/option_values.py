@@ -1,0 +1,299 @@
+"""Values of options: text in, checked values out. Pure; what cannot be meant is an OptionError naming it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn
+
+from ringlog.errors import UsageError
+from ringlog.limits import SEQ_MAX, TOPIC_NAME_BYTES_MAX
+from ringlog.link.address import parse_url
+from ringlog.spark.errors import OptionError
+from ringlog.types import Durability
+
+EARLIEST = -2
+"""Kafka's number for the first record that is retained."""
+LATEST = -1
+"""Kafka's number for the end of the topic."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "k": 1 << 10,
+    "kb": 1 << 10,
+    "m": 1 << 20,
+    "mb": 1 << 20,
+    "g": 1 << 30,
+    "gb": 1 << 30,
+}
+_TRUE, _FALSE = frozenset({"true", "1", "yes"}), frozenset({"false", "0", "no"})
+NEAR_NAMES_MAX = 3
+TOPIC_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{TOPIC_NAME_BYTES_MAX - 1}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Kafka's offsets: of topics by name, `default` for the others. EARLIEST and LATEST are offsets too.
+
+    A starting offset is the first seq to read, an ending offset the first one not to read.
+    """
+
+    default: int
+    by_topic: tuple[tuple[str, int], ...] = ()
+
+    def of(self, topic: str) -> int:
+        """Offset of one topic."""
+        return dict(self.by_topic).get(topic, self.default)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics named."""
+        return tuple(name for name, _ in self.by_topic)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Commit times in microseconds since the epoch: of topics by name, `default` (or None) for the others."""
+
+    default: int | None = None
+    by_topic: tuple[tuple[str, int], ...] = ()
+
+    def of(self, topic: str) -> int | None:
+        """Time of one topic, None where none was given."""
+        return dict(self.by_topic).get(topic, self.default)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics named."""
+        return tuple(name for name, _ in self.by_topic)
+
+
+def cursor_of(starting_offset: int) -> int:
+    """The last position dealt with before `starting_offset`, the first one to read (SK-18)."""
+    return starting_offset - 1
+
+
+def bound_of(ending_offset: int) -> int:
+    """The last position to read before `ending_offset`, the first one not to read (SK-18)."""
+    return ending_offset - 1
+
+
+def near_names(name: str, known: Iterable[str]) -> list[str]:
+    """Those of `known` that look like a slip of `name`, whatever their case."""
+    by_lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=NEAR_NAMES_MAX, cutoff=0.6)
+    return [by_lower[each] for each in close]
+
+
+class Given:
+    """Options as they were given, under their proper names."""
+
+    def __init__(self, raw: Mapping[str, str], known: Iterable[str], refused: Mapping[str, str]) -> None:
+        by_lower = {name.lower(): name for name in known}
+        self._values: dict[str, str] = {}
+        for key, value in raw.items():
+            lower = key.lower()
+            if lower not in by_lower:
+                refuse(key, by_lower.values(), refused)
+            self._values[by_lower[lower]] = str(value)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def take(self, name: str, parse: Callable[[str, str], Any], default: Any) -> Any:
+        """The parsed value, or the default."""
+        text = self._values.get(name)
+        return default if text is None else parse(name, text)
+
+
+def refuse(key: str, known: Iterable[str], refused: Mapping[str, str]) -> NoReturn:
+    """Refuse a name, with the reason where there is one, else with names that look alike."""
+    lower = key.lower()
+    if lower in refused:
+        raise OptionError(f"{key} is not offered: {refused[lower]}", option=key)
+    if lower.startswith("kafka."):
+        raise OptionError(f"{key} is a setting of Kafka's client, and there is none here", option=key)
+    near = ", ".join(near_names(key, known))
+    raise OptionError(f"unknown option {key}; did you mean {near}?" if near else f"unknown option {key}")
+
+
+def boolean(name: str, text: str) -> bool:
+    """true or false, in any case."""
+    lower = text.strip().lower()
+    if lower in _TRUE | _FALSE:
+        return lower in _TRUE
+    raise OptionError(f"{name} is true or false", option=name, found=text)
+
+
+def integer(name: str, text: str, least: int, most: int) -> int:
+    """A whole number within [least, most]."""
+    try:
+        value = int(text.strip())
+    except ValueError:
+        raise OptionError(f"{name} is a whole number", option=name, found=text) from None
+    if not least <= value <= most:
+        raise OptionError(f"{name} is out of range", option=name, found=value, min=least, max=most)
+    return value
+
+
+def byte_count(name: str, text: str, least: int, most: int) -> int:
+    """Bytes, as a number or with a unit as in Spark: 64m, 1g, 512kb."""
+    lower = text.strip().lower()
+    digits = lower.rstrip("bkmg")
+    unit = _UNITS.get(lower[len(digits) :])
+    if unit is None or not digits.isascii() or not digits.isdigit():
+        raise OptionError(f"{name} is a number of bytes, such as 67108864 or 64m", option=name, found=text)
+    return integer(name, str(int(digits) * unit), least, most)
+
+
+def choice(name: str, text: str, known: Iterable[str]) -> str:
+    """One of these words, in any case."""
+    words = list(known)
+    if text.strip().lower() in words:
+        return text.strip().lower()
+    raise OptionError(f"{name} is one of {', '.join(words)}", option=name, found=text)
+
+
+def words(name: str, text: str) -> tuple[str, ...]:
+    """A comma list, or a JSON array for values with commas in them; each once, none empty."""
+    if text.lstrip().startswith("["):
+        found = _json(name, text)
+        if not all(isinstance(each, str) for each in found):
+            raise OptionError(f"{name} is an array of strings", option=name, found=text)
+        values = [str(each) for each in found]
+    else:
+        values = [each.strip() for each in text.split(",")]
+    if not values or not all(values):
+        raise OptionError(f"{name} holds an empty name", option=name, found=text)
+    return tuple(dict.fromkeys(values))
+
+
+def offsets(name: str, text: str, *, default: int, allowed: Mapping[str, int]) -> Offsets:
+    """A word of `allowed`, or JSON {topic: offset} with the numbers of `allowed` as places (-2, -1).
+
+    Topics that the JSON does not name get `default`.
+    """
+    stripped = text.strip()
+    if not stripped.startswith("{"):
+        return Offsets(allowed[choice(name, stripped, allowed)])
+    found: list[tuple[str, int]] = []
+    for topic, value in _topic_map(name, stripped):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise OptionError(f"{name}: an offset is a whole number", option=name, topic=topic, found=value)
+        is_place = value in {EARLIEST, LATEST}
+        if is_place and value not in allowed.values():
+            word = "earliest" if value == EARLIEST else "latest"
+            raise OptionError(f"{name}: {value} ({word}) makes no sense here", option=name, topic=topic)
+        if not is_place and not 1 <= value <= SEQ_MAX:
+            raise OptionError(f"{name}: offsets begin at 1", option=name, topic=topic, found=value)
+        found.append((topic, value))
+    return Offsets(default, tuple(found))
+
+
+def time_us(name: str, value: Any) -> int:
+    """Microseconds since the epoch, of epoch milliseconds or of ISO 8601 with a zone."""
+    text = str(value).strip()
+    if text.isascii() and text.lstrip("-").isdigit() and not isinstance(value, bool):
+        return max(integer(name, text, -SEQ_MAX, SEQ_MAX // 1000) * 1000, 0)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise OptionError(
+            f"{name} is epoch milliseconds or ISO 8601, such as 2026-01-31T12:00:00Z", option=name, found=text
+        ) from None
+    if moment.tzinfo is None:
+        raise OptionError(f"{name} needs a zone, such as Z or +01:00", option=name, found=text)
+    return max((moment - _EPOCH) // timedelta(microseconds=1), 0)
+
+
+def times_by_topic(name: str, text: str) -> Times:
+    """JSON {topic: time}."""
+    if not text.strip().startswith("{"):
+        raise OptionError(f"{name} is JSON, such as {{'orders': 1767225600000}}", option=name, found=text)
+    return Times(None, tuple((topic, time_us(name, value)) for topic, value in _topic_map(name, text)))
+
+
+def directory(name: str, text: str) -> str:
+    """An absolute path of this host."""
+    path = text.strip().removeprefix("file://")
+    if not path:
+        raise OptionError(f"{name} is empty", option=name)
+    if "://" in path:
+        raise OptionError(f"{name} is a directory of this host", option=name, found=text)
+    return os.path.abspath(path)
+
+
+def regular_expression(name: str, text: str) -> str:
+    """A Python regular expression."""
+    try:
+        re.compile(text)
+    except re.error as e:
+        raise OptionError(
+            f"{name} is no regular expression", option=name, found=text, reason=str(e)
+        ) from None
+    return text
+
+
+def tag_list(name: str, text: str) -> tuple[str, ...]:
+    """Exact tags and `prefix*`; a lone `*` is every tagged record."""
+    found = words(name, text)
+    for tag in found:
+        if "*" in tag[:-1]:
+            raise OptionError(f"{name}: a * stands only at the end, for a prefix", option=name, found=tag)
+    return found
+
+
+def topic_name(name: str, text: str) -> str:
+    """A topic's name."""
+    if not TOPIC_NAME.fullmatch(text):
+        raise OptionError(f"{name}: not a topic's name", option=name, found=text)
+    return text
+
+
+def not_empty(name: str, text: str) -> str:
+    """Any text but blanks."""
+    if not text.strip():
+        raise OptionError(f"{name} is empty", option=name)
+    return text
+
+
+def durability(name: str, text: str) -> Durability:
+    """A durability class by its name."""
+    try:
+        return Durability.parse(text.strip())
+    except ValueError as e:
+        raise OptionError(f"{name}: {e}", option=name, found=text) from None
+
+
+def address(name: str, text: str) -> str:
+    """An engine's address, ringlog://…"""
+    try:
+        parse_url(text)
+    except UsageError as e:
+        raise OptionError(f"{name} is the engine's address: {e}", option=name) from None
+    return text
+
+
+def _topic_map(name: str, text: str) -> list[tuple[str, Any]]:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) != len(pairs):
+            raise OptionError(f"{name} names a topic twice", option=name, found=text)
+        return dict(pairs)
+
+    found = _json(name, text, once)
+    if not isinstance(found, dict) or not found:
+        raise OptionError(f"{name} is a JSON object with at least one topic", option=name, found=text)
+    return sorted(found.items())
+
+
+def _json(name: str, text: str, pairs: Any = None) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=pairs)
+    except ValueError as e:
+        raise OptionError(f"{name} is not JSON", option=name, found=text, reason=str(e)) from None

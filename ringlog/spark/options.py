@@ -1,0 +1,366 @@
+"""Options of the data source and of the sink, read once into frozen values. Pure: no pyspark, no files.
+
+Spark hands options over with lower-cased names; any case is taken. What is unknown is refused with the names
+that look alike, and what Kafka has and we do not with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from ringlog.limits import BATCH_RECORDS_MAX, MIB, REQUEST_BYTES_MAX
+from ringlog.spark.errors import OptionError
+from ringlog.spark.option_values import (
+    EARLIEST,
+    LATEST,
+    Given,
+    Offsets,
+    Times,
+    address,
+    boolean,
+    bound_of,
+    byte_count,
+    choice,
+    cursor_of,
+    directory,
+    durability,
+    integer,
+    not_empty,
+    offsets,
+    regular_expression,
+    tag_list,
+    time_us,
+    times_by_topic,
+    topic_name,
+    words,
+)
+from ringlog.types import Durability
+
+__all__ = [
+    "EARLIEST", "LATEST", "Offsets", "SinkOptions", "SourceOptions", "Times", "as_text", "bound_of",
+    "cursor_of", "shape_of", "sink_options", "source_options",
+]  # fmt: skip
+
+MAX_PARTITION_BYTES = 64 * MIB
+ROWS_PER_BATCH = 8_192
+ROWS_PER_BATCH_MAX = 1_000_000
+PARTITIONS_MAX = 100_000
+COUNT_MAX = 1 << 62
+VIEWS = ("records", "frames", "segments", "topics", "gaps", "audit")
+LAYOUTS = ("ringlog", "kafka")
+MAX_FRAME_RECORDS = 4_096
+MAX_FRAME_BYTES = 1 * MIB
+
+SOURCE_NAMES = (
+    "path", "root", "cold", "subscribe", "subscribePattern", "startingOffsets", "endingOffsets",
+    "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions",
+    "maxPartitionBytes", "failOnDataLoss", "gapsPath", "includeHeaders", "tags", "view", "layout",
+    "onCorrupt", "rowsPerBatch",
+)  # fmt: skip
+SINK_NAMES = (
+    "path", "root", "connect", "topic", "createTopics", "txnAppId", "txnVersion", "durability",
+    "maxFrameRecords", "maxFrameBytes", "stagingDir",
+)  # fmt: skip
+
+REFUSED = {
+    "assign": "topics have one partition each: name them with subscribe",
+    "group.id": "a query keeps its own place in its checkpoint; there are no consumer groups here",
+    "groupidprefix": "a query keeps its own place in its checkpoint; there are no consumer groups here",
+    "minoffsetspertrigger": "a Python source can give Spark one limit, not a minimum with a delay: use "
+    "maxOffsetsPerTrigger and the trigger's interval",
+    "maxtriggerdelay": "it belongs to minOffsetsPerTrigger, which a Python source cannot offer",
+    "kafkaconsumer.polltimeoutms": "records are read from mapped files, nothing is polled",
+    "fetchoffset.numretries": "positions are read from shared memory, nothing is fetched",
+    "fetchoffset.retryintervalms": "positions are read from shared memory, nothing is fetched",
+    "maxrecordsperpartition": "partitions are cut by bytes: use maxPartitionBytes",
+}
+"""Kafka's options without a counterpart, lower-cased, and why."""
+OF_SPARK = frozenset({"checkpointlocation"})
+"""What a streaming write says to Spark itself, and Spark passes on, lower-cased."""
+REFUSED_SINK = {
+    "includeheaders": "the column headers is written whenever it is there",
+    "topiccolumn": "the column that names the topic is called topic",
+}
+COLD_ALONE = (
+    "cold: a cold tier cannot be read without its engine, which holds the segments' indexes. Give the data "
+    "directory as path: cold segments are found from its configuration"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Options of a read. Times are microseconds since the epoch, sizes are bytes."""
+
+    path: str
+    """Data directory, or run directory where that was configured elsewhere; absolute."""
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    """Python regular expression that a topic's whole name must match."""
+    starting: Offsets = field(default_factory=lambda: Offsets(EARLIEST))
+    ending: Offsets = field(default_factory=lambda: Offsets(LATEST))
+    starting_ts: Times = field(default_factory=Times)
+    """Wins over `starting` where it has a time."""
+    ending_ts: Times = field(default_factory=Times)
+    latest_if_too_new: bool = False
+    """startingOffsetsByTimestampStrategy=latest."""
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    min_partitions: int = 1
+    max_partition_bytes: int = MAX_PARTITION_BYTES
+    fail_on_data_loss: bool = True
+    gaps_path: str | None = None
+    include_headers: bool = False
+    tags: tuple[str, ...] = ()
+    """Exact tags, and prefixes ending in `*`; empty = all records, untagged ones too."""
+    view: str = "records"
+    layout: str = "ringlog"
+    quarantine: bool = False
+    """onCorrupt=quarantine."""
+    rows_per_batch: int = ROWS_PER_BATCH
+
+    def matches(self, topic: str) -> bool:
+        """Is this topic subscribed to?"""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic in self.topics
+
+    @property
+    def named_topics(self) -> tuple[str, ...]:
+        """Topics that offsets or times name; each has to be subscribed to."""
+        parts = (self.starting, self.ending, self.starting_ts, self.ending_ts)
+        return tuple(dict.fromkeys(name for part in parts for name in part.topics))
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Options of a write. Exactly one of `path` and `connect` is not empty."""
+
+    path: str = ""
+    connect: str = ""
+    """The engine's address, ringlog://…"""
+    topic: str | None = None
+    create_topics: bool = False
+    txn_app_id: str | None = None
+    txn_version: int | None = None
+    durability: Durability | None = None
+    max_frame_records: int = MAX_FRAME_RECORDS
+    max_frame_bytes: int = MAX_FRAME_BYTES
+    staging_dir: str | None = None
+
+
+def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """Check the options of a batch or streaming read; raises OptionError."""
+    given = Given(raw, SOURCE_NAMES, REFUSED)
+    if "cold" in given:
+        raise OptionError(COLD_ALONE, option="cold")
+    view = given.take("view", lambda n, t: choice(n, t, VIEWS), "records")
+    _only(given, streaming, view)
+    topics, pattern = _subscription(given, is_needed=view not in {"topics", "segments"})
+    options = SourceOptions(
+        path=_path_of(given),
+        topics=topics,
+        pattern=pattern,
+        **_offsets_of(given, streaming),
+        latest_if_too_new=given.take(
+            "startingOffsetsByTimestampStrategy", lambda n, t: choice(n, t, ("error", "latest")), "error"
+        )
+        == "latest",
+        max_offsets=given.take("maxOffsetsPerTrigger", _count, None),
+        max_bytes=given.take("maxBytesPerTrigger", lambda n, t: byte_count(n, t, 1, COUNT_MAX), None),
+        min_partitions=given.take("minPartitions", lambda n, t: integer(n, t, 1, PARTITIONS_MAX), 1),
+        max_partition_bytes=given.take(
+            "maxPartitionBytes", lambda n, t: byte_count(n, t, 1, COUNT_MAX), MAX_PARTITION_BYTES
+        ),
+        fail_on_data_loss=given.take("failOnDataLoss", boolean, True),
+        gaps_path=given.take("gapsPath", directory, None),
+        include_headers=given.take("includeHeaders", boolean, False),
+        tags=given.take("tags", tag_list, ()),
+        view=view,
+        layout=given.take("layout", lambda n, t: choice(n, t, LAYOUTS), "ringlog"),
+        quarantine=given.take("onCorrupt", lambda n, t: choice(n, t, ("fail", "quarantine")), "fail")
+        == "quarantine",
+        rows_per_batch=given.take(
+            "rowsPerBatch", lambda n, t: integer(n, t, 1, ROWS_PER_BATCH_MAX), ROWS_PER_BATCH
+        ),
+    )
+    _check_together(options)
+    if streaming and options.quarantine:
+        raise OptionError(
+            "onCorrupt: a stream never passes over damage; read the range as a batch, then begin behind it"
+        )
+    return options
+
+
+def sink_options(raw: Mapping[str, str]) -> SinkOptions:
+    """Check the options of a write; raises OptionError."""
+    given = Given(
+        {key: value for key, value in raw.items() if key.lower() not in OF_SPARK}, SINK_NAMES, REFUSED_SINK
+    )
+    has_path = "path" in given or "root" in given
+    if has_path == ("connect" in given):
+        raise OptionError("one of path (the data directory) and connect (the engine's address) is needed")
+    options = SinkOptions(
+        path=_path_of(given) if has_path else "",
+        connect=given.take("connect", address, ""),
+        topic=given.take("topic", topic_name, None),
+        create_topics=given.take("createTopics", boolean, False),
+        txn_app_id=given.take("txnAppId", not_empty, None),
+        txn_version=given.take("txnVersion", lambda n, t: integer(n, t, 0, COUNT_MAX), None),
+        durability=given.take("durability", durability, None),
+        max_frame_records=given.take(
+            "maxFrameRecords", lambda n, t: integer(n, t, 1, BATCH_RECORDS_MAX), MAX_FRAME_RECORDS
+        ),
+        max_frame_bytes=given.take(
+            "maxFrameBytes", lambda n, t: byte_count(n, t, 1, REQUEST_BYTES_MAX), MAX_FRAME_BYTES
+        ),
+        staging_dir=given.take("stagingDir", directory, None),
+    )
+    if (options.txn_app_id is None) != (options.txn_version is None):
+        raise OptionError("txnAppId and txnVersion belong together: which write, and which version of it")
+    if options.connect and options.staging_dir is None:
+        raise OptionError("connect needs stagingDir: without a data directory there is no place beside it")
+    return options
+
+
+def shape_of(raw: Mapping[str, str]) -> SourceOptions:
+    """What decides the columns: view, layout and includeHeaders; nothing else is looked at or checked."""
+    names = {"view", "layout", "includeheaders"}
+    given = Given({key: value for key, value in raw.items() if key.lower() in names}, SOURCE_NAMES, REFUSED)
+    return SourceOptions(
+        path="",
+        view=given.take("view", lambda n, t: choice(n, t, VIEWS), "records"),
+        layout=given.take("layout", lambda n, t: choice(n, t, LAYOUTS), "ringlog"),
+        include_headers=given.take("includeHeaders", boolean, False),
+    )
+
+
+def as_text(options: Mapping[str, Any]) -> dict[str, str]:
+    """Keyword arguments as options: min_partitions is minPartitions; lists and dicts become JSON, times ISO.
+
+    Options that are None are left out. Raises OptionError for one given in both spellings.
+    """
+    found: dict[str, str] = {}
+    for key, value in options.items():
+        first, *rest = key.split("_")
+        name = first + "".join(word.capitalize() for word in rest)
+        if name in found:
+            raise OptionError(f"{name} is given twice", option=name)
+        if value is not None:
+            found[name] = _text_of(value)
+    return found
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, (list, tuple, dict)):
+        return json.dumps(value, default=_text_of)
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+
+
+STREAM_ONLY = {
+    "maxOffsetsPerTrigger": "a batch has no triggers: bound it with endingOffsets",
+    "maxBytesPerTrigger": "a batch has no triggers: bound it with endingOffsets",
+    "gapsPath": "a batch reads its gaps with view=gaps and the same bounds",
+}
+_NO_END = "a stream has no end: use trigger(availableNow=True) to stop at what there is"
+BATCH_ONLY = {
+    "endingOffsets": _NO_END,
+    "endingTimestamp": _NO_END,
+    "endingOffsetsByTimestamp": _NO_END,
+}
+
+
+def _only(given: Given, streaming: bool, view: str) -> None:
+    """Refuse what belongs to the other kind of query, with what to do instead."""
+    for name, reason in (BATCH_ONLY if streaming else STREAM_ONLY).items():
+        if name in given:
+            raise OptionError(f"{name}: {reason}", option=name)
+    if streaming and view != "records":
+        raise OptionError(f"view={view} can be read as a batch only", option="view")
+
+
+def _check_together(options: SourceOptions) -> None:
+    if options.max_offsets is not None and options.max_bytes is not None:
+        raise OptionError(
+            "maxOffsetsPerTrigger and maxBytesPerTrigger: one of the two", option="maxBytesPerTrigger"
+        )
+    if options.layout == "kafka" and options.view != "records":
+        raise OptionError("layout=kafka is a layout of records", option="layout", view=options.view)
+    if options.pattern is None and options.topics:
+        strangers = [name for name in options.named_topics if name not in options.topics]
+        if strangers:
+            raise OptionError("offsets or times name topics that are not subscribed to", topics=strangers)
+
+
+def _subscription(given: Given, is_needed: bool) -> tuple[tuple[str, ...], str | None]:
+    """(topics, pattern); views of everything need neither."""
+    topics: tuple[str, ...] = given.take("subscribe", words, ())
+    pattern: str | None = given.take("subscribePattern", regular_expression, None)
+    if topics and pattern is not None:
+        raise OptionError("subscribe and subscribePattern: one of the two", option="subscribe")
+    if not topics and pattern is None:
+        if is_needed:
+            raise OptionError(
+                "subscribe (a comma list of topics) or subscribePattern is needed", option="subscribe"
+            )
+        pattern = ".*"
+    for name in topics:
+        topic_name("subscribe", name)
+    return topics, pattern
+
+
+def _offsets_of(given: Given, streaming: bool) -> dict[str, Any]:
+    start = {"earliest": EARLIEST, "latest": LATEST} if streaming else {"earliest": EARLIEST}
+    default = LATEST if streaming else EARLIEST
+    starting = given.take(
+        "startingOffsets",
+        # Topics that the JSON does not name are new to it: from their beginning, as Kafka has it.
+        lambda n, t: offsets(n, t, default=EARLIEST, allowed=start),
+        Offsets(default),
+    )
+    ending = given.take(
+        "endingOffsets",
+        lambda n, t: offsets(n, t, default=LATEST, allowed={"latest": LATEST}),
+        Offsets(LATEST),
+    )
+    return {
+        "starting": starting,
+        "ending": ending,
+        "starting_ts": _times_of(given, "startingTimestamp", "startingOffsetsByTimestamp"),
+        "ending_ts": _times_of(given, "endingTimestamp", "endingOffsetsByTimestamp"),
+    }
+
+
+def _times_of(given: Given, for_all: str, by_topic: str) -> Times:
+    """One time for all topics, or one for each of those named; the others go by offsets."""
+    if for_all in given and by_topic in given:
+        raise OptionError(f"{for_all} and {by_topic}: one of the two", option=by_topic)
+    if for_all in given:
+        return Times(given.take(for_all, time_us, None))
+    times: Times = given.take(by_topic, times_by_topic, Times())
+    return times
+
+
+def _path_of(given: Given) -> str:
+    """`path`, or its alias for statements in which Spark keeps `path` to itself."""
+    path: str = given.take("path", directory, "")
+    root: str = given.take("root", directory, "")
+    if path and root and path != root:
+        raise OptionError("path and root are the same option", path=path, root=root)
+    if not path and not root:
+        raise OptionError("path, the engine's data directory, is needed", option="path")
+    return path or root
+
+
+def _count(name: str, text: str) -> int:
+    return integer(name, text, 1, COUNT_MAX)

@@ -1,0 +1,139 @@
+"""From what is stored to partitions: bounds, stretches of frames, slices. Pure, and everything pickles small.
+
+A partition is a tuple of slices, of one topic or of several small ones. Frames are never split where their
+places are known (segments); what lies in the log alone is split by positions, since nobody knows where its
+frames begin before they are read. One partition never holds cold and hot records if either part would fill
+one by itself: a slow store must not hold up a core that has work at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+HOT, COLD, WAL = "hot", "cold", "wal"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Positions `after` + 1 .. `until` of one life of a topic."""
+
+    topic: str
+    topic_id: int
+    epoch: int
+    after: int
+    until: int
+
+    def __len__(self) -> int:
+        return max(self.until - self.after, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive positions as they are stored. `bytes` on disk, estimated for tier wal; `records` positions.
+
+    Of a segment it begins and ends with a frame, unless a bound cuts it.
+    """
+
+    first_seq: int
+    last_seq: int
+    bytes: int
+    records: int
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a topic for one task: bounds, about how many bytes, and where it lay when it was planned."""
+
+    bounds: Bounds
+    bytes: int
+    tier: str
+
+
+Slices = tuple[Slice, ...]
+
+
+def plan(
+    topics: Iterable[tuple[Bounds, Sequence[Stretch]]], *, max_bytes: int, min_partitions: int = 1
+) -> list[Slices]:
+    """Pack stretches greedily, in order, into partitions of about `max_bytes`, fewer for `min_partitions`.
+
+    Stretches of a topic ascend and lie within its bounds.
+    """
+    listed = [(bounds, list(stretches)) for bounds, stretches in topics]
+    total = sum(each.bytes for _, stretches in listed for each in stretches)
+    target = max(min(max_bytes, -(-total // min_partitions)), 1)
+    packer = _Packer(target)
+    for bounds, stretches in listed:
+        for is_cold, group in groupby(stretches, key=lambda each: each.tier == COLD):
+            packer.take_tier(bounds, list(group), is_cold)
+    return packer.finish()
+
+
+class _Packer:
+    """Fills one partition after the other."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._done: list[Slices] = []
+        self._slices: list[Slice] = []
+        self._bytes = 0
+        self._of_tier = {True: 0, False: 0}
+        """Cold, and not: bytes of the groups that the partition has a part of."""
+
+    def take_tier(self, bounds: Bounds, group: list[Stretch], is_cold: bool) -> None:
+        """Add consecutive stretches of a topic that are all cold, or all not."""
+        size = sum(each.bytes for each in group)
+        other = self._of_tier[not is_cold]
+        if other and (other >= self._target or self._of_tier[is_cold] + size >= self._target):
+            self._close()
+        self._of_tier[is_cold] += size
+        for stretch in group:
+            for part in self._parts(stretch):
+                if self._bytes and self._bytes + part.bytes > self._target:
+                    self._close()
+                    # Its end counts as all of it: what follows from the other tier begins anew.
+                    self._of_tier[is_cold] = size
+                self._add(bounds, part)
+
+    def finish(self) -> list[Slices]:
+        """All partitions."""
+        self._close()
+        return self._done
+
+    def _add(self, bounds: Bounds, stretch: Stretch) -> None:
+        own = replace(bounds, after=stretch.first_seq - 1, until=stretch.last_seq)
+        last = self._slices[-1] if self._slices else None
+        if last is not None and _follows(last, own, stretch.tier):
+            joined = replace(last.bounds, until=own.until)
+            self._slices[-1] = Slice(joined, last.bytes + stretch.bytes, last.tier)
+        else:
+            self._slices.append(Slice(own, stretch.bytes, stretch.tier))
+        self._bytes += stretch.bytes
+
+    def _parts(self, stretch: Stretch) -> Iterator[Stretch]:
+        """Itself, or a stretch of the log cut into even parts that fit."""
+        positions = stretch.last_seq - stretch.first_seq + 1
+        count = min(-(-stretch.bytes // self._target), positions) if stretch.tier == WAL else 1
+        if count <= 1:
+            yield stretch
+            return
+        cuts = [stretch.first_seq + positions * part // count for part in range(count + 1)]
+        for part in range(count):
+            first, stop = cuts[part], cuts[part + 1]
+            size = stretch.bytes * (part + 1) // count - stretch.bytes * part // count
+            yield Stretch(first, stop - 1, size, stop - first, stretch.tier)
+
+    def _close(self) -> None:
+        if self._slices:
+            self._done.append(tuple(self._slices))
+        self._slices, self._bytes, self._of_tier = [], 0, {True: 0, False: 0}
+
+
+def _follows(last: Slice, own: Bounds, tier: str) -> bool:
+    """Does `own` go on where the slice ends, in the same place?"""
+    before = last.bounds
+    same_life = (before.topic_id, before.epoch) == (own.topic_id, own.epoch)
+    return same_life and before.until == own.after and last.tier == tier

@@ -1,0 +1,238 @@
+"""Rows of a DataFrame to frames: columns checked once, rows cut and encoded many at a time.
+
+Nothing here loops over rows. Batches of Spark hold at most 10,000 rows, often of many topics: they are dealt
+out by topic, gathered until a frame is full, and encoded by the frame codec, which checks every limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from ringlog.errors import InvalidRequest
+from ringlog.frame import encode_arrow, frame
+from ringlog.limits import BATCH_RECORDS_MAX
+from ringlog.spark.errors import SchemaError
+from ringlog.spark.option_values import near_names
+from ringlog.spark.options import SinkOptions
+from ringlog.types import Durability
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+HELD_BYTES_MAX = 64 << 20
+"""Rows of all topics that wait for their frame to be full; beyond it all are sent as they are."""
+ROW_BYTES = 24
+"""What a row takes in a frame beside its bytes, about."""
+_TEXT = (StringType,)
+_BYTES = (StringType, BinaryType)
+_TIME = (TimestampType,)
+_WHOLE = (ByteType, ShortType, IntegerType, LongType)
+TAKEN: dict[str, tuple[type[DataType], ...]] = {
+    "payload": _BYTES, "value": _BYTES, "topic": _TEXT, "key": _BYTES, "tag": _TEXT, "node": _TEXT,
+    "meta": _TEXT, "headers": (ArrayType, MapType), "event_ts": _TIME, "expires_at": _TIME,
+    "not_before": _TIME, "priority": _WHOLE,
+}  # fmt: skip
+"""Columns of a row, and the types they may have."""
+ASSIGNED = ("seq", "ts", "epoch")
+HINTS = {
+    **dict.fromkeys(ASSIGNED, "the engine assigns it: leave it out with df.drop(…)"),
+    "offset": "the engine assigns it (seq): leave it out with df.drop(…)",
+    "timestamp": "the commit time is the engine's; a time of your own is event_ts",
+    "partition": "topics have one partition each: leave it out with df.drop(…)",
+    "timestampType": "leave it out with df.drop(…)",
+    "ttl_ms": "write expires_at, a timestamp",
+}
+
+
+def check_columns(struct: StructType, options: SinkOptions) -> None:
+    """Refuse rows that cannot be written; raises SchemaError naming the column and the remedy (SK-30)."""
+    names = struct.fieldNames()
+    if len(set(names)) != len(names):
+        raise SchemaError("two columns have one name", found=names)
+    for each in struct.fields:
+        _check_column(each.name, each.dataType)
+    if ("payload" in names) == ("value" in names):
+        raise SchemaError("one column payload (or value) is needed, string or binary", found=names)
+    if options.topic is None and "topic" not in names:
+        raise SchemaError("rows need a topic: a column topic, or the option topic", found=names)
+
+
+def _check_column(name: str, kind: DataType) -> None:
+    allowed = TAKEN.get(name)
+    if allowed is None:
+        hint = HINTS.get(name) or near_names(name, TAKEN)
+        raise SchemaError("a column that cannot be written", column=name, hint=hint, known=list(TAKEN))
+    is_right = isinstance(kind, allowed)
+    if is_right and isinstance(kind, MapType):
+        is_right = isinstance(kind.keyType, StringType) and isinstance(kind.valueType, BinaryType)
+    elif is_right and isinstance(kind, ArrayType):
+        pair = kind.elementType
+        is_right = isinstance(pair, StructType) and _is_pair(pair)
+    if not is_right:
+        raise SchemaError(
+            "a column has another type", column=name, found=kind.simpleString(), expected=_words(name)
+        )
+
+
+def _is_pair(pair: StructType) -> bool:
+    found = {each.name: type(each.dataType) for each in pair.fields}
+    return found == {"key": StringType, "value": BinaryType}
+
+
+def _words(name: str) -> str:
+    if name == "headers":
+        return "array<struct<key:string,value:binary>> or map<string,binary>"
+    return " or ".join(kind.typeName() for kind in TAKEN[name])
+
+
+class Encoded(NamedTuple):
+    """One frame: its topic, its bytes (topic_id 0) and how many records it holds."""
+
+    topic: str
+    frame: bytearray
+    rows: int
+
+
+@dataclass(slots=True)
+class _Held:
+    """Rows of one topic that wait."""
+
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    rows: int = 0
+    size: int = 0
+
+
+class FrameMaker:
+    """Takes batches of Spark, gives frames. One for each task."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._topic = options.topic
+        self._records = min(options.max_frame_records, BATCH_RECORDS_MAX)
+        self._bytes = options.max_frame_bytes
+        # Class 0 asks for nothing beyond the topic's own.
+        self._durability = options.durability or Durability.EPHEMERAL
+        self._held: dict[str, _Held] = {}
+        self._held_bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[Encoded]:
+        """Take rows; yields the frames that are full now, in the order of each topic's rows.
+
+        Raises InvalidRequest or RecordTooLarge for a row that no topic can take.
+        """
+        for topic, rows in self._by_topic(batch):
+            held = self._held.setdefault(topic, _Held())
+            size = int(row_bytes(rows).sum())
+            held.batches.append(rows)
+            held.rows += rows.num_rows
+            held.size += size
+            self._held_bytes += size
+            if held.rows >= self._records or held.size >= self._bytes:
+                yield from self._emit(topic, held, is_last=False)
+        if self._held_bytes > HELD_BYTES_MAX:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[Encoded]:
+        """Frames of whatever is left."""
+        for topic, held in list(self._held.items()):
+            yield from self._emit(topic, held, is_last=True)
+
+    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Rows of each topic, in their order, under the names of a frame's columns."""
+        import pyarrow as pa
+
+        names = list(batch.schema.names)
+        columns = {name: batch.column(at) for at, name in enumerate(names) if name != "topic"}
+        if "value" in columns:
+            columns = {"payload": columns.pop("value"), **columns}
+        rows = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+        if not batch.num_rows:
+            return
+        if self._topic is not None:
+            yield self._topic, rows
+            return
+        topics = batch.column(names.index("topic"))
+        if topics.null_count:
+            raise InvalidRequest("a row without a topic", rows=topics.null_count)
+        coded = topics.dictionary_encode()
+        distinct = coded.dictionary.to_pylist()
+        if len(distinct) == 1:
+            yield distinct[0], rows
+            return
+        which = coded.indices.to_numpy()
+        order = np.argsort(which, kind="stable")
+        dealt = rows.take(pa.array(order))
+        stops = np.cumsum(np.bincount(which, minlength=len(distinct))).tolist()
+        for topic, start, stop in zip(distinct, [0, *stops[:-1]], stops, strict=True):
+            yield topic, dealt.slice(start, stop - start)
+
+    def _emit(self, topic: str, held: _Held, *, is_last: bool) -> Iterator[Encoded]:
+        import pyarrow as pa
+
+        rows = held.batches[0] if len(held.batches) == 1 else pa.concat_batches(held.batches)
+        cuts = frame_cuts(row_bytes(rows), self._records, self._bytes)
+        if not is_last and cuts[-1] == rows.num_rows and len(cuts) > 1:
+            cuts.pop()  # The last one may not be full: it waits for the rows to come.
+        for start, stop in zip([0, *cuts[:-1]], cuts, strict=True):
+            yield Encoded(topic, self._encode(topic, rows.slice(start, stop - start)), stop - start)
+        self._held_bytes -= held.size
+        left = rows.slice(cuts[-1])
+        if not left.num_rows:
+            del self._held[topic]
+            return
+        size = int(row_bytes(left).sum())
+        self._held[topic] = _Held([left], left.num_rows, size)
+        self._held_bytes += size
+
+    def _encode(self, topic: str, rows: pa.RecordBatch) -> bytearray:
+        try:
+            return frame(encode_arrow(rows), topic_id=0, durability=self._durability)
+        except InvalidRequest as e:
+            e.detail.setdefault("topic", topic)
+            raise
+
+
+def row_bytes(rows: pa.RecordBatch) -> NDArray[np.int64]:
+    """(n,) bytes that each row takes in a frame, about."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    sizes = np.full(rows.num_rows, ROW_BYTES, dtype=np.int64)
+    for column in rows.columns:
+        kind = column.type
+        if pa.types.is_list(kind) or pa.types.is_map(kind) or pa.types.is_large_list(kind):
+            sizes += column.nbytes // max(rows.num_rows, 1)
+        elif not pa.types.is_primitive(kind):
+            lengths: Any = pc.fill_null(pc.binary_length(column), 0)
+            sizes += lengths.to_numpy(zero_copy_only=False)
+    return sizes
+
+
+def frame_cuts(sizes: NDArray[np.int64], records: int, most: int) -> list[int]:
+    """Where frames of up to `records` rows and `most` bytes end, each of at least one row; (n >= 1)."""
+    ends = np.cumsum(sizes)
+    cuts: list[int] = []
+    at, before = 0, 0
+    while at < len(sizes):
+        stop = int(np.searchsorted(ends, before + most, side="right"))
+        at = min(max(stop, at + 1), at + records, len(sizes))
+        before = int(ends[at - 1])
+        cuts.append(at)
+    return cuts

@@ -1,0 +1,152 @@
+"""Columns of the views of records, as Spark and as Arrow see them.
+
+    layout=ringlog  topic epoch seq ts payload key tag node meta event_ts expires_at not_before priority
+                    and headers with includeHeaders; key of a row: (topic, epoch, seq)
+    layout=kafka    key value topic partition offset timestamp timestampType, and headers; offset is seq
+
+A reader takes any of these columns in any order (projection is the user's schema: Spark pushes none down).
+Columns that may be absent in a record are null there; topic, epoch, seq, ts, payload and priority never are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from ringlog.frame.layout import Column
+from ringlog.spark.errors import SchemaError
+from ringlog.spark.option_values import near_names
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ringlog.spark.options import SourceOptions
+
+HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """A column of a view: its type, and the field of a frame's Arrow batch it comes from."""
+
+    name: str
+    type: DataType
+    source: str
+    """Field of TailBatch.record_batches; topic, epoch and constants are made here."""
+    column: Column | None = None
+    """What has to be asked of the frame; None = needs no column."""
+    is_nullable: bool = True
+
+
+RINGLOG_COLUMNS = (
+    ColumnSpec("topic", StringType(), "topic", None, False),
+    ColumnSpec("epoch", LongType(), "epoch", None, False),
+    ColumnSpec("seq", LongType(), "seq", None, False),
+    ColumnSpec("ts", TimestampType(), "ts", None, False),
+    ColumnSpec("payload", BinaryType(), "payload", Column.PAYLOAD, False),
+    ColumnSpec("key", BinaryType(), "key", Column.KEY),
+    ColumnSpec("tag", StringType(), "tag", Column.TAG),
+    ColumnSpec("node", StringType(), "node", Column.NODE),
+    ColumnSpec("meta", StringType(), "meta", Column.META),
+    ColumnSpec("event_ts", TimestampType(), "event_ts", Column.EVENT_TS),
+    ColumnSpec("expires_at", TimestampType(), "expires_at", Column.EXPIRES_AT),
+    ColumnSpec("not_before", TimestampType(), "not_before", Column.NOT_BEFORE),
+    ColumnSpec("priority", ShortType(), "priority", Column.PRIORITY, False),
+    ColumnSpec("headers", HEADERS_TYPE, "headers", Column.HEADERS),
+)
+KAFKA_COLUMNS = (
+    ColumnSpec("key", BinaryType(), "key", Column.KEY),
+    ColumnSpec("value", BinaryType(), "payload", Column.PAYLOAD, False),
+    ColumnSpec("topic", StringType(), "topic", None, False),
+    ColumnSpec("partition", IntegerType(), "zero", None, False),
+    ColumnSpec("offset", LongType(), "seq", None, False),
+    ColumnSpec("timestamp", TimestampType(), "ts", None, False),
+    ColumnSpec("timestampType", IntegerType(), "zero", None, False),
+    ColumnSpec("headers", HEADERS_TYPE, "headers", Column.HEADERS),
+)
+COLUMNS = {"ringlog": RINGLOG_COLUMNS, "kafka": KAFKA_COLUMNS}
+
+
+def columns_of(options: SourceOptions) -> tuple[ColumnSpec, ...]:
+    """The columns there are under these options; headers only when they are asked for."""
+    found = COLUMNS[options.layout]
+    return found if options.include_headers else tuple(each for each in found if each.name != "headers")
+
+
+def record_schema(options: SourceOptions) -> StructType:
+    """Spark's schema of view=records."""
+    return StructType([StructField(each.name, each.type) for each in columns_of(options)])
+
+
+def check_schema(struct: StructType, options: SourceOptions) -> tuple[ColumnSpec, ...]:
+    """The columns that a user's schema asks for, in its order; raises SchemaError naming what is wrong.
+
+    Types must be exactly ours. `not null` is taken for columns that never are null.
+    """
+    known = {each.name: each for each in columns_of(options)}
+    names = struct.fieldNames()
+    if not names or len(set(names)) != len(names):
+        raise SchemaError("a schema names columns, each once", found=names)
+    return tuple(_checked(field, known) for field in struct.fields)
+
+
+def _checked(field: StructField, known: dict[str, ColumnSpec]) -> ColumnSpec:
+    spec = known.get(field.name)
+    if spec is None:
+        hint = {"headers": "includeHeaders=true"}.get(field.name) or near_names(field.name, known)
+        raise SchemaError("no such column", column=field.name, hint=hint, known=list(known))
+    if field.dataType != spec.type:
+        raise SchemaError(
+            "a column has another type",
+            column=field.name,
+            found=field.dataType.simpleString(),
+            expected=spec.type.simpleString(),
+        )
+    if not field.nullable and spec.is_nullable:
+        raise SchemaError(
+            "a record may lack this column, so it cannot be declared not null", column=field.name
+        )
+    return spec
+
+
+def arrow_schema(struct: StructType) -> pa.Schema:
+    """The Arrow schema Spark demands of every batch: one and the same object for equal schemas."""
+    schema: pa.Schema = _arrow_schema(struct.json())
+    return schema
+
+
+@cache
+def _arrow_schema(text: str) -> Any:
+    import json
+
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(StructType.fromJson(json.loads(text)), timezone="UTC")
+
+
+def bitmap_of(specs: tuple[ColumnSpec, ...]) -> int:
+    """Bitmap of layout.Column: what frames have to give for these columns."""
+    return sum({1 << spec.column for spec in specs if spec.column is not None})
+
+
+def select(options: SourceOptions, names: list[str]) -> StructType:
+    """Spark's schema of these columns, in this order; raises SchemaError for unknown ones."""
+    types = {each.name: each.type for each in columns_of(options)}
+    for name in names:
+        if name not in types:
+            raise SchemaError("no such column", column=name, near=near_names(name, types), known=list(types))
+    return StructType([StructField(name, types[name]) for name in names])

@@ -1,0 +1,95 @@
+"""Sessions for programs that bring no own, and the two calls that make reading short."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DEFAULTS = {
+    "spark.sql.session.timeZone": "UTC",
+    # INT96, Spark's default, has no statistics and comes back without a zone.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Spark compresses Arrow buffers in pure Java: far slower than not at all.
+    "spark.sql.execution.arrow.compression.codec": "none",
+    "spark.driver.memory": "1g",
+}
+"""Settings of our sessions where Spark's own defaults do not fit (SK-5)."""
+MASTER = "local[*]"
+
+
+def session(
+    app: str = "ringlog", *, master: str = MASTER, config: Mapping[str, Any] | None = None
+) -> SparkSession:
+    """A session with this source registered, on this host unless `master` says otherwise.
+
+    `config` adds settings or overrides DEFAULTS. Workers run this very interpreter (SK-3). Raises JavaMissing
+    where there is no Java that Spark can use.
+    """
+    from pyspark.sql import SparkSession
+
+    from ringlog.spark.jre import provide_java
+
+    provide_java(os.environ)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings = {**DEFAULTS, "spark.sql.shuffle.partitions": str(os.cpu_count() or 1), **(config or {})}
+    builder = SparkSession.builder.appName(app).master(master)
+    for name, value in settings.items():
+        builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("ringlog")` known to a session.
+
+    Spark finds it by itself, unless another package's data source fails on import: then it finds none.
+    """
+    from ringlog.spark.source import RinglogDataSource
+
+    spark.dataSource.register(RinglogDataSource)
+
+
+def read(
+    spark: SparkSession,
+    topics: str | Iterable[str],
+    *,
+    path: str | os.PathLike[str],
+    columns: Iterable[str] | str | None = None,
+    **options: Any,
+) -> DataFrame:
+    """Records of topics as a DataFrame: the topics as they are now; read again for what comes later.
+
+    `topics` is a name, or several. `columns` chooses columns by name, which is the cheapest way to make a
+    read faster: the others are never made. Further options by their names, with underscores or as in the
+    option table: `min_partitions=8`, `startingOffsets={"orders": 17}`, `tags=["a", "b*"]`. What Spark's own
+    pushdown would do is done by these. Raises OptionError for what is unknown.
+    """
+    from ringlog.spark.options import as_text, shape_of
+    from ringlog.spark.schema import select
+
+    names = [topics] if isinstance(topics, str) else list(topics)
+    given = as_text({"subscribe": names, **options, "path": os.fspath(path)})
+    # The process that plans has no session and cannot see how much can run at once; here we can.
+    given.setdefault("minPartitions", str(_parallelism(spark)))
+    reader = spark.read.format("ringlog").options(**given)
+    if columns is not None:
+        wanted = [columns] if isinstance(columns, str) else list(columns)
+        reader = reader.schema(select(shape_of(given), wanted))
+    return reader.load()
+
+
+def _parallelism(spark: SparkSession) -> int:
+    """Tasks that run at once; 1 where the session does not say, as with Connect."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return max(int(spark.sparkContext.defaultParallelism), 1)
+    except (PySparkException, NotImplementedError, AttributeError):
+        return 1

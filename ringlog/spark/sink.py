@@ -1,0 +1,251 @@
+"""Writers as Spark calls them: Arrow batches in, staged frames out; commit and abort on the driver.
+
+A batch writer made on the driver is pickled into its tasks and back into `commit`. Of a stream writer every
+call may meet a fresh instance in another process: what it knows travels in the messages alone. Rows are seen
+while a batch is appended: exactly once, not isolated (SK-26).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+import ringlog
+from ringlog import stop_points
+from ringlog.client.client import Client
+from ringlog.errors import ConnectionTrouble, NotReady, TopicNotFound
+from ringlog.frame import keep_freed_memory
+from ringlog.frame.codec import patch
+from ringlog.spark.clients import CONNECT_S, client_of, engine_of
+from ringlog.spark.commit import Committed, Committer, WriterKey, abort, unknown_topic
+from ringlog.spark.errors import OptionError
+from ringlog.spark.options import SinkOptions
+from ringlog.spark.rows import FrameMaker, check_columns
+from ringlog.spark.staging import FramesWriter, StagedFile, Staging
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+STAGING_NAME = "spark"
+"""Directory of staged files below the data directory, where stagingDir names no other."""
+QUERY_PROPERTY = "sql.streaming.queryId"
+_remote: dict[str, Client] = {}
+_lock = threading.Lock()
+log = logging.getLogger("ringlog.spark")
+
+
+class TaskPlace(NamedTuple):
+    """Where a writer's task runs: the streaming query's id (None in a batch write) and the partition."""
+
+    query: str | None
+    partition: int
+
+
+def task_place() -> TaskPlace:
+    """Ask Spark's task context."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        raise OptionError("this writer runs inside a Spark task only")
+    return TaskPlace(context.getLocalProperty(QUERY_PROPERTY), context.partitionId())
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """What one task says: whose rows they are, and the file that holds them (None: there were no rows)."""
+
+    key: WriterKey
+    file: StagedFile | None
+
+
+def sink_client(options: SinkOptions) -> Client:
+    """The client of the engine that is written to, one a process; raises EngineNotRunning, NotConnected."""
+    if options.path:
+        return client_of(options.path)
+    with _lock:
+        client = _remote.get(options.connect)
+        if client is None:
+            client = _remote[options.connect] = ringlog.connect(options.connect)
+    client.wait_ready(CONNECT_S)
+    return client
+
+
+def sink_staging(options: SinkOptions) -> Staging:
+    """The staging directory of these options, made if it is not there."""
+    directory = options.staging_dir or os.path.join(engine_of(options.path)[1].data_dir, STAGING_NAME)
+    return Staging(directory).make()
+
+
+def committer_of(options: SinkOptions) -> Committer:
+    """What commits, aborts and recovers under these options."""
+    return Committer(sink_client(options), sink_staging(options), options.create_topics, options.durability)
+
+
+def recover(options: SinkOptions) -> list[Committed]:
+    """Finish every write that a driver left in the middle (SK-29); one report for each plan that was open."""
+    return committer_of(options).recover()
+
+
+class _Writer:
+    """What both writers share."""
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        schema: StructType,
+        overwrite: bool = False,
+        *,
+        place: Callable[[], TaskPlace] = task_place,
+    ) -> None:
+        if overwrite:
+            raise OptionError(
+                'a log is appended to: use mode("append"), for a stream outputMode("append")',
+                hint="delete records with client.topics.delete_records",
+            )
+        check_columns(schema, options)
+        self.options = options
+        self._place = place
+
+    def _key(self, place: TaskPlace) -> WriterKey:
+        raise NotImplementedError
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Encode a task's rows into one staged file, durably. On any failure no file stays behind."""
+        place = self._place()
+        key = self._key(place)
+        keep_freed_memory()
+        writer = sink_staging(self.options).writer(key.text)
+        try:
+            file = stage(iterator, writer, place.partition, self.options)
+        except BaseException:
+            writer.abandon()
+            raise
+        return Staged(key, file)
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> Committed:
+        key, files = told(messages)
+        if key is None or not files:
+            return Committed("nothing", batch)
+        done = committer_of(self.options).commit(key, batch, files)
+        log.info(
+            "batch %d of %s: %s, %d rows in %d frames", batch, key.text, done.outcome, done.rows, done.frames
+        )
+        return done
+
+    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        key, files = told(messages)
+        if key is None or not files:
+            return
+        try:
+            abort(sink_staging(self.options), key, files)
+        except (NotReady, ConnectionTrouble) as e:
+            log.warning("staged files of %s are left to the janitor: %s", key.text, e)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """`df.write.format("ringlog").mode("append")`. The instance of the driver is that of tasks and commit."""
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        schema: StructType,
+        overwrite: bool = False,
+        *,
+        place: Callable[[], TaskPlace] = task_place,
+    ) -> None:
+        super().__init__(options, schema, overwrite, place=place)
+        self.batch = 0
+        if options.txn_app_id is None:
+            self.key = WriterKey(f"write/{random.getrandbits(128):032x}", fresh=True)
+        else:
+            self.key = WriterKey(f"txn/{options.txn_app_id}")
+            self.batch = options.txn_version or 0
+        if options.topic is not None and not options.create_topics:
+            require_topic(sink_client(options), options.topic)
+
+    def _key(self, place: TaskPlace) -> WriterKey:
+        return self.key
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Append what the tasks staged."""
+        self._commit(messages, self.batch)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Delete what the tasks staged, unless a plan names it."""
+        self._abort(messages)
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """`df.writeStream.format("ringlog")`. Identity: the query's id, kept in its checkpoint (SK-23, SK-27)."""
+
+    def _key(self, place: TaskPlace) -> WriterKey:
+        if not place.query:
+            raise OptionError("Spark does not say which streaming query this task belongs to")
+        return WriterKey(f"query/{place.query}")
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Append what the tasks of this micro-batch staged, or what an earlier run of it planned."""
+        self._commit(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Delete what the tasks staged, unless a plan names it."""
+        self._abort(messages)
+
+
+def told(messages: Sequence[Any]) -> tuple[WriterKey | None, list[StagedFile]]:
+    """Whose messages they are, and the files they name; a failed task has None for a message."""
+    staged = [message for message in messages if isinstance(message, Staged)]
+    keys = {message.key for message in staged}
+    if len(keys) > 1:
+        raise OptionError("messages of several writers", keys=sorted(key.text for key in keys))
+    return (keys.pop() if keys else None), [message.file for message in staged if message.file is not None]
+
+
+def require_topic(client: Client, topic: str) -> None:
+    """Raise TopicNotFound, with the remedy, for a topic that does not exist."""
+    try:
+        client.topics.state(topic, touch=False)
+    except TopicNotFound:
+        raise unknown_topic(topic) from None
+
+
+def stage(
+    batches: Iterator[pa.RecordBatch], writer: FramesWriter, partition: int, options: SinkOptions
+) -> StagedFile | None:
+    """Encode batches into the writer's file; the caller abandons it when this raises.
+
+    A topic is looked for when its first row is there, so that an unknown one fails the task, not the commit.
+    """
+    maker = FrameMaker(options)
+    numbers: dict[str, int] = {}
+
+    def add(found: Any) -> None:
+        for encoded in found:
+            number = numbers.get(encoded.topic)
+            if number is None:
+                if not options.create_topics:
+                    require_topic(sink_client(options), encoded.topic)
+                number = numbers[encoded.topic] = len(numbers)
+            patch(encoded.frame, topic_id=number)
+            writer.add(encoded.frame, encoded.rows)
+
+    for batch in batches:
+        add(maker.add(batch))
+    add(maker.rest())
+    file = writer.finish(partition, list(numbers))
+    if file is not None:
+        stop_points.hit("sink_after_stage")
+    return file

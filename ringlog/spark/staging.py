@@ -1,0 +1,325 @@
+"""Files between a Spark task and the log: staged frames, the plan that commits them, locks and leftovers.
+
+One flat directory for all writers of a data directory. A writer (a streaming query, a transaction's
+application, one batch write) has a key; `<id>` is 16 hexadecimal digits of its hash:
+
+    <id>.lock                        held by whoever commits, aborts or recovers for that key
+    <id>.plan                        what is being appended, or was last (see Plan), replaced atomically
+    <id>-<microseconds>-<random>.frames   frames of one task attempt, synced before its message leaves
+
+Once a plan is durable its batch consists of exactly the files it names, however often and with whatever
+partitions Spark runs the batch again. A staged file that no plan names belongs to nobody: it is deleted by
+the commit or abort that was told of it, else by the janitor when it is a day old. What changes the disk goes
+through a Disk; a crash between any two of its calls leaves either the plan before or the plan after.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import xxhash
+
+from ringlog.clock import Clock, SystemClock
+from ringlog.errors import CorruptData, DiskError, NotReady
+from ringlog.storage.disk import Disk, RealDisk, replace_file
+from ringlog.storage.gather import Buffer
+
+PLAN_VERSION = 1
+PLAN_BYTES_MAX = 256 << 20
+FRAMES_SUFFIX, PLAN_SUFFIX, LOCK_SUFFIX = ".frames", ".plan", ".lock"
+ORPHAN_AGE_US = 24 * 3600 * 1_000_000
+"""A staged file that no plan names is left alone for a day: its task's message may still be on its way."""
+LOCK_WAIT_S = 30.0
+LOCK_LOOK_S = 0.05
+WRITE_BYTES = 1 << 20
+_DIGEST = 16
+_HELD = frozenset({errno.EAGAIN, errno.EACCES})
+
+
+class StagedFile(msgspec.Struct, frozen=True):
+    """One task attempt's frames. In the file a frame's topic_id is an index into `topics`."""
+
+    name: str
+    partition: int
+    frames: int
+    rows: int
+    size: int
+    """Bytes."""
+    digest: int
+    """XXH3-64 of all bytes."""
+    topics: tuple[str, ...]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What one batch appends: frame i of `files`, counted through them in order, under number first + i."""
+
+    key: str
+    batch: int
+    first: int
+    next: int
+    """The number the first frame of the next plan gets; above all in use."""
+    files: tuple[StagedFile, ...]
+    done: bool = False
+    moved: dict[int, int] = {}
+    """Frames that were refused for good under their number, and the number they have instead."""
+    fresh: bool = False
+    """The key was drawn for this write alone: nothing of it is kept once it is done."""
+
+    @property
+    def frames(self) -> int:
+        """Frames in all files."""
+        return sum(file.frames for file in self.files)
+
+    @property
+    def rows(self) -> int:
+        """Records in all files."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Names of all topics, each once."""
+        return tuple(dict.fromkeys(topic for file in self.files for topic in file.topics))
+
+
+def id_of(key: str) -> str:
+    """The file-name form of a writer's key."""
+    return f"{xxhash.xxh3_64_intdigest(key.encode()):016x}"
+
+
+class Staging:
+    """The staging directory. `directory` exists or its parent does; every method may raise DiskError."""
+
+    def __init__(self, directory: str, disk: Disk | None = None, clock: Clock | None = None) -> None:
+        self.directory = directory
+        self.disk: Disk = disk or RealDisk()
+        self.clock: Clock = clock or SystemClock()
+
+    def make(self) -> Staging:
+        """Make the directory if it is not there; returns self."""
+        if not self.disk.exists(self.directory):
+            self.disk.make_dir(self.directory)
+            self.disk.sync_dir(os.path.dirname(os.path.abspath(self.directory)))
+        return self
+
+    def writer(self, key: str) -> FramesWriter:
+        """Begin a staged file of this key."""
+        name = f"{id_of(key)}-{self.clock.now_us()}-{random.getrandbits(128):032x}{FRAMES_SUFFIX}"
+        return FramesWriter(self.disk, self.directory, name)
+
+    @contextmanager
+    def locked(self, key: str, *, wait_s: float = LOCK_WAIT_S) -> Iterator[Locked]:
+        """Be the only one who commits for this key; raises NotReady naming the holder after `wait_s`."""
+        with self._locked_id(id_of(key), wait_s) as found:
+            plan = found.plan()
+            if plan is not None and plan.key != key:
+                raise CorruptData("a plan of another writer lies here", file=found.plan_path, key=plan.key)
+            yield found
+
+    @contextmanager
+    def _locked_id(self, writer_id: str, wait_s: float) -> Iterator[Locked]:
+        path = os.path.join(self.directory, writer_id + LOCK_SUFFIX)
+        deadline = self.clock.monotonic_ns() + int(wait_s * 1e9)
+        while (fd := self._try_lock(path)) is None:
+            if self.clock.monotonic_ns() >= deadline:
+                raise NotReady("another process commits for this writer", lock=path, waited_s=wait_s)
+            self.clock.sleep(LOCK_LOOK_S)
+        try:
+            yield Locked(self, writer_id)
+        finally:
+            self.disk.unlock(fd)
+
+    def _try_lock(self, path: str) -> int | None:
+        try:
+            return self.disk.lock(path)
+        except DiskError as e:
+            if e.errno not in _HELD:
+                raise
+            return None
+
+    def open_plans(self) -> list[Plan]:
+        """Plans that are not done, of all writers: what `recover` finishes."""
+        found = []
+        for name in self._names(PLAN_SUFFIX):
+            plan = read_plan(self.disk, os.path.join(self.directory, name))
+            if plan is not None and not plan.done:
+                found.append(plan)
+        return found
+
+    def clean(self) -> list[str]:
+        """The janitor: delete what nobody will come back for; returns the names. Raises nothing for a race.
+
+        Goes over writers whose lock is free: staged files older than a day that no open plan names, and all
+        files of a finished write whose key was its own.
+        """
+        by_writer: dict[str, list[str]] = {}
+        for name in self._names(FRAMES_SUFFIX, PLAN_SUFFIX):
+            by_writer.setdefault(name[:_DIGEST], []).append(name)
+        gone: list[str] = []
+        now_us = self.clock.now_us()
+        for writer_id, names in by_writer.items():
+            plan_name = writer_id + PLAN_SUFFIX
+            if plan_name not in names and not any(_is_old(name, now_us) for name in names):
+                continue
+            try:
+                with self._locked_id(writer_id, 0) as locked:
+                    gone += locked.clean(names, now_us)
+            except NotReady:
+                continue  # Somebody commits for it: that is his to clean.
+        return gone
+
+    def _names(self, *suffixes: str) -> list[str]:
+        if not self.disk.exists(self.directory):
+            return []
+        return [name for name in self.disk.list_dir(self.directory) if name.endswith(suffixes)]
+
+
+@dataclass(slots=True)
+class Locked:
+    """One writer's plan and files, while its lock is held."""
+
+    staging: Staging
+    writer_id: str
+
+    @property
+    def plan_path(self) -> str:
+        """Where its plan lies."""
+        return os.path.join(self.staging.directory, self.writer_id + PLAN_SUFFIX)
+
+    def plan(self) -> Plan | None:
+        """Its last plan; raises CorruptData for one that does not verify."""
+        return read_plan(self.staging.disk, self.plan_path)
+
+    def keep(self, plan: Plan) -> None:
+        """Make this the plan, durably, or leave the one before."""
+        replace_file(
+            self.staging.disk, self.staging.directory, self.writer_id + PLAN_SUFFIX, encode_plan(plan)
+        )
+
+    def sync_names(self) -> None:
+        """The names of staged files are durable before a plan counts on them."""
+        self.staging.disk.sync_dir(self.staging.directory)
+
+    def drop(self, names: Iterable[str]) -> list[str]:
+        """Delete those of these files that are there."""
+        disk, directory = self.staging.disk, self.staging.directory
+        gone = [name for name in names if disk.exists(os.path.join(directory, name))]
+        for name in gone:
+            disk.unlink(os.path.join(directory, name))
+        return gone
+
+    def forget(self) -> list[str]:
+        """Delete the plan and the lock of a write that is done and whose key nobody will use again."""
+        return self.drop([self.writer_id + PLAN_SUFFIX, self.writer_id + LOCK_SUFFIX])
+
+    def clean(self, names: Sequence[str], now_us: int) -> list[str]:
+        """Delete what is left over of this writer; see Staging.clean."""
+        plan = self.plan()
+        named = set() if plan is None or plan.done else {file.name for file in plan.files}
+        gone = self.drop(
+            name
+            for name in names
+            if name.endswith(FRAMES_SUFFIX) and name not in named and _is_old(name, now_us)
+        )
+        if plan is not None and plan.done:
+            gone += self.drop(file.name for file in plan.files)
+            if plan.fresh:
+                gone += self.forget()
+        return gone
+
+
+def _is_old(name: str, now_us: int) -> bool:
+    made = name[_DIGEST + 1 :].split("-", maxsplit=1)[0]
+    return name.endswith(FRAMES_SUFFIX) and made.isdigit() and int(made) + ORPHAN_AGE_US < now_us
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """A line with version and checksum, then the plan as JSON."""
+    body = msgspec.json.encode(plan)
+    return b"%d %016x\n" % (PLAN_VERSION, xxhash.xxh3_64_intdigest(body)) + body
+
+
+def decode_plan(data: bytes, path: str) -> Plan:
+    """Inverse of encode_plan; raises CorruptData."""
+    head, _, body = data.partition(b"\n")
+    version, _, digest = head.partition(b" ")
+    if digest != b"%016x" % xxhash.xxh3_64_intdigest(body):
+        raise CorruptData("a plan does not match its checksum", file=path)
+    if version != b"%d" % PLAN_VERSION:
+        raise CorruptData("a plan of a version this program does not know", file=path, version=str(version))
+    return msgspec.json.decode(body, type=Plan)
+
+
+def read_plan(disk: Disk, path: str) -> Plan | None:
+    """The plan at this path; None when there is none."""
+    if not disk.exists(path):
+        return None
+    fd = disk.open_read(path)
+    try:
+        size = disk.size(fd)
+        if size > PLAN_BYTES_MAX:
+            raise CorruptData("a plan is too large", file=path, bytes=size, max=PLAN_BYTES_MAX)
+        return decode_plan(disk.read_at(fd, size, 0), path)
+    finally:
+        disk.close(fd)
+
+
+@dataclass(slots=True)
+class FramesWriter:
+    """Writes one staged file. Call `finish` or `abandon`, nothing after either."""
+
+    disk: Disk
+    directory: str
+    name: str
+    frames: int = 0
+    rows: int = 0
+    size: int = 0
+    _fd: int = -1
+    _held: list[Buffer] = field(default_factory=list)
+    _held_bytes: int = 0
+    _hash: Any = field(default_factory=xxhash.xxh3_64)
+
+    def add(self, frame: Buffer, rows: int) -> None:
+        """Add a whole frame of `rows` records."""
+        self._held.append(frame)
+        self._held_bytes += len(frame)
+        self._hash.update(frame)
+        self.frames += 1
+        self.rows += rows
+        if self._held_bytes >= WRITE_BYTES:
+            self._write()
+
+    def finish(self, partition: int, topics: Sequence[str]) -> StagedFile | None:
+        """Make it durable; None, and no file, when there was no frame."""
+        if not self.frames:
+            return None
+        self._write()
+        self.disk.sync_file(self._fd)
+        self._close()
+        return StagedFile(
+            self.name, partition, self.frames, self.rows, self.size, self._hash.intdigest(), tuple(topics)
+        )
+
+    def abandon(self) -> None:
+        """Give up: no file stays behind."""
+        self._held.clear()
+        if self._fd >= 0:
+            self._close()
+            self.disk.unlink(os.path.join(self.directory, self.name))
+
+    def _write(self) -> None:
+        if self._fd < 0:
+            self._fd = self.disk.create(os.path.join(self.directory, self.name))
+        self.disk.write_at(self._fd, self._held, self.size)
+        self.size += self._held_bytes
+        self._held, self._held_bytes = [], 0
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        self.disk.close(fd)

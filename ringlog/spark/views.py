@@ -1,0 +1,340 @@
+"""Views: tables about the log instead of its records. Batch only.
+
+    frames    a row a stored frame: numbers, place, sizes, times; from indexes, and headers in the log
+    segments  a row for each topic of each segment, from indexes alone
+    topics    a row a topic: bounds, counts, configuration
+    gaps      a row a range that was lost within the bounds; with onCorrupt=quarantine damaged frames too
+    audit     a row a stored frame that was read and checked (seal, structure, body, index against data), with
+              what is wrong with it in `fault`; null = sound. Rows of kind `part` tell of damaged files beside
+
+Planned by segment and by file of the log; what crosses into the JVM is one small row each. Frames and audit
+show what is stored, so also records that were deleted or expired and still lie there, and a record that was
+copied in a restart as often as it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from itertools import islice
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+from ringlog.client.client import Client
+from ringlog.errors import TopicNotFound
+from ringlog.spark.bounds import gaps_of, resolve_bounds
+from ringlog.spark.catalog import Catalog, GapRow
+from ringlog.spark.clients import client_of
+from ringlog.spark.errors import SchemaError
+from ringlog.spark.options import SourceOptions, source_options
+from ringlog.spark.places import (
+    LogPlace,
+    Roots,
+    SegmentPlace,
+    TopicPlaces,
+    log_of,
+    places_of,
+    places_of_all,
+    roots_of,
+    segments_of,
+)
+from ringlog.spark.schema import arrow_schema
+from ringlog.spark.view_rows import (
+    ROWS_PER_BATCH,
+    Columns,
+    Gone,
+    audit_log,
+    audit_segment,
+    log_frame_rows,
+    record_batch,
+    sealed_frame_rows,
+    segment_rows,
+    tag_rows,
+)
+
+TRIES_MAX = 5
+"""Looks for records whose file was merged or moved while we were on our way to it."""
+FILES_PER_PARTITION = 64
+"""Indexes one task reads, of views that look at indexes only."""
+
+_TEXT, _LONG, _INT, _TIME = StringType(), LongType(), IntegerType(), TimestampType()
+_OWNER = {"topic": _TEXT, "topic_id": _TEXT, "epoch": _LONG}
+_RANGE = {"first_seq": _LONG, "last_seq": _LONG, "records": _LONG}
+
+_COLUMNS: dict[str, dict[str, Any]] = {
+    "frames": {
+        **_OWNER, **_RANGE, "file": _TEXT, "tier": _TEXT, "segment": _LONG, "offset": _LONG, "bytes": _LONG,
+        "record_bytes": _LONG, "ts_min": _TIME, "ts_max": _TIME, "event_min": _TIME, "event_max": _TIME,
+        "expires_min": _TIME,
+    },
+    "segments": {
+        **_OWNER, **_RANGE, "deleted": _LONG, "segment": _LONG, "file": _TEXT, "tier": _TEXT, "frames": _LONG,
+        "bytes": _LONG, "record_bytes": _LONG, "tags": _LONG, "ts_min": _TIME, "ts_max": _TIME,
+        "created": _TIME,
+    },
+    "topics": {
+        **_OWNER, "type": _TEXT, "earliest_seq": _LONG, "head_seq": _LONG, "sealed_seq": _LONG,
+        "records": _LONG, "bytes": _LONG, "evict_floor": _LONG, "last_write": _TIME, "last_read": _TIME,
+        "config": _TEXT,
+    },
+    "gaps": {
+        "topic": _TEXT, "epoch": _LONG, "gap_from": _LONG, "gap_to": _LONG, "reason": _TEXT,
+        "earliest_seq": _LONG, "head_seq": _LONG, "missed_estimate": _LONG,
+    },
+    "audit": {
+        **_OWNER, **_RANGE, "file": _TEXT, "tier": _TEXT, "offset": _LONG, "bytes": _LONG, "kind": _TEXT,
+        "fault": _TEXT,
+    },
+    "tags": {"topic": _TEXT, "tag": _TEXT, "records": _LONG},
+}  # fmt: skip
+"""Columns of each view. topic_id: 16 hexadecimal digits, as in names of directories. Sizes in bytes:
+`bytes` as stored, `record_bytes` as accounted (null in the log). tier: hot, both, cold or log. `sealed_seq`:
+the last position that lies in a segment. The view `tags` is read by jobs only."""
+
+
+def view_schema(view: str) -> StructType:
+    """Spark's schema of a view; every column is nullable."""
+    return StructType([StructField(name, kind) for name, kind in _COLUMNS[view].items()])
+
+
+def check_view_schema(struct: StructType, view: str) -> StructType:
+    """The schema a user asks for: any columns of the view in any order, with its types; raises
+    SchemaError.
+    """
+    known = _COLUMNS[view]
+    for field in struct.fields:
+        if field.name not in known:
+            raise SchemaError("no such column", column=field.name, view=view, known=list(known))
+        if field.dataType != known[field.name]:
+            raise SchemaError(
+                "a column has another type", column=field.name, found=field.dataType.simpleString(),
+                expected=known[field.name].simpleString(),
+            )  # fmt: skip
+    if not struct.fields or len(set(struct.fieldNames())) != len(struct.fields):
+        raise SchemaError("a schema names columns, each once", found=struct.fieldNames())
+    return struct
+
+
+@dataclass(frozen=True)
+class ViewPartition(InputPartition):
+    """Files for one task, or rows that the driver knew already: plain values."""
+
+    roots: Roots
+    segments: tuple[SegmentPlace, ...] = ()
+    logs: tuple[LogPlace, ...] = ()
+    rows: tuple[tuple[Any, ...], ...] = ()
+    """Values of the view's columns, in their order."""
+
+
+class ViewReader(DataSourceReader):
+    """Reads one view. `options.path`, its subscription and bounds say of what; `schema` which columns."""
+
+    def __init__(self, options: SourceOptions, schema: StructType, view: str | None = None) -> None:
+        """`view` overrides that of the options; raises SchemaError."""
+        self._options = options
+        self._view = view or options.view
+        self._schema = check_view_schema(schema, self._view)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Ask the engine where everything lies now; raises EngineNotRunning, TopicNotFound."""
+        options = self._options
+        with Catalog.open(options.path) as catalog:
+            client = client_of(options.path)
+            names = [each.topic for each in catalog.topics(options)]
+            roots = roots_of(client, options.path)
+            if self._view == "topics":
+                return _cut(roots, [row for name in names for row in _topic_row(client, name)])
+            found: list[ViewPartition] = []
+            if self._view == "gaps":
+                found = _cut(roots, [_gap_row(gap) for gap in _gaps(catalog, options)])
+                if not options.quarantine:
+                    return found
+        places = list(places_of_all(client, names))
+        most = options.max_partition_bytes if self._view in {"audit", "gaps"} else None
+        return found + _packed(roots, places, most, options.min_partitions, self._view)
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition, in batches of Spark's schema."""
+        if not isinstance(partition, ViewPartition):
+            return
+        schema = arrow_schema(self._schema)
+        if partition.rows:
+            names = list(_COLUMNS[self._view])
+            values = list(zip(*partition.rows, strict=True))
+            yield record_batch({name: list(values[i]) for i, name in enumerate(names)}, schema)
+        for columns in self._rows(partition):
+            batch = record_batch(columns, schema)
+            for at in range(0, batch.num_rows, ROWS_PER_BATCH):
+                yield batch.slice(at, ROWS_PER_BATCH)
+
+    def _rows(self, partition: ViewPartition) -> Iterator[Columns]:
+        for place in partition.segments:
+            yield from self._of_segment(partition.roots, place, TRIES_MAX)
+        for stretch in partition.logs:
+            yield from self._of_log(partition.roots, stretch, TRIES_MAX)
+
+    def _of_segment(self, roots: Roots, place: SegmentPlace, tries: int) -> Iterator[Columns]:
+        client = client_of(roots.url)
+        makers: dict[str, Callable[[], Iterable[Columns]]] = {
+            "segments": lambda: [segment_rows(roots, place)],
+            "tags": lambda: [tag_rows(roots, place)],
+            "frames": lambda: sealed_frame_rows(roots, place),
+            "audit": lambda: audit_segment(roots, place, client),
+            "gaps": lambda: _corrupt(audit_segment(roots, place, client)),
+        }
+        try:
+            yield from makers[self._view]()
+        except Gone as e:
+            yield from self._moved(roots, place.topics, (place.stem, place.tier), tries, str(e))
+
+    def _of_log(self, roots: Roots, place: LogPlace, tries: int) -> Iterator[Columns]:
+        makers: dict[str, Callable[[], Iterable[Columns]]] = {
+            "frames": lambda: log_frame_rows(roots, place),
+            "audit": lambda: audit_log(roots, place),
+            "gaps": lambda: _corrupt(audit_log(roots, place)),
+        }
+        try:
+            yield from makers[self._view]()
+        except Gone as e:
+            yield from self._moved(roots, place.topics, (place.path, 0), tries, str(e))
+
+    def _moved(
+        self, roots: Roots, topics: dict[int, tuple[str, int]], was: tuple[str, int], tries: int, path: str
+    ) -> Iterator[Columns]:
+        """What became of a file that is gone: the segments made since, or the same one in another tier.
+
+        If the engine still leads to the very file, that is damage, and told as such.
+        """
+        client = client_of(roots.url)
+        places = [
+            place
+            for topic_id, (name, _) in sorted(topics.items())
+            for place in _places_or_none(client, name)
+            if place.topic_id == topic_id
+        ]
+        planned = was[0]
+        for segment in segments_of(places):
+            is_same = segment.stem == planned
+            if is_same and segment.tier == was[1]:
+                if tries <= 1 and self._view in {"audit", "gaps"}:
+                    yield from self._missing(segment, path)
+                elif tries > 1:
+                    yield from self._of_segment(roots, segment, tries - 1)
+            elif is_same or segment.number > _number_of(planned):
+                # Made after the plan, so not in it: what was merged or sealed meanwhile.
+                yield from self._of_segment(roots, segment, tries - 1) if tries > 1 else ()
+
+    def _missing(self, segment: SegmentPlace, path: str) -> Iterator[Columns]:
+        rows = {
+            "file": path, "tier": "hot", "records": 0, "offset": 0, "bytes": 0, "kind": "part",
+            "fault": ["file is missing"],
+        }  # fmt: skip
+        yield from _corrupt([rows]) if self._view == "gaps" else [rows]
+
+
+def _number_of(stem: str) -> int:
+    """Number of a segment by its name; of a file of the log 0: all segments are younger."""
+    tail = stem.rpartition("-")[2]
+    return int(tail, 16) if "seg-" in stem or "pack-" in stem else 0
+
+
+def _places_or_none(client: Client, topic: str) -> list[TopicPlaces]:
+    try:
+        return [places_of(client, topic)]
+    except TopicNotFound:
+        return []
+
+
+def _packed(
+    roots: Roots, places: list[TopicPlaces], bytes_max: int | None, least: int, view: str
+) -> list[ViewPartition]:
+    """Neighbouring files together: about `bytes_max` of data, or FILES_PER_PARTITION indexes."""
+    segments = segments_of(places)
+    logs = log_of(places) if view in {"frames", "audit", "gaps"} else []
+    sized: list[tuple[SegmentPlace | LogPlace, int]] = [
+        *((each, each.bytes if bytes_max else 1) for each in segments),
+        *((each, each.stop - each.start if bytes_max else 1) for each in logs),
+    ]
+    most = min(bytes_max or FILES_PER_PARTITION, -(-sum(size for _, size in sized) // least) or 1)
+    groups: list[list[SegmentPlace | LogPlace]] = []
+    filled = 0
+    for place, size in sized:
+        if not groups or filled + size > most:
+            groups.append([])
+            filled = 0
+        groups[-1].append(place)
+        filled += size
+    return [
+        ViewPartition(
+            roots,
+            tuple(each for each in group if isinstance(each, SegmentPlace)),
+            tuple(each for each in group if isinstance(each, LogPlace)),
+        )
+        for group in groups
+    ]
+
+
+# -- rows that the driver knows ---------------------------------------------------------------------------
+
+
+def _cut(roots: Roots, rows: Iterable[tuple[Any, ...]]) -> list[ViewPartition]:
+    """Rows in partitions of ROWS_PER_BATCH."""
+    rest = iter(rows)
+    found = []
+    while part := tuple(islice(rest, ROWS_PER_BATCH)):
+        found.append(ViewPartition(roots, rows=part))
+    return found
+
+
+def _topic_row(client: Client, name: str) -> Iterator[tuple[Any, ...]]:
+    try:
+        state = client.topics.state(name, touch=False)
+        places = places_of(client, name)
+    except TopicNotFound:
+        return
+    sealed = [each.last_seq for each in places.extents if each.segment]
+    yield (
+        name, f"{places.topic_id:016x}", state.epoch, state.type, state.earliest_seq, state.head_seq,
+        max(sealed, default=0), state.count, state.bytes, state.evict_floor, state.last_write_ts,
+        state.last_read_ts, msgspec.json.encode(state.config, enc_hook=str, order="sorted").decode(),
+    )  # fmt: skip
+
+
+def _gaps(catalog: Catalog, options: SourceOptions) -> Iterator[GapRow]:
+    for bounds in resolve_bounds(catalog, options):
+        yield from gaps_of(catalog, bounds)
+
+
+def _gap_row(gap: GapRow) -> tuple[Any, ...]:
+    return (*astuple(gap), gap.missed_estimate)
+
+
+def _corrupt(found: Iterable[Columns]) -> Iterator[Columns]:
+    """Faults of an audit as gaps, with the reason corrupt."""
+    for columns in found:
+        faults = columns["fault"]
+        rows = [row for row, fault in enumerate(faults) if fault is not None]
+        if rows:
+            chosen = {name: _chosen(value, rows) for name, value in columns.items()}
+            firsts, lasts = chosen.get("first_seq"), chosen.get("last_seq")
+            yield {
+                "topic": chosen.get("topic"), "epoch": chosen.get("epoch"), "gap_from": firsts,
+                "gap_to": lasts, "reason": ["corrupt"] * len(rows), "missed_estimate": chosen.get("records"),
+            }  # fmt: skip
+
+
+def _chosen(value: Any, rows: list[int]) -> Any:
+    if isinstance(value, str) or not hasattr(value, "__len__"):
+        return [value] * len(rows)
+    return [value[row] for row in rows]
+
+
+def view_reader(path: str, view: str, topics: Sequence[str] = (), **options: str) -> ViewReader:
+    """A reader of a view without Spark: `partitions()` and `read(partition)` can be called directly."""
+    raw = {"path": path, "view": "segments" if view == "tags" else view, **options}
+    raw |= {"subscribe": msgspec.json.encode(list(topics)).decode()} if topics else {"subscribePattern": ".*"}
+    return ViewReader(source_options(raw, streaming=False), view_schema(view), view)

@@ -1,0 +1,188 @@
+"""Crashes of the sink, counted: `python -m tests.spark.crashes [TIMES [PLACE…]]`, 30 a cell by default.
+
+A cell is a place where a driver dies times how the repeated batch lies in partitions. After each crash the
+batch is staged and committed anew, another follows, and every (topic, row) is counted. Drivers are processes
+of their own, killed with SIGKILL at a stop point or at a random moment; what they pushed into a ring is still
+taken in by the engine while the next driver starts. Disks are failed or cut from power at every change.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import ringlog
+import ringlog.testing
+from ringlog import stop_points
+from ringlog.errors import DiskError, InvariantViolation
+from ringlog.spark.clients import close_clients
+from ringlog.spark.commit import WriterKey
+from ringlog.spark.options import sink_options
+from ringlog.storage.disk import RealDisk
+from ringlog.testing.faulty_disk import Fault, FaultyDisk, Halted
+from ringlog.testing.simulated_disk import SimulatedDisk
+from tests.spark.sink_world import DEALS, World, bury
+
+IDS = range(60)
+NEXT_IDS = range(60, 90)
+CHANGES = 60
+"""More than a batch of three tasks makes on the disk."""
+MANY = range(600)
+MORE = range(600, 700)
+FRAMES = 88
+"""About as many frames as MANY makes, of up to 7 records."""
+LIFE_S = 0.15
+"""A driver at its batch lives about as long; random kills come within it."""
+POINTS: dict[str, Callable[[random.Random], str]] = {
+    "staging": lambda rng: f"sink_after_stage:{rng.randint(1, 3)}:kill",
+    "before the plan": lambda _: "sink_before_plan:1:kill",
+    "after the plan": lambda _: "sink_after_plan:1:kill",
+    "between frames": lambda rng: f"sink_mid_append:{rng.randint(1, FRAMES - 8)}:kill",
+    "after the last": lambda _: "sink_after_append:1:kill",
+    "marked done": lambda _: "sink_after_done:1:kill",
+    "in abort": lambda rng: f"sink_mid_append:{rng.randint(1, FRAMES - 8)}:raise,sink_in_abort:1:kill",
+    "at random": lambda _: "",
+}
+"""Where a driver dies, as the stop points it is armed with."""
+
+
+def crash_at(world: World, disk: FaultyDisk, how: str, *, aborts: bool) -> bool:
+    """Run batch 0 on a disk that dies or fails, then again without; False when nothing happened."""
+    world.disk = disk
+    try:
+        world.batch(0, IDS)
+    except Halted:
+        bury(disk)
+    except (DiskError, InvariantViolation):
+        disk.plan.clear()
+        if aborts:
+            world.abort()
+        bury(disk)
+    else:
+        return False
+    world.disk = disk.inner
+    again(world, how, IDS, NEXT_IDS)
+    return True
+
+
+def power_cut_at(world: World, nth: int, how: str) -> bool:
+    """Lose power at the nth change of the staging disk during batch 0; False when there were fewer."""
+    inner = SimulatedDisk(world.directory)
+    world.disk = FaultyDisk(inner, Fault("any", nth, "halt"))
+    try:
+        world.batch(0, IDS)
+    except Halted:
+        inner.power_loss(seed=nth)
+    else:
+        return False
+    world.disk = inner
+    again(world, how, IDS, NEXT_IDS)
+    return True
+
+
+def again(world: World, how: str, ids: range, next_ids: range) -> None:
+    """After a crash the batch is repeated and the next one follows: nothing is lost, nothing doubled."""
+    world.batch(0, ids, how, seed=5)
+    world.batch(1, next_ids, how)
+    found, expected = world.found(), world.expected([*ids, *next_ids])
+    assert found == expected, (
+        f"lost {sum((expected - found).values())}, doubled {sum((found - expected).values())}"
+    )
+
+
+def killed_driver(world: World, spec: str, life_s: float | None = None) -> bool:
+    """Run batch 0 in a process of its own until it is killed; False when it lived to its end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Newer Pythons warn of fork beside threads.
+        pid = os.fork()
+    if not pid:
+        _be_driver(world, spec)
+    if life_s is not None:
+        time.sleep(life_s)
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, f"the driver failed: {status}"
+    return os.WIFSIGNALED(status)
+
+
+def _be_driver(world: World, spec: str) -> None:
+    """What the forked driver does; never returns."""
+    status = 1
+    try:
+        stop_points.configure(spec)
+        try:
+            world.batch(0, MANY)
+        except InvariantViolation:
+            world.abort()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        os._exit(status)
+
+
+def kill_one(world: World, place: str, how: str, rng: random.Random) -> bool:
+    """One crash of one cell; False when the driver was faster."""
+    life_s = rng.uniform(0, LIFE_S) if place == "at random" else None
+    died = killed_driver(world, POINTS[place](rng), life_s)
+    again(world, how, MANY, MORE)
+    return died
+
+
+def main(times: int, places: Sequence[str]) -> int:
+    """Every cell `times` times, of these places or all; prints one line a cell."""
+    os.environ.setdefault("RINGLOG_TIMEOUT_MS", "60000")  # A busy machine is not what is tested.
+    numbers = itertools.count()
+    with (
+        ringlog.testing.engine(wal={"shards": 2}) as running,
+        ringlog.connect(running.url, wait=10) as client,
+    ):
+
+        def new_world(directory: str, frame_records: str) -> World:
+            number = next(numbers)
+            topics = (f"a{number}", f"b{number}")
+            for topic in topics:
+                client.topics.create(topic)
+            raw = {"path": running.data_dir, "stagingDir": directory, "maxFrameRecords": frame_records}
+            return World(client, sink_options(raw), WriterKey(f"query/{number}"), topics, directory)
+
+        for place, how in itertools.product([each for each in POINTS if each in (places or POINTS)], DEALS):
+            tally: Counter[str] = Counter()
+            rng = random.Random(f"{place} {how}")
+            while tally["killed"] < times and tally["lived"] < 3 * times:
+                with tempfile.TemporaryDirectory() as directory:
+                    tally["killed" if kill_one(new_world(directory, "7"), place, how, rng) else "lived"] += 1
+            _say(f"{place:16} {how:8} killed {tally['killed']}, lived to its end {tally['lived']}: exact")
+        kinds = ("halt", "EIO", "power") if "disk" in (places or ["disk"]) else ()
+        for kind, how in itertools.product(kinds, DEALS):
+            count = 0
+            for nth in range(1, CHANGES):
+                with tempfile.TemporaryDirectory() as directory:
+                    if kind == "power":
+                        happened = power_cut_at(new_world("/staging", "20"), nth, how)
+                    else:
+                        disk = FaultyDisk(RealDisk(), Fault("any", nth, kind))
+                        happened = crash_at(new_world(directory, "20"), disk, how, aborts=kind == "EIO")
+                count += happened
+            _say(f"disk: {kind:10} {how:8} at each of {count} changes: exact")
+        close_clients()
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 30, sys.argv[2:]))

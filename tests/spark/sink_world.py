@@ -1,0 +1,117 @@
+"""A Spark that a test drives by hand: tasks and commits of the sink, with partitions as the test wants them.
+
+Nothing of ours is replaced: rows go through stage(), messages through pickle, frames into a real engine.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from ringlog.client.client import Client
+from ringlog.errors import TopicNotFound
+from ringlog.spark import sink
+from ringlog.spark.commit import Committed, Committer, WriterKey, abort
+from ringlog.spark.options import SinkOptions
+from ringlog.spark.staging import StagedFile, Staging
+from ringlog.storage.disk import Disk
+from ringlog.testing.wrapped_disk import WrappedDisk
+
+DEALS = ("same", "more", "fewer", "shuffle")
+"""How a repeated batch's rows lie in partitions, against the first time."""
+PARTS = 3
+
+
+def rows(ids: Sequence[int], topics: Sequence[str]) -> pa.RecordBatch:
+    """One batch of Spark: row `i` goes to topic i mod n and says its id."""
+    return pa.RecordBatch.from_arrays(
+        [pa.array([topics[i % len(topics)] for i in ids]), pa.array([b"%d" % i for i in ids], pa.binary())],
+        names=["topic", "value"],
+    )
+
+
+def deal(ids: Sequence[int], how: str, seed: int = 0) -> list[list[int]]:
+    """The ids of each partition."""
+    parts = {"same": PARTS, "more": PARTS + 2, "fewer": PARTS - 1, "shuffle": PARTS - 1}[how]
+    mixed = list(ids)
+    if how == "shuffle":
+        random.Random(seed).shuffle(mixed)
+    step = -(-len(mixed) // parts)
+    return [mixed[at : at + step] for at in range(0, len(mixed), step)]
+
+
+@dataclass
+class World:
+    """One query writing to two topics of a real engine."""
+
+    client: Client
+    options: SinkOptions
+    key: WriterKey
+    topics: tuple[str, ...]
+    directory: str
+    disk: Disk | None = None
+    staged: list[StagedFile] = field(default_factory=list)
+
+    def task(self, ids: Sequence[int], partition: int) -> StagedFile | None:
+        """Run one task; on an ordinary error it leaves no file."""
+        writer = Staging(self.directory, self.disk).writer(self.key.text)
+        try:
+            file = sink.stage(iter([rows(ids, self.topics)]), writer, partition, self.options)
+        except Exception:
+            writer.abandon()
+            raise
+        message = pickle.loads(pickle.dumps(sink.Staged(self.key, file)))
+        if message.file is not None:
+            self.staged.append(message.file)
+        return message.file
+
+    def stage(self, ids: Sequence[int], how: str = "same", seed: int = 0) -> list[StagedFile]:
+        """Run all tasks of a batch."""
+        self.staged = []
+        for partition, part in enumerate(deal(ids, how, seed)):
+            self.task(part, partition)
+        return self.staged
+
+    def committer(self) -> Committer:
+        """A fresh one, as the driver makes it for every call."""
+        return Committer(self.client, Staging(self.directory, self.disk))
+
+    def batch(self, number: int, ids: Sequence[int], how: str = "same", seed: int = 0) -> Committed:
+        """Stage and commit a batch."""
+        return self.committer().commit(self.key, number, self.stage(ids, how, seed))
+
+    def abort(self) -> list[str]:
+        """What Spark calls when tasks or the commit failed."""
+        return abort(Staging(self.directory, self.disk), self.key, self.staged)
+
+    def found(self) -> Counter[tuple[str, int]]:
+        """How often each (topic, row) is there."""
+        return Counter(self._found())
+
+    def _found(self) -> Iterator[tuple[str, int]]:
+        for topic in self.topics:
+            try:
+                head = self.client.topics.state(topic).head_seq
+            except TopicNotFound:
+                continue
+            after = 0
+            while after < head:
+                page = self.client.read(topic, after, limit=1000)
+                yield from ((topic, int(record.data)) for record in page.records)
+                after = page.records[-1].seq
+
+    def expected(self, ids: Sequence[int]) -> Counter[tuple[str, int]]:
+        """Each of these rows once."""
+        return Counter((self.topics[i % len(self.topics)], i) for i in ids)
+
+
+def bury(disk: WrappedDisk) -> None:
+    """Give back what a process that died (Halted) had open, its lock among it."""
+    for fd in list(disk.paths):
+        disk.inner.close(fd)
+    disk.paths.clear()

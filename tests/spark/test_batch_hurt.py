@@ -1,0 +1,145 @@
+"""Batch reads of engines that are hurt: restarts, damage at rest, a cold tier, records lost in a crash."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import ringlog
+from ringlog.errors import CorruptData, NotReady
+from ringlog.spark.bounds import gaps_of
+from ringlog.spark.catalog import Catalog
+from ringlog.spark.clients import close_clients
+from ringlog.spark.errors import DataLoss
+from ringlog.spark.plan import COLD
+from ringlog.spark.reading import read_slices
+from ringlog.testing.real_engine import engine, wait_until
+from tests.spark.world import checkpoint, copied, reader_of, seqs, write
+
+pytestmark = pytest.mark.slow
+N = 10_000
+
+
+@pytest.fixture
+def hurt():
+    with engine(wal={"shards": 1}, storage={"enabled": True}) as running:
+        yield running
+    close_clients()
+
+
+def fill(running, first=1, last=N):
+    with ringlog.connect(running.url, wait=10) as client:
+        write(client, "t", first, last, size=50)
+
+
+def test_a_plan_is_read_after_a_restart_of_the_engine(hurt):
+    """SP-5, SK-15: the kept client finds the engine again, whatever happened to it."""
+    fill(hurt)
+    reader, _ = reader_of(hurt, "t", columns="seq", minPartitions="3")
+    parts = reader.partitions()
+    first = [seq for batch in reader.read(copied(parts[0])) for seq in batch["seq"].to_pylist()]
+    hurt.restart()
+    rest = [seq for part in parts[1:] for b in reader.read(copied(part)) for seq in b["seq"].to_pylist()]
+    assert first + rest == list(range(1, N + 1))
+    hurt.kill("wal_shard")
+    assert seqs(hurt, "t") == list(range(1, N + 1))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_numbers_given_twice_are_a_loss_and_never_other_records(fails):
+    """SP-2, section 7: what was only in memory is gone with the engine, and its numbers name new records."""
+    with engine(wal={"shards": 1}) as running:
+        with ringlog.connect(running.url, wait=10) as client:
+            client.topics.create("t", durability="ephemeral")
+            write(client, "t", 1, 100, frame=10)
+            reader, struct = reader_of(running, "t", columns="seq", failOnDataLoss=str(fails))
+            (part,) = reader.partitions()
+            running.crash()
+            running.start()
+            client.append("t", b"new", durability="ephemeral")
+        gaps = []
+        reading = read_slices(part.slices, reader._options, struct, gaps.append)
+        if fails:
+            with pytest.raises(DataLoss, match="restart_loss"):
+                list(reading)
+        else:
+            assert list(reading) == []
+            assert [(each.gap_from, each.gap_to, each.reason) for each in gaps] == [(1, 100, "restart_loss")]
+        with Catalog.open(running.data_dir) as catalog:
+            (gap,) = gaps_of(catalog, part.bounds[0])
+        assert (gap.gap_from, gap.gap_to, gap.reason) == (2, 100, "restart_loss")
+    close_clients()
+
+
+def data_files(running):
+    return sorted(Path(running.data_dir).rglob("*.data"))
+
+
+def damage(running, seq):
+    """Flip a byte in the body of the frame that holds `seq`; returns the frame's first and last number."""
+    with Catalog.open(running.data_dir) as catalog:
+        (stretch,) = [s for s in catalog.stretches("t", 0, N) if s.first_seq <= seq <= s.last_seq]
+        (extent,) = catalog.segments("t")
+        place = catalog._ledger(0).segment(extent.path)
+        row = place.row(catalog.topic("t").topic_id)
+        offset, _ = place.frame_at(row, seq)
+    with (Path(running.data_dir) / extent.path).open("r+b") as file:
+        at = offset + 2_000
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 0x40]))
+        os.fsync(file.fileno())
+    return stretch.first_seq, stretch.last_seq
+
+
+def test_damage_fails_the_task_and_quarantine_leaves_out_the_frame_alone(hurt):
+    """SP-7, SK-10, section 7: onCorrupt; what is left out is reported."""
+    fill(hurt)
+    checkpoint(hurt)
+    first, last = damage(hurt, 5_000)
+    assert (first, last) == (4_097, 5_120)
+    with pytest.raises(CorruptData, match="body does not verify") as caught:
+        seqs(hurt, "t")
+    assert (caught.value.detail["first_seq"], caught.value.detail["last_seq"]) == (first, last)
+    with pytest.raises(CorruptData):
+        seqs(hurt, "t", failOnDataLoss="false")
+    reader, struct = reader_of(hurt, "t", columns="seq", onCorrupt="quarantine")
+    gaps = []
+    found = [
+        seq
+        for part in reader.partitions()
+        for batch in read_slices(part.slices, reader._options, struct, gaps.append)
+        for seq in batch["seq"].to_pylist()
+    ]
+    assert found == [*range(1, first), *range(last + 1, N + 1)]
+    assert [(each.gap_from, each.gap_to, each.reason) for each in gaps] == [(first, last, "corrupt")]
+
+
+def test_cold_records_are_read_and_keep_to_their_own_partitions(tmp_path):
+    """SK-13, TI-10: cold segments as all others; a store that is gone is never a gap."""
+    cold = tmp_path / "cold"
+    cold.mkdir(mode=0o700)
+    settings = {"dir": str(cold), "hot_segments": 0, "interval_s": 0.1}
+    with engine(wal={"shards": 1}, storage={"enabled": True}, cold=settings) as running:
+        fill(running)
+        checkpoint(running)
+        wait_until(
+            lambda: not data_files(running) and any(cold.rglob("*.data")), 20, "the segment is relocated"
+        )
+        fill(running, N + 1, 2 * N)
+        reader, _ = reader_of(running, "t", maxPartitionBytes="100k")
+        parts = reader.partitions()
+        tiers = [{each.tier == COLD for each in part.slices} for part in parts]
+        assert {True} in tiers
+        assert {False} in tiers
+        assert all(len(each) == 1 for each in tiers)
+        assert seqs(running, "t") == list(range(1, 2 * N + 1))
+        cold.rename(tmp_path / "gone")
+        with pytest.raises(NotReady, match="cold"):
+            seqs(running, "t", failOnDataLoss="false")
+        (tmp_path / "gone").rename(cold)
+        assert len(seqs(running, "t")) == 2 * N
+    close_clients()

@@ -1,0 +1,382 @@
+"""failOnDataLoss, row by row, for batch and stream: who notices, when, and what happens then (SK section 7).
+
+Losses are real: caps, times to live, shards that died with what was in memory, topics deleted and made anew,
+bytes changed on the disk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ringlog
+from ringlog.errors import CorruptData, DiskError, NotReady, RinglogError
+from ringlog.spark.clients import close_clients
+from ringlog.spark.errors import DataLoss
+from ringlog.testing.real_engine import engine, wait_until
+from tests.spark.stream_world import Query
+from tests.spark.world import checkpoint, copied, reader_of, seqs, write
+
+pytestmark = pytest.mark.slow
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def topic():
+    """The name of a topic that only this test has."""
+    return f"loss{next(_numbers)}"
+
+
+def span(first, last):
+    return list(range(first, last + 1))
+
+
+def lines(directory):
+    """What lies in a gapsPath."""
+    found = sorted(Path(directory).glob("*.jsonl"))
+    return [json.loads(line) for file in found for line in file.read_text().splitlines()]
+
+
+def lose_by_cap(client, topic):
+    """Positions 1..60 of 100 go."""
+    client.topics.configure(topic, cap_records=40)
+    wait_until(lambda: client.topics.state(topic).earliest_seq == 61, 10, "the cap to remove")
+
+
+def lose_by_ttl(client, topic):
+    """All go."""
+    client.topics.configure(topic, ttl_ms=1)
+    wait_until(lambda: client.topics.state(topic).earliest_seq == 101, 10, "the records to expire")
+
+
+def lose_by_both(client, topic):
+    lose_by_cap(client, topic)
+    lose_by_ttl(client, topic)
+
+
+LOSSES = {
+    "cap": (lose_by_cap, 60),
+    "ttl": (lose_by_ttl, 100),
+    "mixed": (lose_by_both, 100),
+}
+
+
+def check_told(error, topic, gap_from, gap_to, reason):
+    """Which records, why, and both ways out; the same after a pickle, since it crosses processes."""
+    text = str(pickle.loads(pickle.dumps(error)))
+    for part in (topic, f"{gap_from}..{gap_to}", reason, "failOnDataLoss", "startingOffsets", "checkpoint"):
+        assert part in text
+    facts = {key: error.detail[key] for key in ("topic", "gap_from", "gap_to", "reason")}
+    assert facts == {"topic": topic, "gap_from": gap_from, "gap_to": gap_to, "reason": reason}
+
+
+# -- row 1: lost before planning ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", LOSSES)
+def test_a_stream_fails_on_planning_when_records_behind_its_place_are_gone(
+    sealing_engine, sealing_client, topic, tmp_path, reason
+):
+    """`true`: every restart meets it again; `false`: goes on, the gap is in gapsPath once."""
+    lose, last = LOSSES[reason]
+    write(sealing_client, topic, 1, 100, frame=10)
+    query = Query(sealing_engine, topic, maxOffsetsPerTrigger="20")
+    query.step()
+    assert query.step()
+    lose(sealing_client, topic)
+    for _ in range(2):
+        with pytest.raises(DataLoss) as e:
+            query.restart().step()
+        check_told(e.value, topic, 21, last, reason)
+    query.restart(failOnDataLoss="false", gapsPath=str(tmp_path / "deep" / "gaps"), maxOffsetsPerTrigger="20")
+    assert query.plan()
+    query.run_planned()
+    query.run_planned()
+    query.drain()
+    assert query.seqs(topic) == span(1, 20) + span(last + 1, 100)
+    told = lines(tmp_path / "deep" / "gaps")
+    assert {row["topic"] for row in told} == {topic}
+    assert sorted(n for row in told for n in span(row["gap_from"], row["gap_to"])) == span(21, last)
+    assert {row["reason"] for row in told} == {reason}
+    write(sealing_client, topic, 101, 105)
+    assert query.step() is not None
+
+
+@pytest.mark.parametrize("reason", LOSSES)
+def test_a_batch_fails_on_planning_when_records_within_its_bounds_are_gone(
+    sealing_engine, sealing_client, topic, caplog, reason
+):
+    lose, last = LOSSES[reason]
+    write(sealing_client, topic, 1, 100, frame=10)
+    given = {"startingOffsets": json.dumps({topic: 21}), "endingOffsets": json.dumps({topic: 91})}
+    assert seqs(sealing_engine, topic, **given) == span(21, 90)
+    lose(sealing_client, topic)
+    with pytest.raises(DataLoss) as e:
+        seqs(sealing_engine, topic, **given)
+    check_told(e.value, topic, 21, min(last, 90), reason)
+    with caplog.at_level(logging.WARNING, "ringlog.spark"):
+        assert seqs(sealing_engine, topic, failOnDataLoss="false", **given) == span(last + 1, 90)
+    assert f"21..{min(last, 90)}" in caplog.text
+    assert seqs(sealing_engine, topic) == span(last + 1, 100), "earliest is no gap"
+
+
+def test_what_somebody_deleted_is_silent(sealing_engine, sealing_client, topic):
+    write(sealing_client, topic, 1, 100)
+    query = Query(sealing_engine, topic, maxOffsetsPerTrigger="20")
+    query.step()
+    query.step()
+    sealing_client.topics.delete_records(topic, before_seq=51)
+    sealing_client.topics.delete_records(topic, match="t3")
+    query.drain()
+    expected = [n for n in span(51, 100) if n % 10 != 3 or n % 7 == 0]
+    assert query.seqs(topic) == span(1, 20) + expected
+    assert seqs(sealing_engine, topic, startingOffsets=json.dumps({topic: 21})) == expected
+
+
+# -- row 2: lost between planning and reading -----------------------------------------------------------
+
+
+def test_a_task_of_a_batch_that_finds_its_records_gone_fails_or_reads_the_rest(
+    sealing_engine, sealing_client, topic, caplog
+):
+    """SP-5: never a shorter result without a word."""
+    write(sealing_client, topic, 1, 100, frame=10)
+    strict, _ = reader_of(sealing_engine, topic, columns="seq")
+    lenient, _ = reader_of(sealing_engine, topic, columns="seq", failOnDataLoss="false")
+    planned = copied(strict.partitions())
+    lose_by_cap(sealing_client, topic)
+    with pytest.raises(DataLoss) as e:
+        [list(strict.read(each)) for each in planned]
+    check_told(e.value, topic, 1, 60, "cap")
+    with caplog.at_level(logging.WARNING, "ringlog.spark"):
+        rest = [n for each in planned for made in lenient.read(each) for n in made["seq"].to_pylist()]
+    assert rest == span(61, 100)
+    assert "1..60" in caplog.text
+    assert "cap" in caplog.text
+
+
+def test_a_task_of_a_stream_that_finds_its_records_gone_fails_and_the_restart_meets_it_on_planning(
+    sealing_engine, sealing_client, topic, caplog
+):
+    write(sealing_client, topic, 1, 100, frame=10)
+    query = Query(sealing_engine, topic)
+    query.step()
+    assert query.plan()
+    start, end = map(json.loads, query.ends)
+    planned = copied(query.reader.partitions(start, end))
+    lose_by_cap(sealing_client, topic)
+    with pytest.raises(DataLoss) as e:
+        [list(query.reader.read(each)) for each in planned]
+    check_told(e.value, topic, 1, 60, "cap")
+    with pytest.raises(DataLoss):
+        query.restart().step()
+    query.restart(failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, "ringlog.spark"):
+        rest = [n for each in planned for made in query.reader.read(each) for n in made["seq"].to_pylist()]
+    assert rest == span(61, 100)
+    assert "1..60" in caplog.text
+    query.drain()
+    assert query.seqs(topic) == span(61, 100)
+
+
+# -- row 3: another life --------------------------------------------------------------------------------
+
+
+def make_anew(client, topic, count):
+    client.topics.delete(topic)
+    write(client, topic, 1, count)
+
+
+def test_a_stream_over_a_topic_made_anew_fails_or_reads_the_new_one_from_its_beginning(
+    sealing_engine, sealing_client, topic, tmp_path
+):
+    write(sealing_client, topic, 1, 50)
+    query = Query(sealing_engine, topic, maxOffsetsPerTrigger="20")
+    query.step()
+    query.step()
+    old = query.place[topic][0]
+    make_anew(sealing_client, topic, 90)
+    for _ in range(2):
+        with pytest.raises(DataLoss, match="made anew") as e:
+            query.restart().step()
+    assert e.value.detail["reason"] == "recreated"
+    assert "failOnDataLoss" in str(e.value)
+    gaps = tmp_path / "gaps"
+    query.restart(failOnDataLoss="false", gapsPath=str(gaps)).drain()
+    new = query.place[topic][0]
+    assert new != old
+    assert [row for row in query.rows if row[1] == old] == [(topic, old, n) for n in span(1, 20)]
+    assert [row for row in query.rows if row[1] == new] == [(topic, new, n) for n in span(1, 90)]
+    (told,) = lines(gaps)
+    assert (told["epoch"], told["gap_from"], told["reason"]) == (old, 21, "recreated")
+
+
+def test_a_planned_batch_over_a_topic_made_anew_fails_or_gives_none_of_the_new_one(
+    sealing_engine, sealing_client, topic, tmp_path
+):
+    """Positions of one life are never filled with records of another."""
+    write(sealing_client, topic, 1, 50)
+    query = Query(sealing_engine, topic)
+    query.step()
+    assert query.plan()
+    make_anew(sealing_client, topic, 90)
+    with pytest.raises(DataLoss, match="recreated"):
+        query.run_planned()
+    gaps = tmp_path / "gaps"
+    query.restart(failOnDataLoss="false", gapsPath=str(gaps))
+    assert query.step() == []
+    (told,) = lines(gaps)
+    assert (told["gap_from"], told["gap_to"], told["reason"]) == (1, 50, "recreated")
+    query.drain()
+    assert query.seqs(topic) == span(1, 90)
+
+
+def test_a_stream_over_a_deleted_topic_fails_or_goes_on_without_it(
+    sealing_engine, sealing_client, topic, tmp_path
+):
+    other = f"{topic}-other"
+    write(sealing_client, topic, 1, 50)
+    write(sealing_client, other, 1, 10)
+    query = Query(sealing_engine, f"{topic},{other}", maxOffsetsPerTrigger="20")
+    query.step()
+    query.step()
+    assert query.plan()
+    sealing_client.topics.delete(topic)
+    with pytest.raises(DataLoss, match="deleted"):
+        query.run_planned()
+    gaps = tmp_path / "gaps"
+    query.restart(failOnDataLoss="false", gapsPath=str(gaps)).drain()
+    assert query.seqs(other) == span(1, 10)
+    assert set(query.place) == {other}
+    assert {row["reason"] for row in lines(gaps)} == {"deleted"}
+    write(sealing_client, topic, 1, 7)
+    before = len(query.rows)
+    query.drain()
+    assert [row[2] for row in query.rows[before:]] == span(1, 7), "made again it is new, from earliest"
+    sealing_client.topics.delete(topic)
+    with pytest.raises(DataLoss, match="deleted"):
+        query.restart(failOnDataLoss="true").step()
+
+
+def test_a_batch_whose_topic_goes_or_is_made_anew_under_its_tasks(
+    sealing_engine, sealing_client, topic, caplog
+):
+    for change, word in [
+        (lambda: make_anew(sealing_client, topic, 90), "recreated"),
+        (lambda: sealing_client.topics.delete(topic), "deleted"),
+    ]:
+        write(sealing_client, topic, 1, 50)
+        strict, _ = reader_of(sealing_engine, topic, columns="seq")
+        lenient, _ = reader_of(sealing_engine, topic, columns="seq", failOnDataLoss="false")
+        (planned,) = copied(strict.partitions())
+        change()
+        with pytest.raises(DataLoss, match=word):
+            list(strict.read(planned))
+        with caplog.at_level(logging.WARNING, "ringlog.spark"):
+            assert list(lenient.read(planned)) == []
+        assert word in caplog.text
+
+
+@pytest.mark.timeout(120)
+def test_records_that_a_restart_lost_are_a_gap_and_never_a_shorter_result(tmp_path):
+    """An ephemeral topic after its engine was killed: the head lies below the stream's place."""
+    with engine(wal={"shards": 1}) as running:
+        with ringlog.connect(running.url, wait=10) as client:
+            client.topics.create("t", durability="ephemeral")
+            write(client, "t", 1, 100)
+        query = Query(running, "t", maxOffsetsPerTrigger="60")
+        query.step()
+        query.step()
+        place = query.place["t"]
+        assert query.plan()
+        running.crash()
+        running.start()
+        with ringlog.connect(running.url, wait=10) as client:
+            write(client, "t", 1, 20)
+            state = client.topics.state("t")
+            new = [item.seq for item in client.reader("t", state.earliest_seq - 1)]
+        with pytest.raises(DataLoss):
+            query.restart().step()
+        gaps = tmp_path / "gaps"
+        query.restart(failOnDataLoss="false", gapsPath=str(gaps)).drain()
+        old = [row for row in query.rows if row[2] <= place[1] and row[1] == place[0]][:60]
+        assert [row[2] for row in old] == span(1, 60)
+        assert [row[2] for row in query.rows[60:]] == new
+        assert lines(gaps)
+        close_clients()
+
+
+# -- rows 4 and 5: damage, and a store that does not answer ----------------------------------------------
+
+
+def damage(running):
+    """Change one byte within a frame in the middle of each segment."""
+    files = list(Path(running.data_dir).rglob("*.data"))
+    assert files
+    for file in files:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        file.write_bytes(content)
+
+
+@pytest.mark.timeout(120)
+def test_damage_fails_the_task_of_either_kind_whatever_the_option_says():
+    """Corruption is not retention: failOnDataLoss=false does not pass over it."""
+    with engine(wal={"shards": 1}, storage={"enabled": True}) as running:
+        with ringlog.connect(running.url, wait=10) as client:
+            write(client, "t", 1, 20_000, size=50)
+        checkpoint(running)
+        damage(running)
+        for fail in ("true", "false"):
+            reader, _ = reader_of(running, "t", failOnDataLoss=fail)
+            with pytest.raises(CorruptData):
+                [list(reader.read(each)) for each in reader.partitions()]
+            query = Query(running, "t", failOnDataLoss=fail)
+            query.step()
+            assert query.plan()
+            for _ in range(2):
+                with pytest.raises(CorruptData):
+                    query.run_planned()
+        close_clients()
+
+
+@pytest.mark.timeout(120)
+def test_a_cold_store_that_is_not_there_fails_retryably_and_is_never_a_gap(tmp_path):
+    """TI-10: when it is there again, the same plan reads everything."""
+    cold, away = tmp_path / "cold", tmp_path / "away"
+    cold.mkdir(mode=0o700)
+    settings = {"dir": str(cold), "hot_segments": 0, "interval_s": 0.1}
+    with engine(wal={"shards": 1}, storage={"enabled": True}, cold=settings) as running:
+        with ringlog.connect(running.url, wait=10) as client:
+            write(client, "t", 1, 5_000)
+        checkpoint(running)
+
+        def is_cold():
+            return not list(Path(running.data_dir).rglob("*.data")) and any(cold.rglob("*.data"))
+
+        wait_until(is_cold, 20, "the segment is relocated")
+        query = Query(running, "t", failOnDataLoss="false")
+        query.step()
+        assert query.plan()
+        reader, _ = reader_of(running, "t", columns="seq", failOnDataLoss="false")
+        planned = copied(reader.partitions())
+        shutil.move(cold, away)
+        try:
+            for attempt in (query.run_planned, lambda: [list(reader.read(each)) for each in planned]):
+                with pytest.raises((NotReady, DiskError)) as e:
+                    attempt()
+                assert not isinstance(e.value, DataLoss)
+                assert isinstance(e.value, RinglogError)
+        finally:
+            shutil.move(away, cold)
+        query.drain()
+        assert query.seqs("t") == span(1, 5_000)
+        again = [n for each in planned for made in reader.read(each) for n in made["seq"].to_pylist()]
+        assert again == span(1, 5_000)
+        close_clients()

@@ -1,0 +1,171 @@
+"""mirror into Kafka and Delta, at night: a real broker of one node, tables of Delta Lake.
+
+Broker, connectors and their dependencies are resolved with Maven. Where there is no Maven, or a connector was
+not published for this Spark, the test is skipped and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+
+import ringlog
+from ringlog.testing.real_engine import engine, wait_until
+from tests.spark.world import checkpoint, write
+
+pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.timeout(1_800)]
+ROOT = Path(__file__).parent.parent.parent
+RESOLVE_S = 900
+DRIVER_S = 900
+READY_S = 120
+N = 2_000
+BROKER = "org.apache.kafka:kafka_2.13:3.9.1"
+CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
+DELTA = f"io.delta:delta-spark_{'.'.join(pyspark.__version__.split('.')[:2])}_2.13:4.4.1"
+POM = """<project><modelVersion>4.0.0</modelVersion><groupId>x</groupId><artifactId>x</artifactId>
+<version>1</version><dependencies><dependency><groupId>{0}</groupId><artifactId>{1}</artifactId>
+<version>{2}</version></dependency></dependencies></project>"""
+
+
+def jars_of(coordinates: str, directory: Path) -> list[str]:
+    """Paths of an artifact and all it needs; skips the test where they cannot be had."""
+    if shutil.which("mvn") is None:
+        pytest.skip("Maven is not installed")
+    directory.mkdir(parents=True)
+    (directory / "pom.xml").write_text(POM.format(*coordinates.split(":")))
+    command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime",
+               f"-DoutputDirectory={directory}/jars"]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=RESOLVE_S, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"{coordinates} cannot be resolved")
+    return sorted(str(path) for path in (directory / "jars").glob("*.jar"))
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator:
+    with (
+        engine(wal={"shards": 1}, storage={"enabled": True}) as found,
+        ringlog.connect(found.url, wait=10) as client,
+    ):
+        write(client, "mirrored", 1, N)
+        checkpoint(found)
+        write(client, "mirrored", N + 1, N + 50, frame=7)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory) -> Iterator[str]:
+    """Address of a Kafka broker that is its own controller (KRaft)."""
+    root = tmp_path_factory.mktemp("kafka")
+    jars = os.pathsep.join(jars_of(BROKER, root / "broker"))
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        port, controller = one.getsockname()[1], two.getsockname()[1]
+    properties = root / "server.properties"
+    properties.write_text(
+        f"process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:{controller}\n"
+        f"listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n"
+        f"advertised.listeners=PLAINTEXT://127.0.0.1:{port}\ncontroller.listener.names=CONTROLLER\n"
+        "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n"
+        f"log.dirs={root}/logs\noffsets.topic.replication.factor=1\nauto.create.topics.enable=true\n"
+        "transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n"
+    )
+    java = ["java", "-Xmx512m", "-cp", jars]
+    storage = [
+        *java,
+        "kafka.tools.StorageTool",
+        "format",
+        "-t",
+        "AAAAAAAAAAAAAAAAAAAAAQ",
+        "-c",
+        str(properties),
+    ]
+    subprocess.run(storage, check=True, timeout=READY_S, capture_output=True)
+    with (root / "broker.log").open("wb") as log:
+        process = subprocess.Popen([*java, "kafka.Kafka", str(properties)], stdout=log, stderr=log)
+    try:
+        wait_until(lambda: process.poll() is not None or is_open(port), READY_S, "the broker")
+        assert process.poll() is None, (root / "broker.log").read_text()[-2_000:]
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(READY_S)
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+DRIVER = """
+import json, sys
+given = json.loads(sys.argv[1])
+import ringlog.spark
+from ringlog.spark.jobs import mirror
+config = {"spark.ui.enabled": False, "spark.jars": ",".join(given["jars"]), **given["config"]}
+spark = ringlog.spark.session("mirror", master="local[2]", config=config)
+reports = []
+for _ in range(2):
+    done = mirror.run(spark, given["path"], "mirrored", checkpoint=given["checkpoint"], **given["mirror"])
+    reports.append(done.rows)
+reader = spark.read.format(given["mirror"]["format"]).options(**given["read"])
+frame = reader.load(given["mirror"].get("target") if given["mirror"]["format"] == "delta" else None)
+column = "value" if given["mirror"]["format"] == "kafka" else "payload"
+values = [bytes(row[0]).decode() for row in frame.select(column).collect()]
+print("RESULT " + json.dumps([reports, values]))
+spark.stop()
+"""
+
+
+def mirrored(running, tmp_path, jars, mirror, *, config=None, read=None):
+    """(rows of each of two runs, payloads that arrived), from a driver of its own."""
+    given = {
+        "path": running.data_dir, "checkpoint": str(tmp_path / "checkpoint"), "jars": jars, "mirror": mirror,
+        "config": config or {}, "read": read or {},
+    }  # fmt: skip
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, json.dumps(given)], capture_output=True, text=True, env=environ,
+        timeout=DRIVER_S, check=False,
+    )  # fmt: skip
+    told = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert told, done.stderr[-4_000:]
+    return json.loads(told[-1].removeprefix("RESULT "))
+
+
+def test_into_a_kafka_broker(running, broker, tmp_path):
+    """Section 9: every record once, none the second time."""
+    jars = jars_of(CONNECTOR, tmp_path / "connector")
+    server = {"kafka.bootstrap.servers": broker}
+    reports, values = mirrored(
+        running, tmp_path, jars, {"format": "kafka", "options": server, "topic_prefix": "m."},
+        read={**server, "subscribe": "m.mirrored"},
+    )  # fmt: skip
+    assert reports == [N + 50, 0]
+    assert sorted(map(int, values)) == list(range(1, N + 51))
+
+
+def test_into_delta(running, tmp_path):
+    """The same, into a table of Delta Lake."""
+    jars = jars_of(DELTA, tmp_path / "delta")
+    config = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+    reports, values = mirrored(
+        running, tmp_path, jars, {"format": "delta", "target": str(tmp_path / "table")}, config=config
+    )
+    assert reports == [N + 50, 0]
+    assert sorted(map(int, values)) == list(range(1, N + 51))

@@ -1,0 +1,286 @@
+"""Options of source and sink: what is taken, what is refused, and with which words. No JVM, no engine."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog.spark import option_values as values
+from ringlog.spark.errors import DataLoss, EngineNotRunning, OptionError, SchemaError
+from ringlog.spark.options import (
+    EARLIEST,
+    LATEST,
+    Offsets,
+    Times,
+    as_text,
+    bound_of,
+    cursor_of,
+    shape_of,
+    sink_options,
+    source_options,
+)
+from ringlog.types import Durability
+
+PLACE = {"path": "/data", "subscribe": "t,u"}
+
+
+def batch(**more):
+    return source_options(PLACE | more, streaming=False)
+
+
+def stream(**more):
+    return source_options(PLACE | more, streaming=True)
+
+
+def refused(call, **more):
+    with pytest.raises(OptionError) as caught:
+        call(**more)
+    return str(caught.value)
+
+
+# -- values -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("offset", "cursor"), [(1, 0), (2, 1), (18, 17), ((1 << 63) - 1, (1 << 63) - 2)])
+def test_offsets_are_one_above_cursors_and_bounds(offset, cursor):
+    """SK-18."""
+    assert cursor_of(offset) == bound_of(offset) == cursor
+
+
+@given(st.integers(1, (1 << 63) - 1), st.integers(0, 1000))
+def test_a_range_of_offsets_holds_as_many_positions_as_its_cursors_say(start, length):
+    """SK-18: [start, end) as offsets is (cursor, bound] as positions."""
+    assert bound_of(start + length) - cursor_of(start) == length
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("1767225600000", 1_767_225_600_000_000),
+        ("2026-01-01T00:00:00Z", 1_767_225_600_000_000),
+        ("2026-01-01T01:00:00.000001+01:00", 1_767_225_600_000_001),
+        ("-5", 0),
+    ],
+)
+def test_times_are_epoch_milliseconds_or_iso(text, expected):
+    assert values.time_us("startingTimestamp", text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2026-01-01T00:00:00", "1.5", "2026-13-01T00:00:00Z"])
+def test_other_times_are_refused(text):
+    with pytest.raises(OptionError, match="startingTimestamp"):
+        values.time_us("startingTimestamp", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1", 1), ("64m", 64 << 20), ("1G", 1 << 30), ("512 kb".replace(" ", ""), 512 << 10)],
+)
+def test_byte_counts_have_units(text, expected):
+    assert values.byte_count("maxPartitionBytes", text, 1, 1 << 40) == expected
+
+
+@pytest.mark.parametrize("text", ["", "m", "-1", "1.5m", "1t", "0", "²m"])
+def test_other_byte_counts_are_refused(text):
+    with pytest.raises(OptionError, match="maxPartitionBytes"):
+        values.byte_count("maxPartitionBytes", text, 1, 1 << 40)
+
+
+@pytest.mark.parametrize("call", [values.boolean, values.words])
+def test_empty_values_are_refused(call):
+    with pytest.raises(OptionError):
+        call("option", "")
+
+
+# -- source -------------------------------------------------------------------------------------------
+
+
+def test_defaults():
+    """Section 4's table."""
+    found = batch()
+    assert found.topics == ("t", "u")
+    assert (found.starting, found.ending) == (Offsets(EARLIEST), Offsets(LATEST))
+    assert (found.max_partition_bytes, found.min_partitions, found.rows_per_batch) == (64 << 20, 1, 8192)
+    assert found.fail_on_data_loss
+    assert not found.quarantine
+    assert (found.view, found.layout, found.tags, found.include_headers) == ("records", "ringlog", (), False)
+    assert stream().starting == Offsets(LATEST)
+
+
+def test_names_come_in_any_case_and_root_stands_for_path():
+    found = source_options(
+        {"ROOT": "/data", "SUBSCRIBEPATTERN": "a.*", "MINPARTITIONS": "3"}, streaming=False
+    )
+    assert (found.path, found.pattern, found.min_partitions) == ("/data", "a.*", 3)
+    assert found.matches("abc")
+    assert not found.matches("cab")
+    assert "same option" in refused(batch, root="/other")
+
+
+def test_every_option_of_a_batch_reaches_its_place():
+    found = batch(
+        startingOffsets='{"t": 17, "u": -2}', endingOffsets='{"t": 20, "u": -1}', minPartitions="4",
+        maxPartitionBytes="1m", failOnDataLoss="False", includeHeaders="true", tags="a,b*", layout="KAFKA",
+        onCorrupt="quarantine", rowsPerBatch="100", startingOffsetsByTimestampStrategy="latest",
+    )  # fmt: skip
+    assert (found.starting.of("t"), found.starting.of("u")) == (17, EARLIEST)
+    assert (found.ending.of("t"), found.ending.of("u")) == (20, LATEST)
+    assert (found.min_partitions, found.max_partition_bytes, found.rows_per_batch) == (4, 1 << 20, 100)
+    assert (found.fail_on_data_loss, found.quarantine, found.latest_if_too_new) == (False, True, True)
+    assert (found.include_headers, found.tags, found.layout) == (True, ("a", "b*"), "kafka")
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_every_option_of_a_stream_reaches_its_place():
+    found = stream(startingOffsets="earliest", maxOffsetsPerTrigger="10", gapsPath="/gaps")
+    assert (found.starting, found.max_offsets, found.gaps_path) == (Offsets(EARLIEST), 10, "/gaps")
+    assert stream(maxBytesPerTrigger="8m").max_bytes == 8 << 20
+    assert stream(startingOffsets='{"t": -1}').starting.of("t") == LATEST
+
+
+def test_times_are_for_all_topics_or_by_topic():
+    found = batch(startingTimestamp="1000", endingOffsetsByTimestamp='{"t": "1970-01-01T00:00:02Z"}')
+    assert (found.starting_ts.of("t"), found.starting_ts.of("u")) == (1_000_000, 1_000_000)
+    assert found.ending_ts == Times(None, (("t", 2_000_000),))
+    assert "one of the two" in refused(batch, startingTimestamp="1", startingOffsetsByTimestamp='{"t": 1}')
+
+
+@pytest.mark.parametrize(
+    ("given_options", "words"),
+    [
+        ({"strtingOffsets": "x"}, "did you mean startingOffsets"),
+        ({"assign": '{"t":[0]}'}, "one partition each"),
+        ({"kafka.bootstrap.servers": "h:1"}, "Kafka's client"),
+        ({"groupIdPrefix": "g"}, "checkpoint"),
+        ({"minOffsetsPerTrigger": "1"}, "minimum with a delay"),
+        ({"kafkaConsumer.pollTimeoutMs": "1"}, "nothing is polled"),
+        ({"fetchOffset.numRetries": "1"}, "nothing is fetched"),
+        ({"cold": "/cold"}, "without its engine"),
+        ({"startingOffsets": "latest"}, "one of earliest"),
+        ({"startingOffsets": '{"t": -1}'}, "makes no sense"),
+        ({"endingOffsets": "earliest"}, "one of latest"),
+        ({"endingOffsets": '{"t": -2}'}, "makes no sense"),
+        ({"startingOffsets": '{"t": 0}'}, "begin at 1"),
+        ({"startingOffsets": '{"t": 1.5}'}, "whole number"),
+        ({"startingOffsets": '{"t": true}'}, "whole number"),
+        ({"startingOffsets": '{"t": 1, "t": 2}'}, "twice"),
+        ({"startingOffsets": '{"t"'}, "not JSON"),
+        ({"startingOffsets": "{}"}, "at least one topic"),
+        ({"startingOffsets": '{"v": 1}'}, "not subscribed"),
+        ({"subscribe": "t,,u"}, "empty name"),
+        ({"subscribe": "-no"}, "not a topic's name"),
+        ({"subscribePattern": ".*"}, "one of the two"),
+        ({"minPartitions": "0"}, "out of range"),
+        ({"minPartitions": "many"}, "whole number"),
+        ({"rowsPerBatch": "0"}, "out of range"),
+        ({"failOnDataLoss": "maybe"}, "true or false"),
+        ({"tags": "a*b"}, "only at the end"),
+        ({"view": "tables"}, "one of records"),
+        ({"layout": "avro"}, "one of ringlog, kafka"),
+        ({"layout": "kafka", "view": "frames"}, "layout of records"),
+        ({"onCorrupt": "ignore"}, "one of fail, quarantine"),
+        ({"maxOffsetsPerTrigger": "1"}, "no triggers"),
+        ({"gapsPath": "/g"}, "view=gaps"),
+        ({"path": "s3://bucket"}, "directory of this host"),
+    ],
+)  # fmt: skip
+def test_what_a_batch_refuses_it_refuses_with_a_sentence(given_options, words):
+    """Section 4: unknown names, Kafka's that have no counterpart, impossible values."""
+    assert words.lower() in refused(batch, **given_options).lower()
+
+
+@pytest.mark.parametrize(
+    ("given_options", "words"),
+    [
+        ({"endingOffsets": "latest"}, "availableNow"),
+        ({"endingTimestamp": "1"}, "availableNow"),
+        ({"onCorrupt": "quarantine"}, "never passes over damage"),
+        ({"view": "frames"}, "batch only"),
+        ({"maxOffsetsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "one of the two"),
+    ],
+)
+def test_what_a_stream_refuses_it_refuses_with_a_sentence(given_options, words):
+    assert words.lower() in refused(stream, **given_options).lower()
+
+
+def test_path_and_a_subscription_are_needed():
+    with pytest.raises(OptionError, match="data directory"):
+        source_options({"subscribe": "t"}, streaming=False)
+    with pytest.raises(OptionError, match="subscribe"):
+        source_options({"path": "/d"}, streaming=False)
+
+
+def test_a_pattern_that_is_none_is_refused():
+    with pytest.raises(OptionError, match="regular expression"):
+        source_options({"path": "/d", "subscribePattern": "("}, streaming=False)
+
+
+def test_the_shape_is_read_from_among_options_of_any_kind():
+    shape = shape_of({"path": "/d", "maxoffsetspertrigger": "5", "txnappid": "a", "includeheaders": "true"})
+    assert (shape.include_headers, shape.layout) == (True, "ringlog")
+
+
+def test_keyword_arguments_become_options():
+    found = as_text(
+        {
+            "subscribe": ["t", "u"], "min_partitions": 8, "fail_on_data_loss": False, "tags": None,
+            "startingOffsets": {"t": 17}, "starting_timestamp": datetime(2026, 1, 1, tzinfo=UTC),
+        }
+    )  # fmt: skip
+    assert found == {
+        "subscribe": '["t", "u"]', "minPartitions": "8", "failOnDataLoss": "false",
+        "startingOffsets": '{"t": 17}', "startingTimestamp": "2026-01-01T00:00:00+00:00",
+    }  # fmt: skip
+    assert source_options(found | {"path": "/d"}, streaming=False).topics == ("t", "u")
+    with pytest.raises(OptionError, match="twice"):
+        as_text({"minPartitions": 1, "min_partitions": 2})
+
+
+# -- sink ---------------------------------------------------------------------------------------------
+
+
+def test_every_option_of_the_sink_reaches_its_place():
+    found = sink_options(
+        {
+            "path": "/data", "topic": "t", "createTopics": "true", "txnAppId": "job", "txnVersion": "7",
+            "durability": "fsync", "maxFrameRecords": "100", "maxFrameBytes": "64k", "stagingDir": "/stage",
+        }
+    )  # fmt: skip
+    assert (found.path, found.topic, found.create_topics) == ("/data", "t", True)
+    assert (found.txn_app_id, found.txn_version, found.durability) == ("job", 7, Durability.FSYNC)
+    assert (found.max_frame_records, found.max_frame_bytes, found.staging_dir) == (100, 64 << 10, "/stage")
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("given_options", "words"),
+    [
+        ({}, "path"),
+        ({"path": "/d", "connect": "ringlog:///d/run"}, "one of path"),
+        ({"connect": "ringlog:///d/run"}, "stagingDir"),
+        ({"connect": "http://h", "stagingDir": "/s"}, "engine's address"),
+        ({"path": "/d", "txnAppId": "a"}, "belong together"),
+        ({"path": "/d", "topic": "-"}, "not a topic's name"),
+        ({"path": "/d", "durability": "hope"}, "durability"),
+        ({"path": "/d", "maxFrameRecords": "10001"}, "out of range"),
+        ({"path": "/d", "topc": "t"}, "did you mean topic"),
+        ({"path": "/d", "txnAppId": " ", "txnVersion": "1"}, "empty"),
+    ],
+)
+def test_what_the_sink_refuses(given_options, words):
+    with pytest.raises(OptionError) as caught:
+        sink_options(given_options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [OptionError, SchemaError, EngineNotRunning, DataLoss])
+def test_errors_survive_the_way_between_processes(kind):
+    """SK-15."""
+    error = kind("said", topic="t", gap_from=3)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.detail) == (kind, str(error), {"topic": "t", "gap_from": 3})

@@ -1,0 +1,116 @@
+"""Streams in a real session: Spark's own sinks, its triggers, its checkpoints and its progress."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from ringlog.spark import read
+from tests.spark.world import checkpoint, write
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+WAIT_S = 200
+
+
+def stream(spark, running, topics, **options):
+    given = {"path": running.data_dir, "subscribe": topics, "startingOffsets": "earliest", **options}
+    return spark.readStream.format("ringlog").options(**given)
+
+
+def finish(writer, directory):
+    """Run what is available with this checkpoint; the query, ended."""
+    query = writer.option("checkpointLocation", str(directory)).trigger(availableNow=True).start()
+    assert query.awaitTermination(WAIT_S), "it ends by itself"
+    return query
+
+
+@pytest.fixture(scope="module")
+def filled(sealing_engine):
+    """Two topics, in segments and in the log."""
+    import ringlog
+
+    with ringlog.connect(sealing_engine.url, wait=10) as client:
+        write(client, "live-a", 1, 3_000)
+        checkpoint(sealing_engine)
+        write(client, "live-a", 3_001, 4_000)
+        write(client, "live-b", 1, 500)
+    return sealing_engine
+
+
+def test_a_stream_into_parquet_has_every_record_once_over_two_runs(spark, filled, sealing_client, tmp_path):
+    """SP-2, SP-6, SK-19: limits, availableNow, and a checkpoint that goes on."""
+    frame = stream(spark, filled, "live-a,live-b", maxOffsetsPerTrigger="2000").load()
+    writer = frame.writeStream.format("parquet").option("path", str(tmp_path / "out"))
+    first = finish(writer, tmp_path / "checkpoint")
+    assert sum(each.numInputRows for each in first.recentProgress) == 4_500
+    assert max(each.numInputRows for each in first.recentProgress) <= 2_000
+    source = first.lastProgress.sources[0]
+    assert json.loads(source.latestOffset)["topics"] == json.loads(source.endOffset)["topics"]
+    write(sealing_client, "live-b", 501, 510)
+    second = finish(writer, tmp_path / "checkpoint")
+    assert sum(each.numInputRows for each in second.recentProgress) == 10
+    out = spark.read.parquet(str(tmp_path / "out"))
+    whole = read(spark, ["live-a", "live-b"], path=filled.data_dir)
+    assert out.count() == 4_510
+    assert out.select("topic", "epoch", "seq").distinct().count() == 4_510
+    assert whole.exceptAll(out).count() == 0
+
+
+def test_a_running_stream_shows_new_records_and_new_topics_in_a_memory_sink(
+    spark, filled, sealing_client, tmp_path
+):
+    """SK-20, with the trigger that runs for ever."""
+    frame = (
+        spark.readStream.format("ringlog")
+        .options(path=filled.data_dir, subscribePattern="fresh-.*", startingOffsets="latest")
+        .schema("topic string, seq long")
+        .load()
+    )
+    query = frame.writeStream.format("memory").queryName("fresh").start()
+    try:
+        query.processAllAvailable()
+        write(sealing_client, "fresh-1", 1, 20)
+        query.processAllAvailable()
+        write(sealing_client, "fresh-1", 21, 25)
+        write(sealing_client, "fresh-2", 1, 3)
+        query.processAllAvailable()
+        query.processAllAvailable()
+        rows = sorted(map(tuple, spark.sql("select topic, seq from fresh").collect()))
+    finally:
+        query.stop()
+    assert rows == [*[("fresh-1", n) for n in range(1, 26)], *[("fresh-2", n) for n in range(1, 4)]]
+
+
+def test_triggers_that_run_once_and_limits_by_bytes_reach_spark(spark, filled, tmp_path):
+    """SK-19: once, everything in one batch, whatever the limit; otherwise frames within it."""
+    frame = stream(spark, filled, "live-a", maxBytesPerTrigger="20k").schema("seq long").load()
+    writer = frame.writeStream.format("noop")
+    once = writer.option("checkpointLocation", str(tmp_path / "once")).trigger(once=True).start()
+    assert once.awaitTermination(WAIT_S)
+    assert [each.numInputRows for each in once.recentProgress] == [4_000]
+    limited = finish(writer, tmp_path / "limited")
+    sizes = [each.numInputRows for each in limited.recentProgress if each.numInputRows]
+    assert sum(sizes) == 4_000
+    assert len(sizes) > 1
+
+
+def test_a_checkpoint_of_another_log_and_lost_records_stop_the_query_with_the_reason(
+    spark, filled, sealing_client, tmp_path
+):
+    """SK-17 and section 7, as a user of Spark sees them."""
+    write(sealing_client, "doomed", 1, 10)
+    frame = stream(spark, filled, "doomed").schema("seq long").load()
+    finish(frame.writeStream.format("noop"), tmp_path / "c")
+    sealing_client.topics.delete("doomed")
+    write(sealing_client, "doomed", 1, 3)
+    with pytest.raises(StreamingQueryException, match="failOnDataLoss"):
+        finish(frame.writeStream.format("noop"), tmp_path / "c")
+    last = max((tmp_path / "c" / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
+    head, meta, offset = last.read_text().splitlines()
+    foreign = json.dumps(json.loads(offset) | {"log": "f" * 32})
+    last.write_text("\n".join([head, meta, foreign]))
+    (last.parent / f".{last.name}.crc").unlink()
+    with pytest.raises(StreamingQueryException, match="another data directory"):
+        finish(frame.writeStream.format("noop"), tmp_path / "c")

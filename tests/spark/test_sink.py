@@ -1,0 +1,603 @@
+"""The sink without a JVM: rows to frames, staging, plan, commit, on a real engine (SK-22..30, SP-9)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import random
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+import ringlog
+from ringlog import stop_points
+from ringlog.clock import SystemClock
+from ringlog.errors import (
+    CorruptData,
+    DiskError,
+    InvalidRequest,
+    InvariantViolation,
+    NotReady,
+    RecordTooLarge,
+    TopicFull,
+    TopicNotFound,
+)
+from ringlog.spark import commit as committing
+from ringlog.spark import sink, staging
+from ringlog.spark.clients import close_clients
+from ringlog.spark.commit import WriterKey, producer_of
+from ringlog.spark.errors import OptionError, SchemaError, StagingLost
+from ringlog.spark.options import sink_options
+from ringlog.spark.rows import FrameMaker, check_columns, frame_cuts
+from ringlog.storage.disk import RealDisk
+from ringlog.testing.faulty_disk import Fault, FaultyDisk
+from tests.spark.crashes import CHANGES, IDS, NEXT_IDS, crash_at, power_cut_at
+from tests.spark.sink_world import DEALS, World, deal, rows
+
+PAIR = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+STEP = 8
+"""Every so many are tried here; `python -m tests.spark.crashes` tries all."""
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def client(ringlog_engine):
+    with ringlog.connect(ringlog_engine.url, wait=10) as connected:
+        yield connected
+    close_clients()
+
+
+@pytest.fixture
+def new_world(client, ringlog_engine, tmp_path, ringlog_topic):
+    """Makes worlds of their own query and topics."""
+
+    def make(*, create=True, disk=None, directory=None, **options) -> World:
+        number = next(_numbers)
+        topics = tuple(ringlog_topic(f"{name}{number}") for name in ("a", "b"))
+        raw = {"path": ringlog_engine.data_dir, "stagingDir": str(tmp_path), "maxFrameRecords": "7"} | options
+        if create:
+            for topic in topics:
+                client.topics.create(topic)
+        key = WriterKey(f"query/{number}-{tmp_path}")
+        return World(client, sink_options(raw), key, topics, directory or str(tmp_path), disk)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _disarmed():
+    yield
+    stop_points.configure("")
+
+
+def schema(*names_and_types) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in names_and_types])
+
+
+# -- columns ----------------------------------------------------------------------------------------------
+
+
+def options(**raw):
+    return sink_options({"path": "/d", "topic": "t"} | raw)
+
+
+@pytest.mark.parametrize("kind", [StringType(), BinaryType()])
+@pytest.mark.parametrize("name", ["payload", "value"])
+def test_rows_need_one_payload_under_either_name(name, kind):
+    """Sink columns of section 4."""
+    check_columns(schema((name, kind)), options())
+    with pytest.raises(SchemaError):
+        check_columns(schema(("payload", kind), ("value", kind)), options())
+    with pytest.raises(SchemaError):
+        check_columns(schema(("tag", StringType())), options())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "hint"),
+    [
+        ("seq", LongType(), "drop"), ("ts", TimestampType(), "drop"), ("epoch", LongType(), "drop"),
+        ("offset", LongType(), "drop"), ("ttl_ms", LongType(), "expires_at"), ("tags", StringType(), "tag"),
+        ("partition", IntegerType(), "drop"), ("timestamp", TimestampType(), "event_ts"),
+    ],
+)  # fmt: skip
+def test_a_column_that_cannot_be_written_is_refused_with_a_remedy(name, kind, hint):
+    """Section 4: seq, ts and epoch with a hint to drop them."""
+    with pytest.raises(SchemaError) as caught:
+        check_columns(schema(("value", BinaryType()), (name, kind)), options())
+    assert caught.value.detail["column"] == name
+    assert hint in str(caught.value.detail["hint"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("tag", BinaryType()), ("event_ts", TimestampNTZType()), ("event_ts", LongType()),
+        ("priority", DoubleType()), ("headers", ArrayType(StringType())), ("key", LongType()),
+        ("headers", MapType(StringType(), StringType())), ("topic", BinaryType()),
+    ],
+)  # fmt: skip
+def test_a_column_of_another_type_is_refused(name, kind):
+    with pytest.raises(SchemaError, match="another type"):
+        check_columns(schema(("value", BinaryType()), (name, kind)), options())
+
+
+def test_rows_need_a_topic_from_somewhere():
+    with pytest.raises(SchemaError, match="topic"):
+        check_columns(schema(("value", BinaryType())), sink_options({"path": "/d"}))
+    check_columns(schema(("value", BinaryType()), ("topic", StringType())), sink_options({"path": "/d"}))
+
+
+@pytest.mark.parametrize("kind", [sink.BatchWriter, sink.StreamWriter])
+def test_overwriting_a_log_is_refused(kind):
+    """SK-2 of section 2: the save mode is append."""
+    with pytest.raises(OptionError, match="append"):
+        kind(options(createTopics="true"), schema(("value", BinaryType())), overwrite=True)
+
+
+# -- cutting and encoding ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "records", "most", "cuts"),
+    [
+        ([1] * 10, 4, 100, [4, 8, 10]), ([5, 5, 5], 10, 10, [2, 3]), ([50, 1, 50], 10, 10, [1, 2, 3]),
+        ([3], 1, 1, [1]), ([4, 4, 4, 4], 2, 8, [2, 4]),
+    ],
+)  # fmt: skip
+def test_rows_are_cut_by_records_and_by_bytes(sizes, records, most, cuts):
+    assert frame_cuts(np.array(sizes, dtype=np.int64), records, most) == cuts
+
+
+def test_frames_gather_rows_over_batches_and_keep_their_order():
+    maker = FrameMaker(options(topic="t", maxFrameRecords="100"))
+    one = pa.RecordBatch.from_arrays([pa.array([b"%d" % i for i in range(30)], pa.binary())], names=["value"])
+    found = [encoded for _ in range(10) for encoded in maker.add(one)] + list(maker.rest())
+    assert [each.rows for each in found] == [100, 100, 100]
+    many = FrameMaker(options(maxFrameRecords="1000", maxFrameBytes="2k"))
+    assert all(len(each.frame) < 2_500 for each in [*many.add(one), *many.add(one), *many.rest()])
+
+
+def test_rows_of_many_topics_keep_their_order_in_each():
+    maker = FrameMaker(sink_options({"path": "/d", "maxFrameRecords": "1000"}))
+    found = {each.topic: each for each in [*maker.add(rows(range(100), "abc")), *maker.rest()]}
+    assert {topic: each.rows for topic, each in found.items()} == {"a": 34, "b": 33, "c": 33}
+
+
+def test_a_row_without_topic_or_payload_is_refused():
+    maker = FrameMaker(sink_options({"path": "/d"}))
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(["t", None]), pa.array([b"x", b"y"], pa.binary())], names=["topic", "value"]
+    )
+    with pytest.raises(InvalidRequest, match="without a topic"):
+        list(maker.add(batch))
+    empty = pa.RecordBatch.from_arrays([pa.array([b"x", None], pa.binary())], names=["value"])
+    maker = FrameMaker(options())
+    with pytest.raises(InvalidRequest, match="without a payload"):
+        [*maker.add(empty), *maker.rest()]
+
+
+def full_batch() -> pa.RecordBatch:
+    """Every column, with and without a value."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+    zoned = pa.timestamp("us", tz="Europe/Berlin")
+    pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(["one", "two"]), pa.array([b"k", None], pa.binary()), pa.array(["tag", None]),
+            pa.array([None, "node"]), pa.array(['{"a":1}', None]),
+            pa.array([[{"key": "h", "value": b"v"}], None], pairs), pa.array([at, None], zoned),
+            pa.array([None, datetime(2099, 1, 1, tzinfo=UTC)], zoned), pa.array([None, at], zoned),
+            pa.array([7, None], pa.int32()),
+        ],
+        names=FULL.fieldNames(),
+    )  # fmt: skip
+
+
+FULL = schema(
+    ("value", StringType()), ("key", BinaryType()), ("tag", StringType()), ("node", StringType()),
+    ("meta", StringType()), ("headers", ArrayType(PAIR)), ("event_ts", TimestampType()),
+    ("expires_at", TimestampType()), ("not_before", TimestampType()), ("priority", ShortType()),
+)  # fmt: skip
+
+
+def test_every_column_arrives(client, ringlog_engine, ringlog_topic):
+    """Sink columns; a batch write through both pickles (SK-29)."""
+    topic = ringlog_topic()
+    raw = {"path": ringlog_engine.data_dir, "topic": topic, "createTopics": "true", "durability": "fsync"}
+    writer = sink.BatchWriter(sink_options(raw), FULL, place=place)
+    in_task = pickle.loads(pickle.dumps(writer))
+    message = pickle.loads(pickle.dumps(in_task.write(iter([full_batch()]))))
+    pickle.loads(pickle.dumps(writer)).commit([message, None])
+    one, two = client.read(topic).records
+    assert (one.data, one.key, one.tag, one.meta, dict(one.headers)) == (
+        b"one", b"k", "tag", {"a": 1}, {"h": b"v"},
+    )  # fmt: skip
+    assert one.event_ts == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp() * 1_000_000 + 678
+    assert (one.priority, one.node, one.expires_at) == (7, None, None)
+    assert (two.data, two.key, two.tag, two.node, dict(two.headers)) == (b"two", None, None, "node", {})
+    assert two.not_before == one.event_ts
+    assert two.expires_at == datetime(2099, 1, 1, tzinfo=UTC).timestamp() * 1_000_000
+    left = os.listdir(os.path.join(ringlog_engine.data_dir, sink.STAGING_NAME))
+    assert not [name for name in left if name.startswith(staging.id_of(writer.key.text))]
+
+
+def place() -> sink.TaskPlace:
+    return sink.TaskPlace("a-query", 0)
+
+
+# -- who writes -------------------------------------------------------------------------------------------
+
+
+def test_a_stream_writer_is_known_by_its_query_and_only_by_it():
+    """SK-23, SK-24."""
+    kind = schema(("value", BinaryType()))
+    here = sink.StreamWriter(options(), kind, place=place)
+    assert here._key(place()) == WriterKey("query/a-query")
+    assert producer_of("query/a-query", False) < 1 << 63 <= producer_of("query/a-query", True)
+    with pytest.raises(OptionError):
+        here._key(sink.TaskPlace(None, 0))
+    with pytest.raises(OptionError, match="Spark task"):
+        sink.task_place()
+
+
+def test_an_unknown_topic_fails_the_query_and_leaves_nothing(new_world):
+    """Section 4: createTopics."""
+    world = new_world(create=False)
+    with pytest.raises(TopicNotFound, match="createTopics"):
+        world.stage(IDS)
+    assert os.listdir(world.directory) == []
+    with pytest.raises(TopicNotFound, match="createTopics"):
+        sink.BatchWriter(replace(world.options, topic=world.topics[0]), schema(("value", BinaryType())))
+    made = replace(world.options, create_topics=True)
+    world.options = made
+    committer = world.committer()
+    committer.create_topics = True
+    committer.commit(world.key, 0, world.stage(IDS))
+    assert world.found() == world.expected(IDS)
+
+
+def test_a_batch_without_rows_writes_nothing(new_world):
+    """SK-23."""
+    world = new_world()
+    assert world.task([], 0) is None
+    assert world.committer().commit(world.key, 0, []).outcome == "nothing"
+    assert os.listdir(world.directory) == []
+
+
+# -- repeats (SP-9) ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", DEALS)
+def test_a_repeated_batch_is_written_once_however_its_rows_are_dealt(new_world, how):
+    world = new_world()
+    assert world.batch(0, IDS).outcome == "written"
+    assert world.batch(0, IDS, how, seed=1).outcome == "repeated"
+    assert world.batch(1, NEXT_IDS, how).outcome == "written"
+    assert world.batch(0, IDS, how, seed=2).outcome == "repeated"
+    assert world.found() == world.expected([*IDS, *NEXT_IDS])
+    assert not [name for name in os.listdir(world.directory) if name.endswith(".frames")]
+
+
+def test_a_transaction_is_skipped_unless_its_version_is_new(new_world, ringlog_engine):
+    """SK-29: txnAppId and txnVersion."""
+    world = new_world()
+
+    def write(version, ids):
+        options = replace(world.options, txn_app_id=f"app-{world.topics[0]}", txn_version=version)
+        kind = schema(("value", BinaryType()), ("topic", StringType()))
+        writer = sink.BatchWriter(options, kind, place=place)
+        writer.commit([writer.write(iter([rows(ids, world.topics)]))])
+
+    write(5, IDS)
+    write(5, IDS)
+    write(4, NEXT_IDS)
+    assert world.found() == world.expected(IDS)
+    write(6, NEXT_IDS)
+    assert world.found() == world.expected([*IDS, *NEXT_IDS])
+
+
+def test_two_plain_batch_writes_are_two_writes(new_world):
+    """SK-29: without an identity each write has its own."""
+    world = new_world()
+    for _ in range(2):
+        kind = schema(("value", BinaryType()), ("topic", StringType()))
+        writer = sink.BatchWriter(world.options, kind, place=place)
+        writer.commit([writer.write(iter([rows(IDS, world.topics)]))])
+    assert set(world.found().values()) == {2}
+    assert os.listdir(world.directory) == []
+
+
+def test_lost_staging_is_noticed_before_anything_is_written(new_world):
+    """SK-28."""
+    world = new_world()
+    world.batch(0, IDS)
+    for name in os.listdir(world.directory):
+        os.unlink(os.path.join(world.directory, name))
+    with pytest.raises(StagingLost, match="checkpoint"):
+        world.batch(1, NEXT_IDS)
+    assert world.found() == world.expected(IDS)
+
+
+def test_a_changed_staged_file_is_refused_before_anything_is_written(new_world):
+    world = new_world()
+    files = world.stage(IDS)
+    path = os.path.join(world.directory, files[-1].name)
+    with open(path, "r+b") as file:
+        file.seek(200)
+        file.write(b"!")
+    with pytest.raises(CorruptData):
+        world.committer().commit(world.key, 0, files)
+    assert not world.found()
+
+
+def test_a_plan_that_does_not_verify_is_refused(new_world):
+    world = new_world()
+    world.batch(0, IDS)
+    (name,) = [name for name in os.listdir(world.directory) if name.endswith(".plan")]
+    with open(os.path.join(world.directory, name), "r+b") as file:
+        file.seek(30)
+        file.write(b"!")
+    with pytest.raises(CorruptData, match="checksum"):
+        world.batch(1, NEXT_IDS)
+
+
+def test_one_commits_at_a_time(new_world):
+    world = new_world()
+    held = staging.Staging(world.directory)
+    with held.locked(world.key.text), pytest.raises(NotReady, match="another process"):
+        staging.Staging(world.directory).locked(world.key.text, wait_s=0.01).__enter__()
+    world.batch(0, IDS)
+
+
+def test_the_janitor_takes_only_what_nobody_comes_back_for(new_world, tmp_path):
+    """SK-25."""
+    world = new_world()
+    orphans = world.stage(IDS)
+    stop_points.configure("sink_after_plan:1:raise")
+    planned = [*orphans[:1]]
+    with pytest.raises(InvariantViolation):
+        world.committer().commit(world.key, 0, planned)
+    stop_points.configure("")
+    late = staging.Staging(world.directory)
+    assert late.clean() == []
+    made = int(orphans[0].name.split("-")[1])
+    late.clock = _At(made + staging.ORPHAN_AGE_US + 60_000_000)
+    with late.locked(world.key.text):
+        assert late.clean() == []
+    assert sorted(late.clean()) == sorted(file.name for file in orphans[1:])
+    assert len(late.open_plans()) == 1
+
+
+class _At(SystemClock):
+    """A clock that says one wall time."""
+
+    def __init__(self, now_us):
+        self._now_us = now_us
+
+    def now_us(self):
+        return self._now_us
+
+
+# -- crashes ----------------------------------------------------------------------------------------------
+
+POINTS = ("sink_before_plan", "sink_after_plan", "sink_mid_append", "sink_after_append", "sink_after_done")
+
+
+@pytest.mark.parametrize("how", DEALS)
+@pytest.mark.parametrize("point", POINTS)
+def test_a_commit_that_fails_anywhere_is_aborted_repeated_and_exact(new_world, monkeypatch, point, how):
+    """SK-22, section 8: Spark aborts with the same messages, then runs the batch again."""
+    world = new_world()
+    monkeypatch.setattr(committing, "FRAMES_IN_FLIGHT", 1)
+    stop_points.configure(f"{point}:1:raise")
+    with pytest.raises(InvariantViolation):
+        world.batch(0, IDS)
+    stop_points.configure("")
+    world.abort()
+    done = world.batch(0, IDS, how, seed=3)
+    resumes = point not in {"sink_before_plan", "sink_after_done"}
+    assert done.outcome == (
+        "resumed" if resumes else "written" if point == "sink_before_plan" else "repeated"
+    )
+    world.batch(1, NEXT_IDS, how)
+    assert world.found() == world.expected([*IDS, *NEXT_IDS])
+
+
+@pytest.mark.parametrize("how", DEALS)
+@pytest.mark.parametrize("kind", ["halt", "EIO"])
+def test_a_crash_or_failure_at_any_change_of_the_disk_loses_and_doubles_nothing(new_world, kind, how):
+    """Every call that changes the disk, from a task's first to the driver's last; a slice of them here."""
+    for nth in range(1 + DEALS.index(how) * 2, CHANGES, STEP):
+        world = new_world(maxFrameRecords="20")
+        if not crash_at(world, FaultyDisk(RealDisk(), Fault("any", nth, kind)), how, aborts=kind == "EIO"):
+            assert nth > 20, "a batch makes more than 20 changes"
+            break
+    else:
+        pytest.fail("the batch makes more changes than were tried")
+
+
+@pytest.mark.parametrize("how", DEALS)
+def test_power_loss_at_any_change_of_the_disk_loses_and_doubles_nothing(new_world, how):
+    """What was not synced is gone, in part or as a whole."""
+    for nth in range(1 + DEALS.index(how) * 2, CHANGES, STEP):
+        world = new_world(directory="/staging", maxFrameRecords="20")
+        if not power_cut_at(world, nth, how):
+            assert nth > 20
+            break
+    else:
+        pytest.fail("the batch makes more changes than were tried")
+
+
+def test_an_open_plan_is_finished_by_recover(new_world):
+    """SK-29: a driver died midway and nobody starts it again."""
+    world = new_world()
+    stop_points.configure("sink_mid_append:1:raise")
+    with pytest.raises(InvariantViolation):
+        world.batch(0, IDS)
+    stop_points.configure("")
+    (done,) = world.committer().recover()
+    assert (done.outcome, done.rows) == ("resumed", len(IDS))
+    assert world.committer().recover() == []
+    assert world.found() == world.expected(IDS)
+
+
+def test_a_newer_batch_finishes_the_open_one_first(new_world):
+    world = new_world()
+    stop_points.configure("sink_after_plan:1:raise")
+    with pytest.raises(InvariantViolation):
+        world.batch(0, IDS)
+    stop_points.configure("")
+    world.batch(1, NEXT_IDS)
+    assert world.found() == world.expected([*IDS, *NEXT_IDS])
+
+
+# -- refusals ---------------------------------------------------------------------------------------------
+
+
+def test_a_frame_refused_among_others_gets_a_new_number_and_is_written_once(client, new_world):
+    """A number below the highest settled one is never appended: the plan moves the frame, durably."""
+    world = new_world(maxFrameRecords="100")
+    topic = world.topics[0]
+    world.topics = (topic,)
+    client.topics.configure(topic, discard="reject", cap_records=50)
+    files = [world.task(range(40), 0), world.task(range(40, 60), 1), world.task(range(60, 65), 2)]
+    with pytest.raises(TopicFull):
+        world.committer().commit(world.key, 0, files)
+    assert world.found() == world.expected([*range(40), *range(60, 65)])
+    client.topics.configure(topic, cap_records=0)
+    stop_points.configure("sink_before_amend:1:raise")
+    with pytest.raises(InvariantViolation):
+        world.batch(0, range(65), "shuffle")
+    stop_points.configure("")
+    done = world.batch(0, range(65), "shuffle")
+    assert (done.outcome, done.moved, done.repeats) == ("resumed", 1, 2)
+    world.batch(1, range(65, 90))
+    assert world.found() == world.expected(range(90))
+
+
+def test_a_numbered_producer_tells_repeats_from_numbers_that_never_were(client, ringlog_topic):
+    """I-13, I-14, as the sink relies on them."""
+    topic = ringlog_topic()
+    client.topics.create(topic)
+    maker = FrameMaker(options(maxFrameRecords="3"))
+    batch = rows(range(9), ["t"]).select(["value"])
+    first, second, third = [each.frame for each in [*maker.add(batch), *maker.rest()]]
+    producer = client.numbered_producer(topic, 77)
+    assert producer.settled().producer_seq == 0
+    assert producer.send(bytearray(first), 10).result(10).first_seq == 1
+    assert producer.send(bytearray(third), 30).result(10).first_seq == 4
+    again = producer.send(bytearray(first), 10).result(10)
+    assert (again.deduped, again.first_seq) == (True, 1)
+    with pytest.raises(NotReady):
+        producer.send(bytearray(second), 20).result(10)
+    assert producer.send(bytearray(second), 31).result(10).first_seq == 7
+    assert producer.settled().producer_seq == 31
+    producer.close()
+    assert client.topics.state(topic).head_seq == 9
+
+
+# -- controls: strategies that are seen to lose -----------------------------------------------------------
+
+
+def append_by_task(world: World, how: str, tasks: int | None = None) -> None:
+    """The first strategy: tasks append by themselves, as producer (query, partition), frames numbered."""
+    base = staging.id_of(world.key.text)[:12]
+    for partition, part in enumerate(deal(IDS, how, seed=3)[:tasks]):
+        maker = FrameMaker(world.options)
+        numbers = {topic: itertools.count(1) for topic in world.topics}
+        for each in [*maker.add(rows(part, world.topics)), *maker.rest()]:
+            producer = world.client.numbered_producer(each.topic, int(base, 16) + partition + 1)
+            producer.send(each.frame, next(numbers[each.topic])).result(10)
+            producer.close()
+
+
+@pytest.mark.parametrize(("how", "loses"), [("same", False), ("more", True), ("shuffle", True)])
+def test_control_appending_by_task_is_seen_to_lose_or_double(new_world, how, loses):
+    """Trap 1 of section 8: the job dies after its first task and is repeated."""
+    world = new_world()
+    append_by_task(world, "same", tasks=1)
+    append_by_task(world, how)
+    found = world.found()
+    lost, doubled = world.expected(IDS) - found, found - world.expected(IDS)
+    assert bool(lost or doubled) == loses
+    if how == "shuffle":
+        assert lost
+        assert doubled
+
+
+def test_control_an_abort_that_does_not_look_at_the_plan_is_seen_to_lose(new_world):
+    """Trap 3 of section 8 (SK-22): the commit failed after the plan, the clean-up took the files."""
+    world = new_world()
+    stop_points.configure("sink_after_plan:1:raise")
+    with pytest.raises(InvariantViolation):
+        world.batch(0, IDS)
+    stop_points.configure("")
+    for file in world.staged:
+        os.unlink(os.path.join(world.directory, file.name))
+    with pytest.raises(DiskError):
+        world.batch(0, IDS)
+    assert world.expected(IDS) - world.found() == world.expected(IDS)
+
+
+@pytest.mark.parametrize("how", ["same", "more", "shuffle"])
+def test_control_a_commit_without_a_plan_is_seen_to_lose(new_world, monkeypatch, how):
+    """Section 8, second row: frames keyed (query, batch, n), the plan forgotten, the numbers kept."""
+    world = new_world()
+    monkeypatch.setattr(committing, "FRAMES_IN_FLIGHT", 1)
+    stop_points.configure("sink_mid_append:5:raise")
+    with pytest.raises(InvariantViolation):
+        world.batch(0, IDS)
+    stop_points.configure("")
+    (path,) = [name for name in os.listdir(world.directory) if name.endswith(".plan")]
+    os.unlink(os.path.join(world.directory, path))
+    monkeypatch.setattr(committing.Committer, "_settled", lambda *_: {})
+    world.batch(0, IDS, how, seed=3)
+    found = world.found()
+    lost, doubled = world.expected(IDS) - found, found - world.expected(IDS)
+    if how == "shuffle":
+        assert lost
+        assert doubled
+    elif how == "same":
+        assert not lost
+        assert not doubled
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_refusals_and_crashes_in_any_mixture_end_exact(client, new_world, monkeypatch, seed):
+    """A topic that fills up, frees up and refuses single frames, while commits die between them."""
+    rng = random.Random(seed)
+    monkeypatch.setattr(committing, "FRAMES_IN_FLIGHT", rng.choice([1, 3, 8]))
+    world = new_world(maxFrameRecords=str(rng.randint(2, 9)))
+    client.topics.configure(world.topics[0], discard="reject", cap_records=5)
+    ends: list[str] = []
+    for cap in (5, 11, 19, 30, 42, 0):
+        client.topics.configure(world.topics[0], cap_records=cap)
+        stop_points.configure(f"sink_mid_append:{rng.randint(1, 12)}:raise,sink_before_amend:1:raise")
+        try:
+            ends.append(world.batch(0, IDS, rng.choice(DEALS), seed=rng.random()).outcome)
+        except (TopicFull, RecordTooLarge, InvariantViolation) as e:
+            ends.append(e.code)
+            world.abort()
+    stop_points.configure("")
+    world.batch(0, IDS, "shuffle", seed=seed)
+    world.batch(1, NEXT_IDS)
+    assert world.found() == world.expected([*IDS, *NEXT_IDS])
+    assert set(ends) - {"written", "resumed", "repeated"}, "something was refused or died"

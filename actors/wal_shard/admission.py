@@ -175,6 +175,8 @@ class Admission:
             tail ^= _FOLLOWS
             intake.follows = _LONE_FOLLOWS
             intake.batch.words[0, layout.W_TAIL] = tail
+            with memoryview(intake.buffer) as view, view.cast("Q") as stored:
+                stored[(int(intake.batch.offsets[0]) >> 3) + layout.W_TAIL] = tail
         own = int(topic.config.durability)
         has_cap = topic.config.discard == DISCARD_REJECT and (
             topic.config.cap_records or topic.config.cap_bytes
@@ -581,12 +583,16 @@ def _is_plain(head: int, tail: int) -> bool:
 
 
 def _part_follows(intake: Intake) -> None:
-    """Take from the headers what must not be stored. Once is enough, twice is harmless."""
+    """Take from the headers what must not be stored. Once is enough, twice is harmless.
+
+    From the buffer too: what opens a frame there on the way to the log takes the flag for damage.
+    """
     tails = intake.batch.words[:, layout.W_TAIL]
     flags = tails & frames.FOLLOWS
     if flags.any():
         intake.follows = flags != 0
         tails ^= flags
+        frames.words_of(intake.buffer)[(intake.batch.offsets >> 3) + layout.W_TAIL] = tails
 
 
 _CORRUPT, _UNSOUND, _TOO_MANY, _RECORD_LARGE, _MEASURED = 1, 2, 3, 4, 16

@@ -425,6 +425,24 @@ def test_what_follows_a_frame_that_is_missing_is_refused_until_one_follows_nothi
     assert statuses(world.send("f", [following(world, [b"f"], number=8)])) == [OK]
 
 
+@pytest.mark.parametrize("is_together", [True, False])
+def test_a_frame_that_follows_may_hold_records_that_expire(world, is_together):
+    """W9: whoever looks into its columns before it is sealed finds a usual header. It ended the shard."""
+    later = world.clock.now_us() + 3_600_000_000
+    sent = [
+        frame(
+            encode_records([b"a", b"b"], expires_at=[later, None]), topic_id=world.topic("f").topic_id,
+            producer_id=1, producer_seq=number,
+        )
+        for number in (2, 3, 4)
+    ]  # fmt: skip
+    for each in sent[1:]:
+        broken(each, layout.W_TAIL, layout.FLAG_FOLLOWS << layout.FLAGS_SHIFT)
+    pushed = [sent] if is_together else [[each] for each in sent]
+    assert [status for part in pushed for status in statuses(world.send("f", part))] == [OK] * 3
+    assert [payload for _, payload in world.records("f", after=2)] == [b"a", b"b"] * 3
+
+
 def test_a_frame_that_follows_nothing_anybody_knows_of_is_refused(world):
     """W9: a producer's first frame may have been refused at the door, or the producer been forgotten."""
     sent = [following(world, [b"%d" % n], number=n, producer=9) for n in (2, 3)]

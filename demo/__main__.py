@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--producers", type=int, default=4, choices=range(1, 33), metavar="1..32")
     parser.add_argument("--readers", type=int, default=2, choices=range(1, 33), metavar="1..32")
-    parser.add_argument("--no-spark", dest="spark", action="store_false", help="without the part with Spark")
+    parser.add_argument("--spark", action="store_true", help="with the part with Spark, which needs Java")
     parser.add_argument("--kills", type=int, default=3, help="SIGKILLs of shards on the way")
     return parser
 

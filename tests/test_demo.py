@@ -106,7 +106,7 @@ def test_words_are_shared(tmp_path: Path) -> None:
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "demo", "--dir", str(tmp_path / "work")]
-    command += ["--out", str(tmp_path / "demo.json"), "--no-spark", *arguments]
+    command += ["--out", str(tmp_path / "demo.json"), *arguments]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},

@@ -49,7 +49,7 @@ def test_the_picture_shows_carriers_and_hours_that_have_no_flights(tmp_path: Pat
 @pytest.mark.timeout(900)
 def test_spark_agrees_with_pandas_though_its_stream_is_killed(tmp_path: Path) -> None:
     out = tmp_path / "demo.json"
-    command = [sys.executable, "-m", "demo", "--limit", "8000", "--producers", "2", "--kills", "1"]
+    command = [sys.executable, "-m", "demo", "--spark", "--limit", "8000", "--producers", "2", "--kills", "1"]
     command += ["--dir", str(tmp_path / "work"), "--out", str(out)]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)

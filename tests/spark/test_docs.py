@@ -12,6 +12,8 @@ import ringlog
 from ringlog.spark.options import REFUSED, SINK_NAMES, SOURCE_NAMES, VIEWS
 from ringlog.testing.real_engine import TestEngine, engine
 
+pytestmark = pytest.mark.night
+
 PAGE = Path(__file__).parent.parent.parent / "docs" / "spark.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RECORDS = 300

@@ -24,7 +24,7 @@ from ringlog.testing.clock import ManualClock
 from ringlog.testing.real_engine import engine
 from tests.spark.world import checkpoint, write
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 N, TAIL = 3_000, 50
 TOPICS = ("jobs.a", "jobs.7")
 

@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 from ringlog.spark import read
 from tests.spark.world import checkpoint, write
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 WAIT_S = 200
 
 

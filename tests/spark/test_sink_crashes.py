@@ -17,6 +17,8 @@ from ringlog.spark.options import sink_options
 from tests.spark.crashes import MANY, MORE, POINTS, kill_one
 from tests.spark.sink_world import DEALS, World
 
+pytestmark = pytest.mark.night
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "how"), list(zip(POINTS, [*DEALS, *DEALS], strict=True)))

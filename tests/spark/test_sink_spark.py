@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 import ringlog
 from tests.spark.crashing_source import CrashingDataSource
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.night, pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(240)]
 ROWS = 3_000
 PER_BATCH = 1_000
 _numbers = itertools.count()

@@ -26,6 +26,8 @@ from ringlog.testing.real_engine import engine
 from tests.spark.stream_driver import STEPS
 from tests.spark.world import checkpoint, write
 
+pytestmark = pytest.mark.night
+
 TOPICS = ("a", "b")
 PARTITIONS = itertools.cycle(["1", "5", "2", "16"])
 SHUFFLES = itertools.cycle([None, 3, 2])

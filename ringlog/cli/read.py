@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+import time
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 Given = Annotated[Options, Parameter(parse=False)]
 From = Annotated[str, Parameter(name="--from", allow_leading_hyphen=True)]
 PAGE_RECORDS = 1000
+CLOSE_S = 0.5
+"""How long the command waits at its end for threads that follow topics."""
 PAGES_AHEAD = 8
 TOPICS_MAX = 256
 
@@ -136,10 +140,16 @@ class Followers:
         return found
 
     def close(self) -> None:
-        """Stop following."""
+        """Stop following. Threads that still have something to say must not say it while Python ends."""
         self._is_closed = True
         for reader in self._readers:
             reader.close()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._pages.get_nowait()  # Room for who waits with a page.
+        until = time.monotonic() + CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _follow(self, reader: object) -> None:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -147,9 +146,8 @@ class Followers:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._pages.get_nowait()  # Room for who waits with a page.
-        until = time.monotonic() + CLOSE_S
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(CLOSE_S / len(self._threads))
 
     def _follow(self, reader: object) -> None:
         try:

@@ -18,7 +18,7 @@ help:
 	@echo "make test              all tests (WORKERS=$(WORKERS))"
 	@echo "make check             format, lint, types, house rules: under a minute"
 	@echo "make bench AREA=commit measure one area; without AREA list them"
-	@echo "make chaos             every class of faults, nine minutes at most; chaos-night: two hours"
+	@echo "make chaos             every class of faults, 9 to 15 minutes; chaos-night: two hours"
 	@echo "make mutants           deliberate bugs, which the classes must find"
 	@echo "make spark-night       Spark: crash matrices, clusters, Connect, brokers; takes long"
 	@echo "make fmt clean setup"

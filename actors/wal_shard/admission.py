@@ -155,8 +155,8 @@ class Admission:
             self._admit_stretch(intake, topic, start, stop, now_us)
 
     def _admit_one(self, intake: Intake, topics: dict[int, Topic], now_us: int) -> bool:
-        """One sound fresh frame, without NumPy: a lone append is all latency. False, with nothing done,
-        when the general path has to look.
+        """One sound fresh frame, without NumPy: a lone append is all latency. False, with nothing done but
+        that its flag may be taken off, when the general path has to look.
         """
         header = intake.batch.words[0].tolist()
         head, topic_id, _, _, count_epoch, producer_id, producer_seq, tail, body_xxh3, _ = header

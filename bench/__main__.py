@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 
+from bench.machine import facts, settle
 from bench.rows import SCALE, save, show
 
 AREAS = ("commit", "spark", "storage")
@@ -20,10 +21,12 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="a part of the data; nothing is written")
     arguments = parser.parse_args()
     os.environ[SCALE] = str(arguments.scale)
+    settle()
+    machine = facts()
     rows = importlib.import_module(f"bench.{arguments.area}").rows(arguments.only)
     show(rows)
     if arguments.scale == 1.0:
-        print(f"\nwritten to {save(arguments.area, rows, keep_others=bool(arguments.only))}")
+        print(f"\nwritten to {save(arguments.area, rows, machine, keep_others=bool(arguments.only))}")
     return 0
 
 

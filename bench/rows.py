@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,9 @@ from typing import Any
 SCALE = "RINGLOG_BENCH_SCALE"
 """Variable that holds the part of the data to measure with: below 1 to try a benchmark out."""
 RESULTS = Path(__file__).parent / "results"
+
+MOMENT = ("at", "page_first_us", "page_after_pause_us")
+"""Facts of the machine that stand in every row."""
 
 Row = dict[str, Any]
 
@@ -64,23 +65,6 @@ def row(
     }
 
 
-def facts() -> dict[str, Any]:
-    """The machine and the moment."""
-    model = ""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.split(":", 1)[1].strip()
-            break
-    return {
-        "cpus": os.cpu_count(),
-        "cpu": model,
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load": os.getloadavg()[0],
-        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-
-
 def _number(value: float | None) -> str:
     if value is None:
         return "-"
@@ -114,19 +98,18 @@ def show(rows: Sequence[Row]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def save(area: str, rows: Sequence[Row], *, keep_others: bool) -> Path:
+def save(area: str, rows: Sequence[Row], machine: dict[str, Any], *, keep_others: bool) -> Path:
     """Write bench/results/AREA.json; with `keep_others` rows that were not measured now stay as they were.
 
-    Each row says when it was measured.
+    Each row says when it was measured, and how fast the machine was then.
     """
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{area}.json"
-    machine = facts()
-    measured = {row["id"]: {**row, "at": machine["at"]} for row in rows}
+    moment = {name: machine[name] for name in MOMENT}
+    measured = {row["id"]: {**row, **moment} for row in rows}
     if keep_others and path.exists():
         before = json.loads(path.read_text())
-        at = before["machine"]["at"]
-        kept = [{"at": at, **row} for row in before["rows"] if row["id"] not in measured]
+        kept = [row for row in before["rows"] if row["id"] not in measured]
         measured = {row["id"]: row for row in kept} | measured
     path.write_text(
         json.dumps({"area": area, "machine": machine, "rows": list(measured.values())}, indent=1) + "\n"

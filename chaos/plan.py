@@ -13,6 +13,10 @@ PLANS = Path(__file__).parent / "plans"
 FAULTS = Path(__file__).parent / "faults.toml"
 
 
+ROUNDS_MAX = 3
+"""How often a class runs, each time with another seed, to do what its floors ask; after that it failed."""
+
+
 class PlanError(ValueError):
     """A plan or the list of faults that makes no sense; says which entry."""
 
@@ -35,7 +39,9 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Run it in a mount namespace of its own: what it mounts vanishes with it. Needs root."""
     settings: dict[str, Any] = {}
     floors: dict[str, int] = {}
-    """What must be counted at least."""
+    """What must be counted at least, in ROUNDS_MAX rounds at most: a slow host needs longer for as much."""
+    distinct: list[str] = []
+    """Counts of different things, of which two rounds may do the same: the better round's is taken."""
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

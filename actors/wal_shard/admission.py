@@ -361,10 +361,6 @@ class Admission:
 
     def _admit_stretch(self, intake: Intake, topic: Topic, start: int, stop: int, now_us: int) -> None:
         words = intake.batch.words[start:stop]
-        if self.is_volatile_closed and topic.config.durability == Durability.EPHEMERAL:
-            for row in range(start, stop):
-                self._refuse(intake, row, Status.THROTTLED, 1_000)
-            return
         epochs = words[:, layout.W_COUNT_EPOCH] >> _EPOCH_SHIFT
         stale = (epochs != 0) & (epochs != topic.epoch)
         if stale.any():
@@ -384,6 +380,11 @@ class Admission:
                     self._admit_stretch(intake, topic, row, row + 1, now_us)
                 return
             self._repeat(intake, topic, start)
+            return
+        # Only what is new is turned away: a repeat that is refused would come again under a new number.
+        if self.is_volatile_closed and topic.config.durability == Durability.EPHEMERAL:
+            for row in range(start, stop):
+                self._refuse(intake, row, Status.THROTTLED, 1_000)
             return
         if topic.config.discard == DISCARD_REJECT and (topic.config.cap_records or topic.config.cap_bytes):
             if stop - start > 1:

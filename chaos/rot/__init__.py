@@ -11,13 +11,13 @@ matrix, and nothing else; `suffix`: flips and larger damage only of files whose 
 from __future__ import annotations
 
 import gc
-import logging
 import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from chaos.hush import hushed
 from chaos.order import Account, Order
 from chaos.rot import atrest
 from chaos.rot.answers import Answers, ask
@@ -37,11 +37,8 @@ PATH_CHARS = 120
 def run(order: Order, account: Account) -> None:
     """Flip bits for most of the time, and make larger damage for the rest."""
     settings = order.choose(KNOWN)
-    logging.disable(logging.CRITICAL)  # a warning for each damage helps nobody
-    try:
+    with hushed():  # a warning for each damage helps nobody
         _run(order, account, settings)
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def _run(order: Order, account: Account, settings: dict[str, Any]) -> None:
@@ -192,10 +189,10 @@ def _backup(bench: Bench, path: str, scratch: Path) -> str:
 
 def replay(order: Order, case: str) -> None:
     """One case again: SEED:KIND:WHAT, as a finding names it."""
-    logging.disable(logging.CRITICAL)
     seed, kind, what = case.split(":", 2)
-    bench = Bench(make_specimen(int(seed), is_marked=kind != "last"), order.scratch / "bench")
-    wrong = _again(order, bench, kind, what)
+    with hushed():
+        bench = Bench(make_specimen(int(seed), is_marked=kind != "last"), order.scratch / "bench")
+        wrong = _again(order, bench, kind, what)
     if wrong:
         raise AssertionError(wrong)
 

@@ -16,12 +16,12 @@ sequences ("append+seal") and edited images ("edges/RF-60"), and nothing else.
 from __future__ import annotations
 
 import gc
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 
+from chaos.hush import hushed
 from chaos.order import Account, Order
 from chaos.states import edges
 from chaos.states.explore import Explorer, Share, Steps, Tally, histories, record
@@ -55,13 +55,12 @@ def run(order: Order, account: Account) -> None:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Neither warnings of every torn tail nor, in the middle of a history, a collection of garbage."""
-    logging.disable(logging.CRITICAL)
     gc.disable()
     try:
-        yield
+        with hushed():
+            yield
     finally:
         gc.enable()
-        logging.disable(logging.NOTSET)
 
 
 def _run(order: Order, account: Account, longest: int, share: Share, only: list[str]) -> None:

@@ -22,14 +22,15 @@ the time) and `workloads` (names), empty: all.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from chaos.hush import hushed
 from chaos.order import Account, CannotRun, Order
 from chaos.sweeps import allocations, calls, gateway, lines
 from chaos.sweeps.house import Broken, Image
@@ -63,8 +64,11 @@ Until = Callable[[], bool]
 def run(order: Order, account: Account) -> None:
     """Sweep for as long as there is time; calls in a process of their own."""
     settings = order.choose(SETTINGS)
-    logging.disable(logging.CRITICAL)
-    sys.unraisablehook = _unraisable
+    with hushed(), _dead_disks_unheard():
+        _run(order, account, settings)
+
+
+def _run(order: Order, account: Account, settings: dict[str, Any]) -> None:
     names = settings["workloads"] or list(BY_NAME)
     images: dict[str, Image] = {}
     for name in names:
@@ -116,7 +120,11 @@ def _some(
 
 def replay(order: Order, case: str) -> None:
     """One case, as a finding names it."""
-    sys.unraisablehook = _unraisable
+    with _dead_disks_unheard():
+        _again(case)
+
+
+def _again(case: str) -> None:
     kind, *rest = case.split(":")
     if kind == "call":
         one = calls.Case.parse(case)
@@ -147,10 +155,20 @@ def replay(order: Order, case: str) -> None:
             raise Broken(found[0])
 
 
-def _unraisable(unraisable: object) -> None:
+@contextmanager
+def _dead_disks_unheard() -> Iterator[None]:
     """A generator that is thrown away with its dead process closes its file, which a dead disk refuses."""
-    if not isinstance(getattr(unraisable, "exc_value", None), Halted):
-        sys.__unraisablehook__(unraisable)  # type: ignore[arg-type]
+    before = sys.unraisablehook
+
+    def say_others(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, Halted):
+            before(unraisable)
+
+    sys.unraisablehook = say_others
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _fork(work: Callable[[Account], None]) -> Callable[[Account], None]:

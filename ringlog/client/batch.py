@@ -196,7 +196,7 @@ class Shipment(Run):
         """These frames have no entries: the request that carried them was refused or not answered."""
         self._mark_progress()
         if not self.is_abandoned:
-            self.batch.stream.refused(self, np.arange(first, first + count), error)
+            self.batch.stream.refused(self, np.arange(first, first + count), error, by_shard=False)
         self._land()
 
     def abandon(self) -> None:
@@ -233,4 +233,4 @@ class Shipment(Run):
         for chosen in np.split(at, np.flatnonzero(statuses[1:] != statuses[:-1]) + 1):
             error = entry_error(entries[chosen[0]], self.topic)
             assert error is not None
-            self.batch.stream.refused(self, first + chosen, error)
+            self.batch.stream.refused(self, first + chosen, error, by_shard=True)

@@ -58,7 +58,9 @@ class NumberedStream(Stream):
         deadline = self._host.clock.monotonic_ns() + self._timeout_ns
         self._enqueue(NumberedShipment(batch, frame, deadline, number))
 
-    def refused(self, shipment: Shipment, frames: NDArray[Any], error: RinglogError) -> None:
+    def refused(
+        self, shipment: Shipment, frames: NDArray[Any], error: RinglogError, *, by_shard: bool
+    ) -> None:
         """The frame's owner learns it, and nothing is tried again."""
         self._lose(shipment, len(frames), error)
 

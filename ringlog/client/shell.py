@@ -52,6 +52,7 @@ class Descriptors(FdSet):
         self.epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_ours = True
+        self._is_ending = False
         self.epoll.register(self._bell, select.EPOLLIN)
 
     def watch(self, fd: int) -> None:
@@ -66,18 +67,26 @@ class Descriptors(FdSet):
 
     def kick(self) -> None:
         """Wake the sleeper: there is an earlier time to wake up at."""
-        os.eventfd_write(self._bell, 1)
+        if self._is_ours:
+            os.eventfd_write(self._bell, 1)
 
     def sleep(self, seconds: float) -> list[int]:
         """Wait for a descriptor; returns those that are readable, our own bell excepted."""
         ready = [fd for fd, _ in self.epoll.poll(seconds, _EVENTS_PER_POLL)]
         if self._bell in ready:
             ready.remove(self._bell)
+            if self._is_ending:
+                return ready
             try:
                 os.eventfd_read(self._bell)
             except BlockingIOError:
                 return ready  # Another sleeper took it.
         return ready
+
+    def end(self) -> None:
+        """Wake every sleeper, for good: the bell is not taken any more."""
+        self._is_ending = True
+        self.kick()
 
     def leave_to_parent(self) -> None:
         """In a forked child: close our copies. The set itself is the parent's, changes would be his."""
@@ -117,6 +126,7 @@ class Shell:
         self._calls: deque[Callable[[], None]] = deque()
         self._background: threading.Thread | None = None
         self._is_background_asleep = False
+        self._sleepers = 0
         self._background_turn = threading.Condition(self.lock)
         self._is_closed = False
 
@@ -240,6 +250,7 @@ class Shell:
         while not pending.is_done:
             if deadline is not None and self.now_s() >= deadline:
                 return
+            self.require_open()  # What close did not settle, nobody will.
             if self._leader is None or self._leader is self._background:
                 self._lead(pending, deadline)
             else:
@@ -251,7 +262,7 @@ class Shell:
         begun_ns = self._clock.monotonic_ns()
         try:
             self._look_on(pending, begun_ns)
-            while not pending.is_done:
+            while not pending.is_done and not self._is_closed:
                 left = None if deadline is None else deadline - self.now_s()
                 if left is not None and left <= 0:
                     return
@@ -320,11 +331,14 @@ class Shell:
                 me = self._leader
                 self._is_background_asleep |= is_background
                 self._wakes_ns = self._clock.monotonic_ns() + int(seconds * 1e9)
+                self._sleepers += 1
                 self.lock.release()
                 try:
                     ready = descriptors.sleep(seconds)
                 finally:
                     self.lock.acquire()
+                    self._sleepers -= 1
+                    self._close_descriptors()
                     self._is_background_asleep &= not is_background
                     if self._leader is me:
                         self._wakes_ns = 0
@@ -411,13 +425,18 @@ class Shell:
             self.session.close()
             for key in list(self._followers):
                 self._release(key)
-            self.descriptors.kick()
+            self.descriptors.end()
             self._background_turn.notify_all()
             background = self._background
+            self._close_descriptors()
         if background is not None and background is not threading.current_thread():
             background.join(5.0)
-        self.descriptors.close()
         self.run_calls()
+
+    def _close_descriptors(self) -> None:
+        """With the lock held: after close, but never under a thread that sleeps on them."""
+        if self._is_closed and not self._sleepers:
+            self.descriptors.close()
 
     def restart_in_child(self) -> Session:
         """Begin anew after a fork; returns the parent's session, which must neither be used nor freed."""

@@ -18,6 +18,7 @@ import random
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ class Stream:
         self._queue: deque[Shipment] = deque()
         """Frames that were never sent."""
         self._refused: list[Shipment] = []
-        """Frames to be sent again under new numbers, by their place."""
+        """Frames to be sent again, by their place: under new numbers, but those that are stamped."""
         self._displaced: deque[Shipment] = deque()
         """Frames to be sent again under their old numbers: they may have been applied."""
         self._flying: set[Shipment] = set()
@@ -194,9 +195,26 @@ class Stream:
             # With new numbers, so nothing with an old one may still be on its way.
             if self._flying or self._host.clock.monotonic_ns() < self._again_ns:
                 return None
-            self._queue.extendleft(reversed(self._refused))
-            self._refused.clear()
+            self._queue_refused()
+            if self._displaced:
+                return self._displaced.popleft()
         return self._queue.popleft() if self._queue else None
+
+    def _queue_refused(self) -> None:
+        """Let go what was refused: first what keeps its numbers, alone, then everything else."""
+        refused, self._refused = self._refused, []
+        may_be_there = list(takewhile(lambda each: each.is_stamped, refused))
+        if may_be_there:
+            # The first one need not follow what has its fate; what does not follow it after all comes back.
+            for place, shipment in enumerate(may_be_there):
+                shipment.follow(first=place > 0)
+            self._displaced.extend(may_be_there)
+            self._refused = refused[len(may_be_there) :]
+            return
+        for shipment in refused:
+            # Behind something that the shard refused for certain: so it cannot have been appended either.
+            shipment.is_stamped = shipment.was_taken_back = False
+        self._queue.extendleft(reversed(refused))
 
     def _send(self, shipment: Shipment) -> None:
         info = self._info
@@ -268,14 +286,22 @@ class Stream:
 
     # -- fate -----------------------------------------------------------------------------------------
 
-    def refused(self, shipment: Shipment, frames: NDArray[Any], error: RinglogError) -> None:
-        """These frames of the shipment were not appended: try again what may be, else fail the batch."""
+    def refused(
+        self, shipment: Shipment, frames: NDArray[Any], error: RinglogError, *, by_shard: bool
+    ) -> None:
+        """These frames of the shipment were not appended: try again what may be, else fail the batch.
+
+        Refused by the shard, which looks for a repeat first, they never were; else not this time.
+        """
+        may_be_there = shipment.was_taken_back and not by_shard
         now = self._host.clock.monotonic_ns()
         delay_ns = self._pause_ns(error, shipment.attempts)
         may_retry = isinstance(error, _LATER) or (
             isinstance(error, _ELSEWHERE) and (self.create or isinstance(error, StaleEpoch))
         )
         if not may_retry or now + delay_ns >= shipment.deadline_ns or error.outcome != "not_applied":
+            if may_be_there:
+                error = type(error)(error.message, outcome="unknown", **error.detail)
             self._lose(shipment, len(frames), error)
             return
         self.retries += len(frames)
@@ -286,6 +312,7 @@ class Stream:
             shipment.attempts + 1, shipment.order,
         )  # fmt: skip
         again.refusal = error
+        again.is_stamped = again.was_taken_back = may_be_there
         if isinstance(error, _ELSEWHERE):
             self._info = None
             self._host.forget(self.topic)

@@ -151,6 +151,14 @@ class Run:
         if not follows:
             words[at[0] + layout.W_TAIL] ^= FOLLOWS
 
+    def follow(self, *, first: bool) -> None:
+        """Every frame follows the one before it (layout.FLAG_FOLLOWS), the first one if `first`."""
+        words = np.frombuffer(self.buffer, dtype="<u8")
+        tails = (self.offsets[:-1] >> 3) + layout.W_TAIL
+        words[tails] |= FOLLOWS
+        if not first:
+            words[tails[0]] ^= FOLLOWS
+
     def copied(self, rows: NDArray[Any]) -> tuple[bytearray, I64]:
         """Copy the chosen frames into a buffer of their own: (buffer, offsets)."""
         view = memoryview(self.buffer)

@@ -11,7 +11,7 @@ import pytest
 from chaos import plan as plans
 from chaos.order import Account, Order
 from chaos.plan import Entry, PlanError, load_faults, load_plan
-from chaos.run import Verdict, _judge, _rows_without_case
+from chaos.run import Verdict, _judge, _rows_without_case, run_rounds
 
 PLANS = sorted(path.stem for path in plans.PLANS.glob("*.toml"))
 
@@ -24,6 +24,7 @@ def test_every_class_of_a_plan_exists_and_has_floors(name: str):
         assert callable(module.replay), entry.name
         assert entry.floors, f"{entry.name} may do nothing"
         assert entry.limit_s > entry.seconds
+        assert set(entry.distinct) <= set(entry.floors), entry.name
 
 
 @pytest.mark.parametrize("fault", load_faults(), ids=lambda fault: fault.id)
@@ -47,6 +48,42 @@ def test_less_than_a_floor_is_a_failure():
     account = Account(counts=Counter(kills=99))
     assert _judge(entry(floors={"kills": 100}), 0, account) == ["99 kills, and 100 are the floor"]
     assert _judge(entry(floors={"kills": 99}), 0, account) == []
+
+
+def rounds(entry: Entry, *accounts: Account) -> tuple[Verdict, list[int]]:
+    """What `run_rounds` makes of these accounts, and the seeds that it asked for."""
+    seeds: list[int] = []
+
+    def once(seed: int) -> Verdict:
+        account = accounts[len(seeds)]
+        seeds.append(seed)
+        return Verdict(entry.name, entry.target, seed, 1.0, account, _judge(entry, 0, account))
+
+    return run_rounds(entry, 5, once), seeds
+
+
+def test_a_slow_host_gets_more_rounds_with_other_seeds_and_their_work_is_added_up():
+    slow = [Account(counts=Counter(kills=40, points=points)) for points in (9, 7, 8)]
+    verdict, seeds = rounds(entry(floors={"kills": 100, "points": 9}, distinct=["points"]), *slow)
+    assert (verdict.wrong, verdict.rounds, verdict.seconds) == ([], 3, 3.0)
+    assert verdict.account.counts == {"kills": 120, "points": 9}
+    assert len(set(seeds)) == 3
+    verdict, seeds = rounds(entry(floors={"kills": 80}), *slow)
+    assert (verdict.rounds, len(seeds)) == (2, 2), "no more than is needed"
+
+
+def test_a_harness_that_shrank_fails_after_its_rounds():
+    verdict, seeds = rounds(entry(floors={"points": 10}, distinct=["points"]), *[Account()] * 3)
+    assert (len(seeds), verdict.wrong) == (plans.ROUNDS_MAX, ["0 points, and 10 are the floor"])
+
+
+def test_a_finding_is_not_made_up_for_by_another_round():
+    bad = Account(counts=Counter(kills=40))
+    bad.found("an acked record is gone", "seed=7", "story")
+    verdict, seeds = rounds(entry(floors={"kills": 100}), bad)
+    assert (len(seeds), len(verdict.wrong)) == (1, 2)
+    verdict, seeds = rounds(entry(floors={"kills": 100}), Account(counts=Counter(kills=60)), bad)
+    assert (len(seeds), len(verdict.wrong)) == (2, 1), "enough was done, and something was found"
 
 
 def test_a_finding_a_bad_end_and_no_account_are_failures():

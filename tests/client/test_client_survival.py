@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import socket
 import threading
 import time
@@ -20,6 +21,9 @@ from ringlog.testing.real_engine import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 WAIT_S = 30.0
+WAKE_UPS_MAX = 60
+"""In a second, of all threads of the test process: a dozen are seen, a nap of 2 ms makes 500."""
+SPINNING_S = 0.2
 
 
 @pytest.fixture
@@ -192,13 +196,15 @@ def test_a_forked_child_begins_with_an_empty_buffer_and_its_own_identity(running
 
 
 def test_an_idle_client_uses_no_processor_time(running):
-    """CL-2, issue figures: no busy polling."""
+    """CL-2: no busy polling. Wake-ups are counted, for a slow host may take milliseconds for one."""
     with ringlog.connect(running.url, wait=10) as client:
         client.append("t", b"x")
         client.producer("t").send_many([b"y"]).result(WAIT_S)
-        used, began = time.process_time(), time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_SELF)
         assert not threading.Event().wait(1.0)  # Time passing is what is measured here.
-        assert (time.process_time() - used) / (time.monotonic() - began) < 0.01
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        assert after.ru_nvcsw - before.ru_nvcsw < WAKE_UPS_MAX
+        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SPINNING_S
 
 
 def test_killing_the_gateway_under_a_producer_loses_and_doubles_nothing():

@@ -115,17 +115,18 @@ class Engine:
     def open(self) -> None:
         self.admission.is_volatile_closed = False
 
-    def answer(self, which: int = 0) -> None:
+    def answer(self, which: int = 0) -> bool:
         """An answer comes, not necessarily the oldest one; one run's come in the order of its frames."""
         known = [p for p in self.parts if p.has_arrived and p.run.settled == p.start]
         if not known:
-            return
+            return False
         part = known[which % len(known)]
         self.parts.remove(part)
         if isinstance(part.fate, Exception):
             part.run.fail_next(part.stop - part.start, part.fate)
         else:
             part.run.take_entries(part.fate)
+        return True
 
     def restart(self) -> None:
         """Whatever was not answered is sent again; the shard has what it has, and forgot what it refused."""
@@ -167,8 +168,8 @@ class Sender:
                 return
             while self.engine.coming:
                 self.engine.arrive()
-            while self.engine.parts:
-                self.engine.answer()
+            while self.engine.answer():
+                pass
             self.engine.wait()
         raise AssertionError("frames were never settled")
 
@@ -203,6 +204,10 @@ TROUBLE: list[list[Any]] = [
      ("arrive",)],
     [("send", 4), ("turn_away",), ("arrive",), ("answer", 0), ("send", 2)],
     [("send", 1), ("send", 2), ("turn_away",), ("restart",), ("arrive",), ("send", 1)],
+    # Appended, the answer lost, and then turned away by somebody who does not know that.
+    [("send", 1), ("arrive",), ("restart",), ("turn_away",)],
+    [("send", 3), ("arrive",), ("restart",), ("turn_away",), ("arrive",), ("send", 1), ("answer", 0),
+     ("restart",)],
     # Answers in another order than the frames.
     [("send", 1), ("send", 1), ("turn_away",), ("turn_away",), ("answer", 1), ("answer", 0)],
     # The last frame on its way is refused when others may go again already, and new ones wait.
@@ -242,6 +247,18 @@ def test_what_waits_for_another_try_fails_with_the_reason_when_its_time_is_over(
     sender.engine.timers.fire(sender.engine.clock.monotonic_ns())
     assert isinstance(sender.batches[0].error, Throttled)
     assert sender.engine.stream.pending_records == 1, "the other one is still on its way"
+
+
+def test_what_may_have_been_appended_is_not_said_to_be_lost():
+    """Sent, the engine restarted, turned away until its time is over: nobody knows what became of it."""
+    sender = Sender(Engine())
+    sender.send(1)
+    sender.engine.restart()
+    sender.engine.turn_away()
+    sender.engine.clock.advance(59.995)
+    sender.engine.answer()
+    assert isinstance(sender.batches[0].error, Throttled)
+    assert sender.batches[0].error.outcome == "unknown"
 
 
 def test_one_that_is_given_up_does_not_hold_up_the_others():

@@ -38,6 +38,9 @@ class BoardFile:
                 raise BoardError("board file has the wrong size", path=path, bytes=size, expected=expected)
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             self._mapping = mmap.mmap(fd, size, access=access)
+        except OSError as e:
+            # A mapping takes a descriptor of its own, which may be the one too many, and memory.
+            raise BoardError(f"cannot map board file: {e.strerror}", path=path, errno=e.errno) from None
         finally:
             os.close(fd)
         self.path = path

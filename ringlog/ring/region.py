@@ -181,6 +181,10 @@ def open_ring(path: str) -> tuple[int, RingMemory]:
             )
         # Populated: the first lap should not pay for a page fault every 4 KiB.
         mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    except OSError as e:
+        # A mapping takes a descriptor of its own, which may be the one too many, and memory.
+        os.close(fd)
+        raise RingError(f"cannot map ring: {e.strerror}", path=path, errno=e.errno) from None
     except BaseException:
         os.close(fd)
         raise

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ringlog.errors import DiskError
 from ringlog.storage.disk import Disk
 
 
@@ -65,6 +66,11 @@ class MappedFile:
         try:
             size = disk.size(fd) & ~7
             self._view = np.frombuffer(mmap.mmap(fd, size, prot=mmap.PROT_READ), dtype=np.uint8)
+        except OSError as e:
+            # A mapping takes a descriptor of its own, which may be the one too many, and memory.
+            raise DiskError(
+                f"map failed: {e.strerror}", call="map", path=path, errno=e.errno, strerror=e.strerror
+            ) from None
         finally:
             disk.close(fd)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
+import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,6 +42,36 @@ def test_a_ring_is_made_private_whole_and_once(make_ring: MakeRing) -> None:
 def test_sizes_out_of_bounds_are_refused_with_the_limit(make_ring: MakeRing, changes: dict) -> None:
     with pytest.raises(RingError, match=r"out of bounds.*min=.*max="):
         make_ring(**changes)
+
+
+@contextmanager
+def free_descriptors(count: int) -> Iterator[None]:
+    """This process can open so many files more."""
+    listed = [int(name) for name in os.listdir("/proc/self/fd")]
+    used = {
+        number for number in listed if Path(f"/proc/self/fd/{number}").is_symlink()
+    }  # Not the listing's own.
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = list(itertools.islice((n for n in itertools.count() if n not in used), count + 1))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@BOTH
+def test_want_of_descriptors_is_a_typed_error_wherever_it_strikes(
+    make_ring: MakeRing, attach: Callable
+) -> None:
+    """RF-19: opening takes one, mapping another; who attaches must not die of an OSError."""
+    path = make_ring()
+    for count in (0, 1):
+        with free_descriptors(count), pytest.raises(RingError) as refused:
+            attach(path)
+        assert refused.value.detail["errno"] == errno.EMFILE
+    with free_descriptors(2):
+        assert attach(path)
 
 
 @BOTH

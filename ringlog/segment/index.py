@@ -196,6 +196,14 @@ def read_sizes(data: bytes, count: int, at: int, path: str) -> I64 | None:
     return np.frombuffer(data, "<u4", count, BLOCK_HEAD_BYTES).astype(np.int64)
 
 
+def read_stamps(data: bytes, count: int, at: int, path: str) -> I64 | None:
+    """(count,) the commit stamps alone, None where all records have one; otherwise as read_block."""
+    kinds = _kinds(data, count, at, path)
+    if not kinds & HAS_STAMPS:
+        return None
+    return np.frombuffer(data, "<i8", count, BLOCK_HEAD_BYTES + _column_bytes(kinds, count)[0])
+
+
 def _column_bytes(kinds: int, count: int) -> tuple[int, int, int]:
     sizes = (4 * count + 7) & ~7 if kinds & HAS_SIZES else 0
     return sizes, 8 * count if kinds & HAS_STAMPS else 0, 8 * count if kinds & HAS_EXPIRES else 0

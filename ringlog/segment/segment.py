@@ -16,7 +16,15 @@ from pyroaring import BitMap64
 
 from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData, DiskError
-from ringlog.segment.index import RecordColumns, Table, block_bytes_max, read_block, read_sizes, read_tables
+from ringlog.segment.index import (
+    RecordColumns,
+    Table,
+    block_bytes_max,
+    read_block,
+    read_sizes,
+    read_stamps,
+    read_tables,
+)
 from ringlog.segment.layout import (
     DATA,
     DATA_HEADER_BYTES,
@@ -65,6 +73,7 @@ class Segment:
         )  # fmt: skip
         self.bad_marks = 0
         """Bytes of the `.del` part seen so far that are neither of the two allowed (SG-14)."""
+        self._first_topic = int(topics["topic_id"][0])
         self._last_seqs: I64 = entries["base_seq"] + entries["count"] - 1
         self._ordinals: I64 = np.concatenate(([0], np.cumsum(entries["count"])))
         self._marks = Marks(disk, data_dir, stem, MarksHeader(header.number, header.salt, header.records))
@@ -98,6 +107,8 @@ class Segment:
 
     def row(self, topic_id: int) -> int | None:
         """Row of a topic, or None when the segment has nothing of it."""
+        if len(self.topics) == 1:
+            return 0 if self._first_topic == topic_id else None
         at = int(np.searchsorted(self.topics["topic_id"], np.uint64(topic_id)))
         return at if at < len(self.topics) and int(self.topics["topic_id"][at]) == topic_id else None
 
@@ -111,11 +122,13 @@ class Segment:
         """First stored position committed at or after `ts_us`, or None. Commit stamps never fall (CK-3)."""
         start, stop = self._entry_range(row)
         late = self.entries["ts_max"][start:stop] >= ts_us
-        if not late.any():
+        at = int(late.argmax())
+        if not late[at]:
             return None
-        at = start + int(late.argmax())
-        stamps = next(self._columns(at, at + 1))[1].stamps
-        return int(self.entries["base_seq"][at]) + int((stamps >= ts_us).argmax())
+        at += start
+        _, count, place, data = self._block_at(at)
+        stamps = read_stamps(data, count, place, self._base + IDX) if place else None
+        return int(self.entries["base_seq"][at]) + (0 if stamps is None else int(stamps.searchsorted(ts_us)))
 
     def positions(self, row: int, first: int, last: int) -> tuple[U64, I64, I64]:
         """(seqs, accounted sizes, commit stamps in microseconds) of what is stored within [first, last].
@@ -186,15 +199,19 @@ class Segment:
     def _columns(self, start: int, stop: int) -> Iterator[tuple[int, RecordColumns]]:
         """Record columns of entries [start, stop), each with the number of its entry."""
         for at in range(start, stop):
-            entry = self.entries[at]
-            place = int(entry["columns_at"])
-            data = b""
-            if place:
-                # Up to the next block, if the next frame has one: most hold less than the most they may.
-                after = int(self.entries["columns_at"][at + 1]) - place if at + 1 < len(self.entries) else 0
-                most = block_bytes_max(int(entry["count"]))
-                data = self._disk.read_at(self._fd, min(after, most) if after > 0 else most, place)
+            entry, _, _, data = self._block_at(at)
             yield at, read_block(data, entry, self._base + IDX)
+
+    def _block_at(self, at: int) -> tuple[Any, int, int, bytes]:
+        """(entry, its count, where its record columns lie or 0, their bytes), not verified."""
+        entry = self.entries[at]
+        count, place, data = int(entry["count"]), int(entry["columns_at"]), b""
+        if place:
+            # Up to the next block, if the next frame has one: most hold less than the most they may.
+            after = int(self.entries["columns_at"][at + 1]) - place if at + 1 < len(self.entries) else 0
+            most = block_bytes_max(count)
+            data = self._disk.read_at(self._fd, min(after, most) if after > 0 else most, place)
+        return entry, count, place, data
 
     # -- tags -------------------------------------------------------------------------------------
 

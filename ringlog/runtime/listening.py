@@ -106,5 +106,5 @@ class AcceptGuard:
         for listener in self._listeners:
             if listener.is_paused:
                 listener.resume()
-                say(log, logging.WARNING, "new connections are taken again",
+                say(log, logging.INFO, "new connections are taken again",
                     endpoint=listener.endpoint, free=free)  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import resource
 import subprocess
@@ -16,6 +17,7 @@ import zmq
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import encode
 from ringlog.limits import DESCRIPTORS_RESERVED
+from ringlog.logs import RepeatFilter
 from ringlog.runtime.listening import LOOK_MS_RARE, AcceptGuard, Listener, count_descriptors
 from ringlog.testing.clock import ManualClock
 
@@ -30,6 +32,7 @@ from ringlog.envelope import messages as m, wire
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import encode
 from ringlog.limits import DESCRIPTORS_RESERVED
+from ringlog.logs import RepeatFilter
 from ringlog.runtime.listening import count_descriptors
 from ringlog.runtime.router_socket import RouterSocket
 endpoint, is_guarded = sys.argv[1], sys.argv[2] == "guarded"
@@ -111,6 +114,25 @@ def test_it_stops_listening_and_listens_again(tmp_path: Path, descriptors: None)
             new.send(b"3")
             assert server.poll(WAIT_MS)
             assert server.recv_multipart()[1] == b"3"
+
+
+def test_every_change_is_said_however_often_it_happens(
+    tmp_path: Path, descriptors: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A repeated warning is held back for a while; news of a change must not be."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    limit, clock = resource.getrlimit(resource.RLIMIT_NOFILE), ManualClock()
+    with context, context.socket(zmq.ROUTER) as server, caplog.at_level(logging.INFO):
+        guard, shown = AcceptGuard([Listener(server, f"ipc://{tmp_path}/s")]), RepeatFilter()
+        for _ in range(3):
+            _leave(DESCRIPTORS_RESERVED - 1)
+            clock.advance(LATER_S)
+            guard.look(clock.monotonic_ns())
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+            clock.advance(LATER_S)
+            guard.look(clock.monotonic_ns())
+    said = [record.getMessage() for record in caplog.records if shown.filter(record)]
+    assert said == ["too few descriptors: no new connections", "new connections are taken again"] * 3
 
 
 @pytest.mark.parametrize("how", ["guarded", "unguarded"])

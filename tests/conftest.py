@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -52,6 +53,24 @@ def leaves_nothing_behind() -> Iterator[None]:
     assert not left, f"the test left child processes: {left}"
     left_regions = _until_empty(lambda: ours_in_shm(shm_entries() - regions), REGIONS_SETTLE_S)
     assert not left_regions, f"the test left shared memory: {sorted(left_regions)}"
+
+
+@pytest.fixture(autouse=True)
+def leaves_the_process_as_it_was() -> Iterator[None]:
+    """The next test of this worker meets the same umask and the same logging, whatever ran before it."""
+    before = _process_wide()
+    yield
+    after = _process_wide()
+    os.umask(before[0])
+    logging.disable(before[1])
+    logging.getLogger("ringlog").setLevel(before[2])
+    assert after == before, "the test left another (umask, logging.disable, level of ringlog)"
+
+
+def _process_wide() -> tuple[int, int, int]:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask, logging.root.manager.disable, logging.getLogger("ringlog").level
 
 
 def _until_empty(look: Callable[[], T], settle_s: float = SETTLE_S) -> T:

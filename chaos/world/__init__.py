@@ -20,11 +20,11 @@ Cases: `seed=123 steps=0..100 without=3,17`; `shrink seed=123` looks for a small
 from __future__ import annotations
 
 import importlib.util
-import logging
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from chaos.hush import hushed
 from chaos.order import Account, CannotRun, Order
 from chaos.world.cases import Case, Failed, parse_case
 from chaos.world.plan import options_of
@@ -37,13 +37,16 @@ SEEDS_APART = 100_000
 """Seeds of a run with order seed n begin at n times this."""
 SHARE = 0.97
 """Of the time, for seeds; the rest is for the end."""
-LOGS_OFF = logging.CRITICAL + 1
 
 
 def run(order: Order, account: Account) -> None:
     """One seed after the other until the time is over."""
     only_reshards = order.choose({"reshards": False})["reshards"]
-    logging.getLogger("ringlog").setLevel(LOGS_OFF)
+    with hushed():
+        _run(order, account, only_reshards=only_reshards)
+
+
+def _run(order: Order, account: Account, *, only_reshards: bool) -> None:
     until = time.monotonic() + order.seconds * SHARE
     seed, total = order.seed * SEEDS_APART, Counter[str]()
     while time.monotonic() < until:
@@ -93,7 +96,11 @@ def note(done: Simulation, account: Account) -> None:
 
 def replay(order: Order, case: str) -> None:
     """Run a case again and print its story; `shrink CASE` prints a smaller one that fails in the same way."""
-    logging.getLogger("ringlog").setLevel(LOGS_OFF)
+    with hushed():
+        _again(order, case)
+
+
+def _again(order: Order, case: str) -> None:
     if case.startswith("shrink "):
         print(f"python -m chaos replay {order.name} '{shrink(parse_case(case[7:]), how_it_fails)}'")
         return

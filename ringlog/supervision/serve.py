@@ -40,13 +40,13 @@ def serve(
     `sets` are `section.key=value`; `check` only validates the settings, `show` only prints the process
     tree. 0 orderly, 1 refused or degraded, 2 wrong settings; the reason goes to standard error.
     """
-    os.umask(hardening.UMASK)
     try:
         loaded = load_settings(config_file=config_file, sets=sets, data_dir=data_dir, environ=environ)
         if check or show:
             check_listeners(loaded.config)
             _print(str(build_tree(loaded.config)) if show else "settings are valid")
             return 0
+        os.umask(hardening.UMASK)  # Before anything is made; a check of settings makes nothing.
         _prepare_process(loaded)
         return run_engine(loaded.config, environ=environ, on_ready=lambda info: _greet(info, loaded))
     except ConfigError as e:

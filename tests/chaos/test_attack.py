@@ -97,6 +97,7 @@ def test_an_open_door_is_found(tmp_path):
     tmp_path.chmod(0o755)
     (tmp_path / "closed").mkdir(mode=0o700)
     (tmp_path / "closed" / "a.log").write_bytes(b"x")
+    (tmp_path / "closed" / "a.log").chmod(0o644)
     assert local.loose_modes([str(tmp_path / "closed")]) == ["a.log 0o644"]
     (tmp_path / "open").mkdir(mode=0o755)
     os.chmod(tmp_path / "open", 0o755)

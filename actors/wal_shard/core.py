@@ -41,10 +41,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-import numpy as np
-
 from actors.wal_shard.admission import Admission, Intake, Limits
 from actors.wal_shard.checkpoint import Checkpoint
+from actors.wal_shard.ephemerals import Ephemerals, Held
 from actors.wal_shard.events import (
     Committed,
     Consult,
@@ -68,9 +67,8 @@ from actors.wal_shard.events import (
     VolatileFailed,
     VolatileOpened,
     WriteGroup,
-    WriteVolatile,
 )
-from actors.wal_shard.group import MARK_BYTES_MAX, Group, LogPosition, lay_out, lay_out_volatile
+from actors.wal_shard.group import MARK_BYTES_MAX, Group, LogPosition, lay_out
 from actors.wal_shard.places import Places
 from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.records import HeadReserved, frame_of
@@ -79,12 +77,9 @@ from actors.wal_shard.requests import CHANGES, Identity, Requests
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope.messages import Append, CheckpointOpen, CheckpointRows, LiveAsk, RecordsDelete
 from ringlog.errors import ExitCode, InvariantViolation, Status
-from ringlog.frame import layout
 from ringlog.limits import STORY_EVENTS_MAX, UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY
 from ringlog.topic.directory import Directory
-from ringlog.topic.state import Topic
-from ringlog.types import Durability
 
 _FILE_RETRY_NS = 1_000_000_000
 _FILL_WHEN_HALF_TAKES_NS = 1_000_000_000
@@ -163,15 +158,15 @@ class ShardCore:
         self.places = Places()
         self.admission = Admission(self.settings.limits)
         self.log = LogPosition()
-        self._topics_of_volatile: dict[int, dict[int, tuple[Topic, int, int, int]]] = {}
+        topics_of_volatile: dict[int, Held] = {}
+        self.ephemerals = Ephemerals(self.directory, self.places, topics_of_volatile)
         self.checkpoint = Checkpoint(
             identity.shard, identity.shards, identity.incarnation, self.directory, self.places, self.log,
-            self._topics_of_volatile,
+            topics_of_volatile,
         )  # fmt: skip
         self.requests = Requests(identity, self.directory, self.admission, self.places, self.checkpoint)
         self.removals = self.requests.removals
-        self.removals.volatile_files = self._volatile_files_of
-        self.volatile = LogPosition()
+        self.removals.volatile_files = self.ephemerals.files_of
         self.phase = Phase.RECOVERING
         self.waiting = Waiting.NOTHING
         self.is_disk_low = False
@@ -203,8 +198,6 @@ class ShardCore:
         self._word: tuple[list[tuple[int, int]], list[int]] = ([], [])
         """What MARK_COPIED says of earlier files."""
         self._prev = (0, 0, 0, False)
-        self._volatile_failed = ""
-        self._volatile_retry_ns = 0
         self._has_begun = False
         self._has_copied = False
         self._final_mark_written = False
@@ -279,14 +272,13 @@ class ShardCore:
         elif kind is Consulted:
             self.waiting = Waiting.NOTHING
             self.removals.take(event.answers, self._group, self._now_us)
-        elif kind is VolatileOpened:
-            self._on_volatile_opened(event)
-        elif kind is VolatileFailed:
+        elif kind is VolatileOpened or kind is VolatileFailed:
             self.waiting = Waiting.NOTHING
-            self._volatile_failed = event.reason
-            for dropped in event.dropped:
-                self._evict_volatile(dropped)
-            self._volatile_retry_ns = self._now_ns + _FILE_RETRY_NS
+            if kind is VolatileOpened:
+                self.ephemerals.opened(event)
+            else:
+                self.ephemerals.failed(self._now_ns)
+            self.ephemerals.evict(event, self.removals, self._group)
         elif kind is DrainRequested:
             if self.phase is not Phase.STOPPED:
                 self.phase = Phase.DRAINING
@@ -314,7 +306,7 @@ class ShardCore:
             data = None  # ids are not logged: checkpoints go on when the disk is full, and make room
         self.admission.is_volatile_closed = False
         if data and (self.directory.ephemeral or isinstance(event, ControlReceived)):
-            room = self._volatile_room(self._volatile_bytes(event, len(data)))
+            room = self._volatile_room(self.ephemerals.bytes_of(event, len(data)))
             if room is Room.LATER:
                 return room
             self.admission.is_volatile_closed = room is Room.NONE
@@ -348,35 +340,16 @@ class ShardCore:
             self.waiting = Waiting.LEDGER
         return bool(questions)
 
-    def _volatile_bytes(self, event: FramesArrived | ControlReceived, length: int) -> int:
-        """Most bytes that the event may add to the volatile log."""
-        if isinstance(event, FramesArrived):
-            ids = np.fromiter(self.directory.ephemeral, dtype=np.uint64)
-            is_volatile = np.isin(event.batch.words[:, layout.W_TOPIC], ids)
-            return int(event.batch.total_bytes[is_volatile].sum())
-        if not isinstance(event.message, Append):
-            return 0
-        topic = self.directory.find(event.message.topic)
-        if topic is not None:
-            return length if topic.config.durability == Durability.EPHEMERAL else 0
-        return length if (event.message.config or {}).get("durability") == "ephemeral" else 0
-
     def _volatile_room(self, length: int) -> Room:
         """Have a volatile file ready before frames are numbered; without one they are refused."""
-        needed = self.volatile_staged + length
-        if not length or (self.volatile.is_open and self.volatile.fits(needed)):
+        needed = self._group.volatile_bytes + length
+        if not length or self.ephemerals.fits(needed):
             return Room.NOW
-        if self._volatile_failed and self._now_ns < self._volatile_retry_ns:
+        if not self.ephemerals.may_try(self._now_ns):
             return Room.NONE
-        self._volatile_failed = ""
         self._effects.append(OpenVolatile(needed + WAL_HEADER_BYTES + MARK_BYTES_MAX))
         self.waiting = Waiting.VOLATILE
         return Room.LATER
-
-    @property
-    def volatile_staged(self) -> int:
-        """Bytes of ephemeral frames in the group that is being gathered."""
-        return self._group.volatile_bytes
 
     def _prepare(self, needed: int) -> None:
         self._wanted_bytes = needed
@@ -475,7 +448,7 @@ class ShardCore:
             return
         # Only now: while a file was waited for, the group may have grown.
         if group.volatile_bytes:
-            self._write_volatile(group)
+            self._effects.append(self.ephemerals.write(group))
         if group.bytes:
             self._write(group)
         else:
@@ -577,7 +550,7 @@ class ShardCore:
         self._prepare_ahead()
 
     def _marks(self) -> PublishMarks:
-        log, volatile = self.log, self.volatile
+        log, volatile = self.log, self.ephemerals.log
         return PublishMarks(log.file_id, log.offset, log.durable, volatile.file_id, volatile.offset)
 
     def _write_mark(self) -> None:
@@ -637,52 +610,6 @@ class ShardCore:
         self._has_records = False
         self.places.starts[event.file_id] = event.start
         self.places.salts[event.file_id] = event.salt
-
-    # -- the volatile log -----------------------------------------------------------------------------
-
-    def _write_volatile(self, group: Group) -> None:
-        """Write the ephemeral part; room for it was made before it was numbered."""
-        start = self.volatile.offset
-        buffers = lay_out_volatile(group, self.volatile)
-        self._effects.append(WriteVolatile(buffers, start, self.volatile.offset - start))
-        held = self._topics_of_volatile.setdefault(self.volatile.file_id, {})
-        for part in group.parts:
-            if isinstance(part, Intake):
-                _count_volatile(part, held)
-        group.volatile_bytes = 0
-
-    def _on_volatile_opened(self, event: VolatileOpened) -> None:
-        self.waiting = Waiting.NOTHING
-        if self.volatile.is_open:
-            self.places.stops[self.volatile.file_id] = self.volatile.offset
-        self.volatile.opened(event.file_id, event.salt, event.start, event.capacity)
-        self.places.starts[event.file_id] = event.start
-        self.places.salts[event.file_id] = event.salt
-        for dropped in event.dropped:
-            self._evict_volatile(dropped)
-
-    def _volatile_files_of(self, topic: Topic) -> list[tuple[int, int]]:
-        """Volatile files that hold the topic, and one past its last number in each; the last takes all."""
-        held = [
-            (file_id, topics[topic.topic_id][1])
-            for file_id, topics in sorted(self._topics_of_volatile.items())
-            if topic.topic_id in topics and file_id != self.volatile.file_id
-        ]
-        if topic.config.durability == Durability.EPHEMERAL:
-            return [*held, (self.volatile.file_id, topic.next_seq)]
-        of_current = self._topics_of_volatile.get(self.volatile.file_id, {}).get(topic.topic_id)
-        return held if of_current is None else [*held, (self.volatile.file_id, of_current[1])]
-
-    def _evict_volatile(self, file_id: int) -> None:
-        """The oldest ephemeral records made room: their topics' floors say so (TB-2, reason cap)."""
-        for topic, floor, records, accounted in self._topics_of_volatile.pop(file_id, {}).values():
-            if self.directory.by_id.get(topic.topic_id) is topic:
-                self.removals.evict_file(file_id, topic, floor, records, accounted)
-                topic.index.drop_file(file_id)
-                self._group.dirty[topic.topic_id] = topic
-                self._group.removes = True
-        for table in (self.places.paths, self.places.salts, self.places.stops, self.places.starts):
-            table.pop(file_id, None)
 
     # -- beginning and ending -------------------------------------------------------------------------
 
@@ -768,17 +695,3 @@ class ShardCore:
             raise InvariantViolation(
                 "more is durable than was written", durable=self.log.durable, offset=self.log.offset
             )
-
-
-def _count_volatile(intake: Intake, held: dict[int, tuple[Topic, int, int, int]]) -> None:
-    """Note what a volatile file holds of each topic: (topic, one past its last seq, records, bytes)."""
-    counts = intake.batch.words[:, 4] & np.uint64(0xFFFFFFFF)
-    for stretch in intake.stretches:
-        if not stretch.is_volatile:
-            continue
-        assert intake.accounted is not None
-        rows = slice(stretch.start, stretch.stop)
-        records, accounted = int(counts[rows].sum()), int(intake.accounted[rows].sum())
-        floor = int(intake.batch.words[stretch.stop - 1, 2] + counts[stretch.stop - 1])
-        _, _, had, had_bytes = held.get(stretch.topic.topic_id, (stretch.topic, 0, 0, 0))
-        held[stretch.topic.topic_id] = (stretch.topic, floor, had + records, had_bytes + accounted)

@@ -276,7 +276,7 @@ class Run:
 
     def _published(self, is_volatile: bool) -> Mark:
         if is_volatile:
-            return Mark(self.core.volatile.file_id, self.core.volatile.offset)
+            return Mark(self.core.ephemerals.log.file_id, self.core.ephemerals.log.offset)
         return Mark(*self.world.marks[self.shard].published)
 
     def _flush(self, effect: ev.Flush) -> None:
@@ -332,7 +332,7 @@ class Run:
 
     def _write_volatile(self, effect: ev.WriteVolatile) -> None:
         data = b"".join(effect.buffers)
-        file = self.volatile[self.core.volatile.file_id]
+        file = self.volatile[self.core.ephemerals.log.file_id]
         if len(data) != effect.length or effect.offset + len(data) > len(file):
             raise InvariantViolation("a volatile group does not fit", length=len(data), size=len(file))
         file[effect.offset : effect.offset + len(data)] = data
@@ -578,8 +578,8 @@ class World:
 
 
 def _published(run: Run, file_id: int) -> int:
-    if file_id == run.core.volatile.file_id:
-        return run.core.volatile.offset
+    if file_id == run.core.ephemerals.log.file_id:
+        return run.core.ephemerals.log.offset
     published_file, offset = run.world.marks[run.shard].published
     return offset if file_id == published_file else WAL_HEADER_BYTES
 

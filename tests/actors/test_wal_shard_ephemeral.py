@@ -136,14 +136,14 @@ def test_an_ephemeral_part_is_written_once_though_its_group_waits_for_a_file(wor
     world.append("f", [b"x" * 60_000])
     mixed = run.frames(1, world.frame_for("e", [b"a"]), world.frame_for("f", [b"y" * 62_500]))
     late = run.frames(1, world.frame_for("e", [b"b"]))
-    file_id, offset = run.core.log.file_id, run.core.volatile.offset
+    file_id, offset = run.core.log.file_id, run.core.ephemerals.log.offset
     effects = run.core.handle([run._tick(), mixed])
     assert "WriteGroup" not in [type(effect).__name__ for effect in effects], "it has to wait for a roll"
     assert run.core.handle([run._tick(), late]) == []
     run._pump(effects)
     assert run.core.log.file_id != file_id
     assert world.records("e") == [(1, b"first"), (2, b"a"), (3, b"b")]
-    assert run.core.volatile.offset == offset + 2 * len(world.frame_for("e", [b"a"], seq=99))
+    assert run.core.ephemerals.log.offset == offset + 2 * len(world.frame_for("e", [b"a"], seq=99))
     assert len(world.records("f")) == 2
 
 

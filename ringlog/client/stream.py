@@ -293,13 +293,15 @@ class Stream:
 
         Refused by the shard, which looks for a repeat first, they never were; else not this time.
         """
-        may_be_there = shipment.was_taken_back and not by_shard
+        # A repeat that is turned away says nothing of the first way (outcome unknown).
+        may_be_there = not by_shard and (shipment.was_taken_back or error.outcome == "unknown")
         now = self._host.clock.monotonic_ns()
         delay_ns = self._pause_ns(error, shipment.attempts)
         may_retry = isinstance(error, _LATER) or (
             isinstance(error, _ELSEWHERE) and (self.create or isinstance(error, StaleEpoch))
         )
-        if not may_retry or now + delay_ns >= shipment.deadline_ns or error.outcome != "not_applied":
+        may_retry &= may_be_there or error.outcome == "not_applied"
+        if not may_retry or now + delay_ns >= shipment.deadline_ns:
             if may_be_there:
                 error = type(error)(error.message, outcome="unknown", **error.detail)
             self._lose(shipment, len(frames), error)

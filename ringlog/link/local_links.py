@@ -294,11 +294,12 @@ class LocalLinks:
         self._on_change()
 
     def _move(self, engine: EngineInfo, *, is_there: bool) -> None:
+        # First: the supervisor may answer at once, and who waited for that asks a shard right away.
+        while len(self._links) < engine.shards:
+            self._links.append(self._new_link())
         self._supervisor.point_at(supervisor_socket(engine.shm_dir) if is_there else "")
         is_asked = self._relocator.open_requests and is_there
         self._relocator.point_at(relocator_socket(engine.shm_dir) if is_asked else "")
-        while len(self._links) < engine.shards:
-            self._links.append(self._new_link())
         for shard, link in enumerate(self._links):
             place = self._place(engine, shard) if is_there and shard < engine.shards else None
             if link.control.open_requests or place is None:

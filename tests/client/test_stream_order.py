@@ -21,7 +21,7 @@ from actors.wal_shard.admission import Admission, Limits
 from ringlog.client.batch import Batch
 from ringlog.client.stream import Stream
 from ringlog.envelope.messages import TopicInfo
-from ringlog.errors import NotReady, RequestTimeout, Throttled
+from ringlog.errors import NotReady, RequestTimeout, ShuttingDown, Throttled
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.codec import frames_of
@@ -96,6 +96,14 @@ class Engine:
         """The oldest message is refused by somebody before the shard."""
         if part := self.coming:
             part.has_arrived, part.fate = True, Throttled("too much in flight")
+
+    def doubt(self, is_appended: int) -> None:
+        """The oldest message is appended or not, and nobody can say which: its way there came to an end."""
+        if part := self.coming:
+            part.has_arrived = True
+            if is_appended:
+                self.admit(bytearray(part.run.view(part.start, part.stop)))
+            part.fate = ShuttingDown("the engine is stopping", outcome="unknown")
 
     def admit(self, buffer: bytearray) -> Any:
         batch = frames.scan(buffer)
@@ -177,6 +185,7 @@ class Sender:
 ACTS = st.one_of(
     st.tuples(st.just("send"), st.integers(1, 5)),
     st.tuples(st.just("answer"), st.integers(0, 5)),
+    st.tuples(st.just("doubt"), st.integers(0, 1)),
     st.tuples(st.sampled_from(["arrive", "arrive ", "turn_away", "close", "open", "restart", "wait"])),
 )
 
@@ -208,6 +217,9 @@ TROUBLE: list[list[Any]] = [
     [("send", 1), ("arrive",), ("restart",), ("turn_away",)],
     [("send", 3), ("arrive",), ("restart",), ("turn_away",), ("arrive",), ("send", 1), ("answer", 0),
      ("restart",)],
+    # Nobody knows of the first one; the second was refused because it was not there, or appended behind it.
+    [("send", 1), ("send", 1), ("doubt", 0), ("arrive",)],
+    [("send", 1), ("send", 1), ("doubt", 1), ("arrive",)],
     # Answers in another order than the frames.
     [("send", 1), ("send", 1), ("turn_away",), ("turn_away",), ("answer", 1), ("answer", 0)],
     # The last frame on its way is refused when others may go again already, and new ones wait.

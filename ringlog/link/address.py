@@ -111,7 +111,7 @@ def read_engine(run_dir: str) -> EngineInfo | None:
             return msgspec.json.decode((directory / ENGINE_FILE).read_bytes(), type=EngineInfo)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except msgspec.MsgspecError as e:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
             raise UsageError("engine.json is not readable", run_dir=run_dir, reason=str(e)) from None
         except PermissionError:
             raise UsageError("this user may not read the run directory", run_dir=run_dir) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
@@ -102,3 +103,11 @@ def test_a_run_directory_that_cannot_be_read_for_a_while_is_looked_at_again(tmp_
 @given(name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,40}", fullmatch=True), shards=st.integers(1, 64))
 def test_clients_and_shards_agree_where_a_topic_is_at_home(name, shards):
     assert home_shard(name, shards) == names.home_shard(name, shards)
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"engine_id":"0\xa5\xa5"}', b"[" * 100_000, b"{}", b"\xff"])
+def test_an_engine_file_that_is_none_is_a_typed_error(tmp_path: Path, content: bytes) -> None:
+    """CL-1: whatever lies there; text that is not UTF-8 was found by fuzzing."""
+    (tmp_path / "engine.json").write_bytes(content)
+    with pytest.raises(UsageError, match=r"engine\.json is not readable"):
+        read_engine(str(tmp_path))

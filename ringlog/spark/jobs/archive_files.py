@@ -157,7 +157,7 @@ class Archive:
             self.disk.close(fd)
         try:
             found = msgspec.json.decode(data, type=Manifest)
-        except msgspec.MsgspecError as e:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
             raise CorruptData("a manifest of the archive is damaged", file=path, reason=str(e)) from None
         if found.v != VERSION:
             raise CorruptData("a manifest of a version not known here", file=path, version=found.v)

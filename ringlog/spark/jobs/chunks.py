@@ -59,7 +59,7 @@ class Kept:
             self._disk.close(fd)
         try:
             return msgspec.json.decode(data, type=kind)
-        except msgspec.MsgspecError as e:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
             raise CorruptData("what was kept of a job is damaged", file=path, reason=str(e)) from None
 
     def save(self, state: msgspec.Struct) -> None:

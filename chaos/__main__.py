@@ -49,7 +49,11 @@ def _run(args: argparse.Namespace) -> int:
         passes += 1
         out.write_bytes(report.to_json())
         if args.record:
-            print("recorded:", ", ".join(record.record(report)) or "nothing (is everything committed?)")
+            print(
+                "recorded:",
+                ", ".join(record.record(report))
+                or "nothing (only classes that passed, and from a committed tree)",
+            )
             record.write_page()
         skips = [(v.name, skip) for v in report.verdicts for skip in v.account.skipped]
         for name, skip in skips:

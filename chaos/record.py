@@ -47,6 +47,8 @@ def record(report: Report) -> list[str]:
                 skipped=[f"{skip.what}: {skip.why}" for skip in verdict.account.skipped], host=report.host,
             )  # fmt: skip
             names.append(verdict.name)
+    if not names:
+        return []
     RESULTS.mkdir(exist_ok=True)
     encoded = msgspec.json.encode(dict(sorted(known.items())))
     (RESULTS / f"{report.plan}.json").write_bytes(msgspec.json.format(encoded, indent=1) + b"\n")

@@ -202,7 +202,8 @@ class Stream:
 
     def _queue_refused(self) -> None:
         """Let go what was refused: first what keeps its numbers, alone, then everything else."""
-        refused, self._refused = self._refused, []
+        # Those whose time is over have no bytes any more.
+        refused, self._refused = [each for each in self._refused if not each.is_abandoned], []
         may_be_there = list(takewhile(lambda each: each.is_stamped, refused))
         if may_be_there:
             # The first one need not follow what has its fate; what does not follow it after all comes back.

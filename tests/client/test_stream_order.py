@@ -273,6 +273,24 @@ def test_what_may_have_been_appended_is_not_said_to_be_lost():
     assert sender.batches[0].error.outcome == "unknown"
 
 
+def test_what_is_in_doubt_and_given_up_does_not_hold_up_what_waits_behind_it():
+    """Its time is over while it waits for its next way; the other one, also in doubt, is younger."""
+    sender = Sender(Engine())
+    sender.send(1)
+    sender.engine.clock.advance(59.9)
+    sender.send(1)
+    sender.engine.doubt(0)
+    sender.engine.answer()
+    sender.engine.clock.advance(0.2)
+    sender.engine.timers.fire(sender.engine.clock.monotonic_ns())
+    sender.engine.doubt(0)
+    sender.engine.answer()
+    sender.finish()
+    assert sender.batches[0].error is not None
+    assert sender.batches[0].error.outcome == "unknown"
+    assert sender.engine.appended == [(1).to_bytes(8, "big")]
+
+
 def test_one_that_is_given_up_does_not_hold_up_the_others():
     """Its answer never comes: later ones go on, and it is not taken any more."""
     sender = Sender(Engine())

@@ -3,6 +3,7 @@
 RinglogError                      code, detail, retriable, outcome
 ├─ UsageError                     the caller's argument or handle is wrong
 │  └─ WrongLoop                   an asyncio handle used from another loop
+├─ Interrupted                    an exception from outside hit the client in the middle of its work
 ├─ ConfigError                    a setting is unknown, unreadable or impossible
 ├─ StartRefused                   the engine must not start; says why
 ├─ Backpressure                   the client's own buffer is full
@@ -70,6 +71,15 @@ class UsageError(RinglogError):
 
 class WrongLoop(UsageError):
     """An asyncio handle was used from a loop it does not belong to."""
+
+
+class Interrupted(RinglogError):
+    """An exception from outside (KeyboardInterrupt) hit the client in the middle of its work and ended it.
+
+    What it had in hand may be half done: what was open has an unknown outcome. Make a new client.
+    """
+
+    code = "interrupted"
 
 
 class ConfigError(RinglogError):

@@ -111,7 +111,8 @@ def _fuzz(name: str, seconds: float, order: DriverOrder) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    corpus = tempfile.mkdtemp(prefix=f"{name}-", dir=order.out)
+    tempfile.tempdir = order.out  # What a target makes goes with the rest, also when it is killed.
+    corpus = tempfile.mkdtemp(prefix=f"{name}-")
     for number, data in enumerate((*target.seeds(), *kept(name))):
         Path(corpus, f"{number:04d}").write_bytes(data[: target.MAX_LEN])
     arguments = [

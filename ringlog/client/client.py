@@ -358,10 +358,12 @@ class Client:
         shell = self._shell
         if shell.is_closed:
             return CloseReport(0, 0, 0)
-        with shell.locked() as session:
-            cores: list[ProducerCore] = list(session.cores)
-            waits = [core.idle() for core in cores]
-        shell.wait_all(waits, timeout)
+        cores: list[ProducerCore] = []
+        if not shell.torn_by:
+            with shell.locked() as session:
+                cores = list(session.cores)
+                waits = [core.idle() for core in cores]
+            shell.wait_all(waits, timeout)
         with shell.lock:
             left = [core.end() for core in cores]
             requests = shell.session.links.open_requests

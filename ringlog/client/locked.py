@@ -84,4 +84,8 @@ class LockedConnection:
     def _begin(self, ask: Callable[[Session], Pending[T]]) -> Pending[T]:
         self._shell.require_open()
         with self._shell.lock:
-            return ask(self._shell.session)
+            try:
+                return ask(self._shell.session)
+            except BaseException as e:
+                self._shell.look_for_harm(e)
+                raise

@@ -44,12 +44,16 @@ class Producer(Generic[T]):
         values = core.fields(dict(record)) if record else None
         shell = self._shell
         with shell.lock:
-            if self._is_closed or not core.has_room(size_of(payload)):
-                self._require_room(size_of(payload))
-            batch, index = self._core.add(payload, values)
-            if index == 0 or not core.is_gathering:
-                core.session.links.pump()
-                shell.see_to_it()
+            try:
+                if self._is_closed or shell.torn_by or not core.has_room(size_of(payload)):
+                    self._require_room(size_of(payload))
+                batch, index = self._core.add(payload, values)
+                if index == 0 or not core.is_gathering:
+                    core.session.links.pump()
+                    shell.see_to_it()
+            except BaseException as e:
+                shell.look_for_harm(e)
+                raise
         if shell.has_calls:
             shell.run_calls()
         return Ticket(shell, batch, index)
@@ -109,8 +113,10 @@ class Producer(Generic[T]):
         """Flush and end. What is not settled by then goes on without a report. Idempotent."""
         if self._is_closed:
             return FlushReport(0, 0, 0)
-        report = self.flush(timeout)
+        report = self._core.report() if self._shell.torn_by else self.flush(timeout)
         self._is_closed = True
+        if self._shell.torn_by:
+            return report
         if not report.unfinished:
             with self._shell.lock:
                 self._core.leave()

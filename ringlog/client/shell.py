@@ -8,6 +8,10 @@ lingering frames go out and tickets resolve by themselves (CL-2, CL-3). With not
 sleeps without a timeout.
 
 Functions of the user (`Ticket.on_done`) are called without the lock, by whichever thread served the result.
+
+A signal's exception (KeyboardInterrupt) may come at any line of the main thread. While we sleep it does no
+harm. In the middle of our work it may leave anything half done, and what is half done would lose or double
+records: then the session is not used again, and everybody who asks is told so (`Interrupted`).
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import Any, TypeVar
 
 from ringlog.client.session import Session
 from ringlog.clock import Clock, SystemClock
-from ringlog.errors import UsageError
+from ringlog.errors import Interrupted, UsageError
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Pending, Steps
 
@@ -37,6 +41,8 @@ LOOK_ON_NS_MAX = 400_000
 LOOKS_PER_YIELD = 16
 LOST_SLICE_NS = 250_000
 """Who offers the processor and gets it back this late has met somebody who computes."""
+TORN_END_S = 1.0
+"""The longest that `close` waits for the sockets of an interrupted session."""
 CROWDED_WAITS = 256
 """Waits for which that is remembered."""
 
@@ -115,7 +121,7 @@ class Shell:
         return self._clock.monotonic_ns() / 1e9
 
     def _begin(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # Never taken twice: it is one that knows whether it is ours.
         self.descriptors = Descriptors()
         self.session = self._make_session(self.descriptors)
         self._leader: object | None = None
@@ -129,6 +135,9 @@ class Shell:
         self._sleepers = 0
         self._background_turn = threading.Condition(self.lock)
         self._is_closed = False
+        self.torn_by: str = ""
+        """What hit the client in the middle of its work; see `look_for_harm`."""
+        self._hit_asleep: BaseException | None = None
 
     # -- for everybody ------------------------------------------------------------------------------
 
@@ -138,15 +147,51 @@ class Shell:
         self.require_open()
         with self.lock:
             try:
-                yield self.session
-            finally:
-                self.see_to_it()
+                try:
+                    yield self.session
+                finally:
+                    self.see_to_it()
+            except BaseException as e:
+                self.look_for_harm(e)
+                raise
         self.run_calls()
 
     def require_open(self) -> None:
-        """Raise UsageError after close."""
+        """Raise UsageError after close, Interrupted once our work was torn."""
+        if self.torn_by:
+            raise self._torn(was_sent=False)
         if self._is_closed:
             raise UsageError("the client is closed")
+
+    def look_for_harm(self, error: BaseException) -> None:
+        """With the lock held, an exception leaves our work: if it is none of ours, and we did not sleep, that
+        work is torn and nobody works with the session again."""
+        if isinstance(error, Exception):
+            return
+        hit_asleep, self._hit_asleep = self._hit_asleep, None
+        if error is hit_asleep or self.torn_by:
+            return
+        self.torn_by = type(error).__name__
+        try:
+            for stream in list(self.session.streams):
+                stream.fail_all(lambda was_sent: self._torn(was_sent=was_sent))
+        except Exception:
+            log.exception("ending what was open when the client was interrupted")
+        for key in list(self._followers):
+            self._release(key)
+        self.descriptors.end()
+        self._background_turn.notify_all()
+
+    def _torn(self, *, was_sent: bool) -> Interrupted:
+        return Interrupted(
+            "the client was interrupted in the middle of its work and has ended; make a new one",
+            outcome="unknown" if was_sent else "not_applied",
+            by=self.torn_by,
+        )
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_closed or bool(self.torn_by)
 
     @property
     def is_closed(self) -> bool:
@@ -170,7 +215,11 @@ class Shell:
         if not pending.is_done:
             deadline = None if timeout is None else self.now_s() + timeout
             with self.lock:
-                self._wait(pending, deadline)
+                try:
+                    self._wait(pending, deadline)
+                except BaseException as e:
+                    self.look_for_harm(e)
+                    raise
         self.run_calls()
         return pending.is_done
 
@@ -209,9 +258,13 @@ class Shell:
         """Begin something with the lock held and wait for its result."""
         self.require_open()
         with self.lock:
-            pending = begin(self.session)
-            self._wait(pending, None)
-            self.see_to_it()
+            try:
+                pending = begin(self.session)
+                self._wait(pending, None)
+                self.see_to_it()
+            except BaseException as e:
+                self.look_for_harm(e)
+                raise
         self.run_calls()
         return pending.take()
 
@@ -233,6 +286,8 @@ class Shell:
 
     def see_to_it(self) -> None:
         """Make sure that somebody will serve what is open, in time. With the lock held."""
+        if self.torn_by:
+            return
         next_ns = self.session.timers.next_ns()
         if next_ns is None and not self._calls:
             return
@@ -262,7 +317,7 @@ class Shell:
         begun_ns = self._clock.monotonic_ns()
         try:
             self._look_on(pending, begun_ns)
-            while not pending.is_done and not self._is_closed:
+            while not pending.is_done and not self._is_over:
                 left = None if deadline is None else deadline - self.now_s()
                 if left is not None and left <= 0:
                     return
@@ -310,9 +365,12 @@ class Shell:
         self.lock.release()
         try:
             wait()
+        except BaseException as e:
+            self._hit_asleep = e
+            raise
         finally:
-            self.lock.acquire()
-        return not self._is_closed and self._leader is threading.current_thread()
+            self._retake()
+        return not self._is_over and self._leader is threading.current_thread()
 
     def _turn(self, longest: float | None) -> None:
         """Sleep without the lock until something happens, at most `longest` seconds, and serve it."""
@@ -335,14 +393,19 @@ class Shell:
                 self.lock.release()
                 try:
                     ready = descriptors.sleep(seconds)
+                except BaseException as e:
+                    self._hit_asleep = e
+                    raise
                 finally:
-                    self.lock.acquire()
-                    self._sleepers -= 1
-                    self._close_descriptors()
-                    self._is_background_asleep &= not is_background
-                    if self._leader is me:
-                        self._wakes_ns = 0
-                if self._leader is not me or self._is_closed:
+                    try:
+                        self._retake()
+                    finally:
+                        self._sleepers -= 1
+                        self._close_descriptors()
+                        self._is_background_asleep &= not is_background
+                        if self._leader is me:
+                            self._wakes_ns = 0
+                if self._leader is not me or self._is_over:
                     return  # A thread that waits took over: what is ready is ready for it as well.
             session.links.disarm()
         session.turn(ready)
@@ -357,9 +420,24 @@ class Shell:
         self.lock.release()
         try:
             baton.acquire(timeout=-1 if deadline is None else max(0.0, deadline - self.now_s()))
+        except BaseException as e:
+            self._hit_asleep = e
+            raise
         finally:
-            self.lock.acquire()
+            self._retake()
             self._followers.pop(key, None)
+
+    def _retake(self) -> None:
+        """Take the lock after sleeping, whatever hits us meanwhile: who called us will give it back."""
+        hit: BaseException | None = None
+        while not self.lock._is_owned():  # type: ignore[attr-defined]
+            try:
+                self.lock.acquire()
+            except BaseException as e:  # noqa: BLE001  it is raised below, with the lock
+                hit = e
+        if hit is not None:
+            self._hit_asleep = hit
+            raise hit
 
     def _release(self, key: int) -> None:
         baton = self._followers.pop(key, None)
@@ -372,7 +450,7 @@ class Shell:
     # -- the daemon thread ----------------------------------------------------------------------------
 
     def _wake_background(self) -> None:
-        if self._is_closed:
+        if self._is_over:
             return
         if self._background is None:
             self._background = threading.Thread(
@@ -387,7 +465,7 @@ class Shell:
     def _run_background(self) -> None:
         me = threading.current_thread()
         with self.lock:
-            while not self._is_closed:
+            while not self._is_over:
                 if self._leader is None and (self.session.has_work or self._calls):
                     self._leader = me
                     try:
@@ -405,13 +483,13 @@ class Shell:
                         self.run_calls()
                     finally:
                         self.lock.acquire()
-                elif not self._is_closed and (self._leader is not None or not self.session.has_work):
+                elif not self._is_over and (self._leader is not None or not self.session.has_work):
                     # Closed while we served: the call to wake up for that has been made already.
                     self._background_turn.wait()
 
     def _may_go_on(self, me: threading.Thread) -> bool:
         """Does the daemon thread still lead, and is there anything to lead for? After close there is not."""
-        is_ours = self._leader is me and not self._is_closed
+        is_ours = self._leader is me and not self._is_over
         return is_ours and self.session.has_work and not self._calls
 
     # -- the end ------------------------------------------------------------------------------------
@@ -422,7 +500,7 @@ class Shell:
             if self._is_closed:
                 return
             self._is_closed = True
-            self.session.close()
+            self._end_session()
             for key in list(self._followers):
                 self._release(key)
             self.descriptors.end()
@@ -432,6 +510,22 @@ class Shell:
         if background is not None and background is not threading.current_thread():
             background.join(5.0)
         self.run_calls()
+
+    def _end_session(self) -> None:
+        if not self.torn_by:
+            self.session.close()
+            return
+        # What is half made may stop the end half way, and a socket that was made and not noted yet makes
+        # libzmq wait for it. It lets go once the interrupt's traceback is gone, so nobody waits here for it.
+        ending = threading.Thread(target=self._end_torn_session, name="ringlog-client-end", daemon=True)
+        ending.start()
+        ending.join(TORN_END_S)
+
+    def _end_torn_session(self) -> None:
+        try:
+            self.session.close()
+        except Exception as e:  # noqa: BLE001  anything may be half done, and there is nobody to tell
+            log.debug("ending an interrupted session: %r", e)
 
     def _close_descriptors(self) -> None:
         """With the lock held: after close, but never under a thread that sleeps on them."""

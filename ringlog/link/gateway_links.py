@@ -161,7 +161,7 @@ class GatewayLinks:
         left = [run for run in self._outbox if not run.is_abandoned]
         self._outbox.clear()
         self._peer.close()
-        self._context.term()
+        self._context.destroy(0)
         return left
 
     def let_go_in_child(self) -> None:

@@ -231,14 +231,17 @@ class LocalLinks:
     def close(self) -> list[Run]:
         """End everything; returns the runs that were not settled."""
         left: list[Run] = []
-        self._watch.stop()
-        for link in self._links:
-            left += link.channel.close()
-            link.publication.close_ring()
-            link.control.close()
-        self._supervisor.close()
-        self._relocator.close()
-        self._context.term()
+        try:
+            self._watch.stop()
+            for link in self._links:
+                left += link.channel.close()
+                link.publication.close_ring()
+                link.control.close()
+            self._supervisor.close()
+            self._relocator.close()
+        finally:
+            # With the sockets that an interrupt left half made, which nobody else knows of.
+            self._context.destroy(0)
         board, self._board = self._board, None
         if board is not None:
             board.close()

@@ -1,0 +1,221 @@
+"""A signal's exception (Ctrl-C) at any moment of a client's work: it never hangs, never doubles, never lies.
+
+The signals are real and come at random times, from a thread: they hit sleeping, working and in between.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import ringlog
+from ringlog.errors import Interrupted, RinglogError
+from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
+
+__all__ = ["ringlog_engine", "ringlog_topic"]
+
+# What an interrupt leaves half made is freed by the collector, which says so; and one that comes while it
+# frees something is not raised at all.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
+)
+
+ROUNDS = 60
+CLOSE_S = 8.0
+"""Far beyond what a close takes, far below the test's own time."""
+
+
+class Hit(KeyboardInterrupt):
+    """What our signal raises; a kind of its own, so that a real Ctrl-C still ends the tests."""
+
+
+@pytest.fixture
+def hits() -> Iterator[None]:
+    """SIGUSR2 raises Hit, as SIGINT raises KeyboardInterrupt."""
+
+    def on_signal(_signal: int, _frame: object) -> None:
+        raise Hit
+
+    before = signal.signal(signal.SIGUSR2, on_signal)
+    yield
+    signal.signal(signal.SIGUSR2, before)
+    gc.collect()
+
+
+@contextmanager
+def one_hit(delay_s: float) -> Iterator[None]:
+    """One signal to this thread after `delay_s`, at the latest when the block ends."""
+    done = threading.Event()
+    target = threading.get_ident()
+
+    def hit() -> None:
+        done.wait(delay_s)
+        signal.pthread_kill(target, signal.SIGUSR2)
+
+    thread = threading.Thread(target=hit)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        # The signal may come in here or in `join`: once it came there is no other.
+        while thread.is_alive():
+            try:
+                thread.join()
+            except Hit:
+                continue
+
+
+def _create(client: ringlog.Client, topic: str, payload: bytes) -> None:
+    client.topics.create(f"{topic}-{payload.decode()}")
+
+
+def _append(client: ringlog.Client, topic: str, payload: bytes) -> None:
+    client.append(topic, payload)
+
+
+def _send(client: ringlog.Client, topic: str, payload: bytes) -> None:
+    with client.producer(topic, linger_ms=0) as producer:
+        producer.send(payload)
+        producer.flush()
+
+
+def _keyed(client: ringlog.Client, topic: str, payload: bytes) -> None:
+    client.append_many(topic, [payload], idempotency_key=payload.decode())
+
+
+def _read(client: ringlog.Client, topic: str, _payload: bytes) -> None:
+    for _ in client.reader(topic).pages(100):
+        pass
+
+
+OPERATIONS: list[Callable[[ringlog.Client, str, bytes], None]] = [_create, _append, _send, _keyed, _read]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_interrupt_at_any_moment_is_survived_or_said(
+    ringlog_engine, ringlog_topic, hits, operation, transport
+) -> None:
+    """CL-2: whoever was interrupted goes on with the client, or is told by type to make a new one; what was
+    acked is there once, what was interrupted at most once, and closing comes back."""
+    topic = ringlog_topic()
+    chance = random.Random(f"{operation.__name__} {transport}")
+    acked: list[bytes] = []
+    interrupted: list[bytes] = []
+    ends = Counter[str]()
+    with ringlog.connect(ringlog_engine.url, wait=10) as steady:
+        steady.append(topic, b"first")
+        acked.append(b"first")
+        for round_number in range(ROUNDS):
+            payload, after = b"%d" % round_number, b"after-%d" % round_number
+            client = ringlog.connect(ringlog_engine.url, transport=transport)
+            try:
+                with one_hit(chance.random() ** 2 * 0.008):
+                    operation(client, topic, payload)
+                ends["was faster"] += 1
+                acked.append(payload)
+            except Hit:
+                interrupted.append(payload)
+                try:
+                    client.append(topic, after)
+                    ends["went on"] += 1
+                    acked.append(after)
+                except Interrupted:
+                    ends["ended"] += 1
+                    with pytest.raises(Interrupted) as told:
+                        client.append(topic, after)
+                    assert told.value.detail["by"] == "Hit"
+            began = time.monotonic()
+            client.close(5)
+            assert time.monotonic() - began < CLOSE_S
+        found = Counter(
+            payload
+            for page in steady.reader(topic).pages(1_000)
+            for piece in page.pieces
+            for payload in piece.payloads()
+        )
+    doubled = {payload for payload, count in found.items() if count > 1}
+    if operation in {_create, _read}:
+        acked = [payload for payload in acked if not payload.isdigit()]
+    assert not doubled
+    assert not set(acked) - set(found)
+    assert not set(found) - set(acked) - set(interrupted)
+    assert ends["went on"] + ends["ended"], f"no signal hit anything: {ends}"
+
+
+@pytest.mark.timeout(60)
+def test_a_wait_that_was_interrupted_leaves_the_client_whole(ringlog_engine, ringlog_topic, hits) -> None:
+    """Ctrl-C at a tailer that waits, as in a notebook: the next call goes on."""
+    topic = ringlog_topic()
+    with ringlog.connect(ringlog_engine.url, wait=10) as client:
+        client.append(topic, b"1")
+        tailer = client.tailer(topic)
+        assert tailer.next(5) is not None
+        for _ in range(5):
+            with pytest.raises(Hit), one_hit(0.15):
+                tailer.next(30)
+        client.append(topic, b"2")
+        item = tailer.next(5)
+        assert item is not None
+        assert item.bytes() == [b"2"]
+
+
+@pytest.mark.timeout(60)
+def test_everybody_is_told_of_work_that_was_torn(ringlog_engine, ringlog_topic, hits, monkeypatch) -> None:
+    """Hit in the middle of a turn: tickets fail with an unknown outcome, other threads come back."""
+    client = ringlog.connect(ringlog_engine.url, wait=10)
+    producer = client.producer(ringlog_topic(), linger_ms=60_000)
+    ticket = producer.send(b"x")
+    found: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            ticket.result(30)
+        except RinglogError as e:
+            found.append(e)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+
+    def torn() -> int:
+        raise Hit
+
+    monkeypatch.setattr(client._shell.session.timers, "next_ns", torn)
+    with pytest.raises(Hit):
+        producer.send_many([b"y"])
+    monkeypatch.undo()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert [type(e) for e in found] == [Interrupted]
+    with pytest.raises(Interrupted):
+        producer.send(b"z")
+    assert not producer.close().is_complete
+    client.close()
+
+
+@pytest.mark.timeout(60)
+def test_leaving_a_block_after_an_interrupt_raises_the_interrupt(ringlog_engine, ringlog_topic, hits) -> None:
+    """Not what the torn client has to say: `except KeyboardInterrupt` must find it."""
+
+    def interrupted_program() -> None:
+        with (
+            ringlog.connect(ringlog_engine.url, wait=10) as client,
+            client.producer(ringlog_topic()) as producer,
+        ):
+            producer.send(b"x")
+            with client._shell.lock:
+                client._shell.look_for_harm(Hit())
+            raise Hit
+
+    with pytest.raises(Hit):
+        interrupted_program()

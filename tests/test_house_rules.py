@@ -343,8 +343,8 @@ RULES = [
         excused={
             "ringlog/runtime/process.py": "the top of an actor's loop: the process ends here",
             "ringlog/link/pending.py": "a failed operation's error travels to whoever waits for its result",
-            "ringlog/client/shell.py": "an operation's error goes to its own code, a callback's to the log; what "
-            "an interrupt left half made may raise anything while it is ended",
+            "ringlog/client/shell.py": "an operation's error goes to its own code, a callback's to the log; "
+            "what an interrupt left half made may raise anything while it is ended",
             "ringlog/cli/app.py": "the top of a command: a person gets one line, a script an exit code",
         },
         most={

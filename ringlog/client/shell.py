@@ -453,10 +453,9 @@ class Shell:
         if self._is_over:
             return
         if self._background is None:
-            self._background = threading.Thread(
-                target=self._run_background, name="ringlog-client", daemon=True
-            )
-            self._background.start()
+            background = threading.Thread(target=self._run_background, name="ringlog-client", daemon=True)
+            background.start()
+            self._background = background  # It waits for the lock, so it finds itself here.
         elif self._is_background_asleep:
             self.descriptors.kick()  # It still sleeps from before a thread took the lead from it.
         else:

@@ -53,16 +53,18 @@ def hits() -> Iterator[None]:
 @contextmanager
 def one_hit(delay_s: float) -> Iterator[None]:
     """One signal to this thread after `delay_s`, at the latest when the block ends."""
-    done = threading.Event()
+    begun, done = threading.Event(), threading.Event()
     target = threading.get_ident()
 
     def hit() -> None:
+        begun.wait()
         done.wait(delay_s)
         signal.pthread_kill(target, signal.SIGUSR2)
 
     thread = threading.Thread(target=hit)
     thread.start()
     try:
+        begun.set()
         yield
     finally:
         done.set()

@@ -26,7 +26,7 @@ help:
 setup: $(STAMP)
 
 # Once for each change of what the project needs.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt hatch_build.py native/kernel.c
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed; set PYTHON=/path/to/it"; exit 1; }
 	test -x $(PY) || "$(PYTHON)" -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ringlog.envelope.messages import Message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tick:
     """Time has come this far. First event of every turn."""
 

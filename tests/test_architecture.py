@@ -35,7 +35,8 @@ READ_PATH = {"storage.reader", "storage.mask", "storage.shelf", "storage.ledger"
 
 MAY_IMPORT: dict[str, set[str]] = {
     "base": {"base"},
-    "frame": {"base", "frame"},
+    # The compiled kernel has no imports of its own.
+    "frame": {"base", "frame", "_kernel"},
     "ring": {"base", "ring"},
     "board": {"base", "board"},
     "envelope": {"base", "frame", "envelope"},
@@ -147,6 +148,7 @@ PURE_UNITS = {"frame", "envelope", "topic", "topic.sealed", "contract", "actors.
 PURE_MODULES = {
     "ringlog.errors",
     "ringlog.types",
+    "ringlog._kernel",
     "ringlog.limits",
     "ringlog.segment.layout",
     *(f"ringlog.{name}" for name in PURE_STORAGE),

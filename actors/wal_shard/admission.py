@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from ringlog.errors import Status
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.frame.batch import FrameBatch
+from ringlog.frame.batch import Checked, FrameBatch
 from ringlog.frame.facts import record_facts
+from ringlog.frame.kernel import number_rows
 from ringlog.frame.measure import Fault, measure, measure_alike
 from ringlog.frame.settle import (
     FLAG_DEDUPED,
@@ -120,25 +121,39 @@ class Admission:
         self.newly_due: list[Topic] = []
         """Topics whose next record expires earlier than was known."""
 
-    def open(self, buffer: bytearray, batch: FrameBatch, positions: NDArray[np.int64]) -> Intake:
-        """Begin an intake; entries carry positions, topics and producer numbers already."""
-        entries = np.zeros((len(batch), WORDS), dtype=U64)
-        entries[:, S_POSITION] = positions
-        entries[:, S_PRODUCER_SEQ] = batch.words[:, layout.W_PRODUCER_SEQ]
-        return Intake(buffer, batch, entries)
+    def open(self, buffer: bytearray, batch: FrameBatch, positions: NDArray[np.int64] | int) -> Intake:
+        """Begin an intake; entries carry positions, topics and producer numbers already.
+
+        `positions`: of each frame, or of the buffer's first byte in its ring.
+        """
+        entries, batch.entries = batch.entries, None
+        if entries is None:
+            entries = np.zeros((len(batch), WORDS), dtype=U64)
+            is_start = isinstance(positions, int)
+            entries[:, S_POSITION] = batch.offsets + positions if is_start else positions
+            entries[:, S_TOPIC] = batch.words[:, layout.W_TOPIC]
+            entries[:, S_PRODUCER_SEQ] = batch.words[:, layout.W_PRODUCER_SEQ]
+        intake = Intake(buffer, batch, entries)
+        checked = batch.checked
+        if checked is not None:
+            intake.follows, intake.accounted, intake.largest = (
+                checked.follows, checked.accounted, checked.largest,
+            )  # fmt: skip
+        return intake
 
     def admit(self, intake: Intake, topics: dict[int, Topic], now_us: int, closed: Status | None) -> None:
         """Give every frame of the intake its fate. `closed` refuses all that is new with that status."""
         words = intake.batch.words
+        if closed is None and self._admit_run(intake, topics, now_us):
+            return
         is_lone = len(words) == 1 and closed is None and intake.follows is None
         if is_lone and self._admit_one(intake, topics, now_us):
             return
         _part_follows(intake)
-        intake.entries[:, S_TOPIC] = words[:, layout.W_TOPIC]
         if closed is not None:
             self._refuse_new(intake, topics, closed)
             return
-        if len(words) > 1 and self._admit_alike(intake, topics, now_us):
+        if intake.batch.checked is None and len(words) > 1 and self._admit_alike(intake, topics, now_us):
             return
         faults = self._faults(intake)
         for start, stop in _stretches(words, faults):
@@ -243,6 +258,63 @@ class Admission:
             return -1
         return int(measures.accounted[0])
 
+    def _admit_run(self, intake: Intake, topics: dict[int, Topic], now_us: int) -> bool:
+        """Sound fresh frames of one producer, numbered one after the other: what a busy producer sends, and
+        nothing of it is looked at here frame by frame. False, with nothing done, when the general path has to
+        look.
+        """
+        checked = intake.batch.checked
+        if checked is None or not checked.is_run or self._is_over_limits(checked):
+            return False
+        words = intake.batch.words
+        _, topic_id, _, _, count_epoch, producer_id, producer_seq, tail, _, _ = words[0].tolist()
+        topic = topics.get(topic_id)
+        if topic is None or count_epoch >> 32 not in (0, topic.epoch):
+            return False
+        config = topic.config
+        own = int(config.durability)
+        if own == Durability.EPHEMERAL or (
+            config.discard == DISCARD_REJECT and (config.cap_records or config.cap_bytes)
+        ):
+            return False
+        producer = topic.producers.get(producer_id)
+        if producer_seq <= (producer.highest if producer else 0):
+            return False
+        is_following = checked.follows is not None and bool(checked.follows[0])
+        if is_following and (producer is None or producer_seq != producer.next_seq):
+            return False
+        if topic.next_seq + checked.records_max * len(words) - 1 > SEQ_MAX:
+            return False
+        producer = topic.producers.admit(producer_id)
+        if producer is None:
+            return False
+        durability = max(own, tail >> layout.FLAGS_SHIFT & layout.DURABILITY_MASK)
+        frames_count, base, stamp = len(words), topic.next_seq, max(now_us, topic.last_ts)
+        following = number_rows(words, intake.entries, base, stamp, topic.epoch, durability)
+        total = following - base
+        topic.has_disk_records |= durability == Durability.DISK
+        if checked.is_even:
+            producer.extend(producer_seq, frames_count, base, checked.records_max)
+        else:
+            counts = words[:, layout.W_COUNT_EPOCH] & _LOW32
+            topic.producers.record(
+                producer_id, words[:, layout.W_PRODUCER_SEQ], words[:, layout.W_BASE_SEQ], counts
+            )
+        topic.next_seq = following
+        topic.last_ts = stamp
+        topic.staged_count += total
+        topic.staged_bytes += checked.bytes
+        if config.ttl_ms or config.cap_records or config.cap_bytes:
+            self._note_retention(intake, topic, 0, frames_count, stamp)
+        intake.stretches.append(Stretch(topic, 0, frames_count, False))
+        intake.records, intake.frames = total, frames_count
+        intake.needs_sync = durability == Durability.FSYNC
+        return True
+
+    def _is_over_limits(self, checked: Checked) -> bool:
+        limits = self._limits
+        return checked.records_max > limits.batch_records or checked.record_bytes_max > limits.record_bytes
+
     def _admit_alike(self, intake: Intake, topics: dict[int, Topic], now_us: int) -> bool:
         """The common case at a fraction of the cost: sound frames of one producer that differ in nothing
         but content and number. False, with nothing done, when the general path has to look.
@@ -283,8 +355,10 @@ class Admission:
     def _faults(self, intake: Intake) -> NDArray[np.int64]:
         """(n,) 0 for a sound frame, else a code >= 1: what is wrong with it by itself."""
         batch, words = intake.batch, intake.batch.words
-        counts = frames.counts_of(words)
         faults = np.zeros(len(words), dtype=np.int64)
+        if batch.checked is not None and not self._is_over_limits(batch.checked):
+            return faults
+        counts = frames.counts_of(words)
         unsound = (
             frames.malformed(words)
             | ((frames.columns_of(words) & ~U64(layout.PRODUCER_COLUMNS)) != 0)

@@ -370,7 +370,7 @@ class ShardCore:
             latch = self.requests.read_only
             closed = Status.INTERNAL if room is Room.NONE or self.is_disk_low else None
             closed = closed if latch is None else Status.STORAGE_READ_ONLY
-            intake = self.admission.open(event.buffer, event.batch, event.batch.offsets + event.position)
+            intake = self.admission.open(event.buffer, event.batch, event.position)
             self.admission.admit(intake, self.directory.by_id, self._now_us, closed)
             if latch is not None:
                 latch.explain(intake)
@@ -459,7 +459,8 @@ class ShardCore:
         flags, self._mark_flags = self._mark_flags, 0
         self._final_mark_written = bool(flags & MARK_ORDERLY)
         buffers = lay_out(group, self.log, flags, self._word if flags & MARK_COPIED else ([], []))
-        self._effects.append(WriteGroup(buffers, start, self.log.offset - start))
+        is_synced = group.needs_sync or self.log.offset - self.log.durable > UNSYNCED_BYTES_MAX
+        self._effects.append(WriteGroup(buffers, start, self.log.offset - start, is_synced))
         self.waiting = Waiting.WRITE
 
     def _reserve_heads(self, group: Group) -> None:
@@ -478,7 +479,12 @@ class ShardCore:
         group = self._group
         self._unsynced = self.log.offset - self.log.durable
         if group.needs_sync or self._unsynced > UNSYNCED_BYTES_MAX:
-            self._sync(Waiting.SYNC)
+            # What follows the sync is said at once, while the device works: who performs it stops where it
+            # fails, and of an incarnation that failed to sync nothing is used any more.
+            self._effects.append(Sync())
+            self._is_durable()
+            self._finish_group()
+            self.waiting = Waiting.SYNC
             return
         if self._unsynced > UNSYNCED_BYTES_MAX // 2 or self._due(self._flush_at_ns):
             self._flush()
@@ -511,15 +517,18 @@ class ShardCore:
         self._effects.append(Sync())
         self.waiting = waiting
 
-    def _on_synced(self) -> None:
-        waited, self.waiting = self.waiting, Waiting.NOTHING
+    def _is_durable(self) -> None:
+        """Everything written is synced, or will be before anybody hears of it."""
         self.log.durable = self.log.offset
         self._unsynced = 0
         self._flush_at_ns = None
         self._mark_at_ns = self._now_ns + self.settings.flush_interval_ms * 1_000_000
-        if waited is Waiting.SYNC:
-            self._finish_group()
-        elif waited is Waiting.FLUSH:
+
+    def _on_synced(self) -> None:
+        waited, self.waiting = self.waiting, Waiting.NOTHING
+        if waited is not Waiting.SYNC:
+            self._is_durable()
+        if waited is Waiting.FLUSH:
             self._effects.append(self._marks())
         elif waited is Waiting.ROLL:
             self._open()

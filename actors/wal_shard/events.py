@@ -13,7 +13,7 @@ from ringlog.topic.state import Topic
 # -- events ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FramesArrived:
     """Frames copied out of one ring into a private buffer (RD-13): checked here, written from here."""
 
@@ -51,12 +51,12 @@ class FileOpened:
     capacity: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GroupWritten:
     """The write call for the group returned; every byte is with the kernel."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Synced:
     """A device sync that covers everything written so far returned."""
 
@@ -101,13 +101,15 @@ class VolatileFailed:
 # -- effects --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WriteGroup:
     """Write these buffers, in order, at the log's end. Completion: GroupWritten."""
 
     buffers: list[Any]
     offset: int
     length: int
+    is_synced: bool
+    """A Sync follows at once: let the device begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class WriteVolatile:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sync:
     """Sync the current file. Completion: Synced. A failure ends the incarnation (D-17)."""
 
@@ -165,14 +167,14 @@ class Consult:
     questions: list[Question]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PublishTopics:
     """Write the topics' facts to the board; their records are readable from now on."""
 
     topics: list[Topic]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PublishMarks:
     """Write the marks: everything below (file, offset) may be read; (file, durable) is synced."""
 
@@ -190,7 +192,7 @@ class RetireTopic:
     topic: Topic
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Settle:
     """Tell a ring's producer the fate of its frames, then move the tail."""
 
@@ -199,7 +201,7 @@ class Settle:
     new_tail: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Committed:
     """Facts about one group, for counters and histograms."""
 

@@ -19,6 +19,7 @@ from actors.wal_shard.admission import Intake
 from actors.wal_shard.records import GroupMark, frame_of
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
+from ringlog.frame.kernel import seal_rows
 from ringlog.frame.layout import FrameType
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
@@ -219,21 +220,17 @@ def _lay_out_intake(
         return _lay_out_one(intake, file_id, salt, offset, buffers, is_volatile=is_volatile)
     view = memoryview(intake.buffer)
     starts, totals = intake.batch.offsets, intake.batch.total_bytes
-    words = frames.words_of(intake.buffer)
     run_start = run_stop = -1
     seal = 0
     for stretch in intake.stretches:
         if stretch.is_volatile != is_volatile:
             continue
-        rows = intake.batch.take(slice(stretch.start, stretch.stop))
-        sealed = frames.seals(rows.words, salt)
-        rows.words[:, layout.W_SEAL_XXH3] = sealed
-        frames.put_headers(words, rows)
-        seal = int(sealed[-1])
+        rows = intake.batch.words[stretch.start : stretch.stop]
+        seal = seal_rows(intake.buffer, intake.batch, stretch.start, stretch.stop, salt)
         first = int(starts[stretch.start])
         stop = int(starts[stretch.stop - 1] + totals[stretch.stop - 1])
         places = starts[stretch.start : stretch.stop] + (offset - first)
-        stretch.topic.index.add_run(rows.words[:, layout.W_BASE_SEQ], file_id, places)
+        stretch.topic.index.add_run(rows[:, layout.W_BASE_SEQ], file_id, places)
         offset += stop - first
         if first == run_stop:
             run_stop = stop
@@ -253,6 +250,12 @@ def _lay_out_one(
     if not intake.stretches or intake.stretches[0].is_volatile != is_volatile:
         return offset, 0
     start, total = int(intake.batch.offsets[0]), int(intake.batch.total_bytes[0])
+    if intake.batch.checked is not None:
+        seal = seal_rows(intake.buffer, intake.batch, 0, 1, salt)
+        base = int(intake.batch.words[0, layout.W_BASE_SEQ])
+        intake.stretches[0].topic.index.add(base, file_id, offset)
+        buffers.append(memoryview(intake.buffer)[start : start + total])
+        return offset + total, seal
     row = intake.batch.words[0]
     header = row[: layout.W_SEAL_XXH3].tobytes()
     seal = xxhash.xxh3_64_intdigest(header, salt)

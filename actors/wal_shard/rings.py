@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from actors.wal_shard.events import FramesArrived
 from ringlog.errors import RingError, Status
-from ringlog.frame import batch as frames
 from ringlog.frame.batch import End
+from ringlog.frame.kernel import find
 from ringlog.frame.layout import LEN_FIELD_BYTES
 from ringlog.frame.settle import Entries
 from ringlog.limits import DRAIN_BYTES_PER_RING_MAX, GROUP_BYTES_MAX, GROUP_FRAMES_MAX
@@ -101,7 +101,7 @@ class Rings:
         for i in range(len(numbers)):
             number = numbers[(self._first + i) % len(numbers)]
             ring = self._by_number[number]
-            if ring.is_broken or not self._pending(ring):
+            if ring.is_broken:
                 continue
             try:
                 event = self._drain_one(number, ring, min(room, DRAIN_BYTES_PER_RING_MAX), frames_left)
@@ -128,7 +128,7 @@ class Rings:
             if copied is None:
                 return None
             position, buffer = copied
-            batch = frames.scan(buffer, frames_max=frames_max)
+            batch = find(buffer, position, frames_max=frames_max)
             if batch.end is End.PARTIAL and not len(batch):
                 # One frame larger than the share: it is taken alone.
                 total = int.from_bytes(buffer[:4], "little") + LEN_FIELD_BYTES

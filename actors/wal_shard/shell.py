@@ -63,6 +63,7 @@ SLEEP_MS_MAX = 100
 """Back-up poll: a lost doorbell costs at most this (RF-35)."""
 QUICK_GAP_NS = 300_000
 """Frames that come this soon after the last ones were settled are waited for awake."""
+LOOK_AT_SOCKET_TURNS = 8
 IDLE_SLEEPS = 20
 """After so many sleeps without work the back-up poll is as rare as the heartbeat: an engine that nobody
 uses costs next to nothing."""
@@ -120,6 +121,7 @@ class Shell:
         self._gap_ns = 8 * QUICK_GAP_NS
         self._commit_from_ns = 0
         self._has_published = False
+        self._is_idle = True
         self._syncs_ns: list[int] = []
         self._poll = select.epoll()
         self._control: deque[ControlReceived] = deque()
@@ -178,7 +180,7 @@ class Shell:
                 self._slot.set(P.STATE, ProcessState.DRAINING)
                 stop_points.hit("drain_mid")
                 events.append(DrainRequested())
-            is_idle = len(events) == 1
+            self._is_idle = is_idle = len(events) == 1
             self._pump(events)
             self._let_rings_go()
             self._beat()
@@ -335,7 +337,13 @@ class Shell:
     # -- requests -------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        """Take requests off the socket; ring messages are ours, the rest is the core's."""
+        """Take requests off the socket; ring messages are ours, the rest is the core's.
+
+        A look at the socket costs as much as taking a frame: in a turn behind one with work it is left out,
+        but every few turns, so that a shard that never sleeps answers too.
+        """
+        if not self._is_idle and self._turns % LOOK_AT_SOCKET_TURNS:
+            return
         if not self._socket.has_input():
             return
         for client, envelope, attachment in self._socket.receive(REQUESTS_PER_TURN - len(self._control)):
@@ -379,7 +387,7 @@ class Shell:
         if self._slot.get(P.INCARNATION) != self._boot.incarnation:
             # Not the fence (that is death, RD-6), but a stopped process that wakes up sees it here.
             raise DiskError("a newer incarnation is alive", holder=self._slot.get(P.INCARNATION))
-        self._writer.append(effect.buffers, effect.offset, effect.length)
+        self._writer.append(effect.buffers, effect.offset, effect.length, is_synced=effect.is_synced)
         stop_points.hit("log_after_write")
         return ev.GroupWritten()
 

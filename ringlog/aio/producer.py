@@ -48,9 +48,9 @@ class Producer(Generic[T]):
     async def send_each(self, payloads: Sequence[T], /, *, records_per_frame: int = 1) -> Ticket:
         """Send every record as a frame of its own; one ticket for all."""
         core = self._core()
-        encoded = [core.encode(value) for value in payloads]
-        await self._room(core, sum(map(size_of, encoded)) + 80 * len(encoded))
-        return Ticket(self._shell, core.add_each(encoded, records_per_frame))
+        parts = core.frames_of(core.encode_all(payloads), records_per_frame)
+        await self._room(core, sum([len(buffer) for buffer, _ in parts]))
+        return Ticket(self._shell, core.add_each(parts, len(payloads), records_per_frame))
 
     async def flush(self, timeout: float | None = None) -> FlushReport:
         """Send what was gathered and wait until everything has its fate, at most `timeout` seconds."""

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from ringlog.client.assembler import RECORD_OVERHEAD_BYTES, Assembler
 from ringlog.client.batch import Batch
@@ -227,29 +228,32 @@ class ProducerCore:
             raise InvalidRequest("a write holds at least one record", records=0, min=1)
         return records
 
-    def add_each(self, payloads: Sequence[bytes], records: int = 1, length: int = -1) -> Batch:
-        """Send payloads as frames of `records` each, behind what was gathered; one batch for all.
+    def frames_of(self, payloads: Sequence[bytes], records: int) -> list[tuple[bytearray, NDArray[np.int64]]]:
+        """Frames of `records` payloads each, as buffers with offsets; raises for what cannot be written.
 
-        `length`: of every payload, 0 where they differ, -1 where it was not looked at.
+        Touches nothing of the producer, so that it needs no lock.
         """
         if records < 1:
             raise UsageError("a frame holds at least one record", records_per_frame=records)
-        self.flush_open()
-        stream = self.stream
         step = max(EACH_PART_RECORDS // records, 1) * records
-        parts = [
+        return [
             frame_codec.frames_of(
                 payloads[start : start + step] if len(payloads) > step else payloads,
-                records, topic_id=0, length=length,
-                durability=self.options.durability or Durability.EPHEMERAL,
+                records, topic_id=0, durability=self.options.durability or Durability.EPHEMERAL,
                 payload_kind=self.options.payload.kind,
             )
             for start in range(0, max(len(payloads), 1), step)
         ]  # fmt: skip
-        batch = Batch(stream)
-        batch.expect_each(len(payloads), records)
-        self._records_sent += len(payloads)
-        stream.ship_parts(batch, parts)
+
+    def add_each(
+        self, parts: list[tuple[bytearray, NDArray[np.int64]]], count: int, records: int = 1
+    ) -> Batch:
+        """Send `count` payloads in the frames that `frames_of` made, behind what was gathered; one batch."""
+        self.flush_open()
+        batch = Batch(self.stream)
+        batch.expect_each(count, records)
+        self._records_sent += count
+        self.stream.ship_parts(batch, parts)
         return batch
 
     def _begin(self) -> Batch:
@@ -269,6 +273,12 @@ class ProducerCore:
             return single_frame(
                 records.payloads[0], durability=options.durability or 0, payload_kind=options.payload.kind
             )
+        if not records.columns and options.codec is Codec.NONE:
+            whole, _ = frame_codec.frames_of(
+                records.payloads, len(records.payloads), topic_id=0,
+                durability=options.durability or Durability.EPHEMERAL, payload_kind=options.payload.kind,
+            )  # fmt: skip
+            return whole
         columns = records.encode()
         return frame_codec.frame(
             columns, topic_id=0, durability=options.durability or Durability.EPHEMERAL,

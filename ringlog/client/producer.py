@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar, Unpack
 
-from ringlog.client.core import FRAME_OVERHEAD_BYTES, ProducerCore, ProducerOptions, size_of
+from ringlog.client.core import ProducerCore, ProducerOptions, size_of
 from ringlog.client.fields import NewRecord, RecordFields
 from ringlog.client.pages import Record
 from ringlog.client.results import FlushReport, ProducerStats
@@ -15,7 +15,6 @@ from ringlog.client.shell import Shell
 from ringlog.client.ticket import Ticket
 from ringlog.envelope.messages import ProducerStateReply
 from ringlog.errors import RequestTimeout, UsageError
-from ringlog.frame.codec import alike_length
 
 T = TypeVar("T")
 
@@ -76,13 +75,11 @@ class Producer(Generic[T]):
         record does not undo the others: the error says how many failed.
         """
         core = self._core
-        encoded = core.encode_all(payloads)
-        length = alike_length(encoded)
-        size = length * len(encoded) if length else sum(map(len, encoded))
-        size += FRAME_OVERHEAD_BYTES * len(encoded)
+        parts = core.frames_of(core.encode_all(payloads), records_per_frame)
+        size = sum([len(buffer) for buffer, _ in parts])
         with self._shell.locked() as session:
             self._require_room(size)
-            batch = self._core.add_each(encoded, records_per_frame, length)
+            batch = self._core.add_each(parts, len(payloads), records_per_frame)
             session.links.pump()
         return Ticket(self._shell, batch)
 

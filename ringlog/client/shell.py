@@ -36,13 +36,15 @@ log = logging.getLogger("ringlog.client")
 _EVENTS_PER_POLL = 64
 BACKGROUND_LOOK_S = 0.002
 """How late a ticket may resolve that nobody waits for."""
-LOOK_ON_NS_MAX = 400_000
+LOOK_ON_NS_MAX = 800_000
 """Where a wait usually takes longer than this, sleeping is cheaper than looking on."""
 LOOKS_PER_YIELD = 16
 LOST_SLICE_NS = 250_000
 """Who offers the processor and gets it back this late has met somebody who computes."""
 TORN_END_S = 1.0
 """The longest that `close` waits for the sockets of an interrupted session."""
+RESTS_MAX = 8
+_AWAKE, _NEVER = 0, 1 << 63
 CROWDED_WAITS = 256
 """Waits for which that is remembered."""
 
@@ -131,7 +133,13 @@ class Shell:
         self._followers: dict[int, threading.Lock] = {}
         self._calls: deque[Callable[[], None]] = deque()
         self._background: threading.Thread | None = None
-        self._is_background_asleep = False
+        self._background_wakes_ns = _AWAKE
+        """When the daemon thread will look by itself at the latest; see `_wake_background`."""
+        self._is_background_in_epoll = False
+        self._leads = self._leads_seen = 0
+        """Times that a thread began to lead: ever, and when the daemon thread looked last."""
+        self._rests = 0
+        """Times in a row that it looked and found the same thread still leading."""
         self._sleepers = 0
         self._background_turn = threading.Condition(self.lock)
         self._is_closed = False
@@ -297,7 +305,7 @@ class Shell:
         elif self._followers:
             self._release_one()
         else:
-            self._wake_background()
+            self._wake_background(next_ns)
 
     # -- leading ------------------------------------------------------------------------------------
 
@@ -314,6 +322,7 @@ class Shell:
     def _lead(self, pending: Pending[Any], deadline: float | None) -> None:
         """Serve everybody until our own result is there or our time is up."""
         me = self._leader = threading.current_thread()
+        self._leads += 1
         begun_ns = self._clock.monotonic_ns()
         try:
             self._look_on(pending, begun_ns)
@@ -387,8 +396,10 @@ class Shell:
                 seconds = longest
             if seconds > 0:
                 me = self._leader
-                self._is_background_asleep |= is_background
                 self._wakes_ns = self._clock.monotonic_ns() + int(seconds * 1e9)
+                if is_background:
+                    self._background_wakes_ns = self._wakes_ns
+                    self._is_background_in_epoll = True
                 self._sleepers += 1
                 self.lock.release()
                 try:
@@ -402,7 +413,9 @@ class Shell:
                     finally:
                         self._sleepers -= 1
                         self._close_descriptors()
-                        self._is_background_asleep &= not is_background
+                        if is_background:
+                            self._background_wakes_ns = _AWAKE
+                            self._is_background_in_epoll = False
                         if self._leader is me:
                             self._wakes_ns = 0
                 if self._leader is not me or self._is_over:
@@ -449,17 +462,24 @@ class Shell:
 
     # -- the daemon thread ----------------------------------------------------------------------------
 
-    def _wake_background(self) -> None:
+    def _wake_background(self, next_ns: int | None) -> None:
+        """Have the daemon thread look after what is open when the next thing is due, or after
+        BACKGROUND_LOOK_S.
+
+        While something is open it looks that often by itself, so that who sends and waits in turn does not
+        wake it each time, which would cost more than his own work.
+        """
         if self._is_over:
             return
         if self._background is None:
             background = threading.Thread(target=self._run_background, name="ringlog-client", daemon=True)
             background.start()
             self._background = background  # It waits for the lock, so it finds itself here.
-        elif self._is_background_asleep:
-            self.descriptors.kick()  # It still sleeps from before a thread took the lead from it.
-        else:
-            self._background_turn.notify()
+        elif self._calls or next_ns is None or self._due_ns(next_ns) < self._background_wakes_ns:
+            if self._is_background_in_epoll:
+                self.descriptors.kick()  # It still sleeps from before a thread took the lead from it.
+            else:
+                self._background_turn.notify()
 
     def _run_background(self) -> None:
         me = threading.current_thread()
@@ -484,7 +504,28 @@ class Shell:
                         self.lock.acquire()
                 elif not self._is_over and (self._leader is not None or not self.session.has_work):
                     # Closed while we served: the call to wake up for that has been made already.
-                    self._background_turn.wait()
+                    self._rest()
+
+    def _due_ns(self, next_ns: int) -> int:
+        return min(next_ns, self._clock.monotonic_ns() + int(BACKGROUND_LOOK_S * 1e9))
+
+    def _rest(self) -> None:
+        """Wait until somebody says that there is work; not for long while another leads, who may go soon.
+
+        Longer each time that it is still the same one, and in the end without a limit: who stops says so.
+        """
+        if self._leads != self._leads_seen:
+            self._leads_seen, self._rests = self._leads, 0
+        longest = None
+        if self.session.has_work and self._rests < RESTS_MAX:
+            longest = BACKGROUND_LOOK_S * (1 << self._rests)
+            self._rests += 1
+        now_ns = self._clock.monotonic_ns()
+        self._background_wakes_ns = _NEVER if longest is None else now_ns + int(longest * 1e9)
+        try:
+            self._background_turn.wait(longest)
+        finally:
+            self._background_wakes_ns = _AWAKE
 
     def _may_go_on(self, me: threading.Thread) -> bool:
         """Does the daemon thread still lead, and is there anything to lead for? After close there is not."""

@@ -53,6 +53,29 @@ class End(Enum):
 
 
 @dataclass(slots=True)
+class Checked:
+    """What is known of a batch's frames beside their headers: all are sound, as admission means it, and
+    hold payloads alone. Their flag FOLLOWS was taken off, in headers and buffer.
+    """
+
+    accounted: I64
+    """(n,) payload bytes of each frame."""
+    largest: I64
+    """(n,) bytes of each frame's largest record."""
+    bytes: int
+    """Payload bytes of all."""
+    record_bytes_max: int
+    records_max: int
+    """Most records of any frame."""
+    is_run: bool
+    """One topic, epoch, producer and class, with producer numbers that follow each other."""
+    is_even: bool
+    """As many records in each."""
+    follows: Mask | None
+    """(n,) frames that were sent as following the producer's one before; None = none was."""
+
+
+@dataclass(slots=True)
 class FrameBatch:
     """Frames found in one buffer.
 
@@ -66,6 +89,9 @@ class FrameBatch:
     end: End
     reason: str = ""
     _totals: I64 | None = None
+    checked: Checked | None = None
+    entries: U64 | None = None
+    """(n, 8) settle entries (settle.py) with position, topic, producer_seq; where they were made beside."""
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -106,11 +132,11 @@ def scan(buffer: Any, start: int = 0, stop: int | None = None, *, frames_max: in
     found, offset, lookahead = 0, start, _RUN_LOOKAHEAD_MIN
     end, reason = End.CLEAN, ""
     while True:
-        if found >= frames_max:
-            end = End.LIMIT
-            break
         if limit - offset < 8:
             end, reason = (End.CLEAN, "") if limit == offset else (End.INVALID, "bytes left over")
+            break
+        if found >= frames_max:
+            end = End.LIMIT
             break
         frame_len = lengths[offset >> 2]
         if frame_len == 0:

@@ -19,6 +19,7 @@ from ringlog.frame.columns import Columns, encode_records
 from ringlog.frame.compress import compress
 from ringlog.frame.control import check_control
 from ringlog.frame.header import Header, pack_header
+from ringlog.frame.kernel import encode_plain
 from ringlog.frame.layout import Column, FrameType
 from ringlog.limits import BATCH_RECORDS_MAX, FRAME_BYTES_MAX, RECORD_BYTES_MAX
 from ringlog.types import Codec, Durability, PayloadKind
@@ -99,12 +100,10 @@ def frames_of_one(
     epoch: int = 0,
     durability: Durability = Durability.DISK,
     payload_kind: PayloadKind = PayloadKind.BYTES,
-    length: int = -1,
 ) -> tuple[bytearray, I64]:
     """Build n one-record, payload-only frames back to back; frame i has producer_seq first + i.
 
-    `length` is what alike_length says of the payloads, for a caller that knows it already. Returns the
-    buffer and (n + 1,) int64 offsets: frame i is `buffer[offsets[i]:offsets[i + 1]]`.
+    Returns the buffer and (n + 1,) int64 offsets: frame i is `buffer[offsets[i]:offsets[i + 1]]`.
     Raises InvalidRequest for none, RecordTooLarge naming index, bytes and max, PayloadTooLarge when
     the buffer would exceed the limit of one message.
     """
@@ -112,8 +111,11 @@ def frames_of_one(
         0, FrameType.APPEND, layout.VERSION, 1 << Column.PAYLOAD, topic_id, 0, 0, 1, epoch, producer_id,
         first_producer_seq, 0, Codec.NONE, _flags(durability, payload_kind), 0, 0, 0,
     )  # fmt: skip
+    found = encode_plain(payloads, 1, pack_header(template))
+    if found is not None:
+        return found
     try:
-        alike = alike_length(payloads) if length < 0 else length
+        alike = _alike_length(payloads)
         if _is_small(payloads, alike) and len(payloads) <= BATCH_RECORDS_MAX:
             return _frames_alike(payloads, alike, template)
     except TypeError as e:
@@ -148,7 +150,6 @@ def frames_of(
     epoch: int = 0,
     durability: Durability = Durability.DISK,
     payload_kind: PayloadKind = PayloadKind.BYTES,
-    length: int = -1,
 ) -> tuple[bytearray, I64]:
     """As frames_of_one with `records` payloads a frame; the last frame holds what is left.
 
@@ -157,7 +158,7 @@ def frames_of(
     if records == 1:
         return frames_of_one(
             payloads, topic_id=topic_id, producer_id=producer_id, first_producer_seq=first_producer_seq,
-            epoch=epoch, durability=durability, payload_kind=payload_kind, length=length,
+            epoch=epoch, durability=durability, payload_kind=payload_kind,
         )  # fmt: skip
     if not 0 < records <= BATCH_RECORDS_MAX:
         raise BatchTooLarge("too many records in one write", records=records, max=BATCH_RECORDS_MAX)
@@ -165,8 +166,11 @@ def frames_of(
         0, FrameType.APPEND, layout.VERSION, 1 << Column.PAYLOAD, topic_id, 0, 0, records, epoch,
         producer_id, first_producer_seq, 0, Codec.NONE, _flags(durability, payload_kind), 0, 0, 0,
     )  # fmt: skip
+    found = encode_plain(payloads, records, pack_header(template))
+    if found is not None:
+        return found
     try:
-        alike = alike_length(payloads) if length < 0 else length
+        alike = _alike_length(payloads)
         if _is_small(payloads, alike) and len(payloads) % records == 0:
             return _tables_alike(payloads, records, alike, template)
     except TypeError as e:
@@ -279,7 +283,7 @@ def _with_epoch(word: int, epoch: int) -> int:
     return (word & 0xFFFFFFFF) | epoch << layout.EPOCH_SHIFT
 
 
-def alike_length(payloads: Sequence[bytes]) -> int:
+def _alike_length(payloads: Sequence[bytes]) -> int:
     """The length of every payload, where all have one above 0; otherwise 0. Raises UsageError."""
     try:
         lengths = set(map(len, payloads))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ringlog.errors import RingError, RinglogError
 from ringlog.frame import layout
 from ringlog.frame.batch import FOLLOWS
+from ringlog.frame.kernel import has_kernel, stamp_frames
 from ringlog.frame.settle import S_POSITION, Entries
 
 I64 = NDArray[np.int64]
@@ -44,9 +45,8 @@ class Run:
         self.buffer = buffer
         self.offsets = offsets
         self.count = len(offsets) - 1
-        first = int(offsets[1])
-        self.frame_bytes = first if self.count > 1 and bool((np.diff(offsets) == first).all()) else 0
-        """Size of every frame, where there are several of one size; else 0."""
+        self.frame_bytes = 0 if has_kernel() else self._alike_bytes()
+        """Size of every frame, where there are several of one size and that is known; else 0."""
         self.deadline_ns = deadline_ns
         """When it is given up; the owner sees to it and sets `is_abandoned`."""
         self.pushed = 0
@@ -57,6 +57,10 @@ class Run:
         """Frames whose entry has come; they are the first ones."""
         self.is_abandoned = False
         """Nobody waits for it any more: what was not pushed must not be pushed."""
+
+    def _alike_bytes(self) -> int:
+        first = int(self.offsets[1])
+        return first if self.count > 1 and bool((np.diff(self.offsets) == first).all()) else 0
 
     def on_entries(self, first: int, entries: Entries) -> None:
         """Frames first, first + 1, … have these entries."""
@@ -124,6 +128,11 @@ class Run:
                 tail = one[layout.W_TAIL]
                 if follows != bool(tail & _FOLLOWS):
                     one[layout.W_TAIL] = tail ^ _FOLLOWS
+            return
+        if has_kernel():
+            self.frame_bytes = stamp_frames(
+                self.buffer, self.offsets, topic_id, epoch, producer_id, first_producer_seq, follows
+            )
             return
         words = np.frombuffer(self.buffer, dtype="<u8")
         if self.frame_bytes:

@@ -100,6 +100,14 @@ class Disk(Protocol):
         """
         ...
 
+    def begin_sync(self, fd: int, offset: int, length: int) -> None:
+        """Begin to write a range to the device, for a sync that follows: the device works while we do.
+
+        Waits for nothing and promises nothing. What fails later is told by the sync; after a failure here the
+        file is as after a failed sync.
+        """
+        ...
+
     def sync_data(self, fd: int) -> None:
         """Make bytes and length durable."""
         ...
@@ -328,6 +336,14 @@ class RealDisk:
         except OSError as e:
             file.poisoned = f"write_back: {e.strerror}"
             raise _system("write_back", file.path, e, offset=offset, length=length) from None
+
+    def begin_sync(self, fd: int, offset: int, length: int) -> None:
+        file = self._changeable(fd, "begin_sync")
+        try:
+            _sync_range(fd, offset, length, _WRITE)
+        except OSError as e:
+            file.poisoned = f"begin_sync: {e.strerror}"
+            raise _system("begin_sync", file.path, e, offset=offset, length=length) from None
 
     def truncate(self, fd: int, length: int) -> None:
         file = self._changeable(fd, "truncate")

@@ -13,7 +13,7 @@ groups follow.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ from ringlog.storage.layout import WalHeader, wal_name
 _FILL_STEP_BYTES = 4 * FILL_CHUNK_BYTES
 FIRST_FILE_BYTES = 4 * FILL_CHUNK_BYTES
 """An incarnation's first file is small, since producers wait while it is made."""
+PIECE_BYTES = 256 << 10
+"""Of a group that is synced next: the device works on one piece while the next is copied to the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +111,27 @@ class WalWriter:
         self.offset, self.capacity = WAL_HEADER_BYTES, prepared.capacity
         return header
 
-    def append(self, buffers: Sequence[Any], offset: int, length: int) -> None:
-        """Write one group at the end; raises DiskError, after which the file must not be used again."""
+    def append(self, buffers: Sequence[Any], offset: int, length: int, *, is_synced: bool = False) -> None:
+        """Write one group at the end; raises DiskError, after which the file must not be used again.
+
+        If it `is_synced` next, the device begins with each piece as soon as it is written.
+        """
         if offset != self.offset or offset + length > self.capacity:
             raise InvariantViolation(
                 "a group does not go where the log ends", offset=offset, expected=self.offset, length=length,
                 capacity=self.capacity, file=self.path,
             )  # fmt: skip
-        self._disk.write_at(self._fd, buffers, offset)
+        if not is_synced:
+            self._disk.write_at(self._fd, buffers, offset)
+        elif length <= PIECE_BYTES:
+            self._disk.write_at(self._fd, buffers, offset)
+            self._disk.begin_sync(self._fd, offset, length)
+        else:
+            at = offset
+            for piece in _pieces(buffers):
+                count = self._disk.write_at(self._fd, piece, at)
+                self._disk.begin_sync(self._fd, at, count)
+                at += count
         self.offset = offset + length
 
     def sync(self) -> None:
@@ -142,3 +157,20 @@ class WalWriter:
         """Remove a prepared file that will not be opened."""
         self._disk.close(prepared.fd)
         self._disk.unlink(prepared.path)
+
+
+def _pieces(buffers: Sequence[Any]) -> Iterator[list[Any]]:
+    """The buffers' bytes in order, PIECE_BYTES at a time or a little more."""
+    piece: list[Any] = []
+    size = 0
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        for start in range(0, len(view), PIECE_BYTES):
+            part = view[start : start + PIECE_BYTES]
+            piece.append(part)
+            size += len(part)
+            if size >= PIECE_BYTES:
+                yield piece
+                piece, size = [], 0
+    if piece:
+        yield piece

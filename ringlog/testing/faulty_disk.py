@@ -143,6 +143,13 @@ class FaultyDisk(WrappedDisk):
         act = super().truncate
         self._pass("size", "truncate", self.path_of(fd), lambda: act(fd, length))
 
+    def begin_sync(self, fd: int, offset: int, length: int) -> None:
+        # A hint: not counted, never failed by plan; but nobody gives it of a file that failed, or when dead.
+        if self.halted:
+            raise Halted("the process is dead")
+        self._require_sound(fd, "begin_sync")
+        super().begin_sync(fd, offset, length)
+
     def sync_data(self, fd: int) -> None:
         self._sync("data_sync", "sync_data", fd, super().sync_data)
 

@@ -36,6 +36,7 @@ from ringlog.envelope import messages as m
 from ringlog.errors import DiskError, InvariantViolation, Refused, refusal
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame, layout, open_frame
+from ringlog.frame.kernel import find
 from ringlog.frame.settle import WORDS, Entries, entry_error
 from ringlog.limits import KIB, WAL_HEADER_BYTES
 from ringlog.storage.disk import Disk
@@ -235,7 +236,7 @@ class Run:
         buffer = bytearray().join(pieces)
         position = self._positions.get(source, 0)
         self._positions[source] = position + len(buffer)
-        return ev.FramesArrived(source, position, buffer, frames.scan(buffer), position + len(buffer))
+        return ev.FramesArrived(source, position, buffer, find(buffer, position), position + len(buffer))
 
     def request(self, corr: int, message: m.Message, attachment: bytearray | None = None) -> ControlReceived:
         """The event that this request came in by socket."""
@@ -264,7 +265,7 @@ class Run:
     # -- effects --------------------------------------------------------------------------------------
 
     def _write_group(self, effect: ev.WriteGroup) -> ev.GroupWritten:
-        self.writer.append(effect.buffers, effect.offset, effect.length)
+        self.writer.append(effect.buffers, effect.offset, effect.length, is_synced=effect.is_synced)
         return ev.GroupWritten()
 
     def _sync(self, effect: ev.Sync) -> ev.Synced:

@@ -138,6 +138,9 @@ class SimulatedDisk:
     def write_back(self, fd: int, offset: int, length: int) -> None:
         self._changeable(fd, "write_back")
 
+    def begin_sync(self, fd: int, offset: int, length: int) -> None:
+        self._changeable(fd, "begin_sync")
+
     def sync_data(self, fd: int) -> None:
         self._sync(fd, "sync_data")
 

@@ -55,6 +55,9 @@ class WrappedDisk:
     def write_back(self, fd: int, offset: int, length: int) -> None:
         self.inner.write_back(fd, offset, length)
 
+    def begin_sync(self, fd: int, offset: int, length: int) -> None:
+        self.inner.begin_sync(fd, offset, length)
+
     def sync_data(self, fd: int) -> None:
         self.inner.sync_data(fd)
 

@@ -21,7 +21,8 @@ from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World, refusals
 
 CHANGING = ("create", "write_at", "allocate", "zero_fill", "truncate", "rename", "unlink", "make_dir", "lock",
-            "sync_data", "sync_file", "sync_dir", "open_cut", "open_marks", "write_back")  # fmt: skip
+            "sync_data", "sync_file", "sync_dir", "open_cut", "open_marks", "write_back",
+            "begin_sync")  # fmt: skip
 
 
 class ReadOnlyDisk:

@@ -165,7 +165,7 @@ class Sender:
         self.sent += count
         batch = Batch(self.engine.stream)
         batch.expect_each(count)
-        self.engine.stream.ship_parts(batch, [frames_of(payloads, 1, topic_id=0, length=8)])
+        self.engine.stream.ship_parts(batch, [frames_of(payloads, 1, topic_id=0)])
         self.batches.append(batch)
 
     def finish(self) -> None:
@@ -313,7 +313,7 @@ def test_one_that_is_given_up_does_not_hold_up_the_others():
 
 def lost_bytes(sender: Sender) -> bytearray:
     """The first frame as it was on its way: its shipment let the bytes go when it was given up."""
-    (data, offsets) = frames_of([(0).to_bytes(8, "big")], 1, topic_id=0, length=8)
+    (data, offsets) = frames_of([(0).to_bytes(8, "big")], 1, topic_id=0)
     run = Run("t", data, offsets, 0)
     run.stamp(topic_id=5, epoch=1, producer_id=sender.engine.stream.producer_id, first_producer_seq=1)
     return data
@@ -348,7 +348,7 @@ def test_a_refusal_that_overtakes_an_answer_is_that_of_its_own_frames():
     links._outbox, links._parts, links._is_sending = deque(), {}, False
     links._window_bytes = links._window_appends = 0
     links._peer = door = Door()
-    buffer, offsets = frames_of([b"x" * 400_000] * 5, 1, topic_id=0, length=400_000)
+    buffer, offsets = frames_of([b"x" * 400_000] * 5, 1, topic_id=0)
     run = Kept("t", buffer, offsets, 0)
     run.fates = []
     links.submit(0, run)

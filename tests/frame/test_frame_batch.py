@@ -18,11 +18,13 @@ def naive_scan(data: bytes, start: int, stop: int, most: int) -> tuple[list[int]
     """The contract of scan, one frame at a time."""
     found: list[int] = []
     at = start
-    while len(found) < most:
+    while True:
         if at == stop:
             return found, at, End.CLEAN
         if stop - at < 8:
             return found, at, End.INVALID
+        if len(found) >= most:
+            return found, at, End.LIMIT
         length = int.from_bytes(data[at : at + 4], "little")
         if length == 0:
             return found, at, End.INVALID if any(data[at + 4 : at + 8]) else End.CLEAN
@@ -35,7 +37,6 @@ def naive_scan(data: bytes, start: int, stop: int, most: int) -> tuple[list[int]
             return found, at, End.PARTIAL
         found.append(at)
         at += total
-    return found, at, End.LIMIT
 
 
 def bare(total: int, fill: int = 1) -> bytes:

@@ -249,6 +249,25 @@ def test_write_back_reports_what_the_system_says(disk, root):
     assert caught.value.errno == errno.EBADF
 
 
+def test_a_sync_may_begin_early_and_what_fails_there_is_a_failed_sync(disk, root):
+    """D-17: begun or not, a sync that failed is not tried again."""
+    fd = disk.create(f"{root}/a")
+    disk.write_at(fd, [b"x" * 65_536], 0)
+    disk.begin_sync(fd, 0, 65_536)
+    disk.sync_data(fd)
+    disk.write_at(fd, [b"y" * 4_096], 65_536)
+    kept = os.dup(fd)
+    os.close(fd)
+    with pytest.raises(DiskError) as caught:
+        disk.begin_sync(fd, 65_536, 4_096)
+    assert (caught.value.detail["call"], caught.value.errno) == ("begin_sync", errno.EBADF)
+    os.dup2(kept, fd)
+    os.close(kept)
+    with pytest.raises(InvariantViolation):
+        disk.sync_data(fd)
+    disk.close(fd)
+
+
 @pytest.mark.parametrize("sync", ["sync_data", "sync_file"])
 @pytest.mark.parametrize("use", USES)
 def test_after_a_failed_sync_nothing_may_build_on_the_file(disk, root, sync, use):

@@ -9,7 +9,7 @@ import pytest
 from ringlog.errors import DiskError, InvariantViolation
 from ringlog.limits import FILL_CHUNK_BYTES, WAL_HEADER_BYTES
 from ringlog.storage.layout import decode_wal_header
-from ringlog.storage.wal import StreamIdentity, WalWriter
+from ringlog.storage.wal import PIECE_BYTES, StreamIdentity, WalWriter
 from ringlog.testing import disk as d
 from ringlog.testing.disk import Fault, FaultyDisk, RecordingDisk, SimulatedDisk
 
@@ -140,3 +140,41 @@ def test_of_two_syncs_at_once_none_succeeds_when_the_other_fails():
     flusher.join(10)
     committer.join(10)
     assert outcomes == ["DiskError", "InvariantViolation"]
+
+
+@pytest.mark.parametrize("sizes", [[10], [PIECE_BYTES], [100, 3 * PIECE_BYTES + 24], [PIECE_BYTES // 2] * 5])
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_a_group_that_is_synced_next_goes_to_the_device_piece_by_piece(sizes: list[int], is_synced: bool):
+    """The same bytes either way; every piece is begun behind its own write and before the next one's."""
+    calls: list[tuple[str, int, int]] = []
+
+    class Watched(SimulatedDisk):
+        def write_at(self, fd, buffers, offset):
+            count = super().write_at(fd, buffers, offset)
+            calls.append(("write", offset, count))
+            return count
+
+        def begin_sync(self, fd, offset, length):
+            super().begin_sync(fd, offset, length)
+            calls.append(("begin", offset, length))
+
+    disk = Watched(DIRECTORY)
+    writer = writer_on(disk, 4 << 20)
+    opened(writer)
+    calls.clear()
+    buffers = [bytes([i + 1]) * size for i, size in enumerate(sizes)]
+    start, length = writer.offset, sum(sizes)
+    writer.append(buffers, start, length, is_synced=is_synced)
+    writer.sync()
+    fd = disk.open_read(writer.path)
+    assert disk.read_at(fd, length, start) == b"".join(buffers)
+    disk.close(fd)
+    writer.close()
+    written = [call for call in calls if call[0] == "write"]
+    assert sum(count for _, _, count in written) == length
+    if is_synced:
+        assert calls[::2] == written
+        assert calls[1::2] == [("begin", offset, count) for _, offset, count in written]
+        assert max(count for _, _, count in written) < 2 * PIECE_BYTES
+    else:
+        assert calls == [("write", start, length)]

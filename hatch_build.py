@@ -1,0 +1,75 @@
+"""Compile native/kernel.c where there is a compiler. Without one the package is whole, and slower.
+
+RINGLOG_BUILD_KERNEL=0 leaves it out, =1 makes its failing an error (for whoever builds wheels).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCE = "native/kernel.c"
+TARGET = "ringlog/_kernel.abi3.so"
+FLAGS = (
+    "-O3",
+    "-std=c11",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+)
+COMPILE_S = 300
+
+
+class KernelHook(BuildHookInterface[Any]):
+    """Runs before a wheel, and an editable one, is put together."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Make the library and have the wheel hold it."""
+        wish = os.environ.get("RINGLOG_BUILD_KERNEL", "")
+        root = Path(self.root)
+        if self.target_name != "wheel":
+            return
+        if wish == "0":
+            if version == "editable":
+                (root / TARGET).unlink(missing_ok=True)
+            return
+        failure = compile_kernel(root)
+        if failure:
+            (root / TARGET).unlink(missing_ok=True)
+            if wish == "1":
+                raise SystemExit(f"the kernel cannot be compiled: {failure}")
+            self.app.display_warning(f"ringlog is built without its compiled kernel: {failure}")
+            return
+        build_data["artifacts"].append(TARGET)
+        build_data["pure_python"] = False
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"cp311-abi3-{platform}"
+
+
+def compile_kernel(root: Path) -> str:
+    """Compile it beside the package; returns why that failed, or nothing."""
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    if shutil.which(compiler[0]) is None:
+        return f"no compiler ({compiler[0]})"
+    include = sysconfig.get_paths()["include"]
+    if not Path(include, "Python.h").exists():
+        return f"no Python.h in {include}"
+    made = root / f"{TARGET}.{os.getpid()}"
+    command = [*compiler, *FLAGS, f"-I{include}", str(root / SOURCE), "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, check=False)
+    if done.returncode:
+        made.unlink(missing_ok=True)
+        return done.stderr.strip()[-1_000:]
+    # In one step: a process that has the old one mapped keeps it.
+    made.replace(root / TARGET)
+    return ""

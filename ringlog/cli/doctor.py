@@ -21,6 +21,7 @@ from ringlog.cli.probe import existing_parent, time_syncs
 from ringlog.clock import Clock
 from ringlog.config import Config, load_config
 from ringlog.errors import DiskError
+from ringlog.frame.kernel import has_kernel
 from ringlog.limits import RING_BYTES_DEFAULT
 from ringlog.shm import ORDERED_MACHINES, stores_are_ordered
 
@@ -72,6 +73,7 @@ def examine(config: Config, data_dir: str, clock: Clock) -> Iterator[Finding]:
     yield check_space(config, data_dir)
     yield check_sync(data_dir, clock)
     yield check_messaging()
+    yield check_kernel_of_frames(has_kernel())
     yield from check_packages(importlib.metadata.version)
 
 
@@ -171,6 +173,14 @@ def check_messaging() -> Finding:
     if not zmq.has("curve"):
         return Finding("messaging", WARN, found, "TCP cannot be served or used; same-host clients can")
     return Finding("messaging", OK, found)
+
+
+def check_kernel_of_frames(is_there: bool) -> Finding:
+    """The compiled part of the commit path, which is not needed but faster."""
+    if is_there:
+        return Finding("compiled kernel", OK, "in use")
+    remedy = "reinstall where there is a C compiler, or unset RINGLOG_KERNEL: commits cost less then"
+    return Finding("compiled kernel", OK, "not in use", remedy)
 
 
 def check_packages(version_of: Callable[[str], Any]) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ _KEPT_VARIABLES = frozenset(
         "VIRTUAL_ENV",
         "LD_LIBRARY_PATH",
         "LD_PRELOAD",
+        "RINGLOG_KERNEL",  # No setting of the engine: which code runs (ringlog/frame/kernel.py).
     }
 )
 _KEPT_PREFIXES = ("LC_", "PYTHON", "MALLOC_")

@@ -19,6 +19,7 @@ from ringlog.cli.doctor import (
     OK,
     WARN,
     check_kernel,
+    check_kernel_of_frames,
     check_open_files,
     check_packages,
     check_python,
@@ -233,6 +234,13 @@ def test_every_finding_that_is_not_well_says_what_to_do(tmp_path: Path) -> None:
     ]
     assert [finding.verdict for finding in found] == [BAD, BAD, BAD, WARN, BAD]
     assert all(finding.advice for finding in found)
+
+
+def test_a_missing_kernel_is_no_fault_but_told_with_what_to_do() -> None:
+    assert check_kernel_of_frames(is_there=True).advice == ""
+    found = check_kernel_of_frames(is_there=False)
+    assert found.verdict == OK
+    assert "C compiler" in found.advice
 
 
 def test_missing_packages_are_bad_unless_optional() -> None:

@@ -297,3 +297,13 @@ def test_no_byte_outside_of_a_buffer_is_touched(tmp_path: Path) -> None:
         env=environment, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, "clean"), done.stderr[-3_000:]
+
+
+@pytest.mark.parametrize(("wish", "expected"), [("0", "False"), ("1", "True"), ("", "True")])
+def test_it_is_left_out_when_the_environment_says_so(wish: str, expected: str) -> None:
+    code = "from ringlog.frame.kernel import has_kernel; print(has_kernel())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT,
+        env=os.environ | {"RINGLOG_KERNEL": wish},
+    )  # fmt: skip
+    assert done.stdout.strip() == expected

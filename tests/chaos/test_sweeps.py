@@ -11,7 +11,7 @@ from actors.compactor.checkpoint import Checkpoint
 from actors.gateway.core import Gateway
 from actors.wal_shard.checkpoint import Checkpoint as ShardCheckpoint
 from actors.wal_shard.core import ShardCore
-from actors.wal_shard.events import PublishTopics
+from actors.wal_shard.events import Sync
 from actors.wal_shard.recover import Recovery
 from chaos import sweeps
 from chaos.order import Account, Order
@@ -73,9 +73,9 @@ def test_a_swallowed_disk_error_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
     """A write that fails, and nobody is told."""
     append = WalWriter.append
 
-    def careless(self: WalWriter, *args: object) -> None:
+    def careless(self: WalWriter, *args: object, **options: object) -> None:
         try:
-            append(self, *args)  # type: ignore[arg-type]
+            append(self, *args, **options)  # type: ignore[arg-type]
         except DiskError:
             self._offset = 0  # type: ignore[attr-defined]
 
@@ -253,16 +253,13 @@ def test_reads_that_fail_are_not_taken_for_the_end(monkeypatch: pytest.MonkeyPat
 
 def test_what_is_shown_before_its_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant 2."""
-    sync = ShardCore._sync
+    on_written = ShardCore._on_written
 
-    def hasty(self: ShardCore, waiting: object) -> None:
-        topics = list(self._group.dirty.values())
-        for topic in topics:
-            topic.publish()
-        self._effects.append(PublishTopics(topics))
-        sync(self, waiting)  # type: ignore[arg-type]
+    def hasty(self: ShardCore) -> None:
+        on_written(self)
+        self._effects.sort(key=lambda effect: isinstance(effect, Sync))
 
-    monkeypatch.setattr(ShardCore, "_sync", hasty)
+    monkeypatch.setattr(ShardCore, "_on_written", hasty)
     with pytest.raises(OrderBroken):
         BY_NAME["commit"].image()
 

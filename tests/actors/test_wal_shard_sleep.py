@@ -1,4 +1,4 @@
-"""A shard with nothing to do sleeps, whatever rang late."""
+"""A shard with nothing to do sleeps, whatever rang late; one at work asks for no more threads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import threading
 import pytest
 
 from actors.wal_shard.__main__ import build
+from actors.wal_shard.events import Flush, Flushed
+from actors.wal_shard.flusher import Flusher
+from actors.wal_shard.preparer import Preparer
 from ringlog import config
 from ringlog.board.board import Board, P
 from ringlog.board.layout import ProcessState
 from ringlog.envelope.boot import ActorBoot
+from ringlog.errors import DiskError
 from ringlog.ring.doorbell import make_bell
 from ringlog.signals import StopFlag
 from ringlog.testing.real_engine import wait_until
@@ -63,3 +67,46 @@ def test_a_bell_that_rings_behind_its_result_wakes_the_shard_once(shard, worker)
     poll = select.poll()
     poll.register(bell.fileno(), select.POLLIN)
     wait_until(lambda: not poll.poll(0), WAIT_S, "the bell to be silent")
+
+
+class Writer:
+    """Notes which threads worked for it."""
+
+    def __init__(self):
+        self.threads = []
+
+    def prepare(self, at_least, *, fill):
+        self.threads.append(threading.get_native_id())
+        raise DiskError("no room")
+
+    def sync(self):
+        self.threads.append(threading.get_native_id())
+
+
+def take(worker):
+    found = []
+    wait_until(lambda: found.append(worker.take()) or found[-1] is not None, WAIT_S, "a result")
+    return found[-1]
+
+
+def test_each_file_is_made_by_the_thread_that_made_the_first():
+    """There may be no other to have: the shard would end when its file is half full."""
+    writer = Writer()
+    preparer = Preparer(writer)
+    for _ in range(3):
+        preparer.request(1)
+        assert isinstance(take(preparer), DiskError)
+    preparer.close()
+    assert len(writer.threads) == 3
+    assert len(set(writer.threads)) == 1
+
+
+def test_the_first_sync_beside_the_work_needs_no_new_thread():
+    """As above, at the first record of class `disk`."""
+    writer = Writer()
+    flusher = Flusher(writer)
+    there = {thread.native_id for thread in threading.enumerate()}
+    flusher.request(Flush(1, 2))
+    assert take(flusher) == Flushed(1, 2)
+    flusher.close()
+    assert set(writer.threads) <= there

@@ -30,6 +30,8 @@ CONNECTED_S = 10.0
 STARVED_S = 8.0
 STARVED_PART = 0.05
 EPHEMERAL_BYTES = 256 << 10
+FILES_ROLLED = 2
+"""How many log files of 1 MiB a shard fills where no more threads can be made."""
 _PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -218,9 +220,10 @@ def no_processes(bench: Bench, chance: random.Random) -> None:
 
 
 def no_threads(bench: Bench, chance: random.Random) -> None:
-    """RF-20: the successor's process can start and its threads cannot."""
+    """RF-20: the successor's process can start and its threads cannot. The other shard needs none, also for
+    its next log files."""
     shard = chance.randrange(2)
-    other = bench.shard_topic(1 - shard)
+    other, bulk = bench.shard_topic(1 - shard), topics_of("bulk")[1 - shard]
     before, size = bench.pids, bench.log_size
     victim = before[f"wal_shard-{shard:02d}"]
     with group("pids") as limited:
@@ -229,6 +232,10 @@ def no_threads(bench: Bench, chance: random.Random) -> None:
         limited.limit_tasks(limited.tasks - threads + 1)
         bench.host.kill("wal_shard", shard=shard)
         bench.wait("a successor that ends", lambda: bench.said_since(size).count("child ended") >= 2)
+        # A successor that ends gives back what it had: below what there is, nobody gets it.
+        limited.limit_tasks(1)
+        for _ in range(FILES_ROLLED * 5):
+            bench.client.append(bulk, bytes(200_000))
         bench.load.need_work_of(other, 10)
         require(limited.tasks_refused, "the limit was not met")
         limited.limit_tasks(-1)

@@ -351,9 +351,10 @@ def stranger(pid: int) -> Iterator[None]:
             if got != pid:
                 raise CannotRun(f"clone3 with a number of our choice: {os.strerror(errno)}")
             yield
-            # Not reaped by its parent yet, so the number is still its own; the dead have no command line, and
-            # whether it has become `sleep` by now is no concern of ours.
-            require(Path(f"/proc/{pid}/cmdline").read_bytes() != b"", "the stranger was killed")
+            # Not reaped by its parent yet, so the number is still its own. Its state and not its command line,
+            # which a process has not while it becomes another program.
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            require(state not in {"Z", "X"}, f"the stranger was killed: state {state}")
         finally:
             parent.stdin.close()
             parent.wait()

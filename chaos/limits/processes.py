@@ -351,8 +351,8 @@ def stranger(pid: int) -> Iterator[None]:
             if got != pid:
                 raise CannotRun(f"clone3 with a number of our choice: {os.strerror(errno)}")
             yield
-            # Not reaped by its parent yet, so the number is still its own. Its state and not its command line,
-            # which a process has not while it becomes another program.
+            # Not reaped by its parent yet, so the number is still its own. Its state and not its command
+            # line, which a process has not while it becomes another program.
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             require(state not in {"Z", "X"}, f"the stranger was killed: state {state}")
         finally:
@@ -409,7 +409,15 @@ def number_of_a_dead_shard(bench: Bench, chance: random.Random) -> None:
     """RF-14: a stranger has a dead shard's number while its successor works: nobody signals the stranger."""
     shard = chance.randrange(2)
     pid = bench.host.kill("wal_shard", shard=shard)
-    bench.host.wait_ready()
+    name = f"wal_shard-{shard:02d}"
+    # Not before the board names the successor: the next kill would go by the number there, the stranger's.
+    bench.wait(
+        "the successor",
+        lambda: any(
+            x.name == name and x.pid not in {0, pid} and x.state == "ready"
+            for x in bench.host.status().processes
+        ),
+    )
     with stranger(pid):
         bench.host.kill("wal_shard", shard=shard)
         bench.host.wait_ready()

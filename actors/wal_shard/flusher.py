@@ -17,20 +17,21 @@ from ringlog.storage.wal import WalWriter
 
 
 class Flusher:
-    """Takes a Flush, answers with a Flushed; `bell` wakes the shard when an answer is there."""
+    """Takes a Flush, answers with a Flushed; `bell` wakes the shard when an answer is there.
+
+    Its thread is there from the start, not from the first flush: by then there may be none left to have.
+    """
 
     def __init__(self, writer: WalWriter) -> None:
         self._writer = writer
         self.bell = EventBell.create()
         self._requests: queue.SimpleQueue[Flush | None] = queue.SimpleQueue()
         self._results: deque[Flushed | DiskError | InvariantViolation] = deque()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="wal-flusher", daemon=True)
+        self._thread.start()
 
     def request(self, flush: Flush) -> None:
         """Begin to sync what the file holds up to now."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="wal-flusher", daemon=True)
-            self._thread.start()
         self._requests.put(flush)
 
     def _run(self) -> None:
@@ -54,7 +55,6 @@ class Flusher:
 
     def close(self) -> None:
         """End the thread and release the bell."""
-        if self._thread is not None:
-            self._requests.put(None)
-            self._thread.join()
+        self._requests.put(None)
+        self._thread.join()
         self.bell.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections import deque
 
@@ -11,31 +12,41 @@ from ringlog.storage.wal import PreparedFile, WalWriter
 
 
 class Preparer:
-    """One thread, at most one request at a time. `bell` wakes the shard when a result is there."""
+    """One thread, at most one request at a time. `bell` wakes the shard when a result is there.
+
+    The thread is kept: where a process can have no more of them, a shard that serves must not end for want of
+    one when its file is half full.
+    """
 
     def __init__(self, writer: WalWriter) -> None:
         self._writer = writer
         self.bell = EventBell.create()
         self.failure: DiskError | None = None
         """Why the request that `finish` waited for made no file."""
+        self._requests: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()
         self._results: deque[PreparedFile | DiskError] = deque()
+        self._is_idle = threading.Event()
+        self._is_idle.set()
         self._thread: threading.Thread | None = None
 
     def request(self, at_least: int, *, fill: bool = True) -> None:
         """Begin to make a file of at least this size; the result comes by `take`."""
-        if self._thread is not None:
-            self._thread.join()
-        self._thread = threading.Thread(
-            target=self._make, args=(at_least, fill), name="wal-preparer", daemon=True
-        )
-        self._thread.start()
+        self._is_idle.wait()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="wal-preparer", daemon=True)
+            self._thread.start()
+        self._is_idle.clear()
+        self._requests.put((at_least, fill))
 
-    def _make(self, at_least: int, fill: bool) -> None:
-        try:
-            self._results.append(self._writer.prepare(at_least, fill=fill))
-        except DiskError as e:
-            self._results.append(e)
-        self.bell.ring()
+    def _run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            try:
+                self._results.append(self._writer.prepare(request[0], fill=request[1]))
+            except DiskError as e:
+                self._results.append(e)
+            finally:
+                self._is_idle.set()
+            self.bell.ring()
 
     def take(self) -> PreparedFile | DiskError | None:
         """The result, once there is one."""
@@ -46,12 +57,14 @@ class Preparer:
 
     def finish(self) -> PreparedFile | None:
         """Wait for a running request and return a file nobody took."""
-        if self._thread is not None:
-            self._thread.join()
+        self._is_idle.wait()
         result = self._results.popleft() if self._results else None
         self.failure = result if isinstance(result, DiskError) else None
         return result if isinstance(result, PreparedFile) else None
 
     def close(self) -> None:
-        """Release the bell."""
+        """End the thread and release the bell."""
+        if self._thread is not None:
+            self._requests.put(None)
+            self._thread.join()
         self.bell.close()

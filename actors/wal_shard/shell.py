@@ -107,6 +107,7 @@ class Shell:
         self._writer = WalWriter(self._disk, stream, file_bytes)
         self._preparer = Preparer(self._writer)
         self._flusher = Flusher(self._writer)
+        self._own_bells = {bell.fileno(): bell for bell in (self._preparer.bell, self._flusher.bell)}
         self._prepared: PreparedFile | None = None
         self._volatile = VolatileLog(boot, volatile_bytes)
         self._ledger = Ledger(self._disk, boot.data_dir, boot.shm_dir, self._published_mark)
@@ -167,8 +168,7 @@ class Shell:
             return ExitCode.READ_ONLY
         gc.freeze()
         gc.enable()
-        bells = (self._bell, self._preparer.bell, self._flusher.bell)
-        for fd in (self._socket.fileno(), stop.fileno(), *(bell.fileno() for bell in bells)):
+        for fd in (self._socket.fileno(), stop.fileno(), self._bell.fileno(), *self._own_bells):
             self._poll.register(fd, select.EPOLLIN)
         self._slot.set(P.STATE, ProcessState.READY)
         say(log, logging.INFO, "ready", shard=self._boot.shard, topics=len(self.core.directory))
@@ -311,7 +311,11 @@ class Shell:
             if deadline is not None:
                 wait_ms = min(wait_ms, max((deadline - now) // 1_000_000 + 1, 0))
             slot.add(P.BUSY_NS, now - self._commit_from_ns)
-            self._poll.poll(wait_ms / 1000)
+            for fd, _ in self._poll.poll(wait_ms / 1000):
+                if fd in self._own_bells:
+                    # A thread of ours rings behind its result, which may have been taken by then: a bell that
+                    # only that result silenced would keep us awake until the next one.
+                    self._own_bells[fd].drain()
         slot.set(P.ASLEEP, 0)
         self._bell.drain()
 

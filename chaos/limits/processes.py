@@ -30,6 +30,8 @@ CONNECTED_S = 10.0
 STARVED_S = 8.0
 STARVED_PART = 0.05
 EPHEMERAL_BYTES = 256 << 10
+FILES_ROLLED = 2
+"""How many log files of 1 MiB a shard fills where no more threads can be made."""
 _PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -218,9 +220,10 @@ def no_processes(bench: Bench, chance: random.Random) -> None:
 
 
 def no_threads(bench: Bench, chance: random.Random) -> None:
-    """RF-20: the successor's process can start and its threads cannot."""
+    """RF-20: the successor's process can start and its threads cannot. The other shard needs none, also for
+    its next log files."""
     shard = chance.randrange(2)
-    other = bench.shard_topic(1 - shard)
+    other, bulk = bench.shard_topic(1 - shard), topics_of("bulk")[1 - shard]
     before, size = bench.pids, bench.log_size
     victim = before[f"wal_shard-{shard:02d}"]
     with group("pids") as limited:
@@ -229,6 +232,10 @@ def no_threads(bench: Bench, chance: random.Random) -> None:
         limited.limit_tasks(limited.tasks - threads + 1)
         bench.host.kill("wal_shard", shard=shard)
         bench.wait("a successor that ends", lambda: bench.said_since(size).count("child ended") >= 2)
+        # A successor that ends gives back what it had: below what there is, nobody gets it.
+        limited.limit_tasks(1)
+        for _ in range(FILES_ROLLED * 5):
+            bench.client.append(bulk, bytes(200_000))
         bench.load.need_work_of(other, 10)
         require(limited.tasks_refused, "the limit was not met")
         limited.limit_tasks(-1)
@@ -344,9 +351,10 @@ def stranger(pid: int) -> Iterator[None]:
             if got != pid:
                 raise CannotRun(f"clone3 with a number of our choice: {os.strerror(errno)}")
             yield
-            # Not reaped by its parent yet, so the number is still its own; the dead have no command line, and
-            # whether it has become `sleep` by now is no concern of ours.
-            require(Path(f"/proc/{pid}/cmdline").read_bytes() != b"", "the stranger was killed")
+            # Not reaped by its parent yet, so the number is still its own. Its state and not its command
+            # line, which a process has not while it becomes another program.
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            require(state not in {"Z", "X"}, f"the stranger was killed: state {state}")
         finally:
             parent.stdin.close()
             parent.wait()
@@ -401,7 +409,15 @@ def number_of_a_dead_shard(bench: Bench, chance: random.Random) -> None:
     """RF-14: a stranger has a dead shard's number while its successor works: nobody signals the stranger."""
     shard = chance.randrange(2)
     pid = bench.host.kill("wal_shard", shard=shard)
-    bench.host.wait_ready()
+    name = f"wal_shard-{shard:02d}"
+    # Not before the board names the successor: the next kill would go by the number there, the stranger's.
+    bench.wait(
+        "the successor",
+        lambda: any(
+            x.name == name and x.pid not in {0, pid} and x.state == "ready"
+            for x in bench.host.status().processes
+        ),
+    )
     with stranger(pid):
         bench.host.kill("wal_shard", shard=shard)
         bench.host.wait_ready()

@@ -12,6 +12,7 @@ numbered records one by one, and one that reads back what was acknowledged, unti
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import queue
 import random
@@ -99,10 +100,16 @@ class Load:
             found = [line for line in self.history.since(kind, since) if line.topic == topic]
             if len(found) >= least:
                 return
-            if time.monotonic() > deadline or not self.is_alive:
+            if not self.is_alive:
+                # Said first: whoever reads of a pause looks for its cause in the engine.
+                raise Broken(
+                    f"the load died, status {self._process.returncode}: {len(found)} of {least} operations"
+                    f" {kind!r} on {topic}\nlast lines: {self.history.lines[-6:]}\n{self.errors()}"
+                )
+            if time.monotonic() > deadline:
                 raise Broken(
                     f"only {len(found)} of {least} operations {kind!r} on {topic} in {within_s:.0f} s\n"
-                    f"client alive: {self.is_alive}; last lines: {self.history.lines[-6:]}\n{self.errors()}"
+                    f"last lines: {self.history.lines[-6:]}\n{self.errors()}"
                 )
             time.sleep(LOOK_S)
 
@@ -237,6 +244,7 @@ def _main(arguments: list[str]) -> int:
     if not hardening.die_with_parent(int(parent)):
         return 1
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable()
     stop = threading.Event()
     options: dict[str, Any] = {"transport": transport, "timeout_ms": TIMEOUT_MS}
     with open(path, "a") as out, ringlog.connect(url, **options) as client:

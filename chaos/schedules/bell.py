@@ -216,8 +216,9 @@ class BellExplorer:
             else:
                 memory.access(lambda: memory.set(asleep=value, late_asleep=-1))
 
-        def poll(_: float) -> None:
+        def poll(_: float) -> list[tuple[int, int]]:
             memory.access(wait)
+            return []
 
         def wait() -> None:
             if not memory.world.bell and not memory.timed_out:

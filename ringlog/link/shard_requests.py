@@ -60,7 +60,7 @@ class Requester:
         self._endpoint = endpoint
         self._stop, self._beat = stop, beat
         self._clock = clock or SystemClock()
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._context = _context_with_threads()
         self._socket: zmq.Socket[bytes] | None = None
         self._corr = random.getrandbits(48) << 8
 
@@ -81,26 +81,28 @@ class Requester:
             socket.send_multipart(parts, zmq.NOBLOCK)
             received = self._wait_for_reply(socket, deadline_ns)
         except zmq.Again:
-            self.close()
+            self._drop()
             raise self._gone() from None
         except (NotReady, RequestTimeout, ShuttingDown):
             # What is still on its way must not be taken for the answer to the next request.
-            self.close()
+            self._drop()
             raise
         return self._open(received, wanted)
 
     def close(self) -> None:
+        """End the connection for good."""
+        self._drop()
+        self._context.term()
+
+    def _drop(self) -> None:
         """End the connection; the next request makes a new one."""
         if self._socket is not None:
             self._socket.close(0)
             self._socket = None
-        if self._context is not None:
-            self._context.term()
-            self._context = None
 
     def _connected(self) -> zmq.Socket[bytes]:
         if self._socket is not None and not self._events(self._socket) & zmq.POLLOUT:
-            self.close()
+            self._drop()
         if self._socket is None:
             self._connect()
         assert self._socket is not None
@@ -112,7 +114,6 @@ class Requester:
         return self._socket
 
     def _connect(self) -> None:
-        self._context = zmq.Context()
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -156,6 +157,17 @@ class Requester:
     @staticmethod
     def _events(socket: zmq.Socket[bytes]) -> int:
         return cast(int, socket.getsockopt(zmq.EVENTS))
+
+
+def _context_with_threads() -> zmq.Context[zmq.Socket[bytes]]:
+    """A context that has its threads.
+
+    They are made with its first socket, and libzmq (4.3.5) ends the process when it can make none. Who starts
+    may end of that; who has long been at work may not, for a lost connection.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.socket(zmq.DEALER).close(0)
+    return context
 
 
 class ShardRequests:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +256,7 @@ class TestEngine:
 
     def _clear(self, shm_dir: str) -> None:
         """Whatever happened, nothing of this engine stays."""
-        left = [pid for pid in _processes_naming(self.data_dir) if pid != os.getpid()]
+        left = [pid for pid in _processes_of(self.data_dir) if pid != os.getpid()]
         for pid in left:
             _kill(pid)
         for pid in left:
@@ -361,15 +362,20 @@ def _children_of(pid: int) -> list[int]:
     return found
 
 
-def _processes_naming(path: str) -> list[int]:
+def _processes_of(data_dir: str) -> list[int]:
+    """Supervisors and actors on this directory. Its clients, whose URL names it as well, are not ours to end:
+    they wait for the next start."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         try:
-            command = Path(f"/proc/{entry}/cmdline").read_bytes()
+            command = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if path.encode() in command and _is_alive(int(entry)):
+        is_supervisor = (b"--data-dir", data_dir.encode()) in pairwise(command)
+        is_actor = any(module.startswith(b"actors.") for flag, module in pairwise(command) if flag == b"-m")
+        is_on_it = is_supervisor or (is_actor and any(data_dir.encode() in each for each in command))
+        if is_on_it and _is_alive(int(entry)):
             found.append(int(entry))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from ringlog.envelope.wire import EnvelopeInvalid, decode, encode
 from ringlog.errors import NotReady, RequestTimeout, ShuttingDown, Status, TopicNotFound
 from ringlog.link import shard_requests
 from ringlog.link.shard_requests import Requester, ShardRequests
+from ringlog.testing.real_engine import wait_until
 
 PONG = Pong(1, 2)
 
@@ -118,6 +120,19 @@ def test_a_shard_that_ends_with_the_request_open_is_not_ready_and_its_successor_
     second = Server(endpoint, lambda corr, _: [[encode(PONG, corr)]])
     assert requester.ask(Ping(), Pong).message == PONG
     second.close()
+
+
+def test_a_lost_connection_asks_for_no_threads(endpoint, requester):
+    """There may be none left, and libzmq ends the process then: a compactor died of a shard's death."""
+    ours = set(os.listdir("/proc/self/task"))
+    first = Server(endpoint, lambda corr, _: [], dies=True)
+    with pytest.raises(NotReady):
+        requester.ask(Ping(), Pong)
+    first.close()
+    second = Server(endpoint, lambda corr, _: [[encode(PONG, corr)]])
+    assert requester.ask(Ping(), Pong).message == PONG
+    second.close()
+    wait_until(lambda: set(os.listdir("/proc/self/task")) <= ours, 5.0, "the servers' threads to be gone")
 
 
 def test_silence_ends_in_a_timeout_and_a_late_answer_is_nobodys(endpoint, requester):

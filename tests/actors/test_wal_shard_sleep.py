@@ -1,0 +1,112 @@
+"""A shard with nothing to do sleeps, whatever rang late; one at work asks for no more threads."""
+
+from __future__ import annotations
+
+import select
+import threading
+
+import pytest
+
+from actors.wal_shard.__main__ import build
+from actors.wal_shard.events import Flush, Flushed
+from actors.wal_shard.flusher import Flusher
+from actors.wal_shard.preparer import Preparer
+from ringlog import config
+from ringlog.board.board import Board, P
+from ringlog.board.layout import ProcessState
+from ringlog.envelope.boot import ActorBoot
+from ringlog.errors import DiskError
+from ringlog.ring.doorbell import make_bell
+from ringlog.signals import StopFlag
+from ringlog.testing.real_engine import wait_until
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def shard(tmp_path):
+    """A shard that serves, in a thread of this process."""
+    shm_dir = tmp_path / "s"
+    shm_dir.mkdir(mode=0o700)
+    (tmp_path / "d").mkdir(mode=0o700)
+    board = Board.create(shm_dir, 8)
+    board.process(1).set(P.INCARNATION, 1)
+    make_bell(str(shm_dir / "wal_shard-00.bell"))
+    settings = config.from_plain({"wal": {"shards": 1, "file_bytes": 1 << 20, "volatile_bytes": 1 << 24}})
+    made = build(
+        ActorBoot(
+            kind="wal_shard", name="wal_shard-00", engine_id="00" * 16, incarnation=1, boot_incarnation=1,
+            boot_id="00000000-0000-0000-0000-000000000001", slot=1, data_dir=str(tmp_path / "d"),
+            shm_dir=str(shm_dir), supervisor_pid=1, shard=0, shards=1, config=config.to_plain(settings),
+        )
+    )  # fmt: skip
+    stop = StopFlag(lambda: None)
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(made.run(stop)))
+    thread.start()
+    slot = board.process(1)
+    try:
+        wait_until(lambda: slot.state == ProcessState.READY, WAIT_S, "the shard to be ready")
+        yield made
+    finally:
+        stop.set()
+        thread.join(WAIT_S)
+        stop.close()
+        board.close()
+    assert codes == [0]
+
+
+@pytest.mark.parametrize("worker", ["_preparer", "_flusher"])
+def test_a_bell_that_rings_behind_its_result_wakes_the_shard_once(shard, worker):
+    """What a thread of the shard has done may be taken before the thread comes to ring. The shard then found
+    the bell ringing each time it went to sleep, and used all of a processor until the next result."""
+    # The file that a start asks for: after it nothing is under way, and no result will come.
+    wait_until(lambda: shard._prepared is not None, WAIT_S, "the next file")
+    bell = getattr(shard, worker).bell
+    bell.ring()
+    poll = select.poll()
+    poll.register(bell.fileno(), select.POLLIN)
+    wait_until(lambda: not poll.poll(0), WAIT_S, "the bell to be silent")
+
+
+class Writer:
+    """Notes which threads worked for it."""
+
+    def __init__(self):
+        self.threads = []
+
+    def prepare(self, at_least, *, fill):
+        self.threads.append(threading.get_native_id())
+        raise DiskError("no room")
+
+    def sync(self):
+        self.threads.append(threading.get_native_id())
+
+
+def take(worker):
+    found = []
+    wait_until(lambda: found.append(worker.take()) or found[-1] is not None, WAIT_S, "a result")
+    return found[-1]
+
+
+def test_each_file_is_made_by_the_thread_that_made_the_first():
+    """There may be no other to have: the shard would end when its file is half full."""
+    writer = Writer()
+    preparer = Preparer(writer)
+    for _ in range(3):
+        preparer.request(1)
+        assert isinstance(take(preparer), DiskError)
+    preparer.close()
+    assert len(writer.threads) == 3
+    assert len(set(writer.threads)) == 1
+
+
+def test_the_first_sync_beside_the_work_needs_no_new_thread():
+    """As above, at the first record of class `disk`."""
+    writer = Writer()
+    flusher = Flusher(writer)
+    there = {thread.native_id for thread in threading.enumerate()}
+    flusher.request(Flush(1, 2))
+    assert take(flusher) == Flushed(1, 2)
+    flusher.close()
+    assert set(writer.threads) <= there

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ringlog.spark.errors import OptionError
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -20,26 +22,41 @@ DEFAULTS = {
 }
 """Settings of our sessions where Spark's own defaults do not fit (SK-5)."""
 MASTER = "local[*]"
+SERVER = "sc://"
+"""What an address of Connect begins with; `remote="local[2]"` starts a server within this process."""
 
 
 def session(
-    app: str = "ringlog", *, master: str = MASTER, config: Mapping[str, Any] | None = None
+    app: str = "ringlog",
+    *,
+    master: str | None = None,
+    remote: str | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> SparkSession:
     """A session with this source registered, on this host unless `master` says otherwise.
 
-    `config` adds settings or overrides DEFAULTS. Workers run this very interpreter (SK-3). Raises JavaMissing
-    where there is no Java that Spark can use.
+    `remote` makes it a session of Spark Connect: of the server at `sc://host:port`, which runs on the log's
+    host and has ringlog installed, or of one that is started here (`local[2]`). `config` adds settings or
+    overrides DEFAULTS. Workers run this very interpreter (SK-3), unless a server has its own. Raises
+    JavaMissing where there is no Java that Spark can use, OptionError for a master beside a remote.
     """
+    if master is not None and remote is not None:
+        raise OptionError(f"either master={master!r} or remote={remote!r}: a server brings its own master")
     from pyspark.sql import SparkSession
 
     from ringlog.spark.jre import provide_java
 
-    provide_java(os.environ)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    settings = {**DEFAULTS, "spark.sql.shuffle.partitions": str(os.cpu_count() or 1), **(config or {})}
-    builder = SparkSession.builder.appName(app).master(master)
-    for name, value in settings.items():
+    settings = {**DEFAULTS, "spark.sql.shuffle.partitions": str(os.cpu_count() or 1)}
+    if remote is not None and remote.startswith(SERVER):
+        # The JVM is another's, and runs already: only what belongs to a session is ours to say.
+        settings = {name: value for name, value in settings.items() if name.startswith("spark.sql.")}
+    else:
+        provide_java(os.environ)
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    named = SparkSession.builder.appName(app)
+    builder = named.master(master or MASTER) if remote is None else named.remote(remote)
+    for name, value in {**settings, **(config or {})}.items():
         builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
     spark = builder.getOrCreate()
     register(spark)

@@ -1,25 +1,30 @@
 """A Spark driver for the tests of modes: reads a topic, writes into another, tells what it found as JSON.
 
-python -m tests.spark.modes_driver {"data_dir": …, "master": …} or {"remote": …} [, "kill_executor": true]
+python -m tests.spark.modes_driver {"data_dir": …, "master": …} or {"remote": …} [, "scratch": …]
+
+With `scratch`, a directory, an executor dies within the first query, and another within the write.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
-import threading
-import time
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 import ringlog.spark
 
-SLOW_MS = 2
-"""How long the slow query holds each record."""
-FIND_S = 120.0
+TASKS = 16
+DIE_AT_TASK = 6
+"""From this task on one kills. With two executors of one core each, at least four are done by then, and what
+they put aside for the next stage is lost with their executor."""
+DIE_AT_ROW = 300
+"""The row of that task: a task of the first query has 1,250 of them, one of the write half as many."""
 EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
@@ -31,19 +36,27 @@ def main(given: dict[str, Any]) -> dict[str, Any]:
         "spark.ui.showConsoleProgress": "false",
         "spark.executor.memory": "512m",
         "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        # What a task does before it dies is then more than nothing.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
         **given.get("config", {}),
     }
     spark = ringlog.spark.session("modes", config=config, **kind)
     try:
-        records = ringlog.spark.read(spark, "orders", path=given["data_dir"], min_partitions=16)
+        records = ringlog.spark.read(spark, "orders", path=given["data_dir"], min_partitions=TASKS)
         found: dict[str, Any] = {
             "tags": {row["tag"]: row["count"] for row in records.groupBy("tag").count().collect()},
             "partitions": records.rdd.getNumPartitions() if "remote" not in given else None,
         }
-        if given.get("kill_executor"):
-            found |= _with_an_executor_killed(spark, records)
-        rows = records.select("payload", "tag").where("seq % 2 = 0")
+        rows = records.select("payload", "tag", "seq").where("seq % 2 = 0")
+        if "scratch" in given:
+            read, written = Path(given["scratch"], "read"), Path(given["scratch"], "written")
+            row = mortal(records, read).selectExpr("count(*) n", "sum(seq) total").collect()[0]
+            found |= {"n": row["n"], "total": row["total"], "read": deaths(read)}
+            rows = mortal(rows, written)
+        rows = rows.select("payload", "tag")
         rows.write.format("ringlog").mode("append").options(path=given["data_dir"], topic="copies").save()
+        if "scratch" in given:
+            found["written"] = deaths(written)
         if "remote" not in given:
             found["java"] = spark.sparkContext._jvm.java.lang.System.getProperty("java.home")
         return found
@@ -51,39 +64,41 @@ def main(given: dict[str, Any]) -> dict[str, Any]:
         spark.stop()
 
 
-def _with_an_executor_killed(spark: Any, records: Any) -> dict[str, Any]:
-    """A slow sum; when some of its tasks are done and others are not, an executor gets SIGKILL."""
-    facts: dict[str, Any] = {}
+def mortal(frame: Any, marks: Path) -> Any:
+    """The same rows; one task of those that make them kills the executor it runs in, in its middle."""
+    from pyspark import TaskContext
+    from pyspark.sql.functions import col, udf
 
-    def kill() -> None:
-        deadline = time.monotonic() + FIND_S
-        while time.monotonic() < deadline:
-            stages = map(
-                spark.sparkContext.statusTracker().getStageInfo,
-                spark.sparkContext.statusTracker().getActiveStageIds(),
-            )
-            for stage in filter(None, stages):
-                if 0 < stage.numCompletedTasks < stage.numTasks - 4:
-                    facts["done_at_kill"], facts["tasks"] = stage.numCompletedTasks, stage.numTasks
-                    facts["killed"] = _kill_an_executor(spark.sparkContext.applicationId)
-                    return
-            time.sleep(0.02)
+    marks.mkdir()
+    at_task, at_row, executor = DIE_AT_TASK, DIE_AT_ROW, EXECUTOR
+    seen: dict[int, int] = {}
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    slow = f"count(1 + coalesce(reflect('java.lang.Thread', 'sleep', {SLOW_MS}L), 0))"
-    row = records.selectExpr("count(*) n", "sum(seq) total", f"{slow} slow").collect()[0]
-    killer.join()
-    return facts | {"n": row["n"], "total": row["total"]}
+    # Executors have no module of tests: all it needs travels with it.
+    @udf("long")
+    def pass_or_die(seq: int) -> int:
+        attempt = TaskContext.get().taskAttemptId()
+        seen[attempt] = seen.get(attempt, 0) + 1
+        if seen[attempt] == 1:
+            Path(marks, f"attempt-{attempt}").touch()
+        elif seen[attempt] == at_row and len(os.listdir(marks)) >= at_task:
+            with contextlib.suppress(FileExistsError), open(os.path.join(marks, "killed"), "x") as told:
+                jvm = next(p for p in psutil.Process().parents() if executor in " ".join(p.cmdline()))
+                told.write(str(jvm.pid))
+                told.flush()
+                os.kill(jvm.pid, signal.SIGKILL)
+        return seq
+
+    # As a condition: a column that nobody uses is never made.
+    return frame.where(pass_or_die("seq") == col("seq"))
 
 
-def _kill_an_executor(application: str) -> int:
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        command = " ".join(process.info["cmdline"] or ())
-        if EXECUTOR in command and application in command and "java" in command.split()[0]:
-            os.kill(process.pid, signal.SIGKILL)
-            return int(process.pid)
-    return 0
+def deaths(marks: Path) -> dict[str, int]:
+    """How many attempts there were, and which process was killed; 0: none."""
+    killed = marks / "killed"
+    return {
+        "attempts": len(list(marks.glob("attempt-*"))),
+        "killed": int(killed.read_text()) if killed.exists() else 0,
+    }
 
 
 if __name__ == "__main__":

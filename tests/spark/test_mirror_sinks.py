@@ -1,7 +1,8 @@
 """mirror into Kafka and Delta, at night: a real broker of one node, tables of Delta Lake.
 
-Broker, connectors and their dependencies are resolved with Maven. Where there is no Maven, or a connector was
-not published for this Spark, the test is skipped and says so.
+Broker, connectors and their dependencies are resolved with Maven. Where there is no Maven or no way to its
+repository, or a connector was not published for this Spark, the test is skipped and says which; whatever else
+Maven says is a failure.
 """
 
 from __future__ import annotations
@@ -36,6 +37,19 @@ POM = """<project><modelVersion>4.0.0</modelVersion><groupId>x</groupId><artifac
 <version>{2}</version></dependency></dependencies></project>"""
 
 
+NOT_THERE = ("Could not find artifact", "was not found in")
+NO_WAY = ("Could not transfer artifact", "Unknown host", "in offline mode", "No plugin found")
+
+
+def why_not(coordinates: str, said: str) -> str:
+    """The reason to skip, from what Maven said; fails the test when it is none."""
+    about = f"{coordinates}: {next((line for line in said.splitlines() if '[ERROR]' in line), said)}"
+    if any(words in said for words in NO_WAY):
+        return f"no way to Maven's repository for {about}"
+    assert any(words in said for words in NOT_THERE), said
+    return f"not published for this Spark: {about}"
+
+
 def jars_of(coordinates: str, directory: Path) -> list[str]:
     """Paths of an artifact and all it needs; skips the test where they cannot be had."""
     if shutil.which("mvn") is None:
@@ -48,7 +62,7 @@ def jars_of(coordinates: str, directory: Path) -> list[str]:
         command, cwd=directory, capture_output=True, text=True, timeout=RESOLVE_S, check=False
     )
     if done.returncode:
-        pytest.skip(f"{coordinates} cannot be resolved")
+        pytest.skip(why_not(coordinates, done.stdout + done.stderr))
     return sorted(str(path) for path in (directory / "jars").glob("*.jar"))
 
 

@@ -79,18 +79,26 @@ def test_a_local_cluster_reads_and_writes_from_executors_of_its_own(copies: Test
     assert drive(copies, master="local-cluster[2,1,1024]")["partitions"] > 1
 
 
-def test_a_query_survives_the_loss_of_an_executor(copies: TestEngine, tmp_path: Path) -> None:
-    """A standalone cluster, master and two workers as processes: each record is counted once all the same."""
+def test_a_query_and_a_write_survive_the_loss_of_an_executor(copies: TestEngine, tmp_path: Path) -> None:
+    """A standalone cluster, master and two workers as processes: each record counts once all the same."""
     with standalone(tmp_path) as master:
-        found = drive(copies, master=master, kill_executor=True)
-    assert found["killed"] > 0
-    assert found["done_at_kill"] < found["tasks"]
+        found = drive(copies, master=master, scratch=str(tmp_path))
     assert (found["n"], found["total"]) == (RECORDS, RECORDS * (RECORDS + 1) // 2)
+    for each in (found["read"], found["written"]):
+        assert each["killed"] > 0
+        assert each["attempts"] > found["partitions"], "tasks of the executor that died ran again"
+    assert found["read"]["killed"] != found["written"]["killed"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="needs the extra spark-connect")
-def test_connect_reads_and_writes(copies: TestEngine) -> None:
+def test_connect_with_a_server_of_its_own_reads_and_writes(copies: TestEngine) -> None:
     drive(copies, remote="local[2]")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="needs the extra spark-connect")
+def test_connect_reads_and_writes_by_a_server_that_runs_already(copies: TestEngine, tmp_path: Path) -> None:
+    with connect_server(tmp_path) as address:
+        drive(copies, remote=address)
 
 
 @pytest.mark.skipif(importlib.util.find_spec(jre.PACKAGE) is None, reason="needs the extra spark-jre")
@@ -109,44 +117,87 @@ def path_without_java(directory: Path) -> Path:
     return directory
 
 
+class Daemons:
+    """Processes of Spark that stay until the test ends, with what they said."""
+
+    def __init__(self, directory: Path, memory: str) -> None:
+        import pyspark
+
+        self.home = Path(pyspark.__file__).parent
+        self.log = directory / "daemons.log"
+        self.environ = {
+            **os.environ,
+            "SPARK_HOME": str(self.home),
+            "PYTHONPATH": str(ROOT),
+            "PYSPARK_PYTHON": sys.executable,
+            "RINGLOG_ALLOW_ROOT": "1",
+            "SPARK_WORKER_DIR": str(directory),
+            "SPARK_DAEMON_MEMORY": memory,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, program: str, *arguments: str) -> None:
+        command = [str(self.home / "bin" / program), *arguments]
+        with self.log.open("ab") as file:
+            process = subprocess.Popen(
+                command, env=self.environ, stdout=file, stderr=file, start_new_session=True
+            )
+        self._started.append(process)
+
+    def said(self, words: str, times: int = 1) -> str:
+        """Wait until they said this so often; what follows it on its first line."""
+
+        def is_said() -> bool:
+            assert all(process.poll() is None for process in self._started), self.log.read_text()[-8000:]
+            return self.log.read_text().count(words) >= times
+
+        wait_until(is_said, CLUSTER_S, words, self.log.read_text)
+        return self.log.read_text().split(words)[1].splitlines()[0].strip()
+
+    def __enter__(self) -> Daemons:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._started:
+            _kill_session(process)
+
+
 @contextmanager
 def standalone(directory: Path) -> Iterator[str]:
     """A master and two workers with one core each; gives the master's address."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    log = directory / "cluster.log"
-    environ = {**os.environ, "SPARK_HOME": str(home), "PYTHONPATH": str(ROOT), "RINGLOG_ALLOW_ROOT": "1"}
-    environ |= {
-        "SPARK_WORKER_DIR": str(directory),
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, *arguments: str) -> None:
-        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
-        with log.open("ab") as file:
-            started.append(
-                subprocess.Popen(command, env=environ, stdout=file, stderr=file, start_new_session=True)
-            )
-
-    def workers() -> int:
-        return log.read_text().count("Registering worker")
-
-    try:
-        start("master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        wait_until(
-            lambda: "Starting Spark master at" in log.read_text(), CLUSTER_S, "the master", log.read_text
+    with Daemons(directory, "256m") as daemons:
+        kind = "org.apache.spark.deploy."
+        daemons.start(
+            "spark-class", f"{kind}master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"
         )
-        address = log.read_text().split("Starting Spark master at ")[1].split()[0]
+        address = daemons.said("Starting Spark master at ")
         for _ in range(2):
-            start("worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0", address)
-        wait_until(lambda: workers() == 2, CLUSTER_S, "two workers", log.read_text)
+            daemons.start(
+                "spark-class",
+                f"{kind}worker.Worker",
+                "--cores",
+                "1",
+                "--memory",
+                "1g",
+                "--webui-port",
+                "0",
+                address,
+            )
+        daemons.said("Registering worker", 2)
         yield address
-    finally:
-        for process in started:
-            _kill_session(process)
+
+
+@contextmanager
+def connect_server(directory: Path) -> Iterator[str]:
+    """A server of Spark Connect at a port that was free; gives its address."""
+    with Daemons(directory, "1g") as daemons:
+        daemons.start(
+            "spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
+            "--master", "local[2]", "--conf", "spark.ui.enabled=false",
+            "--conf", "spark.connect.grpc.binding.port=0",
+        )  # fmt: skip
+        yield f"sc://127.0.0.1:{daemons.said('Spark Connect server started at: ').rsplit(':', 1)[1]}"
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:

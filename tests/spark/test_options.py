@@ -23,6 +23,7 @@ from ringlog.spark.options import (
     sink_options,
     source_options,
 )
+from ringlog.spark.sessions import session
 from ringlog.types import Durability
 
 PLACE = {"path": "/data", "subscribe": "t,u"}
@@ -284,3 +285,8 @@ def test_errors_survive_the_way_between_processes(kind):
     error = kind("said", topic="t", gap_from=3)
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), again.detail) == (kind, str(error), {"topic": "t", "gap_from": 3})
+
+
+def test_a_session_has_a_master_or_a_server_not_both():
+    with pytest.raises(OptionError, match="a server brings its own master"):
+        session(master="local[2]", remote="sc://localhost")

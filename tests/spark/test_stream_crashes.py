@@ -46,6 +46,7 @@ class Runs:
         self.out, self.checkpoint = directory / "out", directory / "checkpoint"
         self.written = dict.fromkeys(TOPICS, 0)
         self.kills = Counter()
+        self.started = 0
 
     def write(self, count: int) -> None:
         with ringlog.connect(self.running.url, wait=10) as client:
@@ -56,7 +57,8 @@ class Runs:
 
     def run(self, *, die: str | None = None, after: int = 0, kill_after_s: float | None = None) -> int:
         """One run with settings of its own; its status, negative when it was killed."""
-        scratch = self.directory / f"scratch{sum(self.kills.values())}"
+        self.started += 1
+        scratch = self.directory / f"scratch{self.started}"
         scratch.mkdir()
         given = {
             "options": {

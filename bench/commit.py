@@ -21,7 +21,7 @@ COMMIT_ALONE = "storage.enabled=false"
 
 LOADS: list[tuple[str, Shape, dict[str, float]]] = [
     ("fsync_1x100B_4x256", Shape(1, 100, 256, 4, "fsync"), {"min": 100_000, "ratio": 0.6}),
-    ("fsync_100x100B_2", Shape(100, 100, 128, 2, "fsync"), {"min": 4_000_000, "ratio": 0.7}),
+    ("fsync_100x100B_2", Shape(100, 100, 256, 2, "fsync"), {"min": 4_000_000, "ratio": 0.7}),
     ("fsync_1000x100B_2", Shape(1000, 100, 16, 2, "fsync"), {"min": 4_000_000, "ratio": 0.7}),
     ("disk_1000x100B_2", Shape(1000, 100, 16, 2, "disk"), {"min": 8_000_000}),
     ("disk_1000x1KiB_2", Shape(1000, 1024, 4, 2, "disk"), {"ratio": 0.6}),

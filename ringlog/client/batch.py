@@ -88,14 +88,14 @@ class Batch(Pending[Appended]):
         stream.batch_done(self, acked=count)
         self.resolve(appended)
 
-    def settle_each(self, rows: NDArray[Any] | slice, entries: Entries) -> None:
-        """These one-record frames were appended."""
+    def settle_each(self, rows: NDArray[Any] | slice, entries: Entries, *, is_fresh: bool = False) -> None:
+        """These one-record frames were appended; `is_fresh`: none of them is known to be a repeat."""
         assert self.seqs is not None
         self.seqs[rows] = entries[:, S_FIRST_SEQ]
         self.missing -= len(entries)
         self.commit_ts = max(self.commit_ts, int(entries[-1, S_COMMIT_TS]))
         self.epoch = int(entries[-1, S_EPOCH])
-        if bool((entries[:, S_COUNT_STATUS] >> np.uint64(FLAGS_SHIFT)).any()):
+        if not is_fresh and bool((entries[:, S_COUNT_STATUS] >> np.uint64(FLAGS_SHIFT)).any()):
             self.deduped = True
         if not self.missing:
             self._finish_all()
@@ -183,7 +183,11 @@ class Shipment(Run):
         if not batch.is_each and not int(entries[0, S_COUNT_STATUS]) >> STATUS_SHIFT & 0xFFFF:
             batch.settle_one(entries[0].tolist())
             return
-        refused = (entries[:, S_COUNT_STATUS] & _STATUS_MASK) != 0
+        status = entries[:, S_COUNT_STATUS]
+        if int(np.bitwise_or.reduce(status)) >> STATUS_SHIFT == 0:
+            batch.settle_each(self._rows_of(first, len(entries)), entries, is_fresh=True)
+            return
+        refused = (status & _STATUS_MASK) != 0
         if not refused.any():
             batch.settle_each(self._rows_of(first, len(entries)), entries)
             return

@@ -181,13 +181,13 @@ class InFlight:
     """Frames in one ring, oldest first, with their positions."""
 
     def __init__(self) -> None:
-        self._stretches: deque[tuple[Run, I64]] = deque()
+        self._stretches: deque[tuple[Run, range | I64]] = deque()
         self._matched = 0  # Frames of the first stretch that have their entry.
         self.frames = 0
 
     def add(self, run: Run, positions: Any) -> None:
         """The next frames of `run` lie at these positions, behind all others."""
-        placed = np.asarray(positions, dtype=np.int64)
+        placed = positions if isinstance(positions, range) else np.asarray(positions, dtype=np.int64)
         self._stretches.append((run, placed))
         self.frames += len(placed)
 

@@ -131,10 +131,10 @@ class RingProducer:
         self._publish(stop, 1)
         return start
 
-    def push_run(self, buffer: Any, frame_bytes: int) -> tuple[int, NDArray[np.int64]]:
+    def push_run(self, buffer: Any, frame_bytes: int) -> tuple[int, range | NDArray[np.int64]]:
         """Publish as many as fit of n frames of `frame_bytes` each that lie back to back in `buffer`.
 
-        Returns how many were taken, from the first on, and their positions, (count,) int64.
+        Returns how many were taken, from the first on, and their positions, a range or (count,) int64.
         """
         self._require_usable()
         source = memoryview(buffer).cast("B")
@@ -150,8 +150,12 @@ class RingProducer:
         if pad < frame_bytes:
             second = max(0, min(wanted - first, (room - first * frame_bytes - pad) // frame_bytes))
         split = first * frame_bytes
+        head = self._head
         stop = self._write_laps(source, split, split + second * frame_bytes, lap_left)
-        positions = self._head + np.arange(first + second, dtype=np.int64) * frame_bytes
+        if first and not second:
+            self._publish(stop, first)
+            return first, range(head, head + split, frame_bytes)
+        positions = head + np.arange(first + second, dtype=np.int64) * frame_bytes
         positions[first:] += pad
         if first + second:
             self._publish(stop, first + second)

@@ -87,7 +87,7 @@ def test_a_full_ring_pushes_back_and_takes_nothing(ends: Ends) -> None:
 def test_frames_in_flight_are_bounded_by_the_settle_area(ends: Ends) -> None:
     producer, consumer = ends
     count, positions = producer.push_run(frame_of(1) * 100, 64)
-    assert (count, positions.tolist()) == (64, list(range(0, 64 * 64, 64)))
+    assert (count, list(positions)) == (64, list(range(0, 64 * 64, 64)))
     assert producer.free_frames == 0
     assert producer.push([frame_of(1)]) is None
     settle(consumer, take(consumer))
@@ -287,7 +287,7 @@ class Pair:
     def run(self, of: tuple[int, int]) -> None:
         frames = self.made([of[0]] * of[1])
         count, positions = self.producer.push_run(b"".join(frames), of[0])
-        self.pushed += list(zip(positions.tolist(), frames[:count], strict=True))
+        self.pushed += list(zip(list(positions), frames[:count], strict=True))
 
     def take(self, limit: int) -> None:
         if frames := take(self.consumer, limit, self.consumer.settle_free):

@@ -39,8 +39,8 @@ class Pass(threading.Thread):
 
 
 def compaction_rows() -> list[Row]:
-    """Each round an engine with a gigabyte of log to absorb with nothing else to do, then half of one while a
-    client waits for its acks.
+    """Each round an engine with a gigabyte of log to absorb with nothing else to do, then an eighth of one
+    while a client waits for its acks, beside whom it rests (actors/compactor/pace.py).
     """
     rates, beside = [], []
     idle, busy = _Acks(), _Acks()
@@ -51,7 +51,7 @@ def compaction_rows() -> list[Row]:
             host.restart(ON)
             rates.append(size / _pass_s(host))
             host.restart(OFF)
-            size = _fill(host, scaled(COMPACTED_BYTES // 2, 4 << 20))
+            size = _fill(host, scaled(COMPACTED_BYTES // 8, 4 << 20))
             host.client.topics.create("lone", durability="fsync")
             deadline = time.perf_counter() + IDLE_S
             idle.measure(host, lambda until=deadline: time.perf_counter() < until)

@@ -12,8 +12,8 @@ from typing import Any
 from bench.host import Host
 from bench.rows import Row, row, say
 
-KILLS = 10
-LOG_BYTES = 60 << 20
+KILLS = 30
+LOG_BYTES = 68 << 20
 FRAME_BYTES = 192
 
 

@@ -70,6 +70,8 @@ class Workplace:
     numbers: NumberAllocator
     beat: Callable[[], None]
     """Called between steps of less than a second each: we make progress."""
+    rest: Callable[[], None] = lambda: None
+    """Called behind every piece of a segment: see pace.py."""
 
 
 @dataclass(slots=True)
@@ -159,7 +161,7 @@ class Checkpoint:
             place.disk, place.data_dir, number=place.numbers.take(), salt=secrets.randbits(64) | 1,
             shard=self.plan.shard, shards=self.plan.shards, engine_id=place.engine_id, created_us=created_us,
             compression=storage.compression, compression_min_bytes=storage.compression_min_bytes,
-            compression_saving=storage.compression_saving,
+            compression_saving=storage.compression_saving, rest=place.rest,
         )  # fmt: skip
         try:
             for cut, runs in ordered.runs(cuts):

@@ -11,7 +11,8 @@ import logging
 import select
 
 from actors.compactor.checkpoint import Checkpoint, Made, Workplace
-from actors.compactor.passes import run_pass
+from actors.compactor.pace import Pace
+from actors.compactor.passes import BACKLOG_BYTES, run_pass
 from actors.compactor.schedule import NS_PER_S, Schedule, Waiting
 from actors.compactor.shards import Shard
 from ringlog.board.board import Board
@@ -58,7 +59,9 @@ class Shell:
         self._boot = boot
         self._clock = clock or SystemClock()
         self._disk = disk or RealDisk()
-        self._slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
+        self._board = Board.open(boot.shm_dir, writable=True)
+        self._slot = self._board.process(boot.slot)
+        self._turns = 0
         self._router = RouterSocket(f"ipc://{boot.shm_dir}/{boot.name}.sock")
         self._schedule = Schedule(
             boot.shards, file_bytes=settings.wal.file_bytes, age_ms=settings.storage.segment_age_ms,
@@ -68,15 +71,15 @@ class Shell:
         numbers = [parsed[2] for parsed in stems if parsed is not None]
         # Above all that an earlier incarnation gave, also where the segment is gone again.
         numbers.append(MAKER_COMPACTOR << MAKER_SHIFT | boot.incarnation << NUMBERS_SHIFT)
+        self._pace = Pace(self._clock, self._taken_by_shards, self._beat)
         self._place = Workplace(
             disk=self._disk, data_dir=boot.data_dir, engine_id=bytes.fromhex(boot.engine_id),
             storage=settings.storage, clock=self._clock, numbers=NumberAllocator(MAKER_COMPACTOR, numbers),
-            beat=self._beat,
+            beat=self._beat, rest=self._pace.rest,
         )  # fmt: skip
         self._clients: dict[int, tuple[bytes, int]] = {}
         """Operators' requests that wait: ticket -> (reply address, correlation id)."""
         self._tickets = 0
-        self._turns = 0
 
     def run(self, stop: StopFlag) -> int:
         """Work until stopped; returns the exit code."""
@@ -116,6 +119,10 @@ class Shell:
         self._slot.set(P.HEARTBEAT_NS, now_ns)
         self._router.guard(now_ns)
 
+    def _taken_by_shards(self) -> tuple[int, int]:
+        pages = [self._board.process(1 + number) for number in range(self._boot.shards)]
+        return sum([page.get(P.GROUPS) for page in pages]), sum([page.get(P.BYTES) for page in pages])
+
     # -- checkpoints ----------------------------------------------------------------------------------
 
     def _look_at(self, shard: Shard, shards: list[Shard]) -> None:
@@ -125,6 +132,7 @@ class Shell:
             waiting = Waiting(tuple(each.stop - each.start for each in look.files), look.log_bytes)
             if not self._schedule.is_due(shard.number, waiting, started_ns):
                 return
+            self._pace.is_urgent = look.log_bytes >= BACKLOG_BYTES
             made = run_pass(Checkpoint(self._place, shard, shard.plan()).run, look.log_bytes)
         except ShuttingDown:
             self._schedule.failed(shard.number, self._clock.monotonic_ns())

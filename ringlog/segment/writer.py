@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from typing import Any
 
@@ -60,8 +60,10 @@ class SegmentWriter:
         compression: str = "none",
         compression_min_bytes: int = 1_024,
         compression_saving: float = 0.05,
+        rest: Callable[[], None] = lambda: None,
     ) -> None:
-        """`compression` is none, lz4 or zstd. Raises DiskError."""
+        """`compression` is none, lz4 or zstd; `rest` is called behind every piece. Raises DiskError."""
+        self._rest = rest
         self._disk, self._data_dir = disk, data_dir
         self._number, self._salt = number, salt
         self._shard, self._shards, self._engine_id, self._created_us = shard, shards, engine_id, created_us
@@ -162,6 +164,7 @@ class SegmentWriter:
         self._waiting_bytes += frame.length
         if self._waiting_bytes >= _WRITE_BYTES:
             self._write_waiting()
+            self._rest()
 
     def _write_waiting(self) -> None:
         pieces, self._waiting = self._waiting, []

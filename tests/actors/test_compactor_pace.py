@@ -1,0 +1,74 @@
+"""How hard a pass works beside acks: it rests beside a trickle, never beside a flood, nobody or a backlog."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.compactor.pace import LOOK_NS, REST_S, TRICKLE_BYTES_PER_S, Pace
+from ringlog.testing.clock import ManualClock
+
+
+class Shards:
+    """What the shards have taken so far, and who was told that the pass gets on."""
+
+    def __init__(self) -> None:
+        self.groups = self.bytes = self.beats = 0
+        self.clock = ManualClock()
+        self.pace = Pace(self.clock, lambda: (self.groups, self.bytes), self._beat)
+
+    def _beat(self) -> None:
+        self.beats += 1
+
+    def take(self, groups: int, bytes_per_s: float) -> None:
+        """Time for a look passes, in which they take so much."""
+        self.clock.advance(LOOK_NS / 1e9)
+        self.groups += groups
+        self.bytes += int(bytes_per_s * LOOK_NS / 1e9)
+
+    def rested_s(self) -> float:
+        """How long the pass rests behind its next piece."""
+        before = self.clock.monotonic_ns()
+        self.pace.rest()
+        return (self.clock.monotonic_ns() - before) / 1e9
+
+
+@pytest.mark.parametrize(
+    ("groups", "bytes_per_s", "rests"),
+    [(0, 0, False), (1, 200, True), (150, 600_000, True), (150, TRICKLE_BYTES_PER_S * 1.1, False),
+     (2, 100_000_000, False)],
+    ids=["nobody", "one append", "a client that waits for each", "many of them", "large groups"],
+)  # fmt: skip
+def test_a_pass_rests_where_somebody_waits_for_small_groups(
+    groups: int, bytes_per_s: float, rests: bool
+) -> None:
+    shards = Shards()
+    shards.take(groups, bytes_per_s)
+    assert shards.rested_s() == pytest.approx(REST_S if rests else 0)
+    assert shards.beats == rests, "who rests says that it gets on"
+
+
+def test_a_backlog_is_absorbed_at_full_speed() -> None:
+    """The log must not grow until the disk is full because somebody is waiting."""
+    shards = Shards()
+    shards.take(10, 1_000)
+    shards.pace.is_urgent = True
+    assert shards.rested_s() == 0
+    shards.pace.is_urgent = False
+    assert shards.rested_s() == pytest.approx(REST_S)
+
+
+def test_a_look_holds_for_a_while_and_then_is_taken_anew() -> None:
+    shards = Shards()
+    shards.take(10, 1_000)
+    assert shards.rested_s() > 0
+    assert shards.rested_s() > 0, "nothing new was seen, but not looked for either"
+    for _ in range(2):
+        shards.take(0, 0)
+        found = shards.rested_s()
+    assert found == 0, "nobody waits any more"
+
+
+def test_what_a_resting_pass_absorbs_is_more_than_a_trickle_adds() -> None:
+    """The bound: the log that waits shrinks, whoever is writing."""
+    piece = 64 << 10
+    assert piece / (REST_S + 0.002) > 1.5 * TRICKLE_BYTES_PER_S

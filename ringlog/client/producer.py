@@ -77,22 +77,11 @@ class Producer(Generic[T]):
         core = self._core
         parts = core.frames_of(core.encode_all(payloads), records_per_frame)
         size = sum([len(buffer) for buffer, _ in parts])
-        shell = self._shell
-        shell.require_open()
-        with shell.lock:
-            try:
-                try:
-                    self._require_room(size)
-                    batch = self._core.add_each(parts, len(payloads), records_per_frame)
-                    core.session.links.pump()
-                finally:
-                    shell.see_to_it()
-            except BaseException as e:
-                shell.look_for_harm(e)
-                raise
-        if shell.has_calls:
-            shell.run_calls()
-        return Ticket(shell, batch)
+        with self._shell.locked() as session:
+            self._require_room(size)
+            batch = self._core.add_each(parts, len(payloads), records_per_frame)
+            session.links.pump()
+        return Ticket(self._shell, batch)
 
     def flush(self, timeout: float | None = None) -> FlushReport:
         """Send what was gathered and wait until everything has its fate, at most `timeout` seconds."""

@@ -38,7 +38,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from actors.wal_shard.admission import Admission, Intake, Limits
@@ -69,6 +68,7 @@ from actors.wal_shard.events import (
     WriteGroup,
 )
 from actors.wal_shard.group import MARK_BYTES_MAX, Group, LogPosition, lay_out
+from actors.wal_shard.phases import Phase, Room, Waiting
 from actors.wal_shard.places import Places
 from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.records import HeadReserved, frame_of
@@ -96,39 +96,6 @@ _RETENTION_PAUSE_NS = 250_000_000
 """Least time from one look at expired records to the next, when nobody asks."""
 _SLACK = 64 << 10
 """Room kept for control frames beside a turn's intake when it is judged whether a file takes it."""
-
-
-class Waiting(Enum):
-    """What the core waits for; see the module's table."""
-
-    NOTHING = 0
-    WRITE = 1
-    SYNC = 2
-    FLUSH = 3
-    ROLL = 4
-    FILE = 5
-    OPEN = 6
-    VOLATILE = 7
-    LEDGER = 8
-
-
-class Room(Enum):
-    """Whether what an event may add can be written."""
-
-    NOW = 0
-    LATER = 1
-    """A file is being made."""
-    NONE = 2
-    """It is known that none can be made at present."""
-
-
-class Phase(Enum):
-    """Life of a shard."""
-
-    RECOVERING = 0
-    ACTIVE = 1
-    DRAINING = 2
-    STOPPED = 3
 
 
 @dataclass(frozen=True, slots=True)

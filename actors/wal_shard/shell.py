@@ -16,9 +16,10 @@ from typing import Any
 
 from actors.wal_shard import events as ev
 from actors.wal_shard.baseline import segment_tables
-from actors.wal_shard.core import Phase, Settings, ShardCore
+from actors.wal_shard.core import Settings, ShardCore
 from actors.wal_shard.flusher import Flusher
 from actors.wal_shard.latch import Latch
+from actors.wal_shard.phases import Phase
 from actors.wal_shard.preparer import Preparer
 from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.recover import Recovered, Recovery, make_stream, stream_directory, tidy

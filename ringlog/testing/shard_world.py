@@ -25,7 +25,8 @@ from pyroaring import BitMap64
 
 from actors.wal_shard import events as ev
 from actors.wal_shard.baseline import segment_tables
-from actors.wal_shard.core import Phase, Settings, ShardCore
+from actors.wal_shard.core import Settings, ShardCore
+from actors.wal_shard.phases import Phase
 from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.recover import Recovered, Recovery, make_stream, tidy
 from actors.wal_shard.removal import answer

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from actors.wal_shard import events as ev
-from actors.wal_shard.core import Phase, Room, ShardCore, Waiting
+from actors.wal_shard.core import ShardCore
+from actors.wal_shard.phases import Phase, Room, Waiting
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import DiskError, InvariantViolation, Status

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 FINDINGS_MAX = 20
-"""Findings that are kept in full; more are only counted."""
+"""Findings that are kept in full; more are only counted, but for the one that was wanted."""
 STORY_CHARS_MAX = 8_000
 
 
@@ -113,11 +113,12 @@ class Account:
     def found(self, what: str, case: str, story: str = "") -> None:
         """Report a broken promise; the class goes on with the next case if it can. Raises Enough when this is
         the finding that was wanted."""
-        if len(self.findings) < FINDINGS_MAX:
+        is_wanted = self.wanted is not None and self.wanted in what
+        if is_wanted or len(self.findings) < FINDINGS_MAX:
             self.findings.append(Finding(what, case, story[-STORY_CHARS_MAX:]))
         else:
             self.findings_more += 1
-        if self.wanted is not None and self.wanted in what:
+        if is_wanted:
             raise Enough
 
     def to_json(self) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ PLANS = Path(__file__).parent / "plans"
 FAULTS = Path(__file__).parent / "faults.toml"
 
 
+DAY_STEP = 100_000
+"""Between the seeds of two days: the rounds of one stay below it."""
 ROUNDS_MAX = 3
 """How often a class runs, each time with another seed, to do what its floors ask; after that it failed."""
 
@@ -33,6 +36,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     lane: int = 1
     """Lanes run beside each other, entries of one lane one after the other."""
     seed: int = 1
+    daily: bool = False
+    """Other seeds each day: what one night does not meet another may."""
     required: bool = True
     """Whether it may be skipped on a host that lacks what it needs."""
     private_mounts: bool = False
@@ -42,6 +47,10 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """What must be counted at least, in ROUNDS_MAX rounds at most: a slow host needs longer for as much."""
     distinct: list[str] = []
     """Counts of different things, of which two rounds may do the same: the better round's is taken."""
+
+    def seed_on(self, day: date) -> int:
+        """The seed of its first round on that day."""
+        return self.seed + (DAY_STEP * day.toordinal() if self.daily else 0)
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -97,13 +97,13 @@ def run_plan(
     if shutil.disk_usage(work).free < DISK_BYTES_MIN:
         report.wrong.append(f"{work} has less than {DISK_BYTES_MIN >> 30} GiB free")
         return report
-    before = leaks.host_things()
+    before, today = leaks.host_things(), datetime.now(UTC).date()
     lock = threading.Lock()
 
     def run_lane(entries: list[Entry]) -> None:
         for entry in entries:
             verdict = run_rounds(
-                entry, entry.seed + pass_number * SEED_STEP, partial(_run_entry_at, entry, work)
+                entry, entry.seed_on(today) + pass_number * SEED_STEP, partial(_run_entry_at, entry, work)
             )
             with lock:
                 report.verdicts.append(verdict)

@@ -61,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--producers", type=int, default=4, choices=range(1, 33), metavar="1..32")
     parser.add_argument("--readers", type=int, default=2, choices=range(1, 33), metavar="1..32")
     parser.add_argument("--spark", action="store_true", help="with the part with Spark, which needs Java")
-    parser.add_argument("--kills", type=int, default=3, help="SIGKILLs of shards on the way")
+    parser.add_argument(
+        "--kills", type=int, default=3, help="SIGKILLs of shards on the way; with any, one of the scheduler"
+    )
     return parser
 
 
@@ -69,11 +71,8 @@ def _picture(options: argparse.Namespace) -> Path | None:
     """Where Spark's part leaves its picture; None if it is not to be played, or cannot be."""
     if not options.spark:
         return None
-    if not spark_stage.is_possible():
-        print(
-            "pyspark is not installed, so Spark's part is left out: pip install 'ringlog[spark]'",
-            file=sys.stderr,
-        )
+    if lacking := spark_stage.lacking():
+        print(f"Spark's part is left out: {lacking}", file=sys.stderr)
         return None
     return Path(options.out).with_suffix(".png").absolute()
 
@@ -89,7 +88,8 @@ def _save_log(directory: Path) -> None:
 def _tell(outcome: Outcome, out: Path) -> None:
     verdict, live, facts = outcome.verdict, outcome.live, outcome.facts
     print(report.table(report.rows(verdict, outcome.speeds)))
-    print(f"shards killed on the way: {len(facts['kills'])}; followed live: {live.read:,} records")
+    print(f"processes killed on the way: {len(facts['kills'])}; given to watchers: {live.read:,} records")
+    print(report.copies_text(outcome.copies))
     print(report.stage_text(outcome.stage))
     if outcome.spark is not None:
         print(report.spark_text(outcome.spark))
@@ -99,6 +99,8 @@ def _tell(outcome: Outcome, out: Path) -> None:
     for name, found in named.items():
         if not found.is_good:
             print(f"NOT WELL {name}: {found}", file=sys.stderr)
+    if not outcome.copies.is_good:
+        print(f"NOT WELL copied: {outcome.copies}", file=sys.stderr)
     if not stage.cold_segments:
         print("NOT WELL: nothing was relocated", file=sys.stderr)
     if outcome.spark is not None and not outcome.spark.is_good:

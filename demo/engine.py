@@ -74,27 +74,27 @@ class Engine:
             shutil.rmtree(self.shm_dir, ignore_errors=True)
         return time.monotonic() - began
 
-    def kill_shard(self, shard: int) -> int:
-        """SIGKILL a shard once it serves; returns the pid it had."""
+    def kill(self, name: str) -> int:
+        """SIGKILL one of its processes once it serves; returns the pid it had."""
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
-            found = self._shard(shard)
+            found = self._process_of(name)
             if found is not None and found.state == "ready" and found.pid:
                 os.kill(found.pid, signal.SIGKILL)
                 return found.pid
             time.sleep(LOOK_S)
-        raise SystemExit(f"shard {shard} did not come back; the end of its log:\n{self._log_end()}")
+        raise SystemExit(f"{name} did not come back; the end of its log:\n{self._log_end()}")
 
     def restarts(self) -> int:
         """Starts of processes after their first."""
         return sum(process.restarts for process in asking.status(str(self.run_dir)).processes)
 
-    def _shard(self, shard: int) -> ProcessStatus | None:
+    def _process_of(self, name: str) -> ProcessStatus | None:
         try:
             processes = asking.status(str(self.run_dir)).processes
         except RinglogError:
             return None
-        return next((process for process in processes if process.name == f"wal_shard-{shard:02d}"), None)
+        return next((process for process in processes if process.name == name), None)
 
     def _log_end(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])

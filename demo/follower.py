@@ -1,4 +1,4 @@
-"""One reader process: follows its half of the topics while they are written, and judges what it sees."""
+"""One reader process: watches its part of the topics while they are written, and judges what it sees."""
 
 from __future__ import annotations
 
@@ -7,59 +7,89 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 import ringlog
 from demo import source
 from demo.judge import Ledger
 from demo.words import FIRST_READER, READY_OFFSET, WRITTEN, Words
 from ringlog.client import Client
-from ringlog.client.pages import Tombstone
-from ringlog.client.tailer import Tailer
+from ringlog.client.pages import Page, Tombstone
+from ringlog.client.watch import Watch
 
 LOOK_S = 0.02
 LAST_LOOK_S = 30.0
 
 
+class Live:
+    """What a watch gave: records for the ledger, and how long each was on its way."""
+
+    def __init__(self, watch: Watch, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.reached: dict[str, int] = {}
+        """Topic -> number of its last record that was given."""
+        self._watch = watch
+        self._delays_us: list[NDArray[np.int64]] = []
+
+    def turn(self) -> None:
+        """Take what there is; waits a moment for it."""
+        event = self._watch.next(LOOK_S)
+        if isinstance(event, Tombstone):
+            self.ledger.announce()
+        elif isinstance(event, Page):
+            now_us = time.time_ns() // 1_000
+            for piece in event.pieces:
+                self.ledger.take(event.topic, piece.seq_at(0), piece.payloads())
+                self._delays_us.append(now_us - piece.commit_stamps)
+            self.reached[event.topic] = event.cursor.seq
+
+    def read_to_heads(self, heads: dict[str, int]) -> None:
+        """Go on until every head is reached, for a bounded time: what is missing then was lost."""
+        deadline = time.monotonic() + LAST_LOOK_S
+        while time.monotonic() < deadline:
+            self.turn()
+            if all(self.reached.get(topic, 0) >= head for topic, head in heads.items()):
+                return
+
+    @property
+    def delays_us(self) -> NDArray[np.int64]:
+        """(n,) microseconds from the commit of each record to its arrival here."""
+        return np.concatenate(self._delays_us) if self._delays_us else np.zeros(0, dtype=np.int64)
+
+
 def main(directory: Path, url: str, number: int, readers: int, producers: int) -> int:
-    """Follow until everything was written and read; leave the ledger in `follower-N.npz`."""
+    """Watch until everything was written and given; leave the ledger in `follower-N.npz`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The conductor decides when we end.
     words = Words(directory)
     facts = source.load(directory)
-    ledger = Ledger(facts, producers)
+    topics = facts.topics[number::readers]
+    live = Ledger(facts, producers)
     with ringlog.connect(url, timeout_ms=60_000, wait=20.0) as client:
-        tailers = {topic: client.tailer(topic) for topic in facts.topics[number::readers]}
-        words[FIRST_READER + READY_OFFSET + number] = 1
-        while not words[WRITTEN]:
-            if not _turn(tailers, ledger):
-                time.sleep(LOOK_S)
-            words[FIRST_READER + number] = ledger.counts.read
-        _read_to_heads(client, tailers, ledger)
-        words[FIRST_READER + number] = ledger.counts.read
-    ledger.save(directory / f"follower-{number}.npz")
+        delays_us: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        if topics:
+            delays_us = _follow(client, topics, live, words, number)
+        words[FIRST_READER + READY_OFFSET + number] = (
+            1  # With more readers than topics there is no more to do.
+        )
+        words[FIRST_READER + number] = live.counts.read
+    live.save(directory / f"follower-{number}.npz")
+    np.save(directory / f"delays-{number}.npy", delays_us)
     return 0
 
 
-def _turn(tailers: dict[str, Tailer], ledger: Ledger) -> int:
-    """Take what every topic has now; returns how many items there were."""
-    taken = 0
-    for topic, tailer in tailers.items():
-        while (item := tailer.next(0)) is not None:
-            taken += 1
-            if isinstance(item, Tombstone):
-                ledger.announce()
-            else:
-                ledger.take(topic, item.first_seq, item.bytes())
-    return taken
-
-
-def _read_to_heads(client: Client, tailers: dict[str, Tailer], ledger: Ledger) -> None:
-    """Read on until every topic's head is reached, for a bounded time: what is missing then was lost."""
-    heads = {topic: client.topics.state(topic).head_seq for topic in tailers}
-    deadline = time.monotonic() + LAST_LOOK_S
-    while time.monotonic() < deadline:
-        _turn(tailers, ledger)
-        if all(tailer.cursor.seq >= heads[topic] for topic, tailer in tailers.items()):
-            return
-        time.sleep(LOOK_S)
+def _follow(
+    client: Client, topics: tuple[str, ...], ledger: Ledger, words: Words, number: int
+) -> NDArray[np.int64]:
+    with client.watch(topics) as watch:
+        watch.open()
+        live = Live(watch, ledger)
+        words[FIRST_READER + READY_OFFSET + number] = 1
+        while not words[WRITTEN]:
+            live.turn()
+            words[FIRST_READER + number] = ledger.counts.read
+        live.read_to_heads({topic: client.topics.state(topic).head_seq for topic in topics})
+    return live.delays_us
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from demo.copies import AIRPORT, Copies
 from demo.judge import Verdict
 from demo.spark_stage import SparkStage
 from demo.stage import Stage
@@ -26,14 +27,19 @@ class Speeds:
     ack_p50_ms: float
     ack_p99_ms: float
     pause_max_ms: float
+    live_p50_ms: float
+    """From a record's commit to its arrival at the watcher."""
+    live_p99_ms: float
 
     @classmethod
-    def of(cls, acked: int, seconds: float, latencies_ns: NDArray[np.int64], pause_ns: int) -> Speeds:
-        """From the producers' clocks."""
-        if not len(latencies_ns):
-            return cls(0.0, 0.0, 0.0, pause_ns * MS)
-        p50, p99 = np.percentile(latencies_ns, [50, 99])
-        return cls(acked / seconds, float(p50) * MS, float(p99) * MS, pause_ns * MS)
+    def of(
+        cls, acked: int, seconds: float, latencies_ns: NDArray[np.int64], pause_ns: int,
+        delays_us: NDArray[np.int64],
+    ) -> Speeds:  # fmt: skip
+        """From the clocks of producers and watchers."""
+        p50, p99 = np.percentile(latencies_ns, [50, 99]) * MS if len(latencies_ns) else (0.0, 0.0)
+        live_p50, live_p99 = np.percentile(delays_us, [50, 99]) / 1e3 if len(delays_us) else (0.0, 0.0)
+        return cls(acked / seconds, float(p50), float(p99), pause_ns * MS, float(live_p50), float(live_p99))
 
 
 def rows(verdict: Verdict, speeds: Speeds) -> list[tuple[str, str]]:
@@ -48,6 +54,8 @@ def rows(verdict: Verdict, speeds: Speeds) -> list[tuple[str, str]]:
         ("ack p50", f"{speeds.ack_p50_ms:,.1f} ms"),
         ("ack p99", f"{speeds.ack_p99_ms:,.1f} ms"),
         ("longest producer pause", f"{speeds.pause_max_ms:,.0f} ms"),
+        ("live, after commit p50", f"{speeds.live_p50_ms:,.1f} ms"),
+        ("live, after commit p99", f"{speeds.live_p99_ms:,.1f} ms"),
     ]
 
 
@@ -60,6 +68,15 @@ def stage_text(stage: Stage) -> str:
         f"{stage.cold_segments} of {stage.segments} segments relocated, restarted\n"
         f"{stage.topic}, read from 0: {told}, then {stage.verdict.read:,} records; "
         f"other carriers from the cold tier: {stage.rest.read:,}"
+    )
+
+
+def copies_text(copies: Copies) -> str:
+    """The routers' part in a line."""
+    wrong = copies.lost + copies.doubled + copies.out_of_order + copies.others
+    return (
+        f"{copies.routers} routers copied {copies.read:,} of {copies.wanted:,} flights from {AIRPORT}, "
+        + (f"{wrong} WRONG" if wrong else "each once and in order")
     )
 
 

@@ -1,4 +1,4 @@
-"""The story: write and follow under fire, restart, read back, Spark, delete, relocate, read again, judge."""
+"""The story: write, watch and copy under fire, restart, read back, Spark, delete, relocate, judge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ringlog
-from demo import judge, source, spark_stage, stage
+from demo import copies, judge, source, spark_stage, stage
+from demo.copies import Copies
 from demo.engine import Engine
 from demo.judge import Counts, Ledger, Verdict
 from demo.progress import Progress
@@ -26,6 +27,7 @@ from demo.words import FIRST_PRODUCER, FIRST_READER, GO, READY_OFFSET, WRITTEN, 
 CHILD_S = 120.0
 LOOK_S = 0.005
 PAGE_RECORDS = 10_000
+SCHEDULER = "scheduler-00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Outcome:
     verdict: Verdict
     live: Verdict
     stage: Stage
+    copies: Copies
     speeds: Speeds
     failures: list[str]
     facts: dict[str, Any]
@@ -56,8 +59,8 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Nothing was lost, doubled, out of order or refused, live, after the restart or relocated."""
-        is_good = self.verdict.is_good and self.live.is_good and self.stage.is_good
+        """Nothing was lost, doubled, out of order or refused: live, copied, restarted or relocated."""
+        is_good = all(part.is_good for part in (self.verdict, self.live, self.copies, self.stage))
         is_good &= self.spark is None or self.spark.is_good
         return is_good and not self.failures and self.live.acked > 0
 
@@ -80,13 +83,16 @@ def run(plan: Plan, progress: Progress) -> Outcome:
         ledger = _read_back(plan, engine.url, events, progress)
         facts["read_back_s"] = round(time.monotonic() - began, 3)
         acked = _acked(plan, events)
+        progress.say("reading what the routers copied")
+        copied = copies.read_and_judge(engine.url, plan.directory, events, acked)
+        facts["copies"] = asdict(copied)
         sparked = _spark(plan, engine, events, progress)
         facts |= sparked.facts() if sparked is not None else {}
         staged = stage.run(plan.directory, engine, events, acked, plan.producers, progress)
         facts |= staged.facts()
     finally:
         engine.stop()
-    return replace(_outcome(plan, events, ledger, staged, facts), spark=sparked)
+    return replace(_outcome(plan, events, ledger, staged, copied, facts), spark=sparked)
 
 
 def _spark(plan: Plan, engine: Engine, events: source.Source, progress: Progress) -> SparkStage | None:
@@ -100,13 +106,14 @@ def _make_topics(url: str, events: source.Source) -> None:
     with ringlog.connect(url, wait=20.0) as client:
         for topic in events.topics:
             client.topics.create(topic, durability="fsync")
+        copies.make_routers(client, events.topics)
 
 
 # -- writing, following, killing -------------------------------------------------------------------------
 
 
-def _write_under_fire(plan: Plan, engine: Engine, events: source.Source, progress: Progress) -> list[int]:
-    """Start all children, let them go, kill shards at even parts of the way; returns the shards killed."""
+def _write_under_fire(plan: Plan, engine: Engine, events: source.Source, progress: Progress) -> list[str]:
+    """Start all children, let them go, kill at even parts of the way; returns the processes killed."""
     words = Words(plan.directory)
     children: list[subprocess.Popen[bytes]] = []
     try:
@@ -149,24 +156,32 @@ def _wait_ready(plan: Plan, words: Words, children: Sequence[subprocess.Popen[by
 def _conduct(
     plan: Plan, engine: Engine, total: int, words: Words, producers: Sequence[subprocess.Popen[bytes]],
     progress: Progress,
-) -> list[int]:  # fmt: skip
-    """Watch the acknowledgements and kill a shard whenever another part of them is in."""
-    kills: list[int] = []
+) -> list[str]:  # fmt: skip
+    """Watch the acknowledgements and kill a process whenever another part of them is in."""
+    kills: list[str] = []
+    victims = _victims(plan)
     deadline = time.monotonic() + CHILD_S
     while any(child.poll() is None for child in producers):
         acked = words.total(FIRST_PRODUCER, plan.producers)
         progress.show(acked, words.total(FIRST_READER, plan.readers))
-        if len(kills) < plan.kills and acked >= total * (len(kills) + 1) / (plan.kills + 1):
-            shard = len(kills) % plan.shards
-            pid = engine.kill_shard(shard)
-            kills.append(shard)
-            progress.say(f"SIGKILL to shard {shard} (pid {pid}) after {acked:,} acks")
+        if len(kills) < len(victims) and acked >= total * (len(kills) + 1) / (len(victims) + 1):
+            name = victims[len(kills)]
+            pid = engine.kill(name)
+            kills.append(name)
+            progress.say(f"SIGKILL to {name} (pid {pid}) after {acked:,} acks")
         if time.monotonic() > deadline:
             raise SystemExit(f"the producers did not finish; {acked:,} of {total:,} acked")
         time.sleep(LOOK_S)
     _wait_all(producers)
     progress.show(words.total(FIRST_PRODUCER, plan.producers), words.total(FIRST_READER, plan.readers))
     return kills
+
+
+def _victims(plan: Plan) -> list[str]:
+    """Shards in turn, and in the middle the scheduler, which feeds the watchers and runs the routers."""
+    shards = [f"wal_shard-{number % plan.shards:02d}" for number in range(plan.kills)]
+    middle = plan.kills // 2
+    return [*shards[:middle], SCHEDULER, *shards[middle:]] if shards else []
 
 
 def _require_alive(children: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -219,7 +234,7 @@ def _acked(plan: Plan, events: source.Source) -> NDArray[np.uint64]:
 
 
 def _outcome(
-    plan: Plan, events: source.Source, ledger: Ledger, staged: Stage, facts: dict[str, Any]
+    plan: Plan, events: source.Source, ledger: Ledger, staged: Stage, copied: Copies, facts: dict[str, Any]
 ) -> Outcome:
     acked = _acked(plan, events)
     latencies, failures, times = [], [], []
@@ -231,14 +246,15 @@ def _outcome(
     began, ended, pauses = np.array(times).T
     verdict = judge.judge(acked, ledger.seen, ledger.seqs, ledger.counts)
     seconds = (int(ended.max()) - int(began.min())) / 1e9
-    speeds = Speeds.of(verdict.acked, seconds, np.concatenate(latencies), int(pauses.max()))
+    delays_us = np.concatenate([np.load(plan.directory / f"delays-{n}.npy") for n in range(plan.readers)])
+    speeds = Speeds.of(verdict.acked, seconds, np.concatenate(latencies), int(pauses.max()), delays_us)
     live = _live_verdict(plan, acked)
     facts |= {"write_s": round(seconds, 3), "live": asdict(live), "failures": failures[:10]}
-    return Outcome(verdict, live, staged, speeds, failures, facts)
+    return Outcome(verdict, live, staged, copied, speeds, failures, facts)
 
 
 def _live_verdict(plan: Plan, acked: Any) -> Verdict:
-    """The two followers together saw every topic once."""
+    """The watchers together saw every topic once."""
     parts = [judge.load(plan.directory / f"follower-{number}.npz") for number in range(plan.readers)]
     seen = np.stack([part[0] for part in parts]).sum(axis=0, dtype=np.uint32)
     seqs = np.stack([part[1] for part in parts]).sum(axis=0, dtype=np.uint64)

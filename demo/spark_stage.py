@@ -30,6 +30,7 @@ from demo.progress import Progress
 from demo.source import Source
 from ringlog.cli.passes import COMPACTOR, ask_actor
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
+from ringlog.spark.errors import JavaMissing
 
 TOPIC = "live.flights"
 LIVE_FLIGHTS = 80_000
@@ -74,9 +75,17 @@ class SparkStage:
         return {"spark": asdict(self)}
 
 
-def is_possible() -> bool:
-    """Is pyspark installed?"""
-    return importlib.util.find_spec("pyspark") is not None
+def lacking() -> str:
+    """What this part needs and is not there; empty = it can be played."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "pyspark is not installed: pip install 'ringlog[spark]'"
+    from ringlog.spark.jre import provide_java
+
+    try:
+        provide_java(dict(os.environ))
+    except JavaMissing as e:
+        return e.message
+    return ""
 
 
 def run(

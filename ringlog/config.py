@@ -95,6 +95,7 @@ class Limits(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_record_bytes: Annotated[int, Meta(ge=1, le=limits.RECORD_BYTES_MAX)] = limits.RECORD_BYTES_MAX
     max_limit: Annotated[int, Meta(ge=1, le=limits.READ_LIMIT_MAX)] = limits.READ_LIMIT_MAX
     max_topics: Annotated[int, Meta(ge=1, le=10_000_000)] = limits.TOPICS_MAX_DEFAULT
+    max_routers: Annotated[int, Meta(ge=0, le=1_000_000)] = limits.ROUTERS_MAX_DEFAULT
 
 
 class Wal(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -147,6 +148,20 @@ class Storage(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Pace at which everything at rest is verified over and over (RD-23); 0 = off."""
 
 
+class Delivery(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Who tells readers that there is something new."""
+
+    schedulers: Annotated[int, Meta(ge=0, le=limits.SCHEDULERS_MAX)] = 1
+    """Processes that share the topics; 0 = none: readers look for themselves, and watches are refused."""
+
+
+class Governor(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What happens under pressure."""
+
+    enabled: bool = True
+    """Off: pressure is measured and shown, and nothing follows from it."""
+
+
 class Log(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the processes say."""
 
@@ -187,6 +202,8 @@ class Config(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     wal: Wal = msgspec.field(default_factory=Wal)
     storage: Storage = Storage()
     cold: Cold = Cold()
+    delivery: Delivery = Delivery()
+    governor: Governor = Governor()
     log: Log = Log()
     supervisor: Supervisor = Supervisor()
     profile: Profile = Profile()
@@ -211,6 +228,7 @@ ENVIRONMENT: dict[str, str] = {
     "limits.max_record_bytes": "RINGLOG_MAX_RECORD_BYTES",
     "limits.max_limit": "RINGLOG_MAX_LIMIT",
     "limits.max_topics": "RINGLOG_MAX_TOPICS",
+    "limits.max_routers": "RINGLOG_MAX_ROUTERS",
     "wal.shards": "RINGLOG_WAL_SHARDS",
     "wal.flush_interval_ms": "RINGLOG_WAL_FLUSH_INTERVAL_MS",
     "wal.corruption": "RINGLOG_WAL_CORRUPTION",
@@ -234,6 +252,8 @@ ENVIRONMENT: dict[str, str] = {
     "cold.interval_s": "RINGLOG_COLD_INTERVAL_S",
     "cold.cache_bytes": "RINGLOG_COLD_CACHE_BYTES",
     "cold.timeout_s": "RINGLOG_COLD_TIMEOUT_S",
+    "delivery.schedulers": "RINGLOG_SCHEDULERS",
+    "governor.enabled": "RINGLOG_GOVERNOR",
     "log.level": "RINGLOG_LOG",
     "log.format": "RINGLOG_LOG_FORMAT",
     "log.file": "RINGLOG_LOG_FILE",

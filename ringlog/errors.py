@@ -14,7 +14,7 @@ RinglogError                      code, detail, retriable, outcome
 ├─ Refused                        the engine said no; one subclass for each code
 │  ├─ InvalidRequest  BatchTooLarge  RecordTooLarge  Unauthorized  Forbidden
 │  ├─ TopicNotFound  TopicIncompatible  TopicNotEmpty  StaleEpoch
-│  ├─ PayloadTooLarge  TopicFull  Throttled
+│  ├─ PayloadTooLarge  TopicFull  Throttled  RouterNotFound  RouterCycle
 │  ├─ Internal  ShuttingDown  StorageReadOnly
 │  └─ NotReady
 │     └─ ColdUnavailable          the cold tier does not answer; nothing is lost
@@ -143,6 +143,8 @@ class Status(IntEnum):
     SHUTTING_DOWN = 15
     CORRUPT_FRAME = 16
     STORAGE_READ_ONLY = 17
+    ROUTER_NOT_FOUND = 18
+    ROUTER_CYCLE = 19
 
 
 class Refused(RinglogError):
@@ -186,6 +188,18 @@ class TopicNotFound(Refused):
     """No such topic."""
 
     code, status, http = "topic_not_found", Status.TOPIC_NOT_FOUND, 404
+
+
+class RouterNotFound(Refused):
+    """No such router."""
+
+    code, status, http = "router_not_found", Status.ROUTER_NOT_FOUND, 404
+
+
+class RouterCycle(Refused):
+    """The router would close a cycle; `cycle` names the topics along it."""
+
+    code, status, http = "router_cycle", Status.ROUTER_CYCLE, 409
 
 
 class TopicIncompatible(Refused):
@@ -330,7 +344,7 @@ REFUSALS: dict[int, type[Refused]] = {
     for kind in (
         InvalidRequest, BatchTooLarge, RecordTooLarge, Unauthorized, Forbidden, TopicNotFound,
         TopicIncompatible, TopicNotEmpty, StaleEpoch, PayloadTooLarge, TopicFull, Throttled,
-        Internal, NotReady, ShuttingDown, CorruptFrame, StorageReadOnly,
+        Internal, NotReady, ShuttingDown, CorruptFrame, StorageReadOnly, RouterNotFound, RouterCycle,
     )
 }  # fmt: skip
 

@@ -51,7 +51,9 @@ FLUSH_INTERVAL_MS_DEFAULT = 100
 UNSYNCED_BYTES_MAX = 32 * MIB
 """Bytes of `disk` and `memory` class that may be unsynced before a sync is forced, whatever the time."""
 INTAKE_REQUESTS_MAX = 4_096
-"""Socket requests one shard holds; beyond it the answer is Throttled (BP-3)."""
+INTAKE_BYTES_MAX = 4 * FRAME_BYTES_MAX
+"""Appends that a gateway holds for one shard; beyond it the answer is Throttled (BP-3), and under pressure
+beyond half of it."""
 
 # -- WAL files -----------------------------------------------------------------------------------------
 WAL_HEADER_BYTES = 4_096
@@ -125,6 +127,99 @@ LIST_PAGE_DEFAULT = 100
 LIST_PAGE_MAX = 1_000
 EXTENTS_PER_LOCATE_MAX = 1_024
 
+# -- delivery. Who is too slow reads from storage; nothing is dropped and no writer waits ----------------
+NEWS_ROWS = 1 << 15
+"""Latest publications of a shard kept in shared memory; a reader further behind looks at every topic."""
+SCHEDULERS_MAX = 8
+LINKS_PER_SCHEDULER_MAX = 4_096
+"""Clients a scheduler tells of news; a further one is answered Throttled."""
+SUBSCRIPTIONS_PER_LINK_MAX = 16_384
+FEEDS_PER_SUBSCRIPTION_MAX = 100_000
+FEEDS_PER_SCHEDULER_MAX = 1_000_000
+FEEDS_PER_MESSAGE_MAX = 1_024
+CREDIT_DEFAULT = 32
+CREDIT_MAX = 4_096
+"""Turns of a subscription that may be on their way at the same time."""
+LINK_SILENCE_MS = 30_000
+"""A link without a word for this long is forgotten; clients say one three times as often."""
+WATCH_LIMIT_DEFAULT = 4_096
+"""Records of one topic that a watch reads in one turn, before another topic has one."""
+WATCH_LIMIT_MAX = 100_000
+SHARED_FRAMES_BYTES_MAX = 16 * MIB
+"""Frames of the log that the watches of one client have read lately and share; the oldest go first."""
+AGING_TICK_MS = 50
+"""How often a scheduler looks who has risen, and tries again what could not be told."""
+LAG_LOOKS_MAX = 4_096
+"""Subscriptions and feeds looked at for how far their readers are behind, those first whose link has been
+silent for longest."""
+LAGS_PER_MESSAGE_MAX = 256
+"""Consumers told of in one answer, those that are furthest behind."""
+DURABLE_LOOK_MS = 20
+"""How often it looks at a shard's durable mark while a strong subscription waits for it."""
+TURNS_PER_MESSAGE_MAX = 4_096
+"""Turns told to a link in one message; more follow in the next."""
+TURN_RINGS_MAX = 64
+"""Local clients that a scheduler tells of turns through shared memory; the others get messages."""
+TURN_RING_ROWS = 4_096
+"""Turns in such a ring that its client has not looked at; beyond it they are told again."""
+HINTS_PER_TOPIC = 4
+"""Latest places of a topic's records that are told with a turn; who is further behind finds them itself."""
+SLOTS_PER_LOOK_MAX = 4_096
+"""Topic slots read in one turn, so that a scheduler that looks at everything still tells what is new."""
+DURABLE_WAITS_MAX = 65_536
+"""Publications of a shard that wait for its durable mark; beyond it they are forgotten and the topics looked
+at, which says the same of each topic once."""
+REFRESHES_PER_TICK_MAX = 8_192
+"""Waiting feeds whose band is made anew in one tick because their topic was consumed or configured; the rest
+follow in the next ones."""
+WATCHED_SLOTS_MAX = 256 * 4_096
+"""Slots of a shard's topic table."""
+
+# -- the governor. What is shed is latency, then new work; never what was taken in ------------------------
+GOVERNOR_SAMPLE_MS = 100
+GOVERNOR_LATENCY_MS = 5
+"""Time from news to turn that is full pressure."""
+GOVERNOR_READY_PER_SCHEDULER = 8
+"""Topics that could be told of and were not, for each scheduler, that are full pressure."""
+GOVERNOR_BELIEF_MS = 3_000
+"""A governor whose process shows no heartbeat for so long is taken for one without pressure."""
+COALESCE_MS_MAX = 20
+"""Longest that a topic's next wake-up is gathered."""
+GROUP_WINDOW_US_MIN = 500
+GROUP_WINDOW_US_MAX = 10_000
+"""Longest that a shard under pressure gathers a group before it takes frames out of rings."""
+GATHER_RINGS_MIN = 4
+"""A shard's groups out of fewer rings than this are not gathered: it would gain less than it costs them."""
+GATHER_LOOK_US = 500
+"""How often it looks meanwhile whether everybody is there."""
+PRESSURE_RETRY_MS = 1_000
+"""What is refused for pressure, or since an intake is full, is told to come again after this."""
+
+# -- routers. Who forwards runs behind writes and holds up none of them -----------------------------------
+ROUTERS_MAX_DEFAULT = 10_000
+ROUTER_HOPS_MAX = 8
+"""A record that came through so many routers is not forwarded again: what bounds a permitted cycle."""
+ROUTER_NAME_BYTES_MAX = 255
+ROUTER_FILTER_BYTES_MAX = 4 * KIB
+ROUTE_RECORDS_MAX = 1_024
+"""Records of a source that one pass looks at, so that no backlog delays other routers."""
+ROUTE_BYTES_MAX = 1 * MIB
+"""Bytes of payload in one pass; a record that is larger goes alone."""
+ROUTE_ROWS_MAX = 1_024
+"""Destinations that one message to a shard names."""
+ROUTE_PASSES_MAX = 64
+"""Messages of a scheduler to shards that are on their way; beyond it no further pass begins."""
+ROUTE_PAUSE_MS_MIN = 10
+ROUTE_PAUSE_MS_MAX = 1_000
+"""A destination that refuses is tried again after this long, each time twice as long."""
+ROUTER_SOURCES_OPEN_MAX = 256
+"""Sources that a scheduler keeps open files of; the longest unused is let go."""
+ROUTER_SETTLE_MS_MAX = 2_000
+"""Longest wait of one request for a router to get on: shorter than the silence after which a connection is
+not trusted. Who has more patience asks again."""
+ROUTERS_LOOK_S = 30.0
+"""How often a scheduler asks shards which routers there are, though it is told of each."""
+
 # -- envelopes -----------------------------------------------------------------------------------------
 ENVELOPE_BYTES_MAX = 1 * MIB
 ENVELOPE_PARTS_MAX = 8
@@ -169,8 +264,11 @@ HANDSHAKE_MS = 5_000
 STORY_EVENTS_MAX = 256
 
 assert RECORD_BYTES_MAX <= REQUEST_BYTES_MAX < FRAME_BYTES_MAX
+assert FEEDS_PER_SUBSCRIPTION_MAX <= FEEDS_PER_SCHEDULER_MAX
 assert FRAME_BYTES_MAX < 1 << 31, "frame_len and column offsets are 32 bits"
 assert RING_BYTES_MIN // RING_FRAME_FRACTION > 4 * KIB, "the smallest ring takes an ordinary frame"
 assert DRAIN_BYTES_PER_RING_MAX <= GROUP_BYTES_MAX < WAL_FILE_BYTES_DEFAULT
 assert DEDUP_FRAMES_PER_PRODUCER >= SETTLE_ENTRIES_DEFAULT, "a whole ring can be resent and recognised"
+assert GROUP_WINDOW_US_MIN <= GROUP_WINDOW_US_MAX <= FLUSH_INTERVAL_MS_DEFAULT * 1000
+assert COALESCE_MS_MAX < GOVERNOR_SAMPLE_MS < HEARTBEAT_INTERVAL_MS < GOVERNOR_BELIEF_MS
 assert STUCK_AFTER_S_MIN * 1000 >= 3 * HEARTBEAT_INTERVAL_MS, "nobody is stuck for a late heartbeat"

@@ -7,6 +7,7 @@ private and of the right size, so that nobody can slip us a symlink, a pipe or s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import secrets
@@ -47,6 +48,12 @@ def make_file(path: str, size: int, first_bytes: bytes, error: type[RinglogError
         raise error(f"no room: {e.strerror}", path=path, bytes=size, errno=e.errno) from None
     finally:
         os.close(fd)
+
+
+def remove_file(path: str) -> None:
+    """Remove a name; who has mapped the file keeps it. Nothing happens when it is gone already."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def open_file(path: str, error: type[RinglogError], *, writable: bool = True) -> tuple[int, int]:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
-    "shm",
+    "shm", "governor",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
@@ -31,7 +31,7 @@ CLI = {
 }  # fmt: skip
 
 # What a process needs to read a topic's records wherever they lie.
-READ_PATH = {"storage.reader", "storage.mask", "storage.shelf", "storage.ledger"}
+READ_PATH = {"storage.reader", "storage.frame_share", "storage.mask", "storage.shelf", "storage.ledger"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "base": {"base"},
@@ -61,11 +61,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     # On the engine's host the client reads files itself: with the reader, through the disk seam it asks
     # for, and with the same decision about tombstones as the gateway.
     "client": {*WIRE, "link", "client", *READ_PATH, "storage.disk", "topic.tombstone", "root"},
-    "aio": {*WIRE, "link", "client", "storage.reader", "aio"},
+    "aio": {*WIRE, "link", "client", "storage.reader", "storage.frame_share", "aio"},
     # A client like others, which plans by segments' indexes, reads and audits files, and stages on disk.
     "spark": {
         "base", "frame", "envelope", "link", "client", "segment", *READ_PATH, "storage.disk",
-        "storage.gather", "topic.tombstone", "spark", "root",
+        "storage.gather", "topic.tombstone", "spark", "spark.cold_alone", "root",
+    },
+    # The cold tier without its engine: what a shard keeps in its snapshots, and where segments are sent.
+    "spark.cold_alone": {
+        "base", "board", "frame", "envelope", "link", "segment", "storage.disk", "storage.snapshot", "tier",
+        "topic.names", "topic.row", "topic.state", "spark", "spark.cold_alone",
     },
     # The supervisor locks the data directory and keeps meta/engine, and the disk is changed in one place.
     "supervision": {
@@ -101,6 +106,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actors.shell": {
         *WIRE, "contract", "topic", "topic.sealed", "runtime", "runtime.listening", "storage", *READ_PATH,
         "link", "storage.snapshot", "segment", "tier", "root",
+        # Routers read their sources as every reader on the host does.
+        "client.source", "client.connection", "client.pages",
     },
     "actors.__main__": {"base", "envelope", "runtime"},
     # `ringlog.connect` is loaded when it is first asked for.
@@ -110,7 +117,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 SHELL_SIDE: dict[str, str] = {
     "actors.wal_shard.shell": "the effect table",
+    "actors.wal_shard.announcer": "writes news in shared memory",
     "actors.wal_shard.flusher": "the thread that syncs",
+    "actors.wal_shard.governing": "measures pressure, and says so on the board",
     "actors.wal_shard.latch": "looks whether a directory takes writes",
     "actors.wal_shard.preparer": "the thread that makes the next WAL file",
     "actors.wal_shard.recover": "reads the data directory for the pure replay",
@@ -121,6 +130,7 @@ SHELL_SIDE: dict[str, str] = {
     "actors.gateway.zap": "answers libzmq's question about a connection",
     "actors.gateway.router": "the sockets, bounded",
     "actors.gateway.files": "reads the log for remote clients",
+    "actors.gateway.deliveries": "remote clients' subscriptions, kept with the schedulers",
     "actors.compactor.shell": "the loop, and the socket for operators",
     "actors.compactor.checkpoint": "makes segments and snapshots, unlinks the log",
     "actors.compactor.logfile": "reads the log",
@@ -128,6 +138,13 @@ SHELL_SIDE: dict[str, str] = {
     "actors.compactor.marking": "marks deleted records in segments",
     "actors.relocator.shell": "the socket, the threads that fetch and the one that moves",
     "actors.relocator.mover": "copies segments and deletes what was copied",
+    "actors.scheduler.shell": "the socket, news and topic tables of all shards",
+    "actors.scheduler.forwarder": "follows and reads sources, sends passes to shards",
+    "actors.scheduler.sources": "a reader's connection from within, open files of sources",
+    "actors.scheduler.copies": "makes the frames of a pass with the writer of segments",
+    "actors.scheduler.router_objects": "asks shards to make routers and topics",
+    "actors.scheduler.turn_rings": "turns for clients on the host, in shared memory",
+    "actors.scheduler.governing": "measures pressure, and says so on the board",
     "actors.reclaimer.shell": "the socket, the free space, the threads that work",
     "actors.reclaimer.rounds": "asks shards, removes files",
     "actors.reclaimer.rewriter": "writes segments from segments",
@@ -150,6 +167,7 @@ PURE_MODULES = {
     "ringlog.types",
     "ringlog._kernel",
     "ringlog.limits",
+    "ringlog.governor",
     "ringlog.segment.layout",
     *(f"ringlog.{name}" for name in PURE_STORAGE),
 }

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from demo import copies
 from demo.judge import Counts, Ledger, Verdict, judge
 from demo.source import Source, events_of, id_of, load, prepare, share, tag_of
 from demo.words import Words
@@ -39,6 +40,33 @@ def verdict_of(events: Source, a: list[bytes], b: list[bytes], first_of_b: int =
 
 
 EVEN, ODD = PAYLOADS[::2], PAYLOADS[1::2]
+
+
+@pytest.mark.parametrize(
+    ("found", "others", "flaws"),
+    [
+        ([3, 1, 5], 0, (3, 3, 0, 0, 0, 0)),
+        ([3, 5], 0, (3, 2, 1, 0, 0, 0)),
+        ([3, 1, 1, 5], 0, (3, 4, 0, 1, 0, 0)),
+        ([1, 3, 5], 0, (3, 3, 0, 0, 1, 0)),
+        ([3, 1, 5, 7], 1, (3, 5, 0, 0, 0, 2)),
+    ],
+)
+def test_every_flaw_of_copies_is_found(found: list[int], others: int, flaws: tuple[int, ...]) -> None:
+    """Wanted are 3, 1, 5 in this order, which is that of their numbers in the source."""
+    assert copies.judge([3, 1, 5], found, others) == flaws
+
+
+def test_what_routers_must_copy_follows_the_source_and_the_acknowledgements(tmp_path: Path) -> None:
+    events = prepare(tmp_path, limit=300)
+    acked = np.arange(len(events), 0, -1, dtype=np.uint64)
+    acked[::3] = 0
+    wanted = copies.wanted_of(tmp_path, events, acked)
+    found = {i: payload for topic in events.topics for i, payload in events_of(tmp_path, topic)}
+    assert sorted(i for ids in wanted.values() for i in ids) == [
+        i for i in sorted(found) if i % 3 and json.loads(found[i])["origin"] == copies.AIRPORT
+    ]
+    assert all(ids == sorted(ids, reverse=True) for ids in wanted.values())
 
 
 def test_a_flawless_run_is_good(events: Source) -> None:
@@ -127,8 +155,12 @@ def test_a_small_run_with_a_kill_loses_doubles_and_reorders_nothing(tmp_path: Pa
         0,
         0,
     ]
-    assert found["restarts"] == 1
+    assert (found["kills"], found["restarts"]) == (["scheduler-00", "wal_shard-00"], 2)
     assert {"records_per_s", "ack_p50_ms", "ack_p99_ms", "pause_max_ms"} <= set(found)
+    assert 0 < found["live_p50_ms"] <= found["live_p99_ms"]
+    copied = found["copies"]
+    assert 0 < copied["wanted"] == copied["read"] < 8000
+    assert "each once and in order" in out
     assert "longest producer pause" in out
     stage = found["stage"]
     assert found["deleted"] > 0 < found["evicted"]

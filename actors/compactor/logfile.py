@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ringlog.envelope.messages import Extent
-from ringlog.errors import CorruptData
+from ringlog.errors import CorruptData, FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame.batch import End, FrameBatch
+from ringlog.frame.routed import resolve
 from ringlog.limits import FRAME_BYTES_MAX, RECOVERY_READ_BYTES, WAL_HEADER_BYTES
 from ringlog.storage.disk import Disk
 
@@ -26,7 +27,7 @@ def read_log(disk: Disk, data_dir: str, file: Extent) -> Iterator[tuple[bytes, F
             buffer, batch = _window(disk, fd, at, end)
             _verify(buffer, batch, file, at)
             if len(batch):
-                yield buffer, batch
+                yield buffer, _resolved(buffer, batch, file, at)
                 at += batch.stop
             goes_on = batch.end is End.PARTIAL or batch.stop == len(buffer)
             if not goes_on or not len(batch):
@@ -45,6 +46,14 @@ def _window(disk: Disk, fd: int, at: int, end: int) -> tuple[bytes, FrameBatch]:
         batch = frames.scan(buffer[: len(buffer) & ~7], frames_max=1)
         return buffer[: batch.stop], batch
     return buffer, batch
+
+
+def _resolved(buffer: bytes, batch: FrameBatch, file: Extent, at: int) -> FrameBatch:
+    """With copies as the appends they stand for."""
+    try:
+        return resolve(buffer, batch, file.salt, is_verified=True)
+    except FrameInvalid as e:
+        raise CorruptData(f"log file: {e.reason}", file=file.path, offset=at + e.offset) from None
 
 
 def _verify(buffer: bytes, batch: FrameBatch, file: Extent, at: int) -> None:

@@ -2,8 +2,9 @@
 
 A pass is background work: it runs when nobody else wants the processor, in a thread that lowers itself.
 Where the processor is never free such a thread hardly moves, and the log would grow until the disk is full.
-So when much log waits the pass takes its fair share instead, and whoever writes feels it. Every pass has a
-thread of its own, since one that was lowered may not raise itself again.
+So when much log waits the pass takes its fair share instead, and whoever writes feels it. There are two
+threads, since one that was lowered may not raise itself again, and both are there from the start: a host
+that is at its limit of threads later gets its log compacted all the same.
 """
 
 from __future__ import annotations
@@ -21,8 +22,21 @@ BACKLOG_BYTES = 1_024 * MIB
 """With so much log of one shard waiting its pass does not stand back any more."""
 
 
-def run_pass(work: Callable[[], T], waiting_bytes: int) -> T:
-    """Run one pass and wait for it; raises what it raises. `waiting_bytes`: log that no snapshot covers."""
-    lower = hardening.work_in_background if waiting_bytes < BACKLOG_BYTES else None
-    with ThreadPoolExecutor(1, "pass", initializer=lower) as thread:
+class Passes:
+    """The threads in which passes run, one at a time. Raises RuntimeError when none can be started."""
+
+    def __init__(self) -> None:
+        self._lowered = ThreadPoolExecutor(1, "pass", initializer=hardening.work_in_background)
+        self._fair = ThreadPoolExecutor(1, "fair-pass")
+        for thread in (self._lowered, self._fair):
+            thread.submit(int).result()
+
+    def run(self, work: Callable[[], T], waiting_bytes: int) -> T:
+        """Run one pass, wait for it, raise what it raises. `waiting_bytes`: log that no snapshot covers."""
+        thread = self._lowered if waiting_bytes < BACKLOG_BYTES else self._fair
         return thread.submit(work).result()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._lowered.shutdown()
+        self._fair.shutdown()

@@ -12,7 +12,7 @@ import select
 
 from actors.compactor.checkpoint import Checkpoint, Made, Workplace
 from actors.compactor.pace import Pace
-from actors.compactor.passes import BACKLOG_BYTES, run_pass
+from actors.compactor.passes import BACKLOG_BYTES, Passes
 from actors.compactor.schedule import NS_PER_S, Schedule, Waiting
 from actors.compactor.shards import Shard
 from ringlog.board.board import Board
@@ -71,6 +71,7 @@ class Shell:
         numbers = [parsed[2] for parsed in stems if parsed is not None]
         # Above all that an earlier incarnation gave, also where the segment is gone again.
         numbers.append(MAKER_COMPACTOR << MAKER_SHIFT | boot.incarnation << NUMBERS_SHIFT)
+        self._passes = Passes()
         self._pace = Pace(self._clock, self._taken_by_shards, self._beat)
         self._place = Workplace(
             disk=self._disk, data_dir=boot.data_dir, engine_id=bytes.fromhex(boot.engine_id),
@@ -95,6 +96,7 @@ class Shell:
                 if not self.turn(shards):
                     poller.poll(self._idle_ms())
         self._slot.set(P.STATE, ProcessState.DRAINING)
+        self._passes.close()
         self._fail(list(self._clients), ShuttingDown("the engine is stopping"))
         self._router.close()
         return ExitCode.OK
@@ -133,7 +135,7 @@ class Shell:
             if not self._schedule.is_due(shard.number, waiting, started_ns):
                 return
             self._pace.is_urgent = look.log_bytes >= BACKLOG_BYTES
-            made = run_pass(Checkpoint(self._place, shard, shard.plan()).run, look.log_bytes)
+            made = self._passes.run(Checkpoint(self._place, shard, shard.plan()).run, look.log_bytes)
         except ShuttingDown:
             self._schedule.failed(shard.number, self._clock.monotonic_ns())
         except InvariantViolation:

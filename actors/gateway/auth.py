@@ -41,9 +41,16 @@ SCOPES_OF: dict[type[m.Message], tuple[str, ...]] = {
     m.Append: (WRITE,),
     m.ProducerState: (WRITE,),
     m.SeekTime: (READ,),
+    m.Subscribe: (READ,),
+    m.Unsubscribe: (READ,),
+    m.Taken: (READ,),
     m.TopicDelete: (DELETE,),
     m.RecordsDelete: (DELETE,),
     m.TopicPut: (ADMIN,),
+    m.RouterCreate: (ADMIN,),
+    m.RouterGet: (READ,),
+    m.RouterList: (READ,),
+    m.RouterDelete: (DELETE,),
 }
 """Scopes of which an operation needs one (A-8). What is not listed is refused to everybody."""
 OPEN_TO_ALL = frozenset({m.Hello, m.Ping})
@@ -157,9 +164,20 @@ def authorise(principal: Principal | None, message: m.Message) -> None:
     scopes = needed_scopes(message)
     if principal.scopes.isdisjoint(scopes):
         raise Forbidden("the key lacks a scope", required_scope=" or ".join(scopes))
-    topic = getattr(message, "topic", None)
-    if topic is not None and not principal.covers(topic):
-        raise Forbidden("the key does not reach this topic", topic=topic)
+    topics = [feed.topic for feed in message.feeds] if isinstance(message, m.Subscribe) else []
+    if (topic := getattr(message, "topic", None)) is not None:
+        topics = [topic]
+    topics += router_names(message)
+    for topic in topics:
+        if not principal.covers(topic):
+            raise Forbidden("the key does not reach this topic", topic=topic)
+
+
+def router_names(message: m.Message) -> list[str]:
+    """Names that a request or an answer about one router touches (A-9)."""
+    if isinstance(message, m.RouterCreate | m.RouterInfo):
+        return [message.router, message.source, message.dest]
+    return [message.router] if isinstance(message, m.RouterGet | m.RouterDelete) else []
 
 
 def needed_scopes(message: m.Message) -> tuple[str, ...]:

@@ -23,9 +23,18 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from actors.gateway import events as ev
-from actors.gateway.auth import LOCAL_ID, OWNER, KeyRing, Principal, authorise, needs_admin_to_create
-from actors.gateway.inspect import check_frames
+from actors.gateway.auth import (
+    LOCAL_ID,
+    OWNER,
+    KeyRing,
+    Principal,
+    authorise,
+    needs_admin_to_create,
+)
+from actors.gateway.inspect import SentFrames, check_frames
+from actors.gateway.intake import Flow, Intake
 from actors.gateway.replies import error_reply, is_still_held, plan_of, read_reply
+from actors.gateway.routing import RouterFlows
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import (
@@ -41,6 +50,8 @@ from ringlog.errors import (
     TopicNotFound,
 )
 from ringlog.limits import (
+    CREDIT_MAX,
+    FEEDS_PER_MESSAGE_MAX,
     FRAME_BYTES_MAX,
     GATEWAY_BYTES_MAX,
     GATEWAY_BYTES_PER_CONNECTION_MAX,
@@ -52,17 +63,21 @@ from ringlog.limits import (
     READ_LIMIT_DEFAULT,
     READ_LIMIT_MAX,
     REQUEST_BYTES_MAX,
+    SEQ_MAX,
     WAIT_MS_MAX,
 )
 from ringlog.topic.names import home_shard
 from ringlog.topic.tombstone import ReadPlan
 
-Flow = Generator[Any, Any, tuple[m.Message, Any]]
 _TOPICS_CACHED_MAX = 10_000
 _RETRY_AFTER_MS = 50
 _MS = 1_000_000
 _COLD_READS_MAX = 8
 """Asks of the relocator for one reply: a frame's length is known only when its beginning is there."""
+
+
+_OF_SCHEDULERS = (m.Subscribe, m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete)
+"""Requests that wait for schedulers, if they wait for anything but the name of a topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +153,14 @@ class Gateway:
         self._deadlines: list[tuple[int, int]] = []
         self._topics: dict[str, m.TopicInfo] = {}
         self._resolving: dict[str, list[_Request]] = {}
-        self._resolve_tickets: dict[int, str] = {}
+        self._resolve_tickets: dict[int, tuple[str, bool]] = {}
         self._lanes: dict[tuple[bytes, str], _Lane] = {}
         self._held: dict[_Request, None] = {}
         self._per_client: dict[bytes, list[int]] = {}
         self._per_key: dict[str, int] = {}
         self._bytes = 0
+        self._intake = Intake()
+        self._routing = RouterFlows(self._ask_scheduler, lambda topic: self._topics.pop(topic, None))
         self._gone: set[_Request] = set()
         self.answered = 0
         self.refused = 0
@@ -152,6 +169,11 @@ class Gateway:
     def requests_held(self) -> int:
         """Requests without a reply yet."""
         return len(self._held)
+
+    @property
+    def pressed_away(self) -> int:
+        """Appends that were refused for pressure."""
+        return self._intake.refused
 
     def handle(self, events: Sequence[Any]) -> list[Any]:
         """Take events in order; return the effects wanted, in order."""
@@ -175,6 +197,9 @@ class Gateway:
         assert sum(count for count, _ in self._per_client.values()) == len(self._held)
         assert sum(self._per_key.values()) == len(self._held)
         assert self._bytes <= GATEWAY_BYTES_MAX
+        taken = [self._intake.held(shard) for shard in range(self._identity.shards)]
+        assert sum(appends for appends, _ in taken) <= len(self._held)
+        assert sum(size for _, size in taken) <= self._bytes
         running = [lane.by_ring + lane.by_socket + len(lane.parked) for lane in self._lanes.values()]
         assert all(running)
 
@@ -198,12 +223,16 @@ class Gateway:
                 self._resume(event.ticket, event.error or event)
             case ev.TimeFound():
                 self._resume(event.ticket, event.error or event.after)
+            case ev.Followed():
+                self._resume(event.ticket, event.error)
             case ev.TopicMoved():
                 self._resume(event.ticket, True)
             case ev.ClientGone():
                 self._client_gone(event.client)
             case ev.KeysLoaded():
                 self._keys = event.keys
+            case ev.Pressed():
+                self._intake.refusing = event.shards
             case DrainRequested():
                 self._drain()
 
@@ -220,6 +249,13 @@ class Gateway:
         try:
             authorise(principal, asked.message)
             assert principal is not None
+            if isinstance(asked.message, m.Taken):
+                self._effects.append(ev.TurnsTaken(asked.client, asked.attachment))
+                return  # It has no answer, and waits for nothing.
+            if isinstance(asked.message, m.Unsubscribe):
+                self._effects.append(
+                    ev.Unfollow(asked.client, asked.message.subscription, list(asked.message.feeds))
+                )
             answer = self._said_at_once(asked.message)
             if answer is not None:
                 self._effects.append(Reply(asked.client, asked.corr, answer))
@@ -263,6 +299,8 @@ class Gateway:
             if request.deadline_ns:
                 self._effects.append(ev.Unwatch(ticket))
                 self._resume(ticket, False)
+            elif isinstance(request.message, _OF_SCHEDULERS):
+                self._resume(ticket, ShuttingDown("the engine is stopping"))
 
     # -- flows ----------------------------------------------------------------------------------------
 
@@ -311,6 +349,12 @@ class Gateway:
                 return self._list(request)
             case m.TopicPut() | m.TopicResolve():
                 return self._at_home(request.message)
+            case m.Subscribe():
+                return self._subscribe(request)
+            case m.RouterCreate() | m.RouterGet() | m.RouterDelete():
+                return self._routing.one(request.message, request.principal)
+            case m.RouterList():
+                return self._routing.some(request.message, request.principal)
             case _:
                 return self._at_shard(request.message)
 
@@ -319,6 +363,8 @@ class Gateway:
         who = self._identity
         if isinstance(message, m.Ping):
             return m.Pong(who.incarnation, self.answered)
+        if isinstance(message, m.Unsubscribe):
+            return m.Unsubscribed(message.subscription)
         if not isinstance(message, m.Hello):
             return None
         if message.protocol != who.protocol:
@@ -335,6 +381,8 @@ class Gateway:
         answer = yield self._ask(shard, message)
         if _is_pointer(answer):
             answer = yield self._ask(answer.shard, message)
+        if _is_pointer(answer):
+            raise _disagreeing(message.topic)
         if isinstance(answer, m.TopicInfo):
             self._remember(answer)
         return answer, None
@@ -361,6 +409,15 @@ class Gateway:
     def _ask(self, shard: int, message: m.Message, attachment: Any = None) -> ev.AskShard:
         return ev.AskShard(self._next_ticket(), shard, message, attachment)
 
+    def _ask_scheduler(self, message: m.Message) -> ev.AskShard:
+        """Schedulers stop with us, and may not answer."""
+        self._require_schedulers()
+        return self._ask(ev.SCHEDULER, message)
+
+    def _require_schedulers(self) -> None:
+        if self._is_draining:
+            raise ShuttingDown("the engine is stopping")
+
     def _next_ticket(self) -> int:
         self._ticket += 1
         return self._ticket
@@ -376,20 +433,21 @@ class Gateway:
         waiters.append(request)
         if len(waiters) == 1:
             asked = self._ask(home_shard(topic, self._identity.shards), m.TopicResolve(topic))
-            self._resolve_tickets[asked.ticket] = topic
+            self._resolve_tickets[asked.ticket] = topic, True
             self._effects.append(asked)
 
     def _resolved(self, event: ev.ShardAnswered) -> None:
-        topic = self._resolve_tickets.pop(event.ticket)
-        if _is_pointer(event.message):
+        topic, is_home = self._resolve_tickets.pop(event.ticket)
+        if is_home and _is_pointer(event.message):
             asked = self._ask(event.message.shard, m.TopicResolve(topic))
-            self._resolve_tickets[asked.ticket] = topic
+            self._resolve_tickets[asked.ticket] = topic, False
             self._effects.append(asked)
             return
-        if isinstance(event.message, m.TopicInfo):
+        error = _disagreeing(topic) if _is_pointer(event.message) else event.error
+        if error is None and isinstance(event.message, m.TopicInfo):
             self._remember(event.message)
         for request in self._resolving.pop(topic):
-            self._advance(request, event.error or event.message)
+            self._advance(request, error or event.message)
 
     def _remember(self, info: m.TopicInfo) -> None:
         if len(self._topics) >= _TOPICS_CACHED_MAX:
@@ -417,17 +475,21 @@ class Gateway:
             or not sent.topic_id
             or sent.largest_bytes > self._identity.ring_frame_bytes_max
         ):
-            return (yield from self._by_socket(request, info.shard, message))
+            way = self._by_socket(request, info.shard, message)
+        else:
+            way = self._by_ring(request, info, sent)
+        return (yield from self._intake.through(info.shard, message, request.bytes, way))
+
+    def _by_ring(self, request: _Request, info: m.TopicInfo, sent: SentFrames) -> Flow:
+        topic = request.message.topic
         yield _Enter(by_socket=False)
         try:
-            entries = yield ev.PushFrames(
-                self._next_ticket(), info.shard, message.topic, request.data, sent.offsets
-            )
+            entries = yield ev.PushFrames(self._next_ticket(), info.shard, topic, request.data, sent.offsets)
         finally:
             self._leave(request, by_socket=False)
         if sent.is_refused_for_life(entries):
-            self._topics.pop(message.topic, None)
-        return m.Appended(message.topic, info.topic_id, info.epoch, False, entries), None
+            self._topics.pop(topic, None)
+        return m.Appended(topic, info.topic_id, info.epoch, False, entries), None
 
     def _append_creating(self, request: _Request) -> Flow:
         message: m.Append = request.message
@@ -443,7 +505,8 @@ class Gateway:
             shard = (yield _Resolve(message.topic)).shard
         except TopicNotFound:
             shard = home_shard(message.topic, self._identity.shards)
-        return (yield from self._by_socket(request, shard, message))
+        way = self._by_socket(request, shard, message)
+        return (yield from self._intake.through(shard, message, request.bytes, way))
 
     def _by_socket(self, request: _Request, shard: int, message: m.Append) -> Flow:
         yield _Enter(by_socket=True)
@@ -548,6 +611,43 @@ class Gateway:
             raise
         return located
 
+    # -- delivery -------------------------------------------------------------------------------------
+
+    def _subscribe(self, request: _Request) -> Flow:
+        """Look the topics up ourselves: what a client says of ids and places is not to be believed."""
+        message: m.Subscribe = request.message
+        if len(message.feeds) > FEEDS_PER_MESSAGE_MAX:
+            raise InvalidRequest(
+                "too many feeds at once", found=len(message.feeds), max=FEEDS_PER_MESSAGE_MAX
+            )
+        if not 1 <= message.credit <= CREDIT_MAX:
+            raise InvalidRequest("credit out of range", found=message.credit, min=1, max=CREDIT_MAX)
+        feeds: list[tuple[int, m.TopicInfo, int]] = []
+        gone: list[int] = []
+        for feed in message.feeds:
+            if not (0 <= feed.feed < 1 << 32 and 0 <= feed.after <= SEQ_MAX):
+                raise InvalidRequest("a feed's numbers are out of range", feed=feed.feed, after=feed.after)
+            info = yield from self._known(feed)
+            if info is None:
+                gone.append(feed.feed)
+            else:
+                feeds.append((feed.feed, info, feed.after))
+        self._require_schedulers()
+        yield ev.Follow(self._next_ticket(), request.client, message, feeds, gone)
+        return m.Subscribed(message.subscription, -1, self._identity.incarnation), None
+
+    def _known(self, feed: m.Feed) -> Generator[Any, Any, m.TopicInfo | None]:
+        """The topic a feed is of; None when there is none, or another one, under the name."""
+        try:
+            info = yield _Resolve(feed.topic)
+            if info.topic_id != feed.topic_id:
+                # Our memory of the name may be older than the client's.
+                self._topics.pop(feed.topic, None)
+                info = yield _Resolve(feed.topic)
+        except TopicNotFound:
+            return None
+        return info if info.topic_id == feed.topic_id else None
+
     # -- listing --------------------------------------------------------------------------------------
 
     def _list(self, request: _Request) -> Flow:
@@ -605,6 +705,11 @@ class Gateway:
 def _is_pointer(answer: Any) -> TypeGuard[m.TopicInfo]:
     """Does the home of a name only know which shard looks after the topic? (The count changed.)"""
     return isinstance(answer, m.TopicInfo) and not answer.topic_id
+
+
+def _disagreeing(topic: str) -> NotReady:
+    """The shard that a name's home points to points on: each is asked once."""
+    return NotReady("the shards do not agree on who looks after this name", topic=topic)
 
 
 def _visible_prefixes(principal: Principal, wanted: str) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.gateway.auth import KeyRing
-from ringlog.envelope.messages import ColdRead, Located, Message
+from ringlog.envelope.messages import ColdRead, Located, Message, Subscribe, TopicInfo
 from ringlog.errors import RinglogError
 
 # -- events ---------------------------------------------------------------------------------------------
@@ -21,6 +21,13 @@ class Asked:
     corr: int
     message: Message
     attachment: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pressed:
+    """The governors of these shards, and of no others, refuse new writes."""
+
+    shards: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,14 @@ class TopicMoved:
 
 
 @dataclass(frozen=True, slots=True)
+class Followed:
+    """The schedulers know the feeds asked for under `ticket`, or refused them."""
+
+    ticket: int
+    error: RinglogError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ClientGone:
     """A client cannot be reached any more: forget what it waits for."""
 
@@ -101,9 +116,13 @@ class KeysLoaded:
 # -- effects --------------------------------------------------------------------------------------------
 
 
+SCHEDULER = -1
+"""In place of a shard: the scheduler that looks after routers."""
+
+
 @dataclass(frozen=True, slots=True)
 class AskShard:
-    """Send a request to a shard. Completion: ShardAnswered."""
+    """Send a request to a shard, or to scheduler 0. Completion: ShardAnswered."""
 
     ticket: int
     shard: int
@@ -174,3 +193,34 @@ class Unwatch:
     """Forget the watch."""
 
     ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Have the schedulers tell of these feeds: (the client's number, topic, position). Completion: Followed.
+
+    Feeds in `gone` get a turn at once: there is no such topic, as their reader will find out.
+    """
+
+    ticket: int
+    client: bytes
+    asked: Subscribe
+    feeds: list[tuple[int, TopicInfo, int]]
+    gone: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Unfollow:
+    """End a client's subscription, or some of its feeds."""
+
+    client: bytes
+    number: int
+    feeds: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsTaken:
+    """A client gives turns back: rows of the message Taken."""
+
+    client: bytes
+    rows: Any

@@ -32,8 +32,9 @@ def plan_of(message: m.Read, located: m.Located) -> ReadPlan:
         located.head_seq, located.earliest_seq, located.cap_floor, located.ttl_floor, located.trim_floor
     )
     return plan_read(
-        message.after, floors, located.lost, recreated=located.recreated, is_behind=located.is_behind
-    )
+        message.after, floors, located.lost, trimmed=located.trimmed, recreated=located.recreated,
+        is_behind=located.is_behind,
+    )  # fmt: skip
 
 
 def is_still_held(message: m.Read, located: m.Located, plan: ReadPlan) -> bool:

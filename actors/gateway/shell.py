@@ -20,12 +20,14 @@ import zmq
 from actors.gateway import events as ev
 from actors.gateway.auth import KeyRing, parse_keys
 from actors.gateway.core import Gateway, Identity
+from actors.gateway.deliveries import SILENCE_NS, Deliveries
 from actors.gateway.files import read_files
 from actors.gateway.router import GatewayRouter, require_libzmq
 from actors.gateway.zap import IPC_DOMAIN, TCP_DOMAIN, ZapHandler
 from ringlog import __version__
+from ringlog.board import pressure
 from ringlog.board.board import Board, BoardError, BoardUnstable
-from ringlog.board.layout import Mark, P, ProcessState
+from ringlog.board.layout import G, Mark, P, ProcessState
 from ringlog.board.topics import TOPIC_LIVE
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
@@ -37,18 +39,26 @@ from ringlog.errors import (
     ConfigError,
     CorruptData,
     DiskError,
+    InvalidRequest,
     NotConnected,
     RequestTimeout,
     RinglogError,
     StartRefused,
 )
 from ringlog.frame.settle import S_POSITION, WORDS, Entries
-from ringlog.limits import HEARTBEAT_INTERVAL_MS, RING_FRAME_FRACTION
+from ringlog.governor import Step
+from ringlog.limits import (
+    GOVERNOR_SAMPLE_MS,
+    HEARTBEAT_INTERVAL_MS,
+    RING_FRAME_FRACTION,
+    ROUTER_SETTLE_MS_MAX,
+)
 from ringlog.link.address import EngineInfo
 from ringlog.link.curve import CurveKey, read_key_file, read_private_text
+from ringlog.link.delivery import Delivery
 from ringlog.link.local_links import LocalLinks, cold_unavailable
-from ringlog.link.peer import FdSet
-from ringlog.link.pending import Pending
+from ringlog.link.peer import FdSet, Peer
+from ringlog.link.pending import Pending, resolved
 from ringlog.link.runs import I64, Run
 from ringlog.link.timers import Timers
 from ringlog.logs import say
@@ -139,15 +149,22 @@ class Shell:
     """One incarnation of the gateway."""
 
     def __init__(
-        self, boot: ActorBoot, listeners: Listeners, *, ring_bytes: int, clock: Clock | None = None
-    ) -> None:
+        self, boot: ActorBoot, listeners: Listeners, *, ring_bytes: int, schedulers: int = 0,
+        is_governed: bool = True, clock: Clock | None = None,
+    ) -> None:  # fmt: skip
         require_libzmq()
         self._boot, self._listeners = boot, listeners
         self._clock = clock or SystemClock()
         self._disk = RealDisk()
         self._timers = Timers()
         self._fds = _Descriptors()
-        self._slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
+        board = Board.open(boot.shm_dir, writable=True)
+        self._slot = board.process(boot.slot)
+        self._shards = [board.process(1 + shard) for shard in range(boot.shards if is_governed else 0)]
+        """Pages of shards whose governors are heeded."""
+        self._refusing: frozenset[int] = frozenset()
+        self._pressure_look_ns = 0
+        self._throttled_before = self._slot.get(G.THROTTLED)
         self._keys_facts: tuple[int, int, int] | None = None
         self._keys_look_ns = 0
         self._keys = self._first_keys()
@@ -160,10 +177,16 @@ class Shell:
         self._zap = ZapHandler(self._context, lambda: self._keys)
         self._routers: list[GatewayRouter] = []
         self._listen()
-        self._links = LocalLinks(
+        delivery = Delivery(self)
+        self.links = self._links = LocalLinks(
             boot.shm_dir, client_id=boot.name, clock=self._clock, timers=self._timers, fds=self._fds,
-            ring_bytes=ring_bytes,
+            ring_bytes=ring_bytes, hears=delivery,
         )  # fmt: skip
+        self._schedulers = schedulers
+        self._deliveries = Deliveries(delivery, lambda client, message, data: self._reply(
+            Reply(client, 0, message, data)
+        ))  # fmt: skip
+        self._silence_look_ns = 0
         self._shelf = SegmentShelf(self._disk, boot.data_dir)
         self._events: list[Any] = []
         self._watches: dict[int, ev.WatchTopic] = {}
@@ -179,6 +202,9 @@ class Shell:
             ev.FindTime: self._find_time,
             ev.WatchTopic: self._watch,
             ev.Unwatch: self._unwatch,
+            ev.Follow: self._follow,
+            ev.Unfollow: lambda effect: self._deliveries.unfollow(effect.client, effect.number, effect.feeds),
+            ev.TurnsTaken: self._turns_taken,
             Stop: self._note_stop,
         }
 
@@ -208,8 +234,11 @@ class Shell:
         """Serve until stopped, then answer what is held; returns the exit code."""
         boot = self._boot
         self._links.join(
-            EngineInfo(boot.engine_id, f"{boot.boot_incarnation}", boot.shm_dir, boot.data_dir, boot.shards)
-        )
+            EngineInfo(
+                boot.engine_id, f"{boot.boot_incarnation}", boot.shm_dir, boot.data_dir, boot.shards,
+                schedulers=self._schedulers,
+            )
+        )  # fmt: skip
         for fd in (stop.fileno(), self._zap.fileno(), *(router.fileno() for router in self._routers)):
             self._fds.watch(fd)
         self._slot.set(P.STATE, ProcessState.READY)
@@ -233,6 +262,7 @@ class Shell:
         self._links.pump()
         self._zap.serve()
         self._look_at_keys(now_ns)
+        self._look_at_pressure(now_ns)
         self._receive()
         events, self._events = self._events, []
         effects = self.core.handle([Tick(self._clock.now_us(), now_ns), *events])
@@ -240,7 +270,8 @@ class Shell:
             self._perform[type(effect)](effect)
         for router in self._routers:
             if router.is_behind:
-                self._events += [ev.ClientGone(client) for client in router.flush()]
+                for client in router.flush():
+                    self._gone(client)
         self._beat()
         return bool(events or effects or fired or self._events)
 
@@ -293,6 +324,9 @@ class Shell:
         self._slot.set(P.HEARTBEAT_NS, now_ns)
         for router in self._routers:
             router.guard(now_ns)
+        if now_ns >= self._silence_look_ns:
+            self._silence_look_ns = now_ns + SILENCE_NS // 4
+            self._deliveries.forget_silent(now_ns)
 
     # -- keys -----------------------------------------------------------------------------------------
 
@@ -323,13 +357,24 @@ class Shell:
         say(log, logging.INFO, "keys changed", keys=len(self._keys))
         self._events.append(ev.KeysLoaded(self._keys))
 
+    def _look_at_pressure(self, now_ns: int) -> None:
+        if now_ns < self._pressure_look_ns:
+            return
+        self._pressure_look_ns = now_ns + GOVERNOR_SAMPLE_MS * 1_000_000
+        self._slot.set(G.THROTTLED, self._throttled_before + self.core.pressed_away)
+        steps = [pressure.read(page, now_ns).step for page in self._shards]
+        refusing = frozenset(shard for shard, step in enumerate(steps) if step is Step.REFUSE)
+        if refusing != self._refusing:
+            self._refusing = refusing
+            self._events.append(ev.Pressed(refusing))
+
     # -- effects --------------------------------------------------------------------------------------
 
     def _reply(self, effect: Reply) -> None:
         for router in self._routers:
             if router.owns(effect.client):
                 if not router.send(effect.client, effect.message, effect.corr, effect.attachment):
-                    self._events.append(ev.ClientGone(effect.client))
+                    self._gone(effect.client)
                 return
 
     def _ask(self, effect: ev.AskShard) -> None:
@@ -343,7 +388,12 @@ class Shell:
             message = None if error is not None else asked.take().message
             self._events.append(ev.ShardAnswered(effect.ticket, message, error))
 
+        if isinstance(effect.message, m.RouterGet):
+            deadline_ns += min(max(effect.message.settle_ms, 0), ROUTER_SETTLE_MS_MAX) * 1_000_000
         try:
+            if effect.shard == ev.SCHEDULER:
+                self._scheduler().request(effect.message, deadline_ns).when_done(answered)
+                return
             asked = self._links.request(
                 effect.shard, effect.message, deadline_ns, effect.attachment, is_patient=not is_append
             )
@@ -351,6 +401,11 @@ class Shell:
             self._events.append(ev.ShardAnswered(effect.ticket, None, e))
             return
         asked.when_done(answered)
+
+    def _scheduler(self) -> Peer:
+        if not self._links.schedulers:
+            raise InvalidRequest("nobody runs routers here: delivery.schedulers = 0")
+        return self._links.scheduler(0)
 
     def _push(self, effect: ev.PushFrames) -> None:
         deadline_ns = self._clock.monotonic_ns() + APPEND_NS
@@ -420,6 +475,56 @@ class Shell:
 
     def _note_stop(self, effect: Stop) -> None:
         self._stop = effect
+
+    def _gone(self, client: bytes) -> None:
+        self._events.append(ev.ClientGone(client))
+        self._deliveries.forget(client)
+
+    # -- delivery: link.delivery.Host -----------------------------------------------------------------
+
+    @property
+    def clock(self) -> Clock:
+        """The time."""
+        return self._clock
+
+    @property
+    def timers(self) -> Timers:
+        """What happens later."""
+        return self._timers
+
+    def deadline_ns(self) -> int:
+        """When a request made now is given up."""
+        return self._clock.monotonic_ns() + ASK_NS
+
+    def pause(self, seconds: float) -> Pending[None]:
+        """Done after a while."""
+        result: Pending[None] = Pending()
+        self._timers.at(self._clock.monotonic_ns() + round(seconds * 1e9), lambda: result.resolve(None))
+        return result
+
+    def met(self) -> Pending[None]:
+        """We are a part of the engine."""
+        return resolved(None)
+
+    def _follow(self, effect: ev.Follow) -> None:
+        def followed(done: Pending[Any]) -> None:
+            error = done.error
+            if error is not None and not isinstance(error, RinglogError):
+                raise error
+            self._events.append(ev.Followed(effect.ticket, error))
+
+        now_ns = self._clock.monotonic_ns()
+        try:
+            following = self._deliveries.follow(
+                effect.client, effect.asked, effect.feeds, effect.gone, now_ns
+            )
+        except RinglogError as e:
+            self._events.append(ev.Followed(effect.ticket, e))
+            return
+        following.when_done(followed)
+
+    def _turns_taken(self, effect: ev.TurnsTaken) -> None:
+        self._deliveries.taken(effect.client, effect.rows, self._clock.monotonic_ns())
 
     # -- watching topics ------------------------------------------------------------------------------
 

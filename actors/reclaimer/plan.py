@@ -1,7 +1,8 @@
 """What to drop, rewrite and merge, decided from index tables and the shards' word. Pure.
 
 P1  a segment is dropped when every position it holds is dead: the topic is gone or lives another life, the
-    position lies below `earliest_seq`, was deleted one by one, or is held by a segment with a greater number.
+    position lies below `earliest_seq`, was deleted one by one, or is held by a segment with a greater number
+    that the topic's own shard knows: what others know of it leads nobody to the record.
 P2  only hot segments that are not quarantined are rewritten or merged.
 P3  what is merged into one segment is contiguous for each topic: no other segment holds positions between,
     since of two segments that span a position the greater number is in force.
@@ -21,6 +22,7 @@ from pyroaring import BitMap64
 from ringlog.envelope.messages import SegmentRef
 from ringlog.limits import PACKS_MAX, SMALL_SEGMENTS_MAX
 from ringlog.segment.layout import parse_stem
+from ringlog.topic.names import shard_of
 
 Table = NDArray[Any]
 NONE = BitMap64()
@@ -111,11 +113,18 @@ Stored = Callable[[Held, int], Ranges]
 holds them."""
 
 
-def held_elsewhere(segments: Iterable[Held], stored: Stored) -> tuple[dict[int, dict[int, Ranges]], set[int]]:
-    """Segment -> row -> what segments with greater numbers hold of its topic; and every segment that shares a
-    position with another, which is not merged as long as it does."""
+def held_elsewhere(
+    segments: Iterable[Held], stored: Stored, shards: int
+) -> tuple[dict[int, dict[int, Ranges]], set[int]]:
+    """Segment -> row -> what segments with greater numbers hold of its topic, by the word of the topic's
+    shard (of `shards`); and every segment that shares a position with another, which is not merged as
+    long as it does."""
     segments = list(segments)
     by_number = {held.ref.number: held for held in segments}
+
+    def is_known(number: int, at: int) -> bool:
+        held = by_number[number]
+        return shard_of(int(held.table["topic_id"][at]), shards) in held.shards
 
     def ranges_of(first: int, last: int, number: int, at: int) -> Ranges:
         held = by_number[number]
@@ -127,7 +136,8 @@ def held_elsewhere(segments: Iterable[Held], stored: Stored) -> tuple[dict[int, 
     for rows in _overlapping_topics(segments):
         for first, last, number, at in rows:
             others = [row for row in rows if row[2] != number and row[0] <= last and row[1] >= first]
-            greater = sorted(span for row in others if row[2] > number for span in ranges_of(*row))
+            later = [row for row in others if row[2] > number and is_known(*row[2:])]
+            greater = sorted(span for row in later for span in ranges_of(*row))
             if others:
                 shared.add(number)
             if greater:

@@ -28,6 +28,7 @@ from ringlog.segment.writer import SegmentWriter
 from ringlog.storage.disk import Disk
 from ringlog.tier.copies import Copies
 from ringlog.tier.proof import verified
+from ringlog.topic.names import shard_of
 
 Runs = Iterator[tuple[Any, FrameBatch]]
 
@@ -37,7 +38,6 @@ class Origin:
     """Who makes segments, for their headers."""
 
     engine_id: bytes
-    shard: int
     shards: int
     created_us: int
 
@@ -67,20 +67,25 @@ class Rewriter:
 
     def remake(
         self, sources: tuple[Held, ...], lives: Mapping[int, Live], spans: Spans, origin: Origin
-    ) -> list[SegmentRef]:
-        """Write what is alive of `sources`; the new segments, verified. Nothing is left of them on an error.
+    ) -> dict[int, list[SegmentRef]]:
+        """Write what is alive of `sources`; the new segments, verified, by the shard whose topics they hold.
+        Nothing is left of them on an error.
+
+        A segment says whose it is, and no other shard looks at it when it starts: sources that were made
+        under another number of shards, and hold topics of several, are taken apart.
 
         Raises CorruptData naming the damaged source, DiskError, FrameInvalid.
         """
-        made: list[SegmentRef] = []
+        made: dict[int, list[SegmentRef]] = {}
         try:
-            for topics in self._outputs(sources, lives, spans):
-                ref = self._write(topics, lives, origin)
+            for topics in self._outputs(sources, lives, spans, origin.shards):
+                shard = shard_of(topics[0][0].topic_id, origin.shards)
+                ref = self._write(topics, lives, origin, shard)
                 if ref is not None:
-                    made.append(ref)
+                    made.setdefault(shard, []).append(ref)
                     self._read_back(ref)
         except BaseException:
-            self.remove(made)
+            self.remove([ref for refs in made.values() for ref in refs])
             raise
         return made
 
@@ -91,11 +96,11 @@ class Rewriter:
             copies.drop_local(ref.stem, (DATA, IDX, TAGS, DEL))
 
     def _outputs(
-        self, sources: tuple[Held, ...], lives: Mapping[int, Live], spans: Spans
+        self, sources: tuple[Held, ...], lives: Mapping[int, Live], spans: Spans, shards: int
     ) -> list[list[list[_Row]]]:
-        """Rows by topic, for each segment to be made; topics ascending."""
+        """Rows by topic, for each segment to be made; topics ascending, and of one shard."""
         numbers = {held.ref.number for held in sources}
-        packs: dict[int, list[list[_Row]]] = {}
+        packs: dict[tuple[int, int], list[list[_Row]]] = {}
         owns: list[list[list[_Row]]] = []
         for topic_id, rows in sorted(_rows_by_topic(sources, lives).items()):
             rows.sort(key=lambda row: row.first)
@@ -106,16 +111,16 @@ class Rewriter:
                 if len(sources[0].table) == 1 or size >= self._settings.own_segment_bytes:
                     owns.append([group])
                 else:
-                    packs.setdefault(part, []).append(group)
+                    packs.setdefault((shard_of(topic_id, shards), part), []).append(group)
         return [*packs.values(), *owns]
 
     def _write(
-        self, topics: list[list[_Row]], lives: Mapping[int, Live], origin: Origin
+        self, topics: list[list[_Row]], lives: Mapping[int, Live], origin: Origin, shard: int
     ) -> SegmentRef | None:
         settings = self._settings
         writer = SegmentWriter(
             self._disk, self._data_dir, number=self._numbers.take(), salt=secrets.randbits(64) | 1,
-            shard=origin.shard, shards=origin.shards, engine_id=origin.engine_id,
+            shard=shard, shards=origin.shards, engine_id=origin.engine_id,
             created_us=origin.created_us, compression=settings.compression,
             compression_min_bytes=settings.compression_min_bytes,
             compression_saving=settings.compression_saving,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -139,7 +139,7 @@ class Reclaimer:
     def _judge(self, view: _View) -> None:
         """Drop and make anew."""
         view.lives = self._lives([each.table["topic_id"] for each in view.held.values()])
-        elsewhere, shared = held_elsewhere(self._sound(view), self._stored)
+        elsewhere, shared = held_elsewhere(self._sound(view), self._stored, self._shards)
         alive = {
             number: assess(held, view.lives, elsewhere.get(number, {}), self._measure)
             for number, held in view.held.items()
@@ -259,11 +259,15 @@ class Reclaimer:
 
     # -- dropping -------------------------------------------------------------------------------------
 
-    def _change(self, shards: Iterable[int], added: list[m.SegmentRef], removed: list[int]) -> str:
-        """Tell shards; `` when all took it, `refused` when none did, else `unknown`."""
+    def _change(
+        self, shards: Collection[int], added: Mapping[int, list[m.SegmentRef]], removed: list[int]
+    ) -> str:
+        """Tell shards, each what is added of its own; `` when all took it, `refused` when none did, else
+        `unknown`."""
         took = refused = 0
-        for shard in shards:
-            answer = self._try(shard, m.SegmentsChange(added, removed))
+        for shard in sorted({*shards, *added}):
+            known = removed if shard in shards else []
+            answer = self._try(shard, m.SegmentsChange(added.get(shard, []), known))
             if answer is not None and answer[0].accepted:
                 took += 1
             elif answer is not None:
@@ -275,7 +279,7 @@ class Reclaimer:
 
     def _drop(self, view: _View, held: Held) -> None:
         """Have the shards forget a segment whose positions are all dead (RC-2); its files go later."""
-        if self._change(held.shards, [], [held.ref.number]):
+        if self._change(held.shards, {}, [held.ref.number]):
             return
         self._gone(view, [held])
         self.counts.dropped += 1
@@ -311,12 +315,13 @@ class Reclaimer:
         if len(lives) < len(ids):
             return
         shards = each.sources[0].shards
-        origin = Origin(self._engine_id, shards[0], self._shards, self._clock.now_us())
-        made = self._rewriter.remake(each.sources, lives, spans, origin)
+        origin = Origin(self._engine_id, self._shards, self._clock.now_us())
+        by_shard = self._rewriter.remake(each.sources, lives, spans, origin)
+        made = [ref for refs in by_shard.values() for ref in refs]
         stop_points.hit("reclaim_after_write")
         # Deleted while we wrote: the compactor marks what the shards know, so from here on it marks these.
         self._rewriter.mark(made, self._lives([ids]))
-        outcome = self._change(shards, made, [held.ref.number for held in each.sources])
+        outcome = self._change(shards, by_shard, [held.ref.number for held in each.sources])
         if outcome == "refused":
             self._rewriter.remove(made)
         if outcome:
@@ -385,7 +390,7 @@ class Reclaimer:
         finally:
             segment.close()
         lives = self._lives([held.table["topic_id"]])
-        elsewhere, _ = held_elsewhere([held, *self._sound(view)], self._stored)
+        elsewhere, _ = held_elsewhere([held, *self._sound(view)], self._stored, self._shards)
         return not assess(held, lives, elsewhere.get(0, {}), self._count).records
 
     def _keep(self, stem: str) -> None:

@@ -30,6 +30,7 @@ from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import (
     DiskError,
     ExitCode,
+    Internal,
     InvalidRequest,
     Refused,
     RequestTimeout,
@@ -92,7 +93,7 @@ class Shell:
         self._pass = Pass()
         self._total_bytes = 0
         self._scrubs_asked: deque[tuple[bytes, int]] = deque()
-        self._scrubs_done: deque[tuple[bytes, int, m.ScrubReport]] = deque()
+        self._scrubs_done: deque[tuple[bytes, int, m.Message]] = deque()
         self._checkpoint_ns = 0
         reclaim_pace = Pace(storage.reclaim_bytes_per_s, self._clock, stopping)
         # Incarnations are never reused, so neither are numbers, whatever became of the segments.
@@ -260,9 +261,7 @@ class Shell:
 
     def _scrub_step(self) -> None:
         if self._scrubs_asked:
-            client, corr = self._scrubs_asked.popleft()
-            self._scrubs_done.append((client, corr, self._whole_pass()))
-            self._wakeup.wake()
+            self._scrub_by_hand()
             return
         now_ns = self._clock.monotonic_ns()
         is_idle = not self._pass.waiting and now_ns < self._next_pass_ns
@@ -280,6 +279,18 @@ class Shell:
             self._passes += 1
             say(log, logging.INFO if not self._pass.found else logging.WARNING, "scrub pass done",
                 files=self._pass.files, bytes=self._pass.bytes, findings=self._pass.found)  # fmt: skip
+
+    def _scrub_by_hand(self) -> None:
+        """One pass for all that asked before it began; each is answered, whatever becomes of it."""
+        asked = [self._scrubs_asked.popleft() for _ in range(len(self._scrubs_asked))]
+        answer: m.Message
+        try:
+            answer = self._whole_pass()
+        except DiskError as e:
+            say(log, logging.ERROR, "scrub cannot read the data directory", reason=str(e))
+            answer = _error(Internal("the data directory cannot be read", reason=str(e)))
+        self._scrubs_done.extend((client, corr, answer) for client, corr in asked)
+        self._wakeup.wake()
 
     def _whole_pass(self) -> m.ScrubReport:
         """Everything once, at the pace of reclaiming, changing nothing (SG-15)."""

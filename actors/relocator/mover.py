@@ -14,7 +14,7 @@ those it makes later whenever a shard has a new snapshot.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -25,7 +25,7 @@ from ringlog.config import Cold
 from ringlog.envelope import messages as m
 from ringlog.errors import ColdUnavailable, CorruptData, DiskError, Refused, RequestTimeout, ShuttingDown
 from ringlog.logs import say
-from ringlog.segment.layout import DATA, DEL
+from ringlog.segment.layout import DATA, DEL, IDX
 from ringlog.tier.copies import Copies
 
 log = logging.getLogger("ringlog.relocator")
@@ -79,12 +79,12 @@ class Mover:
         self._marks: dict[int, str] = {}
         """Digest of the marks last carried over, by segment; absent for those this life has not looked at."""
         self._sent: dict[int, str] = {}
-        """Stems of what this life copied: a copy of what the shards dropped meanwhile is removed."""
+        """Stems of what this life copied: a copy made while all else of it was removed goes, too."""
         self._snapshots: dict[int, int] = {}
 
     def round(self) -> None:
         """Look at every shard that answers and move what is due, oldest first."""
-        plans = self._plans()
+        plans = self._plans(range(self._shards))
         placed = placements({shard: plan.segments for shard, plan in plans.items()})
         if len(plans) == self._shards:
             self._forget(placed)
@@ -97,9 +97,10 @@ class Mover:
                 self._attempt(each, self._finish)
         self._refresh_marks(plans, placed)
 
-    def _plans(self) -> dict[int, m.CheckpointPlan]:
+    def _plans(self, shards: Iterable[int]) -> dict[int, m.CheckpointPlan]:
+        """What those of the shards that answer look after."""
         found = {}
-        for shard in range(self._shards):
+        for shard in shards:
             try:
                 found[shard] = self._ask(shard, m.CheckpointOpen(), m.CheckpointPlan)
             except ShuttingDown:
@@ -113,10 +114,15 @@ class Mover:
         self._dropped &= placed.keys()
         self._marks = {number: digest for number, digest in self._marks.items() if number in placed}
         for number in [number for number in self._sent if number not in placed]:
+            stem = self._sent[number]
+            if self._copies.has_local(stem + IDX):
+                # The reclaimer's: a snapshot that recovery may start from can still list it, and the cold
+                # copy may be the only one. It removes both tiers' parts when that is over, the index last.
+                continue
             try:
-                self._copies.drop_cold(self._sent[number])
+                self._copies.drop_cold(stem)
             except ColdUnavailable as e:
-                say(log, logging.WARNING, "cold copy not removed", segment=self._sent[number], reason=str(e))
+                say(log, logging.WARNING, "cold copy not removed", segment=stem, reason=str(e))
                 return
             del self._sent[number]
 
@@ -131,7 +137,7 @@ class Mover:
             self.patience.store_failed(self._clock.monotonic_ns())
             self._note_failure(ref, "cold store unavailable", e)
         except CorruptData as e:
-            self._on_damage(ref, e)
+            self._on_damage(each, e)
         except (DiskError, Refused, RequestTimeout, NotFlipped) as e:
             self.patience.failed(ref.number, self._clock.monotonic_ns())
             self._note_failure(ref, "segment not moved", e)
@@ -144,10 +150,19 @@ class Mover:
         self.counts.failed += 1
         say(log, logging.WARNING, event, segment=ref.stem, reason=str(error))
 
-    def _on_damage(self, ref: m.SegmentRef, error: CorruptData) -> None:
-        """A copy does not verify: leave the segment alone (SG-10); the next round sees whether it healed."""
+    def _on_damage(self, each: Placed, error: CorruptData) -> None:
+        """A copy does not verify: leave the segment alone (SG-10); the next round sees whether it healed.
+
+        But what every shard has let go, the reclaimer removes from both tiers, also while it is being copied:
+        then nothing is damaged. Nor is that said while no shard answers; the next try meets it again.
+        """
+        ref = each.ref
         self.counts.failed += 1
         self.patience.failed(ref.number, self._clock.monotonic_ns())
+        plans = self._plans(each.shards).values()
+        if not any(ref.number == known.number for plan in plans for known in plan.segments):
+            say(log, logging.INFO, "segment gone while it was moved", segment=ref.stem, reason=str(error))
+            return
         self.patience.quarantined.add(ref.number)
         say(log, logging.ERROR, "damaged segment not moved", segment=ref.stem, reason=str(error),
             detail=error.detail)  # fmt: skip

@@ -25,7 +25,9 @@ def build(boot: ActorBoot) -> Shell:
         volatile_bytes=settings.wal.volatile_bytes,
         is_lenient=settings.wal.corruption == "truncate",
         topics_max=settings.limits.max_topics,
+        schedulers=settings.delivery.schedulers,
         has_cold=bool(settings.cold.dir or settings.cold.url),
+        is_governed=settings.governor.enabled,
     )
 
 

@@ -211,7 +211,7 @@ class Admission:
         row[layout.W_COMMIT_TS] = stamp
         row[layout.W_COUNT_EPOCH] = count | topic.epoch << layout.EPOCH_SHIFT
         row[layout.W_TAIL] = tail & int(_DURABILITY_CLEAR) | durability << layout.FLAGS_SHIFT
-        topic.has_disk_records |= durability == Durability.DISK
+        topic.is_reserving |= durability < Durability.FSYNC
         producer.extend(producer_seq, 1, base, count)
         topic.next_seq = base + count
         topic.last_ts = stamp
@@ -292,7 +292,7 @@ class Admission:
         frames_count, base, stamp = len(words), topic.next_seq, max(now_us, topic.last_ts)
         following = number_rows(words, intake.entries, base, stamp, topic.epoch, durability)
         total = following - base
-        topic.has_disk_records |= durability == Durability.DISK
+        topic.is_reserving |= durability < Durability.FSYNC
         if checked.is_even:
             producer.extend(producer_seq, frames_count, base, checked.records_max)
         else:
@@ -363,6 +363,7 @@ class Admission:
             frames.malformed(words)
             | ((frames.columns_of(words) & ~U64(layout.PRODUCER_COLUMNS)) != 0)
             | (frames.types_of(words) != layout.FrameType.APPEND)
+            | (frames.hops_of(words) != 0)
             | (words[:, layout.W_PRODUCER_ID] == 0)
             | (words[:, layout.W_PRODUCER_SEQ] == 0)
             | (counts == 0)
@@ -579,7 +580,7 @@ class Admission:
         durability = self._effective_class(topic, words)
         tail = words[:, layout.W_TAIL]
         words[:, layout.W_TAIL] = (tail & _DURABILITY_CLEAR) | U64(durability << layout.FLAGS_SHIFT)
-        topic.has_disk_records |= durability == Durability.DISK
+        topic.is_reserving |= durability < Durability.FSYNC
         topic.producers.admit(producer_id)
         topic.producers.record(producer_id, words[:, layout.W_PRODUCER_SEQ], bases, counts)
         topic.next_seq += total

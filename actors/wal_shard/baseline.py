@@ -103,8 +103,9 @@ class Baseline:
                 return topic_id <= layer.facts.last_id
         return False
 
-    def topics(self) -> Iterator[tuple[Topic, bool]]:
-        """(topic, is it ours) of every row in force; of another layout's snapshot those of others, too."""
+    def topics(self) -> Iterator[tuple[Topic, bool, int]]:
+        """(topic, is it ours, incarnation that handed it over) of every row in force; of another layout's
+        snapshot those of others, too."""
         for at, layer in enumerate(self.layers):
             snapshot = layer.snapshot
             governed = self._governing(snapshot.ids) == at
@@ -113,7 +114,8 @@ class Baseline:
                 ours = shards_of(snapshot.ids, self.shards) == self.shard
             ids, rows, starts = snapshot.ids.tolist(), memoryview(snapshot.rows), snapshot.starts.tolist()
             for row in np.flatnonzero(governed).tolist():
-                yield decode_row(ids[row], rows[starts[row] : starts[row + 1]]), bool(ours[row])
+                topic = decode_row(ids[row], rows[starts[row] : starts[row + 1]])
+                yield topic, bool(ours[row]), snapshot.incarnation
 
     def listed(self) -> dict[int, SegmentRef]:
         """Segments in force by the word of snapshots that may govern something of ours."""
@@ -242,7 +244,8 @@ def _adopt(
         return
     try:
         header = segment.header
-        if header.shards == base.shards and header.shard != base.shard:
+        is_others = header.shards == base.shards and header.shard != base.shard
+        if is_others and segment.ref.number not in listed:
             return
         topics = sealed.exact(segment.topics, segment.entries)
         owned = owned_by(topics, base.shard, base.shards)

@@ -74,8 +74,9 @@ from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.records import HeadReserved, frame_of
 from actors.wal_shard.removal import Question
 from actors.wal_shard.requests import CHANGES, Identity, Requests
+from actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
-from ringlog.envelope.messages import Append, CheckpointOpen, CheckpointRows, LiveAsk, RecordsDelete
+from ringlog.envelope.messages import Append, CheckpointOpen, CheckpointRows, LiveAsk, RecordsDelete, Route
 from ringlog.errors import ExitCode, InvariantViolation, Status
 from ringlog.limits import STORY_EVENTS_MAX, UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY
@@ -277,12 +278,13 @@ class ShardCore:
             if room is Room.LATER:
                 return room
             self.admission.is_volatile_closed = room is Room.NONE
-        needed = self._group.bytes + len(data or b"") + _SLACK
+        added = added_bytes(event.message) if isinstance(event, ControlReceived) else 0
+        needed = self._group.bytes + len(data or b"") + added + _SLACK
         kept = 0
         if self._file_failed and data:
             kept = min(_KEPT_BYTES, self.log.capacity // 8)
         elif self._file_failed:
-            needed = self._group.bytes + _CONTROL_BYTES + self.removals.delete_bytes
+            needed = self._group.bytes + _CONTROL_BYTES + added + self.removals.delete_bytes
         if self.log.is_open and self.log.fits(needed + kept):
             return Room.NOW
         if self._ready_capacity >= needed + WAL_HEADER_BYTES + MARK_BYTES_MAX:
@@ -347,7 +349,7 @@ class ShardCore:
         if isinstance(event.message, CheckpointOpen) and event.message.roll and self._must_roll:
             self._roll_asks.append(event)
             return
-        can_log = room is Room.NOW and not (self.is_disk_low and isinstance(event.message, Append))
+        can_log = room is Room.NOW and not (self.is_disk_low and isinstance(event.message, Append | Route))
         reply = self.requests.handle(event, self._group, self._now_us, can_log=can_log)
         if self._group.parts or self._group.removes:
             self._replies.append(reply)
@@ -431,13 +433,13 @@ class ShardCore:
         self.waiting = Waiting.WRITE
 
     def _reserve_heads(self, group: Group) -> None:
-        """Reserve numbers before records of class `disk` can be acknowledged under them (D-9, D-10)."""
+        """Reserve numbers before records that a crash may take are acknowledged under them (D-9, D-10)."""
         interval = self.settings.limits.flush_interval_us
         if self.phase is Phase.RECOVERING:
             return  # what is copied was reserved before, and what was reserved is settled in this group
         for topic in list(group.dirty.values()):
             last = topic.next_seq - 1
-            if topic.has_disk_records and topic.reservation.needed(last):
+            if topic.is_reserving and topic.reservation.needed(last):
                 reserved = topic.reservation.extend(last, self._now_us, interval)
                 frame = frame_of(HeadReserved(reserved, False), topic.topic_id, topic.epoch)
                 group.add_control(frame, topic)
@@ -516,7 +518,8 @@ class ShardCore:
         if group.parts:
             self._effects.append(self._marks())
         if topics:
-            self._effects.append(PublishTopics(topics))
+            news = () if self.phase is Phase.RECOVERING else group.news
+            self._effects.append(PublishTopics(topics, news))
         self._effects.extend(RetireTopic(topic) for topic in retired)
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
@@ -604,12 +607,15 @@ class ShardCore:
         self._word = (sorted(settled.items()), sorted(damaged))
         group.needs_sync = True
         self._has_begun = True
+        self.removals.begun()
         return self.handle([])
 
     def begin_read_only(self, latch: ReadOnly) -> None:
         """Recovery is over and nothing can be written: serve questions alone, until `DrainRequested`."""
         for topic in self.directory.by_id.values():
             topic.publish()
+        self.removals.begun()
+        self.requests.routing.recovered()
         self.requests.read_only = latch
         self.phase = Phase.ACTIVE
 
@@ -646,6 +652,7 @@ class ShardCore:
             self.phase = Phase.ACTIVE
             self._effects.append(self._marks())
             self.removals.recovered()
+            self.requests.routing.recovered()
             self._prepare(0)
 
     def _finish_draining(self) -> None:

@@ -10,11 +10,12 @@ import numpy as np
 
 from actors.wal_shard.admission import Intake
 from actors.wal_shard.events import FramesArrived, VolatileFailed, VolatileOpened, WriteVolatile
-from actors.wal_shard.group import Group, LogPosition, lay_out_volatile
+from actors.wal_shard.group import Group, LogPosition, RoutedPart, lay_out_volatile
 from actors.wal_shard.places import Places
 from actors.wal_shard.removal import Removals
+from actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived
-from ringlog.envelope.messages import Append
+from ringlog.envelope.messages import Append, Route
 from ringlog.frame import layout
 from ringlog.frame.batch import counts_of
 from ringlog.topic.directory import Directory
@@ -46,6 +47,9 @@ class Ephemerals:
             ids = np.fromiter(self._directory.ephemeral, dtype=np.uint64)
             is_volatile = np.isin(event.batch.words[:, layout.W_TOPIC], ids)
             return int(event.batch.total_bytes[is_volatile].sum())
+        if isinstance(event.message, Route):
+            has_volatile = any(row.dest_id in self._directory.ephemeral for row in event.message.rows)
+            return length + added_bytes(event.message) if has_volatile else 0
         if not isinstance(event.message, Append):
             return 0
         topic = self._directory.find(event.message.topic)
@@ -71,6 +75,12 @@ class Ephemerals:
         for part in group.parts:
             if isinstance(part, Intake):
                 _count(part, held)
+            elif isinstance(part, RoutedPart) and part.is_volatile:
+                for copy in part.copies:
+                    records = copy.last_seq - copy.first_seq + 1
+                    _, _, had, had_bytes = held.get(copy.topic.topic_id, (copy.topic, 0, 0, 0))
+                    counts = (had + records, had_bytes + copy.bytes)
+                    held[copy.topic.topic_id] = (copy.topic, copy.last_seq + 1, *counts)
         group.volatile_bytes = 0
         return WriteVolatile(buffers, start, self.log.offset - start)
 

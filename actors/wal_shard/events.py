@@ -5,9 +5,11 @@ Those of every group are not frozen, which would cost four times as much to make
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from actors.wal_shard.group import News
 from actors.wal_shard.removal import Answer, Question
 from ringlog.frame.batch import FrameBatch
 from ringlog.frame.settle import Entries
@@ -175,6 +177,8 @@ class PublishTopics:
     """Write the topics' facts to the board; their records are readable from now on."""
 
     topics: list[Topic]
+    news: Sequence[News] = ()
+    """Which ones those are, and where they lie; nothing of what recovery found, which all look for."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -23,6 +23,10 @@ from ringlog.frame.kernel import seal_rows
 from ringlog.frame.layout import FrameType
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
+
+News = tuple[Topic, int, int, int, int, int, bool]
+"""(topic, first_seq, last_seq, file_id, offset, stop, is_volatile) of frames of one topic that lie one behind
+the other: what readers are told of a group."""
 
 MARK_BYTES_MAX = 4_096
 """Room kept for a mark when a group's size is judged; only a mark with settled pairs comes near it."""
@@ -71,11 +75,29 @@ class Control:
     topic: Topic | None = None
 
 
+class RoutedCopy(NamedTuple):
+    """Records first..last of a topic, which a routed frame holds; and their accounted bytes."""
+
+    topic: Topic
+    first_seq: int
+    last_seq: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class RoutedPart:
+    """A routed frame waiting for its place in a group: all its copies go to one kind of log."""
+
+    frame: bytearray
+    copies: list[RoutedCopy]
+    is_volatile: bool = False
+
+
 @dataclass(slots=True)
 class Group:
     """Everything staged for the next write, in order."""
 
-    parts: list[Intake | Control] = field(default_factory=list)
+    parts: list[Intake | Control | RoutedPart] = field(default_factory=list)
     bytes: int = 0
     """Bytes of logged frames, mark not counted."""
     volatile_bytes: int = 0
@@ -87,6 +109,8 @@ class Group:
     repeats: int = 0
     removes: bool = False
     """Something leaves a topic with this group."""
+    news: list[News] = field(default_factory=list)
+    """What was laid out so far, in the order of the files."""
 
     def add_intake(self, intake: Intake) -> None:
         """Take in the admitted rows of an intake."""
@@ -106,6 +130,19 @@ class Group:
         self.parts.append(intake)
         self.needs_sync |= intake.needs_sync
 
+    def add_routed(self, part: RoutedPart) -> None:
+        """Take in copies, whose numbers are staged."""
+        if part.is_volatile:
+            self.volatile_bytes += len(part.frame)
+        else:
+            self.bytes += len(part.frame)
+        self.frames += 1
+        for copy in part.copies:
+            self.records += copy.last_seq - copy.first_seq + 1
+            self.dirty[copy.topic.topic_id] = copy.topic
+            self.needs_sync |= copy.topic.config.durability == Durability.FSYNC
+        self.parts.append(part)
+
     def add_control(self, frame: bytearray, topic: Topic | None = None, *, sync: bool = True) -> None:
         """Take in one control frame; `topic` is published with the group."""
         self.parts.append(Control(frame, topic))
@@ -118,6 +155,7 @@ class Group:
 _MARK_BODY = struct.Struct(">B" + "BQ" * 6 + "B")
 _MARK_FIXED_BYTES = layout.HEADER_BYTES + _MARK_BODY.size
 _MARK_HEADER = struct.Struct("<9Q")
+_COUNT_MASK = (1 << layout.EPOCH_SHIFT) - 1
 _U64, _ARRAY_OF_7, _ARRAY_OF_0 = 0xCF, 0x97, 0x90
 assert _MARK_BODY.size % 8 == 0, "the mark's body needs no padding"
 
@@ -185,9 +223,13 @@ def lay_out(group: Group, position: LogPosition, flags: int = 0, word: Word = _N
             seal = seal_frame(part.frame, position.salt)
             buffers.append(part.frame)
             offset += len(part.frame)
+        elif isinstance(part, RoutedPart):
+            if not part.is_volatile:
+                seal = _lay_out_routed(part, position.file_id, position.salt, offset, buffers, group.news)
+                offset += len(part.frame)
         else:
             offset, last = _lay_out_intake(
-                part, position.file_id, position.salt, offset, buffers, is_volatile=False
+                part, position.file_id, position.salt, offset, buffers, group.news, is_volatile=False
             )
             seal = last or seal
     position.marked_durable = position.durable
@@ -206,18 +248,35 @@ def lay_out_volatile(group: Group, position: LogPosition) -> list[Any]:
     for part in group.parts:
         if isinstance(part, Intake):
             offset, _ = _lay_out_intake(
-                part, position.file_id, position.salt, offset, buffers, is_volatile=True
+                part, position.file_id, position.salt, offset, buffers, group.news, is_volatile=True
             )
+        elif isinstance(part, RoutedPart) and part.is_volatile:
+            _lay_out_routed(part, position.file_id, position.salt, offset, buffers, group.news)
+            offset += len(part.frame)
     position.offset = offset
     return buffers
 
 
+def _lay_out_routed(
+    part: RoutedPart, file_id: int, salt: int, offset: int, buffers: list[Any], news: list[News]
+) -> int:
+    """Seal a routed frame; readers of each of its topics find it there. Returns its seal."""
+    seal = seal_frame(part.frame, salt)
+    buffers.append(part.frame)
+    stop = offset + len(part.frame)
+    for topic, first_seq, last_seq, _ in part.copies:
+        topic.index.add(first_seq, file_id, offset)
+        _note(news, topic, first_seq, last_seq, file_id, offset, stop, part.is_volatile)
+    return seal
+
+
 def _lay_out_intake(
-    intake: Intake, file_id: int, salt: int, offset: int, buffers: list[Any], *, is_volatile: bool
-) -> tuple[int, int]:
+    intake: Intake, file_id: int, salt: int, offset: int, buffers: list[Any], news: list[News],
+    *, is_volatile: bool,
+) -> tuple[int, int]:  # fmt: skip
     """Seal the intake's stretches of one kind, append their bytes to `buffers`; (next offset, last seal)."""
     if len(intake.batch) == 1:
-        return _lay_out_one(intake, file_id, salt, offset, buffers, is_volatile=is_volatile)
+        return _lay_out_one(intake, file_id, salt, offset, buffers, news, is_volatile=is_volatile)
     view = memoryview(intake.buffer)
     starts, totals = intake.batch.offsets, intake.batch.total_bytes
     run_start = run_stop = -1
@@ -231,7 +290,9 @@ def _lay_out_intake(
         stop = int(starts[stretch.stop - 1] + totals[stretch.stop - 1])
         places = starts[stretch.start : stretch.stop] + (offset - first)
         stretch.topic.index.add_run(rows[:, layout.W_BASE_SEQ], file_id, places)
-        offset += stop - first
+        begin, offset = offset, offset + stop - first
+        first_seq, last_seq = _seqs_of(rows)
+        _note(news, stretch.topic, first_seq, last_seq, file_id, begin, offset, is_volatile)
         if first == run_stop:
             run_stop = stop
         else:
@@ -244,26 +305,46 @@ def _lay_out_intake(
 
 
 def _lay_out_one(
-    intake: Intake, file_id: int, salt: int, offset: int, buffers: list[Any], *, is_volatile: bool
-) -> tuple[int, int]:
+    intake: Intake, file_id: int, salt: int, offset: int, buffers: list[Any], news: list[News],
+    *, is_volatile: bool,
+) -> tuple[int, int]:  # fmt: skip
     """The same for a single frame, which is all latency."""
     if not intake.stretches or intake.stretches[0].is_volatile != is_volatile:
         return offset, 0
     start, total = int(intake.batch.offsets[0]), int(intake.batch.total_bytes[0])
-    if intake.batch.checked is not None:
-        seal = seal_rows(intake.buffer, intake.batch, 0, 1, salt)
-        base = int(intake.batch.words[0, layout.W_BASE_SEQ])
-        intake.stretches[0].topic.index.add(base, file_id, offset)
-        buffers.append(memoryview(intake.buffer)[start : start + total])
-        return offset + total, seal
+    topic = intake.stretches[0].topic
     row = intake.batch.words[0]
+    base = int(row[layout.W_BASE_SEQ])
+    topic.index.add(base, file_id, offset)
+    _note(news, topic, base, base + intake.records - 1, file_id, offset, offset + total, is_volatile)
+    buffers.append(memoryview(intake.buffer)[start : start + total])
+    if intake.batch.checked is not None:
+        return offset + total, seal_rows(intake.buffer, intake.batch, 0, 1, salt)
     header = row[: layout.W_SEAL_XXH3].tobytes()
     seal = xxhash.xxh3_64_intdigest(header, salt)
     row[layout.W_SEAL_XXH3] = seal
     intake.buffer[start : start + layout.HEADER_BYTES] = header + seal.to_bytes(8, "little")
-    intake.stretches[0].topic.index.add(int(row[layout.W_BASE_SEQ]), file_id, offset)
-    buffers.append(memoryview(intake.buffer)[start : start + total])
     return offset + total, seal
+
+
+def _seqs_of(rows: frames.U64) -> tuple[int, int]:
+    """First and last number of frames that follow each other."""
+    last_count = int(rows[-1, layout.W_COUNT_EPOCH]) & _COUNT_MASK
+    return int(rows[0, layout.W_BASE_SEQ]), int(rows[-1, layout.W_BASE_SEQ]) + last_count - 1
+
+
+def _note(
+    news: list[News], topic: Topic, first_seq: int, last_seq: int, file_id: int, offset: int, stop: int,
+    is_volatile: bool,
+) -> None:  # fmt: skip
+    """Add a stretch to the news. Right behind one of the same topic it makes that longer: producers of one
+    topic in a group are one piece of news."""
+    if news:
+        last = news[-1]
+        if last[0] is topic and last[5] == offset and last[3] == file_id:
+            news[-1] = (topic, last[1], last_seq, file_id, last[4], stop, is_volatile)
+            return
+    news.append((topic, first_seq, last_seq, file_id, offset, stop, is_volatile))
 
 
 def seal_frame(frame: bytearray, salt: int) -> int:

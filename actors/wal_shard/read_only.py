@@ -20,7 +20,7 @@ from ringlog.frame import layout
 from ringlog.frame.settle import S_COMMIT_TS, S_COUNT_STATUS, S_FIRST_SEQ, STATUS_SHIFT
 
 ANSWERED: tuple[type[m.Message], ...] = (
-    m.Hello, m.TopicResolve, m.TopicState, m.TopicList, m.ProducerState, m.Locate,
+    m.Hello, m.TopicResolve, m.TopicState, m.TopicList, m.ProducerState, m.Locate, m.RoutersAsk,
 )  # fmt: skip
 """Requests that change nothing, here or on the disk."""
 

@@ -83,6 +83,39 @@ class RangeLost(Record, frozen=True):
 
     first: int
     last: int
+    is_trim: bool | Bitmap = False
+    """Nothing was lost here: they stand for records that a router's source lost before they were
+    forwarded. In a file that was
+    mended bytes are here, to fill room."""
+
+
+class RouterCreated(Record, frozen=True):
+    """A router that leads to this topic begins at `cursor` of its source, the topic's head being `base`. Of
+    one that is known flags and filter are from here on."""
+
+    router: int
+    name: str
+    source: str
+    source_id: int
+    source_epoch: int
+    flags: int
+    filter: str
+    cursor: int
+    base: int
+
+
+class RouterRemoved(Record, frozen=True):
+    """The router is no more."""
+
+    router: int
+
+
+class RouterMoved(Record, frozen=True):
+    """The router dealt with its source up to `cursor`; `copies` that were made of it are not in the log."""
+
+    router: int
+    cursor: int
+    copies: int
 
 
 class KeyUsed(Record, frozen=True):
@@ -122,6 +155,9 @@ Body = (
     | FloorsRaised
     | RecordsRemoved
     | RangeLost
+    | RouterCreated
+    | RouterRemoved
+    | RouterMoved
     | KeyUsed
     | CheckpointPassed
     | GroupMark
@@ -135,6 +171,9 @@ _KINDS: dict[int, Any] = {
     FrameType.EVICT_WATERMARK: FloorsRaised,
     FrameType.DELETE: RecordsRemoved,
     FrameType.LOST_RANGE: RangeLost,
+    FrameType.ROUTER_CREATE: RouterCreated,
+    FrameType.ROUTER_DELETE: RouterRemoved,
+    FrameType.ROUTER_CURSOR: RouterMoved,
     FrameType.IDEMPOTENCY_KEY: KeyUsed,
     FrameType.CHECKPOINT_MARK: CheckpointPassed,
     FrameType.GROUP_MARK: GroupMark,

@@ -580,7 +580,7 @@ class Recovery:
         if file.is_damaged:
             self.found.damaged.add(header.file_id)
         if scan.orderly:
-            self._replay.settle_reservations(header.shard, header.shards)
+            self._replay.settle_reservations(header.shard, header.shards, header.incarnation)
         self.paths[header.file_id], self.salts[header.file_id] = file.path, header.salt
         self.stops[header.file_id] = stop
         if header.shards != self._shards:

@@ -19,13 +19,14 @@ from typing import Any
 from pyroaring import BitMap64
 
 from actors.wal_shard.admission import Admission, Intake
-from actors.wal_shard.group import Group
+from actors.wal_shard.group import Group, RoutedPart
 from actors.wal_shard.records import FloorsRaised, RecordsRemoved, frame_of
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Internal, InvalidRequest, StaleEpoch, TopicNotFound
-from ringlog.frame.batch import FrameBatch
+from ringlog.frame.batch import FrameBatch, scan
 from ringlog.frame.facts import RecordFacts, record_facts
+from ringlog.frame.routed import resolve
 from ringlog.topic.config import DISCARD_REJECT
 from ringlog.topic.directory import Directory
 from ringlog.topic.retention import (
@@ -138,6 +139,13 @@ class Removals:
 
     # -- what is due ----------------------------------------------------------------------------------
 
+    def begun(self) -> None:
+        """The directory is filled, and nothing of it is shown: readers that know a topic from our predecessor
+        ask again where restarts lost some of it. We may have found more of that than it knew."""
+        for topic in self._directory.by_id.values():
+            if topic.lost:
+                self.bump(topic)
+
     def recovered(self) -> None:
         """The directory is filled: note what is due, and what a cap in force does not allow."""
         for topic in self._directory.by_id.values():
@@ -174,7 +182,7 @@ class Removals:
 
     def holds_up(self, message: m.Message | None, group: Group, now_us: int) -> bool:
         """Has retention to be applied before this request, or frames (None), are looked at? (X-10, W-2)"""
-        if message is None or isinstance(message, m.Append):
+        if message is None or isinstance(message, m.Append | m.Route):
             return self._take_due(self._strict_dues, now_us)
         if not isinstance(message, SHOWS):
             return False
@@ -372,6 +380,9 @@ def _staged(group: Group, topic: Topic) -> Iterator[tuple[Any, FrameBatch]]:
             for stretch in part.stretches:
                 if stretch.topic is topic:
                     yield part.buffer, part.batch.take(slice(stretch.start, stretch.stop))
+        elif isinstance(part, RoutedPart) and any(copy.topic is topic for copy in part.copies):
+            batch = scan(part.frame)
+            yield part.frame, resolve(part.frame, batch, 0, topic_id=topic.topic_id, is_verified=True)
 
 
 def _numbers_of(data: bytes) -> BitMap64:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from actors.wal_shard.admission import Intake, Stretch, note_written
 from actors.wal_shard.facts import Facts
-from actors.wal_shard.group import Group
+from actors.wal_shard.group import Group, RoutedCopy, RoutedPart
 from actors.wal_shard.records import (
     Body,
     ConfigChanged,
@@ -29,6 +29,9 @@ from actors.wal_shard.records import (
     KeyUsed,
     RangeLost,
     RecordsRemoved,
+    RouterCreated,
+    RouterMoved,
+    RouterRemoved,
     TopicCreated,
     TopicRemoved,
     decode_body,
@@ -36,12 +39,14 @@ from actors.wal_shard.records import (
 )
 from actors.wal_shard.removal import replayed
 from actors.wal_shard.requests import Identity
+from actors.wal_shard.routing import replay_router, trim
 from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.layout import FrameType
 from ringlog.frame.measure import measure
+from ringlog.frame.routed import CopyRow, carried_by, routed_frame
 from ringlog.frame.settle import WORDS
 from ringlog.storage.recovery import Piece
 from ringlog.topic.config import TopicConfig
@@ -50,8 +55,11 @@ from ringlog.topic.idempotency import Remembered
 from ringlog.topic.names import home_shard, shard_of, shards_of
 from ringlog.topic.sealed import Sealed
 from ringlog.topic.state import Topic
+from ringlog.types import Durability
 
-_MARKS = (FrameType.GROUP_MARK, FrameType.CHECKPOINT_MARK)
+_IS_CONTROL = np.ones(256, dtype=np.bool_)
+"""By type: neither records nor marks, looked up since a set of two is slow to ask for few frames."""
+_IS_CONTROL[[FrameType.APPEND, FrameType.GROUP_MARK, FrameType.CHECKPOINT_MARK]] = False
 
 Mask = NDArray[np.bool_]
 Rows = NDArray[np.int64]
@@ -77,7 +85,7 @@ class _Source:
 
     def offset(self, row: int) -> int:
         """File offset of a row's frame."""
-        return self.piece.file_offset + int(self.piece.batch.offsets[row])
+        return self.piece.file_offset + int(self.piece.batch.places[row])
 
     @property
     def is_other_layout(self) -> bool:
@@ -122,14 +130,17 @@ class Replay:
     """Topics that a snapshot has a row of."""
     _open: dict[int, Topic] = field(default_factory=dict)
     """Topics whose reservation is not settled."""
+    _reserved_in: dict[int, int] = field(default_factory=dict)
+    """Of those that a snapshot speaks of, the incarnation that had reserved by then."""
     _placeholders: set[int] = field(default_factory=set)
     _key: _PendingKey | None = None
     """The last frame applied was this key frame."""
 
-    def load(self, topics: Iterable[tuple[Topic, bool]]) -> None:
-        """Take over a snapshot's topics, each with whether it is ours; of others the name counts."""
+    def load(self, topics: Iterable[tuple[Topic, bool, int]]) -> None:
+        """Take over a snapshot's topics, each with whether it is ours, of others the name counts, and with
+        the incarnation that handed it over."""
         ours = []
-        for topic, is_ours in topics:
+        for topic, is_ours, incarnation in topics:
             if not is_ours:
                 self._note_name(topic.topic_id, TopicCreated(topic.name, topic.epoch, b""))
                 continue
@@ -138,6 +149,7 @@ class Replay:
                 self.directory.adopted.add(topic.name)
             if topic.reserves and topic.reservation.reserved > topic.head_seq:
                 self._open[topic.topic_id] = topic
+                self._reserved_in[topic.topic_id] = incarnation
         # Of two lives of a name, told by snapshots of different moments, the later one replaced the other.
         latest = {topic.name: topic for topic in sorted(ours, key=lambda each: each.epoch)}
         if len(latest) < len(ours):
@@ -166,7 +178,7 @@ class Replay:
         if excluded is not None:
             ours &= ~excluded
         start = 0
-        for row in np.flatnonzero(~appends & ~np.isin(types, _MARKS)).tolist():
+        for row in np.flatnonzero(_IS_CONTROL[types]).tolist():
             if types[row] == FrameType.IDEMPOTENCY_KEY:
                 self._key_used(source, row, ours)
                 continue
@@ -210,6 +222,7 @@ class Replay:
         stops = words[:, layout.W_BASE_SEQ] + frames.counts_of(words)
         is_current = frames.epochs_of(words) == topic.epoch
         self._note_places(topic, source, rows, words, is_current)
+        self._advance_routers(topic, source, rows[is_current])
         fresh = is_current & (stops > np.uint64(topic.next_seq))
         if not fresh.all():
             rows, words, stops = rows[fresh], words[fresh], stops[fresh]
@@ -229,10 +242,24 @@ class Replay:
         stops = words[:, layout.W_BASE_SEQ] + frames.counts_of(words)
         which = which & (stops > np.uint64(held + 1))
         if which.any():
-            offsets = source.piece.batch.offsets[rows[which]] + source.piece.file_offset
+            offsets = source.piece.batch.places[rows[which]] + source.piece.file_offset
             topic.index.add_run(words[which, layout.W_BASE_SEQ], source.origin.file_id, offsets)
             held = int(stops[which][-1]) - 1
         self._held[topic.topic_id] = held
+
+    @staticmethod
+    def _advance_routers(topic: Topic, source: _Source, rows: Rows) -> None:
+        """Copies say how far their router was with them, also those that a snapshot's state has already."""
+        copies = source.piece.batch.copies
+        if copies is None or not topic.routers:
+            return
+        made = rows[copies.routers[rows] != 0]
+        counts = frames.counts_of(source.piece.batch.words[made]).tolist()
+        for number, cursor, count in zip(
+            copies.routers[made].tolist(), copies.cursors[made].tolist(), counts, strict=True
+        ):
+            if number in topic.routers:
+                topic.routers[number].advance(cursor, count)
 
     def _topic_of(self, source: _Source, row: int, words: frames.U64) -> Topic | None:
         """The topic of these rows. Of one deleted later they are passed over; of one never made, damage."""
@@ -372,23 +399,38 @@ class Replay:
         elif isinstance(body, RangeLost):
             if topic.jump(body.last) is None:
                 self._note_lost(topic, body)
+            elif body.is_trim is True:
+                trim(topic, body.first, body.last)
             self.gaps = [gap for gap in self.gaps if gap != (topic.name, body.first, body.last)]
         elif isinstance(body, FloorsRaised | RecordsRemoved):
             replayed(topic, body)
+        elif isinstance(body, RouterCreated | RouterRemoved | RouterMoved):
+            replay_router(topic, body)
 
     def _create(self, topic_id: int, body: TopicCreated, topic: Topic | None) -> None:
         config = TopicConfig.from_bytes(body.config)
-        if topic_id in self._placeholders and topic is not None:
+        there = self.directory.find(body.name)
+        if there is not None and there.epoch > body.epoch:
+            self._lived_before(topic_id, topic)
+        elif topic_id in self._placeholders and topic is not None:
             self._placeholders.discard(topic_id)
             self.directory.rename(topic, body.name)
             topic.config = config
         elif topic is None and self.is_known(topic_id):
             self._gone.add(topic_id)  # before its row was captured
         elif topic_id not in self._gone and topic is None:
-            replaced = self.directory.find(body.name)
-            if replaced is not None:
-                self._gone.add(replaced.topic_id)
+            if there is not None:
+                self._gone.add(there.topic_id)
             self.directory.add(Topic(topic_id, body.epoch, body.name, config))
+
+    def _lived_before(self, topic_id: int, topic: Topic | None) -> None:
+        """A later life of the name is there by the word of a snapshot, whose rows come before all of the log.
+        The snapshot of another layout may govern that life and not this one, whose log is replayed then."""
+        self._gone.add(topic_id)
+        if topic is not None:
+            self._placeholders.discard(topic_id)
+            self._open.pop(topic_id, None)
+            self.directory.remove(topic)
 
     @staticmethod
     def _note_lost(topic: Topic, body: RangeLost) -> None:
@@ -404,7 +446,7 @@ class Replay:
             self._open.pop(topic.topic_id, None)
         else:
             topic.reservation.recovered(body.reserved)
-            topic.has_disk_records = True
+            topic.is_reserving = True
             self._open[topic.topic_id] = topic
 
     # -- damage ---------------------------------------------------------------------------------------
@@ -421,7 +463,7 @@ class Replay:
             words = piece.batch.words
             types = frames.types_of(words)
             mine = self._mine(words, origin)
-            for row in np.flatnonzero((types != FrameType.APPEND) & ~np.isin(types, _MARKS)).tolist():
+            for row in np.flatnonzero(_IS_CONTROL[types]).tolist():
                 one = piece.batch.take(slice(row, row + 1))
                 if (
                     types[row] != FrameType.IDEMPOTENCY_KEY
@@ -439,10 +481,14 @@ class Replay:
 
     # -- the end of a file, the end of replay ---------------------------------------------------------
 
-    def settle_reservations(self, shard: int, shards: int) -> None:
-        """That shard's stream ended in good order here: no number above its heads was acknowledged (D-19)."""
+    def settle_reservations(self, shard: int, shards: int, incarnation: int) -> None:
+        """That shard's stream ended in good order here: no number above its heads was acknowledged (D-19) by
+        this incarnation or one before it. What a later one reserved, as a snapshot says, stays reserved; so
+        does what ephemeral records had, which are in no stream."""
         for topic in list(self._open.values()):
-            if shard_of(topic.topic_id, shards) == shard:
+            is_its_own = shard_of(topic.topic_id, shards) == shard
+            is_its_own &= topic.config.durability != Durability.EPHEMERAL
+            if is_its_own and self._reserved_in.get(topic.topic_id, 0) <= incarnation:
                 topic.reservation.settle(topic.head_seq)
                 self.touched.add(topic.topic_id)
                 del self._open[topic.topic_id]
@@ -489,7 +535,12 @@ class Replay:
 
     def settle_names(self) -> None:
         """Point to the shards that look after names which are at home here and were made elsewhere."""
-        for name, (topic_id, _) in self.directory.foreign.items():
+        for name, (topic_id, epoch) in list(self.directory.foreign.items()):
+            here = self.directory.find(name)
+            if here is not None and here.epoch > epoch:
+                # Made again since, and that life is ours: once it is removed the name is still ours.
+                del self.directory.foreign[name]
+                continue
             owner = shard_of(topic_id, self.identity.shards)
             if owner != self.identity.shard and self._is_home(name):
                 self.directory.elsewhere[name] = owner
@@ -502,12 +553,14 @@ class Replay:
 
         Of a topic whose shard, under the count of that time, is among `lost_streams`, numbers above the
         head may have been acknowledged: they are skipped and announced (D-9, D-12). Of others the kernel
-        kept everything, and the reservation shrinks back. Gaps that damage left are logged as well.
+        kept everything, and the reservation shrinks back. Ephemeral records are gone in any case, and their
+        numbers are not given out again either. Gaps that damage left are logged as well.
         """
         announced = []
         for topic in self._open.values():
             reserved = topic.reservation.reserved
             is_lossy = any(shard_of(topic.topic_id, shards) == shard for shards, shard in lost_streams)
+            is_lossy |= topic.config.durability == Durability.EPHEMERAL
             lost = topic.jump(reserved) if is_lossy else None
             if lost is not None:
                 announced.append((topic.name, *lost))
@@ -536,7 +589,7 @@ class Replay:
         buffer = bytearray(piece.buffer)
         totals = piece.batch.total_bytes
         start = 0
-        for row in np.flatnonzero(~appends & ~np.isin(types, _MARKS)).tolist():
+        for row in np.flatnonzero(_IS_CONTROL[types]).tolist():
             if not self._is_control_wanted(_Source(piece, origin), row, excluded):
                 continue
             self._copy_appends(piece, buffer, wanted, start, row, group)
@@ -567,6 +620,46 @@ class Replay:
     ) -> None:
         """Stage the wanted append rows of [start, stop) as one intake."""
         rows = start + np.flatnonzero(wanted[start:stop])
+        copies = piece.batch.copies
+        if copies is None or not copies.routers[rows].any():
+            self._copy_plain(piece, buffer, rows, group)
+            return
+        # A routed frame is made anew, of those of its copies that are wanted.
+        holders = np.where(copies.routers[rows] != 0, copies.places[rows], -1)
+        edges = np.flatnonzero(holders[1:] != holders[:-1]) + 1
+        for run in np.split(rows, edges):
+            if copies.routers[run[0]]:
+                self._copy_routed(piece, run, group)
+            else:
+                self._copy_plain(piece, buffer, run, group)
+
+    def _copy_routed(self, piece: Piece, rows: Rows, group: Group) -> None:
+        """Stage the copies of one routed frame that these rows are."""
+        words, copies = piece.batch.words, piece.batch.copies
+        assert copies is not None
+        made: list[tuple[CopyRow, RoutedCopy]] = []
+        for row in rows.tolist():
+            header = [int(word) for word in words[row]]
+            topic = self.directory.by_id.get(header[layout.W_TOPIC])
+            count, epoch = header[layout.W_COUNT_EPOCH] & 0xFFFFFFFF, header[layout.W_COUNT_EPOCH] >> 32
+            if topic is None or topic.epoch != epoch:
+                continue
+            base = header[layout.W_BASE_SEQ]
+            durability = header[layout.W_TAIL] >> layout.FLAGS_SHIFT & layout.DURABILITY_MASK
+            router, cursor = int(copies.routers[row]), int(copies.cursors[row])
+            copy = CopyRow(
+                topic.topic_id, base, header[layout.W_COMMIT_TS], epoch, router, cursor, durability
+            )
+            made.append((copy, RoutedCopy(topic, base, base + count - 1, 0)))
+        if made:
+            hops = int(frames.hops_of(words[rows[:1]])[0])
+            carried = carried_by(piece.buffer, piece.batch, int(rows[0]), hops=hops)
+            group.add_routed(
+                RoutedPart(routed_frame(carried, [each for each, _ in made]), [c for _, c in made])
+            )
+
+    def _copy_plain(self, piece: Piece, buffer: bytearray, rows: Rows, group: Group) -> None:
+        """Stage appends that lie in the log as such."""
         if not len(rows):
             return
         words = piece.batch.words

@@ -20,6 +20,7 @@ from actors.wal_shard.places import Places
 from actors.wal_shard.read_only import ANSWERED, ReadOnly
 from actors.wal_shard.records import HeadReserved, KeyUsed, TopicRemoved, config_frame, create_frame, frame_of
 from actors.wal_shard.removal import Removals
+from actors.wal_shard.routing import Routing
 from ringlog import __version__
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
@@ -53,6 +54,7 @@ from ringlog.limits import (
     FRAME_BYTES_MAX,
     IDEMPOTENCY_KEY_BYTES_MAX,
     LIST_PAGE_MAX,
+    PRESSURE_RETRY_MS,
     RECORD_BYTES_MAX,
     REQUEST_BYTES_MAX,
 )
@@ -63,7 +65,10 @@ from ringlog.topic.names import check_topic_name, home_shard
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
-CHANGES = (m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.LiveAsk, m.CheckpointRows)
+CHANGES = (
+    m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.LiveAsk, m.CheckpointRows, m.RouterPut,
+    m.RouterDrop, m.Route,
+)  # fmt: skip
 """Requests that may add to the log."""
 _MODES = ("upsert", "create", "merge")
 
@@ -92,9 +97,14 @@ class Requests:
         self._places = places
         self._sealed = checkpoint.sealed
         self.read_only: ReadOnly | None = None
+        self.is_pressed = False
+        """The governor refuses new records, and more requests wait than are taken in one turn (G-3)."""
+        self.pressed_away = 0
+        """Appends that were refused for that."""
         self.retired: list[Topic] = []
         """Topics whose removal is staged; the core retires their slots when the group is durable."""
         self.removals = Removals(identity.incarnation, directory, self._all_extents)
+        self.routing = Routing(directory, admission, self._ask_again)
         self._handlers: dict[type[m.Message], Callable[[Any, ControlReceived, Group, int], Answer]] = {
             m.Hello: self._hello,
             m.TopicPut: self._put,
@@ -107,6 +117,7 @@ class Requests:
             m.ProducerState: self._producer_state,
             m.Locate: self._locate,
             **checkpoint.handlers,
+            **self.routing.handlers,
         }
 
     def handle(self, event: ControlReceived, group: Group, now_us: int, *, can_log: bool = True) -> Reply:
@@ -120,6 +131,8 @@ class Requests:
                 raise self.read_only.refusal()
             if not can_log and isinstance(event.message, CHANGES):
                 answer = self._known(event, group, now_us)
+            elif self.is_pressed and isinstance(event.message, m.Append):
+                answer = self._append_pressed(event.message, event, group, now_us)
             else:
                 answer = handler(event.message, event, group, now_us)
         except Refused as e:
@@ -127,6 +140,12 @@ class Requests:
             answer = error_reply(e)
         message, attachment = answer if isinstance(answer, tuple) else (answer, None)
         return Reply(event.client, event.corr, message, attachment)
+
+    def _ask_again(self, topic: Topic, group: Group) -> None:
+        """What readers know of the topic holds no longer once this group is published."""
+        self.removals.bump(topic)
+        group.dirty[topic.topic_id] = topic
+        group.removes = True
 
     # -- topics ---------------------------------------------------------------------------------------
 
@@ -169,13 +188,13 @@ class Requests:
         self._directory.note_class(topic)
         group.add_control(config_frame(topic), topic)
         was_volatile = old == Durability.EPHEMERAL and config.durability != Durability.EPHEMERAL
-        ends_reserving = topic.has_disk_records and config.durability == Durability.FSYNC
+        ends_reserving = topic.is_reserving and config.durability == Durability.FSYNC
         if was_volatile or ends_reserving:
             # What the log lacks of the records so far becomes a base for what follows (C-11); and whatever
             # of class `disk` lies before this is synced with it, so that no reservation is needed.
             group.add_control(head_base_frame(topic), topic)
             topic.reservation.settle(topic.next_seq - 1)
-            topic.has_disk_records = False
+            topic.is_reserving = False
 
     def _create(self, name: str, config: dict[str, Any] | None, group: Group) -> Topic:
         check_topic_name(name)
@@ -268,6 +287,7 @@ class Requests:
         group.add_control(frame_of(TopicRemoved(topic.epoch), topic.topic_id, topic.epoch))
         group.dirty.pop(topic.topic_id, None)
         self._directory.remove(topic)
+        self.routing.forget(topic)
         self.retired.append(topic)
         return m.TopicDeleted(topic.name, True)
 
@@ -301,30 +321,59 @@ class Requests:
         group.add_intake(intake)
         return self._appended(topic, is_new, intake.entries)
 
+    def _append_pressed(
+        self, message: m.Append, event: ControlReceived, group: Group, now_us: int
+    ) -> m.Message:
+        """New records are refused (G-6); repeats are answered, and who asked for no backpressure (G-12)."""
+        if message.disable_backpressure:
+            return self._append(message, event, group, now_us)
+        batch = self._frames_of(message, event)
+        repeat = self._repeated(message, event, batch, group, now_us, Status.THROTTLED)
+        if repeat is not None:
+            return repeat
+        self.pressed_away += 1
+        raise Throttled(
+            "the shard is under pressure", reason="pressure", topic=message.topic,
+            retry_after_ms=PRESSURE_RETRY_MS,
+        )  # fmt: skip
+
     def _known(self, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         """An append that is in the log already is a repeat, also while nothing can be written (W4); what else
         would change something raises Internal."""
-        message = event.message
-        topic = self._directory.find(message.topic) if isinstance(message, m.Append) else None
-        batch = self._frames_of(message, event) if isinstance(message, m.Append) else None
-        if topic is not None and isinstance(message, m.Append) and batch is not None:
-            assert event.attachment is not None
-            self._require_ids(batch, topic.name, topic.topic_id)
-            key = message.idempotency_key
-            if key and (seen := topic.keys.find(key, now_us, topic.config.idempotency_window_ms)):
-                return self._appended(topic, False, _repeat_entries(topic, batch, seen))
-            intake = self._admission.open(event.attachment, batch, np.arange(len(batch), dtype=np.int64))
-            batch.words[:, layout.W_TOPIC] = topic.topic_id
-            closed = Status.INTERNAL if self.read_only is None else Status.STORAGE_READ_ONLY
-            self._admission.admit(intake, {topic.topic_id: topic}, now_us, closed)
-            if intake.repeats:
-                group.add_intake(intake)
-                if self.read_only is not None:
-                    self.read_only.explain(intake)
-                return self._appended(topic, False, intake.entries)
-        if self.read_only is not None:
-            raise self.read_only.refusal(batch.words if batch is not None else None)
+        message, read_only, batch = event.message, self.read_only, None
+        if isinstance(message, m.Append):
+            batch = self._frames_of(message, event)
+            closed = Status.INTERNAL if read_only is None else Status.STORAGE_READ_ONLY
+            repeat = self._repeated(message, event, batch, group, now_us, closed)
+            if repeat is not None:
+                return repeat
+        if read_only is not None:
+            raise read_only.refusal(batch.words if batch is not None else None)
         raise Internal("the engine could not write", reason="no_log_space")
+
+    def _repeated(
+        self, message: m.Append, event: ControlReceived, batch: frames.FrameBatch, group: Group, now_us: int,
+        closed: Status,
+    ) -> m.Message | None:  # fmt: skip
+        """The answer to an append of which something is in the log already; what of it is new is refused with
+        `closed`. None when nothing is."""
+        topic = self._directory.find(message.topic)
+        if topic is None:
+            return None
+        assert event.attachment is not None
+        self._require_ids(batch, topic.name, topic.topic_id)
+        key = message.idempotency_key
+        if key and (seen := topic.keys.find(key, now_us, topic.config.idempotency_window_ms)):
+            return self._appended(topic, False, _repeat_entries(topic, batch, seen))
+        intake = self._admission.open(event.attachment, batch, np.arange(len(batch), dtype=np.int64))
+        batch.words[:, layout.W_TOPIC] = topic.topic_id
+        self._admission.admit(intake, {topic.topic_id: topic}, now_us, closed)
+        if not intake.repeats:
+            return None
+        group.add_intake(intake)
+        if self.read_only is not None:
+            self.read_only.explain(intake)
+        return self._appended(topic, False, intake.entries)
 
     @staticmethod
     def _require_ids(batch: frames.FrameBatch, name: str, topic_id: int) -> None:
@@ -403,6 +452,7 @@ class Requests:
             ttl_us=topic.config.ttl_ms * 1_000,
             version=topic.version,
             is_behind=is_behind,
+            trimmed=[n for pair in topic.trimmed for n in pair],
             **self._deleted(topic, after),
         )
 

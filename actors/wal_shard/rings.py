@@ -26,6 +26,9 @@ log = logging.getLogger("ringlog.shard")
 
 WANTS_SETTLED = 1
 WANTS_PUBLISHED = 2
+WANTS_NO_GATHERING = 4
+FULL_SHARE = 15 / 16
+"""A ring counts as full from here on: the next frame need not fit, nor the padding before it."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Rings and bells lie in one directory: what is asked for by message must not lead out of it."""
 
@@ -92,6 +95,24 @@ class Rings:
         except RingError as e:
             self._break(ring, str(e))
             return 0
+
+    def waiting(self) -> tuple[int, int, bool]:
+        """(rings with something to drain, bytes in all, does one of them ask not to be gathered)."""
+        rings = nbytes = wants = 0
+        for ring in self._by_number.values():
+            if not ring.is_broken and (pending := self._pending(ring)):
+                rings, nbytes, wants = rings + 1, nbytes + pending, wants | ring.consumer.wants
+        return rings, nbytes, bool(wants & WANTS_NO_GATHERING)
+
+    def fill(self) -> float:
+        """How full the fullest ring is, 0.0 to 1.0, for its producer: what is not settled takes room."""
+        fullest = 0.0
+        for ring in self._by_number.values():
+            if not ring.is_broken and (pending := self._pending(ring)):
+                consumer = ring.consumer
+                taken = pending + consumer.read_position - consumer.tail
+                fullest = max(fullest, taken / (consumer.capacity * FULL_SHARE))
+        return min(fullest, 1.0)
 
     def drain(self) -> list[FramesArrived]:
         """Copy out what is there, one share a ring, at most one group's worth in all."""

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.wal_shard import events as ev
+from actors.wal_shard.announcer import Announcer
 from actors.wal_shard.baseline import segment_tables
 from actors.wal_shard.core import Settings, ShardCore
 from actors.wal_shard.flusher import Flusher
+from actors.wal_shard.governing import Governing
 from actors.wal_shard.latch import Latch
 from actors.wal_shard.phases import Phase
 from actors.wal_shard.preparer import Preparer
@@ -31,7 +33,7 @@ from actors.wal_shard.volatile import VolatileLog
 from ringlog import stop_points
 from ringlog.board.board import Board
 from ringlog.board.layout import H, Mark, P, ProcessState
-from ringlog.board.topics import TopicFacts, TopicTable
+from ringlog.board.topics import TopicFacts, TopicTable, encode_order
 from ringlog.clock import Clock, SystemClock
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
@@ -46,7 +48,7 @@ from ringlog.errors import (
     RingError,
     StartRefused,
 )
-from ringlog.limits import DISK_LOOK_S, HEARTBEAT_INTERVAL_MS, WAL_HEADER_BYTES
+from ringlog.limits import DISK_LOOK_S, GATHER_LOOK_US, HEARTBEAT_INTERVAL_MS, WAL_HEADER_BYTES
 from ringlog.logs import say
 from ringlog.ring.doorbell import BellListener
 from ringlog.runtime.router_socket import RouterSocket
@@ -84,7 +86,8 @@ class Shell:
 
     def __init__(
         self, boot: ActorBoot, settings: Settings, *, file_bytes: int, volatile_bytes: int, is_lenient: bool,
-        topics_max: int, has_cold: bool = False, disk: Disk | None = None, clock: Clock | None = None,
+        topics_max: int, schedulers: int = 0, has_cold: bool = False, is_governed: bool = True,
+        disk: Disk | None = None, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self._boot = boot
         self._disk = disk or RealDisk()
@@ -96,7 +99,9 @@ class Shell:
         self.core = ShardCore(identity, settings)
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
+        self._governing = Governing(self._slot, self._clock.monotonic_ns(), is_reacting=is_governed)
         self._table = TopicTable.create(boot.shm_dir, boot.shard)
+        self._announcer = Announcer(boot, self._board, schedulers)
         self._socket = RouterSocket(f"ipc://{boot.shm_dir}/{boot.name}.sock")
         self._bell = BellListener(f"{boot.shm_dir}/{boot.name}.bell")
         self._rings = Rings(boot.shm_dir, boot.shard, boot.engine_id)
@@ -207,6 +212,7 @@ class Shell:
         self._ledger.close()
         self._socket.close()
         self._bell.close()
+        self._announcer.close()
         self._preparer.close()
         self._flusher.close()
         self._volatile.close()
@@ -224,6 +230,9 @@ class Shell:
     def _gather(self) -> list[Any]:
         """Everything that arrived, bounded; the first event is always the Tick."""
         events: list[Any] = [self._tick()]
+        governing, now_ns = self._governing, events[0].monotonic_ns
+        if now_ns >= governing.due_ns:
+            governing.sample(now_ns, self._rings, self.core.requests.pressed_away)
         self._receive()
         result = self._preparer.take()
         if isinstance(result, PreparedFile):
@@ -237,13 +246,21 @@ class Shell:
             self._slot.add(P.SYNCS, 1)
             events.append(flushed)
         if self.core.wants_intake:
-            arrived = self._rings.drain()
-            if arrived:
-                self._note_gap(events[0].monotonic_ns)
-                events.extend(arrived)
-            while self._control:
-                events.append(self._control.popleft())
-        if len(events) == 1 and self._is_due(events[0].monotonic_ns):
+            window = governing.window
+            if not window.window_ns or governing.may_take(now_ns, self._rings):
+                arrived = self._rings.drain()
+                if arrived:
+                    self._note_gap(now_ns)
+                    events.extend(arrived)
+                    if window.window_ns:
+                        window.took(now_ns, len(arrived))
+            # Full: as many requests wait as are taken in one turn.
+            is_full = len(self._control) >= REQUESTS_PER_TURN
+            self.core.requests.is_pressed = is_full and governing.is_refusing
+            if self._control:
+                events.extend(self._control)
+                self._control.clear()
+        if len(events) == 1 and self._is_due(now_ns):
             events.append(events[0])
         return events
 
@@ -268,6 +285,8 @@ class Shell:
                 completion = self._perform[type(effect)](effect)
                 if completion is not None:
                     completions.append(completion)
+            if self._announcer.has_told:
+                self._announcer.ring()
             effects = self.core.handle(completions) if len(completions) > 1 else []
         if self._has_published:
             self._has_published = False
@@ -299,7 +318,11 @@ class Shell:
 
     def _sleep(self) -> None:
         """Wait for a bell, a message, a file or the next deadline; look once more after saying so."""
-        slot = self._slot
+        slot, governing = self._slot, self._governing
+        if governing.window.is_holding and self.core.wants_intake:
+            self._clock.nap(GATHER_LOOK_US * 1_000)
+            governing.rested_ns += GATHER_LOOK_US * 1_000
+            return
         if self._await_briefly():
             return
         slot.set(P.ASLEEP, 1)
@@ -308,11 +331,12 @@ class Shell:
             deadline = self.core.next_deadline_ns()
             self._idle_sleeps += 1
             is_quiet = not len(self._rings) or self._idle_sleeps > IDLE_SLEEPS
-            wait_ms = HEARTBEAT_INTERVAL_MS if is_quiet else SLEEP_MS_MAX
+            wait_ms = governing.wait_ms(HEARTBEAT_INTERVAL_MS if is_quiet else SLEEP_MS_MAX)
             if deadline is not None:
                 wait_ms = min(wait_ms, max((deadline - now) // 1_000_000 + 1, 0))
-            slot.add(P.BUSY_NS, now - self._commit_from_ns)
-            for fd, _ in self._poll.poll(wait_ms / 1000):
+            woken = self._poll.poll(wait_ms / 1000)
+            governing.rested_ns += self._clock.monotonic_ns() - now
+            for fd, _ in woken:
                 if fd in self._own_bells:
                     # A thread of ours rings behind its result, which may have been taken by then: a bell that
                     # only that result silenced would keep us awake until the next one.
@@ -328,11 +352,13 @@ class Shell:
         """
         if self._gap_ns > QUICK_GAP_NS:
             return False
-        until = self._clock.monotonic_ns() + QUICK_GAP_NS
-        while self._clock.monotonic_ns() < until:
-            if self._rings.has_pending():
-                return True
-        return False
+        began = now = self._clock.monotonic_ns()
+        has_come = False
+        while not has_come and now < began + QUICK_GAP_NS:
+            has_come = self._rings.has_pending()
+            now = self._clock.monotonic_ns()
+        self._governing.rested_ns += now - began
+        return has_come
 
     def _note_gap(self, now_ns: int) -> None:
         """Learn how soon frames come after the last ones were settled; a few slow ones end the looking on."""
@@ -454,16 +480,24 @@ class Shell:
         return opened
 
     def _publish_topics(self, effect: ev.PublishTopics) -> None:
+        has_new = False
         for topic in effect.topics:
             if topic.slot < 0:
                 topic.slot = self._table.allocate()
+                has_new = True
             self._table.publish(topic.slot, _facts(topic, 1))
+        if has_new:
+            self._slot.add(P.TOPICS_CHANGED, 1)
+        if has_new or effect.news:
+            self._announcer.tell(effect.news)
         self._has_published = True
 
     def _retire_topic(self, effect: ev.RetireTopic) -> None:
         if effect.topic.slot >= 0:
             self._table.publish(effect.topic.slot, _facts(effect.topic, 2))
             self._table.release(effect.topic.slot)
+            self._slot.add(P.TOPICS_CHANGED, 1)
+            self._announcer.tell_gone(effect.topic)
 
     def _publish_marks(self, effect: ev.PublishMarks) -> None:
         slot = self._slot
@@ -537,7 +571,7 @@ class Shell:
         boot, slot = self._boot, self._slot
         slot.repair_marks()
         self._volatile.sweep()
-        self._table.reset()
+        had = self._table.reset()
         checkpoint = self.core.checkpoint
         replay = Replay(self.core.identity, self.core.directory, self._is_lenient, sealed=checkpoint.sealed)
         recovery = Recovery(
@@ -557,6 +591,7 @@ class Shell:
             is_read_only=bool(boot.read_only_ms),
         )
         found = recovery.run()
+        self._keep_slots(had)
         places = self.core.places
         places.paths.update(recovery.paths)
         places.salts.update(recovery.salts)
@@ -564,9 +599,18 @@ class Shell:
         places.foreign.update(found.foreign)
         return found, replay
 
+    def _keep_slots(self, had: dict[int, int]) -> None:
+        """Topics stay where whoever follows them was told that they are."""
+        for topic in self.core.directory.by_id.values():
+            topic.slot = had.get(topic.topic_id, topic.slot)
+        self._table.keep([topic.slot for topic in self.core.directory.by_id.values()])
+
     def _show_recovered(self, replay: Replay, found: Recovered, started: int) -> None:
         slot = self._slot
         self._publish_topics(ev.PublishTopics(list(self.core.directory.by_id.values())))
+        self._announcer.begin()
+        # Our predecessor may have died between a topic that it showed and this word.
+        slot.add(P.TOPICS_CHANGED, 1)
         slot.set(P.TRUNCATED, found.truncated_bytes)
         slot.set(P.RECOVERY_NS, self._clock.monotonic_ns() - started)
         for topic, first, last in found.announced:
@@ -641,4 +685,5 @@ def _facts(topic: Topic, state: int) -> TopicFacts:
         version=topic.version,
         due_us=topic.due_us,
         ttl_us=topic.config.ttl_ms * 1_000,
+        order=encode_order(topic.config.priority, is_auto=topic.config.auto_priority),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,13 +26,15 @@ from ringlog.cli.passes import COMPACTOR, RECLAIMER, ask_actor
 from ringlog.client import Client
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import PROTOCOL, EnvelopeInvalid, decode, encode
-from ringlog.errors import RinglogError
+from ringlog.errors import RinglogError, TopicNotFound
 from ringlog.frame import encode_records, frame
 from ringlog.link.curve import CurveKey, key_file_text, new_key
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
 
 ANSWER_S = 5.0
 """How long an answer that must come is waited for."""
+SLOWER_MAX = 4.0
+"""How many times as long a thing may take under attack as it took in the same run without one."""
 QUIET_S = 0.25
 """How long a peer that must get no answer is listened to."""
 CALM_S = 15.0
@@ -76,6 +79,8 @@ class Arena:
     canary: Client | None = None
     promised: list[int] = field(default_factory=list)
     """Values the canary was told are stored, in their order."""
+    growth_max: int = RSS_GROWTH_BYTES_MAX
+    """More where a row leaves much behind that is still there, and is looked up."""
 
     # -- the canary ---------------------------------------------------------------------------------
 
@@ -181,11 +186,28 @@ class Arena:
         """Let every process do once what it does lazily, then count."""
         for kind in BACKGROUND:
             self.running.wait_ready(kind)
-        shm_dir = self.running.info.shm_dir
-        ask_actor(shm_dir, COMPACTOR, m.CheckpointNow(), m.CheckpointMade)
-        ask_actor(shm_dir, RECLAIMER, m.ScrubNow(), m.ScrubReport)
+        self.passes()
         self.use()
         return self.census()
+
+    def passes(self) -> dict[str, float]:
+        """Have the passes made that go over everything; returns how long each of the requests took."""
+        shm_dir = self.running.info.shm_dir
+        took = {}
+        for actor, request, wanted in (
+            (COMPACTOR, m.CheckpointNow(), m.CheckpointMade), (RECLAIMER, m.ScrubNow(), m.ScrubReport),
+        ):  # fmt: skip
+            begun = time.monotonic()
+            ask_actor(shm_dir, actor, request, wanted)
+            took[type(request).__name__] = time.monotonic() - begun
+        return took
+
+    def cpu_s(self, kind: str) -> float:
+        """Processor time that processes of one kind have had; what else runs on the host is not in it."""
+        times = [
+            psutil.Process(p).cpu_times() for name, p in self.census().pids.items() if name.startswith(kind)
+        ]
+        return float(sum(each.user + each.system for each in times))
 
     def judge(self, before: Census) -> None:
         """After a row: all alive, others served, nothing kept; raises Broken."""
@@ -195,7 +217,7 @@ class Arena:
         def is_calm() -> bool:
             nonlocal wrong
             try:
-                wrong = difference(before, self.census())
+                wrong = difference(before, self.census(), self.growth_max)
             except (OSError, psutil.Error) as e:
                 wrong = f"a process is gone: {e}"
             return not wrong
@@ -210,7 +232,7 @@ class Arena:
         return self.running.log_path.read_text(errors="replace")[-3_000:]
 
 
-def difference(before: Census, after: Census) -> str:
+def difference(before: Census, after: Census, growth_max: int = RSS_GROWTH_BYTES_MAX) -> str:
     """What is not as it was, in words; empty when nothing is."""
     if before.pids != after.pids:
         died = sorted(name for name, pid in before.pids.items() if after.pids.get(name) != pid)
@@ -220,7 +242,7 @@ def difference(before: Census, after: Census) -> str:
         if more > FDS_GROWTH_MAX:
             return f"{name} holds {more} descriptors more than before"
         grown = after.resident[name] - before.resident[name]
-        if grown > RSS_GROWTH_BYTES_MAX:
+        if grown > growth_max:
             return f"{name} grew by {grown >> 20} MiB"
     return ""
 
@@ -314,6 +336,19 @@ def a_frame(*payloads: bytes, topic_id: int = 0, **options: Any) -> bytes:
     """A frame of these records as a producer makes it."""
     given = {"epoch": 0, "producer_id": 7, "producer_seq": 1, **options}
     return bytes(frame(encode_records(list(payloads)), topic_id=topic_id, **given))
+
+
+def a_producer(dice: random.Random) -> int:
+    """A producer nobody was yet: what an earlier round wrote is not repeated by it."""
+    return dice.getrandbits(48) | 1 << 48
+
+
+def head_of(client: Client, topic: str) -> int:
+    """The last number of a topic, 0 when there is none; what a round writes follows it."""
+    try:
+        return client.topics.state(topic).head_seq
+    except TopicNotFound:
+        return 0
 
 
 def data_of(record: Any) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from chaos.attack.arena import ANSWER_S, Arena, a_frame, ask, hear, must
+from chaos.attack.arena import ANSWER_S, SLOWER_MAX, Arena, a_frame, a_producer, ask, head_of, hear, must
 from ringlog.envelope import messages as m
 from ringlog.envelope.messages import KINDS
 from ringlog.envelope.wire import PROTOCOL, encode
@@ -78,6 +78,7 @@ def edges(arena: Arena, dice: random.Random, *, per_kind: int = PER_KIND) -> int
     """RF-100: to every socket, every kind; each is answered, nothing dies, nobody else's data moves."""
     sent = 0
     before = arena.audit()
+    passes = arena.passes()
     for endpoint in [arena.endpoint, *arena.sockets()]:
         key = arena.limited if endpoint == arena.endpoint else None
         for name in sorted(KINDS):
@@ -86,13 +87,17 @@ def edges(arena: Arena, dice: random.Random, *, per_kind: int = PER_KIND) -> int
             always = list(variants(name, [edge for edge in EDGES if _is_hashable(edge) and edge in ALWAYS]))
             others = list(variants(name, EDGES))[SHAPES:]
             chosen = always + dice.sample(others, min(per_kind, len(others)))
-            sent += _send_all(arena, endpoint, key, name, chosen)
-    sent += _frames(arena)
+            # What asks for a pass over everything that the rounds so far have written is answered behind it.
+            patience = ANSWER_S + SLOWER_MAX * passes.get(name, 0.0)
+            sent += _send_all(arena, endpoint, key, name, chosen, patience)
+    sent += _frames(arena, a_producer(dice))
     must(arena.audit() == before, "records of somebody else moved")
     return sent
 
 
-def _send_all(arena: Arena, endpoint: str, key: Any, name: str, bodies: list[list[Any]]) -> int:
+def _send_all(
+    arena: Arena, endpoint: str, key: Any, name: str, bodies: list[list[Any]], patience: float
+) -> int:
     sent = 0
     for at in range(0, len(bodies), STRIKES):
         some = bodies[at : at + STRIKES]
@@ -103,7 +108,7 @@ def _send_all(arena: Arena, endpoint: str, key: Any, name: str, bodies: list[lis
             for answered in range(len(some)):
                 where = endpoint.rpartition("/")[2]
                 must(
-                    peer.poll(round(ANSWER_S * 1000)),
+                    peer.poll(round(patience * 1000)),
                     f"{where}: {name} got {answered} answers to {len(some)}: {some!r}\n{arena.log_tail()}",
                 )
                 peer.recv_multipart()
@@ -111,9 +116,9 @@ def _send_all(arena: Arena, endpoint: str, key: Any, name: str, bodies: list[lis
     return sent
 
 
-def hostile_frames(topic_id: int, epoch: int) -> Iterator[tuple[str, bytes]]:
+def hostile_frames(topic_id: int, epoch: int, producer_id: int = 77) -> Iterator[tuple[str, bytes]]:
     """A good frame with each field of its header at its edges, its body's checksum right and wrong."""
-    good = a_frame(b"one", b"two", topic_id=topic_id, epoch=epoch, producer_id=77)
+    good = a_frame(b"one", b"two", topic_id=topic_id, epoch=epoch, producer_id=producer_id)
     for field, (at, size) in _HEADER_FIELDS.items():
         most = (1 << 8 * size) - 1
         now = int.from_bytes(good[at : at + size], "little")
@@ -127,21 +132,22 @@ def hostile_frames(topic_id: int, epoch: int) -> Iterator[tuple[str, bytes]]:
         yield f"body at {at}", bytes(body)
 
 
-def _frames(arena: Arena) -> int:
+def _frames(arena: Arena, producer_id: int) -> int:
     """Each is refused, or what was acked of it can be read."""
     topic = "mine.frames"
     with arena.connect() as client:
         client.topics.create(topic, exist_ok=True)
+        before = head_of(client, topic)
     with arena.peer(key=arena.limited) as peer:
         info = ask(peer, [encode(m.TopicResolve(topic), 1)])
         assert isinstance(info, m.TopicInfo)
         stored, sent = 0, 0
-        for what, frame in hostile_frames(info.topic_id, info.epoch):
+        for what, frame in hostile_frames(info.topic_id, info.epoch, producer_id):
             answer = ask(peer, [encode(m.Append(topic, 1), 1), frame])
             must(answer is not None, f"a frame with {what} got no answer")
             stored += _acked(answer)
             sent += 1
-        readable = _count(peer, topic)
+        readable = _count(peer, topic, before)
     must(readable == stored, f"{stored} records of strange frames were acked, {readable} can be read")
     return sent
 
@@ -158,10 +164,11 @@ def _acked(answer: m.Message | None) -> int:
     return total
 
 
-def _count(peer: Any, topic: str) -> int:
+def _count(peer: Any, topic: str, after: int) -> int:
+    """Records behind the number `after`, read one page after the other."""
     state = ask(peer, [encode(m.TopicState(topic), 1)])
     assert isinstance(state, m.TopicStateReply)
-    seen, after = 0, 0
+    seen = 0
     while after < state.head_seq:
         page = ask(peer, [encode(m.Read(topic, after), 2)])
         must(isinstance(page, m.ReadReply), f"what was acked cannot be read: {page!r}")
@@ -176,7 +183,7 @@ def old_news(arena: Arena, dice: random.Random) -> int:
     """RF-104: another life's frames, another topic's, forged numbers, an envelope sent again and again."""
     topic = "mine.lives"
     with arena.connect() as client:
-        client.topics.create(topic)
+        client.topics.create(topic, exist_ok=True)
         client.append(topic, b"first life")
         client.topics.delete(topic)
         client.topics.create(topic)

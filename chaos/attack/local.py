@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -54,7 +55,10 @@ def loose_modes(roots: list[str]) -> list[str]:
     found = []
     for root in roots:
         for path in (Path(root), *Path(root).rglob("*")):
-            facts = path.lstat()
+            try:
+                facts = path.lstat()
+            except FileNotFoundError:  # the engine goes on, and removes what it does not need any more
+                continue
             # A socket's own mode follows the umask, and its directory's decides.
             if not stat.S_ISLNK(facts.st_mode) and facts.st_mode & 0o077:
                 found.append(f"{path.name} {oct(stat.S_IMODE(facts.st_mode))}")
@@ -254,17 +258,18 @@ PLANTS = (
 def planted(arena: Arena, dice: random.Random, *, most: int = len(PLANTS)) -> int:
     """RF-111: links, pipes, directories where our files belong: the start is refused and names them."""
     plants = dice.sample(PLANTS, min(most, len(PLANTS)))
-    kept = arena.root.parent / "kept"
-    _left_behind(kept)
     tried = 0
-    for number, plant in enumerate(plants):
-        root = arena.root.parent / f"plant-{number}"
-        shutil.copytree(kept, root, symlinks=True)
-        found = sorted((root / "data").glob(plant.find))
-        if found:
-            _judge_plant(plant, found[0], root)
-            tried += 1
-        shutil.rmtree(root)
+    with tempfile.TemporaryDirectory(prefix="planted-", dir=arena.root.parent) as place:
+        kept = Path(place) / "kept"
+        _left_behind(kept)
+        for number, plant in enumerate(plants):
+            root = Path(place) / f"plant-{number}"
+            shutil.copytree(kept, root, symlinks=True)
+            found = sorted((root / "data").glob(plant.find))
+            if found:
+                _judge_plant(plant, found[0], root)
+                tried += 1
+            shutil.rmtree(root)
     must(tried == len(plants), f"only {tried} of {len(plants)} plants had a place")
     return tried
 

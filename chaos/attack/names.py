@@ -5,15 +5,29 @@ from __future__ import annotations
 import random
 import struct
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lz4.block
 import xxhash
+import zmq
 import zstandard
 
-from chaos.attack.arena import Arena, a_frame, ask, must
+from chaos.attack.arena import (
+    ANSWER_S,
+    RSS_GROWTH_BYTES_MAX,
+    SLOWER_MAX,
+    Arena,
+    Broken,
+    a_frame,
+    a_producer,
+    ask,
+    head_of,
+    must,
+)
 from ringlog.cli.passes import COMPACTOR, ask_actor
+from ringlog.client import Client
 from ringlog.client.fields import NewRecord
 from ringlog.envelope import messages as m
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
@@ -30,8 +44,12 @@ GOOD_NAMES = ("mine.Zq", "mine.zQ", "mine.CON", "mine.nul", "mine...", "mine.:-_
 TAGS = 100_000
 TAGS_NIGHT = 1_000_000
 TAGS_PER_APPEND = 5_000
-ANSWER_S_MAX = 4.0
-"""For one delete by pattern over all tags; a pattern that backtracks would take years."""
+FIRST_PART = 10
+"""Tags are looked at when one in so many is there, and when all are: the time for each must not grow."""
+TAG_BYTES = 128
+"""Of each tag of a round: what indexes of segments in force and a sealing hold, not what ever was."""
+CPU_SLACK_S = 0.25
+"""Of a shard's processor time: clocks of a hundredth of a second, and what it does beside."""
 BOMB_BYTES = 60 << 20
 """Below the frame limit, and a thousand times what carries it."""
 HUGE_BYTES = 512 << 20
@@ -54,10 +72,11 @@ def names(arena: Arena, dice: random.Random) -> int:
                 is_short = not isinstance(answer, m.ErrorReply) or len(str(answer)) < 2_000
                 must(is_short, f"an error repeats a name of {len(name)} characters")
     with arena.connect() as client:
+        heads = {name: head_of(client, name) for name in GOOD_NAMES}
         for name in GOOD_NAMES:
             client.append(name, name.encode())
-        for name in GOOD_NAMES:
-            found = [record.data for record in client.read(name)]
+        for name, head in heads.items():
+            found = [record.data for record in client.read(name, head)]
             must(found == [name.encode()], f"{name} holds {found!r}")
     ask_actor(arena.running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
     for root in (arena.running.data_dir, arena.running.info.shm_dir):
@@ -68,46 +87,95 @@ def names(arena: Arena, dice: random.Random) -> int:
 
 
 def patterns(arena: Arena, dice: random.Random, *, tags: int = TAGS) -> int:
-    """RF-108: time grows with the tags, whatever the pattern."""
-    topic = "mine.tags"
-    with arena.connect() as client:
+    """RF-108: time grows with the tags, whatever the pattern; and what all of them took is given back.
+
+    Time is the shards' own, in which another process that wants the processor has no part. It is compared
+    with what deletes by harmless patterns took, of which the first reads every tag that is there.
+    """
+    topic, life = "mine.tags", f"{dice.getrandbits(32):08x}"
+    prefix = "a" * 32 + life
+    first = tags // FIRST_PART
+    arena.growth_max = RSS_GROWTH_BYTES_MAX + tags * TAG_BYTES
+    with arena.connect() as client, arena.peer(key=arena.owner) as peer:
         client.topics.create(topic, exist_ok=True)
-        for start in range(0, tags, TAGS_PER_APPEND):
-            client.append_many(
-                topic,
-                [NewRecord(data=b"", tag=f"{'a' * 40}{n}") for n in range(start, start + TAGS_PER_APPEND)],
-            )
-    slow = "a" * 30 + "*"
-    cases: list[Any] = [
-        "*a" * 100 + "b", "a*" * 100 + "b", "(a+)+$", "a" * 257 + "*", ["tag", "Glob", "*" * 200],
-        ["tag", "Glob", "[a-z]*"], ["tag", "Regex", "(a|aa)+$"], ["tag", "Eq", "a" * 10_000],
-        ["tag"] * 1_000, {"tag": slow}, ["or", *[["tag", "Eq", "x"]] * 1_000], f"{'a' * 40}no*",
-        [[]] * 5_000, dice.randbytes(50),
-    ]  # fmt: skip
-    with arena.peer(key=arena.owner) as peer:
+        begun = time.monotonic()
+        _write_tags(client, topic, prefix, range(first))
+        asked = _Deletes(arena, peer, topic, ANSWER_S + SLOWER_MAX * (time.monotonic() - begun))
+        few_s = asked.harmless()
+        begun = time.monotonic()
+        _write_tags(client, topic, prefix, range(first, tags))
+        # An answer that does not come is waited for as long as the tags took to be written, and more.
+        asked.patience += SLOWER_MAX * (time.monotonic() - begun)
+        plain_s = asked.harmless()
+        most_s = SLOWER_MAX * few_s * FIRST_PART + CPU_SLACK_S
+        must(plain_s < most_s, f"{first:,} tags took {few_s:.2f} s, and {tags:,} took {plain_s:.2f} s")
+        cases: list[Any] = [
+            "*a" * 100 + "b", "a*" * 100 + "b", "(a+)+$", "a" * 257 + "*", ["tag", "Glob", "*" * 200],
+            ["tag", "Glob", "[a-z]*"], ["tag", "Regex", "(a|aa)+$"], ["tag", "Eq", "a" * 10_000],
+            ["tag"] * 1_000, {"tag": prefix + "*"}, ["or", *[["tag", "Eq", "x"]] * 1_000], f"{prefix}no*",
+            [[]] * 5_000, dice.randbytes(50),
+        ]  # fmt: skip
+        most_s = SLOWER_MAX * plain_s + CPU_SLACK_S
         for match in cases:
-            begun = time.monotonic()
-            answer = ask(peer, [encode(m.RecordsDelete(topic, match=match), 1)], ANSWER_S_MAX)
-            took = time.monotonic() - begun
-            must(answer is not None, f"a delete by {str(match)[:60]} took more than {took:.1f} s")
+            answer, took_s = asked.ask(match)
             is_nothing = isinstance(answer, m.RecordsDeleted) and answer.deleted == 0
             must(isinstance(answer, m.ErrorReply) or is_nothing, f"{str(match)[:60]}: {answer!r}")
-        begun = time.monotonic()
-        answer = ask(peer, [encode(m.RecordsDelete(topic, match=slow), 1)], ANSWER_S_MAX * 5)
-    must(
-        isinstance(answer, m.RecordsDeleted) and answer.deleted == tags,
-        f"{tags:,} tags matched: {answer!r} after {time.monotonic() - begun:.1f} s",
-    )
-    return len(cases) + 1
+            must(took_s < most_s, f"{str(match)[:60]} took {took_s:.2f} s, a plain delete {plain_s:.2f} s")
+        deleted, took_s = asked.deleted(prefix + "*")
+        must(deleted == tags, f"{tags:,} tags matched, and {deleted:,} were deleted")
+        must(took_s < most_s, f"{tags:,} deletes took {took_s:.2f} s, a plain one {plain_s:.2f} s")
+        # The next question about the topic forgets what is gone, and its tags.
+        client.append(topic, b"", tag="last")
+        must(asked.deleted("last")[0] == 1, "a record behind all that was deleted is not found")
+    return len(cases) + 2
+
+
+def _write_tags(client: Client, topic: str, prefix: str, numbers: range) -> None:
+    for start in range(numbers.start, numbers.stop, TAGS_PER_APPEND):
+        stop = min(start + TAGS_PER_APPEND, numbers.stop)
+        client.append_many(topic, [NewRecord(data=b"", tag=f"{prefix}{n}") for n in range(start, stop)])
+
+
+@dataclass(slots=True)
+class _Deletes:
+    """Deletes of one topic, each with what it cost the shards."""
+
+    arena: Arena
+    peer: zmq.Socket[Any]
+    topic: str
+    patience: float
+
+    def ask(self, match: Any) -> tuple[m.Message, float]:
+        """The answer and the processor time; raises Broken when none comes."""
+        before = self.arena.cpu_s("wal_shard")
+        answer = ask(self.peer, [encode(m.RecordsDelete(self.topic, match=match), 1)], self.patience)
+        if answer is None:
+            raise Broken(f"a delete by {str(match)[:60]} took more than {self.patience:.1f} s")
+        return answer, self.arena.cpu_s("wal_shard") - before
+
+    def deleted(self, match: Any) -> tuple[int, float]:
+        """How many a delete took away, and the processor time."""
+        answer, took_s = self.ask(match)
+        if not isinstance(answer, m.RecordsDeleted):
+            raise Broken(f"a delete by {str(match)[:60]}: {answer!r}")
+        return answer.deleted, took_s
+
+    def harmless(self) -> float:
+        """Processor time of a delete by one tag and of one by a prefix, which look at all and find none."""
+        return sum(self.deleted(match)[1] for match in ("none", "none*"))
 
 
 # -- decompression ----------------------------------------------------------------------------------------
 
 
-def compressed_frame(topic: m.TopicInfo, codec: Codec, packed: bytes, raw_len: int, number: int) -> bytes:
+def compressed_frame(
+    topic: m.TopicInfo, codec: Codec, packed: bytes, raw_len: int, *, producer_id: int, number: int
+) -> bytes:
     """A frame whose body is `packed` and says that it becomes `raw_len` bytes."""
     plain = bytearray(
-        a_frame(b"x", topic_id=topic.topic_id, epoch=topic.epoch, producer_id=55, producer_seq=number)
+        a_frame(
+            b"x", topic_id=topic.topic_id, epoch=topic.epoch, producer_id=producer_id, producer_seq=number
+        )
     )
     body = (struct.pack("<Q", len(packed)) + packed).ljust(8 + (len(packed) + 7 & ~7), b"\0")
     plain[0:4] = (80 + len(body) - 4).to_bytes(4, "little")
@@ -143,6 +211,7 @@ def decompression(arena: Arena, dice: random.Random) -> int:
     """RF-103: nobody allocates what a body says, neither when it comes nor when it is sealed and read."""
     topic = "mine.bombs"
     before = {name: _peak(pid) for name, pid in arena.census().pids.items()}
+    producer_id = a_producer(dice)
     with arena.connect() as client:
         client.topics.create(topic, exist_ok=True)
     with arena.peer(key=arena.limited) as peer:
@@ -150,7 +219,7 @@ def decompression(arena: Arena, dice: random.Random) -> int:
         assert isinstance(info, m.TopicInfo)
         made = bombs()
         for number, (what, codec, packed, raw_len) in enumerate(dice.sample(made, len(made)), 1):
-            frame = compressed_frame(info, codec, packed, raw_len, number)
+            frame = compressed_frame(info, codec, packed, raw_len, producer_id=producer_id, number=number)
             answer = ask(peer, [encode(m.Append(topic, 1), number), frame], 10.0)
             must(answer is not None, f"a body that {what} got no answer\n{arena.log_tail()}")
     ask_actor(arena.running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)

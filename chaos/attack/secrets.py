@@ -24,7 +24,10 @@ def searched(arena: Arena, dice: random.Random) -> int:
         looked += 1
     for path in (*Path(arena.running.data_dir).rglob("*"), *Path(arena.running.info.shm_dir).rglob("*")):
         if path.is_file():
-            data = path.read_bytes()
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:  # the compactor or the reclaimer removed it
+                continue
             must(not any(key in data for key in keys), f"{path.name} holds a secret key")
             looked += 1
     if looked < len(_said(arena)) + 5:

@@ -10,7 +10,7 @@ import time
 
 import zmq
 
-from chaos.attack.arena import ANSWER_S, QUIET_S, Arena, a_frame, ask, hear, hello, must
+from chaos.attack.arena import ANSWER_S, QUIET_S, Arena, a_frame, a_producer, ask, hear, hello, must
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import PROTOCOL, encode
 from ringlog.limits import FRAME_BYTES_MAX
@@ -79,7 +79,6 @@ def _is_ended(raw: socket.socket) -> bool:
 
 def identities(arena: Arena, dice: random.Random) -> int:
     """RF-96: one routing id twice; another's producer id."""
-    del dice
     with arena.peer(key=arena.owner, ROUTING_ID=b"same") as first:
         must(hello(first), "a client with a name of its own choice is not served")
         with arena.peer(key=arena.limited, ROUTING_ID=b"same") as second:
@@ -87,10 +86,10 @@ def identities(arena: Arena, dice: random.Random) -> int:
             stolen = hear(second, QUIET_S)
             must(not isinstance(stolen, m.TopicStateReply), "a name of one's own choice gave rights")
             must(hello(first), "a connection lost its place to one of the same name")
-    return 2 + _producers(arena)
+    return 2 + _producers(arena, a_producer(dice))
 
 
-def _producers(arena: Arena) -> int:
+def _producers(arena: Arena, producer_id: int) -> int:
     """A producer id is nobody's property on a topic both may write, but no number is given twice."""
     cases = 0
     with arena.peer(key=arena.owner) as mine, arena.peer(key=arena.limited) as theirs:
@@ -103,8 +102,9 @@ def _producers(arena: Arena) -> int:
             peer: zmq.Socket[bytes], topic: m.TopicInfo, number: int, payload: bytes
         ) -> m.Message | None:
             made = a_frame(
-                payload, topic_id=topic.topic_id, epoch=topic.epoch, producer_id=4242, producer_seq=number
-            )
+                payload, topic_id=topic.topic_id, epoch=topic.epoch, producer_id=producer_id,
+                producer_seq=number,
+            )  # fmt: skip
             return ask(peer, [encode(m.Append(topic.topic, 1), number), made])
 
         before = ask(mine, [encode(m.TopicState("mine.log"), 1)])

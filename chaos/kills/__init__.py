@@ -1,9 +1,9 @@
 """H5: the real program, killed: every process, at every stop point and at random, under load.
 
 Settings: `points_s` and `tidy_s` (at most so long for the stop points of shards, and of those who work in the
-background), `storm_s` (how long a storm lasts; storms fill the time that is left), `ends_rounds`,
-`outage_kills` (kills with 64 MiB of log to replay), `only` (names of cases; empty: all). A replay runs one
-case by its name.
+background), `routers_s` (how long routers work under kills; 0: not at all), `storm_s` (how long a storm
+lasts; storms fill the time that is left), `ends_rounds`, `outage_kills` (kills with 64 MiB of log to
+replay), `only` (names of cases; empty: all). A replay runs one case by its name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from chaos.kills import cases
+from chaos.kills import cases, forwarding
 from chaos.kills.nursery import Nursery
 from chaos.kills.scene import Stage
 from chaos.order import Account, Order
@@ -26,6 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "storm_s": 14.0,
     "points_s": 45.0,
     "tidy_s": 45.0,
+    "routers_s": 0.0,
     "only": [],
 }
 
@@ -45,7 +46,7 @@ def run(order: Order, account: Account) -> None:
 
 
 def replay(order: Order, case: str) -> None:
-    """One case by its name: points, tidy, storm, ends, frozen, outage."""
+    """One case by its name: points, tidy, routers, storm, ends, frozen, outage."""
     account = Account()
     settings = order.choose(DEFAULTS)
     name = case.partition(":")[0]
@@ -63,6 +64,7 @@ def _cases(settings: dict[str, Any]) -> dict[str, Callable[[Stage], None]]:
     return {
         "points": partial(cases.points, seconds=settings["points_s"]),
         "tidy": partial(cases.tidy, seconds=settings["tidy_s"]),
+        "routers": partial(forwarding.routers, seconds=settings["routers_s"]),
         "storm": partial(cases.storm, seconds=settings["storm_s"]),
         "ends": partial(cases.ends, rounds=settings["ends_rounds"]),
         "frozen": cases.frozen,

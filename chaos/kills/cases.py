@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from random import Random
 
 import ringlog
 from chaos.kills import points as stop_plan
@@ -17,9 +18,9 @@ from chaos.kills.rig import SETTLE_S
 from chaos.kills.scene import Scene, Stage
 from ringlog.envelope.messages import ProcessStatus
 from ringlog.errors import RinglogError
-from ringlog.supervision.tree import BACKGROUND, GATEWAY, WAL_SHARD
+from ringlog.supervision.tree import BACKGROUND, GATEWAY, SCHEDULER, WAL_SHARD
 
-PER_S = 6_000.0
+PER_S = 3_000.0
 KEYS = 4
 """The topic of keyed writers."""
 IN_COMMIT = (
@@ -119,7 +120,8 @@ def _count_points(stage: Stage, deaths: dict[str, list[stop_plan.Death]], lives:
 
 
 def storm(stage: Stage, seconds: float) -> None:
-    """Any process killed or paused at any time; clients too (RF-1, 4, 5, 6, 8, 9, 11, 97)."""
+    """Any process killed or paused at any time, or several at once; clients too (RF-1, 4, 5, 6, 8, 9, 11, 24,
+    97)."""
     account, random = stage.account, stage.order.random("storm")
     scene = stage.cast("storm")
     scene.make_topics()
@@ -131,8 +133,8 @@ def storm(stage: Stage, seconds: float) -> None:
         if not bag:
             bag = (
                 [WAL_SHARD] * 6
-                + [GATEWAY] * 2
-                + [*BACKGROUND, "keyed", "keyed", "pause", "supervisor", "all"]
+                + [GATEWAY, SCHEDULER] * 2
+                + [*BACKGROUND, "keyed", "keyed", "pause", "supervisor", "all", *["several"] * 4]
             )
             random.shuffle(bag)
         act, turn = bag.pop(), turn + 1
@@ -149,11 +151,20 @@ def storm(stage: Stage, seconds: float) -> None:
             account.did("kills", 1, "RF-5")
         elif act == "all":
             account.did("kills", kill_and_start(scene), "RF-4")
+        elif act == "several":
+            _kill_several(stage, scene, random)
         elif scene.kill(act, shard=random.randrange(2)):
             account.did("kills", 1, {WAL_SHARD: "RF-1", GATEWAY: "RF-8"}.get(act, "RF-6"))
     stage.close(scene)
     if scene.rows is not None:
         account.faults["RF-97"] += tried_twice(scene.rows, KEYS)
+
+
+def _kill_several(stage: Stage, scene: Scene, random: Random) -> None:
+    """Two to five actors, one directly after the other."""
+    everybody = [(WAL_SHARD, 0), (WAL_SHARD, 1), (GATEWAY, 0), *((kind, 0) for kind in BACKGROUND)]
+    killed = sum(scene.kill(*each) for each in random.sample(everybody, random.randint(2, 5)))
+    stage.account.did("kills", killed, *(["RF-24"] if killed > 1 else []))
 
 
 def _producers_die(stage: Stage, scene: Scene) -> None:

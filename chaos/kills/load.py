@@ -92,7 +92,7 @@ class Load:
             self.errors += report.error_count
             self.sent_again += report.retries
             self.facts += report.facts
-            if not self.is_patient or client.task.kind == "final":
+            if not self.is_patient or client.task.kind in {"final", "watch"}:
                 self.complaints += [f"{who}: {error}" for error in report.errors]
         self._running.clear()
 

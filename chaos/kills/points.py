@@ -10,13 +10,19 @@ import itertools
 from collections.abc import Iterable
 
 from ringlog.stop_points import POINTS
-from ringlog.supervision.tree import COMPACTOR, GATEWAY, RECLAIMER, RELOCATOR, WAL_SHARD
+from ringlog.supervision.tree import COMPACTOR, GATEWAY, RECLAIMER, RELOCATOR, SCHEDULER, WAL_SHARD
 
 PASSES = (1, 2, 7)
 SUPERVISOR_POINT = "supervisor_before_respawn"
 DRAIN_POINT = "drain_mid"
 _ONCE_A_LIFE = ("recovery_before_copy", "recovery_after_copy", DRAIN_POINT)
-_OF_ACTOR = {"compact_": COMPACTOR, "reclaim_": RECLAIMER, "relocate_": RELOCATOR, "ring_": GATEWAY}
+_OF_ACTOR = {
+    "compact_": COMPACTOR,
+    "reclaim_": RECLAIMER,
+    "relocate_": RELOCATOR,
+    "ring_": GATEWAY,
+    "route_": SCHEDULER,
+}
 
 Death = tuple[str, int]
 """A point and its pass."""

@@ -31,6 +31,11 @@ RINGS_S = 20.0
 HORIZON_NS = 200_000_000
 """A pause that a kill made begins within this time after it."""
 STORY_LINES = 12
+BULK_TOPICS = (1, 2)
+"""One of each class and shard."""
+BULK_TIMES = 3
+BULK_FRAME = 100
+BULK_RECORD_BYTES = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,8 @@ class Scene:
     kills: list[Kill] = field(default_factory=list)
     judgement: Judgement | None = None
     rows: Rows | None = None
+    last_look: Callable[[Scene], list[str]] = lambda scene: []
+    """What else is to be judged while the engine serves for the last time; returns complaints."""
 
     # -- load -------------------------------------------------------------------------------------------
 
@@ -63,9 +70,15 @@ class Scene:
                 client.topics.create(name, exist_ok=True, durability=("fsync", "disk")[number // 2 % 2])
 
     def start_load(self, per_s: float) -> list[Client]:
-        """Writers of all kinds, readers from the front and from the head, deletes, checkpoints; returns the
-        keyed writers. `per_s`: appends a second, all together."""
+        """Writers of all kinds, readers from the front and from the head, watchers, deletes, checkpoints;
+        returns the keyed writers. `per_s`: appends a second in frames of one record, all together; beside
+        them go BULK_TIMES as many in large frames."""
         start = self.load.start
+        for topic in BULK_TOPICS:
+            start(
+                "produce", topic=topic, per_s=per_s * BULK_TIMES / len(BULK_TOPICS), batch=4 * BULK_FRAME,
+                frame=BULK_FRAME, record_bytes=BULK_RECORD_BYTES,
+            )  # fmt: skip
         for topic in range(4):
             start("produce", topic=topic, per_s=per_s / 4, transport="ipc" if topic == 3 else "auto")
         start("produce_one", topic=0, per_s=60)
@@ -74,6 +87,8 @@ class Scene:
         start("read", topic=3, transport="ipc")
         start("reread", topic=1, per_s=20_000)
         start("reread", topic=2, per_s=10_000)
+        start("watch")
+        start("watch", transport="ipc")
         start("delete", topic=2, per_s=3)
         start("delete", topic=3, per_s=3)
         start("operate", per_s=8)
@@ -82,9 +97,11 @@ class Scene:
     def replace_keyed(self, writer: Client) -> Client:
         """Kill a keyed writer while it waits for an answer, and let another process send that key again."""
         self.load.kill(writer)
-        rows = np.fromfile(writer.task.journal_path, dtype=journal.ROW)
-        begun = rows[rows["what"] == What.APPEND]
-        number = int(begun["value"][-1]) & 0xFFFFFFFF if len(begun) else 0
+        number = writer.task.key_from
+        if os.path.exists(writer.task.journal_path):  # Else it was killed before it began to write one.
+            rows = np.fromfile(writer.task.journal_path, dtype=journal.ROW)
+            begun = rows[rows["what"] == What.APPEND]
+            number = int(begun["value"][-1]) & 0xFFFFFFFF if len(begun) else number
         return self.load.start("produce_keyed", topic=4, per_s=40, transport="ipc", key_from=number)
 
     # -- hurting ----------------------------------------------------------------------------------------
@@ -152,6 +169,7 @@ class Scene:
             # What clients were told last has nobody who could have written it down again since.
             self.kill_all()
             engine.wait_serving()
+            self.complaints += self.last_look(self)
             self.judgement = load.verdict()
             self._wait_rings()
         except (Stuck, NothingToJudge, RinglogError) as e:

@@ -14,8 +14,8 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
     """One client's work on one topic of a run, or on all."""
 
     kind: str
-    """What chaos/kills/work.py knows: produce, produce_one, produce_keyed, read, reread, delete, operate,
-    final."""
+    """What chaos/kills/work.py knows: produce, produce_one, produce_keyed, read, reread, watch, delete,
+    operate, final."""
     client: int
     """Number of the client in the run; names its journal."""
     url: str
@@ -30,6 +30,8 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
     """Operations a second, at most."""
     batch: int = 50
     """Appends that are sent at once, each for itself."""
+    frame: int = 1
+    """Records of one frame among them: appended together or not at all."""
     record_bytes: int = 400
     """Mean size of a record."""
     timeout_s: float = 60.0

@@ -23,6 +23,7 @@ from chaos.kills.keys import KEY_VALUES
 from chaos.kills.tasks import Report, Task, TopicFacts
 from ringlog import stop_points
 from ringlog.client import Client
+from ringlog.client.events import CaughtUp, Lagged, WatchEvent
 from ringlog.client.pages import Cursor, Page
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.errors import RinglogError
@@ -34,6 +35,10 @@ WINDOW = 4
 PAGE_RECORDS = 1_000
 READ_WAIT_MS = 50
 PAUSE_S = 0.05
+KEPT_TOPICS = (0, 1)
+"""Nobody deletes from these; one on each shard."""
+TOLD_S = 30.0
+"""Within this time after the load watchers have been told of all of it."""
 _FILLER = bytes(range(256)) * 32
 _HEAD_BYTES = 8
 
@@ -83,7 +88,7 @@ def perform(task: Task) -> Report:
 
 
 def _produce(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
-    """Send frames of one record in batches, several on their way."""
+    """Send batches of frames, several on their way."""
     topic, waiting = task.topics[task.topic], deque[tuple[Any, Any]]()
     pace = _Pace(task.per_s)
     # Values are operation numbers, which nobody else has.
@@ -97,7 +102,7 @@ def _produce(client: Client, task: Task, journal: Journal, end: _End, report: Re
         ops = journal.begin(What.APPEND, task.topic, values=values, digests=digests)
         report.ops += len(ops)
         try:
-            waiting.append((ops, producer.send_each(payloads)))
+            waiting.append((ops, producer.send_each(payloads, records_per_frame=task.frame)))
         except RinglogError as e:
             _failed(journal, task.topic, ops, Outcome.FAIL, e, report)
         while len(waiting) >= WINDOW or (waiting and waiting[0][1].done()):
@@ -211,6 +216,33 @@ def _note(journal: Journal, topic: int, op: int, page: Page) -> None:
         [int.from_bytes(record.data[:_HEAD_BYTES], "little") for record in records],
         [xxhash.xxh3_64_intdigest(record.data) for record in records],
     )  # fmt: skip
+
+
+def _watch(client: Client, task: Task, _: Journal, end: _End, report: Report) -> None:
+    """Be told of the topics that nobody deletes from: every record, once, in its place, and at the end of the
+    load all of them, whoever died meanwhile and forgot whom to tell."""
+    reached = dict.fromkeys([task.topics[number] for number in KEPT_TOPICS], 0)
+    with client.watch(list(reached), limit=PAGE_RECORDS) as watch:
+        while not end.is_set:
+            _take_told(watch.next(PAUSE_S), reached, report)
+        heads = {name: client.topics.state(name, touch=False).head_seq for name in reached}
+        deadline = time.monotonic() + TOLD_S
+        while any(reached[name] < heads[name] for name in reached):
+            if time.monotonic() > deadline:
+                report.failed(f"told of {reached} within {TOLD_S:.0f} s, and there is {heads}")
+                return
+            _take_told(watch.next(PAUSE_S), reached, report)
+
+
+def _take_told(event: WatchEvent | None, reached: dict[str, int], report: Report) -> None:
+    if isinstance(event, Page):
+        report.ops += 1
+        seqs = [record.seq for record in event.records]
+        if seqs != list(range(reached[event.topic] + 1, reached[event.topic] + 1 + len(seqs))):
+            report.failed(f"{event.topic}: told of {seqs[0]}..{seqs[-1]} behind {reached[event.topic]}")
+        reached[event.topic] = max(reached[event.topic], event.cursor.seq)
+    elif event is not None and not isinstance(event, CaughtUp | Lagged):
+        report.failed(f"told of {event}")
 
 
 def _final(client: Client, task: Task, journal: Journal, _: _End, report: Report) -> None:
@@ -354,5 +386,5 @@ def _die() -> None:
 
 _KINDS: dict[str, Callable[[Client, Task, Journal, _End, Report], None]] = {
     "produce": _produce, "produce_one": _produce_one, "produce_keyed": _produce_keyed, "read": _read,
-    "reread": _reread, "delete": _delete, "final": _final,
+    "reread": _reread, "watch": _watch, "delete": _delete, "final": _final,
 }  # fmt: skip

@@ -43,7 +43,7 @@ def replay(order: Order, case: str) -> None:
     trial = try_mutant(mutant, order.scratch, order.seed)
     print(trial.output)
     print(f"{mutant.judge} noticed: {trial.noticed or 'nothing'} ({trial.seconds:.1f} s)")
-    assert trial.noticed, f"mutant {mutant.number} survived: {mutant.what}"
+    assert trial.noticed, _survival(mutant, trial)
 
 
 def _judge(mutant: Mutant, trial: Trial, account: Account) -> None:
@@ -56,9 +56,17 @@ def _judge(mutant: Mutant, trial: Trial, account: Account) -> None:
         account.figures[f"mutant_{mutant.number:02}_s"] = round(trial.seconds, 1)
     else:
         story = f"{mutant.file}\n- {mutant.old}\n+ {mutant.new}\n{trial.output}"
-        account.found(
-            f"mutant {mutant.number} survived {mutant.judge}: {mutant.what}", str(mutant.number), story
+        account.found(_survival(mutant, trial), str(mutant.number), story)
+
+
+def _survival(mutant: Mutant, trial: Trial) -> str:
+    """That it survived; or that something was found which is no proof, by what the list asks of it."""
+    if trial.other:
+        return (
+            f"mutant {mutant.number} ({mutant.what}): {mutant.judge} does not say {mutant.says!r} but "
+            f"{trial.other!r}"
         )
+    return f"mutant {mutant.number} survived {mutant.judge}: {mutant.what}"
 
 
 def _control(mutants: list[Mutant], order: Order, account: Account) -> None:

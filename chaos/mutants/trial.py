@@ -11,6 +11,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from chaos.mutants.catalogue import Mutant
 from chaos.plan import Entry
@@ -26,10 +27,12 @@ class Trial:
     """How it ended."""
 
     noticed: str
-    """The first thing that was found; empty when nothing was."""
+    """The first thing that was found and says what it has to; empty when nothing was."""
     skipped: str
     seconds: float
     output: str
+    other: str
+    """The first thing that was found, whatever it says."""
 
 
 def try_mutant(mutant: Mutant, scratch: Path, seed: int) -> Trial:
@@ -50,8 +53,9 @@ def _try(mutant: Mutant, scratch: Path, seed: int, *, is_changed: bool) -> Trial
         if is_changed:
             mutant.apply(root)
         judge = _by_tests if mutant.tests else _by_class
-        noticed, skipped, output = judge(mutant, root, Path(work), seed, is_changed=is_changed)
-    return Trial(noticed, skipped, time.monotonic() - begun, output[-OUTPUT_CHARS_MAX:])
+        seen = judge(mutant, root, Path(work), seed, is_changed=is_changed)
+    seconds = time.monotonic() - begun
+    return Trial(seen.noticed, seen.skipped, seconds, seen.output[-OUTPUT_CHARS_MAX:], seen.other)
 
 
 def _copy(root: Path, names: tuple[str, ...], scratch: Path) -> None:
@@ -70,26 +74,38 @@ def _copy(root: Path, names: tuple[str, ...], scratch: Path) -> None:
     shutil.copytree(base, root)
 
 
-def _by_class(mutant: Mutant, root: Path, work: Path, seed: int, *, is_changed: bool) -> tuple[str, str, str]:
-    """(what was noticed, why it could not run, output). A class that breaks down has noticed nothing; of the
-    unchanged program it may complain in no way."""
+class _Seen(NamedTuple):
+    """What a judge said."""
+
+    noticed: str
+    skipped: str
+    """Why it could not run."""
+    output: str
+    other: str = ""
+
+
+def _by_class(mutant: Mutant, root: Path, work: Path, seed: int, *, is_changed: bool) -> _Seen:
+    """A class that breaks down has noticed nothing; of the unchanged program it may complain in no way."""
     entry = Entry(
         name=mutant.by, target="T-16", seconds=mutant.seconds, limit_s=mutant.limit_s, seed=seed,
         settings=mutant.settings, required=False, private_mounts=mutant.private_mounts,
     )  # fmt: skip
     wanted = mutant.says if is_changed else None
     verdict = run_entry(entry, work, seed=seed, root=root, wanted=wanted)
-    complaints = [each.what for each in verdict.account.findings if mutant.says in each.what]
-    if not is_changed:
-        complaints = verdict.wrong
+    found = [each.what for each in verdict.account.findings]
+    complaints = [what for what in found if mutant.says in what] if is_changed else verdict.wrong
     skipped = ""
     if not verdict.account.counts and not verdict.wrong:
         skipped = "; ".join(f"{skip.what}: {skip.why}" for skip in verdict.account.skipped)
     output = "\n".join([*verdict.wrong, verdict.output])
-    return complaints[0] if complaints else "", skipped, output
+    return _Seen(_first(complaints), skipped, output, _first(found))
 
 
-def _by_tests(mutant: Mutant, root: Path, work: Path, seed: int, *, is_changed: bool) -> tuple[str, str, str]:
+def _first(said: list[str]) -> str:
+    return said[0] if said else ""
+
+
+def _by_tests(mutant: Mutant, root: Path, work: Path, seed: int, *, is_changed: bool) -> _Seen:
     command = [sys.executable, "-m", "pytest", "-q", "-x", *mutant.tests]
     environ = {**os.environ, "PYTHONPATH": str(root), "RINGLOG_ALLOW_ROOT": "1"}
     try:
@@ -103,8 +119,9 @@ def _by_tests(mutant: Mutant, root: Path, work: Path, seed: int, *, is_changed: 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "" if is_changed else f"tests not done after {mutant.limit_s:.0f} s", "", ""
-    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED") and mutant.says in line]
+        return _Seen("" if is_changed else f"tests not done after {mutant.limit_s:.0f} s", "", "")
+    every = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    failed = [line for line in every if mutant.says in line]
     if not is_changed and done.returncode:
         failed = failed or [f"pytest ended with status {done.returncode}"]
-    return failed[0] if failed else "", "", done.stdout
+    return _Seen(_first(failed), "", done.stdout, _first(every))

@@ -126,7 +126,9 @@ def _large(order: Order, account: Account, bench: Bench, until: float, only: lis
 def judge_case(bench: Bench, case: Case, account: Account) -> str:
     """What was wrong; empty when every promise held."""
     if not case.reaches_end:
-        return bench.judge_all(case.files, set(case.damaged), is_quiet=case.is_quiet, is_kept=case.is_kept)
+        return bench.judge_all(
+            case.files, set(case.damaged), is_quiet=case.is_quiet, is_kept=case.is_kept, is_loss=case.is_loss
+        )
     # Together with the end of a stream its last mark is gone. The board knows, while the kernel lives; after
     # a reboot what is left must be a beginning of what there was.
     wrong = bench.judge_all(case.files, set(case.damaged), keeps_board=True, is_quiet=True)

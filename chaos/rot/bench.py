@@ -71,6 +71,8 @@ class Bench:
     """What successors of killed shards answer."""
     asked: dict[tuple[str, View], str] = field(default_factory=dict)
     """What an engine answered wrongly under each view of each file; empty = nothing."""
+    _data_dir: str = field(init=False)
+    _cold_dir: str = field(init=False)
     _disk: Any = field(init=False)
     _located: dict[str, list[m.Located]] = field(default_factory=dict)
     _units: dict[str, str] = field(default_factory=dict)
@@ -89,6 +91,7 @@ class Bench:
     _remarks: set[Any] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self._data_dir, self._cold_dir = (str(self.root / top[1:]) for top in (DATA, COLD))
         self.truth = ask(self.specimen, self.specimen.files)
         self.truth_on_board = ask(self.specimen, self.specimen.files, keeps_board=True)
         assert self.truth.refused is None, self.truth.refused
@@ -153,12 +156,12 @@ class Bench:
 
     def judge_all(
         self, files: dict[str, bytes], damaged: set[str], *, keeps_board: bool = False,
-        is_quiet: bool = False, is_kept: bool = False,
+        is_quiet: bool = False, is_kept: bool = False, is_loss: bool = False,
     ) -> str:  # fmt: skip
         """What is wrong with what an engine and the verifier say of these files instead; empty = nothing.
 
         `damaged` are those that differ. `is_quiet`: nobody but an engine can know. `is_kept`: an engine may
-        not change or remove them.
+        not change or remove them. `is_loss`: a remark is not enough, the verification must fail.
         """
         answers = ask(self.specimen, files, keeps_board=keeps_board, watched=damaged)
         wrong = compare(self.truth_on_board if keeps_board else self.truth, answers, damaged)
@@ -168,15 +171,17 @@ class Bench:
             return wrong
         self._lay(files, {*damaged, *(set(files) ^ set(self.specimen.files))})
         try:
-            found = verify_directory(str(self.root / DATA[1:]), jobs=1, cold_dir=str(self.root / COLD[1:]))
+            found = verify_directory(self._data_dir, jobs=1, cold_dir=self._cold_dir)
         finally:
             self._lay(self.specimen.files, {*damaged, *(set(files) ^ set(self.specimen.files))})
         units = {unit_of(path) for path in damaged}
         new = [each for each in found.findings if each not in self._remarks]
+        if any(each.severity == DAMAGE for each in new):
+            return ""  # of this file, or the one beside it says what is missing
+        if is_loss:
+            return f"the offline verifier does not fail over the loss of {sorted(units)}"
         if any(each.path in units or each.path == "." or any(u in each.what for u in units) for each in new):
             return ""
-        if any(each.severity == DAMAGE for each in new):
-            return ""  # the file beside it says what is missing
         return f"the offline verifier says nothing of {sorted(units)}"
 
     def judge_end(self, files: dict[str, bytes], damaged: set[str]) -> str:
@@ -233,7 +238,7 @@ class Bench:
         os.ftruncate(fd, len(data))
 
     def _verified(self, unit: str) -> FileReport:
-        return verify_path(str(self.root / DATA[1:]), unit, cold_dir=str(self.root / COLD[1:]))
+        return verify_path(self._data_dir, unit, cold_dir=self._cold_dir)
 
     def _together(self, changed: dict[str, FileReport]) -> Verification:
         reports = [changed.get(unit) or pickle.loads(data) for unit, data in self._reports.items()]

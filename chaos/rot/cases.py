@@ -37,6 +37,8 @@ class Case:
     """The offline verifier cannot know: what is there is sound, only not the newest."""
     is_kept: bool = False
     """Nobody may rewrite the damaged files either."""
+    is_loss: bool = False
+    """Something is not there that is needed: the offline verifier must fail, and not only remark on it."""
     reaches_end: bool = False
     """It takes the mark behind the end of a stream as well: after a reboot nothing is left that knows."""
 
@@ -183,20 +185,22 @@ def whole_files(specimen: Specimen) -> Iterator[Case]:
     """RF-76: missing, swapped, renamed, duplicated, of last week."""
     newest = newest_logs(specimen)
     for path, data in specimen.files.items():
-        if not _is_read(path) or (path.endswith(".log") and not data.strip(b"\0")):
+        if not _is_read(path) or _is_unused(path, data):
             continue
         rest = {each: had for each, had in specimen.files.items() if each != path}
         gone = frozenset([path])
         # Nothing that is left speaks of a stream's newest file; marks that are gone are in the snapshot.
         # A file that the newest snapshot absorbed may be gone.
         is_quiet = path in newest or path.endswith((DEL, "engine")) or path in specimen.absorbed
+        # What is derived is made anew, and of a log file that is absorbed nothing is needed any more.
+        is_loss = path.endswith((".log", DATA_SUFFIX)) and not is_quiet
         if path not in newest:
-            yield Case("RF-76", f"missing {path}", rest, gone, is_quiet=is_quiet or "snapshot" in path)
-        other = _other_name(path)
-        if other:
+            is_known = is_quiet or "snapshot" in path
+            yield Case("RF-76", f"missing {path}", rest, gone, is_quiet=is_known, is_loss=is_loss)
+        for how, other in _other_names(path):
             renamed = frozenset([path, other])
-            yield Case("RF-76", f"renamed {path}", {**rest, other: data}, renamed)
-            yield Case("RF-76", f"doubled {path}", {**specimen.files, other: data}, renamed)
+            yield Case("RF-76", f"renamed{how} {path}", {**rest, other: data}, renamed, is_loss=is_loss)
+            yield Case("RF-76", f"doubled{how} {path}", {**specimen.files, other: data}, renamed)
         old = specimen.earlier.get(path)
         if old is not None and path not in newest:
             yield from _changed(specimen, "RF-76", "of last week", path, old, is_quiet=path.endswith(DEL))
@@ -205,8 +209,16 @@ def whole_files(specimen: Specimen) -> Iterator[Case]:
         by_kind.setdefault(kind_of(path), []).append(path)
     for paths in by_kind.values():
         for a, b in itertools.combinations(paths, 2):
+            # Of two log files that were never used neither says whose it is: a name is as good as the other.
+            if _is_unused(a, specimen.files[a]) and _is_unused(b, specimen.files[b]):
+                continue
             swapped = {**specimen.files, a: specimen.files[b], b: specimen.files[a]}
             yield Case("RF-76", f"swapped {a} and {b}", swapped, frozenset([a, b]))
+
+
+def _is_unused(path: str, data: bytes) -> bool:
+    """Is this a log file that was made ahead of need, and nothing else?"""
+    return path.endswith(".log") and not data.strip(b"\0")
 
 
 def newest_logs(specimen: Specimen) -> set[str]:
@@ -224,16 +236,35 @@ def _number(path: str) -> tuple[int, int]:
     return int(incarnation), int(n)
 
 
-def _other_name(path: str) -> str:
-    """A name that no file of the specimen has and a file of this kind may have; empty when there is none."""
+def _other_names(path: str) -> Iterator[tuple[str, str]]:
+    """(how, name) of names that no file of the specimen has and a file of this kind may have: another number,
+    and the same number elsewhere."""
     if path.endswith(".log"):
         incarnation, n = _number(path)
-        return path.replace(f"wal-{incarnation}-{n}.log", f"wal-{incarnation}-{n + 40}.log")
-    if "snapshot-" in path:
-        return path[:-1] + str((int(path[-1]) + 5) % 10)
-    if path.endswith(DATA_SUFFIX):
-        return path.removesuffix(DATA_SUFFIX)[:-2] + "7e" + DATA_SUFFIX
-    return ""
+        yield "", path.replace(f"wal-{incarnation}-{n}.log", f"wal-{incarnation}-{n + 40}.log")
+        yield (
+            " in another life",
+            path.replace(f"wal-{incarnation}-{n}.log", f"wal-{incarnation + 40}-{n}.log"),
+        )
+        yield " in another stream", _in_stead(path, {"shard-00": "shard-01", "shard-01": "shard-00"})
+    elif "snapshot-" in path:
+        other = path[:-1] + str((int(path[-1]) + 5) % 10)
+        yield "", other
+        yield (
+            " of another shard",
+            _in_stead(other, {"snapshot-00": "snapshot-01", "snapshot-01": "snapshot-00"}),
+        )
+    elif path.endswith(DATA_SUFFIX):
+        yield "", path.removesuffix(DATA_SUFFIX)[:-2] + "7e" + DATA_SUFFIX
+        folder, name = path.rpartition("/")[::2]
+        if name.startswith("seg-"):
+            yield " in another topic", f"{folder[:-2]}7e/{name}"
+            yield " from another seq", f"{folder}/seg-{int(name[4:24]) + 1:020}{name[24:]}"
+            yield " as a pack", f"{folder.rpartition('/topics/')[0]}/packs/pack-{name[25:]}"
+
+
+def _in_stead(path: str, names: dict[str, str]) -> str:
+    return next(path.replace(one, other) for one, other in names.items() if one in path)
 
 
 def snapshots(specimen: Specimen) -> Iterator[Case]:

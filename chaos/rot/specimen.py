@@ -58,13 +58,15 @@ class Specimen:
 
     def mount(self, files: dict[str, bytes] | None = None) -> SimulatedDisk:
         """A disk that holds these files (default: the sound ones)."""
-        disk = SimulatedDisk(*self.directories)
-        for path, data in (self.files if files is None else files).items():
+        files = self.files if files is None else files
+        directories = [*dict.fromkeys([*self.directories, *map(posixpath.dirname, files)])]
+        disk = SimulatedDisk(*directories)
+        for path, data in files.items():
             fd = disk.create(path)
             disk.write_at(fd, [data], 0)
             disk.sync_file(fd)
             disk.close(fd)
-        for directory in self.directories:
+        for directory in directories:
             disk.sync_dir(directory)
         return disk
 

@@ -230,7 +230,10 @@ class BellExplorer:
             _rings=_Rings(lambda: memory.access(lambda: memory.world.head) != seen),
             _socket=SimpleNamespace(has_input=lambda: False),
             _clock=SimpleNamespace(monotonic_ns=lambda: 0),
-            core=SimpleNamespace(next_deadline_ns=lambda: None),
+            core=SimpleNamespace(next_deadline_ns=lambda: None, wants_intake=True),
+            _governing=SimpleNamespace(
+                window=SimpleNamespace(is_holding=False), rested_ns=0, wait_ms=lambda longest: longest
+            ),
             _idle_sleeps=0, _commit_from_ns=0,
             _poll=SimpleNamespace(poll=poll),
             _bell=SimpleNamespace(drain=lambda: memory.access(lambda: memory.set(bell=0))),

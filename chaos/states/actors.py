@@ -46,9 +46,10 @@ _SALT = 0x9E3779B97F4A7C15
 
 
 @contextmanager
-def counted_salts(first: int = 1) -> Iterator[None]:
-    """Salts that the actors draw are the same in every repetition, and others for another `first`."""
-    numbers = itertools.count(first)
+def counted_salts(first: int | Iterator[int] = 1) -> Iterator[None]:
+    """Salts that the actors draw are the same in every repetition, and others for another `first` (or come
+    from these numbers)."""
+    numbers = itertools.count(first) if isinstance(first, int) else first
     modules: tuple[Any, ...] = (compactor_checkpoint, reclaimer_rewriter)
     stand_in = SimpleNamespace(randbits=lambda bits: next(numbers) * _SALT & ((1 << bits) - 1))
     for module in modules:

@@ -3,8 +3,11 @@
 Durable is what a completed sync covers; the rest is pending. Legal is any subset of the pending writes of
 any files, the last of them cut at a sector, its head lost or one sector of it garbled; names lost from
 any point on, for each directory; lengths without contents and contents without lengths follow from
-lengths being changes of their own. Up to SUBSETS_MAX pending writes every subset is made, above that all
-prefixes, all omissions of one, all single survivors and some subsets drawn from a seed.
+lengths being changes of their own. Deletion marks are changed where they lie and have no checksum: each
+byte of them is a change of its own, and holds the old mark or the new one (DL-17).
+
+Up to SUBSETS_MAX pending writes every subset is made, above that all prefixes, all omissions of one, all
+single survivors and some subsets drawn from a seed.
 
 Whether an image that was seen elsewhere is one of these is decided by membership.py, without making all.
 """
@@ -22,6 +25,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from ringlog.errors import InvariantViolation
+from ringlog.segment.layout import DEL
 from ringlog.testing import disk as d
 from ringlog.testing.simulated_disk import SimulatedDisk
 from ringlog.testing.simulated_file import SECTOR_BYTES, Change, Directory, FileNode, apply
@@ -100,6 +104,9 @@ class Tree:
         match operation:
             case d.Create(path):
                 self._parent(path).change({posixpath.basename(path): FileNode()})
+            case d.Write(path, offset, data) if path.endswith(DEL):
+                node = self._file(path)
+                self.pending += [(node, made) for made in node.change_bytes(offset, data)]
             case d.Write(path, offset, data):
                 self._change(path, offset, data)
             case d.SetLength(path, length):
@@ -312,10 +319,10 @@ def _to_tear(pending: list[Pending]) -> Iterator[list[Pending]]:
 
 def _torn(kept: list[Pending]) -> Iterator[list[Pending]]:
     """The kept changes with the last write cut at each sector, its head lost, one sector garbled; with its
-    length and no contents, and with its contents and no length."""
+    length and no contents, and with its contents and no length. A byte changed where it lies never tears."""
     node, last = kept[-1]
     data = last.data
-    if not data:
+    if not data or (len(data) == 1 and last.offset < len(node.durable)):
         return
     first = SECTOR_BYTES - last.offset % SECTOR_BYTES
     edges = [0, *range(first, len(data), SECTOR_BYTES), len(data)]

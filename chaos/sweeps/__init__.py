@@ -1,8 +1,8 @@
 """Every call, every line and every allocation fails, one at a time (T-3, T-4).
 
 calls         each changing disk call of twelve workloads x five errors x once or for ever x the end of the
-              engine (power loss, kill, power loss with chance damage): `call_runs`; a first pass covers all
-              with one end each, `cases` is how many there are with all ends
+              engine (power loss, kill, power loss with chance damage): `call_runs`, of `cases`. The act is
+              done once for all ends, each of which has a copy of the disk
 reads         each call that reads, lists or looks in two workloads that start, fails with EIO: `read_runs`
 lies          syncs that do nothing (RF-44), directories that cannot be synced (RF-56)
 lines         the process ends, or an exception is raised, at lines of six paths and (exceptions alone) of the
@@ -13,11 +13,15 @@ lines         the process ends, or an exception is raised, at lines of six paths
 allocations   the k-th allocation of six operations fails: `allocation_runs`
 recovery      dies at chance lines one to twenty times in a row (RF-13): `recovery_deaths`
 
-`line_and_allocation_runs` is the sum of runs of the last three, each judged by a start of its own. Calls and
-lies run in one process, the rest in another beside it.
+`line_and_allocation_runs` is the sum of runs of the last three; each line and allocation is run once and
+counts for each of the three ends that it is judged with. What a fault left is judged by a start, work and
+what is there; where it is the same to the last byte, on the disk and in what clients were told, as something
+that was judged before, it is not judged again (judge.Known; `outcomes_judged`: those of calls that were).
+Calls and lies run in one process, the rest in another beside it.
 
-Settings: `ends` (1 to 3, how many ends each call case has); `only` (some of PARTS, each of which then has all
-the time) and `workloads` (names), empty: all.
+Settings: `ends` (1 to 3, how many ends each call case has); `seeds` (how many losses of power with chance
+damage are among them); `only` (some of PARTS, each of which then has all the time) and `workloads` (names),
+empty: all.
 """
 
 from __future__ import annotations
@@ -34,13 +38,13 @@ from chaos.hush import hushed
 from chaos.order import Account, CannotRun, Order
 from chaos.sweeps import allocations, calls, gateway, lines
 from chaos.sweeps.house import Broken, Image
-from chaos.sweeps.judge import ENDS
+from chaos.sweeps.judge import ENDS, ENDS_EACH, Known
 from chaos.sweeps.workloads import BY_NAME
 from ringlog.errors import RinglogError
 from ringlog.hardening import die_with_parent
 from ringlog.testing.disk import Halted
 
-SETTINGS: dict[str, Any] = {"ends": len(ENDS), "only": [], "workloads": []}
+SETTINGS: dict[str, Any] = {"ends": len(ENDS), "seeds": 1, "only": [], "workloads": []}
 READING = ("recovery", "restart")
 """Workloads in which a start reads what is there."""
 READS_MIN = 20
@@ -50,9 +54,9 @@ PARTS = ("lies", "reads", "calls", "gateway", "deaths", "exceptions", "recoverie
 LIES_SHARE = 0.1
 READS_SHARE = 0.2
 """Where these parts of the first process end; calls have the rest."""
-DEATHS_SHARE = 0.35
-EXCEPTIONS_SHARE = 0.6
-RECOVERIES_SHARE = 0.75
+DEATHS_SHARE = 0.3
+EXCEPTIONS_SHARE = 0.65
+RECOVERIES_SHARE = 0.72
 """Where each part of the second process ends; allocations have the rest."""
 RECOVERIES_MIN = 3
 BATCHES_MIN = 6
@@ -87,7 +91,7 @@ def _run(order: Order, account: Account, settings: dict[str, Any]) -> None:
     if settings["only"]:
         _some(order, images, account, within, settings)
         return
-    collect = _fork(lambda mine: _calls(order, images, int(settings["ends"]), mine, within))
+    collect = _fork(lambda mine: _calls(order, images, settings, mine, within))
     _gateway(account)
     _deaths(images, account, within(DEATHS_SHARE))
     _exceptions(order, images, account, within(EXCEPTIONS_SHARE))
@@ -107,7 +111,7 @@ def _some(
     parts: dict[str, Callable[[], None]] = {
         "lies": lambda: _lies(images, account, within(1.0)),
         "reads": lambda: _reads(order, images, account, within(1.0)),
-        "calls": lambda: _all_calls(order, images, int(settings["ends"]), account, within),
+        "calls": lambda: _all_calls(order, images, settings, account, within),
         "gateway": lambda: _gateway(account),
         "deaths": lambda: _deaths(images, account, within(1.0)),
         "exceptions": lambda: _exceptions(order, images, account, within(1.0)),
@@ -213,16 +217,18 @@ def _fork(work: Callable[[Account], None]) -> Callable[[Account], None]:
 
 
 def _calls(
-    order: Order, images: dict[str, Image], ends: int, account: Account, within: Callable[[float], Until]
-) -> None:
+    order: Order, images: dict[str, Image], settings: dict[str, Any], account: Account,
+    within: Callable[[float], Until],
+) -> None:  # fmt: skip
     _lies(images, account, within(LIES_SHARE))
     _reads(order, images, account, within(READS_SHARE))
-    _all_calls(order, images, ends, account, within)
+    _all_calls(order, images, settings, account, within)
 
 
 def _all_calls(
-    order: Order, images: dict[str, Image], ends: int, account: Account, within: Callable[[float], Until]
-) -> None:
+    order: Order, images: dict[str, Image], settings: dict[str, Any], account: Account,
+    within: Callable[[float], Until],
+) -> None:  # fmt: skip
     made = {}
     for workload in [BY_NAME[name] for name in images]:
         try:
@@ -233,41 +239,44 @@ def _all_calls(
             account.found(
                 f"{workload.name} fails without a fault: {e}", f"call:{workload.name}:any:0:EIO:0:0"
             )
-    known = list(calls.cases(made))
-    turn = len(known) // len(ENDS)
-    account.counts["cases"] = turn * ends
+    groups: dict[tuple[Any, ...], list[calls.Case]] = {}
+    for case in calls.cases(made):
+        groups.setdefault((case.workload, case.op, case.nth), []).append(case)
+    # All errors of one call one after the other: they mostly end alike, and what is alike is judged once.
+    turns = list(groups.values())
+    order.random("calls").shuffle(turns)
+    chosen = [case.with_ends(settings["ends"], settings["seeds"]) for turn in turns for case in turn]
+    account.counts["cases"] = sum(map(len, chosen))
     account.counts["changing_calls"] = sum(map(len, made.values()))
-    is_time, chance = within(1.0), order.random("calls")
-    for number in range(ends):
-        cases = known[number * turn : (number + 1) * turn]
-        chance.shuffle(cases)
-        for case in cases:
-            if not is_time():
-                return
-            _call(case, images, account)
-        account.figures["turns_of_all_calls"] = number + 1
+    is_time, known = within(1.0), Known()
+    for number, cases in enumerate(chosen):
+        if not is_time():
+            account.figures["calls_left"] = len(chosen) - number
+            break
+        _call(cases, images, known, account)
+    account.counts["outcomes_judged"] += known.judged
 
 
-def _call(case: calls.Case, images: dict[str, Image], account: Account) -> None:
-    try:
-        house = calls.run_case(case, images[case.workload])
-    except AssertionError as e:  # Broken, and OrderBroken of the disk that watches
-        account.found(f"{case.workload}: {e}", str(case))
-    else:
-        account.counts["acked"] += house.model.acked
-        account.counts["failed_visibly"] += house.model.failed
-    account.did("call_runs", 1, *case.rows())
+def _call(cases: list[calls.Case], images: dict[str, Image], known: Known, account: Account) -> None:
+    told = calls.run_ends(
+        cases, images[cases[0].workload], known,
+        lambda what, one: account.found(f"{one.workload}: {what}", str(one)),
+    )  # fmt: skip
+    if told is not None:
+        account.counts["acked"] += told.acked
+        account.counts["failed_visibly"] += told.failed
+    account.did("call_runs", len(cases), *cases[0].rows())
 
 
 def _reads(order: Order, images: dict[str, Image], account: Account, is_time: Until) -> None:
     """Calls that read, list or look fail: nothing may be taken for empty, or for the end (RF-51)."""
     looks = {name: calls.looks_of(BY_NAME[name], images[name]) for name in READING if name in images}
-    cases = list(calls.read_cases(looks))
+    cases, known = list(calls.read_cases(looks)), Known()
     order.random("reads").shuffle(cases)
     for number, case in enumerate(cases):
         if number >= READS_MIN and not is_time():
             return
-        _call(case, images, account)
+        _call([case], images, known, account)
         account.did("read_runs")
 
 
@@ -288,14 +297,16 @@ def _lies(images: dict[str, Image], account: Account, is_time: Until) -> None:
 # -- lines --------------------------------------------------------------------------------------------
 
 
-def _line(case: lines.Case, images: dict[str, Image], account: Account, *rows: str) -> None:
+def _line(
+    case: lines.Case, images: dict[str, Image], account: Account, known: Known, *rows: str
+) -> None:  # fmt: skip
     try:
-        lines.run_case(case, images[case.workload])
+        lines.run_case(case, images[case.workload], known)
     except lines.TooFew:
         return
     except Broken as e:
         account.found(f"{case.workload}: {e}", str(case))
-    account.did("line_runs", 1, *rows)
+    account.did("line_runs", ENDS_EACH, *rows)
 
 
 def _gateway(account: Account) -> None:
@@ -315,18 +326,19 @@ def _gateway(account: Account) -> None:
 
 
 def _deaths(images: dict[str, Image], account: Account, is_time: Until) -> None:
+    known = Known()
     for workload in [each for each in lines.SWEPT if each.name in images]:
         stretches = lines.stretches_of(workload, images[workload.name])
         for number, (first, count) in enumerate(stretches):
             if not is_time():
                 account.figures[f"deaths_left_{workload.name}"] = len(stretches) - number
                 break
-            _line(lines.Case(workload.name, first, lines.DEATH), images, account, "RF-3")
+            _line(lines.Case(workload.name, first, lines.DEATH), images, account, known, "RF-3")
             account.counts["lines_covered"] += count
 
 
 def _exceptions(order: Order, images: dict[str, Image], account: Account, is_time: Until) -> None:
-    chance = order.random("lines")
+    chance, known = order.random("lines"), Known()
     waiting: list[Iterator[lines.Case]] = []
     for workload in [each for each in lines.SWEPT if each.name in images]:
         lines.lines_of(workload, images[workload.name])
@@ -336,7 +348,7 @@ def _exceptions(order: Order, images: dict[str, Image], account: Account, is_tim
     while is_time():
         for each in waiting:
             case = next(each)
-            _line(case, images, account, "RF-22" if case.how == lines.EXCEPTION else "RF-3")
+            _line(case, images, account, known, "RF-22" if case.how == lines.EXCEPTION else "RF-3")
 
 
 def _recoveries(order: Order, images: dict[str, Image], account: Account, is_time: Until) -> None:
@@ -360,7 +372,7 @@ def _allocations(order: Order, images: dict[str, Image], account: Account, is_ti
     except CannotRun as e:
         account.skip("allocation sweep", str(e))
         return
-    chance, tally = order.random("allocations"), allocations.Tally()
+    chance, tally, known = order.random("allocations"), allocations.Tally(), Known()
     batches = []
     for operation in [each for each in allocations.OPERATIONS if each.image in images]:
         count = allocations.allocations_of(operation, images[operation.image])
@@ -374,7 +386,7 @@ def _allocations(order: Order, images: dict[str, Image], account: Account, is_ti
     for done, (operation, numbers) in enumerate(batches):
         if done >= BATCHES_MIN and not is_time():
             break
-        allocations.run_batch(operation, images[operation.image], numbers, tally, account.found)
+        allocations.run_batch(operation, images[operation.image], numbers, tally, account.found, known)
     account.did("allocation_runs", tally.runs, "RF-18")
     account.counts["allocations_raised"] += tally.raised + tally.failed
     account.counts["interpreter_deaths"] += tally.interpreter_deaths

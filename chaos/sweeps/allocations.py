@@ -19,7 +19,7 @@ from typing import Any
 from chaos.order import CannotRun
 from chaos.sweeps.calls import begin
 from chaos.sweeps.house import VISIBLE, Broken, House, Image
-from chaos.sweeps.judge import KILL, POWER_LOSS, check, dump, end_and_judge
+from chaos.sweeps.judge import ENDS_EACH, KILL, Known, check, dump, end_each
 from chaos.sweeps.workloads import BY_NAME
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
@@ -96,6 +96,7 @@ OPERATIONS = (
     Operation("read", "deletes", _read),
     Operation("encode", "commit", _encode),
 )
+CHANGES_NOTHING = ("read", "encode")
 BY_OPERATION = {operation.name: operation for operation in OPERATIONS}
 
 
@@ -125,10 +126,15 @@ def _begin(operation: Operation, image: Image) -> tuple[House, Callable[[], Any]
     return house, operation.prepare(house)
 
 
-def run_one(operation: Operation, image: Image, nth: int, stop: int | None = None) -> str:
-    """Fail the `nth` allocation, judge; returns "raised", "failed" (visibly) or "passed". Raises Broken."""
+def run_one(
+    operation: Operation, image: Image, nth: int, stop: int | None = None, known: Known | None = None
+) -> str:
+    """Fail the `nth` allocation, judge with each end; returns "raised", "failed" (visibly) or "passed".
+
+    Raises Broken.
+    """
     house, call = _begin(operation, image)
-    before = dump(house) if not operation.starts else None
+    before = dump(house) if operation.name in CHANGES_NOTHING else None
     failed, outcome = house.model.failed, "passed"
     try:
         with _no_memory(nth, nth + 1 if stop is None else stop):
@@ -145,9 +151,9 @@ def run_one(operation: Operation, image: Image, nth: int, stop: int | None = Non
         house.world.runs.clear()
     elif 0 in house.world.runs:
         check(house, KILL)
-    if operation.name in {"read", "encode"} and dump(begun(house)) != before:
+    if operation.name in CHANGES_NOTHING and dump(begun(house)) != before:
         raise Broken(f"{operation.name} changes something")
-    end_and_judge(house, KILL if nth % 2 else POWER_LOSS, nth)
+    end_each(house, nth, known)
     return outcome
 
 
@@ -226,9 +232,14 @@ class Tally:
 
 
 def run_batch(
-    operation: Operation, image: Image, numbers: list[int], tally: Tally, found: Callable[[str, str], None]
-) -> None:
-    """Run these numbers in children; `found(what, case)` for each broken promise."""
+    operation: Operation, image: Image, numbers: list[int], tally: Tally, found: Callable[[str, str], None],
+    known: Known | None = None,
+) -> None:  # fmt: skip
+    """Run these numbers in children; `found(what, case)` for each broken promise.
+
+    What a child judged is known to the next ones.
+    """
+    known = known or Known()
     left = list(numbers)
     while left:
         batch = left
@@ -236,7 +247,8 @@ def run_batch(
         def child(out: int, batch: list[int] = batch) -> None:
             for nth in batch:
                 try:
-                    line = run_one(operation, image, nth)
+                    line = run_one(operation, image, nth, known=known)
+                    line += "".join(f" {key.hex()}" for key in known.take_fresh())
                 except Exception as e:  # noqa: BLE001  told to the parent, which reports it
                     line = f"broken {type(e).__name__}: {e}".replace("\n", " ")[:400]
                 os.write(out, f"{line}\n".encode())
@@ -244,10 +256,13 @@ def run_batch(
         data, status = _in_child(child, BATCH_S)
         lines = data.decode().splitlines()
         for nth, line in zip(left, lines, strict=False):
-            tally.runs += 1
-            tally.raised += line == "raised"
-            tally.failed += line == "failed"
-            if line.startswith("broken"):
+            word, *keys = line.split(" ")
+            tally.runs += ENDS_EACH
+            tally.raised += word == "raised"
+            tally.failed += word == "failed"
+            if word != "broken":
+                known.adopt(*map(bytes.fromhex, keys))
+            else:
                 found(f"{operation.name}, allocation {nth}: {line}", f"allocation:{operation.name}:{nth}")
         left = left[len(lines) :]
         if left:

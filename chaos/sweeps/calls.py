@@ -8,12 +8,13 @@ also do nothing at all (RF-44), and a directory may not be synced whatever is ca
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from chaos.sweeps.house import VISIBLE, Broken, Down, House, Image
-from chaos.sweeps.judge import ENDS, POWER_LOSS, check, end_and_judge
+from chaos.sweeps.house import VISIBLE, Broken, Down, House, Image, Model
+from chaos.sweeps.judge import CHANCE, ENDS, KILL, POWER_LOSS, Known, check, end_and_judge
 from chaos.sweeps.workloads import BY_NAME, Workload
 from ringlog.errors import RinglogError
 from ringlog.testing.disk import Fault, FaultyDisk
@@ -35,19 +36,32 @@ class Case:
     kind: Kind
     always: bool
     end: str
-    number: int = 0
+    salt: int = 0
+    """Makes another case of the same where chance decides what a power loss leaves."""
+
+    @property
+    def seed(self) -> int:
+        """Of what is left to chance in this case, the same when it is run again."""
+        return zlib.crc32(str(self).encode())
 
     def __str__(self) -> str:
-        return (
-            f"call:{self.workload}:{self.op}:{self.nth}:{self.kind}:{int(self.always)}:{ENDS.index(self.end)}"
-        )
+        end = f"{ENDS.index(self.end)}" + (f":{self.salt}" if self.salt else "")
+        return f"call:{self.workload}:{self.op}:{self.nth}:{self.kind}:{int(self.always)}:{end}"
 
     @classmethod
     def parse(cls, text: str) -> Case:
         """What `str` gave; raises ValueError."""
-        _, workload, op, nth, kind, always, end = text.split(":")
-        made: Any = (workload, op, int(nth), kind, bool(int(always)), ENDS[int(end)])
+        _, workload, op, nth, kind, always, end, *salt = text.split(":")
+        made: Any = (workload, op, int(nth), kind, bool(int(always)), ENDS[int(end)], *map(int, salt))
         return cls(*made)
+
+    def with_ends(self, count: int, seeds: int = 1) -> list[Case]:
+        """This case and the same with other ends, so many in all; `seeds`: how often those left to chance."""
+        first = ENDS.index(self.end)
+        ends = (ENDS[first:] + ENDS[:first])[:count]
+        return [
+            replace(self, end=end, salt=salt) for end in ends for salt in range(seeds if end == CHANCE else 1)
+        ]
 
     def rows(self) -> tuple[str, ...]:
         """Rows of the matrix it is a case of."""
@@ -125,16 +139,14 @@ def act(workload: Workload, house: House) -> None:
 
 
 def cases(calls: dict[str, list[tuple[OpClass, int]]]) -> Iterator[Case]:
-    """Every call with every error, once and for ever, with one end each; then with the other ends."""
+    """Every call with every error, once and for ever, with one end each; `with_ends` gives the others."""
     number = 0
-    for turn in range(len(ENDS)):
-        for workload, made in calls.items():
-            for (op, nth), kind, always in itertools.product(made, ERRORS, (False, True)):
-                if kind == "short" and (op != "write" or always):
-                    continue
-                number += 1
-                end = ENDS[(number + turn) % len(ENDS)]
-                yield Case(workload, op, nth, kind, always, end, number)
+    for workload, made in calls.items():
+        for (op, nth), kind, always in itertools.product(made, ERRORS, (False, True)):
+            if kind == "short" and (op != "write" or always):
+                continue
+            number += 1
+            yield Case(workload, op, nth, kind, always, ENDS[number % len(ENDS)])
 
 
 def read_cases(looks: dict[str, list[tuple[OpClass, int]]]) -> Iterator[Case]:
@@ -143,11 +155,41 @@ def read_cases(looks: dict[str, list[tuple[OpClass, int]]]) -> Iterator[Case]:
     for workload, made in looks.items():
         for (op, nth), always in itertools.product(made, (False, True)):
             number += 1
-            yield Case(workload, op, nth, "EIO", always, ENDS[number % len(ENDS)], number)
+            yield Case(workload, op, nth, "EIO", always, ENDS[number % len(ENDS)])
 
 
 def run_case(case: Case, image: Image) -> House:
     """Run and judge one; raises Broken."""
+    house = _fault(case, image)
+    end_and_judge(house, case.end, case.seed, deep=case.seed % DEEP_EVERY == 0)
+    return house
+
+
+def run_ends(
+    chosen: list[Case], image: Image, known: Known, found: Callable[[str, Case], None]
+) -> Model | None:
+    """Run a case once and judge it with each of these ends; `found(what, case)` for each broken promise.
+
+    Returns what clients were told by then, None when the act itself broke something.
+    """
+    try:
+        house = _fault(chosen[0], image)
+    except AssertionError as e:  # Broken, and OrderBroken of the disk that watches
+        found(str(e), chosen[0])
+        return None
+    told = house.model.copy()
+    # After a kill the engine itself is asked what was seen before: that end comes last, in the house itself.
+    for case in sorted(chosen, key=lambda case: case.end == KILL):
+        ended = house if case.end == KILL else house.twin()
+        try:
+            end_and_judge(ended, case.end, case.seed, deep=case.seed % DEEP_EVERY == 0, known=known)
+        except AssertionError as e:
+            found(str(e), case)
+    return told
+
+
+def _fault(case: Case, image: Image) -> House:
+    """A house after the act of a case, its fault over."""
     workload = BY_NAME[case.workload]
     house = begin(workload, image)
     house.faulty.plan = [Fault(case.op, case.nth, case.kind, case.always)]
@@ -158,7 +200,6 @@ def run_case(case: Case, image: Image) -> House:
             f"{type(e).__name__} instead of a visible failure: {e} {getattr(e, 'detail', '')}"
         ) from e
     house.faulty.plan = []
-    end_and_judge(house, case.end, case.number, deep=case.number % DEEP_EVERY == 0)
     return house
 
 

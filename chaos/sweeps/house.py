@@ -9,11 +9,13 @@ its round. What was acknowledged is kept in `Model`, which the sweeps hold every
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import xxhash
 from pyroaring import BitMap64
 
 from actors.compactor.checkpoint import Checkpoint, Workplace
@@ -25,6 +27,7 @@ from actors.reclaimer.scrub import items
 from actors.reclaimer.scrubber import Scrubber
 from actors.relocator.mover import Mover
 from actors.wal_shard import events as ev
+from chaos.states.actors import counted_salts
 from ringlog.config import Cold, Storage
 from ringlog.envelope import messages as m
 from ringlog.errors import ColdUnavailable, DiskError, NotReady, Refused, RequestTimeout, refusal
@@ -143,6 +146,36 @@ class House:
         self.has_rot = image.has_rot if image else False
         """Something lies there damaged, and can be healed."""
         self._reclaimer: Reclaimer | None = None
+        self._salts: Iterator[int] = iter(self.world.next_salt, 0)
+        """Of segments: a run gives the same bytes each time."""
+
+    def twin(self) -> House:
+        """Another house with the same disk, told and shown the same, in which nobody lives."""
+        twin = House()
+        twin.base = self.base.copy()
+        twin.faulty = FaultyDisk(twin.base)
+        twin.model, twin.monitor = self.model.copy(), self.monitor.copy()
+        twin._shown, twin.has_rot, twin.now_s = dict(self._shown), self.has_rot, self.now_s
+        world, mine = twin.world, self.world
+        world.disk, world.clock, world.boot_id = twin.faulty, copy.copy(mine.clock), mine.boot_id
+        world.incarnation, world._salt = mine.incarnation, mine._salt
+        world._producer_seqs = dict(mine._producer_seqs)
+        return twin
+
+    def digest(self) -> bytes:
+        """Of all that decides what happens here from now on, when nobody lives here and no power is lost:
+        what the disk shows, what is known of its files, what clients were told, clocks and counters."""
+        model, world = self.model, self.world
+        told = [
+            {name: [astuple(each) for each in sent] for name, sent in model.sent.items()},
+            *({name: sorted(each) for name, each in one.items()}
+              for one in (model.deleted, model.maybe_deleted, model.topics)),
+            model.made, sorted(self.monitor.made), self.has_rot,
+            sorted((path, astuple(facts)) for path, facts in self.monitor.files.items()),
+            world.clock.now_us(), world.clock.monotonic_ns(), world.boot_id, world.incarnation, world._salt,
+            [(*key, seq) for key, seq in world._producer_seqs.items()],
+        ]  # fmt: skip
+        return self.base.digest() + xxhash.xxh3_128_digest(msgspec.msgpack.encode(told))
 
     def _watch(self, shard: int, effect: Any) -> None:
         """What is acknowledged or shown as synced is covered by a sync, whatever happens next (O2)."""
@@ -294,7 +327,8 @@ class House:
             numbers=self._numbers(MAKER_COMPACTOR), beat=lambda: None,
         )  # fmt: skip
         one = Shard(self, 0)
-        Checkpoint(place, one, one.plan(roll=True)).run()
+        with counted_salts(self._salts):
+            Checkpoint(place, one, one.plan(roll=True)).run()
 
     def _numbers(self, maker: int) -> NumberAllocator:
         """Of a new life of this maker: above all that earlier lives gave."""
@@ -306,7 +340,8 @@ class House:
         try:
             if self._reclaimer is None:
                 self._reclaimer = self._new_reclaimer()
-            self._reclaimer.round()
+            with counted_salts(self._salts):
+                self._reclaimer.round()
         except VISIBLE:
             self.model.failed += 1
             self._reclaimer = None

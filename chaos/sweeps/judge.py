@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
+
+import xxhash
 
 from chaos.sweeps.house import Broken, House, Model, Sent
 from ringlog.envelope import messages as m
@@ -20,36 +23,105 @@ FSYNC_TOPICS = frozenset("fgh")
 """By their first letter; others are of class `disk`."""
 
 
-def end_and_judge(house: House, how: str, seed: int, *, deep: bool = False) -> None:
+ENDS_EACH = len(ENDS)
+"""Runs of a line or an allocation: what it left, with each end."""
+KNOWN_MAX = 1 << 20
+ANYWAY = 16
+"""One in so many outcomes that are known to be good is judged all the same."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What faults left, and was judged already: what comes of the same again is the same.
+
+    Different errors at one call mostly end alike, and so do exceptions at neighbouring lines.
+    """
+
+    good: set[bytes] = field(default_factory=set)
+    fresh: list[bytes] = field(default_factory=list)
+    """What was remembered last, until somebody takes it (for another process's `good`)."""
+    met: int = 0
+    judged: int = 0
+
+    def is_known(self, key: bytes) -> bool:
+        """Say whether this outcome need not be judged again."""
+        self.met += 1
+        if key in self.good and self.met % ANYWAY:
+            return True
+        self.judged += 1
+        return False
+
+    def remember(self, *keys: bytes) -> None:
+        """These held."""
+        self.adopt(*keys)
+        self.fresh.extend(keys)
+
+    def adopt(self, *keys: bytes) -> None:
+        """These held, as another process says. They are nobody's news: who told them on with his own would be
+        told them back, and all of them would be twice as many each time."""
+        if len(self.good) >= KNOWN_MAX:
+            self.good.clear()
+            self.fresh.clear()
+        self.good.update(keys)
+
+    def take_fresh(self) -> list[bytes]:
+        """What was remembered since the last call."""
+        found, self.fresh = self.fresh, []
+        return found
+
+
+def end_and_judge(
+    house: House, how: str, seed: int, *, deep: bool = False, known: Known | None = None
+) -> None:
     """The fault is over: end the engine, start it, hold it to the model, let it work, and once more.
 
     `deep` also makes a checkpoint, lets the reclaimer and the relocator work, and recovers once more.
-    Raises Broken.
+    With `known` an outcome that was judged before is not judged again. Raises Broken.
     """
     try:
         is_up = 0 in house.world.runs and not house.has_rot
         before = dump(house) if how == KILL and is_up else None
         _end(house, how, seed)
-        house.start()
-        if house.has_rot and (left := house.scrub()):
-            raise Broken(f"not healed although the other tier has a whole copy: {left}")
-        found = dump(house)
-        check(house, how)
-        if before is not None and found != before:
-            raise Broken(f"recovery changes what clients saw: {_difference(before, found)}")
-        _work(house, how, deep=deep)
-        if not deep:
+        if known is None:
+            _judge(house, how, before, deep=deep)
             return
-        found = dump(house)
-        house.world.kill()
-        house.start()
-        if dump(house) != found:
-            raise Broken(f"recovering again changes the state: {_difference(found, dump(house))}")
-        check(house, how)
+        key = xxhash.xxh3_128_digest(f"{how}/{before!r}".encode() + house.digest())
+        if known.is_known(key + bytes([deep])):
+            return
+        _judge(house, how, before, deep=deep)
+        # A deep look has all of the other in it.
+        known.remember(key + b"\0", key + bytes([deep]))
     except Broken:
         raise
     except (RinglogError, AssertionError) as e:
         raise Broken(f"after {how}: {type(e).__name__}: {e} {getattr(e, 'detail', '')}") from e
+
+
+def _judge(house: House, how: str, before: dict[str, Any] | None, *, deep: bool) -> None:
+    house.start()
+    if house.has_rot and (left := house.scrub()):
+        raise Broken(f"not healed although the other tier has a whole copy: {left}")
+    found = dump(house)
+    check(house, how)
+    if before is not None and found != before:
+        raise Broken(f"recovery changes what clients saw: {_difference(before, found)}")
+    _work(house, how, deep=deep)
+    if not deep:
+        return
+    found = dump(house)
+    house.world.kill()
+    house.start()
+    if dump(house) != found:
+        raise Broken(f"recovering again changes the state: {_difference(found, dump(house))}")
+    check(house, how)
+
+
+def end_each(house: House, seed: int, known: Known | None = None) -> None:
+    """Judge a house with each end: copies of it, and itself after a kill. Raises Broken."""
+    for how in ENDS:
+        if how != KILL:
+            end_and_judge(house.twin(), how, seed, known=known)
+    end_and_judge(house, KILL, seed, known=known)
 
 
 def _end(house: House, how: str, seed: int) -> None:

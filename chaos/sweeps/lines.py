@@ -24,10 +24,11 @@ from typing import Any
 
 from chaos.sweeps.calls import act, begin
 from chaos.sweeps.house import Broken, House, Image
-from chaos.sweeps.judge import KILL, POWER_LOSS, dump, end_and_judge
+from chaos.sweeps.judge import Known, dump, end_each
 from chaos.sweeps.workloads import BY_NAME, WORKLOADS, Workload
 from ringlog.errors import RinglogError
 from ringlog.testing.disk import FaultyDisk, Halted
+from ringlog.testing.shard_world import Unanswered
 
 ROOT = Path(__file__).parent.parent.parent
 TRACED = (str(ROOT / "ringlog") + "/", str(ROOT / "actors") + "/")
@@ -145,8 +146,8 @@ def cases(workload: Workload, lines: list[Line], chance: random.Random) -> Itera
         yield Case(workload.name, chance.randint(1, len(lines)), chance.choice((DEATH, EXCEPTION)))
 
 
-def run_case(case: Case, image: Image) -> Line:
-    """Run and judge one; returns the line. Raises Broken."""
+def run_case(case: Case, image: Image, known: Known | None = None) -> Line:
+    """Run one and judge it with each end; returns the line. Raises Broken."""
     workload = BY_NAME[case.workload]
     house = begin(workload, image)
     error = Halted("the process is dead") if case.how == DEATH else Unexpected("at a line")
@@ -164,6 +165,8 @@ def run_case(case: Case, image: Image) -> Line:
             caught = e
         except RinglogError as e:
             caught = e.__cause__ or e.__context__ or e
+        except Unanswered:
+            caught = None  # Whoever swallows an exception may just as well leave his client without a word.
     sys.settrace(None)
     if tracer.struck is None:
         raise TooFew
@@ -174,7 +177,7 @@ def run_case(case: Case, image: Image) -> Line:
     # Whoever was under way is gone with the process: nobody asks what was live.
     house.world.runs.clear()
     try:
-        end_and_judge(house, KILL if case.nth % 2 else POWER_LOSS, case.nth)
+        end_each(house, case.nth, known)
     except Broken as e:
         raise Broken(f"{case.how} at {where}: {e}") from e
     return tracer.struck

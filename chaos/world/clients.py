@@ -191,7 +191,7 @@ class Producer(Client):
             self.engine.rings.append(ring)
         if len(ring.frames) >= RING_FRAMES_MAX:
             return False
-        sent.times += 1
+        self.model.sending(sent)
         ring.frames.append((sent, sent.frame))
         self.engine.ring_bell(info.shard)
         return True
@@ -226,7 +226,7 @@ class Producer(Client):
         life = self.open[0].life
         batch = [sent for sent in self.open[:BATCH_MAX] if sent.life is life]
         for sent in batch:
-            sent.times += 1
+            self.model.sending(sent)
         joined = bytearray().join(bytearray(sent.frame) for sent in batch)
         message = m.Append(life.name, len(batch))
         try:
@@ -318,7 +318,9 @@ class Admin(Client):
             topic, deletion.before, deletion.tag or None, BitMap64(deletion.seqs).serialize()
             if deletion.seqs else b"", info.epoch,
         )  # fmt: skip
+        # An answer may reach us when power is lost already, which undoes what it says as well.
+        losses = self.model.power_losses
         reply, _ = self.engine.ask(self.engine.child("wal_shard", info.shard), message)
         assert isinstance(reply, m.RecordsDeleted), reply
-        deletion.done_at, deletion.losses = self.model.now(), self.model.power_losses
+        deletion.done_at, deletion.losses = self.model.now(), losses
         self.engine.tell(topic, f"deleted {reply.deleted} records, asked at {deletion.asked_at}")

@@ -19,7 +19,7 @@ from actors.wal_shard.core import Settings
 from chaos.world.disks import ProcessDisk, Weather
 from chaos.world.model import Broken, Model
 from chaos.world.tasks import NS, Halted, Loop, Process, Signal
-from ringlog.config import Cold, Config, Storage, Wal
+from ringlog.config import Cold, Config, Delivery, Storage, Wal
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     CorruptData,
@@ -99,6 +99,8 @@ class Engine:
         self.counts: Counter[str] = Counter()
         self.story: deque[tuple[int, str, str]] = deque(maxlen=STORY_EVENTS_MAX)
         self.config = Config(
+            # Nobody watches here: a scheduler keeps nothing, and `kills` has it in real processes.
+            delivery=Delivery(schedulers=0),
             wal=Wal(shards=options["shards"], file_bytes=1 << 20, flush_interval_ms=options["flush_ms"]),
             storage=Storage(
                 segment_bytes=options["segment_bytes"], own_segment_bytes=options["own_bytes"],

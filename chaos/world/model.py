@@ -40,6 +40,8 @@ class Sent:
     state: str = "open"
     """open, acked, refused (it is not there), unknown (refused when it was sent again)."""
     times: int = 0
+    sent_losses: int = 0
+    """Power losses there had been when it was last sent: an answer may come when power is lost already."""
     acked_at: int = 0
     seen_at: int = 0
     """When it was first known to be there."""
@@ -91,6 +93,8 @@ class Life:
     sent: list[Sent] = field(default_factory=list)
     earliest: int = 1
     earliest_at: int = 0
+    earliest_losses: int = 0
+    """Power losses before the shard that said so was started."""
     highest_acked: int = 0
     highest_shown: int = 0
     had: set[str] = field(default_factory=set)
@@ -165,6 +169,11 @@ class Model:
             self.by_token[payload] = (sent, i)
         return sent
 
+    def sending(self, sent: Sent) -> None:
+        """A frame is on its way, perhaps not for the first time."""
+        sent.times += 1
+        sent.sent_losses = self.power_losses
+
     def acked(self, sent: Sent, first_seq: int, *, is_repeat: bool) -> None:
         """The engine says where the frame is."""
         name = sent.life.name
@@ -172,7 +181,7 @@ class Model:
         if sent.state == "refused":
             raise Broken(f"{sent} was refused and is acknowledged now", name)
         self._placed(sent, first_seq, moment, "acked")
-        sent.state, sent.acked_at, sent.power_losses = "acked", moment, self.power_losses
+        sent.state, sent.acked_at, sent.power_losses = "acked", moment, sent.sent_losses
         last = first_seq + len(sent.payloads) - 1
         sent.life.highest_acked = max(sent.life.highest_acked, last)
         self.counts["appends"] += 1
@@ -226,7 +235,7 @@ class Model:
             self._shown(life, seq, payload, began, losses)
         self.counts["records read"] += len(shown)
         self._look_at_holes(life, began, after, next_after, shown)
-        self._facts(life, began, head, earliest)
+        self._facts(life, began, head, earliest, losses)
 
     def _look_at_holes(self, life: Life, began: int, after: int, next_after: int, shown: set[int]) -> None:
         """What was passed over must have a reason, now or once it is known what it was."""
@@ -262,12 +271,15 @@ class Model:
         sent.power_losses = max(sent.power_losses, losses)
         life.highest_shown = max(life.highest_shown, seq)
 
-    def _facts(self, life: Life, began: int, head: int, earliest: int) -> None:
+    def _facts(self, life: Life, began: int, head: int, earliest: int, losses: int) -> None:
         name = life.name
-        if life.earliest_at < began and earliest < life.earliest:
+        # What raised it may have been a deletion of class `disk`, which a later loss of power undoes.
+        is_kept = life.durability is Durability.FSYNC or losses <= life.earliest_losses
+        if life.earliest_at < began and earliest < life.earliest and is_kept:
             raise Broken(f"{name}: earliest is {earliest} and was {life.earliest}", name)
-        if earliest > life.earliest:
+        if earliest != life.earliest and (earliest > life.earliest or not is_kept):
             life.earliest, life.earliest_at = earliest, self.now()
+            life.earliest_losses = losses
         acked = [sent for sent in life.sent[-20:] if 0 < sent.acked_at < began]
         for sent in acked:
             if head < sent.first_seq + len(sent.payloads) - 1 and sent.first_seq:

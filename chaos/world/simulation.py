@@ -72,6 +72,7 @@ class Simulation:
     def run(self) -> None:
         """Live through all of it; raises Failed."""
         gc.disable()
+        gc.freeze()  # Modules and what else outlives a seed is not looked through after each.
         try:
             salts = random.Random(f"salts {self.seed}")
             with actors.seeded_salts(salts), actors.listening(self.engine):
@@ -80,6 +81,7 @@ class Simulation:
             raise Failed(f"{type(e).__name__}: {e}", self.story(getattr(e, "topic", ""))) from e
         finally:
             self.close()
+            gc.unfreeze()
             gc.enable()
 
     def _live(self) -> None:

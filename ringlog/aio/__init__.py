@@ -17,7 +17,9 @@ from __future__ import annotations
 from ringlog.aio.client import Client, connect
 from ringlog.aio.producer import Producer
 from ringlog.aio.reader import Reader, Tailer
+from ringlog.aio.routers import Routers
 from ringlog.aio.ticket import Ticket
 from ringlog.aio.topics import Topics
+from ringlog.aio.watch import Watch
 
-__all__ = ["Client", "Producer", "Reader", "Tailer", "Ticket", "Topics", "connect"]
+__all__ = ["Client", "Producer", "Reader", "Routers", "Tailer", "Ticket", "Topics", "Watch", "connect"]

@@ -11,8 +11,10 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 
 from ringlog.aio.producer import Producer
 from ringlog.aio.reader import Reader, Tailer
+from ringlog.aio.routers import Routers
 from ringlog.aio.shell import LoopShell
 from ringlog.aio.topics import Topics
+from ringlog.aio.watch import Watch
 from ringlog.client.assembler import Assembler
 from ringlog.client.client import ClientOptions, checked_key
 from ringlog.client.connection import Connection
@@ -22,10 +24,14 @@ from ringlog.client.pages import EARLIEST, Cursor, Page, Record, Start, TagFilte
 from ringlog.client.payload import RAW, PayloadCodec
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState, CloseReport
 from ringlog.client.session import Session, new_client_id
+from ringlog.client.watching import Topics as WatchTopics
+from ringlog.client.watching import watch_options
 from ringlog.errors import NotConnected
+from ringlog.limits import CREDIT_DEFAULT
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Steps, gather
 from ringlog.link.protocol import Transport
+from ringlog.storage.frame_share import FrameShare
 from ringlog.types import Codec, Durability
 
 T = TypeVar("T")
@@ -57,11 +63,13 @@ class Client:
         self._wait = wait
         self._reconnect = reconnect
         self._shell = LoopShell(self._new_session)
-        self._appenders: dict[tuple[str, Durability | None, bool], ProducerCore] = {}
+        self._frames = FrameShare()
+        self._appenders: dict[tuple[str, Durability | None, bool, bool], ProducerCore] = {}
         self._producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
-        self._readers: weakref.WeakSet[Reader | Tailer] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[Reader | Tailer | Watch] = weakref.WeakSet()
         """What it gave out and has to close at the latest when it is closed itself."""
         self.topics = Topics(self._shell)
+        self.routers = Routers(self._shell)
         _live.add(self)
 
     def _new_session(self, fds: FdSet) -> Session:
@@ -122,10 +130,11 @@ class Client:
         *,
         durability: Durability | str | None = None,
         create: bool = True,
+        disable_backpressure: bool = False,
         **record: Unpack[RecordFields],
     ) -> Appended:
         """Append one record and wait until it met its class. See ringlog.client.Client.append."""
-        core = self._appender(topic, parse_durability(durability), create)
+        core = self._appender(topic, parse_durability(durability), create, disable_backpressure)
         records = Assembler()
         records.add(core.encode(data), core.fields(dict(record)) if record else None)
         return await self._shell.wait(core.add_frame(records))
@@ -139,10 +148,11 @@ class Client:
         idempotency_key: str | None = None,
         durability: Durability | str | None = None,
         create: bool = True,
+        disable_backpressure: bool = False,
     ) -> Appended:
         """Append records in one atomic write. See ringlog.client.Client.append_many."""
         key = checked_key(idempotency_key)
-        core = self._appender(topic, parse_durability(durability), create)
+        core = self._appender(topic, parse_durability(durability), create, disable_backpressure)
         assembled = core.assemble(records)
         if key:
             frame = core.keyed_frame(assembled)
@@ -154,7 +164,7 @@ class Client:
         self, topic: str, *, linger_ms: float = ..., max_frame_records: int = ..., max_frame_bytes: int = ...,
         max_buffer_bytes: int = ..., on_full: Literal["wait", "raise"] = ...,
         durability: Durability | str | None = ..., codec: Codec | str | None = ..., create: bool = ...,
-        name: str | None = ...,
+        name: str | None = ..., disable_backpressure: bool = ...,
     ) -> Producer[bytes]: ...  # fmt: skip
 
     @overload
@@ -163,6 +173,7 @@ class Client:
         max_buffer_bytes: int = ..., on_full: Literal["wait", "raise"] = ...,
         durability: Durability | str | None = ..., codec: Codec | str | None = ...,
         payload: PayloadCodec[T], create: bool = ..., name: str | None = ...,
+        disable_backpressure: bool = ...,
     ) -> Producer[T]: ...  # fmt: skip
 
     def producer(
@@ -179,11 +190,12 @@ class Client:
         payload: PayloadCodec[Any] = RAW,
         create: bool = True,
         name: str | None = None,
+        disable_backpressure: bool = False,
     ) -> Producer[Any]:
         """A producer of many records to one topic. See ringlog.client.Client.producer."""
         options = ProducerOptions(
             linger_ms, max_frame_records, max_frame_bytes, max_buffer_bytes, on_full,
-            parse_durability(durability), parse_codec(codec), payload, create, name,
+            parse_durability(durability), parse_codec(codec), payload, create, name, disable_backpressure,
         )  # fmt: skip
         producer: Producer[Any] = Producer(self._shell, topic, options)
         self._producers.add(producer)
@@ -226,6 +238,21 @@ class Client:
         tailer = Tailer(self._shell, topic, start, follow=follow)
         self._readers.add(tailer)
         return tailer
+
+    def watch(
+        self, topics: WatchTopics, *, start: Start = EARLIEST, cursor: str = "",
+        tags: TagFilter | None = None, node: str | list[str] | None = None, limit: int = 0,
+        max_bytes: int = 0, consistency: Literal["eventual", "strong"] = "eventual",
+        credit: int = CREDIT_DEFAULT, lenient: bool = False,
+    ) -> Watch:  # fmt: skip
+        """Follow many topics at once; the options are those of ringlog.client.Client.watch."""
+        options = watch_options(
+            topics, start=start, cursor=cursor, tags=tags, node=node, limit=limit, max_bytes=max_bytes,
+            consistency=consistency, credit=credit, lenient=lenient,
+        )  # fmt: skip
+        watch = Watch(self._shell, options, self._frames)
+        self._readers.add(watch)
+        return watch
 
     # -- the end ------------------------------------------------------------------------------------
 
@@ -276,14 +303,16 @@ class Client:
 
     # -- inside -------------------------------------------------------------------------------------
 
-    def _appender(self, topic: str, durability: Durability | None, create: bool) -> ProducerCore:
+    def _appender(
+        self, topic: str, durability: Durability | None, create: bool, is_pressing: bool
+    ) -> ProducerCore:
         session = self._shell.session
-        key = (topic, durability, create)
+        key = (topic, durability, create, is_pressing)
         core = self._appenders.get(key)
         if core is None:
             options = ProducerOptions(
                 linger_ms=0, max_frame_records=1, max_buffer_bytes=1 << 40, durability=durability,
-                create=create,
+                create=create, disable_backpressure=is_pressing,
             )  # fmt: skip
             core = self._appenders[key] = ProducerCore(session, topic, options)
         return core

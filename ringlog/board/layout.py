@@ -1,7 +1,8 @@
 """The board's files: the drawing, the constants, nothing else knows where anything lies.
 
 The board is facts that one process writes and any process of ours reads without asking: `board` holds a
-page for each process, `topics-NN-CC` the topics of shard NN, chunk CC. All words are 64 bits.
+page for each process, `topics-NN-CC` the topics of shard NN, chunk CC, `news-NN` what shard NN published
+lately (board/news.py). All words are 64 bits.
 
 `board`:
 
@@ -18,7 +19,7 @@ byte           part
 The identity, in both:
 
  0     8     magic             b"RLBOARD\\0" or b"RLTOPIC\\0"
- 8     4     version           1
+ 8     4     version           2
  12    4     shard             topics: NN; board: 0
  16    8     slots             board: processes; topics: 4096
  24    8     chunk             topics: CC; board: 0
@@ -28,7 +29,9 @@ A process page, in words:
 
  0..63       numbers by P
  64..87      three marks of 8 words: [sequence, file_id, offset, check, 4 spare]
+ 88..95      a governor's numbers, by G
  96..479     three histograms of 128 words: [sum, 127 buckets]
+ 480..511    a scheduler's numbers, by D
 
 A topic slot, in words:
 
@@ -37,7 +40,7 @@ A topic slot, in words:
  2  epoch         6  cap_floor      10  bytes
  3  state         7  ttl_floor      11  last_write_us     12  version
     | durability bits << 32                               13  due_us
-                                                          14  ttl_us    15 spare
+                                                          14  ttl_us    15 order
 
 Marks and topic slots are seqlocks: the writer makes the sequence odd, writes, makes it even; a reader
 takes the words only when the sequence was even before and is the same afterwards. A writer that died in
@@ -58,10 +61,13 @@ from enum import IntEnum
 import xxhash
 
 from ringlog.errors import RinglogError
+from ringlog.limits import NEWS_ROWS
 
-VERSION = 1
+VERSION = 2
 BOARD_MAGIC = b"RLBOARD\0"
 TOPICS_MAGIC = b"RLTOPIC\0"
+NEWS_MAGIC = b"RLNEWS\0\0"
+TURNS_MAGIC = b"RLTURNS\0"
 BOARD_NAME = "board"
 PAGE_BYTES = 4096
 PAGE_WORDS = PAGE_BYTES // 8
@@ -110,6 +116,8 @@ class P(IntEnum):
     """Supervisor: index in its list of kinds of actor."""
     READ_ONLY = 14
     """1 while a shard serves reads alone because its directory takes no writes."""
+    TOPICS_CHANGED = 15
+    """Grows when topics of the shard were made or removed; who watches names lists them again."""
     FRAMES = 16
     RECORDS = 17
     BYTES = 18
@@ -198,13 +206,65 @@ class Mark(IntEnum):
 
 
 class H(IntEnum):
-    """Which histogram. COMMIT and SYNC are nanoseconds, GROUP_FRAMES a count."""
+    """Which histogram. COMMIT and SYNC are nanoseconds, GROUP_FRAMES a count.
+
+    A scheduler's COMMIT: from the turn in which it heard of something to its word to a link (G-2).
+    """
 
     COMMIT = 0
     SYNC = 1
     GROUP_FRAMES = 2
 
 
+class G(IntEnum):
+    """Numbers of the governor of a shard, on its page, and of the instance, on the first scheduler's. The
+    others schedulers' pages have BUSY and SAMPLED_NS. Shares are in millionths."""
+
+    PRESSURE = 88
+    STEP = 89
+    """governor.Step."""
+    BUSY = 90
+    """Share of the time in which the process worked, averaged."""
+    FILL = 91
+    """Of the shard's fullest intake ring; the instance: its pressure without the shards'."""
+    DELAY_NS = 92
+    """The instance: from news to turn, averaged."""
+    THROTTLED = 93
+    """Writes refused for pressure."""
+    WAITED_NS = 94
+    """Time that pressure made groups or wake-ups wait."""
+    SAMPLED_NS = 95
+
+
+class D(IntEnum):
+    """Numbers of a delivery scheduler, behind the histograms of its page. Written by the process itself."""
+
+    TURNS_TOLD = 480
+    READY = 481
+    """Feeds that wait for credit at present, in all ready sets (G-2)."""
+    LINKS = 482
+    SUBSCRIPTIONS = 483
+    FEEDS = 484
+    TOPICS_FOLLOWED = 485
+    LATENCY_NS = 486
+    """Moving average (0.2) of what H.COMMIT counts (G-2)."""
+    NEWS_MISSED = 487
+    """Times that news were incomplete, so that topic tables were looked at."""
+    UNSENT = 488
+    """Messages that a link did not take."""
+    BAND_LOWEST = 489
+    """Feeds that wait for credit at present, by band, from the lowest: this and the next four words."""
+    STANDING = 494
+    """Topics that could be told of and were not all the time since the sample before (G-2)."""
+    LAG_MS = 495
+    """How long the consumer that is furthest behind has had something to take."""
+    ROUTERS = 496
+    ROUTER_LAG = 497
+    """Positions of sources that are not forwarded yet, summed over routers, as far as was told."""
+    ROUTER_PASSES = 498
+
+
+BANDS = 5
 PROCESS_WORDS = 64
 MARK_BASE = 64
 MARK_WORDS = 8
@@ -216,11 +276,23 @@ TOPIC_SLOT_WORDS = TOPIC_SLOT_BYTES // 8
 TOPICS_PER_CHUNK = 4096
 CHUNK_BYTES = PAGE_BYTES + TOPICS_PER_CHUNK * TOPIC_SLOT_BYTES
 TOPIC_DURABILITY_SHIFT = 32
+NEWS_ROW_BYTES = 64
+NEWS_BYTES = PAGE_BYTES + NEWS_ROWS * NEWS_ROW_BYTES
+SLOT_BYTES = {
+    BOARD_MAGIC: PAGE_BYTES, TOPICS_MAGIC: TOPIC_SLOT_BYTES, NEWS_MAGIC: NEWS_ROW_BYTES,
+    TURNS_MAGIC: NEWS_ROW_BYTES,
+}  # fmt: skip
+"""Bytes of one of the `slots` that follow the header page, by magic."""
 
 
 def chunk_name(shard: int, chunk: int) -> str:
     """File name of a chunk of a shard's topic table."""
     return f"topics-{shard:02d}-{chunk:02d}"
+
+
+def news_name(shard: int) -> str:
+    """File name of a shard's news."""
+    return f"news-{shard:02d}"
 
 
 def encode_identity(magic: bytes, shard: int, slots: int, chunk: int) -> bytes:
@@ -245,5 +317,8 @@ def decode_identity(data: bytes, magic: bytes, path: str) -> tuple[int, int, int
 
 
 assert max(P) < PROCESS_WORDS <= MARK_BASE
-assert MARK_BASE + len(Mark) * MARK_WORDS <= HISTOGRAM_BASE
-assert HISTOGRAM_BASE + len(H) * HISTOGRAM_WORDS <= PAGE_WORDS
+assert MARK_BASE + len(Mark) * MARK_WORDS <= min(G)
+assert max(G) < HISTOGRAM_BASE
+assert D.BAND_LOWEST + BANDS <= D.STANDING
+assert HISTOGRAM_BASE + len(H) * HISTOGRAM_WORDS <= min(D)
+assert max(D) < PAGE_WORDS

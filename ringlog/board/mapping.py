@@ -32,7 +32,7 @@ class BoardFile:
             self.shard, self.slots, self.chunk = layout.decode_identity(
                 os.pread(fd, layout.IDENTITY_BYTES, 0), magic, path
             )
-            slot_bytes = layout.PAGE_BYTES if magic == layout.BOARD_MAGIC else layout.TOPIC_SLOT_BYTES
+            slot_bytes = layout.SLOT_BYTES[magic]
             expected = layout.PAGE_BYTES + self.slots * slot_bytes
             if size != expected:
                 raise BoardError("board file has the wrong size", path=path, bytes=size, expected=expected)

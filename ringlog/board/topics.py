@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import heapq
 import os
+from collections.abc import Collection
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ringlog.board import layout, seqlock
 from ringlog.board.layout import TOPIC_SLOT_WORDS, TOPICS_PER_CHUNK, BoardError, BoardUnstable
@@ -22,7 +26,7 @@ TOPIC_DELETED = 2
 CHUNKS_MAX = 256
 
 _BASE = layout.PAGE_BYTES // 8
-_FACT_WORDS = 14
+_FACT_WORDS = 15
 _CHUNK_SHIFT = TOPICS_PER_CHUNK.bit_length() - 1
 _CHUNK_MASK = TOPICS_PER_CHUNK - 1
 _DURABILITY_SHIFT = layout.TOPIC_DURABILITY_SHIFT
@@ -49,6 +53,27 @@ class TopicFacts(NamedTuple):
     """When the next record expires; at or after it a reader asks the shard before it goes on. 0 = never."""
     ttl_us: int = 0
     """A record older than this is expired; 0 = never."""
+    order: int = 0
+    """What its value follows from; see encode_order."""
+
+
+ORDER_AUTO = 0
+ORDER_NONE = 1
+_ORDER_BIAS = 1 << 16
+
+
+def encode_order(priority: int | None, *, is_auto: bool) -> int:
+    """The `order` word: a manual priority, or else whether recency of consumption counts (P-1)."""
+    if priority is not None:
+        return _ORDER_BIAS + priority
+    return ORDER_AUTO if is_auto else ORDER_NONE
+
+
+def decode_order(word: int) -> tuple[int, bool]:
+    """(manual priority, 0 when there is none; whether recency counts)."""
+    if word in {ORDER_AUTO, ORDER_NONE}:
+        return 0, word == ORDER_AUTO
+    return word - _ORDER_BIAS, False
 
 
 class TopicTable:
@@ -118,7 +143,7 @@ class TopicTable:
         words[at + 9] = count
         words[at + 10] = size
         words[at + 11] = last
-        words[at + 12], words[at + 13], words[at + 14] = more
+        words[at + 12], words[at + 13], words[at + 14], words[at + 15] = more
         words[at] = odd + 1
 
     def publish_head(
@@ -136,12 +161,26 @@ class TopicTable:
         words[at + 11] = last_write_us
         words[at] = odd + 1
 
-    def reset(self) -> None:
-        """Empty every slot, also those a dead writer left half written. Readers keep their mappings."""
+    def reset(self) -> dict[int, int]:
+        """Empty every slot, also those a dead writer left half written. Readers keep their mappings.
+
+        Returns which topic had which slot, by topic id, for `keep`.
+        """
+        had: dict[int, int] = {}
         for slot in range(len(self._chunks) * TOPICS_PER_CHUNK):
             if self._is_used(slot):
+                words, at = self._slot(slot)
+                had[words[at + 1]] = slot
                 self._clear(slot)
+        had.pop(0, None)
         self._find_free()
+        return had
+
+    def keep(self, slots: Collection[int]) -> None:
+        """These are free and are not to be allocated: their topics are known to readers by them."""
+        taken = set(slots)
+        self._free = [slot for slot in self._free if slot not in taken]
+        heapq.heapify(self._free)
 
     # -- anybody --------------------------------------------------------------------------------------
 
@@ -157,6 +196,27 @@ class TopicTable:
                 return _facts(values)
         values = seqlock.read(words, at, _FACT_WORDS, lambda: {"slot": slot, "shard": self._shard})
         return _facts(values)
+
+    def read_words(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+        """Words 1 to 15 of many slots, (n, 15), and which of them are all from one moment.
+
+        A slot that there is no room for reads as an empty one.
+        """
+        if len(slots) and int(slots.max()) >= self.capacity:
+            self._map_all()
+        found = np.zeros((len(slots), _FACT_WORDS), dtype=np.uint64)
+        is_whole = np.ones(len(slots), dtype=bool)
+        chunks = slots >> _CHUNK_SHIFT
+        for chunk in np.unique(chunks).tolist():
+            if not 0 <= chunk < len(self._chunks):
+                continue
+            rows = np.flatnonzero(chunks == chunk)
+            table = np.frombuffer(self._words[chunk], dtype=np.uint64)[_BASE:].reshape(-1, TOPIC_SLOT_WORDS)
+            at = slots[rows] & _CHUNK_MASK
+            before = table[at, 0]
+            found[rows] = table[at, 1:]
+            is_whole[rows] = (table[at, 0] == before) & (before & 1 == 0)
+        return found, is_whole
 
     @property
     def capacity(self) -> int:
@@ -231,4 +291,4 @@ class TopicTable:
 def _facts(values: list[int]) -> TopicFacts:
     topic_id, epoch, packed, *rest = values
     state, bits = packed & 0xFFFFFFFF, packed >> _DURABILITY_SHIFT
-    return TopicFacts._make((topic_id, epoch, state, *rest[:-3], bits, *rest[-3:]))
+    return TopicFacts._make((topic_id, epoch, state, *rest[:-4], bits, *rest[-4:]))

@@ -48,6 +48,15 @@ _GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "delete": "ringlog.cli.topic:delete",
         },
     ),
+    "router": (
+        "List, make, show and delete routers.",
+        {
+            "list": "ringlog.cli.router:list_routers",
+            "create": "ringlog.cli.router:create",
+            "get": "ringlog.cli.router:show",
+            "delete": "ringlog.cli.router:delete",
+        },
+    ),
     "bench": (
         "Measure an engine through the public client, and this machine beside it.",
         {

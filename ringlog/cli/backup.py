@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +36,7 @@ from ringlog.cli.verify import refuse_running
 from ringlog.config import load_config
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.errors import CorruptData, UsageError
+from ringlog.storage.disk import Disk, RealDisk
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import DAMAGE
 from ringlog.verify.frame_decoder import VerifyError
@@ -67,13 +67,14 @@ def backup(data_dir: str | None = None, *, to: str, cold_dir: str | None = None,
     cold = load_config().config.cold.dir if cold_dir is None else cold_dir
     if data_dir is not None:
         refuse_running(data_dir)
-    make_empty(target)
+    disk = RealDisk()
+    make_empty(disk, target)
     if data_dir is None:
         manifest = _online(options, target, cold)
+        write_manifest(disk, target, manifest)
     else:
-        source = Path(data_dir)
-        manifest = _copy(Copying(source, target, cold, is_online=False), _files_in(source), options)
-    write_manifest(target, manifest)
+        copying = Copying(Path(data_dir), target, cold, is_online=False, disk=disk)
+        manifest = copy_stopped(copying, options.clock.now_us())
     facts = {"backup": str(target), "files": len(manifest.files), "bytes": manifest.total}
     facts |= {"engine_id": manifest.engine_id, "online": manifest.is_online}
     options.printer().thing(facts | {"left_in_cold_tier": _left_behind(manifest)})
@@ -88,20 +89,30 @@ class Copying:
     target: Path
     cold_dir: str
     is_online: bool
+    disk: Disk
+
+
+def copy_stopped(copying: Copying, now_us: int) -> Manifest:
+    """Back up a directory that nobody writes to. Raises DiskError or CorruptData: then it is no backup."""
+    manifest = _copy(copying, _files_in(copying.source), now_us)
+    write_manifest(copying.disk, copying.target, manifest)
+    return manifest
 
 
 def _online(options: Options, target: Path, cold_dir: str) -> Manifest:
-    copying = Copying(Path(local_engine(options).data_dir), target, cold_dir, is_online=True)
+    source = Path(local_engine(options).data_dir)
+    copying = Copying(source, target, cold_dir, is_online=True, disk=RealDisk())
     for _ in range(TRIES - 1):
         try:
             return _try(options, copying)
         except (FileNotFoundError, CorruptData):
-            _clear(target)
+            _clear(copying)
     return _try(options, copying)
 
 
 def _try(options: Options, copying: Copying) -> Manifest:
-    return _copy(copying, ask(options, COMPACTOR, CheckpointNow(), CheckpointMade).files, options)
+    files = ask(options, COMPACTOR, CheckpointNow(), CheckpointMade).files
+    return _copy(copying, files, options.clock.now_us())
 
 
 def _left_behind(manifest: Manifest) -> int:
@@ -110,9 +121,11 @@ def _left_behind(manifest: Manifest) -> int:
     return sum(path.endswith(".idx") and f"{path[:-4]}.data" not in paths for path in paths)
 
 
-def _clear(target: Path) -> None:
-    for path in target.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+def _clear(copying: Copying) -> None:
+    """Remove what was copied; directories stay, the next try wants them."""
+    for path in copying.target.rglob("*"):
+        if not path.is_dir():
+            copying.disk.unlink(str(path))
 
 
 def _files_in(data_dir: Path) -> list[str]:
@@ -128,7 +141,7 @@ def _files_in(data_dir: Path) -> list[str]:
     return found
 
 
-def _copy(copying: Copying, files: list[str], options: Options) -> Manifest:
+def _copy(copying: Copying, files: list[str], now_us: int) -> Manifest:
     """Copy, verify, and say what was copied; raises CorruptData when the copy does not verify."""
     target = copying.target
     entries = [_copy_one(copying, path) for path in dict.fromkeys([*files, ENGINE_FILE])]
@@ -136,21 +149,21 @@ def _copy(copying: Copying, files: list[str], options: Options) -> Manifest:
     found = verify_directory(str(target), cold_dir=str(target / "cold"))
     _require_whole(found)
     identity: dict[str, Any] = msgspec.json.decode((target / ENGINE_FILE).read_bytes())
-    return Manifest(1, identity["engine_id"], __version__, options.clock.now_us(), copying.is_online, entries)
+    return Manifest(1, identity["engine_id"], __version__, now_us, copying.is_online, entries)
 
 
 def _copy_one(copying: Copying, path: str) -> Entry:
-    source, target = copying.source, copying.target
+    source, target, disk = copying.source, copying.target, copying.disk
     if path == ENGINE_FILE:
-        return copy_identity(source, target)
-    entry = copy_file(source / path, target / path)
+        return copy_identity(disk, source, target)
+    entry = copy_file(disk, source / path, target / path)
     if copying.is_online and _IS_LOG.search(path):
-        _cut_at_last_frame(target / path)
+        _cut_at_last_frame(disk, target / path)
         entry = entry_of(target / path, path)
     return renamed(entry, path)
 
 
-def _cut_at_last_frame(path: Path) -> None:
+def _cut_at_last_frame(disk: Disk, path: Path) -> None:
     """A log file that was written while it was copied: keep what is whole from its beginning on."""
     data = path.read_bytes()
     try:
@@ -159,7 +172,7 @@ def _cut_at_last_frame(path: Path) -> None:
         return
     for _ in walk.frames():
         continue
-    cut_file(path, walk.stop)
+    cut_file(disk, path, walk.stop)
 
 
 def _cold_parts(copying: Copying, files: list[str]) -> list[Entry]:
@@ -169,7 +182,8 @@ def _cold_parts(copying: Copying, files: list[str]) -> list[Entry]:
     for path in files if copying.cold_dir else ():
         part = Path(path).with_suffix(".data").as_posix()
         if path.endswith(".idx") and not (source / part).exists() and (cold / part).exists():
-            entries.append(renamed(copy_file(cold / part, copying.target / COLD / part), COLD + part))
+            entry = copy_file(copying.disk, cold / part, copying.target / COLD / part)
+            entries.append(renamed(entry, COLD + part))
     return entries
 
 

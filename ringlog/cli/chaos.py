@@ -22,7 +22,7 @@ SHOWN_MAX = 20
 def chaos(
     *,
     for_: Annotated[str, Parameter(name="--for")] = "30s",
-    kill: str = "wal_shard,gateway,compactor,reclaimer,relocator",
+    kill: str = "wal_shard,gateway,scheduler,compactor,reclaimer,relocator",
     every: str = "2s",
     pause: str = "",
     data_dir: str = "",
@@ -41,7 +41,8 @@ def chaos(
     for_
         How long.
     kill
-        What to kill, in turn: wal_shard, gateway, compactor, reclaimer, relocator, supervisor, all.
+        What to kill, in turn: wal_shard, gateway, scheduler, compactor, reclaimer, relocator, supervisor,
+        all.
     every
         Time between two kills.
     pause

@@ -1,19 +1,21 @@
 """Copying files of a data directory so that a copy can be trusted: bytes, sizes, checksums, syncs.
 
 A copy never shares blocks by hard link: the engine refuses files that have two names, because somebody
-else could change them. `copy_file_range` shares them where the file system can (XFS, Btrfs).
+else could change them. Whatever is written goes through a Disk, so that every call of it can be made to fail.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import xxhash
 
 from ringlog.errors import CorruptData, UsageError
+from ringlog.storage.disk import Disk
 from ringlog.storage.identity_file import decode_identity, encode_identity
 
 MANIFEST = "manifest.json"
@@ -21,7 +23,6 @@ ENGINE_FILE = "meta/engine"
 COLD = "cold/"
 """Parts of the cold tier lie below this in a backup."""
 _PIECE_BYTES = 1 << 22
-_NO_SHARING = (OSError, AttributeError)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -49,48 +50,60 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(entry.bytes for entry in self.files)
 
 
-def make_empty(directory: Path) -> None:
-    """Make a directory, 0700; raises UsageError when something is in it already."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+def make_empty(disk: Disk, directory: Path) -> None:
+    """Make a directory, 0700; raises UsageError when something is in it already, DiskError."""
+    make_dirs(disk, directory)
     if any(directory.iterdir()):
         raise UsageError("the target directory is not empty", path=str(directory))
 
 
-def copy_file(source: Path, target: Path) -> Entry:
-    """Copy one file, 0600, and sync it; returns what lies in the copy, read back."""
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with source.open("rb") as reading, open(os.open(target, flags, 0o600), "wb") as writing:
-        _copy_bytes(reading.fileno(), writing.fileno())
-        os.fsync(writing.fileno())
+def make_dirs(disk: Disk, directory: Path) -> None:
+    """Make a directory and those above it that are not there, 0700."""
+    missing = []
+    while not directory.exists():
+        missing.append(directory)
+        directory = directory.parent
+    for each in reversed(missing):
+        disk.make_dir(str(each))
+
+
+def copy_file(disk: Disk, source: Path, target: Path) -> Entry:
+    """Copy one file, 0600, and sync it; returns what lies in the copy, read back. Raises DiskError."""
+    with source.open("rb") as reading:
+        _write_pieces(disk, target, iter(partial(reading.read, _PIECE_BYTES), b""))
     return entry_of(target, target.name)
 
 
-def _copy_bytes(source: int, target: int) -> None:
+def _write_pieces(disk: Disk, path: Path, pieces: Iterable[bytes]) -> None:
+    make_dirs(disk, path.parent)
+    fd = disk.create(str(path))
     try:
-        while os.copy_file_range(source, target, _PIECE_BYTES):
-            continue
-    except _NO_SHARING:
-        at = os.fstat(target).st_size
-        while piece := os.pread(source, _PIECE_BYTES, at):
-            at += os.pwrite(target, piece, at)
+        at = 0
+        for piece in pieces:
+            at += disk.write_at(fd, [piece], at)
+        disk.sync_file(fd)
+    finally:
+        disk.close(fd)
 
 
-def copy_identity(source: Path, target: Path) -> Entry:
+def copy_identity(disk: Disk, source: Path, target: Path) -> Entry:
     """Copy `meta/engine` without the shared memory of its start, which the copy must not clear away."""
     try:
         facts = decode_identity((source / ENGINE_FILE).read_bytes())
     except ValueError as e:
         raise CorruptData("meta/engine is damaged", file=ENGINE_FILE, reason=str(e)) from None
-    write_synced(target / ENGINE_FILE, encode_identity(facts.engine_id, facts.next_incarnation, ""))
+    write_synced(disk, target / ENGINE_FILE, encode_identity(facts.engine_id, facts.next_incarnation, ""))
     return entry_of(target / ENGINE_FILE, ENGINE_FILE)
 
 
-def cut_file(path: Path, length: int) -> None:
+def cut_file(disk: Disk, path: Path, length: int) -> None:
     """Give back what lies behind `length`, and sync."""
-    with path.open("r+b") as file:
-        file.truncate(length)
-        os.fsync(file.fileno())
+    fd = disk.open_cut(str(path))
+    try:
+        disk.truncate(fd, length)
+        disk.sync_file(fd)
+    finally:
+        disk.close(fd)
 
 
 def entry_of(path: Path, name: str) -> Entry:
@@ -103,30 +116,24 @@ def entry_of(path: Path, name: str) -> Entry:
     return Entry(name, size, digest.hexdigest())
 
 
-def sync_tree(root: Path) -> None:
+def sync_tree(disk: Disk, root: Path) -> None:
     """Make the names below `root`, and its own, durable."""
     for directory in [root.parent, root, *(path for path in root.rglob("*") if path.is_dir())]:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        disk.sync_dir(str(directory))
 
 
-def write_manifest(root: Path, manifest: Manifest) -> None:
-    """Write it last: a directory without one is no backup."""
-    write_synced(root / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-    sync_tree(root)
+def write_manifest(disk: Disk, root: Path, manifest: Manifest) -> None:
+    """Write it last, when all it names is durable: a directory without one is no backup."""
+    sync_tree(disk, root)
+    unfinished = root / f"{MANIFEST}.tmp"
+    write_synced(disk, unfinished, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    disk.rename(str(unfinished), str(root / MANIFEST))
+    disk.sync_dir(str(root))
 
 
-def write_synced(path: Path, data: bytes) -> None:
+def write_synced(disk: Disk, path: Path, data: bytes) -> None:
     """Make a new file, 0600, with these bytes, and sync it."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    _write_pieces(disk, path, [data])
 
 
 def read_manifest(root: Path) -> Manifest:

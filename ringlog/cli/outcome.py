@@ -21,6 +21,7 @@ from ringlog.errors import (
     FrameInvalid,
     RequestTimeout,
     RinglogError,
+    RouterNotFound,
     TopicNotFound,
     UsageError,
 )
@@ -49,7 +50,7 @@ def exit_for(error: BaseException) -> Exit:
         return Exit.UNKNOWN
     if isinstance(error, ConnectionTrouble):
         return Exit.NO_CONNECTION
-    if isinstance(error, TopicNotFound):
+    if isinstance(error, TopicNotFound | RouterNotFound):
         return Exit.NOT_FOUND
     if isinstance(error, CorruptData | FrameInvalid):
         return Exit.DAMAGE

@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from enum import Enum
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
 if TYPE_CHECKING:
+    from ringlog.client.events import Lagged, TopicDeleted
     from ringlog.client.pages import Record, Tombstone
 
 _BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
@@ -224,6 +226,19 @@ class RecordPrinter:
                 self._printer.thing(tombstone_facts(tombstone))
             case Format.JSON:
                 self._listed.append(tombstone_facts(tombstone))
+            case Format.TABLE:
+                self._printer.say(f"--- {text} ---")
+
+    def note(self, text: str, event: TopicDeleted | Lagged) -> None:
+        """Something else about a topic; with raw output it goes to stderr."""
+        facts = {"event": event.kind, **asdict(event)}
+        match self._printer.format:
+            case Format.RAW:
+                print(text, file=sys.stderr)
+            case Format.NDJSON:
+                self._printer.thing(facts)
+            case Format.JSON:
+                self._listed.append(facts)
             case Format.TABLE:
                 self._printer.say(f"--- {text} ---")
 

@@ -1,29 +1,23 @@
-"""`ringlog read` and `ringlog tail`: records and tombstones, printed in order."""
+"""`ringlog read` and `ringlog tail`: records and what became of others, printed in order."""
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from ringlog.cli.options import Options
 from ringlog.cli.output import RecordPrinter
 from ringlog.cli.places import parse_moment, parse_start
-from ringlog.errors import RinglogError, UsageError
+from ringlog.errors import UsageError
 
 if TYPE_CHECKING:
-    from ringlog.client import Client
-    from ringlog.client.pages import Page, Start
+    from ringlog.client.events import WatchEvent
+    from ringlog.client.pages import Page
 
 Given = Annotated[Options, Parameter(parse=False)]
 From = Annotated[str, Parameter(name="--from", allow_leading_hyphen=True)]
 PAGE_RECORDS = 1000
-CLOSE_S = 0.5
-"""How long the command waits at its end for threads that follow topics."""
-PAGES_AHEAD = 8
 TOPICS_MAX = 256
 
 
@@ -69,34 +63,37 @@ def tail(
     start: From = "end",
     limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
     tag: str | None = None,
+    strong: Annotated[bool, Parameter(negative="")] = False,
     options: Given,
 ) -> None:
-    """Print records of topics as they are committed, until interrupted.
+    """Print records of topics as they are committed, until interrupted, or until no topic is left.
 
     Parameters
     ----------
     topics
-        Which ones.
+        Which ones; a * stands for any characters, and topics made later that match are followed, too.
     start
         Where to begin, as for read (default: only what comes from now on).
     limit
         Stop after this many records.
     tag
         Only records with this tag; a final * matches any ending.
+    strong
+        Only what survives power loss, as soon as it does.
     """
     if not 1 <= len(topics) <= TOPICS_MAX:
         raise UsageError("name the topics to follow", found=len(topics), min=1, max=TOPICS_MAX)
     left = _limit(limit)
     where = parse_start(start, options.clock)
-    show = RecordPrinter(options.printer(), names_topic=len(topics) > 1)
+    names_topic = len(topics) > 1 or any("*" in topic for topic in topics)
+    show = RecordPrinter(options.printer(), names_topic=names_topic)
+    consistency: Literal["eventual", "strong"] = "strong" if strong else "eventual"
     with options.connect() as client:
-        pages = Followers(client, topics, where, tag)
-        try:
-            while left != 0:
-                left = print_page(show, pages.next(), left)
+        watch = client.watch(topics, start=where, tags=tag, consistency=consistency, limit=PAGE_RECORDS)
+        while left != 0 and (event := watch.next()) is not None:
+            left = print_event(show, event, left)
+            if not watch.has_news:
                 show.flush()
-        finally:
-            pages.close()
     show.close()
 
 
@@ -118,41 +115,20 @@ def print_page(show: RecordPrinter, page: Page, left: int) -> int:
     return left if left < 0 else max(left - len(page.records), 0)
 
 
-class Followers:
-    """Follows topics, a thread each, and gives their pages as they come."""
+def print_event(show: RecordPrinter, event: WatchEvent, left: int) -> int:
+    """Print what a watch gave, as far as records are wanted; returns how many still are (-1 = all)."""
+    from ringlog.client.events import CaughtUp, Lagged, TopicDeleted
+    from ringlog.client.pages import Page, Tombstone
 
-    def __init__(self, client: Client, topics: tuple[str, ...], start: Start, tag: str | None) -> None:
-        self._pages: queue.Queue[Page | RinglogError | OSError] = queue.Queue(PAGES_AHEAD)
-        self._readers = [client.reader(topic, start, follow=True, tags=tag) for topic in topics]
-        self._is_closed = False
-        self._threads = [
-            threading.Thread(target=self._follow, args=(reader,), daemon=True) for reader in self._readers
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def next(self) -> Page:
-        """The next page of any topic; raises what ended one of them."""
-        found = self._pages.get()
-        if isinstance(found, RinglogError | OSError):
-            raise found
-        return found
-
-    def close(self) -> None:
-        """Stop following. Threads that still have something to say must not say it while Python ends."""
-        self._is_closed = True
-        for reader in self._readers:
-            reader.close()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._pages.get_nowait()  # Room for who waits with a page.
-        for thread in self._threads:
-            thread.join(CLOSE_S / len(self._threads))
-
-    def _follow(self, reader: object) -> None:
-        try:
-            for page in reader.pages(PAGE_RECORDS):  # type: ignore[attr-defined]
-                self._pages.put(page)
-        except (RinglogError, OSError) as e:
-            if not self._is_closed:
-                self._pages.put(e)
+    match event:
+        case Page():
+            return print_page(show, event, left)
+        case Tombstone():
+            show.tombstone(event)
+        case TopicDeleted():
+            show.note(f"{event.topic} was deleted behind {event.head_seq}: {event.reason}", event)
+        case Lagged():
+            show.note(f"{event.topic} is {event.behind} positions behind", event)
+        case CaughtUp():
+            return left
+    return left

@@ -18,9 +18,10 @@ from ringlog.cli.options import Options
 from ringlog.cli.outcome import Exit
 from ringlog.cli.output import Format
 from ringlog.cli.verify import refuse_running
+from ringlog.storage.disk import Disk, RealDisk
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import DAMAGE, FileReport, Range, join, without
-from ringlog.verify.frame_decoder import VerifyError
+from ringlog.verify.frame_decoder import VerifyError, holdings
 from ringlog.verify.log_order import in_order
 from ringlog.verify.mending import Islands, islands_in, mend, with_lost, with_prev_seal
 
@@ -28,7 +29,6 @@ Given = Annotated[Options, Parameter(parse=False)]
 QUARANTINE = "quarantine"
 _INDEX_PARTS = (".idx", ".tags")
 _PARTS = (".data", ".idx", ".tags", ".del")
-_APPEND = 1
 
 Lost = dict[tuple[int, int], list[Range]]
 
@@ -145,8 +145,9 @@ def _stored(plan: Plan, key: tuple[int, int]) -> Iterator[tuple[str, Range]]:
     for path, islands in plan.mended.items():
         for seen in islands.frames:
             frame = seen.frame
-            if frame.type == _APPEND and (frame.topic_id, frame.epoch) == key:
-                yield path, (frame.base_seq, frame.base_seq + frame.count - 1)
+            for held in holdings(frame):
+                if held[:2] == key:
+                    yield path, (held[2], held[2] + held[3] - 1)
 
 
 def _spots(plan: Plan) -> Iterator[Any]:
@@ -174,9 +175,8 @@ def _place(plan: Plan) -> None:
         for seen in islands.frames:
             while coming is not None and coming.start < seen.offset:
                 last_spot, coming = coming, next(spots, None)
-            if seen.frame.type == _APPEND:
-                key = (seen.frame.topic_id, seen.frame.epoch)
-                _announce(left, key, seen.frame.base_seq, last_spot)
+            for topic_id, epoch, base_seq, _ in holdings(seen.frame):
+                _announce(left, (topic_id, epoch), base_seq, last_spot)
 
 
 def _within(ranges: list[Range], wanted: list[Range]) -> list[Range]:
@@ -212,30 +212,32 @@ def _facts(plan: Plan) -> dict[str, Any]:
 # -- the copy -----------------------------------------------------------------------------------------
 
 
-def build(plan: Plan, source: Path, target: Path) -> None:
-    """Build the repaired copy; raises UsageError when the target is not empty, VerifyError."""
-    make_empty(target)
-    copy_identity(source, target)
+def build(plan: Plan, source: Path, target: Path, disk: Disk | None = None) -> None:
+    """Build the repaired copy; raises UsageError when the target is not empty, VerifyError, DiskError."""
+    disk = disk or RealDisk()
+    make_empty(disk, target)
+    copy_identity(disk, source, target)
     seals: dict[tuple[int, int], int] = {}
     for report in in_order(plan.found.files):
-        _copy_log(plan, report, source, target, seals)
+        _copy_log(disk, plan, report, source, target, seals)
     for report in plan.found.files:
         if report.kind == "segment":
-            _copy_segment(plan, report.path, source, target)
+            _copy_segment(disk, plan, report.path, source, target)
         elif report.kind in {"snapshot", "unreadable"}:
             aside = QUARANTINE if report.path in plan.quarantined else ""
-            copy_file(source / report.path, target / aside / report.path)
-    _announce_in_snapshots(plan, target)
-    sync_tree(target)
+            copy_file(disk, source / report.path, target / aside / report.path)
+    _announce_in_snapshots(disk, plan, target)
+    sync_tree(disk, target)
 
 
 def _copy_log(
-    plan: Plan, report: FileReport, source: Path, target: Path, seals: dict[tuple[int, int], int]
-) -> None:
+    disk: Disk, plan: Plan, report: FileReport, source: Path, target: Path,
+    seals: dict[tuple[int, int], int],
+) -> None:  # fmt: skip
     """One log file: as it is, mended, or aside. `seals` are those that mending changed, by file and end."""
     path = report.path
     if path in plan.quarantined:
-        copy_file(source / path, target / QUARANTINE / path)
+        copy_file(disk, source / path, target / QUARANTINE / path)
         return
     data = (source / path).read_bytes()
     if path in plan.mended:
@@ -248,7 +250,7 @@ def _copy_log(
     prev = (report.more["prev"][0], report.more["prev"][1])
     if prev in seals:
         data = with_prev_seal(data, seals[prev])
-    write_synced(target / path, data)
+    write_synced(disk, target / path, data)
 
 
 def _seals_of(data: bytes) -> Iterator[tuple[int, int]]:
@@ -257,18 +259,18 @@ def _seals_of(data: bytes) -> Iterator[tuple[int, int]]:
         yield seen.offset + seen.frame.total, seen.seal
 
 
-def _copy_segment(plan: Plan, stem: str, source: Path, target: Path) -> None:
+def _copy_segment(disk: Disk, plan: Plan, stem: str, source: Path, target: Path) -> None:
     for suffix in _PARTS:
         path = stem + suffix
         if not (source / path).exists():
             continue
         if stem in plan.quarantined:
-            copy_file(source / path, target / QUARANTINE / path)
+            copy_file(disk, source / path, target / QUARANTINE / path)
         elif stem not in plan.rebuilt or suffix not in _INDEX_PARTS:
-            copy_file(source / path, target / path)
+            copy_file(disk, source / path, target / path)
 
 
-def _announce_in_snapshots(plan: Plan, target: Path) -> None:
+def _announce_in_snapshots(disk: Disk, plan: Plan, target: Path) -> None:
     """What the snapshot counts as there and is not: its rows say so."""
     by_topic = {topic_id: ranges for (topic_id, _), ranges in plan.lost.items()}
     for report in plan.found.files:
@@ -282,5 +284,5 @@ def _announce_in_snapshots(plan: Plan, target: Path) -> None:
         lost = {topic_id: ranges for topic_id, ranges in lost.items() if ranges}
         if lost:
             data = (target / report.path).read_bytes()
-            (target / report.path).unlink()
-            write_synced(target / report.path, with_lost(data, lost))
+            disk.unlink(str(target / report.path))
+            write_synced(disk, target / report.path, with_lost(data, lost))

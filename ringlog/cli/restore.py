@@ -19,6 +19,7 @@ from ringlog.cli.copies import (
 )
 from ringlog.cli.options import Options
 from ringlog.errors import CorruptData, UsageError
+from ringlog.storage.disk import Disk, RealDisk
 
 Given = Annotated[Options, Parameter(parse=False)]
 
@@ -43,20 +44,22 @@ def restore(backup: str, *, to: str, cold_dir: str = "", options: Given) -> int:
     wrong = differing(source, manifest.files)
     if wrong:
         raise CorruptData("the backup is damaged", file=wrong[0], files=len(wrong))
-    _copy(source, target, [entry for entry in manifest.files if entry not in cold])
+    disk = RealDisk()
+    copy_back(disk, source, target, [entry for entry in manifest.files if entry not in cold])
     if cold:
         stripped = [renamed(entry, entry.path.removeprefix(COLD)) for entry in cold]
-        _copy(source / COLD, Path(cold_dir).absolute(), stripped)
+        copy_back(disk, source / COLD, Path(cold_dir).absolute(), stripped)
     facts = {"restored": str(target), "files": len(manifest.files), "bytes": manifest.total}
     options.printer().thing(facts | {"engine_id": manifest.engine_id, "cold_files": len(cold)})
     return 0
 
 
-def _copy(source: Path, target: Path, entries: list[Entry]) -> None:
-    make_empty(target)
+def copy_back(disk: Disk, source: Path, target: Path, entries: list[Entry]) -> None:
+    """Copy what a manifest names into a new directory, and compare; raises DiskError, CorruptData."""
+    make_empty(disk, target)
     for entry in entries:
-        copy_file(source / entry.path, target / entry.path)
-    sync_tree(target)
+        copy_file(disk, source / entry.path, target / entry.path)
+    sync_tree(disk, target)
     broken = differing(target, entries)
     if broken:
         raise CorruptData("what was restored is not what was read", file=broken[0], files=len(broken))

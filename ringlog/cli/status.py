@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -12,12 +14,21 @@ from ringlog.cli.options import Options
 from ringlog.cli.outcome import Exit
 from ringlog.cli.output import Format, Printer
 from ringlog.cli.places import human_bytes
-from ringlog.envelope.messages import EngineStatusReply, ProcessStatus
-from ringlog.errors import ConnectionTrouble, UsageError
+from ringlog.envelope.messages import (
+    Consumer,
+    DeliveryStatus,
+    EngineStatusReply,
+    PressureStatus,
+    ProcessStatus,
+)
+from ringlog.errors import ConnectionTrouble, RinglogError, UsageError
 from ringlog.link.address import ENGINE_FILE, parse_url
 
 READY = "ready"
 WATCH_EVERY_S = 1.0
+CONSUMERS_SHOWN = 8
+CONSUMERS_WAIT_S = 1.0
+"""A scheduler that is busy, or being replaced, is not waited for: the rest is worth seeing, too."""
 
 
 def status(
@@ -40,19 +51,37 @@ def status(
         return _readiness(options, printer)
     if watch:
         _watch(options, printer)
-    show(_look(options), printer)
+    found = _look(options)
+    show(found, printer, _consumers(options, found))
     return Exit.DONE
 
 
 def _look(options: Options) -> EngineStatusReply:
     from ringlog.supervision import asking
 
+    return asking.status(_run_dir(options), options.timeout_s)
+
+
+def _consumers(options: Options, found: EngineStatusReply) -> list[Consumer]:
+    """Who is furthest behind at the schedulers that say so in time."""
+    from ringlog.supervision import asking
+
+    consumers: list[Consumer] = []
+    numbers = [int(each.name[-2:]) for each in found.processes if each.kind == "scheduler" and each.pid]
+    for number in numbers:
+        with contextlib.suppress(RinglogError):
+            asked = asking.consumers(_run_dir(options), number, CONSUMERS_SHOWN, CONSUMERS_WAIT_S)
+            consumers += asked.consumers
+    return sorted(consumers, key=lambda each: -each.lag_ms)[:CONSUMERS_SHOWN]
+
+
+def _run_dir(options: Options) -> str:
     address = parse_url(options.url)
     if not address.is_local:
         raise UsageError("status works on the engine's own host; give its run directory", url=options.url)
     inner = os.path.join(address.run_dir, "run")
     is_data_dir = not os.path.exists(os.path.join(address.run_dir, ENGINE_FILE)) and os.path.isdir(inner)
-    return asking.status(inner if is_data_dir else address.run_dir, options.timeout_s)
+    return inner if is_data_dir else address.run_dir
 
 
 def _readiness(options: Options, printer: Printer) -> int:
@@ -66,8 +95,9 @@ def _watch(options: Options, printer: Printer) -> None:
     while True:
         try:
             found = _look(options)
+            consumers = _consumers(options, found)
             printer.home()
-            show(found, printer)
+            show(found, printer, consumers)
         except ConnectionTrouble as e:
             printer.home()
             printer.thing({"state": "away", "reason": str(e)})
@@ -75,10 +105,11 @@ def _watch(options: Options, printer: Printer) -> None:
         options.clock.sleep(WATCH_EVERY_S)
 
 
-def show(found: EngineStatusReply, printer: Printer) -> None:
-    """Print one status: for programs as one object, for people as a summary and a table of processes."""
+def show(found: EngineStatusReply, printer: Printer, consumers: Sequence[Consumer] = ()) -> None:
+    """Print one status: for programs as one object, for people as a summary and tables of processes, of
+    pressure and of delivery."""
     if printer.format is not Format.TABLE:
-        printer.thing(msgspec.structs.asdict(found) | {"processes": [facts_of(p) for p in found.processes]})
+        printer.thing(_plain(found) | {"consumers": [_plain(each) for each in consumers]})
         return
     printer.thing(
         {
@@ -90,15 +121,69 @@ def show(found: EngineStatusReply, printer: Printer) -> None:
             "disk free": human_bytes(found.disk_free_bytes),
             "shards": found.shards,
             "rings": found.rings,
+            "routers": f"{found.routers}, {found.router_lag} behind" if found.routers else found.routers,
         }
     )
     printer.say("")
     printer.rows([row_of(process) for process in found.processes])
+    if found.pressure:
+        printer.say("")
+        printer.rows([pressure_row(each) for each in found.pressure])
+    if found.delivery is not None:
+        printer.say("")
+        printer.thing(delivery_facts(found.delivery))
+    if consumers:
+        printer.say("")
+        printer.rows([consumer_row(each) for each in consumers])
 
 
-def facts_of(process: ProcessStatus) -> dict[str, Any]:
-    """One process for programs."""
-    return msgspec.structs.asdict(process)
+def _plain(message: msgspec.Struct) -> dict[str, Any]:
+    """A message with those in it, by the names of fields."""
+    return {name: _by_name(value) for name, value in msgspec.structs.asdict(message).items()}
+
+
+def _by_name(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return _plain(value)
+    return [_by_name(each) for each in value] if isinstance(value, list) else value
+
+
+def pressure_row(said: PressureStatus) -> dict[str, Any]:
+    """One governor for people."""
+    is_shard = said.of != "instance"
+    return {
+        "pressure of": said.of,
+        "pressure": f"{said.pressure:.0%}",
+        "step": said.step,
+        "busy": f"{said.busy:.0%}",
+        "ring fill": f"{said.fill:.0%}" if is_shard else None,
+        "delivery": None if is_shard else f"{said.delivery:.0%}",
+        "latency": None if is_shard else f"{said.latency_s * 1000:.1f} ms",
+        "throttled": said.throttled,
+        "waited": human_seconds(said.waited_s),
+    }
+
+
+def delivery_facts(found: DeliveryStatus) -> dict[str, Any]:
+    """All schedulers for people; bands from the most valuable on, as they are served."""
+    bands = reversed(list(enumerate(found.ready_by_band)))
+    return {
+        "watching": f"{found.links} links, {found.subscriptions} subscriptions, {found.feeds} feeds",
+        "wait for credit": "  ".join(f"B{band} {many}" for band, many in bands),
+        "turns told": found.turns_told,
+        "delivery lag": f"{human_seconds(found.lag_s)} at most, latency {found.latency_s * 1000:.1f} ms",
+    }
+
+
+def consumer_row(consumer: Consumer) -> dict[str, Any]:
+    """One subscription for people."""
+    return {
+        "consumer": f"{consumer.link}/{consumer.subscription}",
+        "lag": human_seconds(consumer.lag_ms / 1000),
+        "feeds": consumer.feeds,
+        "waiting": consumer.waiting,
+        "turns out": f"{consumer.told} of {consumer.credit}",
+    }
 
 
 def row_of(process: ProcessStatus) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringlog.client.client import Client, connect
+from ringlog.client.events import CaughtUp, Lagged, TopicDeleted, WatchEvent
 from ringlog.client.fields import NewRecord, Payload, RecordFields
 from ringlog.client.pages import EARLIEST, LATEST, Cursor, Page, Record, Start, Tombstone
 from ringlog.client.payload import JSON, RAW, TEXT, PayloadCodec, msgspec_codec
@@ -17,15 +18,15 @@ from ringlog.client.results import (
     FlushReport,
     ProducerStats,
 )  # fmt: skip
+from ringlog.client.routers import RouterDescription, Routers
 from ringlog.client.ticket import Ticket
 from ringlog.client.topics import Deletion, TopicDescription, Topics, TopicSummary
 
 __all__ = [
     "EARLIEST", "JSON", "LATEST", "RAW", "TEXT",
-    "Appended", "AppendedEach", "Client", "ClientEvent", "ClientHealth", "ClientState", "CloseReport",
-    "Cursor", "Deletion", "FlushReport", "NewRecord", "Page", "Payload", "PayloadCodec", "Producer",
-    "ProducerStats",
-    "Record",
-    "RecordFields", "Start", "Ticket", "Tombstone", "TopicDescription", "TopicSummary", "Topics",
-    "connect", "msgspec_codec",
+    "Appended", "AppendedEach", "CaughtUp", "Client", "ClientEvent", "ClientHealth", "ClientState",
+    "CloseReport", "Cursor", "Deletion", "FlushReport", "Lagged", "NewRecord", "Page", "Payload",
+    "PayloadCodec", "Producer", "ProducerStats", "Record", "RecordFields", "RouterDescription", "Routers",
+    "Start", "Ticket", "Tombstone",
+    "TopicDeleted", "TopicDescription", "TopicSummary", "Topics", "WatchEvent", "connect", "msgspec_codec",
 ]  # fmt: skip

@@ -167,6 +167,11 @@ class Shipment(Run):
         """Why its frames wait to be sent again."""
 
     @property
+    def disable_backpressure(self) -> bool:
+        """As its stream was told."""
+        return self.batch.stream.disable_backpressure
+
+    @property
     def place(self) -> tuple[int, int]:
         """Where its frames belong among all of its stream."""
         return self.order, 0 if self.rows is None else int(self.rows[0])

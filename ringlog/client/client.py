@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -21,21 +21,25 @@ from ringlog.client.pages import EARLIEST, Cursor, Page, Record, Start, TagFilte
 from ringlog.client.payload import RAW, PayloadCodec
 from ringlog.client.producer import Producer
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState, CloseReport
+from ringlog.client.routers import Routers
 from ringlog.client.session import Session, new_client_id
 from ringlog.client.shell import Shell
 from ringlog.client.topics import Topics
 from ringlog.errors import InvalidRequest, NotConnected, UsageError
-from ringlog.limits import IDEMPOTENCY_KEY_BYTES_MAX
+from ringlog.limits import CREDIT_DEFAULT, IDEMPOTENCY_KEY_BYTES_MAX
 from ringlog.link.address import Address, parse_url
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Steps, start
 from ringlog.link.protocol import Transport
+from ringlog.storage.frame_share import FrameShare
 from ringlog.types import Codec, Durability
 
 if TYPE_CHECKING:
     from ringlog.client.numbered import NumberedProducer
     from ringlog.client.reader import Reader
     from ringlog.client.tailer import Tailer
+    from ringlog.client.watch import Watch
+    from ringlog.client.watching import Topics as WatchTopics
 
 T = TypeVar("T")
 KEY_VARIABLE = "RINGLOG_KEY"
@@ -131,12 +135,14 @@ class Client:
         self._options = options
         self._reconnect = reconnect
         self._shell = Shell(self._new_session)
-        self._appenders: dict[tuple[str, Durability | None, bool], ProducerCore] = {}
+        self._appenders: dict[tuple[str, Durability | None, bool, bool], ProducerCore] = {}
         self._producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
-        self._readers: weakref.WeakSet[Reader | Tailer] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[Reader | Tailer | Watch] = weakref.WeakSet()
         """What it gave out and has to close at the latest when it is closed itself."""
         self._connection = LockedConnection(self._shell)
+        self._frames = FrameShare()
         self.topics = Topics(self._shell)
+        self.routers = Routers(self._shell)
         _live.add(self)
 
     def _new_session(self, fds: FdSet) -> Session:
@@ -200,16 +206,18 @@ class Client:
         *,
         durability: Durability | str | None = None,
         create: bool = True,
+        disable_backpressure: bool = False,
         **record: Unpack[RecordFields],
     ) -> Appended:
         """Append one record and wait until it met its class; the topic is made if absent, unless told not to.
 
         Raises a Refused by what was wrong, RequestTimeout when the fate is unknown, NotConnected when
-        there was no engine and nothing was applied.
+        there was no engine and nothing was applied. What is refused under pressure (Throttled) is tried again
+        until the client's timeout; with `disable_backpressure` pressure is no reason to refuse it.
         """
         shell = self._shell
         with shell.locked() as session:
-            core = self._appender(session, topic, parse_durability(durability), create)
+            core = self._appender(session, topic, parse_durability(durability), create, disable_backpressure)
             records = Assembler()
             records.add(core.encode(data), core.fields(dict(record)) if record else None)
             batch = core.add_frame(records)
@@ -225,6 +233,7 @@ class Client:
         idempotency_key: str | None = None,
         durability: Durability | str | None = None,
         create: bool = True,
+        disable_backpressure: bool = False,
     ) -> Appended:
         """Append records in one atomic write, all or nothing, at most 10,000.
 
@@ -234,7 +243,7 @@ class Client:
         asked = parse_durability(durability)
         key = checked_key(idempotency_key)
         with self._shell.locked() as session:
-            core = self._appender(session, topic, asked, create)
+            core = self._appender(session, topic, asked, create, disable_backpressure)
         assembled = core.assemble(records)
         if key:
             frame = core.keyed_frame(assembled)
@@ -251,7 +260,7 @@ class Client:
         self, topic: str, *, linger_ms: float = ..., max_frame_records: int = ..., max_frame_bytes: int = ...,
         max_buffer_bytes: int = ..., on_full: Literal["wait", "raise"] = ...,
         durability: Durability | str | None = ..., codec: Codec | str | None = ..., create: bool = ...,
-        name: str | None = ...,
+        name: str | None = ..., disable_backpressure: bool = ...,
     ) -> Producer[bytes]: ...  # fmt: skip
 
     @overload
@@ -260,6 +269,7 @@ class Client:
         max_buffer_bytes: int = ..., on_full: Literal["wait", "raise"] = ...,
         durability: Durability | str | None = ..., codec: Codec | str | None = ...,
         payload: PayloadCodec[T], create: bool = ..., name: str | None = ...,
+        disable_backpressure: bool = ...,
     ) -> Producer[T]: ...  # fmt: skip
 
     def producer(
@@ -276,17 +286,19 @@ class Client:
         payload: PayloadCodec[Any] = RAW,
         create: bool = True,
         name: str | None = None,
+        disable_backpressure: bool = False,
     ) -> Producer[Any]:
         """A producer of many records to one topic, gathered into frames.
 
         A frame leaves when it has `max_frame_records` or `max_frame_bytes`, or `linger_ms` after its first
         record. `max_buffer_bytes` bounds what is not settled. `durability` asks for more than the topic's
         class. `codec` compresses frames. A `name` makes the producer's identity last: the engine remembers
-        what it settled of it, and `producer.resume()` asks.
+        what it settled of it, and `producer.resume()` asks. With `disable_backpressure` pressure is no reason
+        to refuse its frames; limits and a full intake are.
         """
         options = ProducerOptions(
             linger_ms, max_frame_records, max_frame_bytes, max_buffer_bytes, on_full,
-            parse_durability(durability), parse_codec(codec), payload, create, name,
+            parse_durability(durability), parse_codec(codec), payload, create, name, disable_backpressure,
         )  # fmt: skip
         producer: Producer[Any] = Producer(self._shell, topic, options)
         self._producers.add(producer)
@@ -348,6 +360,46 @@ class Client:
         self._readers.add(tailer)
         return tailer
 
+    def watch(
+        self, topics: WatchTopics, *, start: Start = EARLIEST, cursor: str = "",
+        tags: TagFilter | None = None, node: str | list[str] | None = None, limit: int = 0,
+        max_bytes: int = 0, consistency: Literal["eventual", "strong"] = "eventual",
+        credit: int = CREDIT_DEFAULT, lenient: bool = False,
+    ) -> Watch:  # fmt: skip
+        """Follow many topics at once: `for event in client.watch(["orders", "prices.*"], start=LATEST)`.
+
+        `topics`: a name, names, or a mapping from names to where to start; a `*` in a name stands for any
+        characters, and topics that are made later and match are read from their beginning. `cursor` is a
+        `watch.cursor` of before, for the topics it knows. One turn reads up to `limit` records (0 = 4,096) or
+        `max_bytes` (0 = 1 MiB) of a topic; up to `credit` topics have a turn at the same time. With
+        consistency "strong" only what survives power loss is given. Unknown names raise TopicNotFound, or are
+        left out if `lenient`.
+        """
+        from ringlog.client.watch import Watch
+        from ringlog.client.watching import watch_options
+
+        options = watch_options(
+            topics, start=start, cursor=cursor, tags=tags, node=node, limit=limit, max_bytes=max_bytes,
+            consistency=consistency, credit=credit, lenient=lenient,
+        )  # fmt: skip
+        watch = Watch(self, self._shell, options, self._frames)
+        self._readers.add(watch)
+        return watch
+
+    def ready_watches(self, watches: Sequence[Watch], timeout: float | None = None) -> list[Watch]:
+        """Those of this client's watches whose `next(0)` has something to look at, for one thread with many.
+
+        Waits until there is one; an empty list after `timeout` seconds.
+        """
+        ready = [watch for watch in watches if watch.has_news]
+        if not ready:
+            subscriptions = [watch.subscription for watch in watches]
+            with self._shell.locked() as session:
+                news = session.delivery.waits(*subscriptions)
+            self._shell.wait(news, timeout)
+            ready = [watch for watch in watches if watch.has_news]
+        return ready
+
     # -- the end ------------------------------------------------------------------------------------
 
     def close(self, timeout: float = 10.0) -> CloseReport:
@@ -387,10 +439,10 @@ class Client:
     # -- inside -------------------------------------------------------------------------------------
 
     def _appender(
-        self, session: Session, topic: str, durability: Durability | None, create: bool
+        self, session: Session, topic: str, durability: Durability | None, create: bool, is_pressing: bool
     ) -> ProducerCore:
         """The producer behind `append`: one record a frame, sent at once."""
-        key = (topic, durability, create)
+        key = (topic, durability, create, is_pressing)
         core = self._appenders.get(key)
         if core is None:
             options = ProducerOptions(
@@ -399,6 +451,7 @@ class Client:
                 max_buffer_bytes=1 << 40,
                 durability=durability,
                 create=create,
+                disable_backpressure=is_pressing,
             )
             core = self._appenders[key] = ProducerCore(session, topic, options)
         return core

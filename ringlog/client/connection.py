@@ -17,19 +17,12 @@ Local file reads may be made directly between two yields; they must not sleep.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ringlog.board.topics import TopicFacts
 from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime, SeekTimeReply, TopicInfo
 from ringlog.link.pending import Pending
-from ringlog.link.protocol import Transport
-
-
-class Marks(NamedTuple):
-    """How far a shard's logs may be read: (file_id, offset in bytes) of the WAL and of the volatile log."""
-
-    wal: tuple[int, int]
-    volatile: tuple[int, int]
+from ringlog.link.protocol import Marks, Transport
 
 
 class Connection(Protocol):

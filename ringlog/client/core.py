@@ -57,6 +57,7 @@ class ProducerOptions:
     payload: PayloadCodec[Any] = RAW
     create: bool = True
     name: str | None = None
+    disable_backpressure: bool = False
 
     def __post_init__(self) -> None:
         bounds = (
@@ -108,8 +109,9 @@ class ProducerCore:
         self.options = options
         producer_id = None if options.name is None else named_producer_id(options.name)
         self.stream: Stream = session.open_stream(
-            topic, producer_id=producer_id, create=options.create, durability=options.durability
-        )
+            topic, producer_id=producer_id, create=options.create, durability=options.durability,
+            disable_backpressure=options.disable_backpressure,
+        )  # fmt: skip
         self.stream.on_batch_done = self._batch_done
         self._encode = None if options.payload is RAW else options.payload.encode
         self._keyed: Stream | None = None
@@ -134,8 +136,9 @@ class ProducerCore:
         """The identity of frames that go by message: their numbers must not mix with those of the ring."""
         if self._keyed is None:
             self._keyed = self.session.open_stream(
-                self.topic, create=self.options.create, durability=self.options.durability
-            )
+                self.topic, create=self.options.create, durability=self.options.durability,
+                disable_backpressure=self.options.disable_backpressure,
+            )  # fmt: skip
         return self._keyed
 
     # -- taking records -----------------------------------------------------------------------------

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ringlog.board.topics import TopicFacts
-from ringlog.client.connection import Marks
 from ringlog.client.session import Session
 from ringlog.client.shell import Shell
 from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime, SeekTimeReply, TopicInfo
 from ringlog.link.pending import Pending
-from ringlog.link.protocol import Transport
+from ringlog.link.protocol import Marks, Transport
 
 T = TypeVar("T")
 

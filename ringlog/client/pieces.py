@@ -19,7 +19,7 @@ from ringlog.client.pages import NO_HEADERS, Record
 from ringlog.errors import FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame.layout import Column
-from ringlog.frame.view import FrameView, open_frame
+from ringlog.frame.view import FrameView, open_row
 from ringlog.storage.reader import FrameRun
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def pieces_of(run: FrameRun, after: int, topic: str) -> Iterator[Piece]:
     for start, stop in pairwise(bounds):
         if stop - start < GATHERED_FRAMES_MIN:
             for row in range(start, stop):
-                view = open_run_frame(run, int(run.batch.offsets[row]), topic)
+                view = open_run_frame(run, row, topic)
                 yield FramePiece(view if view.first_seq > after else view.after(after))
             continue
         for first in range(start, stop, GATHERED_FRAMES_MAX):
@@ -132,12 +132,12 @@ def visible_pieces(run: FrameRun, after: int, until: int, hidden: I64, topic: st
         yield shown
 
 
-def open_run_frame(run: FrameRun, offset: int, topic: str) -> FrameView:
+def open_run_frame(run: FrameRun, row: int, topic: str) -> FrameView:
     """Open one frame of a run, whose checksums were looked at when it was read; raises CorruptData."""
     try:
-        return open_frame(run.buffer, offset, seed=None, verify=False)
+        return open_row(run.buffer, run.batch, row)
     except FrameInvalid as e:
-        raise malformed(run, offset, topic, e.reason) from None
+        raise malformed(run, int(run.batch.offsets[row]), topic, e.reason) from None
 
 
 class FramePiece:

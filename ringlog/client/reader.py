@@ -107,12 +107,17 @@ class _Tray:
 def read_page(
     source: Source, topic: str, cursor: Cursor, *, limit: int, max_bytes: int = READ_BYTES_MAX,
     wait_s: float = 0.0, filters: Filters = Filters(),  # noqa: B008  an immutable default
+    until: int | None = None,
 ) -> Steps[Page]:  # fmt: skip
-    """Fill one page from `cursor` on: up to `limit` records that pass the filters, or `max_bytes` of them."""
+    """Fill one page from `cursor` on: up to `limit` records that pass the filters, or `max_bytes` of them.
+
+    With `until` as if that were the topic's head.
+    """
     # A filter may leave out all there is: the wait begins when that is known (DR-18).
     portion = yield from source.fetch(
         cursor, limit=limit, bytes_max=max_bytes, wait_s=0.0 if filters else wait_s
     )
+    portion = _up_to(portion, until)
     tray = _Tray(portion.after, limit, max_bytes, filters)
     first = portion
     has_waited = not filters or wait_s <= 0
@@ -129,6 +134,7 @@ def read_page(
             Cursor(portion.epoch, seq), limit=limit, bytes_max=max_bytes,
             wait_s=wait_s if is_at_end else 0.0,
         )  # fmt: skip
+        portion = _up_to(portion, until)
         has_waited = has_waited or is_at_end
         if portion.gap is not None or portion.epoch != first.epoch:
             break  # The next page begins with it.
@@ -144,6 +150,14 @@ def read_page(
         topic, tray.pieces, Cursor(first.epoch, tray.seq), tombstone=tombstone, head_seq=first.head_seq,
         earliest_seq=first.earliest_seq,
     )  # fmt: skip
+
+
+def _up_to(portion: Portion, until: int | None) -> Portion:
+    """The part of a portion that is not behind `until`."""
+    if until is None or portion.head_seq <= until:
+        return portion
+    head = max(until, portion.after)
+    return replace(portion, head_seq=head, examined=min(portion.examined, head))
 
 
 def read(

@@ -15,13 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ringlog.board.board import BoardError, BoardUnstable
-from ringlog.board.layout import Mark
-from ringlog.board.topics import TOPIC_LIVE, TopicFacts
+from ringlog.board.topics import TopicFacts
 from ringlog.client.batch import Shipment
-from ringlog.client.connection import Marks
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState
-from ringlog.client.stream import Stream, class_met
+from ringlog.client.stream import RETRY_MS_MAX, Stream, class_met
 from ringlog.clock import Clock, SystemClock
 from ringlog.envelope.messages import (
     Append,
@@ -39,6 +36,7 @@ from ringlog.envelope.messages import (
 )  # fmt: skip
 from ringlog.envelope.messages import Appended as AppendedMessage
 from ringlog.errors import (
+    InvalidRequest,
     NotConnected,
     NotReady,
     Outcome,
@@ -59,11 +57,12 @@ from ringlog.frame.settle import (
     entry_error,
 )  # fmt: skip
 from ringlog.link.address import Address
+from ringlog.link.delivery import Delivery
 from ringlog.link.gateway_links import GatewayLinks, curve_of
 from ringlog.link.local_links import LocalLinks, cold_unavailable
 from ringlog.link.peer import MS, FdSet
 from ringlog.link.pending import Pending, Steps, resolved, start
-from ringlog.link.protocol import Transport
+from ringlog.link.protocol import Marks, Transport
 from ringlog.link.runs import Run
 from ringlog.link.timers import Timers
 
@@ -98,6 +97,7 @@ class Session:
         """Producers that are open (ProducerCore)."""
         self.events: deque[ClientEvent] = deque(maxlen=EVENTS_MAX)
         self.retries = 0
+        self.delivery = Delivery(self)
         self._topics: dict[str, TopicInfo] = {}
         self._topics_generation = 0
         self._resolving: dict[tuple[str, bool], Pending[TopicInfo]] = {}
@@ -109,7 +109,7 @@ class Session:
         if transport == "ring":
             self.links = LocalLinks(
                 address.run_dir, client_id=client_id, clock=self.clock, timers=self.timers, fds=fds,
-                on_displaced=self._displaced, on_change=self._links_changed,
+                on_displaced=self._displaced, on_change=self._links_changed, hears=self.delivery,
             )  # fmt: skip
         else:
             curve = None if address.is_local else curve_of(address.server_key, secret_key)
@@ -120,6 +120,7 @@ class Session:
                 fds=fds,
                 curve=curve,
                 on_change=self._links_changed,
+                hears=self.delivery,
             )
 
     # -- turns: what a shell calls --------------------------------------------------------------------
@@ -227,6 +228,21 @@ class Session:
         reply = yield self.links.request(shard, message, self.deadline_ns(extra_ms), attachment)
         return reply.message
 
+    def ask_about_routers(self, message: Message, *, extra_ms: int = 0) -> Pending[Any]:
+        """Send a request to the scheduler that looks after routers; resolved with the reply's message."""
+        return start(self._routers_steps(message, extra_ms))
+
+    def _routers_steps(self, message: Message, extra_ms: int) -> Steps[Any]:
+        yield self.met()
+        links, deadline_ns = self.links, self.deadline_ns(extra_ms)
+        if not isinstance(links, LocalLinks):
+            reply = yield links.request(0, message, deadline_ns)
+        elif links.schedulers:
+            reply = yield links.scheduler(0).request(message, deadline_ns)
+        else:
+            raise InvalidRequest("nobody runs routers here: delivery.schedulers = 0")
+        return reply.message
+
     # -- topics ---------------------------------------------------------------------------------------
 
     def resolve(self, topic: str, *, create: bool = False) -> Pending[TopicInfo]:
@@ -260,10 +276,13 @@ class Session:
 
     def ask_by_name(self, topic: str, message: Message) -> Steps[TopicInfo]:
         """Ask whoever looks after the name: the shard it is at home with, or the one that shard points to,
-        since the number of shards has changed after the topic was made."""
+        since the number of shards has changed after the topic was made. Raises NotReady when that one points
+        to another."""
         info: TopicInfo = yield self.ask(self.links.home(topic), message)
         if not info.topic_id:
             info = yield self.ask(info.shard, message)
+        if not info.topic_id:
+            raise NotReady("the shards do not agree on who looks after this name", topic=topic)
         return self.remember(info)
 
     def about(self, topic: str, make: Any) -> Steps[Any]:
@@ -296,9 +315,12 @@ class Session:
                 self.forget(stream.topic)
                 if not stream.create or self.clock.monotonic_ns() >= deadline:
                     raise
-            except (Throttled, NotReady, ShuttingDown):
-                if self.clock.monotonic_ns() >= deadline:
+            except (Throttled, NotReady, ShuttingDown) as e:
+                asked_s = min(int(e.detail.get("retry_after_ms", 0) or 0), RETRY_MS_MAX) / 1_000
+                if self.clock.monotonic_ns() + int(asked_s * 1e9) >= deadline:
                     raise
+                yield self.pause(max(asked_s, KEYED_RETRY_S))
+                continue
             yield self.pause(KEYED_RETRY_S)
 
     def _append_keyed_once(self, stream: Stream, frame: bytearray, key: str) -> Steps[Appended]:
@@ -309,7 +331,7 @@ class Session:
             private, topic_id=info.topic_id, epoch=info.epoch, producer_id=stream.producer_id,
             producer_seq=stream.take_seq(),
         )  # fmt: skip
-        message = Append(topic, 1, idempotency_key=key)
+        message = Append(topic, 1, idempotency_key=key, disable_backpressure=stream.disable_backpressure)
         reply: AppendedMessage = yield self.ask_topic(info, message, attachment=private)
         entry = np.frombuffer(reply.entries, dtype=np.uint64).reshape(-1, WORDS)[0].tolist()
         error = entry_error(entry, topic)
@@ -365,20 +387,11 @@ class Session:
 
     def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
         """Read the topic's slot on the board now."""
-        try:
-            found = self._local().topic_table(info.shard).read(info.slot)
-        except (BoardUnstable, BoardError, NotConnected):
-            return None
-        is_it = found.topic_id == info.topic_id and found.epoch == info.epoch and found.state == TOPIC_LIVE
-        return found if is_it else None
+        return self._local().topic_facts(info)
 
     def marks(self, shard: int) -> Marks:
         """Read the shard's published marks now; (0, 0) while they cannot be read: nothing is published."""
-        try:
-            process = self._local().board.process(1 + shard)
-            return Marks(process.mark(Mark.PUBLISHED), process.mark(Mark.VOLATILE))
-        except (BoardUnstable, BoardError, NotConnected):
-            return Marks((0, 0), (0, 0))
+        return self._local().marks(shard)
 
     def published_since(self, shard: int, seen: Marks, timeout_s: float) -> Pending[bool]:
         """Done with True once the marks differ from `seen`, with False after the timeout."""

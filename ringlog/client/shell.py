@@ -302,6 +302,7 @@ class Shell:
         if self._leader is not None:
             if self._wakes_ns and next_ns is not None and next_ns < self._wakes_ns:
                 self.descriptors.kick()
+                self._wakes_ns = next_ns  # Kicked once is enough: it looks by then.
         elif self._followers:
             self._release_one()
         else:
@@ -477,7 +478,9 @@ class Shell:
             self._background = background  # It waits for the lock, so it finds itself here.
         elif self._calls or next_ns is None or self._due_ns(next_ns) < self._background_wakes_ns:
             if self._is_background_in_epoll:
-                self.descriptors.kick()  # It still sleeps from before a thread took the lead from it.
+                # It still sleeps from before a thread took the lead from it. Kicked once is enough.
+                self.descriptors.kick()
+                self._background_wakes_ns = _AWAKE
             else:
                 self._background_turn.notify()
 
@@ -507,6 +510,9 @@ class Shell:
                     self._rest()
 
     def _due_ns(self, next_ns: int) -> int:
+        """When the daemon thread has to look at the latest. What comes by a descriptor wakes it by itself."""
+        if self._is_background_in_epoll and not self.session.links.frames_in_flight:
+            return next_ns
         return min(next_ns, self._clock.monotonic_ns() + int(BACKGROUND_LOOK_S * 1e9))
 
     def _rest(self) -> None:

@@ -26,9 +26,12 @@ from ringlog.errors import CorruptData, DiskError, Internal, NotReady
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import End
+from ringlog.frame.view import FrameView
 from ringlog.limits import EXTENTS_PER_LOCATE_MAX, READ_BYTES_MAX, READ_LIMIT_MAX, WAIT_MS_MAX
+from ringlog.link.delivery import Hint
 from ringlog.link.pending import Steps
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.disk import Disk, RealDisk
+from ringlog.storage.frame_share import FrameShare
 from ringlog.storage.ledger import Ledger
 from ringlog.storage.mask import I64, NOTHING, Mask
 from ringlog.storage.reader import FIRST_WINDOW_BYTES, FrameRun, Mark, Pause, TopicReader
@@ -130,13 +133,14 @@ class LocalSource:
     """Reads the WAL files itself: the shard says where to begin, the board how far."""
 
     def __init__(
-        self, connection: Connection, topic: str, *, is_mapped: bool = False, clock: Clock | None = None
-    ) -> None:
+        self, connection: Connection, topic: str, *, is_mapped: bool = False, clock: Clock | None = None,
+        disk: Disk | None = None,
+    ) -> None:  # fmt: skip
         self._connection = connection
         self._topic = topic
         self._is_mapped = is_mapped
         self._clock = clock or SystemClock()
-        self._disk = RealDisk()
+        self._disk: Disk = disk or RealDisk()
         self._located: Located | None = None
         self._located_for: Cursor | None = None
         self._located_after = 0
@@ -228,6 +232,47 @@ class LocalSource:
             yield self._connection.published_since(located.shard, seen, min(left_s, _WAIT_SLICE_S))
             now_us = self._clock.now_us()
 
+    def straight(
+        self, cursor: Cursor, hint: Hint, share: FrameShare, *, is_head: bool
+    ) -> tuple[FrameView, TopicFacts] | None:
+        """The records behind `cursor`, if they are the one frame at this place and nothing else is to be said
+        of the topic, `is_head`: not even that it has more; else None, and `fetch` says what there is.
+
+        Raises DiskError."""
+        located, reader = self._located, self._reader
+        if located is None or reader is None or self._generation != self._connection.generation:
+            return None
+        is_plain = not (located.ttl_us or located.recreated) and cursor.epoch == located.epoch
+        if not is_plain or reader.cursor != cursor.seq or hint.first_seq != cursor.seq + 1:
+            return None
+        facts = self._connection.facts(located)
+        if facts is None or facts.version > located.version or facts.due_us:
+            return None
+        behind = facts.head_seq - hint.last_seq
+        if behind < 0 or (behind and is_head) or facts.earliest_seq > hint.first_seq:
+            return None
+        if not self._is_untouched(located, reader, hint.first_seq, hint.last_seq):
+            return None
+        view = reader.straight(*hint, share)
+        if view is None:
+            return None
+        self._kept.clear()
+        return view, facts
+
+    @staticmethod
+    def _is_untouched(located: Located, reader: TopicReader, first_seq: int, last_seq: int) -> bool:
+        """Nothing of these positions was lost or deleted, as far as `located` was told."""
+        if located.lost and located.lost[-1] >= first_seq:
+            return False
+        if located.deleted_to and last_seq > located.deleted_to:
+            return False
+        return reader.deleted is None or not reader.deleted.range_cardinality(first_seq, last_seq + 1)
+
+    def take_hint(self, first_seq: int, file_id: int, offset: int, stop: int) -> None:
+        """See TopicReader.take_hint."""
+        if self._reader is not None:
+            self._reader.take_hint(first_seq, file_id, offset, stop)
+
     @property
     def is_current(self) -> bool:
         """Nothing was removed since the last portion was given."""
@@ -316,8 +361,9 @@ class LocalSource:
             located.recreated and self._located_for == cursor
         )
         return plan_read(
-            cursor.seq, floors, located.lost, recreated=is_recreated, is_behind=located.is_behind
-        )
+            cursor.seq, floors, located.lost, trimmed=located.trimmed, recreated=is_recreated,
+            is_behind=located.is_behind,
+        )  # fmt: skip
 
     def _read(self, plan: ReadPlan, located: Located, limit: int, bytes_max: int) -> Pause | None:
         """Make `kept` cover what follows `plan.after`; return why it stopped, None for enough."""

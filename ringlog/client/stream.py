@@ -37,6 +37,7 @@ from ringlog.errors import (
     Throttled,
     TopicNotFound,
 )
+from ringlog.limits import PRESSURE_RETRY_MS
 from ringlog.link.peer import MS
 from ringlog.link.pending import Pending, Steps, start
 from ringlog.types import Durability
@@ -69,10 +70,12 @@ class Stream:
         create: bool = True,
         durability: Durability | None = None,
         timeout_ms: int = 0,
+        disable_backpressure: bool = False,
     ) -> None:
         self.topic = topic
         self.create = create
         self.durability = durability
+        self.disable_backpressure = disable_backpressure
         self.producer_id = producer_id if producer_id is not None else random.getrandbits(63) | SESSION_BIT
         self.next_seq = 1
         self.resumed: ProducerStateReply | None = None
@@ -354,9 +357,10 @@ class Stream:
 
     @staticmethod
     def _pause_ns(error: RinglogError, attempts: int) -> int:
-        asked_ms = int(error.detail.get("retry_after_ms", 0) or 0)
-        wait_ms = min(max(asked_ms, RETRY_MS << min(attempts, 5)), RETRY_MS_MAX)
-        return int(wait_ms * random.uniform(0.5, 1.0) * MS)
+        """How long to wait before it is tried again: no less than was asked for, and not all at once."""
+        asked_ms = min(int(error.detail.get("retry_after_ms", 0) or 0), RETRY_MS_MAX)
+        own_ms = min(RETRY_MS << min(attempts, 5), RETRY_MS_MAX) * random.uniform(0.5, 1.0)
+        return int(max(asked_ms * random.uniform(1.0, 1.25), own_ms) * MS)
 
     def _drop_if_finished(self, shipment: Shipment) -> None:
         if shipment.settled >= shipment.count:
@@ -375,11 +379,20 @@ class Stream:
             error = RequestTimeout(
                 "the engine did not settle in time", outcome="unknown", topic=self.topic, timeout_s=waited_s
             )
+        elif self._is_shard_full():
+            error = Throttled(
+                "the shard's intake stayed full", reason="ingest_full", topic=self.topic,
+                retry_after_ms=PRESSURE_RETRY_MS, waited_s=waited_s,
+            )  # fmt: skip
         elif self._host.links.generation:
             error = RequestTimeout("the engine was not there in time", topic=self.topic, timeout_s=waited_s)
         else:
             error = NotConnected("no engine was found in time", topic=self.topic, timeout_s=waited_s)
         self._give_up(shipment, error)
+
+    def _is_shard_full(self) -> bool:
+        """Did it wait for room alone (BP-4)?"""
+        return self._is_located() and self._info is not None and self._host.links.is_full(self._info.shard)
 
     def _give_up(self, shipment: Shipment, error: RinglogError) -> None:
         left = shipment.count - shipment.settled

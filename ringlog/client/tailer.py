@@ -112,8 +112,8 @@ class TailBatch:
 
         A frame out of whose middle records have gone comes as several views.
         """
-        for offset in self._run.batch.offsets.tolist():
-            view = open_run_frame(self._run, offset, self.topic)
+        for row in range(len(self._run.batch)):
+            view = open_run_frame(self._run, row, self.topic)
             first, last = max(view.first_seq, self.first_seq), min(view.last_seq, self.last_seq)
             low, high = np.searchsorted(self._hidden, [first, last + 1])
             starts = [first, *(self._hidden[low:high] + 1).tolist()]

@@ -219,7 +219,8 @@ class Append(Message, frozen=True):
     """Append the whole frames in the attached part, in order; all of one topic instance.
 
     `create` makes an absent topic (with `config`) first; the frames then carry topic_id 0 and the
-    shard fills it in. With `idempotency_key` there is exactly one frame.
+    shard fills it in. With `idempotency_key` there is exactly one frame. `disable_backpressure`: pressure
+    is no reason to refuse it; limits, caps and an intake that is full are.
     """
 
     topic: str
@@ -227,6 +228,7 @@ class Append(Message, frozen=True):
     create: bool = False
     config: dict[str, Any] | None = None
     idempotency_key: str = ""
+    disable_backpressure: bool = False
 
 
 class Appended(Message, frozen=True):
@@ -326,6 +328,8 @@ class Located(Message, frozen=True):
     is_behind: bool = False
     """The shard serves reads alone, and what is not known to be durable is not shown: a cursor of this life
     above the head is no sign of another one."""
+    trimmed: list[int] = []
+    """Those of `lost` that a router's source had lost before they were forwarded: [first, last, …]."""
 
 
 class RecordsDelete(Message, frozen=True):
@@ -405,6 +409,290 @@ class ReadReply(Message, frozen=True):
     bitmap. Whole frames are sent, and these are still in them."""
     version: int = 0
     """The topic's version that `hidden` was made from."""
+
+
+# -- delivery: client or gateway -> scheduler -------------------------------------------------------------
+
+
+class Feed(Message, frozen=True):
+    """One topic of a subscription, and how far its reader is."""
+
+    feed: int
+    """Number within the subscription, given by the client, below 2**32. The same number again moves it."""
+    topic: str
+    topic_id: int
+    shard: int
+    slot: int
+    """As in TopicInfo."""
+    after: int
+    """Position up to which the reader needs no word."""
+
+
+class Subscribe(Message, frozen=True):
+    """Say when these topics have news (semantics 22, ZC-4, ZC-5); at most FEEDS_PER_MESSAGE_MAX feeds.
+
+    The first one with a number makes the subscription, others add feeds to it. Turns follow (see Turns), in
+    order of value, at most `credit` of them unanswered, and at most one for each feed.
+    """
+
+    subscription: int
+    """Number within the connection, given by the client, below 2**32."""
+    feeds: list[Feed]
+    credit: int
+    strong: bool = False
+    """Count only what a device sync covers (SSE-35)."""
+    names: bool = False
+    """Say TopicsChanged when topics are made or removed."""
+
+
+class Subscribed(Message, frozen=True):
+    """Reply: news of all its feeds will be told from now on, and what they have already was."""
+
+    subscription: int
+    scheduler: int
+    incarnation: int
+
+
+class OpenTurns(Message, frozen=True):
+    """Give turns to this connection through shared memory from now on; for clients on the host."""
+
+    wanted: bool = True
+    """False: by messages again, since the ring cannot be opened. Turns in it are forgotten."""
+
+
+class TurnsOpened(Message, frozen=True):
+    """Reply: the ring's file in the shared-memory directory, its bell beside it; empty = by messages."""
+
+    name: str = ""
+
+
+class Unsubscribe(Message, frozen=True):
+    """End a subscription, or some of its feeds. Nothing of them is told once Unsubscribed was sent."""
+
+    subscription: int
+    feeds: list[int] = []
+    """Empty = all, and the subscription itself."""
+
+
+class Unsubscribed(Message, frozen=True):
+    """Reply; also when there was no such thing."""
+
+    subscription: int
+
+
+class Turns(Message, frozen=True):
+    """Unasked, with correlation 0: these feeds may be read. Rows of 8 words in the attached part:
+    [subscription, feed, until, first_seq, last_seq, file_id, offset, stop].
+
+    Records up to `until` are published (with `strong`: durable). The rest is a hint where the first of them
+    lie, as in a row of news, or zeros: what is read there has to be verified like everything that is read.
+    Each turn is answered by a row of Taken.
+    """
+
+    turns: int
+
+
+class Taken(Message, frozen=True):
+    """Rows of 4 words in the attached part: [subscription, feed, after, is_consumed]. The turn of the feed is
+    over and its reader is at `after`; without `is_consumed` that is no consumption (P-4). No reply, but
+    SubscriptionsLost when the scheduler knows nothing of the sender. Without rows: a word of life.
+    """
+
+    turns: int
+
+
+class SubscriptionsLost(Message, frozen=True):
+    """Unasked, with correlation 0: the scheduler does not know what was said before. Subscribe anew."""
+
+
+class TopicsChanged(Message, frozen=True):
+    """Unasked, with correlation 0: topics were made or removed; who subscribed to patterns lists again."""
+
+
+# -- routers ------------------------------------------------------------------------------------------
+
+
+class RouterCreate(Message, frozen=True):
+    """Forward what is published to `source` from here on to `dest` (RT-1, RT-2). The same router again
+    changes its other fields and keeps its place."""
+
+    router: str
+    source: str
+    dest: str
+    filter: Any = None
+    """A tag, a prefix ending in `*`, or ["tag", "Eq", value], ["tag", "Glob", "prefix*"]."""
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    allow_cycle: bool = False
+    guarantee: str = "at_least_once"
+
+
+class RouterInfo(Message, frozen=True):
+    """A router as it stands. Reply to RouterCreate and RouterGet."""
+
+    router: str
+    source: str
+    dest: str
+    created: bool = False
+    filter: Any = None
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    allow_cycle: bool = False
+    guarantee: str = "at_least_once"
+    cursor: int = 0
+    """Position of the source up to which everything was forwarded, or passed over."""
+    lag: int = 0
+    """Positions of the source behind it."""
+    forwarded_total: int = 0
+
+
+class RouterGet(Message, frozen=True):
+    """How is this router? With `settle_ms` the answer waits so long at most until it has dealt with its
+    source up to `until`, or, with 0, up to what is its head when it is asked (RT-20)."""
+
+    router: str
+    settle_ms: int = 0
+    until: int = 0
+
+
+class RouterList(Message, frozen=True):
+    """Routers by name behind `after`, at most `page_size`; of one source, or one destination, if named."""
+
+    prefix: str = ""
+    source: str = ""
+    dest: str = ""
+    after: str = ""
+    page_size: int = 100
+
+
+class RouterListReply(Message, frozen=True):
+    """One page; `more` = further names exist."""
+
+    routers: list[RouterInfo]
+    more: bool = False
+
+
+class RouterDelete(Message, frozen=True):
+    """Forward no more. What was copied stays."""
+
+    router: str
+
+
+class RouterDeleted(Message, frozen=True):
+    """No copy appears behind this. `deleted` is false when there was no such router."""
+
+    router: str
+    deleted: bool
+
+
+class RouterFacts(Message, frozen=True):
+    """A router as its destination's shard keeps it."""
+
+    router: int
+    """Its number, never used twice."""
+    name: str
+    source: str
+    source_id: int
+    source_epoch: int
+    dest: str
+    dest_id: int
+    flags: int
+    filter: str
+    cursor: int
+    forwarded: int = 0
+    durability: int = 0
+    """Class of the destination, at present."""
+
+
+class RouterPut(Message, frozen=True):
+    """Scheduler -> shard of the destination: make the router, or change the one of this number. Answered with
+    the RouterFacts in force."""
+
+    facts: RouterFacts
+
+
+class RouterDrop(Message, frozen=True):
+    """Scheduler -> shard of the destination: this router is no more."""
+
+    dest_id: int
+    router: int
+
+
+class RouterDropped(Message, frozen=True):
+    """Reply; `dropped` is false when there was none."""
+
+    router: int
+    dropped: bool
+
+
+class RouterTell(Message, frozen=True):
+    """Scheduler 0 -> the scheduler of the source: a router was made or changed, or is no more."""
+
+    facts: RouterFacts
+    is_gone: bool = False
+
+
+class RouterTold(Message, frozen=True):
+    """Reply."""
+
+    router: int
+
+
+class RoutersAsk(Message, frozen=True):
+    """Scheduler -> shard: which routers lead to topics of yours? By number behind `after`."""
+
+    after: int = 0
+    page_size: int = 1_000
+
+
+class RoutersReply(Message, frozen=True):
+    """One page of one shard; `more` = further ones exist."""
+
+    routers: list[RouterFacts]
+    more: bool = False
+
+
+class RouteRow(Message, frozen=True):
+    """One router's part in a pass: it is at `start` of its source and will be at `stop`."""
+
+    router: int
+    dest_id: int
+    start: int
+    stop: int
+    frame: int = -1
+    """Which of the attached frames holds its copies; -1 = there is nothing to copy."""
+    lost: int = 0
+    """So many positions of the source went before they were forwarded; then there are no copies (RT-23)."""
+
+
+class Route(Message, frozen=True):
+    """Scheduler -> shard of the destinations: append these copies. The attached part holds `frames` appends
+    of no topic, each stored once for all rows that name it; their records came through `hops` routers, this
+    one counted. A row applies if its router is at `start`, and then wholly."""
+
+    rows: list[RouteRow]
+    frames: int
+    hops: int = 1
+
+
+class RoutedRow(Message, frozen=True):
+    """What became of a row: 0 done, 1 there is no such router, 2 it is elsewhere, 3 its destination is
+    full, 4 its destination takes nothing at present. With 3 there is room for so many records and bytes."""
+
+    fate: int
+    cursor: int = 0
+    durability: int = -1
+    """Class of the destination, at present; -1 = there is none."""
+    records: int = 0
+    bytes: int = 0
+
+
+class Routed(Message, frozen=True):
+    """Reply to Route, row by row, when the copies are as durable as their destinations ask."""
+
+    rows: list[RoutedRow]
 
 
 # -- segments: compactor, reclaimer and relocator -> shard -------------------------------------------------
@@ -555,7 +843,8 @@ class CheckpointMade(Message, frozen=True):
 
 
 class ScrubNow(Message, frozen=True):
-    """Operator -> reclaimer: verify every segment and snapshot once, now (SG-15)."""
+    """Operator -> reclaimer: verify every segment and snapshot once, now (SG-15). One pass answers all who
+    asked before it began."""
 
 
 class ScrubReport(Message, frozen=True):
@@ -589,6 +878,72 @@ class ProcessStatus(Message, frozen=True):
     last_exit: str
 
 
+class PressureStatus(Message, frozen=True):
+    """What a governor said last. Shares are in [0, 1]."""
+
+    of: str
+    """`instance`, or the shard's name."""
+    pressure: float
+    step: str
+    """`free`, `coalesce`, `widen`, `shed` or `refuse`."""
+    busy: float
+    fill: float
+    """Of the shard's fullest intake ring."""
+    delivery: float
+    """Of the instance: its pressure without that of the shards."""
+    latency_s: float
+    """Of the instance: from news to turn, averaged."""
+    throttled: int
+    """Writes that were refused for pressure, by the shard; of the instance: by gateways and shards."""
+    waited_s: float
+    """Time that pressure made groups or wake-ups wait, in all."""
+
+
+class DeliveryStatus(Message, frozen=True):
+    """All schedulers together."""
+
+    ready_by_band: list[int]
+    """Feeds that wait for credit, by the band of their topic's value, the lowest first."""
+    standing: int
+    """Topics that could be told of and are not."""
+    links: int
+    subscriptions: int
+    feeds: int
+    turns_told: int
+    latency_s: float
+    lag_s: float
+    """For how long the consumer that is furthest behind has had something to take."""
+
+
+class ConsumersAsk(Message, frozen=True):
+    """Operator -> scheduler: who is behind? At most `most` of them, the furthest first."""
+
+    most: int = 16
+
+
+class Consumer(Message, frozen=True):
+    """One subscription at a scheduler."""
+
+    link: str
+    """Its connection, in hexadecimal digits."""
+    subscription: int
+    lag_ms: int
+    """For how long it has had something to take."""
+    feeds: int
+    waiting: int
+    """Feeds that wait for credit."""
+    told: int
+    """Turns that were not given back."""
+    credit: int
+
+
+class ConsumersReply(Message, frozen=True):
+    """Reply to ConsumersAsk."""
+
+    scheduler: int
+    consumers: list[Consumer]
+
+
 class EngineStatusReply(Message, frozen=True):
     """The engine at a glance."""
 
@@ -602,6 +957,13 @@ class EngineStatusReply(Message, frozen=True):
     disk_free_bytes: int
     processes: list[ProcessStatus]
     recovery_s: float = 0.0
+    pressure: list[PressureStatus] = []
+    """Of the instance, unless nobody schedules, then of each shard."""
+    delivery: DeliveryStatus | None = None
+    """None: nobody schedules."""
+    routers: int = 0
+    router_lag: int = 0
+    """Positions of sources that are not forwarded yet, summed over routers."""
 
 
 class Drain(Message, frozen=True):
@@ -626,6 +988,11 @@ KINDS: dict[str, type[Message]] = {
         EngineStatusReply, Drain, EngineStop, EngineStopping, RecordsDelete, RecordsDeleted, SeekTime,
         SeekTimeReply, SegmentRef, CheckpointOpen, CheckpointPlan, LiveAsk, LiveReply, SegmentsChange,
         SegmentsChanged, SegmentTier, CheckpointRows, CheckpointRowsReply, CheckpointDone, CheckpointClosed,
-        ColdRead, ColdBytes, CheckpointNow, CheckpointMade, ScrubNow, ScrubReport,
+        ColdRead, ColdBytes, CheckpointNow, CheckpointMade, ScrubNow, ScrubReport, Feed, Subscribe,
+        Subscribed, Unsubscribe, Unsubscribed, Turns, Taken, SubscriptionsLost, TopicsChanged, OpenTurns,
+        TurnsOpened, ConsumersAsk, ConsumersReply,
+        RouterCreate, RouterInfo, RouterGet, RouterList, RouterListReply, RouterDelete, RouterDeleted,
+        RouterFacts, RouterPut, RouterDrop, RouterDropped, RouterTell, RouterTold, RoutersAsk, RoutersReply,
+        RouteRow, Route, RoutedRow, Routed,
     )
 }  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from itertools import chain, pairwise, repeat
 from typing import Any
 
@@ -29,6 +30,10 @@ FOLLOWS = np.uint64(layout.FLAG_FOLLOWS << layout.FLAGS_SHIFT)
 """layout.FLAG_FOLLOWS within word W_TAIL."""
 _HEADER_INDEX = np.arange(layout.HEADER_WORDS, dtype=np.int64)
 _SHAPE_MASK = 0xFFFFFFFF << 32
+_FEW_SHAPES = 32
+"""Up to so many are looked up one by one: finding the different ones costs more."""
+_SHAPES_MAX = 1_024
+"""Shapes of which is remembered whether they are wrong; sound frames have a few dozen."""
 _RUN_LOOKAHEAD_MIN = 8
 _RUN_LOOKAHEAD_MAX = 8_192
 _UNIFORM_FRAMES_MIN = 4
@@ -75,6 +80,26 @@ class Checked:
     """(n,) frames that were sent as following the producer's one before; None = none was."""
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Which of a batch's frames were resolved from routed ones (routed.py), and what those say of them.
+
+    Such a frame is an append in everything that its header row says. Its body lies in the buffer; where its
+    header would lie there is something else.
+    """
+
+    places: I64
+    """(n,) where the frame begins that holds it, from the start of the buffer; of others their offset."""
+    routers: U64
+    """(n,) router that made the copy; 0 = none did."""
+    cursors: U64
+    """(n,) how far that router is with its source."""
+
+    def take(self, rows: slice | NDArray[Any]) -> Copies:
+        """Those of the chosen rows."""
+        return Copies(self.places[rows], self.routers[rows], self.cursors[rows])
+
+
 @dataclass(slots=True)
 class FrameBatch:
     """Frames found in one buffer.
@@ -92,6 +117,8 @@ class FrameBatch:
     checked: Checked | None = None
     entries: U64 | None = None
     """(n, 8) settle entries (settle.py) with position, topic, producer_seq; where they were made beside."""
+    copies: Copies | None = None
+    """What is known of frames that were resolved from routed ones; None = none was."""
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -104,9 +131,17 @@ class FrameBatch:
             self._totals = lengths.astype(np.int64) + layout.LEN_FIELD_BYTES
         return self._totals
 
+    @property
+    def places(self) -> I64:
+        """(n,) where each frame begins that is stored: its own offset, or that of the routed one it is in."""
+        return self.offsets if self.copies is None else self.copies.places
+
     def take(self, rows: slice | NDArray[Any]) -> FrameBatch:
         """Return the batch of the chosen rows; headers are shared when `rows` is a slice."""
-        return FrameBatch(self.offsets[rows], self.words[rows], self.stop, self.end, self.reason)
+        found = FrameBatch(self.offsets[rows], self.words[rows], self.stop, self.end, self.reason)
+        if self.copies is not None:
+            found.copies = self.copies.take(rows)
+        return found
 
 
 def words_of(buffer: Any) -> U64:
@@ -304,6 +339,11 @@ def flags_of(words: U64) -> U64:
     return (words[:, layout.W_TAIL] >> np.uint64(layout.FLAGS_SHIFT)) & np.uint64(0xFF)
 
 
+def hops_of(words: U64) -> U64:
+    """(n,) routers that the records of each frame came through."""
+    return words[:, layout.W_TAIL] >> np.uint64(layout.HOPS_SHIFT)
+
+
 def as_stored(words: U64) -> U64:
     """(n, 10) the headers without what only frames on their way to a shard may say; a copy if they say it."""
     if not (words[:, layout.W_TAIL] & FOLLOWS).any():
@@ -342,13 +382,16 @@ def _wrong_shapes(shapes: U64) -> Mask:
     """(n,) True where type, version, columns, codec, flags or reserved bits are not allowed."""
     if len(shapes) and (shapes == shapes[0]).all():
         return np.full(len(shapes), _shape_is_wrong(int(shapes[0])))
+    if len(shapes) <= _FEW_SHAPES:
+        return np.array([_shape_is_wrong(shape) for shape in shapes.tolist()], dtype=np.bool_)
     distinct, which = np.unique(shapes, return_inverse=True)
     found: Mask = np.array([_shape_is_wrong(shape) for shape in distinct.tolist()], dtype=np.bool_)[which]
     return found
 
 
+@lru_cache(_SHAPES_MAX)
 def _shape_is_wrong(shape: int) -> bool:
     """`shape` is bytes 4..7 of a header above its bytes 60..63."""
     kind, version, columns = shape >> 32 & 0xFF, shape >> 40 & 0xFF, shape >> 48
-    codec, flags, reserved = shape & 0xFF, shape >> 8 & 0xFF, shape >> 16 & 0xFFFF
-    return shape_fault(kind, version, columns, codec, flags, reserved) is not None
+    codec, flags, hops = shape & 0xFF, shape >> 8 & 0xFF, shape >> 16 & 0xFFFF
+    return shape_fault(kind, version, columns, codec, flags, hops) is not None

@@ -86,7 +86,7 @@ def control_frame(
         frame_len=layout.FRAME_LEN_MIN + len(stored), type=frame_type, version=layout.VERSION, columns=0,
         topic_id=topic_id, base_seq=base_seq, commit_ts=commit_ts, records=0, epoch=epoch, producer_id=0,
         producer_seq=0, raw_len=len(body), codec=Codec.NONE, flags=_flags(durability, PayloadKind.BYTES),
-        reserved=0, body_xxh3=_hash(stored), seal_xxh3=0,
+        hops=0, body_xxh3=_hash(stored), seal_xxh3=0,
     )  # fmt: skip
     return bytearray().join((pack_header(header), stored))
 

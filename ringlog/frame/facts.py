@@ -16,7 +16,7 @@ from ringlog.frame import layout
 from ringlog.frame.batch import I64, U64, FrameBatch, codecs_of, columns_of, counts_of
 from ringlog.frame.body import columns_in
 from ringlog.frame.layout import Column
-from ringlog.frame.view import FrameView, open_frame
+from ringlog.frame.view import FrameView, open_row
 
 _OPENED = 1 << Column.HEADERS
 """Columns whose frames are opened one by one."""
@@ -85,7 +85,7 @@ def joined(parts: list[RecordFacts]) -> RecordFacts:
 def _of_shape(buffer: Any, batch: FrameBatch, shape: int, *, with_tags: bool) -> RecordFacts:
     bitmap = shape & 0xFFFF
     if shape >> 16 or bitmap & _OPENED:
-        opened = [open_frame(buffer, at, seed=None, verify=False) for at in batch.offsets.tolist()]
+        opened = [open_row(buffer, batch, row) for row in range(len(batch))]
         return joined([_of_view(view, with_tags=with_tags) for view in opened])
     return _Walk(buffer, batch).facts(bitmap, with_tags=with_tags)
 

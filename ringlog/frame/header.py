@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ringlog.errors import UsageError
 from ringlog.frame import layout
 from ringlog.frame.layout import Column
-from ringlog.limits import FRAME_BYTES_MAX, SEQ_MAX
+from ringlog.limits import FRAME_BYTES_MAX, ROUTER_HOPS_MAX, SEQ_MAX
 from ringlog.types import Codec
 
 _HEADER = struct.Struct("<IBBHQQQIIQQIBBHQQ")
@@ -37,7 +37,8 @@ class Header(NamedTuple):
     raw_len: int
     codec: int
     flags: int
-    reserved: int
+    hops: int
+    """With the reserved byte behind it, which is zero."""
     body_xxh3: int
     seal_xxh3: int
 
@@ -79,15 +80,11 @@ def header_fault(header: Header) -> str | None:
         or header.total_bytes > FRAME_BYTES_MAX
     ):
         return "frame_len is impossible"
-    fault = shape_fault(
-        header.type, header.version, header.columns, header.codec, header.flags, header.reserved
-    )
+    fault = shape_fault(header.type, header.version, header.columns, header.codec, header.flags, header.hops)
     return fault or _number_fault(header)
 
 
-def shape_fault(
-    frame_type: int, version: int, columns: int, codec: int, flags: int, reserved: int
-) -> str | None:
+def shape_fault(frame_type: int, version: int, columns: int, codec: int, flags: int, hops: int) -> str | None:
     """Judge the fields in which frames of one producer seldom differ."""
     if not 0 < frame_type <= layout.FRAME_TYPE_MAX:
         return "unknown frame type"
@@ -95,7 +92,7 @@ def shape_fault(
         return "unknown format version"
     if columns & ~layout.COLUMNS_KNOWN:
         return "unknown column"
-    if reserved or flags & ~layout.FLAGS_KNOWN:
+    if hops > ROUTER_HOPS_MAX or flags & ~layout.FLAGS_KNOWN:
         return "reserved bits are set"
     if flags & layout.PAYLOAD_KIND_MASK == layout.PAYLOAD_KIND_MASK:
         return "unknown payload kind"
@@ -103,7 +100,7 @@ def shape_fault(
         return "unknown codec"
     if frame_type in layout.TYPES_WITH_COLUMNS:
         return None if columns & 1 << Column.PAYLOAD else "records without payloads"
-    return "control frame with columns or a codec" if columns or codec else None
+    return "control frame with columns, a codec or hops" if columns or codec or hops else None
 
 
 def _number_fault(header: Header) -> str | None:

@@ -20,7 +20,8 @@ word  bytes   field
       60      codec         0 none, 1 LZ4 block, 2 Zstandard
       61      flags         bits 0-1 durability class, bits 4-5 payload kind, bit 7 on its way to a shard
                             only: FOLLOWS; others zero
-      62..63  reserved      zero
+      62      hops          of a stored append: routers that its records came through
+      63      reserved      zero
  8    64..71  body_xxh3     XXH3-64 of the body as stored, by the producer
  9    72..79  seal_xxh3     XXH3-64 of bytes 0..71 seeded with the salt of the file it lies in (0 on
                             the wire), by the shard
@@ -78,7 +79,7 @@ COLUMNS_SHIFT = 48
 EPOCH_SHIFT = 32
 CODEC_SHIFT = 32
 FLAGS_SHIFT = 40
-RESERVED_SHIFT = 48
+HOPS_SHIFT = 48
 
 LEN_MASK = 0xFFFFFFFF
 PAD_WORD = 0xFFFFFFFF
@@ -102,6 +103,8 @@ class FrameType(IntEnum):
     GROUP_MARK = 12
     LOST_RANGE = 13
     IDEMPOTENCY_KEY = 14
+    ROUTED = 15
+    ROUTER_CURSOR = 16
 
 
 FRAME_TYPE_MAX = max(FrameType)
@@ -130,6 +133,9 @@ PRODUCER_COLUMNS = COLUMNS_KNOWN & ~(1 << Column.COMMIT_TS)
 BYTES_COLUMNS = (Column.PAYLOAD, Column.KEY, Column.TAG, Column.NODE, Column.META)
 TIME_COLUMNS = (Column.EVENT_TS, Column.EXPIRES_AT, Column.NOT_BEFORE)
 EVENT_TS_NONE = -(1 << 63)
+
+HOPS_MASK = 0xFFFF
+"""Hops and the reserved byte behind them: what is above ROUTER_HOPS_MAX is no frame."""
 
 DURABILITY_MASK = 0x03
 PAYLOAD_KIND_SHIFT = 4

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from ringlog.errors import FrameInvalid, UsageError
 from ringlog.frame import layout
+from ringlog.frame.batch import FrameBatch
 from ringlog.frame.body import BodyLayout, Span, offsets_in, walk_body
 from ringlog.frame.compress import decompress
 from ringlog.frame.control import check_control, decode_control
 from ringlog.frame.header import Header, header_fault, unpack_header
 from ringlog.frame.layout import Column, FrameType
+from ringlog.frame.routed import append_headers
 from ringlog.types import Codec, Durability, PayloadKind
 
 if TYPE_CHECKING:
@@ -340,8 +342,28 @@ def open_frame(buffer: Any, offset: int = 0, *, seed: int | None, verify: bool =
         raise FrameInvalid(e.reason, offset=offset, **detail) from None
 
 
+def open_row(buffer: Any, batch: FrameBatch, row: int) -> FrameView:
+    """Open one frame of a verified batch by what its header row says: of a copy that was resolved from a
+    routed frame nothing else says it. Structure is checked; raises FrameInvalid as open_frame.
+    """
+    offset = int(batch.offsets[row])
+    header = unpack_header(batch.words[row].tobytes(), 0)
+    try:
+        fault = header_fault(header)
+        if fault is not None:
+            raise FrameInvalid(fault)
+        view = memoryview(buffer).cast("B").toreadonly()
+        return _opened(header, view[offset + layout.HEADER_BYTES : offset + header.total_bytes], offset)
+    except FrameInvalid as e:
+        detail = {name: value for name, value in e.detail.items() if name != "offset"}
+        raise FrameInvalid(e.reason, offset=offset, **detail) from None
+
+
 def checked_body(header: Header, stored: memoryview) -> tuple[memoryview, BodyLayout]:
     """Decompress, if need be, and walk the body of a header that passed header_fault; raises FrameInvalid."""
+    if header.type == FrameType.ROUTED:
+        _check_routed(stored)
+        return stored, BodyLayout()
     if header.type not in layout.TYPES_WITH_COLUMNS:
         check_control(bytes(stored[: header.raw_len]))
         if any(stored[header.raw_len :]):
@@ -351,6 +373,15 @@ def checked_body(header: Header, stored: memoryview) -> tuple[memoryview, BodyLa
     if header.codec != Codec.NONE:
         body = memoryview(decompress(stored, header.codec, header.raw_len))
     return body, walk_body(body, header.columns, header.records)
+
+
+def _check_routed(stored: memoryview) -> None:
+    """Raise FrameInvalid unless the copies are appends whose columns are sound."""
+    made, columns_at = append_headers(stored)
+    columns = stored[columns_at:]
+    if _hash(columns) != int(made[0, layout.W_BODY_XXH3]):
+        raise FrameInvalid("body does not match its checksum")
+    checked_body(unpack_header(made[0].tobytes(), 0), columns)
 
 
 def _opened(header: Header, stored: memoryview, offset: int) -> FrameView:

@@ -34,6 +34,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     gateway_tcp: str = ""
     public_key: str = ""
     cold_dir: str = ""
+    schedulers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +144,18 @@ def relocator_socket(shm_dir: str) -> str:
 def supervisor_socket(shm_dir: str) -> str:
     """Endpoint of the supervisor's control socket."""
     return f"ipc://{shm_dir}/supervisor.sock"
+
+
+def scheduler_socket(shm_dir: str, number: int) -> str:
+    """Endpoint of a delivery scheduler."""
+    return f"ipc://{shm_dir}/scheduler-{number:02d}.sock"
+
+
+def scheduler_bell(shm_dir: str, number: int) -> str:
+    """Path of the named pipe a scheduler sleeps on."""
+    return f"{shm_dir}/scheduler-{number:02d}.bell"
+
+
+def scheduler_of(topic_id: int, schedulers: int) -> int:
+    """Which scheduler looks after a topic."""
+    return xxhash.xxh3_64_intdigest(topic_id.to_bytes(8, "little")) % schedulers

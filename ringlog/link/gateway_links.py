@@ -23,7 +23,7 @@ from ringlog.link.address import Address, EngineInfo
 from ringlog.link.engine_watch import EngineWatch
 from ringlog.link.peer import Curve, FdSet, Peer, Reply
 from ringlog.link.pending import Pending
-from ringlog.link.protocol import LinkFacts, Transport
+from ringlog.link.protocol import Hears, LinkFacts, Transport
 from ringlog.link.runs import Run
 from ringlog.link.timers import Timers
 
@@ -53,14 +53,16 @@ class GatewayLinks:
         fds: FdSet,
         curve: Curve | None = None,
         on_change: Callable[[], None] = lambda: None,
+        hears: Hears | None = None,
     ) -> None:
         self.transport: Transport = "ipc" if address.is_local else "tcp"
         self._address = address
         self._on_change = on_change
+        self._hears = hears
         self._context: zmq.Context[Any] = zmq.Context()
         self._peer = Peer(
             "the gateway", context=self._context, timers=timers, clock=clock, fds=fds, curve=curve,
-            on_change=self._peer_changed,
+            on_change=self._peer_changed, on_push=self._said,
         )  # fmt: skip
         self._watch = EngineWatch(address.run_dir, clock=clock, timers=timers, on_engine=self._adopt)
         self._connecting: Pending[None] = Pending()
@@ -121,10 +123,30 @@ class GatewayLinks:
         """Ask the gateway; it knows which shard has what."""
         return self._peer.request(message, deadline_ns, attachment, is_patient=is_patient)
 
+    @property
+    def schedulers(self) -> int:
+        """The gateway speaks for all of them."""
+        return self.shards
+
+    def scheduler(self, number: int) -> Peer:
+        """The gateway."""
+        return self._peer
+
+    def _said(self, _: Peer, said: Reply) -> None:
+        if self._hears is not None:
+            self._hears.scheduler_said(0, said)
+
+    def expect_turns(self, number: int) -> None:
+        """They come as messages."""
+
     def submit(self, shard: int, run: Run) -> None:
         """Send frames behind all others."""
         self._outbox.append(run)
         self._send()
+
+    def is_full(self, shard: int) -> bool:
+        """The gateway says so itself."""
+        return False
 
     def pump(self) -> bool:
         """Take replies; True when anything happened."""
@@ -171,6 +193,8 @@ class GatewayLinks:
         if peer.is_up:
             self._watch.stop()
             self._connecting.resolve(None)
+            if self._hears is not None:
+                self._hears.scheduler_up(0)
         elif self._address.is_local:
             self._watch.start()
         self._on_change()
@@ -209,7 +233,8 @@ class GatewayLinks:
         self._window_appends += 1
         part = _Part(stop - start)
         self._parts.setdefault(run, deque()).append(part)
-        answer = self._peer.request(Append(run.topic, part.count), run.deadline_ns, data, is_patient=False)
+        request = Append(run.topic, part.count, disable_backpressure=run.disable_backpressure)
+        answer = self._peer.request(request, run.deadline_ns, data, is_patient=False)
         answer.when_done(lambda done: self._answered(run, part, len(data), done))
 
     def _answered(self, run: Run, part: _Part, size: int, answer: Pending[Reply]) -> None:

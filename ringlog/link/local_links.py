@@ -12,21 +12,29 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from ringlog.board.board import Board, BoardError
-from ringlog.board.layout import P
-from ringlog.board.topics import TopicTable
+from ringlog.board.board import Board, BoardError, BoardUnstable
+from ringlog.board.layout import Mark, P
+from ringlog.board.topics import TOPIC_LIVE, TopicFacts, TopicTable
 from ringlog.clock import Clock
-from ringlog.envelope.messages import Message
+from ringlog.envelope.messages import Located, Message, TopicInfo
 from ringlog.errors import NotConnected, NotReady
-from ringlog.link.address import EngineInfo, home_shard, relocator_socket, shard_socket, supervisor_socket
+from ringlog.link.address import (
+    EngineInfo,
+    home_shard,
+    relocator_socket,
+    scheduler_socket,
+    shard_socket,
+    supervisor_socket,
+)
 from ringlog.link.engine_watch import EngineWatch
 from ringlog.link.peer import MS, FdSet, Peer, Reply
 from ringlog.link.pending import Pending
-from ringlog.link.protocol import LinkFacts, Transport
+from ringlog.link.protocol import Hears, LinkFacts, Marks, Transport
 from ringlog.link.publication import PublicationWatch
 from ringlog.link.ring_channel import RingChannel, RingPlace
 from ringlog.link.runs import Run
 from ringlog.link.timers import Timers
+from ringlog.link.turn_link import TurnLink
 
 OPEN_BOARD_RETRY_NS = 20 * MS
 
@@ -59,17 +67,21 @@ class LocalLinks:
         ring_bytes: int = 0,
         on_displaced: Callable[[Run], None] | None = None,
         on_change: Callable[[], None] = lambda: None,
+        hears: Hears | None = None,
     ) -> None:
         self._client_id = client_id
         self._clock, self._timers, self._fds = clock, timers, fds
         self._ring_bytes = ring_bytes
         self._on_displaced = on_displaced
         self._on_change = on_change
+        self._hears = hears
         self._context: zmq.Context[Any] = zmq.Context()
         self._supervisor = self._peer("the supervisor", self._supervisor_changed)
         self._relocator = self._peer("the relocator")
         self._watch = EngineWatch(run_dir, clock=clock, timers=timers, on_engine=self._adopt)
         self._links: list[ShardLink] = []
+        self._schedulers: dict[int, Peer] = {}
+        self._turns: dict[int, TurnLink] = {}
         self._board: Board | None = None
         self._connecting: Pending[None] = Pending()
         self._tables: dict[int, TopicTable] = {}
@@ -104,6 +116,23 @@ class LocalLinks:
         if self._board is None:
             raise NotConnected("the engine is not there now")
         return self._board
+
+    def topic_facts(self, info: TopicInfo | Located) -> TopicFacts | None:
+        """Read the topic's slot on the board now; None when it holds another life or cannot be read."""
+        try:
+            found = self.topic_table(info.shard).read(info.slot)
+        except (BoardUnstable, BoardError, NotConnected):
+            return None
+        is_it = found.topic_id == info.topic_id and found.epoch == info.epoch and found.state == TOPIC_LIVE
+        return found if is_it else None
+
+    def marks(self, shard: int) -> Marks:
+        """Read the shard's published marks now; (0, 0) while they cannot be read: nothing is published."""
+        try:
+            process = self.board.process(1 + shard)
+            return Marks(process.mark(Mark.PUBLISHED), process.mark(Mark.VOLATILE))
+        except (BoardUnstable, BoardError, NotConnected):
+            return Marks((0, 0), (0, 0))
 
     def topic_table(self, shard: int) -> TopicTable:
         """The shard's topic table; raises NotConnected or BoardError while there is none."""
@@ -172,9 +201,54 @@ class LocalLinks:
             self._relocator.point_at(relocator_socket(self.engine.shm_dir))
         return self._relocator.request(message, deadline_ns, is_patient=False)
 
+    @property
+    def schedulers(self) -> int:
+        """The engine's schedulers; 0 while no engine was met."""
+        return self._watch.engine.schedulers if self._watch.engine else 0
+
+    def scheduler(self, number: int) -> Peer:
+        """The connection to one of them, made when it is first asked for."""
+        peer = self._schedulers.get(number)
+        if peer is None:
+            peer = self._schedulers[number] = self._scheduler_peer(number)
+            if self._board is not None:
+                peer.point_at(scheduler_socket(self.engine.shm_dir, number))
+        return peer
+
+    def expect_turns(self, number: int) -> None:
+        """Turns of this scheduler are wanted: ask for a ring, if there is a connection. The one it was given
+        when the connection was made is taken away from whom nothing is told of."""
+        peer = self.scheduler(number)
+        if peer.is_up:
+            self._turns[number].ask(peer, self.engine.shm_dir)
+
+    def _scheduler_peer(self, number: int) -> Peer:
+        hears = self._hears
+        assert hears is not None, "who asks a scheduler hears what it says"
+        turns = self._turns[number] = TurnLink(number, clock=self._clock, fds=self._fds, hears=hears)
+
+        def changed(peer: Peer) -> None:
+            if peer.is_up:
+                turns.ask(peer, self.engine.shm_dir)
+                hears.scheduler_up(number)
+            else:
+                turns.drop()
+
+        def said(_: Peer, said: Reply) -> None:
+            hears.scheduler_said(number, said)
+
+        return Peer(
+            f"scheduler {number}", context=self._context, timers=self._timers, clock=self._clock,
+            fds=self._fds, on_change=changed, on_push=said,
+        )  # fmt: skip
+
     def submit(self, shard: int, run: Run) -> None:
         """Push frames into the shard's ring, or queue them until there is room."""
         self._link(shard).channel.submit(run)
+
+    def is_full(self, shard: int) -> bool:
+        """Do frames for this shard wait for room in its ring?"""
+        return shard < len(self._links) and self._links[shard].channel.is_full
 
     def published_since(
         self, shard: int, marks: Callable[[], Any], seen: Any, deadline_ns: int
@@ -187,6 +261,8 @@ class LocalLinks:
         happened = False
         for link in self._links:
             happened |= link.channel.pump()
+        for turns in self._turns.values():
+            happened |= turns.pump()
         return happened
 
     def on_readable(self, fd: int) -> None:
@@ -197,6 +273,13 @@ class LocalLinks:
         if self._relocator.fd == fd:
             self._relocator.pump()
             return
+        for number, turns in self._turns.items():
+            if turns.fd == fd:
+                turns.on_bell()
+                return
+            if self._schedulers[number].fd == fd:
+                self._schedulers[number].pump()
+                return
         for link in self._links:
             if link.control.fd == fd:
                 link.control.pump()
@@ -239,6 +322,9 @@ class LocalLinks:
                 link.control.close()
             self._supervisor.close()
             self._relocator.close()
+            for number, peer in self._schedulers.items():
+                self._turns[number].drop()
+                peer.close()
         finally:
             # With the sockets that an interrupt left half made, which nobody else knows of.
             self._context.destroy(0)
@@ -252,6 +338,8 @@ class LocalLinks:
         for link in self._links:
             link.channel.close_ring()
             link.publication.close_ring()
+        for turns in self._turns.values():
+            turns.let_go_in_child()
 
     # -- the engine comes and goes --------------------------------------------------------------------
 
@@ -303,6 +391,10 @@ class LocalLinks:
         self._supervisor.point_at(supervisor_socket(engine.shm_dir) if is_there else "")
         is_asked = self._relocator.open_requests and is_there
         self._relocator.point_at(relocator_socket(engine.shm_dir) if is_asked else "")
+        for number, peer in self._schedulers.items():
+            has_it = is_there and number < engine.schedulers
+            self._turns[number].drop()
+            peer.point_at(scheduler_socket(engine.shm_dir, number) if has_it else "")
         for shard, link in enumerate(self._links):
             place = self._place(engine, shard) if is_there and shard < engine.shards else None
             if link.control.open_requests or place is None:

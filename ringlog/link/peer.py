@@ -109,7 +109,9 @@ class Peer:
         fds: FdSet,
         curve: Curve | None = None,
         on_change: Callable[[Peer], None] | None = None,
+        on_push: Callable[[Peer, Reply], None] | None = None,
     ) -> None:
+        """`on_change`: the connection came up or ended. `on_push`: something came that was not asked for."""
         self.name = name
         self.is_up = False
         self.last_heard_ns = 0
@@ -119,6 +121,7 @@ class Peer:
         self._context, self._timers, self._clock, self._fds = context, timers, clock, fds
         self._curve = curve
         self._on_change = on_change
+        self._on_push = on_push
         self._endpoint = ""
         self._socket: zmq.Socket[Any] | None = None
         self._requests: dict[int, _Request] = {}
@@ -156,6 +159,20 @@ class Peer:
             self._send(asked)
             self.pump()
         return asked.pending
+
+    def tell(self, message: Message, attachment: Any = None) -> bool:
+        """Send what has no answer; False while there is no connection. It may be lost with the connection."""
+        if not self.is_up or self._socket is None:
+            return False
+        parts = [encode(message, 0)] if attachment is None else [encode(message, 0), attachment]
+        try:
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
+        except zmq.Again:
+            # The connection has just ended. Trying to send swallowed the wake-up that would tell us.
+            self.pump()
+            return False
+        self.pump()
+        return True
 
     def pump(self) -> bool:
         """Take what has arrived and send what may be sent; True when anything happened."""
@@ -291,7 +308,8 @@ class Peer:
                 self._send(asked)
         if self._on_change is not None:
             self._on_change(self)
-        self._receive()
+        # What was sent here may have swallowed the wake-up of an answer, or of the end that came at once.
+        self.pump()
 
     def _went_down(self) -> None:
         self._drop()
@@ -346,6 +364,9 @@ class Peer:
             envelope = decode(bytes(parts[0].buffer))
         except EnvelopeInvalid:
             return  # Not of this protocol: as good as no answer, and the deadline covers that.
+        if not envelope.corr and self._on_push is not None:
+            self._on_push(self, Reply(envelope.message, parts[1].buffer if len(parts) > 1 else None))
+            return
         asked = self._requests.get(envelope.corr)
         if asked is None:
             return  # Answered already, or given up.

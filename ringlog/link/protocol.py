@@ -8,14 +8,21 @@ next timer, whichever is first, calls `pump`, and does so from one thread at a t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ringlog.envelope.messages import Message
-from ringlog.link.peer import Reply
+from ringlog.link.peer import Peer, Reply
 from ringlog.link.pending import Pending
 from ringlog.link.runs import Run
 
 Transport = Literal["ring", "ipc", "tcp"]
+
+
+class Marks(NamedTuple):
+    """How far a shard's logs may be read: (file_id, offset in bytes) of the WAL and of the volatile log."""
+
+    wal: tuple[int, int]
+    volatile: tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -27,6 +34,22 @@ class LinkFacts:
     frames_resent: int = 0
     requests_resent: int = 0
     last_heard_ns: int = 0
+
+
+class Hears(Protocol):
+    """Who is told what schedulers say unasked, and that a connection to one is new."""
+
+    def scheduler_up(self, number: int) -> None:
+        """A connection to this scheduler was made: it knows nothing of us."""
+        ...
+
+    def scheduler_said(self, number: int, said: Reply) -> None:
+        """Something came that was not asked for."""
+        ...
+
+    def scheduler_turned(self, number: int, rows: list[list[int]], *, is_complete: bool) -> None:
+        """Turns came through shared memory, rows as in the message; unless `is_complete` some are missing."""
+        ...
 
 
 class Links(Protocol):
@@ -82,8 +105,25 @@ class Links(Protocol):
         """Ask a shard (any number, for a gateway)."""
         ...
 
+    @property
+    def schedulers(self) -> int:
+        """Who tells of news: the engine's schedulers, or 1 for a gateway; 0 while none was met."""
+        ...
+
+    def scheduler(self, number: int) -> Peer:
+        """The connection to one of them, made when it is first asked for."""
+        ...
+
+    def expect_turns(self, number: int) -> None:
+        """Turns of this scheduler are wanted from now on, and were not before."""
+        ...
+
     def submit(self, shard: int, run: Run) -> None:
         """Send frames; they go in the order in which they are submitted."""
+        ...
+
+    def is_full(self, shard: int) -> bool:
+        """Is there no room for frames to this shard, as far as is known here (BP-1)?"""
         ...
 
     def pump(self) -> bool:

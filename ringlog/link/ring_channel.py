@@ -65,6 +65,8 @@ class ClientRing:
             raise
         self._shard_bell = BellRinger(shard_bell(place.shm_dir, place.shard))
         self._wants = 0
+        self.is_pressing = False
+        """Its frames are not to wait for those of others."""
         fds.watch(self._bell.fileno())
 
     @property
@@ -78,9 +80,16 @@ class ClientRing:
 
     def want(self, bits: int) -> None:
         """Say what to be woken for."""
+        if self.is_pressing:
+            bits |= Wants.NO_GATHERING
         if bits != self._wants:
             self._wants = bits
             self.producer.set_wants(bits)
+
+    def press(self, *, is_pressing: bool) -> None:
+        """Say whether its frames may wait for those of others; before they are published."""
+        self.is_pressing = is_pressing
+        self.want(self._wants & ~Wants.NO_GATHERING)
 
     def wake_shard(self) -> None:
         """Ring the shard's bell when it sleeps; after publishing, never before."""
@@ -142,6 +151,11 @@ class RingChannel:
     def is_open(self) -> bool:
         """There is a ring."""
         return self._ring is not None
+
+    @property
+    def is_full(self) -> bool:
+        """Frames wait for room in a ring that there is: its shard takes none out of it."""
+        return self._ring is not None and bool(self._outbox) and self._in_flight.frames > 0
 
     def has_settled(self) -> bool:
         """Are settlements there to be taken?"""
@@ -344,6 +358,10 @@ class RingChannel:
                 if self._in_flight.frames == 0:
                     self._send_large(run)
                 break
+            if run.disable_backpressure is not ring.is_pressing and (
+                run.disable_backpressure or not self._in_flight.frames
+            ):
+                ring.press(is_pressing=run.disable_backpressure)
             count = self._push_part(ring.producer, run, large_at)
             pushed += count
             if run.pushed == run.count:
@@ -375,7 +393,7 @@ class RingChannel:
         self._is_sending_large = True
         row = run.pushed
         run.pushed += 1
-        request = Append(run.topic, 1)
+        request = Append(run.topic, 1, disable_backpressure=run.disable_backpressure)
         frame = run.view(row, row + 1)
         answer = self._control.request(request, run.deadline_ns, frame, is_patient=False)
         answer.when_done(lambda done: self._large_done(run, row, done))

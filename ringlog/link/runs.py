@@ -84,6 +84,11 @@ class Run:
         self.on_failed(first, count, error)
 
     @property
+    def disable_backpressure(self) -> bool:
+        """Pressure is no reason to refuse it, where it goes by message (G-12)."""
+        return False
+
+    @property
     def was_sent(self) -> bool:
         """Something of it may have reached the engine, now or through an earlier ring."""
         return self.pushed > 0 or self.was_taken_back

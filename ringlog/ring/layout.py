@@ -85,10 +85,12 @@ class Word(IntEnum):
 
 
 class Wants(IntFlag):
-    """Bits of the `wants` word: when the shard is to ring the client's bell."""
+    """Bits of the `wants` word: when the shard is to ring the client's bell, and what else it asks for."""
 
     SETTLEMENTS = 1
     PUBLICATION = 2
+    NO_GATHERING = 4
+    """Take my frames without waiting for those of others, whatever the pressure (G-12)."""
 
 
 class ProducerState(IntEnum):

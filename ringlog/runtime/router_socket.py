@@ -7,6 +7,7 @@ never blocks the actor.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator
 from typing import Any, cast
@@ -23,6 +24,8 @@ log = logging.getLogger("ringlog.runtime")
 
 _POLLIN = int(zmq.POLLIN)
 """Plain: operations of an enumeration cost microseconds, and this is asked at every turn."""
+_NOBLOCK = int(zmq.NOBLOCK)
+_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class RouterSocket:
@@ -92,6 +95,23 @@ class RouterSocket:
             self.undelivered += 1
             return False
         return True
+
+    def post(self, client: bytes, data: bytes, attachment: Any) -> int:
+        """Send an encoded message; 0, or why not: EAGAIN when the peer does not read, EHOSTUNREACH when it is
+        gone."""
+        send = self._socket.send
+        try:
+            # Part by part, which takes half the time of send_multipart; only the first can find no way.
+            send(client, _NOBLOCK_MORE)
+            if attachment is None:
+                send(data, _NOBLOCK)
+            else:
+                send(data, _NOBLOCK_MORE)
+                send(attachment, _NOBLOCK)
+        except zmq.ZMQError as e:
+            self.undelivered += 1
+            return e.errno or errno.EAGAIN
+        return 0
 
     def close(self) -> None:
         """Send what is queued for at most a second, then let go."""

@@ -93,8 +93,8 @@ def seal_frame(
         hasher.update(piece)
     header = Header(
         layout.FRAME_LEN_MIN + stored_bytes, FrameType.APPEND, layout.VERSION, body.bitmap, topic_id,
-        stretches[0].first_seq, int(body.stamps[0]), len(body.stamps), epoch, 0, 0, body.size, codec, flags,
-        0, hasher.intdigest(), 0,
+        stretches[0].first_seq, int(body.stamps[0]), len(body.stamps), epoch, 0, 0, body.size, codec,
+        flags & 0xFF, flags >> 8, hasher.intdigest(), 0,
     )  # fmt: skip
     return SealedFrame(
         [_sealed_header(header, salt), *stored], layout.HEADER_BYTES + stored_bytes, header.base_seq,

@@ -56,8 +56,9 @@ class Block:
     buffer: memoryview
     seqs: I64
     times: I64
-    flags: NDArray[np.uint8]
-    """Flags of the frame a record came in: durability class and payload kind."""
+    flags: NDArray[np.uint16]
+    """Of the frame a record came in: durability class and payload kind, and above the lower 8 bits its
+    hops."""
     spans: dict[Column, Values]
     fixed: dict[Column, NDArray[Any]]
     headers: HeaderRows | None
@@ -108,7 +109,7 @@ def _block(buffer: Any, batch: FrameBatch) -> Block:
     if frames.codecs_of(batch.words).any():
         buffer, batch = _plain(buffer, batch)
     columns = frames.columns_of(batch.words)
-    flags = frames.flags_of(batch.words).astype(np.uint8)
+    flags = (frames.flags_of(batch.words) | frames.hops_of(batch.words) << np.uint64(8)).astype(np.uint16)
     if len(columns) == 1 or (columns == columns[0]).all():
         found = spans_of(buffer, batch)
         return Block(
@@ -154,7 +155,7 @@ def _header_rows(found: Spans) -> HeaderRows:
     return HeaderRows(firsts, stops - firsts, Values(a, b - a), Values(c, d - c))
 
 
-def _merged(parts: list[tuple[Spans, NDArray[np.uint8]]]) -> Block:
+def _merged(parts: list[tuple[Spans, NDArray[np.uint16]]]) -> Block:
     """One block, in the order of the numbers, of frames with different columns."""
     seqs = np.concatenate([found.seqs for found, _ in parts])
     order = np.argsort(seqs, kind="stable")

@@ -17,12 +17,12 @@ from ringlog.envelope.messages import Extent, Located
 from ringlog.errors import DiskError, NotReady, TopicNotFound
 from ringlog.limits import EXTENTS_PER_LOCATE_MAX
 from ringlog.link.pending import Pending, Steps
-from ringlog.spark.clients import client_of, engine_of
+from ringlog.spark.clients import client_of, disk_of, log_id_of
 from ringlog.spark.errors import OptionError
 from ringlog.spark.options import SourceOptions
 from ringlog.spark.plan import WAL, Stretch
 from ringlog.spark.sealed import Tags, sealed_stretches
-from ringlog.storage.disk import RealDisk
+from ringlog.storage.disk import Disk, RealDisk
 from ringlog.storage.ledger import Ledger
 from ringlog.storage.reader import Mark
 from ringlog.topic.tombstone import RECREATED, RESTART_LOSS, Floors, plan_read
@@ -70,9 +70,9 @@ class GapRow:
 class Catalog:
     """Answers of one engine. For one thread; a context manager, and cheap to open."""
 
-    def __init__(self, client: Client, log_id: str) -> None:
+    def __init__(self, client: Client, log_id: str, disk: Disk | None = None) -> None:
         self._client = client
-        self._disk = RealDisk()
+        self._disk: Disk = disk or RealDisk()
         self._ledgers: dict[int, Ledger] = {}
         self._generation = -1
         self.log_id = log_id
@@ -80,9 +80,9 @@ class Catalog:
 
     @classmethod
     def open(cls, path: str) -> Catalog:
-        """The catalog of a data directory (or run directory); raises EngineNotRunning."""
+        """The catalog of a data directory (or run directory, or cold tier); raises EngineNotRunning."""
         client = client_of(path)
-        return cls(client, engine_of(path)[1].engine_id)
+        return cls(client, log_id_of(path), disk_of(path))
 
     def close(self) -> None:
         """Let go of files; the client stays for the next one."""
@@ -140,7 +140,7 @@ class Catalog:
 
         Raises TopicNotFound.
         """
-        source = LocalSource(self._client.connection, topic)
+        source = LocalSource(self._client.connection, topic, disk=self._disk)
         try:
             cursor = self._client.run(source.seek_time(ts_us))
         finally:
@@ -170,13 +170,13 @@ class Catalog:
         )
         cursor = after
         for _ in range(len(located.lost) + 2):  # Each turn passes a floor or a lost range, or ends.
-            gap = plan_read(cursor, floors, located.lost).gap
+            gap = plan_read(cursor, floors, located.lost, trimmed=located.trimmed).gap
             if gap is None:
                 following = [first for first in located.lost[::2] if first > cursor + 1]
                 if not following or following[0] > until:
                     break
                 cursor = following[0] - 1
-                gap = plan_read(cursor, floors, located.lost).gap
+                gap = plan_read(cursor, floors, located.lost, trimmed=located.trimmed).gap
             if gap is None or gap.gap_from > until:
                 break
             found.append(

@@ -1,5 +1,7 @@
 """One client for each engine and process, shared by everything a Spark worker does there.
 
+A cold tier that is read alone has a client of its own kind, which needs no engine (cold_alone).
+
 Workers are used for many tasks, so what is costly to open is kept; nothing of it is ever pickled (SK-15). A
 client goes on by itself when its engine was restarted, and opens itself anew after a fork.
 """
@@ -8,12 +10,16 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any, cast
 
 import ringlog
 from ringlog.client.client import Client
 from ringlog.errors import NotConnected
 from ringlog.link.address import EngineInfo, read_engine
+from ringlog.spark.cold_address import is_address
+from ringlog.spark.cold_alone import cold_client
 from ringlog.spark.errors import EngineNotRunning
+from ringlog.storage.disk import RealDisk
 
 CONNECT_S = 10.0
 """How long an engine that says it runs may take to answer."""
@@ -37,8 +43,20 @@ def engine_of(path: str) -> tuple[str, EngineInfo]:
     return (inner if read_engine(inner) is not None else path), info
 
 
+def log_id_of(path: str) -> str:
+    """Identity of the log that `client_of` leads to; stays the same over restarts of its engine."""
+    return cold_client(path).log_id if is_address(path) else engine_of(path)[1].engine_id
+
+
+def disk_of(path: str) -> Any:
+    """Where the indexes of its segments are read."""
+    return cold_client(path).disk if is_address(path) else RealDisk()
+
+
 def client_of(path: str) -> Client:
     """The client of the engine that serves this data directory; raises EngineNotRunning."""
+    if is_address(path):
+        return cast("Client", cold_client(path))
     run_dir = os.path.realpath(engine_of(path)[0])
     with _lock:
         client = _clients.get(run_dir)

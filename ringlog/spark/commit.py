@@ -432,16 +432,20 @@ def table_of(disk: Disk, fd: int, path: str, file: StagedFile, first: int) -> _T
     sizes: list[NDArray[np.int64]] = []
     topics: list[NDArray[np.int64]] = []
     at, rows, want = 0, 0, READ_BYTES
+    buffer = np.empty(0, dtype="<u8")  # One for all that is read: fresh memory costs as much as reading.
     while at < file.size:
-        buffer = bytearray(min(want, file.size - at) & ~7)
-        got = disk.read_into(fd, buffer, at)
-        found = scan(np.frombuffer(buffer, dtype="<u8")) if got == len(buffer) and got else None
+        count = min(want, file.size - at) // 8
+        if len(buffer) < count:
+            buffer = np.empty(count, dtype="<u8")
+        words = buffer[:count]
+        got = disk.read_into(fd, words, at)
+        found = scan(words) if got == 8 * count and got else None
         if found is None or (not len(found) and want >= FRAME_BYTES_MAX):
             raise CorruptData("a staged file does not hold the frames it should", file=path, offset=at)
         if not len(found):
             want = FRAME_BYTES_MAX  # One frame is larger than what was read.
             continue
-        digest.update(memoryview(buffer)[: found.stop])
+        digest.update(words[: found.stop // 8].data)
         offsets.append(found.offsets + at)
         sizes.append(found.total_bytes)
         topics.append(found.words[:, layout.W_TOPIC].astype(np.int64))

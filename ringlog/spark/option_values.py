@@ -229,6 +229,12 @@ def directory(name: str, text: str) -> str:
     return os.path.abspath(path)
 
 
+def directory_or_url(name: str, text: str) -> str:
+    """An absolute path of this host, or the URL of a bucket."""
+    path = text.strip()
+    return path if "://" in path.removeprefix("file://") else directory(name, text)
+
+
 def regular_expression(name: str, text: str) -> str:
     """A Python regular expression."""
     try:

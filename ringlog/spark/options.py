@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from ringlog.limits import BATCH_RECORDS_MAX, MIB, REQUEST_BYTES_MAX
+from ringlog.spark.cold_address import address, is_address
 from ringlog.spark.errors import OptionError
 from ringlog.spark.option_values import (
     EARLIEST,
@@ -22,13 +23,13 @@ from ringlog.spark.option_values import (
     Given,
     Offsets,
     Times,
-    address,
     boolean,
     bound_of,
     byte_count,
     choice,
     cursor_of,
     directory,
+    directory_or_url,
     durability,
     integer,
     not_empty,
@@ -39,6 +40,9 @@ from ringlog.spark.option_values import (
     times_by_topic,
     topic_name,
     words,
+)
+from ringlog.spark.option_values import (
+    address as engine_address,
 )
 from ringlog.types import Durability
 
@@ -88,10 +92,8 @@ REFUSED_SINK = {
     "includeheaders": "the column headers is written whenever it is there",
     "topiccolumn": "the column that names the topic is called topic",
 }
-COLD_ALONE = (
-    "cold: a cold tier cannot be read without its engine, which holds the segments' indexes. Give the data "
-    "directory as path: cold segments are found from its configuration"
-)
+COLD_VIEWS = ("records", "gaps")
+"""What can be viewed of a cold tier without its engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ class SourceOptions:
     """Options of a read. Times are microseconds since the epoch, sizes are bytes."""
 
     path: str
-    """Data directory, or run directory where that was configured elsewhere; absolute."""
+    """Data directory, or run directory where that was configured elsewhere; absolute. Of a cold tier that is
+    read alone its address (cold_alone)."""
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     """Python regular expression that a topic's whole name must match."""
@@ -158,13 +161,11 @@ class SinkOptions:
 def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Check the options of a batch or streaming read; raises OptionError."""
     given = Given(raw, SOURCE_NAMES, REFUSED)
-    if "cold" in given:
-        raise OptionError(COLD_ALONE, option="cold")
     view = given.take("view", lambda n, t: choice(n, t, VIEWS), "records")
     _only(given, streaming, view)
     topics, pattern = _subscription(given, is_needed=view not in {"topics", "segments"})
     options = SourceOptions(
-        path=_path_of(given),
+        path=_cold_of(given, view) if "cold" in given else _path_of(given),
         topics=topics,
         pattern=pattern,
         **_offsets_of(given, streaming),
@@ -191,6 +192,8 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         ),
     )
     _check_together(options)
+    if is_address(options.path) and options.quarantine and view == "gaps":
+        raise OptionError("cold: to look for damage needs the engine", option="onCorrupt")
     if streaming and options.quarantine:
         raise OptionError(
             "onCorrupt: a stream never passes over damage; read the range as a batch, then begin behind it"
@@ -208,7 +211,7 @@ def sink_options(raw: Mapping[str, str]) -> SinkOptions:
         raise OptionError("one of path (the data directory) and connect (the engine's address) is needed")
     options = SinkOptions(
         path=_path_of(given) if has_path else "",
-        connect=given.take("connect", address, ""),
+        connect=given.take("connect", engine_address, ""),
         topic=given.take("topic", topic_name, None),
         create_topics=given.take("createTopics", boolean, False),
         txn_app_id=given.take("txnAppId", not_empty, None),
@@ -349,6 +352,14 @@ def _times_of(given: Given, for_all: str, by_topic: str) -> Times:
         return Times(given.take(for_all, time_us, None))
     times: Times = given.take(by_topic, times_by_topic, Times())
     return times
+
+
+def _cold_of(given: Given, view: str) -> str:
+    """The address of a cold tier alone: where its segments lie, and its snapshots if elsewhere."""
+    if view not in COLD_VIEWS:
+        raise OptionError(f"view={view} needs the engine, and cold is read without", option="cold", view=view)
+    cold: str = given.take("cold", directory_or_url, "")
+    return address(cold, _path_of(given) if "path" in given or "root" in given else "")
 
 
 def _path_of(given: Given) -> str:

@@ -19,10 +19,11 @@ from ringlog.client.tailer import WINDOW_BYTES, TailBatch, batches_of
 from ringlog.errors import CorruptData, NotReady, TopicNotFound
 from ringlog.limits import KIB
 from ringlog.spark.catalog import GapRow
-from ringlog.spark.clients import client_of
+from ringlog.spark.clients import client_of, disk_of
 from ringlog.spark.errors import DataLoss
 from ringlog.spark.options import SourceOptions
 from ringlog.spark.plan import Bounds, Slice, Slices
+from ringlog.spark.workers import settle_worker
 from ringlog.topic.tombstone import RECREATED, RESTART_LOSS
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def read_slices(
         for item in read_items(slices, options, on_gap):
             yield from made.add(item)
         yield from made.rest()
+        settle_worker("read")
 
 
 def read_items(
@@ -106,7 +108,7 @@ class _SliceReader:
         self._client = client
         self._options = options
         self._on_gap = on_gap
-        self._source = LocalSource(client.connection, topic, is_mapped=True)
+        self._source = LocalSource(client.connection, topic, is_mapped=True, disk=disk_of(options.path))
         self._damage: tuple[str, int] | None = None
 
     def close(self) -> None:

@@ -77,22 +77,23 @@ def read(
     spark: SparkSession,
     topics: str | Iterable[str],
     *,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     columns: Iterable[str] | str | None = None,
     **options: Any,
 ) -> DataFrame:
     """Records of topics as a DataFrame: the topics as they are now; read again for what comes later.
 
-    `topics` is a name, or several. `columns` chooses columns by name, which is the cheapest way to make a
-    read faster: the others are never made. Further options by their names, with underscores or as in the
-    option table: `min_partitions=8`, `startingOffsets={"orders": 17}`, `tags=["a", "b*"]`. What Spark's own
-    pushdown would do is done by these. Raises OptionError for what is unknown.
+    `topics` is a name, or several; `path` the data directory, not needed beside `cold`. `columns` chooses
+    columns by name, which is the cheapest way to make a read faster: the others are never made. Further
+    options by their names, with underscores or as in the option table: `min_partitions=8`,
+    `startingOffsets={"orders": 17}`, `tags=["a", "b*"]`. What Spark's own pushdown would do is done by these.
+    Raises OptionError for what is unknown.
     """
     from ringlog.spark.options import as_text, shape_of
     from ringlog.spark.schema import select
 
     names = [topics] if isinstance(topics, str) else list(topics)
-    given = as_text({"subscribe": names, **options, "path": os.fspath(path)})
+    given = as_text({"subscribe": names, **options, "path": None if path is None else os.fspath(path)})
     # The process that plans has no session and cannot see how much can run at once; here we can.
     given.setdefault("minPartitions", str(_parallelism(spark)))
     reader = spark.read.format("ringlog").options(**given)

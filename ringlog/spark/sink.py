@@ -34,6 +34,7 @@ from ringlog.spark.errors import OptionError
 from ringlog.spark.options import SinkOptions
 from ringlog.spark.rows import FrameMaker, check_columns
 from ringlog.spark.staging import FramesWriter, StagedFile, Staging
+from ringlog.spark.workers import settle_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -133,12 +134,14 @@ class _Writer:
         except BaseException:
             writer.abandon()
             raise
+        settle_worker("write")
         return Staged(key, file)
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> Committed:
         key, files = told(messages)
         if key is None or not files:
             return Committed("nothing", batch)
+        keep_freed_memory()
         done = committer_of(self.options).commit(key, batch, files)
         log.info(
             "batch %d of %s: %s, %d rows in %d frames", batch, key.text, done.outcome, done.rows, done.frames

@@ -55,6 +55,7 @@ from ringlog.spark.view_rows import (
     segment_rows,
     tag_rows,
 )
+from ringlog.spark.workers import settle_worker
 
 TRIES_MAX = 5
 """Looks for records whose file was merged or moved while we were on our way to it."""
@@ -170,6 +171,7 @@ class ViewReader(DataSourceReader):
             batch = record_batch(columns, schema)
             for at in range(0, batch.num_rows, ROWS_PER_BATCH):
                 yield batch.slice(at, ROWS_PER_BATCH)
+        settle_worker("view")
 
     def _rows(self, partition: ViewPartition) -> Iterator[Columns]:
         for place in partition.segments:

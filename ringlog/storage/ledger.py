@@ -32,7 +32,8 @@ from ringlog.storage.tail import Tail
 
 TAILS_MAX = 4_096
 TAIL_RECORDS_MAX = 16_000_000
-"""Records of WAL files that are remembered, for all topics together, at some 25 bytes each."""
+"""Records of WAL files that are remembered, for all topics together, at some 25 bytes each; a tag counts as
+several (Tail.weight)."""
 SEGMENTS_MAX = 64
 """Segment indexes kept open."""
 
@@ -153,9 +154,9 @@ class Ledger:
 
     def _shrink(self) -> None:
         """Forget the topics that nobody asked about for longest."""
-        held = sum(map(len, self._tails.values())) if len(self._tails) > 1 else 0
+        held = sum(tail.weight for tail in self._tails.values()) if len(self._tails) > 1 else 0
         while len(self._tails) > 1 and (len(self._tails) > TAILS_MAX or held > TAIL_RECORDS_MAX):
-            held -= len(self._tails.popitem(last=False)[1])
+            held -= self._tails.popitem(last=False)[1].weight
 
 
 class TopicLedger:

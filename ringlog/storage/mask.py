@@ -22,7 +22,7 @@ from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
 from ringlog.frame.layout import Column
-from ringlog.frame.view import open_frame
+from ringlog.frame.view import open_row
 
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
@@ -139,10 +139,10 @@ def _plain_values(run: Stretch, rows: I64, column: Column) -> I64:
 
 
 def _opened_values(run: Stretch, row: int, column: Column) -> I64:
-    offset = int(run.batch.offsets[row])
     try:
-        found = open_frame(run.buffer, offset, seed=None, verify=False).fixed_column(column)
+        found = open_row(run.buffer, run.batch, row).fixed_column(column)
     except FrameInvalid as e:
+        offset = int(run.batch.offsets[row])
         raise CorruptData(f"stored frame is malformed: {e.reason}", file=run.path, offset=offset) from None
     assert found is not None, "the frame's bitmap names the column"
     return found

@@ -21,22 +21,25 @@ last_seq, file and offset; what lies before it is delivered first (DR-16).
 from __future__ import annotations
 
 import errno
+import os
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 from pyroaring import BitMap64
 
-from ringlog.errors import CorruptData, DiskError, NotReady
+from ringlog.errors import CorruptData, DiskError, FrameInvalid, NotReady
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
+from ringlog.frame.routed import resolve
+from ringlog.frame.view import FrameView, open_frame
 from ringlog.limits import FRAME_BYTES_MAX, KIB, MIB
 from ringlog.storage.disk import Disk
+from ringlog.storage.frame_share import FrameShare, Place
 from ringlog.storage.shelf import SegmentShelf
 from ringlog.storage.windows import ColdWant, MappedFile, ReadFile, SuppliedFile, Window, WindowFile
 
@@ -190,6 +193,7 @@ class TopicReader:
         self._offset = 0
         self._frame_bytes = 0  # Size of the frame at `_offset` where an index told it.
         self._is_sought = False
+        self._hint_bytes = 0
         self._sealed_to: list[int] = []
         self._learn_segments()
         self._enter(self._extent_of(cursor + 1))
@@ -258,6 +262,73 @@ class TopicReader:
         if is_far and self._extent < len(self._located.extents):
             self._is_sought = not self._located.extents[self._extent].segment
 
+    def take_hint(self, first_seq: int, file_id: int, offset: int, stop: int) -> None:
+        """Somebody says that the frames from `first_seq` on lie at [offset, stop) of a file of the log.
+
+        It saves walking over what others wrote before. Nothing is believed of it: it is used only for the
+        record that comes next, and what lies there is checked as always.
+        """
+        if first_seq != self.cursor + 1 or self._extent >= len(self._located.extents):
+            return
+        extent = self._located.extents[self._extent]
+        is_log = not extent.segment and not extent.path.startswith(VOLATILE_PREFIX)
+        is_here = is_log and extent.file_id == file_id
+        if is_here and offset % 8 == 0 and self._offset <= offset < stop and self._sees(extent, offset):
+            self._offset, self._hint_bytes = offset, min(stop - offset, self._window_bytes)
+
+    def _sees(self, extent: ExtentFacts, offset: int) -> bool:
+        stop = self._visible_stop(extent)
+        return stop is not None and offset < stop
+
+    def straight(
+        self, first_seq: int, last_seq: int, file_id: int, offset: int, stop: int, share: FrameShare
+    ) -> FrameView | None:
+        """The records `first_seq` .. `last_seq`, if they come next and are one frame at [offset, stop) of a
+        file of the log; verified as always. None when anything is not so, or not as it should be: `next_run`
+        finds out what. Raises DiskError.
+
+        The short way for who keeps up and was told where to look (take_hint). The caller has seen that the
+        topic's head is not below `last_seq`, so what has this number is published: no mark is asked for.
+        """
+        if first_seq != self.cursor + 1 or self._extent >= len(self._located.extents) or offset & 7:
+            return None
+        extent = self._located.extents[self._extent]
+        is_log = not extent.segment and not extent.path.startswith(VOLATILE_PREFIX)
+        if not is_log or extent.file_id != file_id or not self._offset <= offset < stop:
+            return None
+        if (extent.stop and stop > extent.stop) or stop - offset > FRAME_BYTES_MAX:
+            return None
+        place = Place(extent.path, extent.salt, offset)
+        view = share.get(place)
+        if view is None:
+            view = self._opened_straight(extent, offset, stop)
+            if view is None:
+                return None
+            share.leave(place, view)
+        located = self._located
+        if (view.topic_id, view.header.epoch) != (located.topic_id, located.epoch) or (
+            view.first_seq, view.last_seq, view.total_bytes,
+        ) != (first_seq, last_seq, stop - offset):  # fmt: skip
+            return None
+        self.cursor, self._offset = last_seq, stop
+        self._hole_seen = False
+        return view
+
+    def _opened_straight(self, extent: ExtentFacts, offset: int, stop: int) -> FrameView | None:
+        file = self._file or self._opened(extent)
+        if file is None:
+            return None
+        self._file = file
+        window = file.window(offset, stop)
+        if window is None or window.stop - window.start != stop - offset:
+            return None
+        window.buffer.flags.writeable = False  # Others may see it through the share.
+        try:
+            view = open_frame(window.buffer, window.start, seed=extent.salt)
+        except FrameInvalid:
+            return None
+        return view if view.header.type == layout.FrameType.APPEND else None
+
     def close(self) -> None:
         """Give the open file back. The reader may be used again."""
         if self._file is not None:
@@ -291,6 +362,8 @@ class TopicReader:
             found = frames.scan(window.buffer.view("<u8"), window.start, window.stop)
             if not len(found):
                 self._damaged(extent, found.reason or "zeros where frames were published", self._offset)
+            if not extent.segment:
+                found = self._resolved(extent, window, found)
             run = self._take(extent, window, found, head_seq)
             if run is not None:
                 return run
@@ -335,8 +408,8 @@ class TopicReader:
         if file is None:
             return Pause.MOVED
         self._file = file
-        wanted = min(self._offset + max(window_bytes, self._frame_bytes), stop)
-        self._frame_bytes = 0
+        wanted = min(self._offset + (self._hint_bytes or max(window_bytes, self._frame_bytes)), stop)
+        self._frame_bytes = self._hint_bytes = 0
         window = self._window(extent, file, wanted)
         if window is None:
             return Pause.COLD
@@ -372,9 +445,21 @@ class TopicReader:
 
     def _path(self, extent: ExtentFacts) -> str:
         if extent.tier == TIER_COLD:
-            return str(Path(self._cold_dir) / extent.path)
+            return os.path.join(self._cold_dir, extent.path)
         is_volatile = extent.path.startswith(VOLATILE_PREFIX)
-        return str(Path(self._roots[is_volatile]) / extent.path.removeprefix(VOLATILE_PREFIX))
+        return os.path.join(self._roots[is_volatile], extent.path.removeprefix(VOLATILE_PREFIX))
+
+    def _resolved(self, extent: ExtentFacts, window: Window, found: FrameBatch) -> FrameBatch:
+        """With the copies of our topic as the appends they stand for; what lies before damage goes first."""
+        try:
+            return resolve(window.buffer, found, extent.salt, topic_id=self._located.topic_id)
+        except FrameInvalid as e:
+            bad = int(np.searchsorted(found.offsets, e.offset))
+            if not bad:
+                self._damaged(extent, e.reason, window.origin + e.offset)
+        sound = found.take(slice(0, bad))
+        sound.stop = int(found.offsets[bad])
+        return resolve(window.buffer, sound, extent.salt, topic_id=self._located.topic_id)
 
     def _take(
         self, extent: ExtentFacts, window: Window, found: FrameBatch, head_seq: int
@@ -395,7 +480,7 @@ class TopicReader:
         if bad is None:
             bad = frames.first_true(frames.malformed(ours.words))
         if bad == 0:
-            self._damaged(extent, "header does not verify", window.origin + int(ours.offsets[0]))
+            self._damaged(extent, "header does not verify", window.origin + int(ours.places[0]))
         if bad is not None:
             ours = self._stop_before(window, ours, bad)
         fresh = self._fresh(ours)
@@ -404,7 +489,7 @@ class TopicReader:
         else:
             hidden = frames.first_true(_last_seqs(fresh) > head_seq)
         if hidden == 0:
-            self._offset = window.origin + int(fresh.offsets[0])
+            self._offset = window.origin + int(fresh.places[0])
             return Pause.BEYOND_HEAD
         if hidden is not None:
             fresh = self._stop_before(window, fresh, hidden)
@@ -412,7 +497,7 @@ class TopicReader:
 
     def _stop_before(self, window: Window, batch: FrameBatch, row: int) -> FrameBatch:
         """Keep what lies before `row`, and go on at `row` the next time."""
-        self._offset = window.origin + int(batch.offsets[row])
+        self._offset = window.origin + int(batch.places[row])
         return batch.take(slice(0, row))
 
     def _fresh(self, ours: FrameBatch) -> FrameBatch:
@@ -436,7 +521,7 @@ class TopicReader:
             fresh = self._stop_before(window, fresh, hole)
         bad = frames.first_bad_body(window.buffer, fresh)
         if bad == 0:
-            at = window.origin + int(fresh.offsets[0])
+            at = window.origin + int(fresh.places[0])
             first, last = int(fresh.words[0, layout.W_BASE_SEQ]), int(_last_seqs(fresh)[0])
             self._damaged(extent, "body does not verify", at, seq=first, first_seq=first, last_seq=last)
         if bad is not None:
@@ -473,7 +558,7 @@ class TopicReader:
 
     def _doubt(self, extent: ExtentFacts, window: Window, fresh: FrameBatch) -> Pause:
         """Records are missing: retention may have moved while we read, so ask once before crying damage."""
-        at = window.origin + int(fresh.offsets[0])
+        at = window.origin + int(fresh.places[0])
         if self._hole_seen:
             found = int(fresh.words[0, layout.W_BASE_SEQ])
             self._damaged(

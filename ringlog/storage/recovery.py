@@ -21,6 +21,7 @@ import numpy as np
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import End, FrameBatch
+from ringlog.frame.routed import is_sound, resolve
 from ringlog.limits import FRAME_BYTES_MAX, RECOVERY_READ_BYTES, WAL_HEADER_BYTES
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY, WalHeader
 
@@ -123,10 +124,15 @@ class FileScan:
                 piece = Piece(self.stop, buffer, batch)
                 self.stop = piece.stop
                 self.last_seal = int(batch.words[-1, layout.W_SEAL_XXH3])
-                yield piece
+                yield self._resolved(piece)
             if not len(batch) or not _goes_on(buffer, batch):
                 self.reason = "padding in a file" if batch.end is End.PAD else batch.reason
                 return
+
+    def _resolved(self, piece: Piece) -> Piece:
+        """With copies as the appends they stand for; `_believe` looked at the frames that hold them."""
+        batch = resolve(piece.buffer, piece.batch, self.header.salt, is_verified=True)
+        return Piece(piece.file_offset, piece.buffer, batch)
 
     def seal_at(self, offset: int) -> int:
         """Seal of the frame that ends at `offset`: `stop`, or a group's end behind `durable`; else 0."""
@@ -151,6 +157,10 @@ class FileScan:
         for row in marks.tolist():
             if not self._follow(buffer, batch, row):
                 cut, reason = row, "the chain of groups is broken"
+                break
+        for row in np.flatnonzero(frames.types_of(batch.words[:cut]) == layout.FrameType.ROUTED).tolist():
+            if not is_sound(buffer, batch, row):
+                cut, reason = row, "a routed frame makes no sense"
                 break
         if cut == len(batch):
             return batch
@@ -305,10 +315,18 @@ def sealed_behind(scan: FileScan) -> Iterator[Piece]:
             offsets, words = batch.offsets[:bad], batch.words[:bad]
             batch = FrameBatch(offsets, words, int(batch.offsets[bad]), End.INVALID)
         if len(batch):
-            yield Piece(at, buffer, batch)
+            yield Piece(at, buffer, _identified(buffer, batch, scan.header.salt))
             at += batch.stop
         if not len(batch) or not _goes_on(buffer, batch):
             at = _next_mark(scan, at)
+
+
+def _identified(buffer: bytes, batch: FrameBatch, salt: int) -> FrameBatch:
+    """With the copies of those routed frames that can be read; what the others held nobody knows."""
+    rows = np.flatnonzero(frames.types_of(batch.words) == layout.FrameType.ROUTED)
+    unread = [row for row in rows.tolist() if not is_sound(buffer, batch, row, has_sums=False)]
+    known = batch.take(np.setdiff1d(np.arange(len(batch)), unread)) if unread else batch
+    return resolve(buffer, known, salt, is_verified=True)
 
 
 def _next_mark(scan: FileScan, offset: int) -> int:

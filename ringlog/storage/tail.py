@@ -19,12 +19,17 @@ from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import I64, U64, FrameBatch
 from ringlog.frame.facts import RecordFacts, record_facts
+from ringlog.frame.routed import resolve
 from ringlog.limits import FRAME_BYTES_MAX, MIB
 from ringlog.storage.disk import Disk
 from ringlog.storage.reader import ExtentFacts
 
 WINDOW_BYTES = 1 * MIB
 _ROOM_MIN = 1_024
+_SPARSE = 4
+"""An array this many times as long as what it holds, or as many tags for each record, is made anew."""
+_TAG_RECORDS = 8
+"""A tag, its number and its place among the others take some 200 bytes: as much as so many records."""
 
 Visible = Callable[[ExtentFacts], int]
 """File offset up to which an extent may be read now."""
@@ -54,8 +59,11 @@ class Growing(Generic[Scalar]):
         self._stop += len(values)
 
     def drop(self, count: int) -> None:
-        """Take away from the front."""
+        """Take away from the front; room that is mostly unused is given back."""
         self._start += count
+        if len(self._room) > max(_SPARSE * len(self.values), _ROOM_MIN):
+            self._room = self.values.copy()
+            self._start, self._stop = 0, len(self._room)
 
 
 class Tags:
@@ -77,6 +85,27 @@ class Tags:
             code_of.setdefault(tag, len(code_of))
         self.codes.append(np.fromiter(map(code_of.__getitem__, facts.tags), np.uint32, len(facts)))
 
+    def __len__(self) -> int:
+        """Different tags that are known."""
+        return len(self._code_of) - 1
+
+    def drop(self, count: int) -> None:
+        """Forget the first rows, and in time the tags that only they had."""
+        self.codes.drop(count)
+        if len(self._code_of) > max(_SPARSE * len(self.codes.values), _ROOM_MIN):
+            self._forget_unused()
+
+    def _forget_unused(self) -> None:
+        codes = self.codes.values
+        # The number of "no tag" stays 0; others move up. Numbers are given in the order of the dictionary.
+        used = np.union1d(codes, np.zeros(1, np.uint32))
+        tags = list(self._code_of)
+        self._code_of = {tags[code]: i for i, code in enumerate(used.tolist())}
+        self._sorted, self._sorted_codes = [], []
+        renumbered: Growing[np.uint32] = Growing(np.uint32)
+        renumbered.append(np.searchsorted(used, codes).astype(np.uint32))
+        self.codes = renumbered
+
     def rows(self, tag: bytes, *, is_prefix: bool) -> I64:
         """Ascending rows whose tag is this one, or begins so."""
         codes = self.codes.values
@@ -89,9 +118,8 @@ class Tags:
 
     def _codes_with(self, prefix: bytes) -> list[int]:
         if len(self._sorted) != len(self._code_of) - 1:
-            pairs = sorted(pair for pair in self._code_of.items() if pair[0])
-            self._sorted = [tag for tag, _ in pairs]
-            self._sorted_codes = [code for _, code in pairs]
+            self._sorted = sorted(self._code_of)[1:]  # the first is b""
+            self._sorted_codes = [self._code_of[tag] for tag in self._sorted]
         start = bisect_left(self._sorted, prefix)
         stop = start
         for step in (1 << power for power in range(len(self._sorted).bit_length(), -1, -1)):
@@ -119,6 +147,11 @@ class Tail:
 
     def __len__(self) -> int:
         return len(self._seqs.values)
+
+    @property
+    def weight(self) -> int:
+        """What it takes to remember, in records without a tag."""
+        return len(self) + (0 if self.tags is None else _TAG_RECORDS * len(self.tags))
 
     @property
     def seqs(self) -> U64:
@@ -169,7 +202,7 @@ class Tail:
             if column is not None:
                 column.drop(count)
         if self.tags is not None:
-            self.tags.codes.drop(count)
+            self.tags.drop(count)
 
     def read(
         self, files: Disk, path: str, extent: ExtentFacts, stop: int, is_enough: Callable[[], bool]
@@ -204,6 +237,10 @@ class Tail:
         return at + found.stop
 
     def _take(self, extent: ExtentFacts, buffer: Any, found: FrameBatch, origin: int) -> None:
+        try:
+            found = resolve(buffer, found, extent.salt, topic_id=self._topic_id)
+        except FrameInvalid as e:
+            raise self._damage(extent, origin + e.offset, e.reason) from None
         words = found.words
         wanted = (
             (words[:, layout.W_TOPIC] == np.uint64(self._topic_id))
@@ -217,11 +254,11 @@ class Tail:
         ours = _ascending(found.take(rows))
         for fault in (frames.first_bad_seal(ours, extent.salt), frames.first_bad_body(buffer, ours)):
             if fault is not None:
-                raise self._damage(extent, origin + int(ours.offsets[fault]), "checksum does not match")
+                raise self._damage(extent, origin + int(ours.places[fault]), "checksum does not match")
         try:
             self.feed(record_facts(buffer, ours, with_tags=self.tags is not None))
         except FrameInvalid as e:
-            raise self._damage(extent, origin + int(ours.offsets[0]), e.reason) from None
+            raise self._damage(extent, origin + int(ours.places[0]), e.reason) from None
 
     def _damage(self, extent: ExtentFacts, offset: int, reason: str) -> CorruptData:
         return CorruptData(

@@ -8,6 +8,8 @@ from typing import TypeVar
 import zmq
 
 from ringlog.envelope.messages import (
+    ConsumersAsk,
+    ConsumersReply,
     EngineStatus,
     EngineStatusReply,
     EngineStop,
@@ -40,8 +42,15 @@ def stop(run_dir: str, timeout_s: float = TIMEOUT_S) -> None:
     _ask(run_dir, EngineStop(), EngineStopping, timeout_s)
 
 
-def _ask(run_dir: str, request: Message, wanted: type[R], timeout_s: float) -> R:
-    socket_path = os.path.join(read_engine_json(run_dir).shm_dir, SUPERVISOR_SOCKET)
+def consumers(run_dir: str, number: int, most: int, timeout_s: float = TIMEOUT_S) -> ConsumersReply:
+    """Which consumers are furthest behind at scheduler `number`; raises as `status` does."""
+    return _ask(run_dir, ConsumersAsk(most), ConsumersReply, timeout_s, f"scheduler-{number:02d}.sock")
+
+
+def _ask(
+    run_dir: str, request: Message, wanted: type[R], timeout_s: float, socket_name: str = SUPERVISOR_SOCKET
+) -> R:
+    socket_path = os.path.join(read_engine_json(run_dir).shm_dir, socket_name)
     if not os.path.exists(socket_path):
         raise NotConnected("the engine announced here is gone", socket=socket_path)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
@@ -50,7 +59,9 @@ def _ask(run_dir: str, request: Message, wanted: type[R], timeout_s: float) -> R
         socket.connect(f"ipc://{socket_path}")
         socket.send(encode(request, _CORR))
         if not socket.poll(round(timeout_s * 1000)):
-            raise RequestTimeout("the supervisor did not answer", outcome="unknown", timeout_s=timeout_s)
+            raise RequestTimeout(
+                "no answer in time", socket=socket_name, outcome="unknown", timeout_s=timeout_s
+            )
         reply = decode(socket.recv_multipart()[0]).message
     if isinstance(reply, ErrorReply):
         raise refusal(reply.status, reply.message, reply.detail)

@@ -25,7 +25,7 @@ from ringlog.supervision import restart
 from ringlog.supervision.progress import Progress
 from ringlog.supervision.restart import Exit, GiveUp, History, Wait
 from ringlog.supervision.spawn import Child, actor_command
-from ringlog.supervision.tree import GATEWAY, KINDS, WAL_SHARD, ChildSpec, Tree
+from ringlog.supervision.tree import GATEWAY, KINDS, SCHEDULER, WAL_SHARD, ChildSpec, Tree
 
 log = logging.getLogger("ringlog.supervision")
 
@@ -198,7 +198,7 @@ class Children:
         try:
             return self._numbers.take()
         except DiskError as e:
-            writes_nothing = ward.is_latched or ward.spec.kind == GATEWAY
+            writes_nothing = ward.is_latched or ward.spec.kind in {GATEWAY, SCHEDULER}
             if not (writes_nothing and e.is_unwritable):
                 raise
             return self._numbers.take_unrecorded()

@@ -2,8 +2,8 @@
 
 starting -> serving -> stopping -> stopped
 
-starting   shards first; when each serves or was given up, the gateway; then engine.json says: ready,
-           and who works in the background is started
+starting   shards first; when each serves or was given up, gateway and schedulers; then engine.json says:
+           ready, and who works in the background is started
 serving    the dead are replaced, the stuck are killed and replaced, rings come and go
 stopping   see drain.py; a second signal ends the waiting
 
@@ -57,6 +57,7 @@ from ringlog.supervision.tree import (
     LOWERED,
     RECLAIMER,
     RELOCATOR,
+    SCHEDULER,
     SUPERVISOR_SLOT,
     WAL_SHARD,
     ChildSpec,
@@ -259,6 +260,7 @@ class Engine:
             gateway_tcp=native.endpoint if is_tcp else "",
             public_key=public_key_of(native.curve_key_file) if is_tcp else "",
             cold_dir=self.config.cold.dir,
+            schedulers=self.config.delivery.schedulers,
         )
 
     # -- one turn -------------------------------------------------------------------------------------
@@ -357,11 +359,11 @@ class Engine:
             self._failure = f"no shard could start: {shards[0].given_up}"
             self.stop(self._failure)
             return
-        gateways = self._children.of_kind(GATEWAY)
-        for ward in gateways:
+        others = [*self._children.of_kind(GATEWAY), *self._children.of_kind(SCHEDULER)]
+        for ward in others:
             if not ward.starts and ward.start_at_ns is None:
                 self._children.start(ward)
-        if all(ward.is_settled for ward in gateways):
+        if all(ward.is_settled for ward in others):
             self._become_ready()
 
     def _become_ready(self) -> None:

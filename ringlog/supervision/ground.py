@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable
 
 from ringlog.board.board import Board
-from ringlog.board.layout import CHUNK_BYTES, PAGE_BYTES, P
+from ringlog.board.layout import CHUNK_BYTES, NEWS_BYTES, PAGE_BYTES, P
 from ringlog.clock import Clock
 from ringlog.config import Config
 from ringlog.errors import DiskError, StartRefused
@@ -25,7 +25,7 @@ from ringlog.storage.layout import LOCK_NAME
 from ringlog.supervision import run_dir
 from ringlog.supervision.identity import Identity
 from ringlog.supervision.rings import ring_file_bytes
-from ringlog.supervision.tree import WAL_SHARD, Tree
+from ringlog.supervision.tree import SCHEDULER, WAL_SHARD, Tree
 
 log = logging.getLogger("ringlog.supervision")
 
@@ -58,7 +58,7 @@ class Ground:
             self.shm_dir = run_dir.make_shm_dir(lambda path: self._begin(path, 1 + len(tree.children)))
             undo.callback(run_dir.remove_shm_dir, self.shm_dir)
             self.board = Board.create(self.shm_dir)
-            for spec in tree.of_kind(WAL_SHARD):
+            for spec in (*tree.of_kind(WAL_SHARD), *tree.of_kind(SCHEDULER)):
                 make_bell(os.path.join(self.shm_dir, f"{spec.name}.bell"))
             undo.pop_all()
 
@@ -100,9 +100,11 @@ class Ground:
 
 
 def needed_shm_bytes(config: Config) -> int:
-    """Shared memory the engine itself needs: board, topic tables, and a ring to each shard for one client."""
+    """Shared memory the engine itself needs: board, topic tables, news, and a ring to each shard for one
+    client."""
     board = PAGE_BYTES * (PROCESSES_MAX + 1)
-    return board + config.wal.shards * (CHUNK_BYTES + ring_file_bytes(config.run))
+    news = NEWS_BYTES if config.delivery.schedulers else 0
+    return board + config.wal.shards * (CHUNK_BYTES + news + ring_file_bytes(config.run))
 
 
 def _require_user(config: Config) -> None:

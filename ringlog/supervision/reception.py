@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from ringlog.board.board import P, ProcessSlot, ProcessState
+from ringlog.board.layout import D
 from ringlog.clock import Clock
 from ringlog.envelope.messages import (
     EngineStatus,
@@ -25,6 +26,7 @@ from ringlog.envelope.messages import (
 from ringlog.errors import InvalidRequest, Refused, ShuttingDown
 from ringlog.limits import RING_BYTES_MAX, RING_BYTES_MIN, RINGS_PER_SHARD_MAX
 from ringlog.supervision.children import Children, Ward
+from ringlog.supervision.pressure import delivery, pressures
 from ringlog.supervision.restart import NS_PER_S
 from ringlog.supervision.rings import Answer, RingKeeper
 from ringlog.supervision.run_dir import EngineInfo
@@ -110,6 +112,10 @@ class Reception:
             disk_free_bytes=_free_bytes(self._info.data_dir),
             processes=[self._process(ward, now) for ward in wards],
             recovery_s=max((ward.slot.get(P.RECOVERY_NS) for ward in wards), default=0) / NS_PER_S,
+            pressure=pressures(wards, now),
+            delivery=delivery(wards, now),
+            routers=sum(ward.slot.get(D.ROUTERS) for ward in wards),
+            router_lag=sum(ward.slot.get(D.ROUTER_LAG) for ward in wards),
         )
 
     def _process(self, ward: Ward, now: int) -> ProcessStatus:

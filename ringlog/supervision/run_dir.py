@@ -48,6 +48,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """CURVE key of the TCP endpoint (Z85)."""
     cold_dir: str = ""
     """Where cold segments lie, when that is a directory: clients of this host read them there."""
+    schedulers: int = 0
+    """How many share the topics: clients find a topic's own by its id."""
 
 
 def require_private_dir(path: str, what: str) -> None:

@@ -17,7 +17,8 @@ GATEWAY = "gateway"
 COMPACTOR = "compactor"
 RECLAIMER = "reclaimer"
 RELOCATOR = "relocator"
-KINDS = (WAL_SHARD, GATEWAY, COMPACTOR, RECLAIMER, RELOCATOR)
+SCHEDULER = "scheduler"
+KINDS = (WAL_SHARD, GATEWAY, COMPACTOR, RECLAIMER, RELOCATOR, SCHEDULER)
 """Kinds of actor; the index is what the board's P.KIND holds."""
 
 BACKGROUND: tuple[str, ...] = (COMPACTOR, RECLAIMER, RELOCATOR)
@@ -83,6 +84,11 @@ def slot_of(kind: str, shards: int) -> int:
     return shard_slot(shards) + KINDS.index(kind) - KINDS.index(GATEWAY)
 
 
+def scheduler_slot(shards: int, n: int) -> int:
+    """Process slot of a scheduler; they come last."""
+    return shard_slot(shards) + KINDS.index(SCHEDULER) - KINDS.index(GATEWAY) + n
+
+
 def build_tree(config: Config) -> Tree:
     """The tree this configuration asks for."""
     supervisor = config.supervisor
@@ -103,6 +109,10 @@ def build_tree(config: Config) -> Tree:
     children = [child(WAL_SHARD, f"{WAL_SHARD}-{n:02d}", shard_slot(n), _STOP_LAST, n) for n in range(shards)]
     if config.gateway.enabled:
         children.append(child(GATEWAY, GATEWAY, slot_of(GATEWAY, shards), _STOP_FIRST))
+    children += [
+        child(SCHEDULER, f"{SCHEDULER}-{n:02d}", scheduler_slot(shards, n), _STOP_FIRST)
+        for n in range(config.delivery.schedulers)
+    ]
     # They ask the shards, who therefore stop behind them.
     children += [child(kind, kind, slot_of(kind, shards), _STOP_FIRST) for kind in _background(config)]
     assert 1 + len(children) <= PROCESSES_MAX

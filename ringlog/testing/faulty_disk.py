@@ -74,9 +74,12 @@ class FaultyDisk(WrappedDisk):
         """Count a call and return the fault it meets; raises Halted when the process is dead."""
         if self.halted:
             raise Halted("the process is dead")
+        self.calls[op] += 1
+        if changes:
+            self.calls["any"] += 1
+        if not self.plan:
+            return None
         counted: list[OpClass] = [op, "any"] if changes else [op]
-        for each in counted:
-            self.calls[each] += 1
         for fault in self.plan:
             if any(fault.is_due(each, self.calls[each]) for each in counted):
                 if fault.kind == "halt":

@@ -15,7 +15,6 @@ import msgspec
 from pyroaring import BitMap64
 
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts
-from ringlog.client.connection import Marks
 from ringlog.envelope.messages import (
     ColdRead,
     Extent,
@@ -29,6 +28,7 @@ from ringlog.envelope.messages import (
 from ringlog.errors import InvariantViolation, NotReady, TopicNotFound, UsageError
 from ringlog.frame.layout import Column
 from ringlog.link.pending import Pending, Steps, resolved, start
+from ringlog.link.protocol import Marks
 from ringlog.segment.layout import DATA, MAKER_COMPACTOR
 from ringlog.segment.segment import Segment
 from ringlog.segment.writer import SegmentWriter

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ringlog.segment.layout import DEL
+from ringlog.segment.layout import DEL, IDX, TAGS
 from ringlog.storage.disk import Disk
 from ringlog.storage.gather import Buffer
 from ringlog.storage.layout import TMP_SUFFIX
 from ringlog.testing.wrapped_disk import WrappedDisk
+
+_REPLACES_NOTHING = (DEL, IDX, TAGS, TMP_SUFFIX)
+"""Marks; parts of a segment that is none before its data part has a name, which it gets last; the rest"""
 
 
 class OrderBroken(AssertionError):
@@ -44,6 +47,13 @@ class Monitor:
     def __init__(self) -> None:
         self.files: dict[str, _Facts] = {}
         self.made: set[str] = set()
+
+    def copy(self) -> Monitor:
+        """An independent one that knows the same."""
+        twin = Monitor()
+        twin.files = {path: replace(facts) for path, facts in self.files.items()}
+        twin.made = set(self.made)
+        return twin
 
     def watch(self, inner: Disk, incarnation: int) -> MonitorDisk:
         """Return the disk that incarnation is to work on."""
@@ -190,12 +200,15 @@ class MonitorDisk(WrappedDisk):
 
     def _require_names_durable_beside(self, path: str) -> None:
         """What was synced and named here may be what replaces `path`: its name has to be durable first."""
+        gone = self._files.get(path)
+        if gone is not None and gone.incarnation == self._incarnation and not gone.ever_synced:
+            return  # nobody could rely on what it held
         directory = posixpath.dirname(path)
         for other, facts in self._files.items():
             if facts.incarnation != self._incarnation:
                 continue  # of another process, which goes its own way beside this one
-            if other == path or posixpath.dirname(other) != directory or other.endswith((DEL, TMP_SUFFIX)):
-                continue  # marks replace nothing, and what has no name yet does not either
+            if other == path or posixpath.dirname(other) != directory or other.endswith(_REPLACES_NOTHING):
+                continue
             if facts.ever_synced and not facts.name_synced:
                 raise OrderBroken(f"{path} is removed before a directory sync covers {other}")
 

@@ -19,8 +19,8 @@ _SHOWN_CHARS_MAX = 80
 
 @pytest.fixture(scope="session")
 def ringlog_engine() -> Iterator[TestEngine]:
-    """One real engine, two shards and a gateway, for the whole run; `ringlog_topic` keeps tests apart."""
-    with engine(wal={"shards": 2}, gateway={"enabled": True}) as running:
+    """One real engine of two shards, a gateway and a scheduler, for the run; see `ringlog_topic`."""
+    with engine(wal={"shards": 2}, gateway={"enabled": True}, delivery={"schedulers": 1}) as running:
         yield running
 
 

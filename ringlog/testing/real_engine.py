@@ -32,7 +32,7 @@ from ringlog.envelope.messages import EngineStatus, EngineStatusReply
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import NotConnected, RequestTimeout, StartRefused, UsageError
 from ringlog.link.address import EngineInfo, read_engine, supervisor_socket
-from ringlog.supervision.tree import KINDS, WAL_SHARD, shard_slot, slot_of
+from ringlog.supervision.tree import KINDS, SCHEDULER, WAL_SHARD, scheduler_slot, shard_slot, slot_of
 
 READY_S = 20.0
 STOP_S = 20.0
@@ -156,7 +156,8 @@ class TestEngine:
         self._clear(shm_dir)
 
     def kill(self, kind: str, *, shard: int = 0) -> int:
-        """SIGKILL one process: "supervisor", "wal_shard" number `shard` or another kind; returns its pid.
+        """SIGKILL one process: "supervisor", "wal_shard" or "scheduler" number `shard`, or another kind;
+        returns its pid.
 
         Returns once that process is gone; its successor may not be there yet (see `wait_ready`).
         """
@@ -193,7 +194,9 @@ class TestEngine:
         info = self.info
         if kind not in KINDS or (kind == WAL_SHARD and shard >= info.shards):
             raise UsageError("no such process", kind=kind, shard=shard, shards=info.shards)
-        slot = shard_slot(shard) if kind == WAL_SHARD else slot_of(kind, info.shards)
+        slot = slot_of(kind, info.shards)
+        if kind in {WAL_SHARD, SCHEDULER}:
+            slot = shard_slot(shard) if kind == WAL_SHARD else scheduler_slot(info.shards, shard)
         found: list[int] = []
 
         def is_there() -> bool:
@@ -310,7 +313,9 @@ def wait_until(
 
 
 def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {"wal.shards": 1, "gateway.enabled": False, "storage.enabled": False}
+    flat: dict[str, Any] = {
+        "wal.shards": 1, "gateway.enabled": False, "storage.enabled": False, "delivery.schedulers": 0,
+    }  # fmt: skip
     for section, value in config.items():
         if isinstance(value, Mapping):
             flat |= {f"{section}.{key}": one for key, one in value.items()}

@@ -34,11 +34,13 @@ from actors.wal_shard.replay import Replay
 from actors.wal_shard.requests import Identity
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
-from ringlog.errors import DiskError, InvariantViolation, Refused, refusal
+from ringlog.errors import DiskError, FrameInvalid, InvariantViolation, Refused, refusal
 from ringlog.frame import batch as frames
-from ringlog.frame import encode_records, frame, layout, open_frame
+from ringlog.frame import encode_records, frame, layout
 from ringlog.frame.kernel import find
+from ringlog.frame.routed import resolve
 from ringlog.frame.settle import WORDS, Entries, entry_error
+from ringlog.frame.view import open_row
 from ringlog.limits import KIB, WAL_HEADER_BYTES
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import WAL_FLAG_PREV_ORDERLY, WalHeader, pack_file
@@ -64,6 +66,10 @@ Watch = Callable[[int, Any], None]
 
 class Gone(RuntimeError):
     """There is no such run: the shard was killed or stopped."""
+
+
+class Unanswered(AssertionError):
+    """A shard that runs took a request and said nothing."""
 
 
 @dataclass(slots=True)
@@ -490,6 +496,8 @@ class World:
         """Send one request and return its answer, which may be an ErrorReply."""
         self._corr += 1
         run.step(run.request(self._corr, message, attachment))
+        if self._corr not in run.replies:
+            raise Unanswered(f"{type(message).__name__} got no answer")
         return run.replies.pop(self._corr)
 
     def request(self, message: Any, attachment: bytearray | None = None) -> Any:
@@ -574,9 +582,13 @@ class World:
         batch = frames.scan(memoryview(data)[: stop & ~7], extent.start)
         if batch.stop != stop:
             raise AssertionError(f"{extent.path}: frames end at {batch.stop}, published up to {stop}")
-        types = frames.types_of(batch.words)
-        for offset in batch.offsets[types == layout.FrameType.APPEND].tolist():
-            yield open_frame(data, offset, seed=extent.salt)
+        if (bad := frames.first_bad_seal(batch, extent.salt)) is not None:
+            raise FrameInvalid("header does not verify", file=extent.path, offset=int(batch.offsets[bad]))
+        if (bad := frames.first_bad_body(data, batch)) is not None:
+            raise FrameInvalid("body does not verify", file=extent.path, offset=int(batch.offsets[bad]))
+        batch = resolve(data, batch, extent.salt, is_verified=True)
+        for row in np.flatnonzero(frames.types_of(batch.words) == layout.FrameType.APPEND).tolist():
+            yield open_row(data, batch, row)
 
 
 def _published(run: Run, file_id: int) -> int:

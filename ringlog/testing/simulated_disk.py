@@ -19,12 +19,19 @@ import errno
 import posixpath
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import xxhash
 
 from ringlog.errors import InvariantViolation
 from ringlog.storage.disk import failed
 from ringlog.storage.gather import Buffer
 from ringlog.testing.simulated_file import Damage, Directory, FileNode, apply, ever_in, lose_power
+
+PATHS_MAX = 4_096
+"""Paths whose parts are remembered."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +40,8 @@ class _Handle:
     node: FileNode
     writable: bool
     only_shrinks: bool = False
+    in_place: bool = False
+    """Deletion marks: bytes are changed where they lie, each whole or not."""
     poisoned: bool = False
 
 
@@ -75,7 +84,9 @@ class SimulatedDisk:
         return fd
 
     def open_marks(self, path: str) -> int:
-        return self._open(path, self._node("open_marks", path), writable=True)
+        fd = self._open(path, self._node("open_marks", path), writable=True)
+        self._handles[fd].in_place = True
+        return fd
 
     def close(self, fd: int) -> None:
         self._handle(fd)
@@ -115,7 +126,9 @@ class SimulatedDisk:
     def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         node = self._writable(fd, "write_at")
         data = b"".join([memoryview(buffer).tobytes() for buffer in buffers])
-        if data:
+        if self._handle(fd).in_place:
+            node.change_bytes(offset, data)
+        elif data:
             node.change(offset, data)
         return len(data)
 
@@ -211,13 +224,16 @@ class SimulatedDisk:
     # -- looking --------------------------------------------------------------------------------------
 
     def read_at(self, fd: int, length: int, offset: int) -> bytes:
-        return bytes(self._handle(fd).node.shown[offset : offset + length])
+        shown = self._handle(fd).node.shown
+        return (
+            bytes(shown) if offset == 0 and length >= len(shown) else bytes(shown[offset : offset + length])
+        )
 
     def read_into(self, fd: int, buffer: Buffer, offset: int) -> int:
         if memoryview(buffer).nbytes == 0:
             return 0
         view = memoryview(buffer).cast("B")
-        data = self.read_at(fd, len(view), offset)
+        data = self._handle(fd).node.shown[offset : offset + len(view)]
         view[: len(data)] = data
         return len(data)
 
@@ -228,7 +244,8 @@ class SimulatedDisk:
         return sorted(self._directory("list_dir", path).shown)
 
     def exists(self, path: str) -> bool:
-        parent, name = self._find(posixpath.dirname(path)), posixpath.basename(path)
+        above, name = _split(path)
+        parent = self._find(above)
         if isinstance(parent, FileNode):
             raise failed("exists", path, errno.ENOTDIR)
         return parent is not None and (name == "" or name in parent.shown)
@@ -286,10 +303,33 @@ class SimulatedDisk:
         """Return an independent disk in the same state, open handles included."""
         if self._late:
             raise InvariantViolation("a late sync is on its way", waiting=len(self._late))
-        return copy.deepcopy(self)
+        known: dict[int, Any] = {}
+        twin = copy.copy(self)
+        twin._root, twin._late = self._root.copy(known), []
+        twin._handles = {
+            fd: replace(handle, node=handle.node.copy(known)) for fd, handle in self._handles.items()
+        }
+        return twin
+
+    def digest(self) -> bytes:
+        """Of every name and byte that the kernel shows: two disks with the same look the same to readers."""
+        found = xxhash.xxh3_128()
+        queue = [("", self._root)]
+        for path, directory in queue:
+            for name in sorted(directory.shown):
+                node = directory.shown[name]
+                if isinstance(node, Directory):
+                    queue.append((f"{path}/{name}", node))
+                    found.update(f"{path}/{name}/\0".encode())
+                else:
+                    found.update(f"{path}/{name}\0{len(node.shown)}\0".encode())
+                    found.update(node.shown)
+        return found.digest()
 
     def _changed(self) -> None:
         self.changes += 1
+        if not self._late:
+            return
         due = [effect for at, effect in self._late if at <= self.changes]
         self._late = [(at, effect) for at, effect in self._late if at > self.changes]
         for effect in due:
@@ -324,7 +364,7 @@ class SimulatedDisk:
 
     def _find(self, path: str) -> FileNode | Directory | None:
         at: FileNode | Directory | None = self._root
-        for name in filter(None, path.split("/")):
+        for name in _names(path):
             if not isinstance(at, Directory):
                 return None
             at = at.shown.get(name)
@@ -339,7 +379,8 @@ class SimulatedDisk:
         return found
 
     def _parent(self, call: str, path: str) -> tuple[Directory, str]:
-        return self._directory(call, posixpath.dirname(path)), posixpath.basename(path)
+        above, name = _split(path)
+        return self._directory(call, above), name
 
     def _node(self, call: str, path: str) -> FileNode:
         found = self._find(path)
@@ -351,7 +392,7 @@ class SimulatedDisk:
 
     def _make_durable_dir(self, path: str) -> None:
         at = self._root
-        for name in filter(None, path.split("/")):
+        for name in _names(path):
             below = at.shown.setdefault(name, Directory())
             at.durable[name] = below
             if not isinstance(below, Directory):
@@ -375,6 +416,16 @@ class SimulatedDisk:
         ]
         nodes += [handle.node for handle in self._handles.values()]
         return list({id(node): node for node in nodes}.values())
+
+
+@lru_cache(PATHS_MAX)
+def _names(path: str) -> tuple[str, ...]:
+    return tuple(filter(None, path.split("/")))
+
+
+@lru_cache(PATHS_MAX)
+def _split(path: str) -> tuple[str, str]:
+    return posixpath.dirname(path), posixpath.basename(path)
 
 
 def _adds(path: str, call: str) -> InvariantViolation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 SECTOR_BYTES = 512
 
@@ -65,6 +66,27 @@ class FileNode:
         self.dirty = True
         apply(self.shown, made)
 
+    def change_bytes(self, offset: int, data: bytes) -> list[Change]:
+        """Show bytes that are changed where they lie, each as a change of its own; returns the changes.
+
+        One may reach the device without another, and none is torn. Bytes that stay as they are make none.
+        """
+        before = len(self.pending)
+        for at, byte in enumerate(data, offset):
+            if at >= len(self.shown) or self.shown[at] != byte:
+                self.change(at, bytes([byte]))
+        return self.pending[before:]
+
+    def copy(self, known: dict[int, Any]) -> FileNode:
+        """An independent one, the same for each name of it; `known`: those that were copied, by id."""
+        if id(self) not in known:
+            known[id(self)] = FileNode(
+                bytearray(self.shown), bytearray(self.durable), list(self.pending), self.serial, self.dirty,
+                self.locked,
+            )  # fmt: skip
+        found: FileNode = known[id(self)]
+        return found
+
     def promote(self, upto: int) -> None:
         """Let the changes up to a serial reach the device."""
         covered = [made for made in self.pending if made.serial <= upto]
@@ -78,7 +100,8 @@ def apply(image: bytearray, made: Change) -> None:
     """Make the change in one face of a file."""
     if made.data is None and not made.grows:
         del image[made.offset :]
-    image.extend(bytes(max(made.offset - len(image), 0)))
+    if made.offset > len(image):
+        image.extend(bytes(made.offset - len(image)))
     if made.data is not None:
         image[made.offset : made.offset + len(made.data)] = made.data
 
@@ -97,6 +120,18 @@ class Directory:
         """Show changed names at once and keep them, as one change, for a sync."""
         self.pending.append(names)
         _bind(self.shown, names)
+
+    def copy(self, known: dict[int, Any]) -> Directory:
+        """As that of a file."""
+        if id(self) not in known:
+            known[id(self)] = twin = Directory(reached=self.reached)
+            twin.shown = {name: each.copy(known) for name, each in self.shown.items()}
+            twin.durable = {name: each.copy(known) for name, each in self.durable.items()}
+            twin.pending = [
+                {name: each and each.copy(known) for name, each in names.items()} for names in self.pending
+            ]
+        found: Directory = known[id(self)]
+        return found
 
     @property
     def changes(self) -> int:
@@ -153,8 +188,11 @@ def _reached(node: FileNode, damage: Damage, rng: random.Random) -> list[Change]
 
 
 def _torn(made: Change, damage: Damage, rng: random.Random) -> Change:
-    """Return the last change as the device got it; sectors are counted from the start of the file."""
-    if made.data is None:
+    """Return the last change as the device got it; sectors are counted from the start of the file.
+
+    A byte never tears (DL-17).
+    """
+    if made.data is None or len(made.data) == 1:
         return made
     size = len(made.data)
     edges = [

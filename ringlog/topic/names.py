@@ -10,9 +10,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from ringlog.errors import InvalidRequest
-from ringlog.limits import TOPIC_NAME_BYTES_MAX
+from ringlog.limits import ROUTER_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 
 _TOPIC_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{TOPIC_NAME_BYTES_MAX - 1}}}")
+_ROUTER_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:>-]{{0,{ROUTER_NAME_BYTES_MAX - 1}}}")
 _RULE = "1 to 255 of A-Z a-z 0-9 . _ : - and the first a letter or a digit"
 _SHOWN_CHARS_MAX = 64
 _hash = xxhash.xxh3_64_intdigest
@@ -21,6 +22,11 @@ _hash = xxhash.xxh3_64_intdigest
 def is_topic_name(name: object) -> bool:
     """Say whether `name` is a legal topic name; reads and deletes treat others as absent topics."""
     return isinstance(name, str) and _TOPIC_NAME.fullmatch(name) is not None
+
+
+def is_router_name(name: object) -> bool:
+    """Say whether `name` is a legal name of a router (N-2)."""
+    return isinstance(name, str) and _ROUTER_NAME.fullmatch(name) is not None
 
 
 def check_topic_name(name: object, field: str = "topic") -> None:

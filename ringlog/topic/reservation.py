@@ -1,10 +1,10 @@
-"""Head reservations: numbers of a `disk` topic are never issued twice, at few syncs (D-9 to D-11).
+"""Head reservations: no number is issued twice, whatever a crash takes, at few syncs (D-9 to D-11).
 
-Before a `disk` write is acknowledged, a number at or above its last one must be durably reserved.
-After a power loss the head jumps to the reservation, and what was skipped is announced. The step
-starts at 256 and doubles while a topic uses up reservations faster than the flush interval, so a
-stream of ten million records a second still needs only a few forced syncs; a quiet topic keeps the
-small step, so that little is skipped.
+Before a write of a class below `fsync` is acknowledged, a number at or above its last one must be durably
+reserved. After a power loss, or for `ephemeral` records after any restart, the head jumps to the
+reservation, and what was skipped is announced. The step starts at 256 and grows fourfold while a topic
+uses up reservations faster than the flush interval, so a stream of ten million records a second still
+needs only a few forced syncs; a quiet topic keeps the small step, so that little is skipped.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import itertools
 from collections.abc import Iterable
+from dataclasses import astuple
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -25,10 +26,11 @@ from ringlog.errors import CorruptData, InvalidRequest, InvariantViolation
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.dedup import Producer
 from ringlog.topic.idempotency import Remembered
+from ringlog.topic.routers import Router
 from ringlog.topic.state import Topic, with_range
 
 ROW_VERSION = 1
-HAS_DISK_RECORDS = 1
+IS_RESERVING = 1
 
 U64 = Annotated[int, Meta(ge=0)]
 Volatile = Iterable[tuple[int, int, int]]
@@ -61,6 +63,10 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
     producers: list[list[U64]] = []
     """Of each, the longest silent first: its id, then `Producer.past`."""
     keys: list[tuple[str, U64, U64, U64, U64]] = []
+    trimmed: list[U64] = []
+    """first, last, first, last …: those of `lost` that a router's source had lost."""
+    routers: list[tuple[U64, str, str, U64, U64, U64, str, U64, U64]] = []
+    """Of each the fields of `Router` in their order: with the topic's content they are one unit (RT-34)."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -80,13 +86,15 @@ def encode_row(topic: Topic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
     return _encode(
         _Row(
             ROW_VERSION, topic.epoch, topic.name, config, topic.head_seq, topic.last_ts,
-            count, size, HAS_DISK_RECORDS if topic.has_disk_records else 0, topic.version, topic.cap_floor,
+            count, size, IS_RESERVING if topic.is_reserving else 0, topic.version, topic.cap_floor,
             topic.ttl_floor, topic.trim_floor, topic.delete_floor,
             topic._reservation.reserved if topic._reservation else 0, topic.due_us, topic.last_read_us,
             topic.dead.serialize() if topic.dead else b"",
             [number for pair in lost for number in pair],
             [[each, *past.past()] for each, past in topic._producers.items()] if topic._producers else [],
             [(key, *seen) for key, seen in keys],
+            [number for pair in topic.trimmed for number in pair],
+            [astuple(router) for router in topic.routers.values()],
         )
     )  # fmt: skip
 
@@ -113,12 +121,13 @@ def _fill(topic: Topic, row: _Row) -> None:
     topic.last_ts, topic.last_read_us, topic.due_us = row.last_ts, row.last_read_us, row.due_us
     topic.count = topic.staged_count = row.count
     topic.bytes = topic.staged_bytes = row.bytes
-    topic.has_disk_records = bool(row.flags & HAS_DISK_RECORDS)
+    topic.is_reserving = bool(row.flags & IS_RESERVING)
     topic.version = row.topic_version
     topic.cap_floor, topic.ttl_floor = row.cap_floor, row.ttl_floor
     topic.trim_floor, topic.delete_floor = row.trim_floor, row.delete_floor
     topic.dead = BitMap64.deserialize(row.dead) if row.dead else None
-    topic.lost = _pairs(row.lost)
+    topic.lost, topic.trimmed = _pairs(row.lost), _pairs(row.trimmed)
+    topic.routers = {router[0]: Router(*router) for router in row.routers}
     if row.reserved:
         topic.reservation.recovered(row.reserved)
     for producer_id, *past in row.producers:

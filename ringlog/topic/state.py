@@ -11,6 +11,7 @@ it is first asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyroaring import BitMap64
 
@@ -20,6 +21,9 @@ from ringlog.topic.dedup import Producers
 from ringlog.topic.idempotency import IdempotencyKeys
 from ringlog.topic.index import SparseIndex
 from ringlog.topic.reservation import Reservation
+
+if TYPE_CHECKING:
+    from ringlog.topic.routers import Router
 
 
 @dataclass(slots=True)
@@ -58,13 +62,15 @@ class Topic:
     count: int = 0
     """Live records that are published, and their accounted bytes."""
     bytes: int = 0
-    has_disk_records: bool = False
-    """Some of its records are of class `disk`: numbers are reserved ahead (D-9)."""
+    is_reserving: bool = False
+    """Some of its records are of a class that a crash may take: numbers are reserved ahead (D-9)."""
     _reservation: Reservation | None = None
     _producers: Producers | None = None
     _keys: IdempotencyKeys | None = None
     _index: SparseIndex | None = None
     _lost: list[tuple[int, int]] | None = None
+    _trimmed: list[tuple[int, int]] | None = None
+    _routers: dict[int, Router] | None = None
 
     @property
     def reservation(self) -> Reservation:
@@ -113,6 +119,24 @@ class Topic:
         self._lost = lost or None
 
     @property
+    def trimmed(self) -> list[tuple[int, int]]:
+        """Those of `lost` that a router's source had lost (RT-23). Assign a new list to change them."""
+        return self._trimmed if self._trimmed is not None else []
+
+    @trimmed.setter
+    def trimmed(self, trimmed: list[tuple[int, int]]) -> None:
+        self._trimmed = trimmed or None
+
+    @property
+    def routers(self) -> dict[int, Router]:
+        """Routers that lead here, by number. Assign a new dictionary to change which there are."""
+        return self._routers if self._routers is not None else {}
+
+    @routers.setter
+    def routers(self, routers: dict[int, Router]) -> None:
+        self._routers = routers or None
+
+    @property
     def evict_floor(self) -> int:
         """One past the highest number removed involuntarily."""
         return max(self.cap_floor, self.ttl_floor, self.trim_floor)
@@ -139,7 +163,7 @@ class Topic:
         if to_seq < self.next_seq:
             return None
         lost = (self.next_seq, to_seq)
-        self.lost = [*self.lost, lost]
+        self.lost = with_range(self.lost, *lost)
         self.next_seq = to_seq + 1
         self.head_seq = to_seq
         return lost

@@ -63,11 +63,13 @@ class ReadPlan:
 
 
 def plan_read(
-    cursor: int, floors: Floors, lost: Sequence[int] = (), *, recreated: bool = False, is_behind: bool = False
-) -> ReadPlan:
+    cursor: int, floors: Floors, lost: Sequence[int] = (), *, trimmed: Sequence[int] = (),
+    recreated: bool = False, is_behind: bool = False,
+) -> ReadPlan:  # fmt: skip
     """Decide what a read from `cursor` announces, where it resumes and where it must end.
 
-    `lost` are the restart losses, [first, last, first, last, …] in ascending order. `recreated`: the
+    `lost` are the restart losses, [first, last, first, last, …] in ascending order; those of them that a
+    router's source had lost are `trimmed` as well (RT-23), also ascending. `recreated`: the
     cursor belongs to an earlier life of the topic (E-7); a cursor above the head says so by itself (E-8),
     unless `is_behind`: its shard shows less than it did, for a time, and there is nothing to read meanwhile.
     """
@@ -82,7 +84,9 @@ def plan_read(
         return _resume(gap, floors.evict_floor - 1, floors, lost)
     due = next_lost(cursor, head, lost)
     if due is not None and max(cursor + 1, floors.earliest_seq) >= due[0]:
-        return _resume(Gap(max(cursor + 1, due[0]), due[1], RESTART_LOSS), due[1], floors, lost)
+        first = max(cursor + 1, due[0])
+        reason = SOURCE_TRIM if next_lost(first - 1, first, trimmed) is not None else RESTART_LOSS
+        return _resume(Gap(first, due[1], reason), due[1], floors, lost)
     return _resume(None, cursor, floors, lost)
 
 

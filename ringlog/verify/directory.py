@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import re
 import struct
+from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from ringlog.verify.frame_decoder import VerifyError
 from ringlog.verify.identity_decoder import verify_identity
 from ringlog.verify.log_order import judge_log
 from ringlog.verify.segment_decoder import verify_segment
-from ringlog.verify.snapshot_decoder import snapshots_in_force, verify_snapshot
+from ringlog.verify.snapshot_decoder import governing, snapshots_in_force, verify_snapshot
 from ringlog.verify.story import Stories, Summary
 from ringlog.verify.wal_decoder import verify_wal
 
@@ -31,6 +32,7 @@ _DATA = re.compile(r"^(topics/[0-9a-f]{16}/seg-\d{20}-[0-9a-f]{16}|packs/pack-[0
 _IDENTITY = "meta/engine"
 _SNAPSHOT = re.compile(r"^meta/snapshot-\d+\.\d+$")
 _OURS = ("wal", "topics", "packs", "meta")
+_COLD = ("topics", "packs")
 NONSENSE = (
     struct.error, ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, RecursionError,
     VerifyError,
@@ -67,18 +69,21 @@ def verify_directory(
     if not (root / "wal").is_dir() and not (root / "meta").is_dir():
         raise UsageError("not a data directory: it has no wal/ and no meta/", path=data_dir)
     found = Verification()
-    found.files = _read_all(root, paths_in(root), is_deep, jobs or len(os.sched_getaffinity(0)), cold_dir)
+    paths = paths_in(root, cold_dir)
+    found.files = _read_all(root, paths, is_deep, jobs or len(os.sched_getaffinity(0)), cold_dir)
     put_together(found)
     return found
 
 
-def paths_in(root: Path) -> list[str]:
-    """Files that hold data, relative to the data directory, the largest first. A segment is named by stem."""
+def paths_in(root: Path, cold_dir: str = "") -> list[str]:
+    """Files that hold data, relative to the data directory, the largest first. A segment is named by stem;
+    those are here, too, of which only the cold tier has anything."""
     sizes: dict[str, int] = {}
-    for top in _OURS:
-        for directory, _, names in os.walk(root / top):
+    places = [(root, top) for top in _OURS] + [(Path(cold_dir), top) for top in _COLD if cold_dir]
+    for place, top in places:
+        for directory, _, names in os.walk(place / top):
             for name in names:
-                path = os.path.relpath(os.path.join(directory, name), root)
+                path = os.path.relpath(os.path.join(directory, name), place)
                 unit = _unit(path)
                 if unit:
                     sizes[unit] = max(sizes.get(unit, 0), os.stat(os.path.join(directory, name)).st_size)
@@ -123,7 +128,8 @@ def verify_path(root: str, path: str, *, is_deep: bool = False, cold_dir: str = 
 
 
 def _bytes_of(root: str, path: str) -> bytes:
-    return (Path(root) / path).read_bytes()
+    with open(os.path.join(root, path), "rb") as file:
+        return file.read()
 
 
 def _check_name(report: FileReport) -> None:
@@ -146,10 +152,12 @@ def put_together(found: Verification) -> None:
     _check_listed(snapshots, segments)
     for report in snapshots:
         for topic in report.more["topics"]:
-            found.stories.begin(topic)
+            if governing(snapshots, topic.topic_id) is report:
+                found.stories.begin(topic)
     for report in in_force:
         for wrong in found.stories.tell(report.facts):
             report.damage(wrong)
+    found.stories.bury(partial(_is_gone, snapshots))
     for report in [*in_force, *segments]:
         found.stories.hold(report)
     found.topics = list(found.stories.summaries())
@@ -169,6 +177,17 @@ def put_together(found: Verification) -> None:
         (finding for report in found.files for finding in report.findings),
         key=lambda finding: (order.get(finding.severity, 1), finding.path, finding.offset),
     )
+
+
+def _is_gone(snapshots: Sequence[FileReport], topic_id: int) -> bool:
+    """Was it removed, by the word of its snapshot? The log that says so may be gone before the one in which
+    it was made: the one is its shard's alone, the other may be every shard's, of an earlier layout."""
+    last_word = governing(snapshots, topic_id)
+    if last_word is None or topic_id > last_word.more["facts"].last_id:
+        return False
+    rows = last_word.more["topics"]
+    at = bisect_left(rows, topic_id, key=lambda row: int(row.topic_id))
+    return at == len(rows) or rows[at].topic_id != topic_id
 
 
 def _because(unreadable: Sequence[str]) -> str:
@@ -196,30 +215,45 @@ def _check_counter(reports: Sequence[FileReport]) -> None:
 
 
 def _existing(segments: Sequence[FileReport], snapshots: Sequence[FileReport]) -> list[FileReport]:
-    """Segments, without what is left of some: an index whose data part is not here, which no snapshot lists.
+    """Segments, without what is left of some, and without what lies in the cold tier alone.
 
-    A crash leaves one when a segment was being made, since its data part is named last, or was being removed,
-    since its index goes last, after the cold copy. What was moved to a cold tier is listed.
+    A crash leaves an index whose data part is not here, and which no snapshot lists, when a segment was being
+    made, since its data part is named last, or was being removed, since its index goes last, after the cold
+    copy. What was moved to a cold tier is listed. What only the cold tier has is led to by nothing, so that
+    it harms nobody and helps nobody: whatever should be there instead is missed in its own place.
     """
     listed = {stem for report in snapshots for stem, _, _ in report.more["facts"].segments}
     found = []
     for report in segments:
-        if report.more["tier"] == "hot" or report.path in listed:
+        if report.more["is_copy"]:
+            name = " under another segment's name" if report.more["is_misplaced"] else ""
+            _ignore(report, f"lies in the cold tier alone{name}: nothing on the host leads there")
+        elif report.more["tier"] == "hot" or report.path in listed:
             found.append(report)
         else:
-            report.findings.clear()
-            report.remark("is no segment: its data part was not made yet, or is gone already")
+            _ignore(report, "is no segment: its data part was not made yet, or is gone already")
     return found
+
+
+def _ignore(report: FileReport, why: str) -> None:
+    """It vouches for no record, and what is wrong with it harms nobody."""
+    report.findings.clear()
+    report.stored.clear()
+    report.marked.clear()
+    report.remark(why)
 
 
 def _check_listed(snapshots: Sequence[FileReport], segments: Sequence[FileReport]) -> None:
     """Segments that a snapshot lists are there, or newer ones hold what they held."""
     there = {report.path for report in segments}
     only_index = {report.path: report for report in segments if report.more.get("only_index")}
-    newest = max((report.more["number"] for report in segments), default=0)
+    no_data = {report.path: report for report in segments if report.more.get("no_data")}
+    newest = max((each.more["number"] for each in segments if not each.more["is_misplaced"]), default=0)
     for report in snapshots:
         for stem, number, _ in report.more["facts"].segments:
             if stem not in there and number >= newest:
                 report.damage(f"segment {stem} is missing")
             if stem in only_index:
                 only_index[stem].damage("the tags part is missing: it can be rebuilt from the data")
+            if stem in no_data:
+                no_data[stem].damage("the data part is neither here nor in the cold tier")

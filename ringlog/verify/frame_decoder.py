@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import lz4.block
 import msgpack
@@ -25,8 +25,11 @@ _CONTROL_BYTES_MAX = 1 * _MIB
 _CONTROL_DEPTH_MAX = 16
 _RATIO_MAX = 1_000
 _WINDOW_BYTES_MAX = 8 * _MIB
-_APPEND = 1
-_TYPES = range(1, 15)
+_APPEND, _ROUTED = 1, 15
+_TYPES = range(1, 17)
+_HOPS_MAX = 8
+_PREFIX = struct.Struct("<5Q")
+_COPY = struct.Struct("<7Q")
 _BYTES_COLUMNS = {0: "payload", 1: "key", 2: "tag", 3: "node", 5: "meta"}
 _TEXT_COLUMNS = ("tag", "node", "meta")
 _TIME_COLUMNS = {6: "event_ts", 7: "expires_at", 8: "not_before", 10: "commit_ts"}
@@ -56,6 +59,20 @@ class DecodedFrame:
     payload_kind: int
     columns: dict[str, list[Any]] = field(default_factory=dict)
     control: Any = None
+    hops: int = 0
+    copies: list[Copied] = field(default_factory=list)
+    """Of a routed frame: the appends it stands for, without their columns, which are `columns`."""
+
+
+class Copied(NamedTuple):
+    """One copy in a routed frame."""
+
+    topic_id: int
+    base_seq: int
+    records: int
+    epoch: int
+    router: int
+    cursor: int
 
 
 def decode_frame(data: bytes, offset: int = 0, seed: int | None = None) -> DecodedFrame:
@@ -64,6 +81,9 @@ def decode_frame(data: bytes, offset: int = 0, seed: int | None = None) -> Decod
     Raises VerifyError for anything the format page does not allow.
     """
     found, bitmap, raw_len, stored = _header(data, offset, seed)
+    if found.type == _ROUTED:
+        _routed(found, stored)
+        return found
     if found.type != _APPEND:
         _need(not any(stored[raw_len:]), "padding is not zero")
         found.control = _control(stored[:raw_len])
@@ -71,6 +91,13 @@ def decode_frame(data: bytes, offset: int = 0, seed: int | None = None) -> Decod
     body = stored if found.codec == 0 else _decompressed(stored, found.codec, raw_len)
     found.columns = _columns(body, bitmap, found.count)
     return found
+
+
+def holdings(frame: DecodedFrame) -> list[tuple[int, int, int, int]]:
+    """(topic id, epoch, first number, how many) of the records in a decoded frame."""
+    if frame.type == _APPEND:
+        return [(frame.topic_id, frame.epoch, frame.base_seq, frame.count)]
+    return [(copy.topic_id, copy.epoch, copy.base_seq, copy.records) for copy in frame.copies]
 
 
 def check_frame(data: bytes, offset: int = 0, seed: int | None = None) -> tuple[DecodedFrame, bytes]:
@@ -96,7 +123,7 @@ def _header(data: bytes, offset: int, seed: int | None) -> tuple[DecodedFrame, i
     kind, version, bitmap = struct.unpack_from("<BBH", data, offset + 4)
     topic_id, base_seq, commit_ts = struct.unpack_from("<QQQ", data, offset + 8)
     count, epoch, producer_id, producer_seq = struct.unpack_from("<IIQQ", data, offset + 32)
-    raw_len, codec, flags, reserved = struct.unpack_from("<IBBH", data, offset + 56)
+    raw_len, codec, flags, hops, reserved = struct.unpack_from("<IBBBB", data, offset + 56)
     body_xxh3, seal_xxh3 = struct.unpack_from("<QQ", data, offset + 64)
     _need(kind in _TYPES, "unknown type")
     _need(version == 1, "unknown version")
@@ -105,6 +132,7 @@ def _header(data: bytes, offset: int, seed: int | None) -> tuple[DecodedFrame, i
     _need(flags >> 4 < 3, "unknown payload kind")
     _need(codec < 3, "unknown codec")
     _need(base_seq + count <= 1 << 63 and commit_ts < 1 << 63, "seq or time is out of range")
+    _need(hops <= (_HOPS_MAX if kind == _APPEND else 0), "too many hops")
     if kind == _APPEND:
         _need(count > 0 and bitmap & 1 == 1, "no records")
         _need(raw_len % 8 == 0, "raw_len is not whole")
@@ -121,9 +149,35 @@ def _header(data: bytes, offset: int, seed: int | None) -> tuple[DecodedFrame, i
         _need(seal == seal_xxh3, "seal")
     found = DecodedFrame(
         total, kind, topic_id, base_seq, commit_ts, count, epoch, producer_id, producer_seq, codec,
-        flags & 3, flags >> 4,
+        flags & 3, flags >> 4, hops=hops,
     )  # fmt: skip
     return found, bitmap, raw_len, stored
+
+
+# -- routed frames ----------------------------------------------------------------------------------------
+
+
+def _routed(found: DecodedFrame, stored: bytes) -> None:
+    """Take a routed frame apart: prefix, copies, columns."""
+    _need(len(stored) >= _PREFIX.size, "no prefix")
+    rows, head, tail, body_xxh3, count = _PREFIX.unpack_from(stored)
+    columns_at = _PREFIX.size + _COPY.size * rows
+    _need(rows > 0 and columns_at <= len(stored), "no room for the copies")
+    columns = stored[columns_at:]
+    _need(xxhash.xxh3_64_intdigest(columns) == body_xxh3, "columns checksum")
+    _need(count < 1 << 32 and tail >> 40 & 3 == 0, "prefix makes no sense")
+    for row in range(rows):
+        topic_id, base_seq, stamp, epoch, router, cursor, durability = _COPY.unpack_from(
+            stored, _PREFIX.size + _COPY.size * row
+        )
+        _need(epoch < 1 << 32 and durability < 4, "a copy makes no sense")
+        words = (head, topic_id, base_seq, stamp, count | epoch << 32, 0, 0, tail, body_xxh3, 0)
+        copy, bitmap, raw_len, body = _header(struct.pack("<10Q", *words) + columns, 0, None)
+        _need(copy.type == _APPEND and copy.total == 80 + len(columns), "a copy is no append")
+        found.copies.append(Copied(topic_id, base_seq, count, epoch, router, cursor))
+        if not row:
+            plain = body if copy.codec == 0 else _decompressed(body, copy.codec, raw_len)
+            found.columns = _columns(plain, bitmap, count)
 
 
 # -- columns ------------------------------------------------------------------------------------------
@@ -269,7 +323,8 @@ def _check_plain(value: Any, depth: int) -> None:
     if isinstance(value, dict | list):
         _need(depth < _CONTROL_DEPTH_MAX, "nested too deeply")
         for inner in value.values() if isinstance(value, dict) else value:
-            _check_plain(inner, depth + 1)
+            if type(inner) is not int:  # which most are
+                _check_plain(inner, depth + 1)
     else:
         _need(
             value is None or isinstance(value, bool | int | float | str | bytes), "type that is not allowed"

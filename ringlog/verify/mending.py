@@ -87,7 +87,7 @@ def _whole(data: bytes, at: int, salt: int) -> Iterator[Seen]:
 def _next_whole(data: bytes, start: int, salt: int) -> int | None:
     """Offset of the next frame that verifies, or None."""
     for at in range((start + 7) & ~7, (len(data) & ~7) - _FRAME_HEADER_BYTES, 8):
-        if data[at + 5] == 1 and 0 < data[at + 4] < 15 and data[at : at + 4] != b"\0\0\0\0":
+        if data[at + 5] == 1 and 0 < data[at + 4] < 17 and data[at : at + 4] != b"\0\0\0\0":
             try:
                 frame_at(data, at, salt)
             except VerifyError:

@@ -7,6 +7,7 @@ reach, the index is believed as far as its checksum goes.
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from dataclasses import dataclass, field
@@ -119,15 +120,19 @@ def verify_segment(root: str, stem: str, *, is_deep: bool = False, cold_dir: str
     report = FileReport(stem, "segment")
     name = _STEM.match(stem)
     number = int(name[3], 16) if name else 0
-    report.more = {"number": number, "topics": {}, "tier": "hot"}
+    report.more = {"number": number, "topics": {}, "tier": "hot", "is_misplaced": False, "is_copy": False}
     index = _index_of(report, f"{root}/{stem}.idx")
     data = _data_of(report, root, stem, cold_dir)
+    if data is not None and report.more["tier"] == "cold":
+        report.more["is_copy"] = not os.path.exists(f"{root}/{stem}.idx")
     walked = None
     if data is not None:
         walked = _walk(report, data, is_deep)
     elif index is not None:
         report.header = index.header
         report.more["tier"] = "cold"
+        # Only who knows what is in force can judge this: it may be a segment that is being removed.
+        report.more["no_data"] = bool(cold_dir) and os.path.isdir(cold_dir)
         report.remark("the data part is in the cold tier: only index, tags and marks were verified")
     else:
         report.damage("there is no data part and no index that says what it held")
@@ -136,7 +141,7 @@ def verify_segment(root: str, stem: str, *, is_deep: bool = False, cold_dir: str
         _check_columns(report, index)
     if index is not None and walked is not None:
         _compare(report, index, walked, is_deep)
-    _check_number(report, number, index)
+    _check_place(report, index)
     _tags_of(report, f"{root}/{stem}.tags", index, walked, is_deep)
     _marks_of(report, f"{root}/{stem}.del", number)
     if cold_dir:
@@ -239,15 +244,20 @@ def _checked_frame(data: bytes, offset: int, seed: int | None) -> DecodedFrame:
 
 def next_frame(data: bytes, offset: int, salt: int) -> int:
     """Offset of the next valid frame behind `offset`, or the end."""
-    size = len(data) & ~7
-    for at in range(offset + 8, size, 8):
-        if data[at + 4 : at + 6] == b"\x01\x01":
-            try:
-                check_frame(data, at, salt)
-            except VerifyError:
-                continue
-            return at
+    head = data.find(b"\x01\x01", offset + 8 + 4)  # an append, version 1
+    while head >= 0:
+        if head % 8 == 4 and _is_frame(data, head - 4, salt):
+            return head - 4
+        head = data.find(b"\x01\x01", head + 1)
     return len(data)
+
+
+def _is_frame(data: bytes, offset: int, salt: int) -> bool:
+    try:
+        check_frame(data, offset, salt)
+    except VerifyError:
+        return False
+    return True
 
 
 def _follows(before: DecodedFrame | None, frame: DecodedFrame) -> None:
@@ -385,10 +395,18 @@ def _times_agree(entry: Entry, frame: DecodedFrame, is_deep: bool) -> bool:
     )
 
 
-def _check_number(report: FileReport, number: int, index: Index | None) -> None:
-    """All parts are of one segment, and lie under its name."""
-    said = report.header.get("number", number)
-    if said != number or (index is not None and index.number != number):
+def _check_place(report: FileReport, index: Index | None) -> None:
+    """All parts are of one segment, and lie under its name, which says more of a lone topic than a number."""
+    said = report.header.get("number", report.more["number"])
+    name = _STEM.match(report.path)
+    lone = (int(name[1], 16), int(name[2])) if name and name[1] else (0, 0)
+    wrong = said != report.more["number"] or (index is not None and index.number != said)
+    if "topic_id" in report.header:  # a data part's; an index has it in its first row
+        wrong = wrong or (report.header["topic_id"], report.header["first_seq"]) != lone
+    if index is not None and len(index.topics) == 1:
+        wrong = wrong or (index.topics[0].topic_id, index.topics[0].first_seq) != lone
+    if wrong:
+        report.more["is_misplaced"] = True
         report.damage("lies under another segment's name")
     elif index is not None and f"{index.salt:016x}" != report.header.get("salt", f"{index.salt:016x}"):
         report.damage("data and index are of two segments")

@@ -77,6 +77,8 @@ def _read(report: FileReport, data: bytes) -> tuple[bytes, list[tuple[int, bytes
         raise VerifyError("snapshot header checksum")
     if version != 1:
         raise VerifyError("unknown snapshot version", version=version)
+    if shard >= shards:
+        raise VerifyError("snapshot of a shard that there was not", shard=shard, shards=shards)
     report.header = {
         "shard": shard, "shards": shards, "number": number, "incarnation": incarnation, "created_us": created,
         "topics": topics, "facts_bytes": facts_bytes, "rows_bytes": rows_bytes,
@@ -134,11 +136,21 @@ def _unpacked(data: bytes) -> Any:
 
 
 def snapshots_in_force(reports: Sequence[FileReport]) -> list[FileReport]:
-    """Of each shard the newest valid one."""
-    newest: dict[int, FileReport] = {}
+    """Of each shard, under each number of shards, the newest valid one; the greatest number first."""
+    newest: dict[tuple[int, int], FileReport] = {}
     for report in reports:
         if report.more["is_valid"]:
-            shard = report.header["shard"]
-            if shard not in newest or newest[shard].header["number"] < report.header["number"]:
-                newest[shard] = report
-    return [newest[shard] for shard in sorted(newest)]
+            owner = report.header["shards"], report.header["shard"]
+            if owner not in newest or newest[owner].header["number"] < report.header["number"]:
+                newest[owner] = report
+    return sorted(newest.values(), key=lambda report: (-report.header["number"], report.path))
+
+
+def governing(snapshots: Sequence[FileReport], topic_id: int) -> FileReport | None:
+    """Of `snapshots`, the greatest number first, the one that has the last word on a topic: the first whose
+    shard the topic belonged to."""
+    hashed = xxhash.xxh3_64_intdigest(topic_id.to_bytes(8, "little"))
+    for report in snapshots:
+        if hashed % report.header["shards"] == report.header["shard"]:
+            return report
+    return None

@@ -6,7 +6,7 @@ request, or is announced as lost. Anything else is a gap, and a gap is damage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -97,6 +97,11 @@ class Stories:
         topic.lost += row.lost
         if row.dead:
             topic.removed |= BitMap64.deserialize(row.dead)
+
+    def bury(self, is_gone: Callable[[int], bool]) -> None:
+        """Take what snapshots do not say any more, once the log has told what it knows."""
+        for topic in self._topics.values():
+            topic.is_gone |= is_gone(topic.topic_id)
 
     def hold(self, report: FileReport) -> None:
         """Take what a file stores."""

@@ -21,11 +21,13 @@ from ringlog.verify.frame_decoder import DecodedFrame, VerifyError, check_frame,
 HEADER_BYTES = 4096
 _HEADER = struct.Struct("<8sIIIIQQ16s16sQQQQQQ")
 _MAGIC = b"RLOGWAL1"
-_APPEND, _MARK, _KEY = 1, 12, 14
+_APPEND, _MARK, _KEY, _ROUTED = 1, 12, 14, 15
 _FRAME_HEADER_BYTES = 80
 _MARK_FIELDS = 7
 _COPIED = 1
 _FILE_SHIFT = 24
+_ZEROS = bytes(1 << 16)
+"""What the end of a file is compared with, piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,12 @@ def mark_of(seen: Seen) -> Mark:
     return Mark._make([seen.offset, *numbers, settled, damaged])
 
 
+def _has_more(data: bytes, start: int) -> bool:
+    """Whether anything but zeros lies from here on."""
+    pieces = (data[at : at + len(_ZEROS)] for at in range(start, len(data), len(_ZEROS)))
+    return any(piece != _ZEROS[: len(piece)] for piece in pieces)
+
+
 def verify_wal(path: str, data: bytes, *, is_deep: bool = False) -> FileReport:
     """Everything that can be said of one file by itself. `more` holds what others need to judge its end."""
     report = FileReport(path, "wal", bytes=len(data))
@@ -179,7 +187,7 @@ def verify_wal(path: str, data: bytes, *, is_deep: bool = False) -> FileReport:
         "prev": (header.prev_file, header.prev_stop, header.prev_seal),
         "stop": walk.stop,
         "last_seal": walk.last_seal,
-        "reason": walk.reason or ("bytes behind the last frame" if any(data[walk.stop :]) else ""),
+        "reason": walk.reason or ("bytes behind the last frame" if _has_more(data, walk.stop) else ""),
         "durable": max([walk.durable, *(mark.durable_stop for mark in behind)]),
         "ends": {mark.offset: mark.prev_seal for mark in walk.marks} | {walk.stop: walk.last_seal},
         "groups": len(walk.marks),
@@ -194,7 +202,7 @@ def _without_header(report: FileReport, data: bytes, error: VerifyError) -> None
     report.header = {"state": "never used"}
     if any(_is_mark_head(data, at) and _body_verifies(data, at) for at in _mark_heads(data, 0)):
         report.damage(f"there are groups, but {error.message}")
-    elif any(data):
+    elif _has_more(data, 0):
         report.remark(f"never used: {error.message}, and it holds no group")
 
 
@@ -203,6 +211,9 @@ def _take(report: FileReport, seen: Seen) -> None:
     report.frames += 1
     if frame.type == _APPEND:
         report.hold(frame.topic_id, frame.epoch, frame.base_seq, frame.count)
+    elif frame.type == _ROUTED:
+        for copy in frame.copies:
+            report.hold(copy.topic_id, copy.epoch, copy.base_seq, copy.records)
     elif frame.type not in {_MARK, _KEY}:
         report.facts.append(Fact(frame.topic_id, frame.epoch, frame.type, frame.control))
 

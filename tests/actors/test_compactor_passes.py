@@ -7,8 +7,15 @@ import threading
 
 import pytest
 
-from actors.compactor.passes import BACKLOG_BYTES, run_pass
+from actors.compactor.passes import BACKLOG_BYTES, Passes
 from ringlog.errors import CorruptData
+
+
+@pytest.fixture
+def passes():
+    made = Passes()
+    yield made
+    made.close()
 
 
 def how_it_runs() -> tuple[int, int, int]:
@@ -16,23 +23,34 @@ def how_it_runs() -> tuple[int, int, int]:
     return thread, os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, thread)
 
 
-def test_a_pass_runs_when_nobody_else_wants_the_processor_and_lowers_nobody_else():
+def test_a_pass_runs_when_nobody_else_wants_the_processor_and_lowers_nobody_else(passes):
     here = how_it_runs()
-    thread, policy, nice = run_pass(how_it_runs, 0)
+    thread, policy, nice = passes.run(how_it_runs, 0)
     assert (policy, nice) == (os.SCHED_IDLE, 19)
     assert thread != here[0]
     assert how_it_runs() == here
 
 
-def test_with_much_log_waiting_it_takes_its_share():
+def test_with_much_log_waiting_it_takes_its_share(passes):
     here = how_it_runs()
-    assert run_pass(how_it_runs, BACKLOG_BYTES - 1)[1] == os.SCHED_IDLE
-    assert run_pass(how_it_runs, BACKLOG_BYTES)[1:] == here[1:]
+    assert passes.run(how_it_runs, BACKLOG_BYTES - 1)[1] == os.SCHED_IDLE
+    assert passes.run(how_it_runs, BACKLOG_BYTES)[1:] == here[1:]
 
 
-def test_what_a_pass_raises_arrives():
+def test_what_a_pass_raises_arrives(passes):
     def fail() -> None:
         raise CorruptData("a log file", file="a")
 
     with pytest.raises(CorruptData, match="a log file"):
-        run_pass(fail, 0)
+        passes.run(fail, 0)
+
+
+@pytest.mark.parametrize("waiting", [0, BACKLOG_BYTES])
+def test_a_pass_needs_no_thread_that_is_not_there_yet(passes, waiting, monkeypatch):
+    """RF-20: at a limit of threads the log is compacted all the same."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert passes.run(how_it_runs, waiting)[0] != threading.get_native_id()

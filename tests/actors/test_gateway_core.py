@@ -314,6 +314,17 @@ def test_a_name_whose_home_points_elsewhere_is_followed(gateway):
     assert (append.shard, append.message) == (1 - asked.shard, m.Append("t", 1, create=True))
 
 
+@pytest.mark.parametrize("message", [m.TopicResolve("t"), m.TopicState("t")])
+def test_shards_that_point_to_one_another_are_each_asked_once(gateway, message):
+    """SH-4: nobody is sent round for ever, and no name without a topic is taken for one."""
+    asked = only(gateway.ask(message), ev.AskShard)
+    back = m.TopicInfo("t", 0, 0, asked.shard, -1, False, {})
+    again = only(gateway.answer(asked, m.TopicInfo("t", 0, 0, 1 - asked.shard, -1, False, {})), ev.AskShard)
+    status, detail = error_of(gateway.answer(again, back))
+    assert (status, detail) == (Status.NOT_READY, {"topic": "t"})
+    assert only(gateway.ask(message), ev.AskShard).shard == asked.shard, "nothing was remembered"
+
+
 def test_an_inline_config_needs_admin_only_to_create(gateway):
     """W-6."""
     message = m.Append("a.new", 1, create=True, config={"durability": "fsync"})
@@ -462,6 +473,23 @@ def test_draining_answers_what_waits_refuses_what_comes_and_stops_when_all_is_an
     assert isinstance(answer, Reply)
     assert (type(stop), stop.code) == (Stop, 0)
     assert gateway.feed(Tick(0, 1)) == []
+
+
+def test_draining_does_not_wait_for_schedulers_which_stop_as_well(gateway):
+    """SD-1: neither for who has been asked to follow something, nor for who would be."""
+    gateway.know("t")
+    wanted = m.Subscribe(1, [m.Feed(1, "t", 7, 1, 0, 0)], 4)
+    follow = only(gateway.ask(wanted), ev.Follow)
+    listing = only(gateway.ask(m.RouterList()), ev.AskShard)
+    late = only(gateway.ask(m.Subscribe(2, [m.Feed(1, "late", 8, 1, 0, 0)], 4)), ev.AskShard)
+    for refused in gateway.feed(DrainRequested()):
+        assert error_of([refused])[0] is Status.SHUTTING_DOWN
+    assert gateway.core.requests_held == 1
+    assert gateway.answer(listing, m.RouterListReply([], False)) == []
+    refused, stop = gateway.answer(late, info("late", 8))
+    assert error_of([refused])[0] is Status.SHUTTING_DOWN
+    assert isinstance(stop, Stop)
+    assert gateway.feed(ev.Followed(follow.ticket, None)) == []
 
 
 def test_an_error_the_shard_gives_is_passed_on(gateway):

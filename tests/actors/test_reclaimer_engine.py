@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
-import sys
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import ringlog
+from actors.reclaimer.shell import Shell
 from ringlog import stop_points
 from ringlog.board.board import Board
 from ringlog.board.layout import P
 from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
-from ringlog.errors import RinglogError
+from ringlog.errors import Internal, RinglogError
 from ringlog.link.shard_requests import Requester
+from ringlog.storage.layout import META_DIR
+from ringlog.storage.snapshot import snapshot_name
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
+from tests.buckets import bucket
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -115,6 +119,42 @@ def test_what_was_deleted_gives_its_space_back_and_the_rest_is_read_as_before(tm
         assert ask(host, "reclaimer", m.ScrubNow(), m.ScrubReport).findings == []
 
 
+def test_a_scrub_that_cannot_be_made_is_answered(tmp_path):
+    """RF-100: nobody waits ten minutes for a pass that ended with an error, and the next one is made."""
+    with running(tmp_path) as host, ringlog.connect(host.url) as client:
+        write(client, 0)
+        checkpoint(host)
+        loop = Path(host.data_dir) / META_DIR / snapshot_name(0, 1 << 40)
+        loop.symlink_to(loop.name)
+        requester = Requester("reclaimer", f"ipc://{host.info.shm_dir}/reclaimer.sock")
+        try:
+            with pytest.raises(Internal, match="cannot be read"):
+                requester.ask(m.ScrubNow(), m.ScrubReport, timeout_s=60.0)
+            loop.unlink()
+            assert requester.ask(m.ScrubNow(), m.ScrubReport, timeout_s=60.0).message.files
+        finally:
+            requester.close()
+
+
+def test_one_pass_answers_all_who_asked_before_it(monkeypatch):
+    """RF-100: sixteen requests are not sixteen passes over everything."""
+    shell = object.__new__(Shell)
+    shell._scrubs_asked, shell._scrubs_done = deque((b"c", corr) for corr in range(5)), deque()
+    shell._wakeup = SimpleNamespace(wake=lambda: None)
+    made = []
+
+    def whole_pass():
+        shell._scrubs_asked.append((b"late", 9))
+        made.append(m.ScrubReport(len(made) + 1, 0, []))
+        return made[-1]
+
+    monkeypatch.setattr(shell, "_whole_pass", whole_pass)
+    shell._scrub_step()
+    assert list(shell._scrubs_done) == [(b"c", corr, made[0]) for corr in range(5)]
+    shell._scrub_step()
+    assert shell._scrubs_done[-1] == (b"late", 9, made[1])
+
+
 def test_relocated_records_are_read_through_restarts_and_kills(tmp_path):
     """TI-3, TI-5, TI-12, RF-6: moved, read, killed between flip and snapshot, read again."""
     (tmp_path / "cold").mkdir()
@@ -153,43 +193,6 @@ def test_a_bucket_serves_cold_records_through_the_relocator(tmp_path):
         wait_until(lambda: not parts(host.data_dir), 60.0, "the data parts to move")
         read_back(client, 400)
         assert word(host, "relocator", P.COLD_READS) > 0
-
-
-_SERVER = """
-import sys, logging, urllib.request
-logging.getLogger("werkzeug").setLevel(logging.ERROR)
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-host, port = server.get_host_and_port()
-urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/cold", method="PUT"), timeout=10).close()
-print(f"http://{host}:{port}", flush=True)
-sys.stdin.read()
-"""
-
-
-class bucket:  # noqa: N801  used like a function
-    """An object store in a process of its own; gives the variables by which an engine finds it."""
-
-    def __enter__(self):
-        pytest.importorskip("moto.server")
-        pytest.importorskip("obstore")
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        lines = iter(self._process.stdout.readline, "")
-        endpoint = next(line.strip() for line in lines if line.startswith("http"))
-        return {
-            "AWS_ENDPOINT": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
-        }  # fmt: skip
-
-    def __exit__(self, *_):
-        self._process.kill()
-        self._process.wait()
-        self._process.stdin.close()
-        self._process.stdout.close()
 
 
 def test_little_free_space_refuses_records_and_takes_deletes(tmp_path):

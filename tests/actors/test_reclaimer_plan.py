@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from pyroaring import BitMap64
@@ -21,6 +23,7 @@ from actors.reclaimer.plan import (
 from ringlog.envelope.messages import SegmentRef
 from ringlog.limits import PACKS_MAX, SMALL_SEGMENTS_MAX
 from ringlog.segment.layout import TOPIC_DTYPE, own_stem, pack_stem
+from ringlog.topic.names import shard_of
 
 KIB = 1024
 
@@ -77,7 +80,7 @@ def test_only_what_is_mixed_is_counted():
 def test_positions_that_greater_numbers_hold_are_not_counted_twice():
     """P1: what a crash left beside its successor is dead."""
     old, new, other = held(1, (7, 1, 100)), held(9, (7, 31, 100)), held(2, (7, 101, 110))
-    elsewhere, shared = held_elsewhere([old, new, other], never)
+    elsewhere, shared = held_elsewhere([old, new, other], never, 1)
     assert elsewhere == {1: {0: [(31, 100)]}}
     assert shared == {1, 9}
     assert assess(old, {7: Live(1, 31)}, elsewhere[1], never).records == 0
@@ -85,7 +88,7 @@ def test_positions_that_greater_numbers_hold_are_not_counted_twice():
 
 
 def test_two_lives_of_a_topic_do_not_overlap():
-    elsewhere, shared = held_elsewhere([held(1, (7, 1, 100)), held(2, (7, 1, 100), epoch=2)], never)
+    elsewhere, shared = held_elsewhere([held(1, (7, 1, 100)), held(2, (7, 1, 100), epoch=2)], never, 1)
     assert (elsewhere, shared) == ({}, set())
 
 
@@ -93,7 +96,7 @@ def test_a_segment_that_leaves_positions_out_stands_for_none_of_them():
     """P1: only what is really stored under a greater number is dead under a smaller one."""
     inner, outer = held(1, (7, 11, 20)), held(9, (7, 1, 30))
     outer.table["records"] = 20
-    elsewhere, _ = held_elsewhere([inner, outer], lambda *_: [(1, 10), (21, 30)])
+    elsewhere, _ = held_elsewhere([inner, outer], lambda *_: [(1, 10), (21, 30)], 1)
     assert elsewhere == {1: {0: [(1, 10), (21, 30)]}}
     assert assess(inner, {7: Live(1, 1)}, elsewhere[1], lambda *_: (10, 100)).records == 10
 
@@ -194,3 +197,13 @@ def test_only_names_of_ours_are_parts():
     )  # fmt: skip
     assert stems == {own: [f"{own}.data", f"{own}.idx"]}
     assert temporaries == ["packs/0001000000000003.idx.tmp", f"{own}.data.tmp"]
+
+
+def test_what_the_topics_own_shard_does_not_know_replaces_nothing():
+    """P1: it leads nobody to the record, whoever else knows of it."""
+    owner = shard_of(7, 3)
+    old = held(1, (7, 1, 100))
+    stranger = replace(held(2, (7, 1, 100)), shards=tuple({0, 1, 2} - {owner}))
+    assert held_elsewhere([old, stranger], never, 3)[0] == {}
+    own = replace(stranger, shards=(owner,))
+    assert held_elsewhere([old, own], never, 3)[0] == {1: {0: [(1, 100)]}}

@@ -274,6 +274,62 @@ def test_a_store_that_does_not_keep_its_word_gets_nothing(kind):
     assert world.tiers() == [2, 2, 0], "and a store that does gets it all"
 
 
+class IsRemovedMeanwhile(Wrapped):
+    """Right after the first copy every shard lets the segment go, and the reclaimer removes all of it."""
+
+    def __init__(self, inner, world, listing) -> None:
+        super().__init__(inner)
+        self.world, self.listing = world, listing
+
+    def put(self, name, source):
+        digest, ref = self.inner.put(name, source), self.world.refs[0]
+        if name.startswith(ref.stem):
+            if not self.listing:
+                self.world.shards.refs[0].pop(ref.number, None)
+            self.world.copies.drop_local(ref.stem, (DATA, DEL))
+            self.world.copies.drop_cold(ref.stem)
+        return digest
+
+
+@pytest.mark.parametrize("listing", [False, True])
+def test_what_is_removed_while_it_is_copied_is_not_damaged(listing, caplog):
+    """SG-10: damage is what a shard leads readers to and is not whole."""
+    world = World()
+    mover = world.mover(store=IsRemovedMeanwhile(LocalStore(world.base, "/cold"), world, listing))
+    mover.round()
+    assert mover.patience.quarantined == ({world.refs[0].number} if listing else set())
+    assert ("damaged segment not moved" in caplog.text) == listing
+    assert world.shards.refs[0][world.refs[1].number].tier == 2, "and nobody else is held up"
+
+
+class TakesTheShardAway(Wrapped):
+    """The shard is gone by the time somebody looks for a whole copy."""
+
+    def __init__(self, inner, world) -> None:
+        super().__init__(inner)
+        self.world = world
+
+    def size(self, name):
+        self.world.shards.down.add(0)
+        return self.inner.size(name)
+
+
+def test_damage_is_said_once_a_shard_says_that_it_leads_readers_there():
+    """SG-10, TI-7: not while the shard is away; the next try meets it again."""
+    world = World()
+    world.write(f"/data/{world.refs[0].stem}{DATA}", 4_500, b"\xff" * 40)
+    store = TakesTheShardAway(LocalStore(world.base, "/cold"), world)
+    mover = world.mover(store=store)
+    mover.round()
+    assert not mover.patience.quarantined
+    assert mover.counts.failed
+    world.shards.down.clear()
+    store.size = store.inner.size
+    world.wait()
+    mover.round()
+    assert mover.patience.quarantined == {world.refs[0].number}
+
+
 class IsAbsent(Wrapped):
     calls = 0
 
@@ -337,6 +393,9 @@ def test_a_copy_of_what_the_shards_dropped_meanwhile_is_removed():
     mover.round()
     assert world.has("/cold", 0, DATA)
     world.shards.before.clear()
+    mover.round()
+    assert world.has("/cold", 0, DATA), "a snapshot may still list it: its parts go together, the index last"
+    world.base.unlink(f"/data/{ref.stem}{IDX}")
     mover.round()
     assert not world.has("/cold", 0, DATA)
     assert not world.has("/cold", 0, IDX)

@@ -90,7 +90,7 @@ def test_every_refusal_names_its_facts_and_changes_nothing(world):
         (Status.INVALID_REQUEST, {}, made(world, [b"x"], number=0)),
         (Status.INVALID_REQUEST, {}, broken(sound(), layout.W_HEAD, 1 << 40)),
         (Status.INVALID_REQUEST, {}, broken(sound(), layout.W_TAIL, 0x30 << layout.FLAGS_SHIFT)),
-        (Status.INVALID_REQUEST, {}, broken(sound(), layout.W_TAIL, 1 << layout.RESERVED_SHIFT)),
+        (Status.INVALID_REQUEST, {}, broken(sound(), layout.W_TAIL, 1 << layout.HOPS_SHIFT)),
         (Status.INVALID_REQUEST, {}, control_frame(FrameType.TOPIC_DELETE, 1, b"\x91\1")),
         (Status.INVALID_REQUEST, {"field": Column.TAG, "found": 256}, tagged),
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import Status
 from ringlog.frame import encode_records, frame
-from ringlog.limits import FILL_CHUNK_BYTES, WAL_HEADER_BYTES
+from ringlog.limits import FILL_CHUNK_BYTES, HEAD_RESERVATION_MIN, WAL_HEADER_BYTES
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World, refusals
 
@@ -35,11 +35,12 @@ def by_message(world: World, topic: str, payload: bytes, **options: Any) -> m.Me
 
 def test_ephemeral_records_are_readable_and_never_touch_the_log(world):
     """D-7."""
-    run, offset = world.runs[0], world.runs[0].core.log.offset
+    run = world.runs[0]
     world.append("e", [b"a", b"b"])
+    offset = run.core.log.offset
     world.append("e", [b"c"])
     assert world.records("e") == [(1, b"a"), (2, b"b"), (3, b"c")]
-    assert run.core.log.offset == offset
+    assert run.core.log.offset == offset, "the first one reserved their numbers"
 
 
 def test_ephemeral_and_durable_frames_of_one_buffer_keep_their_order(world):
@@ -70,7 +71,27 @@ def test_a_restart_of_the_shard_alone_loses_the_records_and_keeps_the_topic(worl
     again = world.request(m.TopicResolve("e"))
     assert (again.topic_id, again.epoch, again.config) == (info.topic_id, info.epoch, info.config)
     assert world.records("e") == []
-    assert world.append("e", [b"b"], producer=2) == 1
+    assert world.append("e", [b"b"], producer=2) > 1
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "power", "twice", "reshard"])
+def test_no_restart_gives_a_number_out_again_and_what_is_gone_is_named(world, how):
+    """S-11, D-12: who read up to some number neither misses what comes after nor takes it for older."""
+    for payload in (b"a", b"b", b"c"):
+        last = world.append("e", [payload])
+    for _ in range(2 if how == "twice" else 1):
+        if how == "stop":
+            world.stop()
+        elif how == "power":
+            world.power_loss(seed=3)
+        else:
+            world.kill()
+        world.start(2 if how == "reshard" else 1)
+    topic = world.topic("e")
+    assert topic.lost == [(1, topic.head_seq)]
+    assert last <= topic.head_seq <= last + HEAD_RESERVATION_MIN
+    assert (topic.count, topic.earliest_seq) == (0, topic.head_seq + 1)
+    assert world.append("e", [b"d"]) == topic.head_seq == topic.earliest_seq
 
 
 def test_the_oldest_file_makes_room_and_floors_and_counts_say_so(world):

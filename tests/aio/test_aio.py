@@ -147,3 +147,45 @@ async def test_deletes_and_times_are_there_too(ringlog_engine, ringlog_topic, tr
         if transport == "ring":
             batches = [batch async for batch in client.tailer(topic, follow=False)]
             assert [data for batch in batches for data in batch.bytes()] == [r.data for r in records]
+
+
+async def test_a_watch_follows_topics_and_patterns(ringlog_engine, ringlog_topic):
+    """SSE-16, SSE-19, SSE-26 with asyncio: the same events, awaited."""
+    from ringlog.client import CaughtUp, Page, TopicDeleted
+
+    stem = ringlog_topic("watched")
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:
+        await client.append(f"{stem}.a", b"1")
+        async with client.watch(f"{stem}.*") as watch:
+            found = []
+
+            async def until(wanted):
+                while not wanted():
+                    event = await watch.next(30)
+                    assert event is not None
+                    found.append(event)
+
+            def data():
+                return [r.data for event in found if isinstance(event, Page) for r in event]
+
+            await until(lambda: any(isinstance(event, CaughtUp) for event in found))
+            await client.append(f"{stem}.b", b"2")
+            await until(lambda: len(data()) == 2)
+            assert data() == [b"1", b"2"]
+            assert await watch.next(0.001) is None or len(found) > 2
+            await client.topics.delete(f"{stem}.a")
+            await until(lambda: any(isinstance(event, TopicDeleted) for event in found))
+            assert watch.topics == [f"{stem}.b"]
+        await client.topics.delete(f"{stem}.b")
+
+
+async def test_a_closed_watch_ends_who_waits_for_it(ringlog_engine, ringlog_topic):
+    topic = ringlog_topic("closed")
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:
+        await client.topics.create(topic)
+        watch = client.watch(topic)
+        await watch.next(30)
+        waiting = asyncio.create_task(watch.next())
+        await asyncio.sleep(0)
+        watch.close()
+        assert await asyncio.wait_for(waiting, 30) is None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ringlog.board import histogram, layout
-from ringlog.board.layout import P, ProcessState
+from ringlog.board import histogram, layout, news, row_ring
+from ringlog.board.layout import D, G, P, ProcessState
+from ringlog.board.news import NewsRow
 from ringlog.board.topics import TopicFacts
+from ringlog.limits import NEWS_ROWS, TURN_RING_ROWS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 BOARD = PAGE.split("\n## Board\n")[1].split("\n## ")[0]
@@ -16,15 +18,17 @@ BOARD = PAGE.split("\n## Board\n")[1].split("\n## ")[0]
 def test_the_worked_identities_are_what_the_code_writes() -> None:
     block = re.search(r"```board\n(.*?)```", BOARD, re.S)
     assert block
-    board, topics = (bytes.fromhex(line) for line in block[1].splitlines())
+    board, topics, told, turns = (bytes.fromhex(line) for line in block[1].splitlines())
     assert board == layout.encode_identity(layout.BOARD_MAGIC, 0, 128, 0)
     assert topics == layout.encode_identity(layout.TOPICS_MAGIC, 7, 4096, 1)
+    assert told == layout.encode_identity(layout.NEWS_MAGIC, 7, NEWS_ROWS, 0)
+    assert turns == layout.encode_identity(layout.TURNS_MAGIC, 0, TURN_RING_ROWS, 0)
     assert layout.decode_identity(topics, layout.TOPICS_MAGIC, "page") == (7, 4096, 1)
 
 
 def test_the_numbers_of_a_process_are_on_the_page() -> None:
     rows = re.findall(r"\| (\d+) \| ([A-Z_]+)(?= \|)", BOARD)
-    assert {name: int(word) for word, name in rows} == {word.name: int(word) for word in P}
+    assert {name: int(word) for word, name in rows} == {word.name: int(word) for word in (*P, *D, *G)}
     for state in ProcessState:
         assert f"{int(state)} {state.name.lower()}" in BOARD
 
@@ -43,8 +47,20 @@ def test_marks_and_histograms_lie_where_the_page_says() -> None:
 
 
 def test_the_facts_of_a_topic_are_on_the_page_in_their_words() -> None:
-    section = BOARD.split("### Topic slots")[1]
+    section = BOARD.split("### Topic slots")[1].split("### News")[0]
     names = ("head_seq", "earliest_seq", "cap_floor", "ttl_floor", "trim_floor", "count", "bytes")
     for word, name in enumerate(names, 4):
         assert f"| {word} | {name} " in section
         assert TopicFacts._fields.index(name) == word - 1
+    for word, name in enumerate(("version", "due", "ttl", "order"), 12):
+        assert f"| {word} | {name}" in section
+        assert TopicFacts._fields[word].startswith(name)
+
+
+def test_the_words_of_news_are_on_the_page() -> None:
+    section = BOARD.split("### News")[1].split("### Turns")[0]
+    for word, name in ((row_ring._CLAIMED, "claimed"), (row_ring._COUNT, "count"), (row_ring._LIFE, "life")):
+        assert f"| {word} | {name}: " in section
+    for word, name in enumerate(NewsRow._fields):
+        assert re.search(rf"\| {word} \| [^|]*{name}", section) or name in {"offset", "stop"}, name
+    assert f"{news.NEWS_ROWS} rows of {layout.NEWS_ROW_BYTES} bytes" in BOARD

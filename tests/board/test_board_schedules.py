@@ -11,14 +11,14 @@ from ringlog.board import layout, seqlock, topics
 from ringlog.board.board import Mark, ProcessSlot
 from ringlog.board.topics import TopicFacts, TopicTable
 
-EMPTY = TopicFacts(*[0] * 15)
+EMPTY = TopicFacts(*[0] * 16)
 # Only the first word, one in the middle and the last differ: each word that does multiplies the states,
 # and three in a row show every way to mix.
 OLD = EMPTY._replace(topic_id=11, head_seq=12, last_write_us=13)
 OLD_MOVED = OLD._replace(head_seq=112, last_write_us=113)
 NEW = EMPTY._replace(topic_id=1011, head_seq=1012, last_write_us=1013)
 NEW_MOVED = OLD._replace(head_seq=1112, last_write_us=1113)
-SLOT_WORDS = 15
+SLOT_WORDS = 16
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ class ReadsWithoutSecondCheck(TopicTable):
 
     def read(self, slot):
         words, at = self._slot(slot)
-        before, *values = words[at : at + 15].tolist()
+        before, *values = words[at : at + 16].tolist()
         if before & 1:
             raise layout.BoardUnstable("board slot is unstable")
         return topics._facts(values)
@@ -116,7 +116,7 @@ class ReadsWithoutFirstCheck(TopicTable):
 
     def read(self, slot):
         words, at = self._slot(slot)
-        before, *values = words[at : at + 15].tolist()
+        before, *values = words[at : at + 16].tolist()
         if words[at] != before:
             raise layout.BoardUnstable("board slot is unstable")
         return topics._facts(values)

@@ -58,7 +58,7 @@ def test_a_released_slot_is_empty_and_used_again_lowest_first(table: TopicTable,
     table.publish(2, FACTS)
     table.release(2)
     table.release(1)
-    assert reader.read(1) == TopicFacts(*[0] * 15)
+    assert reader.read(1) == TopicFacts(*[0] * 16)
     assert [table.allocate() for _ in range(3)] == [1, 2, 4]
 
 
@@ -109,7 +109,7 @@ def test_a_slot_left_half_written_hangs_nobody_and_is_emptied(
     with pytest.raises(BoardUnstable, match=r"unstable.*slot=0.*shard=7"):
         reader.read(slot)
     successor = TopicTable.open(shm_dir, 7, writable=True)
-    assert reader.read(slot) == TopicFacts(*[0] * 15)
+    assert reader.read(slot) == TopicFacts(*[0] * 16)
     assert successor.allocate() == slot
     successor.close()
 
@@ -120,8 +120,19 @@ def test_reset_repairs_slots_and_forgets_all(table: TopicTable, reader: TopicTab
     words, at = table._slot(2)
     words[at] |= 1
     table.reset()
-    assert {reader.read(slot) for slot in range(5)} == {TopicFacts(*[0] * 15)}
+    assert {reader.read(slot) for slot in range(5)} == {TopicFacts(*[0] * 16)}
     assert table.allocate() == 0
+
+
+def test_a_successor_leaves_topics_in_the_slots_they_had(table: TopicTable, shm_dir: Path) -> None:
+    """Whoever follows a topic was told where it is."""
+    for topic_id in (11, 12, 13):
+        table.publish(table.allocate(), FACTS._replace(topic_id=topic_id))
+    table.release(0)
+    had = table.reset()
+    assert had == {12: 1, 13: 2}
+    table.keep([had[13], -1])
+    assert [table.allocate() for _ in range(3)] == [0, 1, 3]
 
 
 def test_another_shards_table_is_refused(table: TopicTable, shm_dir: Path) -> None:
@@ -143,14 +154,14 @@ def test_a_reader_in_another_process_never_sees_a_mix(table: TopicTable, shm_dir
     """RF-116 on real memory: all facts of one slot carry the same number; 200,000 racing reads."""
     slots = [table.allocate() for _ in range(16)]
     for slot in slots:
-        table.publish(slot, TopicFacts(*[1] * 15))
+        table.publish(slot, TopicFacts(*[1] * 16))
     pid = os.fork()
     if pid == 0:
         number = 1
         while True:
             number = number % 250 + 1
             for slot in slots:
-                table.publish(slot, TopicFacts(*[number] * 15))
+                table.publish(slot, TopicFacts(*[number] * 16))
     reader = TopicTable.open(shm_dir, 7)
     pidfd, seen = os.pidfd_open(pid), set()
     try:

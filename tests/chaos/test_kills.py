@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,16 +18,18 @@ import ringlog
 from chaos.check import journal
 from chaos.check.history import judge
 from chaos.check.journal import Journal, Outcome, What
-from chaos.kills import live, points, targets
+from chaos.kills import forwarding, live, points, targets, work
 from chaos.kills.keys import KEY_VALUES, check_keys, tried_twice
 from chaos.kills.load import Stuck, wait_for
 from chaos.kills.nursery import Nursery
 from chaos.kills.rig import Engine
 from chaos.kills.scene import Stage, longest_gap_ms
+from chaos.kills.tasks import Report, Task
 from chaos.order import Account, Order
 from ringlog.errors import UsageError
+from ringlog.link.delivery import Delivery
 from ringlog.stop_points import POINTS, configure
-from ringlog.supervision.tree import BACKGROUND, GATEWAY, WAL_SHARD
+from ringlog.supervision.tree import BACKGROUND, GATEWAY, SCHEDULER, WAL_SHARD
 from ringlog.testing import engine
 
 MAIN = "import sys; from ringlog.cli import main; sys.exit(main())"
@@ -33,7 +37,7 @@ SOME = pytest.mark.timeout(180)
 
 
 def test_the_plan_leads_through_every_point():
-    deaths = points.deaths((WAL_SHARD, GATEWAY, *BACKGROUND))
+    deaths = points.deaths((WAL_SHARD, GATEWAY, SCHEDULER, *BACKGROUND))
     planned = {point for each in deaths.values() for point, _ in each}
     assert planned | {points.SUPERVISOR_POINT} == set(POINTS)
     assert ("log_after_write", 7) in deaths[WAL_SHARD]
@@ -128,6 +132,31 @@ def storm_in_small(stage):
 
 @pytest.mark.slow
 @SOME
+def test_routers_hold_under_kills(tmp_path):
+    with Nursery() as nursery:
+        stage = stage_of(tmp_path, nursery)
+        stage.run("routers", partial(forwarding.routers, seconds=4.0, passes=(1,)))
+    assert stage.account.findings == []
+    assert stage.account.counts["kills"] > 0
+    assert stage.account.counts["acked"] > 300
+
+
+@pytest.mark.slow
+@SOME
+def test_copies_that_are_not_what_their_source_holds_are_told(tmp_path):
+    with engine(delivery={"schedulers": 1}) as found, ringlog.connect(found.url) as client:
+        client.routers.create("s->d", "s", "d")
+        client.append("s", b"1")
+        client.routers.settle("s->d", 20)
+        scene = SimpleNamespace(engine=found)
+        assert forwarding.compare(scene) == []
+        client.append("d", b"stray")
+        (complaint,) = forwarding.compare(scene)
+        assert "1 records, 2 copies" in complaint
+
+
+@pytest.mark.slow
+@SOME
 def test_a_small_storm_holds_and_counts_its_work(tmp_path):
     with Nursery() as nursery:
         stage = stage_of(tmp_path, nursery)
@@ -166,6 +195,31 @@ def test_a_planted_bug_is_caught(tmp_path, monkeypatch, bug):
         stage.run("planted", killed_before_it_settles)
     assert kinds <= set(stage.total.wrong), stage.account.findings
     assert stage.account.findings
+
+
+@pytest.mark.slow
+@SOME
+def test_a_watcher_that_is_not_told_or_told_twice_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(work, "TOLD_S", 1.0)
+    over = SimpleNamespace(is_set=True)
+    with engine(delivery={"schedulers": 1}) as found, ringlog.connect(found.url, wait=10) as client:
+        for topic in ("a", "b"):
+            client.append_many(topic, [b"1", b"2"])
+        task = Task(kind="watch", client=1, url=found.url, folder=str(tmp_path), topics=["a", "b"])
+        told = Report()
+        work._watch(client, task, None, over, told)
+        assert (told.errors, told.ops) == ([], 2)
+        with client.watch("a") as watch:
+            page = watch.next(10)
+        reached, twice = {"a": 0}, Report()
+        for _ in range(2):
+            work._take_told(page, reached, twice)
+        assert twice.errors == ["a: told of 1..2 behind 2"]
+        monkeypatch.setattr(Delivery, "_take_rows", lambda self, rows: None)
+        forgotten = Report()
+        work._watch(client, task, None, over, forgotten)
+        assert len(forgotten.errors) == 1
+        assert "told of {'a': 0, 'b': 0} within 1 s" in forgotten.errors[0]
 
 
 def killed_before_it_settles(stage):

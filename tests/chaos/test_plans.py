@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from chaos import plan as plans
 from chaos.order import Account, Order
 from chaos.plan import Entry, PlanError, load_faults, load_plan
-from chaos.run import Verdict, _judge, _rows_without_case, run_rounds
+from chaos.run import ROUND_STEP, Verdict, _judge, _rows_without_case, run_rounds
 
 PLANS = sorted(path.stem for path in plans.PLANS.glob("*.toml"))
 
@@ -70,6 +71,17 @@ def test_a_slow_host_gets_more_rounds_with_other_seeds_and_their_work_is_added_u
     assert len(set(seeds)) == 3
     verdict, seeds = rounds(entry(floors={"kills": 80}), *slow)
     assert (verdict.rounds, len(seeds)) == (2, 2), "no more than is needed"
+
+
+def test_a_class_may_have_other_seeds_each_day_and_each_round():
+    """What 406 seeds never met 4,768 did."""
+    days = [date(2026, 11, 22), date(2026, 11, 23), date(2027, 1, 1)]
+    assert {entry(seed=3).seed_on(day) for day in days} == {3}
+    firsts = [entry(seed=3, daily=True).seed_on(day) for day in days]
+    seeds = {first + number * ROUND_STEP for first in firsts for number in range(plans.ROUNDS_MAX)}
+    assert len(seeds) == len(days) * plans.ROUNDS_MAX
+    assert load_plan("night").by_name["world"].daily
+    assert not any(each.daily for each in load_plan("ci").entries), "a commit is judged by what it changes"
 
 
 def test_a_harness_that_shrank_fails_after_its_rounds():

@@ -23,7 +23,7 @@ from ringlog.segment import segment as segments
 from ringlog.storage import snapshot as snapshots
 from ringlog.storage.recovery import Tail
 from ringlog.tier import copies as tier_copies
-from ringlog.verify import segment_decoder
+from ringlog.verify import directory, segment_decoder
 
 FLIPS = 60
 CASES = 30
@@ -100,6 +100,29 @@ def test_rot_at_rest_is_not_passed_on(row, name, case) -> None:
     assert case() == "", (row, name)
 
 
+def test_every_misplaced_segment_is_said_by_the_verifier(bench: Bench) -> None:
+    """RF-76: under other numbers, in other topics, as a pack; on the host and in the cold tier."""
+    found = [
+        each for each in cases.whole_files(bench.specimen) if each.name.startswith(("doubled", "renamed"))
+    ]
+    chosen = [each for each in found if any("/cold/" in path for path in each.damaged)]
+    assert {each.name.partition(" /")[0] for each in chosen} >= {
+        "doubled", "renamed", "doubled in another topic", "doubled from another seq", "renamed as a pack",
+    }  # fmt: skip
+    assert {each.name: wrong for each in chosen if (wrong := judge_case(bench, each, Account()))} == {}
+
+
+def test_two_log_files_that_were_never_used_may_change_places(specimen: Specimen) -> None:
+    """Neither says whose it is: they are all zeros, and there is nothing to notice."""
+    unused = {
+        path for path, data in specimen.files.items() if path.endswith(".log") and not data.strip(b"\0")
+    }
+    assert len(unused) > 1
+    swapped = [each for each in cases.whole_files(specimen) if each.name.startswith("swapped")]
+    assert not [each.name for each in swapped if each.damaged <= unused]
+    assert [each.name for each in swapped if each.damaged & unused], "with one that was used"
+
+
 # -- planted bugs: each of these readers looks past damage, and the class must say so ---------------------
 
 
@@ -168,3 +191,21 @@ def test_the_class_can_be_narrowed(tmp_path: Path) -> None:
     run(Order("rot", 1, 2.0, tmp_path, settings), account)
     assert account.findings == []
     assert account.faults.keys() == {"RF-79", "RF-80"}
+
+
+def test_a_verifier_that_goes_by_the_hosts_files_alone_is_caught(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "_COLD", ())
+    doubled = [each for each in cases.whole_files(bench.specimen) if each.name.startswith("doubled /cold/")]
+    assert doubled
+    assert all("says nothing of" in judge_case(bench, each, Account()) for each in doubled)
+
+
+def test_a_verifier_that_only_remarks_on_lost_data_is_caught(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.path.isdir", lambda _: False)  # as if nobody could look there
+    missing = [each for each in cases.whole_files(bench.specimen) if each.name.startswith("missing /cold/")]
+    assert missing
+    assert all("does not fail over the loss" in judge_case(bench, each, Account()) for each in missing)

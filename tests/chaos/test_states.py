@@ -16,12 +16,13 @@ from chaos.order import Account, Order
 from chaos.states import edges, replay
 from chaos.states.explore import Explorer, Share, Tally, cuts_of, explore, record
 from chaos.states.images import Image
-from chaos.states.judge import Broken, Depth, Facts
+from chaos.states.judge import POWER_LOSS, Broken, Depth, Facts, judge
 from chaos.states.membership import is_legal, legal_images, why_illegal
 from chaos.states.offline import Offline
 from chaos.states.workload import ALPHABET
 from ringlog.errors import InvariantViolation
 from ringlog.frame.layout import FrameType
+from ringlog.segment.layout import DEL, DEL_HEADER_BYTES, DELETED
 from ringlog.segment.writer import SegmentWriter
 from ringlog.testing import disk as d
 from ringlog.testing.simulated_file import SECTOR_BYTES
@@ -219,6 +220,29 @@ def test_names_are_lost_from_some_point_on_and_contents_in_any_order():
     assert is_made(a=b"old", c=bytes(600)), "a length without contents"
     assert not is_made(a=b"old", b=b"x", c=b"x"), "one file has one of its names"
     assert not is_made(a=b"nld")
+
+
+def test_a_deletion_mark_is_set_or_unset_in_every_image(tmp_path):
+    """DL-17: a byte never tears; a third value would be damage, which no recovery mends at once."""
+    history, tree = record(("append_many", "relocate", "delete_seq", "restart", "seal"))
+    seen, offline = set(), Offline(tmp_path)
+    facts = Facts()
+    for number in cuts_of(history, tree, facts):
+        done = history.operations[number]
+        if not isinstance(done, d.Write) or not done.path.endswith(DEL):
+            continue
+        assert len(done.data) > 1, "several marks in one call"
+        for image in tree.after_power_loss(number):
+            marks = image.files[done.path][DEL_HEADER_BYTES:]
+            if marks not in seen:
+                judge(image, facts, POWER_LOSS, depth=Depth(offline, sends_again=False))
+            seen.add(marks)
+    made = {tuple(each.to_bytes(1) for each in marks) for marks in seen}
+    changed = [set(column) for column in zip(*made, strict=True) if len(set(column)) > 1]
+    assert len(changed) > 1
+    assert all(each == {b"\0", bytes([DELETED])} for each in changed)
+    assert len(made) == 1 << len(changed), "one mark reaches the device without another"
+    assert offline.verified >= len(made)
 
 
 def test_an_account_has_what_was_done_and_counts_no_row_that_was_not_tried(tmp_path, monkeypatch):

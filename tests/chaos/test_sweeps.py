@@ -17,7 +17,7 @@ from chaos import sweeps
 from chaos.order import Account, Order
 from chaos.sweeps import allocations, calls, gateway, lines
 from chaos.sweeps.house import Broken, House
-from chaos.sweeps.judge import ENDS, KILL, POWER_LOSS, end_and_judge
+from chaos.sweeps.judge import ENDS, ENDS_EACH, KILL, POWER_LOSS, Known, end_and_judge
 from chaos.sweeps.workloads import BY_NAME, WORKLOADS
 from ringlog.envelope import messages as m
 from ringlog.errors import DiskError
@@ -46,7 +46,7 @@ def _sweep(name: str, take: Callable[[calls.Case], bool] = lambda case: True) ->
     workload, image = BY_NAME[name], IMAGES[name]
     made = {name: calls.calls_of(workload, image)}
     found = []
-    for case in calls.cases(made):
+    for case in [each for one in calls.cases(made) for each in one.with_ends(len(ENDS))]:
         if take(case):
             try:
                 calls.run_case(case, image)
@@ -57,7 +57,7 @@ def _sweep(name: str, take: Callable[[calls.Case], bool] = lambda case: True) ->
 
 def test_failing_calls_of_a_commit_lose_nothing() -> None:
     """RF-37, RF-39, RF-40: each of its calls, every error, one end each."""
-    assert _sweep("commit", lambda case: case.number <= 90 and case.kind in {"EIO", "short"}) == []
+    assert _sweep("commit", lambda case: case.nth == 2 and case.kind in {"EIO", "short"}) == []
 
 
 def test_an_ack_before_the_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +198,15 @@ def test_allocations_that_fail(name: str) -> None:
     assert tally.raised + tally.failed > 3
 
 
+def test_what_a_child_judged_the_next_ones_know_and_do_not_tell_again() -> None:
+    """Else each batch would tell all that the ones before it told, twice as much every time."""
+    known, append = Known(), allocations.BY_OPERATION["append"]
+    for _ in range(3):
+        allocations.run_batch(append, IMAGES["commit"], [0, 20], allocations.Tally(), pytest.fail, known)
+        assert known.fresh == []
+    assert known.good
+
+
 def test_syncs_that_do_nothing_leave_what_is_dense() -> None:
     """RF-44, RF-56."""
     for directories in (False, True):
@@ -207,12 +216,53 @@ def test_syncs_that_do_nothing_leave_what_is_dense() -> None:
 def test_the_class_counts_what_it_did(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are those of the cases that ran."""
     account = Account()
-    sweeps._line(lines.Case("commit", 10, lines.DEATH), IMAGES, account, "RF-3")
-    sweeps._line(lines.Case("commit", 10_000_000, lines.DEATH), IMAGES, account, "RF-3")
-    assert account.counts["line_runs"] == account.faults["RF-3"] == 1
-    case = calls.Case("commit", "write", 1, "EIO", False, ENDS[0], 1)
-    assert calls.Case.parse(str(case)) == calls.Case("commit", "write", 1, "EIO", False, ENDS[0])
+    sweeps._line(lines.Case("commit", 10, lines.DEATH), IMAGES, account, Known(), "RF-3")
+    sweeps._line(lines.Case("commit", 10_000_000, lines.DEATH), IMAGES, account, Known(), "RF-3")
+    assert account.counts["line_runs"] == account.faults["RF-3"] == ENDS_EACH
+    case = calls.Case("commit", "write", 1, "EIO", False, ENDS[0])
+    assert calls.Case.parse(str(case)) == case
     assert set(case.rows()) == {"RF-37", "RF-39"}
+
+
+def test_what_faults_leave_alike_is_judged_once_and_what_differs_each_time() -> None:
+    """A look at one is a look at the other only when nothing tells them apart."""
+    image, known = IMAGES["commit"], Known()
+
+    def after(act: Callable[[House], None], *, deep: bool = False) -> int:
+        house = House(image, FaultyDisk)
+        house.start()
+        act(house)
+        before = known.judged
+        end_and_judge(house.twin(), POWER_LOSS, 1, known=known, deep=deep)
+        end_and_judge(house, KILL, 1, known=known, deep=deep)
+        return known.judged - before
+
+    assert after(lambda house: house.append("f", 1)) == 2
+    assert after(lambda house: house.append("f", 1)) == 0
+    assert after(lambda house: house.append("f", 1), deep=True) == 2, "a deep look sees more"
+    assert after(lambda house: house.append("f", 2)) == 2
+    assert after(lambda house: house.world.clock.advance(1.0)) == 2
+
+    def forget(house: House) -> None:
+        house.append("f", 1)
+        house.model.sent["f"].pop()
+
+    with pytest.raises(Broken, match="never sent"):
+        after(forget)
+
+
+def test_a_twin_lives_by_itself() -> None:
+    """What is done in one house does not show in the other, and both come to the same."""
+    house = House(IMAGES["commit"], FaultyDisk)
+    house.start()
+    house.append("f", 2)
+    twin = house.twin()
+    assert twin.digest() == house.digest()
+    twin.base.process_kill()
+    twin.start()
+    twin.append("f", 1)
+    assert twin.digest() != house.digest()
+    end_and_judge(house, KILL, 1, deep=True)
 
 
 def test_a_house_is_as_its_image() -> None:
@@ -267,7 +317,7 @@ def test_what_is_shown_before_its_sync_is_caught(monkeypatch: pytest.MonkeyPatch
 def test_the_class_can_be_narrowed(tmp_path) -> None:
     account = Account()
     settings = {"only": ["reads"], "workloads": ["recovery"]}
-    sweeps.run(Order("sweeps", 1, 0.1, tmp_path, settings), account)
+    sweeps.run(Order("sweeps", 1, 0.0, tmp_path, settings), account)
     assert account.counts["read_runs"] == account.counts["call_runs"] == sweeps.READS_MIN
     assert set(account.faults) == {"RF-51"}
     assert not account.findings

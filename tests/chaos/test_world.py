@@ -44,6 +44,27 @@ def test_seeds_hold_and_really_do_something() -> None:
     assert account.faults["RF-24"] == len(SEEDS)
 
 
+FOUND = {
+    200_964: "numbers were given out a second time after power was lost, behind a change of shards",
+    202_234: "a segment of several shards' topics, made anew, was forgotten by all shards but one",
+    202_101: "the same, while an acknowledged record below it was there",
+    202_403: "the only copy of a segment left the cold tier while a snapshot listed it",
+    202_226: "two shards pointed to one another for a name",
+    202_148: "records were nowhere, behind two changes of the number of shards",
+    205_143: "an earlier life of a topic, found in an old log, ended the later one that a snapshot told of",
+    204_980: "a segment that was removed while it was copied to the cold tier was called damaged",
+    205_787: "the verifier passed over the snapshot of the layout before while a shard of the next had one",
+    200_097: "(the judge: an answer that came when power was lost already)",
+    201_397: "(the judge: a deletion that a loss of power undid)",
+}
+"""Seeds that found something, by what it was."""
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_seeds_that_found_something_hold(seed: int) -> None:
+    world.live(Case(seed))
+
+
 def test_a_seed_is_the_same_each_time() -> None:
     assert story_of(21) == story_of(21)
 

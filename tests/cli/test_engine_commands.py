@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Shell:
 
     def __init__(self, url: str) -> None:
         self.environ = os.environ | {"RINGLOG_URL": url, "PYTHONPATH": str(ROOT)}
+        self._started: list[subprocess.Popen[bytes]] = []
 
     def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
@@ -54,14 +55,24 @@ class Shell:
         return lines[0]
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+        started = subprocess.Popen(
             [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environ
         )
+        self._started.append(started)
+        return started
+
+    def end(self) -> None:
+        """Let nothing that was started outlive its test, also one that failed."""
+        for started in self._started:
+            started.kill()
+            started.communicate()
 
 
 @pytest.fixture
-def shell(ringlog_engine: TestEngine) -> Shell:
-    return Shell(ringlog_engine.url)
+def shell(ringlog_engine: TestEngine) -> Iterator[Shell]:
+    made = Shell(ringlog_engine.url)
+    yield made
+    made.end()
 
 
 def test_a_topic_is_made_shown_changed_listed_and_deleted(shell: Shell, ringlog_topic: Name) -> None:
@@ -154,6 +165,32 @@ def test_tail_follows_several_topics_until_its_limit(
     records = [json.loads(line) for line in out.splitlines()]
     assert [r["data"] for r in records if r["topic"] == first] == [10, 11]
     assert [r["data"] for r in records if r["topic"] == second] == [20, 21]
+
+
+def test_tail_takes_patterns_and_ends_when_no_topic_is_left(
+    shell: Shell, ringlog_engine: TestEngine, ringlog_topic: Name
+) -> None:
+    """SSE-26: what is deleted is said, and with the last topic the command ends; a pattern waits for more."""
+    topic = ringlog_topic("ends")
+    with ringlog.connect(ringlog_engine.url) as client:
+        client.append(topic, b"1")
+        tail = shell.start("tail", topic, "--from", "start", "--strong")
+        assert tail.stdout is not None
+        assert json.loads(tail.stdout.readline())["data"] == 1
+        client.topics.delete(topic)
+        out, err = tail.communicate(timeout=30)
+        assert (tail.returncode, err) == (0, b"")
+        (ended,) = [json.loads(line) for line in out.splitlines()]
+        assert (ended["event"], ended["topic"], ended["head_seq"]) == ("topic-deleted", topic, 1)
+        stem = ringlog_topic("wild")
+        tail = shell.start("tail", f"{stem}.*", "--from", "start", "--limit", "2")
+        for name in ("a", "b"):
+            client.append(f"{stem}.{name}", name.encode())
+        out, err = tail.communicate(timeout=30)
+        assert (tail.returncode, err) == (0, b"")
+        assert {json.loads(line)["topic"] for line in out.splitlines()} == {f"{stem}.a", f"{stem}.b"}
+        for name in ("a", "b"):
+            client.topics.delete(f"{stem}.{name}")
 
 
 def test_an_interrupted_tail_ends_with_130(

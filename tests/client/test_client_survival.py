@@ -158,6 +158,26 @@ def test_a_follower_goes_on_over_a_restart(running):
         assert found == [b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_a_follower_of_ephemeral_records_hears_which_of_them_went_with_their_shard(running, transport):
+    """D-6, TB-2, S-11: the range is named, and what comes after it is not taken for older."""
+    with ringlog.connect(running.url, wait=WAIT_S, transport=transport, timeout_ms=60_000) as client:
+        client.topics.create("e", durability="ephemeral")
+        reader = client.reader("e")
+        last = client.append("e", b"0").last_seq
+        assert [item.data for item in reader] == [b"0"]
+        for life in range(1, 4):
+            running.kill("wal_shard", shard=home("e"))
+            head = client.topics.state("e", touch=False).head_seq
+            (tombstone,) = list(reader)
+            found = (tombstone.reason, tombstone.gap_from, tombstone.gap_to)
+            assert found == ("restart_loss", last + 1, head)
+            last = client.append("e", b"%d" % life).last_seq
+            (record,) = list(reader)
+            assert (record.seq, record.data) == (last, b"%d" % life)
+            assert last == head + 1
+
+
 def test_a_client_that_must_not_reconnect_ends_with_its_engine(running):
     client = ringlog.connect(running.url, wait=10, reconnect=False)
     client.append("t", b"x")

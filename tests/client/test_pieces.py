@@ -69,7 +69,7 @@ def run_of(stretches, codec=Codec.NONE, gap=0):
 
 
 def one_by_one(run):
-    return [FramePiece(open_run_frame(run, offset, "t")) for offset in run.batch.offsets.tolist()]
+    return [FramePiece(open_run_frame(run, row, "t")) for row in range(len(run.batch))]
 
 
 def flat(pieces, what):

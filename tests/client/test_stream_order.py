@@ -58,6 +58,8 @@ class Engine:
     def __init__(self) -> None:
         self.clock, self.timers, self.links = ManualClock(), Timers(), self
         self.retries = 0
+        self.has_no_room = False
+        """What is submitted goes nowhere."""
         self.parts: deque[Part] = deque()
         self.admission = Admission(Limits())
         self.shard = Topic(5, 1, "t", TopicConfig.parse({"durability": "ephemeral"}, "t"))
@@ -74,6 +76,8 @@ class Engine:
 
     def submit(self, shard: int, run: Run) -> None:
         """In two messages where there is enough for that, as through a gateway."""
+        if self.has_no_room:
+            return
         middle = run.settled + (run.count - run.settled + 1) // 2
         for start, stop in ((run.settled, middle), (middle, run.count)):
             if stop > start:
@@ -92,10 +96,13 @@ class Engine:
             part.has_arrived = True
             part.fate = self.admit(bytearray(part.run.view(part.start, part.stop)))
 
-    def turn_away(self) -> None:
+    def is_full(self, shard: int) -> bool:
+        return self.has_no_room
+
+    def turn_away(self, **detail: Any) -> None:
         """The oldest message is refused by somebody before the shard."""
         if part := self.coming:
-            part.has_arrived, part.fate = True, Throttled("too much in flight")
+            part.has_arrived, part.fate = True, Throttled("too much in flight", **detail)
 
     def doubt(self, is_appended: int) -> None:
         """The oldest message is appended or not, and nobody can say which: its way there came to an end."""
@@ -259,6 +266,50 @@ def test_what_waits_for_another_try_fails_with_the_reason_when_its_time_is_over(
     sender.engine.timers.fire(sender.engine.clock.monotonic_ns())
     assert isinstance(sender.batches[0].error, Throttled)
     assert sender.engine.stream.pending_records == 1, "the other one is still on its way"
+
+
+@pytest.mark.parametrize("asked_ms", [400, 1_000])
+def test_who_is_throttled_comes_again_no_earlier_than_told(asked_ms):
+    """G-6: and then is let in, under a new number, once."""
+    sender = Sender(Engine())
+    sender.send(1)
+    sender.engine.turn_away(reason="pressure", retry_after_ms=asked_ms)
+    sender.engine.answer()
+    waited_ms = 0
+    while not sender.engine.parts:
+        sender.engine.wait()
+        waited_ms += 50
+    assert asked_ms <= waited_ms <= 1.25 * asked_ms + 50
+    sender.finish()
+    assert sender.engine.appended == [(0).to_bytes(8, "big")]
+    assert sender.engine.stream.retries == 1
+
+
+def test_who_is_throttled_beyond_its_time_is_told_why():
+    """G-6: within its deadline, else raised."""
+    sender = Sender(Engine())
+    sender.send(1)
+    sender.engine.clock.advance(59.5)
+    sender.engine.turn_away(reason="pressure", retry_after_ms=1_000)
+    sender.engine.answer()
+    error = sender.batches[0].error
+    assert isinstance(error, Throttled)
+    assert (error.detail["reason"], error.outcome) == ("pressure", "not_applied")
+
+
+def test_who_waited_for_room_alone_is_told_that_the_intake_is_full():
+    """BP-4: nothing of it was sent, so it is certain that nothing was applied."""
+    engine = Engine()
+    engine.has_no_room = True
+    sender = Sender(engine)
+    sender.send(1)
+    engine.clock.advance(60.1)
+    engine.timers.fire(engine.clock.monotonic_ns())
+    error = sender.batches[0].error
+    assert isinstance(error, Throttled)
+    facts = {"reason": "ingest_full", "topic": "t", "retry_after_ms": 1_000, "waited_s": 60.0}
+    assert facts.items() <= error.detail.items()
+    assert (error.outcome, error.retriable) == ("not_applied", True)
 
 
 def test_what_may_have_been_appended_is_not_said_to_be_lost():

@@ -27,7 +27,7 @@ def blocks(page: str) -> list[tuple[str, str, int]]:
 
 @pytest.fixture
 def fresh_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestEngine]:
-    with engine(wal={"shards": 2}) as running:
+    with engine(wal={"shards": 2}, delivery={"schedulers": 1}) as running:
         monkeypatch.setenv("RINGLOG_URL", running.url)
         yield running
 

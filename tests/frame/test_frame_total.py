@@ -194,7 +194,7 @@ headers = st.builds(
     raw_len=st.sampled_from([0, 1, 8, 9, 16, 32, FRAME_BYTES_MAX - 80, FRAME_BYTES_MAX]),
     codec=st.sampled_from([0, 0, 1, 2, 3]),
     flags=st.sampled_from([0, 2, 0x13, 0x23, 0x33, 0x04, 0x80]),
-    reserved=st.sampled_from([0, 0, 0, 1]),
+    hops=st.sampled_from([0, 0, 0, 1, 8, 9, 256]),
     body_xxh3=_u64,
     seal_xxh3=_u64,
 )

@@ -72,6 +72,11 @@ class Client:
             self.timers.fire(self.clock.monotonic_ns())
         return found
 
+    def until_quiet(self):
+        """Serve until nothing wakes us any more: the next wake-up is for what happens next."""
+        while self.fds.sleep(0.05):
+            self.peer.pump()
+
     def close(self):
         self.peer.close()
         self.context.term()
@@ -230,6 +235,43 @@ def test_a_reply_that_comes_while_the_events_are_read_is_not_slept_over(server, 
     client.peer.pump()
     assert reads[0] & zmq.POLLIN
     assert pending.is_done
+
+
+def test_who_only_tells_sees_that_the_connection_has_ended(server, client):
+    """CL-2: trying to send takes the wake-up, too. Who is told of news asks nothing for hours."""
+    client.until(lambda: client.peer.is_up)
+    client.until_quiet()
+    server.die()
+    assert client.fds.sleep(LONG_S) == [client.peer.fd]
+    assert not client.peer.tell(Ping())
+    assert not client.peer.is_up
+    server.open()
+    client.until(lambda: client.peer.is_up)
+    assert client.peer.connections == 2
+
+
+def test_a_connection_that_ends_while_open_requests_are_sent_is_seen_to_have_ended(server, client):
+    """CL-2: whatever sending does takes the wake-up with it; nobody looks again before some deadline."""
+    client.until(lambda: client.peer.is_up)
+    server.die()
+    client.until(lambda: not client.peer.is_up)
+    pending = client.peer.request(Ping(), client.deadline())
+    server.open()
+    send = client.peer._send
+
+    def send_as_the_server_dies(asked):
+        client.peer._send = send
+        server.die()
+        assert client.fds.sleep(LONG_S) == [client.peer.fd]
+        send(asked)
+
+    client.peer._send = send_as_the_server_dies
+    client.until(lambda: client.peer.connections == 2)
+    assert not client.peer.is_up
+    server.open()
+    who, envelope, _ = client.until(server.take)
+    server.answer(who, envelope.corr, Pong(1, 1))
+    client.until(lambda: pending.is_done)
 
 
 def test_a_connection_without_open_requests_has_no_times_to_wake_up_at(server, client):

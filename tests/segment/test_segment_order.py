@@ -137,7 +137,7 @@ def test_a_cut_while_an_index_is_rebuilt_changes_nothing_that_counts() -> None:
 
 
 def test_a_cut_while_marks_are_made_leaves_marks_that_were_asked_for() -> None:
-    """DL-20: the log still tells of the rest; what was synced stays."""
+    """DL-17, DL-20: none is torn, and the log still tells of the rest; what was synced stays."""
     plain = [simple_topic(5, 30)]
     disk = SimulatedDisk(DATA_DIR)
     ref = write(disk, DATA_DIR, plain)
@@ -158,7 +158,7 @@ def test_a_cut_while_marks_are_made_leaves_marks_that_were_asked_for() -> None:
             after.power_loss(seed)
             segment = Segment.open(after, DATA_DIR, ref.stem)
             assert set(segment.deleted(0)) <= {2, 3, 7, 20}
-            assert segment.bad_marks == 0 or seed  # a torn write may leave what the device made of it
+            assert segment.bad_marks == 0
             segment.close()
     mark(disk)
     disk.power_loss(9)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from demo import answers
+from demo import answers, spark_stage
 from demo.source import prepare, share
 
 ROOT = Path(__file__).parent.parent.parent
@@ -59,3 +59,10 @@ def test_spark_agrees_with_pandas_though_its_stream_is_killed(tmp_path: Path) ->
     assert found["archived"] == found["live_flights"] == 8000
     assert 0 < found["counted_at_kill"] < 8000
     assert Path(found["picture"]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_machine_without_java_is_told_what_the_part_lacks(monkeypatch, tmp_path):
+    assert spark_stage.lacking() == ""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr("ringlog.spark.jre.PACKAGE", "no_such_package")
+    assert "Java 17" in spark_stage.lacking()

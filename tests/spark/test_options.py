@@ -161,7 +161,7 @@ def test_times_are_for_all_topics_or_by_topic():
         ({"minOffsetsPerTrigger": "1"}, "minimum with a delay"),
         ({"kafkaConsumer.pollTimeoutMs": "1"}, "nothing is polled"),
         ({"fetchOffset.numRetries": "1"}, "nothing is fetched"),
-        ({"cold": "/cold"}, "without its engine"),
+        ({"cold": "/cold", "view": "audit"}, "needs the engine"),
         ({"startingOffsets": "latest"}, "one of earliest"),
         ({"startingOffsets": '{"t": -1}'}, "makes no sense"),
         ({"endingOffsets": "earliest"}, "one of latest"),

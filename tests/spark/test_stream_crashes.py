@@ -33,6 +33,9 @@ PARTITIONS = itertools.cycle(["1", "5", "2", "16"])
 SHUFFLES = itertools.cycle([None, 3, 2])
 LIMITS = itertools.cycle(["900", "350", "2000"])
 RUN_S = 300
+OVERLOADED = "Python worker failed to connect back"
+"""What Spark says, and cannot be told to wait longer, when a Python process takes ten seconds to start."""
+TRIES_MAX = 4
 RANDOM_S = 6.0
 """Longest life of a randomly killed query; from where it was started, not the session."""
 
@@ -56,7 +59,23 @@ class Runs:
                 self.written[topic] += count
 
     def run(self, *, die: str | None = None, after: int = 0, kill_after_s: float | None = None) -> int:
-        """One run with settings of its own; its status, negative when it was killed."""
+        """One run with settings of its own; its status, negative when it was killed.
+
+        One that Spark itself gave up, on a machine that is too busy, is one more crash, and is run again.
+        """
+        for _ in range(TRIES_MAX):
+            status, said = self._run(die, after, kill_after_s)
+            if status == 0:
+                return 0
+            if status == -signal.SIGKILL:
+                self.kills[die or "random"] += 1
+                return status
+            assert OVERLOADED in said, said[-4_000:]
+            self.kills["by Spark"] += 1
+        pytest.fail(f"Spark gave up {TRIES_MAX} times: the machine is too busy for it")
+
+    def _run(self, die: str | None, after: int, kill_after_s: float | None) -> tuple[int, str]:
+        """(status, what it wrote)."""
         self.started += 1
         scratch = self.directory / f"scratch{self.started}"
         scratch.mkdir()
@@ -68,8 +87,8 @@ class Runs:
             "out": str(self.out), "checkpoint": str(self.checkpoint), "scratch": str(scratch),
             "shuffle": next(SHUFFLES), "die": die, "after": after,
         }  # fmt: skip
-        log = self.directory / "driver.log"
-        with log.open("ab") as errors:
+        log = scratch.with_suffix(".log")
+        with log.open("wb") as errors:
             child = subprocess.Popen(
                 [sys.executable, "-m", "tests.spark.stream_driver", json.dumps(given)],
                 stdout=subprocess.PIPE, stderr=errors, text=True, env=_environ(),
@@ -85,12 +104,8 @@ class Runs:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-        if child.returncode == 0:
-            assert "done" in told
-        else:
-            assert child.returncode == -signal.SIGKILL, log.read_text()[-4_000:]
-            self.kills[die or "random"] += 1
-        return child.returncode
+        assert child.returncode or "done" in told
+        return child.returncode, log.read_text()
 
     def batches(self) -> int:
         """Micro-batches in the offset log."""
@@ -178,4 +193,4 @@ def test_kills_at_every_step_and_at_random_lose_and_double_nothing(runs, seed):
     assert runs.run() == 0
     runs.check()
     sys.stdout.write(f"seed {seed}: kills {dict(runs.kills)}, {runs.batches()} batches\n")
-    assert sum(runs.kills.values()) >= 10
+    assert sum(runs.kills.values()) - runs.kills["by Spark"] >= 10

@@ -178,6 +178,25 @@ def test_unsynced_writes_reach_the_device_in_any_order_and_choice(disk):
     assert outcomes(disk, Damage.SUBSET) == expected
 
 
+@pytest.mark.parametrize(
+    "damage", [Damage.SUBSET, Damage.CUT, Damage.HEAD_LOST, Damage.ZEROED, Damage.GARBLED]
+)
+def test_a_byte_changed_where_it_lies_is_the_old_or_the_new_one(disk, damage):
+    """DL-17: also when several deletion marks go in one call, and beside one that stays."""
+    disk.close(synced_file(disk, b"a\xd5bc"))
+    fd = disk.open_marks(A)
+    disk.write_at(fd, [b"x\xd5yz"], 0)
+    assert contents(disk) == b"x\xd5yz"
+    assert outcomes(disk, damage) == {
+        first + b"\xd5" + second + third
+        for first in (b"a", b"x")
+        for second in (b"b", b"y")
+        for third in (b"c", b"z")
+    }
+    disk.sync_file(fd)
+    assert outcomes(disk, damage) == {b"x\xd5yz"}
+
+
 def test_allocation_keeps_later_writes_whatever_the_order(disk):
     fd = synced_file(disk, b"")
     disk.allocate(fd, 0, 4)

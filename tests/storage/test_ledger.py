@@ -13,6 +13,7 @@ from ringlog.errors import CorruptData, DiskError
 from ringlog.frame.facts import RecordFacts
 from ringlog.frame.layout import Column
 from ringlog.storage import ledger as ledgers
+from ringlog.storage import tail as tails
 from ringlog.storage.ledger import Ledger, bitmap_of, seqs_of
 from ringlog.storage.reader import Mark
 from ringlog.storage.tail import WINDOW_BYTES
@@ -186,6 +187,40 @@ def test_what_lies_below_the_front_is_forgotten(tmp_path):
     library.world.earliest_seq = 91
     assert library.of().totals(91, 100) == (10, 10)
     assert len(library.ledger._tails[5, 1]) == 10
+
+
+def test_tags_of_what_was_forgotten_are_forgotten_too(tmp_path, monkeypatch):
+    """RF-108: each record with a tag of its own, and the front moves on: what is held stays as it was."""
+    monkeypatch.setattr(tails, "_ROOM_MIN", 16)
+    library = Library(tmp_path)
+    last = 0
+    for _ in range(20):
+        tags = [b"%d" % seq for seq in range(last + 1, last + 11)]
+        tags[3] = b""
+        library.world.append([b"x"] * 10, {Column.TAG: tags})
+        last += 10
+        library.world.earliest_seq = last - 4
+        asked = library.of()
+        assert seqs_of(asked.tagged(b"", last + 1, is_prefix=True)).tolist() == list(
+            range(last - 4, last + 1)
+        )
+        for seq in range(last - 4, last + 1):
+            assert seqs_of(asked.tagged(b"%d" % seq, last + 1, is_prefix=False)).tolist() == [seq]
+        assert not asked.tagged(b"%d" % (last - 5), last + 1, is_prefix=False)
+    tail = library.ledger._tails[5, 1]
+    assert len(tail) == 5
+    assert len(tail.tags) <= 5 * 4
+    assert tail.weight < 5 + 8 * 21
+
+
+def test_room_that_is_not_used_any_more_is_given_back():
+    held = tails.Growing(np.int64)
+    held.append(np.arange(100_000))
+    held.drop(99_990)
+    assert held.values.tolist() == list(range(99_990, 100_000))
+    assert len(held._room) == 10
+    held.append(np.arange(5))
+    assert held.values.tolist() == [*range(99_990, 100_000), *range(5)]
 
 
 def test_what_is_remembered_is_bounded(tmp_path, monkeypatch):

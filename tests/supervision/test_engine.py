@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 DEADLINE_S = 30.0
 SMALL = {
     "run.allow_root": "true", "gateway.enabled": "false", "wal.shards": "2", "run.ring_bytes": "1MiB",
-    "wal.file_bytes": "1MiB", "log.format": "json", "storage.enabled": "false",
+    "delivery.schedulers": "0", "wal.file_bytes": "1MiB", "log.format": "json", "storage.enabled": "false",
 }  # fmt: skip
 
 

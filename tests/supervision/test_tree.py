@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from ringlog.config import load_config
+from ringlog.limits import PROCESSES_MAX, SCHEDULERS_MAX, SHARDS_MAX
 from ringlog.supervision.tree import (
     BACKGROUND,
     GATEWAY,
     KINDS,
+    SCHEDULER,
     SUPERVISOR_SLOT,
     WAL_SHARD,
     build_tree,
+    scheduler_slot,
     slot_of,
 )
 
@@ -20,16 +23,17 @@ def tree_of(**flags: str):
 
 def test_shards_come_first_and_stop_last() -> None:
     children = list(tree_of(wal__shards="2", storage__enabled="false"))
-    assert [child.name for child in children] == ["wal_shard-00", "wal_shard-01", "gateway"]
-    assert [child.shard for child in children] == [0, 1, -1]
+    assert [child.name for child in children] == ["wal_shard-00", "wal_shard-01", "gateway", "scheduler-00"]
+    assert [child.shard for child in children] == [0, 1, -1, -1]
     everybody = list(tree_of(wal__shards="2", cold__dir="/cold"))
-    assert [child.kind for child in everybody] == [WAL_SHARD, WAL_SHARD, GATEWAY, *BACKGROUND]
+    assert [child.kind for child in everybody] == [WAL_SHARD, WAL_SHARD, GATEWAY, SCHEDULER, *BACKGROUND]
     shards = [child.stop_order for child in everybody if child.kind == WAL_SHARD]
     assert max(child.stop_order for child in everybody if child.kind != WAL_SHARD) < min(shards)
 
 
 def test_every_child_has_a_slot_of_its_own_and_none_has_the_supervisors() -> None:
-    slots = [child.slot for child in tree_of(wal__shards="64", cold__dir="/cold")]
+    slots = [child.slot for child in tree_of(wal__shards="64", cold__dir="/cold", delivery__schedulers="8")]
+    assert max(slots) < PROCESSES_MAX
     assert len(set(slots)) == len(slots)
     assert slots[:64] == list(range(1, 65))
     assert SUPERVISOR_SLOT not in slots
@@ -42,11 +46,31 @@ def test_a_slot_stays_the_same_whoever_else_runs() -> None:
     assert len({slot_of(kind, 2) for kind in KINDS[1:]}) == len(KINDS) - 1
 
 
+def test_shards_find_the_schedulers_and_there_are_as_many_as_were_asked_for() -> None:
+    from actors.wal_shard.announcer import SCHEDULERS_AFTER_SHARDS
+
+    found = tree_of(wal__shards="3", delivery__schedulers="8").of_kind(SCHEDULER)
+    assert [child.slot for child in found] == [3 + SCHEDULERS_AFTER_SHARDS + n for n in range(8)]
+    assert [child.slot for child in found] == [scheduler_slot(3, n) for n in range(8)]
+    assert found[7].name == "scheduler-07"
+    assert tree_of(delivery__schedulers="0").of_kind(SCHEDULER) == ()
+
+
 def test_shards_find_the_reclaimers_word_about_free_space() -> None:
     """ST-13."""
     from actors.wal_shard.shell import RECLAIMER_AFTER_SHARDS
 
     assert slot_of("reclaimer", 5) == 5 + RECLAIMER_AFTER_SHARDS
+
+
+def test_shards_find_the_schedulers_that_sleep() -> None:
+    """N5. Schedulers come behind everybody else, and there is a page for each."""
+    from actors.wal_shard.announcer import SCHEDULERS_AFTER_SHARDS
+
+    slots = [scheduler_slot(5, n) for n in range(SCHEDULERS_MAX)]
+    assert slots == [5 + SCHEDULERS_AFTER_SHARDS + n for n in range(SCHEDULERS_MAX)]
+    assert slots[0] == max(slot_of(kind, 5) for kind in KINDS[1:])
+    assert scheduler_slot(SHARDS_MAX, SCHEDULERS_MAX - 1) < PROCESSES_MAX
 
 
 def test_nobody_relocates_without_a_cold_place_and_nobody_works_in_the_background_of_a_disabled_storage():
@@ -55,6 +79,7 @@ def test_nobody_relocates_without_a_cold_place_and_nobody_works_in_the_backgroun
     assert {child.kind for child in tree_of(storage__enabled="false", cold__dir="/cold")} == {
         WAL_SHARD,
         GATEWAY,
+        SCHEDULER,
     }
 
 
@@ -65,7 +90,8 @@ def test_a_disabled_gateway_is_not_in_the_tree() -> None:
 def test_the_tree_prints_as_an_indented_list() -> None:
     lines = str(tree_of(wal__shards="2", supervisor__restart_max="7")).splitlines()
     assert lines[0] == "supervisor"
-    assert [line.split()[0] for line in lines[1:4]] == ["wal_shard-00", "wal_shard-01", "gateway"]
+    names = ["wal_shard-00", "wal_shard-01", "gateway", "scheduler-00"]
+    assert [line.split()[0] for line in lines[1:5]] == names
     assert all(line.startswith("  ") and "restarts <= 7 in 60 s" in line for line in lines[1:])
 
 

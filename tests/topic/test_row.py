@@ -36,7 +36,7 @@ def facts(topic: Topic) -> tuple[object, ...]:
         topic.topic_id, topic.epoch, topic.name, topic.config, topic.next_seq, topic.head_seq, topic.last_ts,
         topic.last_read_us, topic.cap_floor, topic.ttl_floor, topic.trim_floor, topic.delete_floor,
         topic.dead, topic.version, topic.due_us, topic.staged_count, topic.staged_bytes, topic.count,
-        topic.bytes, topic.has_disk_records, topic.reservation.reserved, topic.lost,
+        topic.bytes, topic.is_reserving, topic.reservation.reserved, topic.lost,
         [(each, past.past()) for each, past in topic.producers.items()],
         topic.keys.items(0, topic.config.idempotency_window_ms),
     )  # fmt: skip
@@ -45,7 +45,7 @@ def facts(topic: Topic) -> tuple[object, ...]:
 def test_a_plain_topic_takes_less_than_two_hundred_bytes_and_comes_back_whole():
     """SN-2."""
     topic = plain()
-    topic.has_disk_records = True
+    topic.is_reserving = True
     topic.reservation.recovered(257)
     row = encode_row(topic)
     assert len(row) < 200

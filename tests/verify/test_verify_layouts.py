@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from ringlog.envelope import messages as m
+from ringlog.errors import RinglogError
+from ringlog.segment.layout import SUFFIXES
+from ringlog.testing.checkpoints import checkpoint
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.shard_world import DATA, World
+from ringlog.topic.names import shard_of
+from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import FileReport
 from ringlog.verify.log_order import _is_covered
 from ringlog.verify.snapshot_decoder import Facts
@@ -22,3 +34,78 @@ def test_a_file_may_be_gone_when_all_shards_of_another_layout_absorbed_it():
     assert not _is_covered(7, report, [snapshot(0, 1, 5)])
     assert not _is_covered(7, report, [snapshot(0, 3, 9), snapshot(2, 3, 9)])
     assert _is_covered(7, report, [snapshot(0, 3, 9), snapshot(2, 3, 9), snapshot(1, 3, 9)])
+
+
+NAMES = [f"t{i}" for i in range(6)]
+
+
+def lay(disk: SimulatedDisk, path: str, target: Path) -> None:
+    """Copy a simulated directory to a real one."""
+    target.mkdir()
+    for name in disk.list_dir(path):
+        try:
+            fd = disk.open_read(f"{path}/{name}")
+        except RinglogError:
+            lay(disk, f"{path}/{name}", target / name)
+            continue
+        (target / name).write_bytes(disk.read_at(fd, disk.size(fd), 0))
+        disk.close(fd)
+
+
+def verified(world: World, target: Path) -> Verification:
+    world.kill()
+    lay(world.disk, DATA, target)
+    return verify_directory(str(target), jobs=1)
+
+
+@pytest.fixture
+def world() -> World:
+    """Written and absorbed by one shard alone, which has two snapshots, then started with three."""
+    disk = SimulatedDisk(DATA)
+    disk.make_dir(f"{DATA}/meta")
+    disk.sync_dir(DATA)
+    made = World(disk, file_bytes=1 << 20)
+    made.start()
+    for _ in range(3):
+        for name in NAMES:
+            made.put(name, durability="fsync")
+            made.append(name, [b"1", b"2"])
+        checkpoint(made)
+    made.put("late", durability="fsync")
+    made.append("late", [b"in a log that every shard has to absorb"])
+    made.kill()
+    made.start(3)
+    return made
+
+
+@pytest.mark.parametrize("shard", range(3))
+def test_what_a_layout_before_absorbed_is_known_while_one_shard_alone_has_a_snapshot(world, tmp_path, shard):
+    """SN-5, SH-6: also of a shard of the same number the older one counts, for the others' topics."""
+    checkpoint(world, shard)
+    found = verified(world, tmp_path / "data")
+    assert not found.is_damaged, found.findings
+    heads = {topic.topic: topic.head for topic in found.topics}
+    assert heads == dict.fromkeys(NAMES, 6) | {"late": 1}
+
+
+def test_a_segment_that_a_layout_before_lists_is_missed(world, tmp_path):
+    """SN-6: its records are nowhere, and that is said of those shards' topics, too, that have no snapshot."""
+    checkpoint(world, 0)
+    stems = {ref.stem for run in world.runs.values() for ref in run.core.checkpoint.sealed.refs.values()}
+    for path in (f"{DATA}/{stem}{suffix}" for stem in stems for suffix in SUFFIXES):
+        if world.disk.exists(path):
+            world.disk.unlink(path)
+    found = verified(world, tmp_path / "data")
+    assert found.is_damaged
+    assert {topic.topic for topic in found.topics if topic.gaps} == set(NAMES)
+
+
+def test_a_removed_topic_is_not_there_when_only_the_log_that_made_it_is_left(world, tmp_path):
+    """INV-11: its shard's snapshot has no row of it."""
+    shard = shard_of(world.topic("late").topic_id, 3)
+    world.request(m.TopicDelete("late"))
+    for _ in range(3):
+        checkpoint(world, shard)
+    found = verified(world, tmp_path / "data")
+    assert not found.is_damaged, found.findings
+    assert {topic.topic for topic in found.topics} == set(NAMES)

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from chaos.rot.specimen import Specimen, make_specimen
 from ringlog.errors import CorruptData
+from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import IDX
 from ringlog.segment.segment import Segment
 from ringlog.storage.disk import RealDisk
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.log_world import LogWorld
 from ringlog.testing.shard_world import DATA, World
-from ringlog.verify.segment_decoder import verify_segment
+from ringlog.verify.directory import Verification, verify_directory
+from ringlog.verify.segment_decoder import next_frame, read_data_header, verify_segment
 from ringlog.verify.wal_decoder import verify_wal
 
 
@@ -56,3 +59,124 @@ def test_frames_that_lie_where_the_header_should_be_are_damage_and_no_unused_fil
     with pytest.raises(CorruptData, match="frames but no header"):
         world.start()
     assert world.disk.exists(path)
+
+
+# -- files that are not where they belong (RF-76) --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def specimen() -> Specimen:
+    return make_specimen(1)
+
+
+@pytest.fixture
+def laid(specimen: Specimen, tmp_path: Path) -> Path:
+    """The specimen's files below a directory of their own; some of its segments are cold."""
+    for path, data in specimen.files.items():
+        put(tmp_path, path, data)
+    return tmp_path
+
+
+def put(root: Path, path: str, data: bytes) -> None:
+    target = root / path[1:]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)
+
+
+def cold_data(specimen: Specimen) -> list[str]:
+    found = [path for path in specimen.files if path.startswith("/cold/") and path.endswith(DATA_SUFFIX)]
+    assert found
+    return found
+
+
+def verified(root: Path) -> Verification:
+    return verify_directory(str(root / "data"), jobs=1, cold_dir=str(root / "cold"))
+
+
+def said_of(found: Verification, path: str) -> list[tuple[str, str]]:
+    return [(each.severity, each.what) for each in found.findings if each.path == path]
+
+
+def stem_of(path: str) -> str:
+    return path.removeprefix("/cold/").removeprefix("/data/").removesuffix(DATA_SUFFIX)
+
+
+def test_a_second_copy_in_the_cold_tier_under_another_name_is_said(specimen: Specimen, laid: Path) -> None:
+    """The host has no file of that name, and the verification went by those that the host has."""
+    before = verified(laid)
+    assert not before.is_damaged
+    for path in cold_data(specimen):
+        other = path.removesuffix(DATA_SUFFIX)[:-2] + "7e" + DATA_SUFFIX
+        put(laid, other, specimen.files[path])
+        found = verified(laid)
+        what = "lies in the cold tier alone under another segment's name: nothing on the host leads there"
+        assert said_of(found, stem_of(other)) == [("remark", what)]
+        assert found.topics == before.topics, "it vouches for nothing, and takes nothing away"
+        assert not found.is_damaged
+        (laid / other[1:]).unlink()
+
+
+def test_a_segment_that_only_the_cold_tier_has_is_said(specimen: Specimen, laid: Path) -> None:
+    """As when the host's directory is of another time than the cold tier."""
+    path = next(path for path in specimen.files if path.startswith("/data/topics") and path.endswith(".data"))
+    name = stem_of(path)
+    for part in [each for each in specimen.files if each.startswith(f"/data/{name}")]:
+        put(laid, part.replace("/data/", "/cold/"), specimen.files[part])
+        (laid / part[1:]).unlink()
+    found = verified(laid)
+    assert said_of(found, name) == [
+        ("remark", "lies in the cold tier alone: nothing on the host leads there")
+    ]
+    assert any("are nowhere" in what for _, what in said_of(found, ".")), "the host cannot read them"
+
+
+def test_a_cold_segment_whose_data_are_gone_from_the_cold_tier_is_damage(
+    specimen: Specimen, laid: Path
+) -> None:
+    """It was a mere remark, as if the cold tier had not been there to look at."""
+    for path in cold_data(specimen):
+        (laid / path[1:]).unlink()
+        found = verified(laid)
+        what = "the data part is neither here nor in the cold tier"
+        assert ("damage", what) in said_of(found, stem_of(path))
+        put(laid, path, specimen.files[path])
+    without = verify_directory(str(laid / "data"), jobs=1)
+    assert not without.is_damaged, "who does not name the cold tier is not told about it"
+    away = verify_directory(str(laid / "data"), jobs=1, cold_dir=str(laid / "away"))
+    assert not away.is_damaged, "nor when it is not mounted"
+
+
+@pytest.mark.parametrize("how", ["topic", "seq", "pack"])
+@pytest.mark.parametrize("suffixes", [(DATA_SUFFIX,), (DATA_SUFFIX, IDX), (IDX,)])
+def test_a_segment_under_the_name_of_another_topic_or_seq_is_damage(
+    specimen: Specimen, laid: Path, how: str, suffixes: tuple[str, ...]
+) -> None:
+    """Its number alone was compared; the engine compares all of the name."""
+    path = next(path for path in specimen.files if path.startswith("/data/topics") and path.endswith(".data"))
+    folder, _, name = stem_of(path).rpartition("/")
+    other = {
+        "topic": f"{folder[:-2]}7e/{name}",
+        "seq": f"{folder}/seg-{int(name[4:24]) + 1:020}{name[24:]}",
+        "pack": f"packs/pack-{name[25:]}",
+    }[how]
+    for suffix in suffixes:
+        put(laid, f"/data/{other}{suffix}", specimen.files[f"/data/{stem_of(path)}{suffix}"])
+    report = verify_segment(str(laid / "data"), other)
+    assert "lies under another segment's name" in [each.what for each in report.findings]
+    assert report.is_damaged
+    assert not verify_segment(str(laid / "data"), stem_of(path)).is_damaged
+
+
+def test_the_next_frame_behind_damage_is_the_first_that_verifies(specimen: Specimen) -> None:
+    """It is looked for by two bytes of its header, which are elsewhere, too."""
+    data = max((specimen.files[path] for path in specimen.files if path.endswith(DATA_SUFFIX)), key=len)
+    salt = read_data_header(data).salt
+    starts, at = [], next_frame(data, 4088, salt)
+    while at < len(data):
+        starts.append(at)
+        at = next_frame(data, at, salt)
+    assert starts[0] == 4096
+    assert len(starts) == read_data_header(data).frames > 2
+    cut = data[: starts[1]] + b"\x01\x01" * 4 + data[starts[1] + 8 :]
+    assert next_frame(cut, starts[0], salt) == starts[2]
+    assert next_frame(cut, starts[-1], salt) == len(cut)

@@ -1,0 +1,197 @@
+"""Deliveries: what remote clients have asked to be told of, and the turns that go back to them.
+
+To the schedulers the gateway is a client like any other (link/delivery.py), with one subscription for each of
+a remote client's. Turns go on under the client's own numbers, without the hints, which name files; what the
+client then reads it asks for as ever, so nothing here holds records, and a client that does not take its
+turns holds up nobody: it has at most its credit of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ringlog.envelope import messages as m
+from ringlog.errors import RinglogError, Throttled
+from ringlog.limits import LINK_SILENCE_MS, LINKS_PER_SCHEDULER_MAX, SUBSCRIPTIONS_PER_LINK_MAX
+from ringlog.link.delivery import OPEN_END, TAKEN_WORDS, Delivery, Subscription, Turn
+from ringlog.link.peer import MS
+from ringlog.link.pending import Pending
+
+SILENCE_NS = LINK_SILENCE_MS * MS
+
+Send = Callable[[bytes, m.Message, Any], None]
+"""(client, message, attachment): say something that was not asked for."""
+
+
+@dataclass(slots=True)
+class _Relayed:
+    """One subscription of a client."""
+
+    number: int
+    subscription: Subscription
+    feeds: dict[int, int] = field(default_factory=dict)
+    """The client's number of a feed -> ours."""
+    names: dict[int, int] = field(default_factory=dict)
+    """Ours -> the client's."""
+    turns: dict[int, Turn] = field(default_factory=dict)
+    """By our number: with the client."""
+
+
+@dataclass(slots=True)
+class _Client:
+    heard_ns: int
+    relayed: dict[int, _Relayed] = field(default_factory=dict)
+
+
+class Deliveries:
+    """All remote clients' subscriptions."""
+
+    def __init__(self, delivery: Delivery, send: Send) -> None:
+        self._delivery = delivery
+        self._send = send
+        self._clients: dict[bytes, _Client] = {}
+
+    def follow(
+        self,
+        client: bytes,
+        asked: m.Subscribe,
+        feeds: Sequence[tuple[int, m.TopicInfo, int]],
+        gone: Sequence[int],
+        now_ns: int,
+    ) -> Pending[list[int]]:
+        """Add feeds (the client's number, topic, position); `gone` are those of topics there are none of.
+
+        Done once the schedulers know; fails with Throttled at a bound, and as the schedulers refuse.
+        """
+        relayed = self._relayed(client, asked, now_ns)
+        for number, _, _ in feeds:
+            self._drop(relayed, number)  # The same number again moves it.
+        added = self._delivery.add(relayed.subscription, [(info, after) for _, info, after in feeds])
+
+        def known(done: Pending[list[int]]) -> None:
+            if done.error is None:
+                for (number, _, _), feed in zip(feeds, done.take(), strict=True):
+                    relayed.feeds[number], relayed.names[feed] = feed, number
+                self._pass_on(client, relayed)
+
+        added.when_done(known)
+        if gone:
+            rows = [[asked.subscription, number, OPEN_END, 0, 0, 0, 0, 0] for number in gone]
+            self._send(client, m.Turns(len(rows)), np.array(rows, dtype=np.uint64).tobytes())
+        return added
+
+    def unfollow(self, client: bytes, number: int, feeds: Sequence[int]) -> None:
+        """End a subscription, or some of its feeds. Idempotent."""
+        known = self._clients.get(client)
+        relayed = known.relayed.get(number) if known is not None else None
+        if known is None or relayed is None:
+            return
+        for feed in feeds:
+            self._drop(relayed, feed)
+        if not feeds:
+            self._delivery.close(relayed.subscription)
+            del known.relayed[number]
+            if not known.relayed:
+                del self._clients[client]
+
+    def taken(self, client: bytes, attachment: Any, now_ns: int) -> None:
+        """Give turns back to the schedulers; a client that we know nothing of is told so."""
+        known = self._clients.get(client)
+        if known is None:
+            self._send(client, m.SubscriptionsLost(), None)
+            return
+        known.heard_ns = now_ns
+        if not attachment or len(attachment) % (8 * TAKEN_WORDS):
+            return
+        rows = np.frombuffer(attachment, dtype=np.uint64).reshape(-1, TAKEN_WORDS).tolist()
+        for number, name, after, is_consumed in rows:
+            relayed = known.relayed.get(number)
+            feed = relayed.feeds.get(name) if relayed is not None else None
+            if relayed is None or feed is None:
+                continue
+            turn = relayed.turns.pop(feed, None) or Turn(feed, 0, None, now_ns, is_own=True)
+            self._delivery.finished(
+                relayed.subscription, turn, min(after, OPEN_END), is_consumed=bool(is_consumed)
+            )
+        self._delivery.give_back()  # They were said together already.
+
+    def forget(self, client: bytes) -> None:
+        """Nobody is there to be told."""
+        known = self._clients.pop(client, None)
+        if known is not None:
+            for relayed in known.relayed.values():
+                self._delivery.close(relayed.subscription)
+
+    def forget_silent(self, now_ns: int) -> None:
+        """Let go of clients that have not said a word for long."""
+        silent = [client for client, known in self._clients.items() if now_ns - known.heard_ns > SILENCE_NS]
+        for client in silent:
+            self.forget(client)
+
+    @property
+    def subscriptions(self) -> int:
+        """How many there are."""
+        return sum(len(known.relayed) for known in self._clients.values())
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _relayed(self, client: bytes, asked: m.Subscribe, now_ns: int) -> _Relayed:
+        known = self._clients.get(client)
+        if known is None:
+            if len(self._clients) >= LINKS_PER_SCHEDULER_MAX:
+                raise Throttled("too many clients watch", limit="links", max=LINKS_PER_SCHEDULER_MAX)
+            known = self._clients[client] = _Client(now_ns)
+        known.heard_ns = now_ns
+        relayed = known.relayed.get(asked.subscription)
+        if relayed is not None:
+            return relayed
+        if len(known.relayed) >= SUBSCRIPTIONS_PER_LINK_MAX:
+            raise Throttled(
+                "too many subscriptions", limit="subscriptions_per_link", max=SUBSCRIPTIONS_PER_LINK_MAX
+            )
+        subscription = self._delivery.open(credit=asked.credit, strong=asked.strong, names=asked.names)
+        relayed = known.relayed[asked.subscription] = _Relayed(asked.subscription, subscription)
+        self._await(client, relayed)
+        return relayed
+
+    def _drop(self, relayed: _Relayed, name: int) -> None:
+        feed = relayed.feeds.pop(name, None)
+        if feed is not None:
+            del relayed.names[feed]
+            relayed.turns.pop(feed, None)
+            self._delivery.drop(relayed.subscription, feed)
+
+    def _await(self, client: bytes, relayed: _Relayed) -> None:
+        self._delivery.waits(relayed.subscription).when_done(lambda _: self._pass_on(client, relayed))
+
+    def _pass_on(self, client: bytes, relayed: _Relayed) -> None:
+        """Send what turns there are, then wait for the next."""
+        known = self._clients.get(client)
+        if known is None or known.relayed.get(relayed.number) is not relayed:
+            return
+        subscription = relayed.subscription
+        if isinstance(subscription.failure, RinglogError):
+            self.unfollow(client, relayed.number, ())
+            self._send(client, m.SubscriptionsLost(), None)
+            return
+        rows = []
+        unknown = []
+        while (turn := self._delivery.take(subscription)) is not None:
+            name = relayed.names.get(turn.feed)
+            if name is None:
+                unknown.append(turn)  # Told before we were told that it is known: it goes with the next.
+                continue
+            relayed.turns[turn.feed] = turn
+            rows.append([relayed.number, name, turn.until, 0, 0, 0, 0, 0])
+        if rows:
+            self._send(client, m.Turns(len(rows)), np.array(rows, dtype=np.uint64).tobytes())
+        if subscription.names_changed:
+            subscription.names_changed = False
+            self._send(client, m.TopicsChanged(), None)
+        subscription.ready.extend(unknown)
+        if not unknown:
+            self._await(client, relayed)

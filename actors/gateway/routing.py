@@ -1,0 +1,53 @@
+"""What clients ask about routers, for a key that reaches both their ends (A-9, A-11). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from actors.gateway.auth import Principal, router_names
+from actors.gateway.intake import Flow
+from ringlog.envelope import messages as m
+from ringlog.errors import Forbidden, RouterNotFound
+from ringlog.limits import LIST_PAGE_MAX
+
+
+class RouterFlows:
+    """Requests that a scheduler answers, as flows."""
+
+    def __init__(self, ask: Callable[[m.Message], Any], forget: Callable[[str], object]) -> None:
+        """`ask` a scheduler; raises ShuttingDown. `forget` what is known of a topic's name."""
+        self._ask, self._forget = ask, forget
+
+    def one(self, message: m.RouterCreate | m.RouterGet | m.RouterDelete, principal: Principal) -> Flow:
+        """One router: made, shown or removed. Raises Forbidden, RouterNotFound."""
+        if isinstance(message, m.RouterCreate):
+            answer = yield self._ask(message)
+            # Either topic may have been made with it.
+            for topic in (message.source, message.dest):
+                self._forget(topic)
+            return answer, None
+        try:
+            found: m.RouterInfo = yield self._ask(m.RouterGet(message.router))
+        except RouterNotFound:
+            if isinstance(message, m.RouterDelete):
+                return m.RouterDeleted(message.router, False), None
+            raise
+        if not all(map(principal.covers, router_names(found))):
+            raise Forbidden("the key does not reach this router", router=message.router)
+        if isinstance(message, m.RouterGet) and not message.settle_ms:
+            return found, None
+        return (yield self._ask(message)), None
+
+    def some(self, message: m.RouterList, principal: Principal) -> Flow:
+        """A page of the routers of which both ends may be seen."""
+        size = max(1, min(message.page_size, LIST_PAGE_MAX))
+        found: list[m.RouterInfo] = []
+        after, has_more = message.after, True
+        while has_more and len(found) <= size:
+            asked = m.RouterList(message.prefix, message.source, message.dest, after, LIST_PAGE_MAX)
+            page: m.RouterListReply = yield self._ask(asked)
+            found += [each for each in page.routers if all(map(principal.covers, router_names(each)))]
+            has_more = page.more and bool(page.routers)
+            after = page.routers[-1].router if page.routers else after
+        return m.RouterListReply(found[:size], len(found) > size), None

@@ -1,0 +1,1 @@
+"""The delivery scheduler: says who may read what next."""

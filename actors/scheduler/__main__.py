@@ -1,0 +1,21 @@
+"""`python -m actors.scheduler <boot>`: started by the supervisor."""
+
+from __future__ import annotations
+
+from actors.scheduler.shell import Shell
+from ringlog import config
+from ringlog.envelope.boot import ActorBoot
+from ringlog.runtime.process import main
+
+
+def build(boot: ActorBoot) -> Shell:
+    """Make the scheduler that `boot` describes."""
+    settings = config.from_plain(boot.config)
+    return Shell(
+        boot, schedulers=settings.delivery.schedulers, routers_max=settings.limits.max_routers,
+        is_governed=settings.governor.enabled,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(build)

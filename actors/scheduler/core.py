@@ -1,0 +1,851 @@
+"""The scheduler's decisions: who is told that what may be read, and when (semantics 22).
+
+A link subscribes to feeds. A feed whose reader is behind its topic is *dirty*; it then gets a *turn*: at once
+while its subscription has credit and nobody waits there, else when its ready set says that it is next. The
+link gives a turn back and says how far the reader is; still behind, the feed is dirty again. Nothing here is
+kept anywhere: whoever reads does so from the files, and says everything again to a successor (SCH-9).
+
+What must hold (docs/invariants.md):
+
+- T1 a subscription never has more turns out than credit;
+- T2 a feed has at most one turn out, or waits in its ready set once, or neither;
+- T3 nobody waits in a ready set while the subscription has credit and its link takes messages, but in the
+  bands that the governor sheds;
+- T4 a feed behind its topic has a turn out or waits, or its topic's wake-ups are being gathered;
+- T5 what ended is told nothing: feeds, subscriptions, links;
+- T6 bounds are kept, and counts are those of what is there.
+
+States of a feed: *idle → told*, *idle → ready → told*, *told → idle* or *ready*; any → gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from struct import Struct
+from typing import Any
+
+import numpy as np
+
+from actors.scheduler.events import (
+    SLOT_MASK,
+    VOLATILE_BIT,
+    Asked,
+    DurableMoved,
+    FactsSeen,
+    LookAt,
+    Mark,
+    NamesChanged,
+    NewsRows,
+    Pressed,
+    Seen,
+    Tell,
+    Unsent,
+)
+from actors.scheduler.feeds import NO_HINT, Feed, Hint, Link, Shard, State, Subscription, Topic
+from actors.scheduler.lag import lags
+from actors.scheduler.ready import ReadySet
+from ringlog.contract import Tick
+from ringlog.envelope import messages as m
+from ringlog.errors import InvalidRequest, InvariantViolation, Refused, Throttled
+from ringlog.limits import (
+    AGING_TICK_MS,
+    CREDIT_MAX,
+    DURABLE_WAITS_MAX,
+    FEEDS_PER_MESSAGE_MAX,
+    FEEDS_PER_SCHEDULER_MAX,
+    FEEDS_PER_SUBSCRIPTION_MAX,
+    LAGS_PER_MESSAGE_MAX,
+    LINK_SILENCE_MS,
+    LINKS_PER_SCHEDULER_MAX,
+    REFRESHES_PER_TICK_MAX,
+    SLOTS_PER_LOOK_MAX,
+    SUBSCRIPTIONS_PER_LINK_MAX,
+    TURNS_PER_MESSAGE_MAX,
+    WATCHED_SLOTS_MAX,
+)
+from ringlog.topic.priority import BANDS, Standing, auto_of, band_of
+
+FIND_OUT = (1 << 63) - 1
+"""`until` of a turn that says: this is not what it was, see for yourself."""
+NUMBER_MAX = (1 << 32) - 1
+TURN_WORDS = 8
+TAKEN_WORDS = 4
+SIFT_ROWS = 16
+"""From so many rows on they are sifted by slot all at once."""
+AUTO_STEP = AGING_TICK_MS // 10
+"""Points by which consumption must lift a topic before those that wait for it are put elsewhere."""
+ORDER_LOOK_MS = 1_000
+"""A topic that somebody waits for is looked at anew so often."""
+_RETRY_AFTER_MS = 1_000
+_ROW = Struct("<8Q")
+_ONE_TURN = m.Turns(1)
+_TICK_NS = AGING_TICK_MS * 1_000_000
+
+
+class Scheduler:
+    """One scheduler. `handle` is called with a Tick first, then with what happened, in order."""
+
+    def __init__(self, number: int, incarnation: int, shards: int) -> None:
+        self.number, self.incarnation = number, incarnation
+        self.shards = [Shard(n) for n in range(shards)]
+        self.links: dict[bytes, Link] = {}
+        """In the order in which they were heard."""
+        self.feeds = 0
+        self.subscriptions = 0
+        self.ready = 0
+        """Feeds in all ready sets (G-2)."""
+        self.told = 0
+        """Turns told since the start."""
+        self.by_band = [0] * BANDS
+        """The same by band, from the lowest."""
+        self.gathered_ns = 0
+        """Time for which wake-ups were gathered, in all."""
+        self.is_shedding = False
+        """The lowest band gets no credit, nor does a router in the one above (governor.shed_bands)."""
+        self._now_ms = self._now_ns = 0
+        self._tick_ns = 0
+        self._effects: list[Any] = []
+        self._telling: dict[Link, None] = {}
+        self._named: dict[bytes, None] = {}
+        """Links that want to hear of changed names."""
+        self._names_changed = False
+        self._blocked: dict[bytes, None] = {}
+        self._lifted: dict[Topic, None] = {}
+        """Topics whose standing changed while somebody waited for them."""
+        self._to_refresh: deque[Feed] = deque()
+        self._gathering: dict[Topic, tuple[int, int]] = {}
+        """Topics whose wake-ups are gathered: until when at the latest, since when."""
+        self._shed: dict[Subscription, None] = {}
+        """Subscriptions in which only bands that are shed wait, and have credit, and get none."""
+        self._is_shard_down = False
+        """Some look came to nothing: not before the next tick again."""
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Tick: self._tick,
+            Asked: self._asked,
+            NewsRows: self._news,
+            DurableMoved: self._durable,
+            Pressed: self._pressed,
+            NamesChanged: self._names,
+            Unsent: self._unsent,
+            FactsSeen: self._seen,
+        }
+
+    def handle(self, events: Sequence[Any]) -> list[Any]:
+        """Take events in order; returns the effects wanted, in order."""
+        for event in events:
+            self._handlers[type(event)](event)
+        self._say_turns()
+        effects, self._effects = self._effects, []
+        return effects
+
+    # -- what the shell asks --------------------------------------------------------------------------
+
+    def next_deadline_ns(self) -> int | None:
+        """When the next Tick is wanted even if nothing else happens; 0 = at once."""
+        if not self._is_shard_down and any(shard.to_look for shard in self.shards):
+            return 0
+        is_waiting = self.ready or self._blocked or self._is_shard_down or self._names_changed
+        due_ns = self._tick_ns if is_waiting else None
+        if self._gathering:
+            gathered_ns = next(iter(self._gathering.values()))[0]
+            return gathered_ns if due_ns is None else min(gathered_ns, due_ns)
+        return due_ns
+
+    @property
+    def wants_names(self) -> bool:
+        """Does anybody want to hear of changed names?"""
+        return bool(self._named)
+
+    def awaits_durable(self, shard: int) -> bool:
+        """Does somebody wait for the shard's durable mark?"""
+        return bool(self.shards[shard].pending)
+
+    def is_followed(self, shard: int) -> bool:
+        """Does anybody want the shard's news?"""
+        return self.shards[shard].is_followed
+
+    def largest_lag_ms(self) -> int:
+        """How long the subscription that is furthest behind has had something to take."""
+        return max((lag.lag_ms for lag in lags(self.links.values(), self._now_ms, 1)), default=0)
+
+    @property
+    def topics(self) -> int:
+        """Topics that somebody follows."""
+        return sum(len(shard.slots) for shard in self.shards)
+
+    # -- time -----------------------------------------------------------------------------------------
+
+    def _tick(self, tick: Tick) -> None:
+        self._now_ns = tick.monotonic_ns
+        self._now_ms = tick.monotonic_ns // 1_000_000
+        if self._gathering:
+            self._end_gathering()
+        if tick.monotonic_ns >= self._tick_ns:
+            self._tick_ns = tick.monotonic_ns + _TICK_NS
+            self._on_aging_tick()
+        if not self._is_shard_down:
+            for shard in self.shards:
+                self._look_on(shard)
+
+    def _on_aging_tick(self) -> None:
+        self._is_shard_down = False
+        for link in list(self.links.values()):
+            if self._now_ms - link.heard_ms < LINK_SILENCE_MS:
+                break
+            self._drop_link(link)
+        if self._names_changed:
+            self._names_changed = False
+            for id in self._named:
+                self._say(self.links[id], m.TopicsChanged(), 0)
+        self._refresh()
+        self._serve_shed()
+        blocked, self._blocked = self._blocked, {}
+        for link in [self.links[id] for id in blocked if id in self.links]:
+            link.is_blocked = False
+            for subscription in list(link.waiting):
+                self._serve(subscription)
+
+    def _look_on(self, shard: Shard) -> None:
+        """Read some of the slots that are to be read."""
+        if not shard.to_look:
+            return
+        topics = []
+        for topic in shard.to_look:
+            topics.append(topic)
+            if len(topics) == SLOTS_PER_LOOK_MAX:
+                break
+        for topic in topics:
+            del shard.to_look[topic]
+        self._effects.append(LookAt(shard.number, tuple(topics)))
+
+    def _refresh(self) -> None:
+        """Put those elsewhere who wait for what was consumed or configured meanwhile (SCH-4)."""
+        if not self._to_refresh:
+            lifted, self._lifted = self._lifted, {}
+            for topic in lifted:
+                self._to_refresh.extend(topic.waiting)
+        for _ in range(min(len(self._to_refresh), REFRESHES_PER_TICK_MAX)):
+            feed = self._to_refresh.popleft()
+            if feed.subscription.ready is not None:
+                feed.subscription.ready.refresh(feed, self._now_ms)
+
+    # -- what links say -------------------------------------------------------------------------------
+
+    def _asked(self, asked: Asked) -> None:
+        link = self.links.get(asked.link)
+        if link is not None:
+            link.heard_ms = self._now_ms
+            self.links[asked.link] = self.links.pop(asked.link)
+        try:
+            match asked.message:
+                case m.Taken():
+                    self._taken(asked, link)
+                case m.Subscribe():
+                    self._subscribe(asked, asked.message)
+                case m.Unsubscribe():
+                    self._unsubscribe(asked, asked.message, link)
+                case m.ConsumersAsk():
+                    self._effects.append(Tell(asked.link, self._consumers(asked.message), asked.corr))
+                case _:
+                    kind = type(asked.message).__name__
+                    raise InvalidRequest("a scheduler does not take this request", kind=kind)
+        except Refused as e:
+            error = m.ErrorReply(int(e.status), e.message, e.detail)
+            self._effects.append(Tell(asked.link, error, asked.corr))
+
+    def _consumers(self, message: m.ConsumersAsk) -> m.ConsumersReply:
+        most = min(max(message.most, 0), LAGS_PER_MESSAGE_MAX)
+        found = lags(self.links.values(), self._now_ms, most)
+        consumers = [m.Consumer(lag.link.hex(), lag.number, lag.lag_ms, *lag[3:]) for lag in found]
+        return m.ConsumersReply(self.number, consumers)
+
+    def _subscribe(self, asked: Asked, message: m.Subscribe) -> None:
+        link = self.links.get(asked.link)
+        subscription = link.subscriptions.get(message.subscription) if link is not None else None
+        self._require(message, link, subscription)
+        if link is None:
+            link = self.links[asked.link] = Link(asked.link)
+            link.heard_ms = self._now_ms
+        if subscription is None:
+            subscription = Subscription(link, message.subscription, message.credit, is_strong=message.strong)
+            link.subscriptions[message.subscription] = subscription
+            self.subscriptions += 1
+        subscription.free += message.credit - subscription.credit
+        subscription.credit = message.credit
+        self._set_names(subscription, message.names)
+        wanted: dict[int, dict[Topic, None]] = {}
+        for told in message.feeds:
+            topic = self._topic_of(told, is_strong=subscription.is_strong)
+            self._place(subscription, told.feed, topic, told.after)
+            wanted.setdefault(told.shard, {})[topic] = None
+        self._serve(subscription)
+        done = Tell(asked.link, m.Subscribed(subscription.number, self.number, self.incarnation), asked.corr)
+        if not wanted:
+            self._say(link, done.message, asked.corr)
+        for n, (shard, topics) in enumerate(wanted.items(), 1):
+            self._effects.append(LookAt(shard, tuple(topics), done if n == len(wanted) else None))
+
+    def _require(self, message: m.Subscribe, link: Link | None, found: Subscription | None) -> None:
+        """Raise Refused for what cannot be or is too much, before anything was changed (LIM-2, LIM-3)."""
+        if not 0 <= message.subscription <= NUMBER_MAX:
+            raise InvalidRequest("subscription out of range", found=message.subscription, max=NUMBER_MAX)
+        if not 0 <= message.credit <= CREDIT_MAX:
+            raise InvalidRequest("credit out of range", found=message.credit, min=0, max=CREDIT_MAX)
+        if found is not None and found.is_strong != message.strong:
+            raise InvalidRequest("a subscription stays strong, or not", subscription=message.subscription)
+        for feed in message.feeds:
+            is_sane = 0 <= feed.feed <= NUMBER_MAX and 0 <= feed.shard < len(self.shards)
+            if not (is_sane and 0 <= feed.slot < WATCHED_SLOTS_MAX and feed.after >= 0):
+                raise InvalidRequest("feed out of range", feed=feed.feed, shard=feed.shard, slot=feed.slot)
+        known = found.feeds if found is not None else {}
+        added = len({feed.feed for feed in message.feeds} - known.keys())
+        for limit, many, most in (
+            ("feeds_per_message", len(message.feeds), FEEDS_PER_MESSAGE_MAX),
+            ("links", len(self.links) + (link is None), LINKS_PER_SCHEDULER_MAX),
+            ("subscriptions_per_link", (len(link.subscriptions) if link else 0) + (found is None),
+             SUBSCRIPTIONS_PER_LINK_MAX),
+            ("feeds_per_subscription", len(known) + added, FEEDS_PER_SUBSCRIPTION_MAX),
+            ("feeds_per_scheduler", self.feeds + added, FEEDS_PER_SCHEDULER_MAX),
+        ):  # fmt: skip
+            if many > most:
+                raise Throttled(
+                    "too much is subscribed to", limit=limit, max=most, retry_after_ms=_RETRY_AFTER_MS
+                )
+
+    def _set_names(self, subscription: Subscription, names: bool) -> None:
+        link = subscription.link
+        link.names += int(names) - int(subscription.names)
+        subscription.names = names
+        if link.names:
+            self._named[link.id] = None
+        else:
+            self._named.pop(link.id, None)
+
+    def _topic_of(self, told: m.Feed, *, is_strong: bool) -> Topic:
+        shard, key = self.shards[told.shard], (told.slot, told.topic_id)
+        kin, other = (shard.strong, shard.topics) if is_strong else (shard.topics, shard.strong)
+        topic = kin.get(key)
+        if topic is None:
+            standing = other[key].standing if key in other else Standing()
+            topic = Topic(told.shard, told.slot, told.topic_id, is_strong=is_strong, standing=standing)
+            shard.follow(topic)
+        return topic
+
+    def _place(self, subscription: Subscription, number: int, topic: Topic, after: int) -> None:
+        """Make a feed, or move one; a turn that is out stays out."""
+        feed = subscription.feeds.get(number)
+        if feed is None:
+            feed = subscription.feeds[number] = Feed(subscription, number, topic, after)
+            self.feeds += 1
+            topic.feeds[feed] = topic.idle[feed] = None
+        else:
+            is_told = feed.state is State.TOLD
+            self._rest(feed)
+            old, feed.topic, feed.after, feed.is_alarmed = feed.topic, topic, after, False
+            if old is not topic:
+                self._part(feed, old)
+                topic.feeds[feed] = None
+                old.idle.pop(feed, None)
+            if is_told:
+                feed.state = State.TOLD
+                subscription.free -= 1
+                topic.idle.pop(feed, None)
+            else:
+                topic.idle[feed] = None
+        if feed.state is State.IDLE and feed.is_dirty:
+            self._offer(feed, self._now_ms)
+
+    def _unsubscribe(self, asked: Asked, message: m.Unsubscribe, link: Link | None) -> None:
+        done = m.Unsubscribed(message.subscription)
+        if link is None:
+            self._effects.append(Tell(asked.link, done, asked.corr))
+            return
+        subscription = link.subscriptions.get(message.subscription)
+        if subscription is not None:
+            # What it was given in this turn is said before, or not at all.
+            self._say_turns_of(link)
+            if message.feeds:
+                for number in message.feeds:
+                    feed = subscription.feeds.get(number)
+                    if feed is not None:
+                        self._drop(feed)
+                self._serve(subscription)
+            else:
+                self._drop_subscription(subscription)
+        self._say(link, done, asked.corr)
+
+    def _taken(self, asked: Asked, link: Link | None) -> None:
+        if link is None:
+            self._effects.append(Tell(asked.link, m.SubscriptionsLost()))
+            return
+        data = asked.attachment or b""
+        if len(data) % (8 * TAKEN_WORDS):
+            raise InvalidRequest("rows of Taken have four words", bytes=len(data))
+        rows = np.frombuffer(data, dtype=np.uint64).reshape(-1, TAKEN_WORDS).tolist()
+        now_ms, subscriptions = self._now_ms, link.subscriptions
+        touched: dict[Subscription, None] = {}
+        for number, feed_number, after, is_consumed in rows:
+            subscription = subscriptions.get(number)
+            feed = subscription.feeds.get(feed_number) if subscription is not None else None
+            if subscription is None or feed is None:
+                continue
+            feed.after = after
+            topic = feed.topic
+            if is_consumed:
+                self._consumed(topic, now_ms)
+            if topic.is_lost:
+                # Its reader says that it is there: perhaps it is again.
+                self.shards[topic.shard].to_look[topic] = None
+            if feed.state is State.TOLD:
+                feed.state = State.IDLE
+                subscription.free += 1
+                is_behind = after < topic.until and not topic.is_lost
+                if is_behind and self._gathering and after >= topic.offered_until:
+                    is_behind = topic not in self._gathering
+                if feed.is_alarmed or is_behind:
+                    self._offer(feed, now_ms)
+                else:
+                    topic.idle[feed] = None
+            elif feed.state is State.READY and not feed.is_dirty:
+                self._rest(feed)
+            elif feed.state is State.IDLE and feed.is_dirty:
+                self._offer(feed, now_ms)
+            touched[subscription] = None
+        for subscription in touched:
+            if subscription.ready is not None:
+                self._serve(subscription)
+
+    def _consumed(self, topic: Topic, now_ms: int) -> None:
+        """P-4. Those who wait for it are put elsewhere when that makes a difference."""
+        standing = topic.standing
+        before, standing.consumed_ms = standing.consumed_ms, now_ms
+        if not topic.waiting or not standing.is_auto or topic in self._lifted:
+            return
+        if before is None or auto_of(0) - auto_of(now_ms - before) >= AUTO_STEP:
+            self._lifted[topic] = None
+
+    # -- what shards say ------------------------------------------------------------------------------
+
+    def _news(self, news: NewsRows) -> None:
+        shard = self.shards[news.shard]
+        if not news.is_complete:
+            self._look_at_all(shard)
+        rows = news.rows
+        if len(rows) >= SIFT_ROWS:
+            slots = rows[:, 0] & SLOT_MASK
+            rows = rows[slots < len(shard.is_watched)]
+            rows = rows[shard.is_watched[(rows[:, 0] & SLOT_MASK).astype(np.intp)]]
+        moved: dict[Topic, None] = {}
+        for packed, topic_id, epoch, *place in rows.tolist():
+            key = (packed & SLOT_MASK, topic_id)
+            hint = Hint._make(place)
+            topic, strong = shard.topics.get(key), shard.strong.get(key)
+            if not hint.file_id:
+                # The slot says something else by now.
+                shard.to_look.update((each, None) for each in (topic, strong) if each is not None)
+                continue
+            if topic is not None and self._is_of_its_life(topic, epoch):
+                self._extend(topic, hint)
+                moved[topic] = None
+            if strong is not None and self._is_of_its_life(strong, epoch):
+                if packed & VOLATILE_BIT or (hint.file_id, hint.stop) <= shard.durable:
+                    self._extend(strong, hint)
+                    moved[strong] = None
+                else:
+                    shard.pending.append((hint.file_id, hint.stop, strong, epoch, hint))
+        for topic in moved:
+            self._wake(shard, topic)
+        if len(shard.pending) > DURABLE_WAITS_MAX:
+            shard.pending.clear()
+            shard.to_look.update(dict.fromkeys(shard.strong.values()))
+
+    def _is_of_its_life(self, topic: Topic, epoch: int) -> bool:
+        """Does what was published belong to the topic as we know it, or to a life after that?"""
+        if epoch < topic.epoch:
+            return False
+        if epoch > topic.epoch:
+            self._begin_life(topic, epoch)
+        elif topic.is_lost:
+            topic.is_lost = False
+            self._offer_all(topic)
+        return True
+
+    @staticmethod
+    def _extend(topic: Topic, hint: Hint) -> None:
+        topic.hints.append(hint)
+        topic.until = max(topic.until, hint.last_seq)
+
+    def _look_at_all(self, shard: Shard) -> None:
+        """More happened than was said. What waited for a mark may lie elsewhere by now (another life)."""
+        shard.pending.clear()
+        shard.durable = (0, 0)
+        for topics in (shard.topics, shard.strong):
+            for topic in topics.values():
+                topic.hints.clear()
+                shard.to_look[topic] = None
+
+    def _durable(self, moved: DurableMoved) -> None:
+        shard = self.shards[moved.shard]
+        shard.durable = moved.mark
+        pending = shard.pending
+        reached: dict[Topic, None] = {}
+        while pending and pending[0][:2] <= moved.mark:
+            _, _, topic, epoch, hint = pending.popleft()
+            if topic.epoch != epoch or not topic.feeds:
+                continue
+            if hint.file_id:
+                self._extend(topic, hint)
+            else:
+                topic.until = max(topic.until, hint.last_seq)
+            reached[topic] = None
+        for topic in reached:
+            self._wake(shard, topic)
+
+    def _names(self, _: NamesChanged) -> None:
+        """Told at the next tick: many changes are one."""
+        self._names_changed = bool(self._named)
+
+    def _seen(self, seen: FactsSeen) -> None:
+        look, shard = seen.look, self.shards[seen.look.shard]
+        facts: Iterable[Seen | None] = seen.facts if seen.facts is not None else [None] * len(look.topics)
+        for topic, fact in zip(look.topics, facts, strict=True):
+            if not topic.feeds:
+                continue
+            topic.seen_ms = self._now_ms
+            if fact is None:
+                shard.to_look[topic] = None
+                self._is_shard_down = True
+            else:
+                self._learn(shard, topic, fact, seen.published)
+        if look.answer is not None:
+            link = self.links.get(look.answer.link)
+            if link is not None:
+                self._say(link, look.answer.message, look.answer.corr)
+
+    def _learn(self, shard: Shard, topic: Topic, fact: Seen, published: Mark) -> None:
+        if fact.topic_id != topic.topic_id or not fact.is_live:
+            self._lose(topic)
+            return
+        if fact.epoch < topic.epoch:
+            return  # Seen before what was published since.
+        standing = topic.standing
+        if (standing.base, standing.is_auto) != (fact.base, fact.is_auto):
+            standing.base, standing.is_auto = fact.base, fact.is_auto
+            self._lifted[topic] = None
+        if fact.epoch > topic.epoch:
+            self._begin_life(topic, fact.epoch)
+        topic.is_lost = False
+        if not topic.is_strong or not fact.is_logged or published <= shard.durable:
+            topic.until = max(topic.until, fact.head)
+        elif fact.head > topic.until:
+            shard.pending.append((*published, topic, fact.epoch, Hint(0, fact.head, 0, 0, 0)))
+        self._offer_all(topic)
+
+    def _begin_life(self, topic: Topic, epoch: int) -> None:
+        """Seen for the first time; or made anew, which those who read the old one have to find out."""
+        is_remade = bool(topic.epoch)
+        topic.epoch, topic.until, topic.is_lost = epoch, 0, False
+        topic.hints.clear()
+        if is_remade:
+            self._alarm(topic)
+
+    def _lose(self, topic: Topic) -> None:
+        if not topic.is_lost:
+            topic.is_lost = True
+            topic.hints.clear()
+            self._alarm(topic)
+
+    def _alarm(self, topic: Topic) -> None:
+        for feed in topic.feeds:
+            feed.is_alarmed = True
+        self._offer_all(topic)
+
+    # -- under pressure -------------------------------------------------------------------------------
+
+    def _pressed(self, pressed: Pressed) -> None:
+        for shard, gap_ns in zip(self.shards, pressed.gaps_ns, strict=True):
+            shard.gap_ns = gap_ns
+        self.is_shedding = pressed.is_shedding
+        if not self.is_shedding:
+            self._serve_shed()
+
+    def _wake(self, shard: Shard, topic: Topic) -> None:
+        """A topic moved. Under pressure the next wake-up waits until the gap is over; the first does not."""
+        due_ns = topic.offered_ns + shard.gap_ns
+        if not shard.gap_ns:
+            self._offer_all(topic)
+        elif self._now_ns >= due_ns:
+            self._gathering.pop(topic, None)
+            self._offer_gathered(topic)
+        elif topic not in self._gathering:
+            self._gathering[topic] = (due_ns, self._now_ns)
+
+    def _end_gathering(self) -> None:
+        """Wake-ups that were gathered for long enough. Who stands behind one that is due later, since gaps
+        differ, came after it and so waits no longer than the longest gap either."""
+        while self._gathering:
+            topic, (due_ns, since_ns) = next(iter(self._gathering.items()))
+            if due_ns > self._now_ns:
+                break
+            del self._gathering[topic]
+            self.gathered_ns += self._now_ns - since_ns
+            self._offer_gathered(topic)
+
+    def _offer_gathered(self, topic: Topic) -> None:
+        topic.offered_ns, topic.offered_until = self._now_ns, topic.until
+        self._offer_all(topic)
+
+    def _serve_shed(self) -> None:
+        """Those of bands that are shed may have risen, or may be given credit again."""
+        shed, self._shed = self._shed, {}
+        for subscription in shed:
+            self._serve(subscription)
+
+    def _band(self, topic: Topic, dirty_ms: int) -> int:
+        """The band of who waits for it since then; asked only while the governor sheds."""
+        return band_of(topic.standing.effective(self._now_ms, dirty_ms))
+
+    # -- turns ----------------------------------------------------------------------------------------
+
+    def _offer_all(self, topic: Topic) -> None:
+        """A topic moved: those of its feeds that were up to date get a turn, or wait for one.
+
+        A thousand may follow one topic, so this is written out rather than made of calls.
+        """
+        if not topic.idle:
+            return
+        idle, topic.idle = topic.idle, {}
+        until, is_lost, now_ms = topic.until, topic.is_lost, self._now_ms
+        band = self._band(topic, now_ms) if self.is_shedding else BANDS
+        told_after, words = -1, (until, *NO_HINT)
+        for feed in idle:
+            after = feed.after
+            if feed.is_alarmed or is_lost or after >= until:
+                if feed.is_alarmed:
+                    self._offer(feed, now_ms)
+                else:
+                    topic.idle[feed] = None
+                continue
+            subscription = feed.subscription
+            link = subscription.link
+            is_held = link.is_blocked or band < link.sheds_below
+            if is_held or subscription.free <= 0 or subscription.ready is not None:
+                self._wait(feed, now_ms)
+                continue
+            if after != told_after:
+                told_after, words = after, (until, *topic.hint(after))
+            subscription.free -= 1
+            feed.state, feed.dirty_ms = State.TOLD, now_ms
+            if not link.told:
+                self._telling[link] = None
+            link.rows += (subscription.number, feed.number, *words)
+            link.told.append(feed)
+
+    def _offer(self, feed: Feed, dirty_ms: int) -> None:
+        """A dirty feed gets a turn at once where nobody waits and credit is left, else it waits."""
+        subscription, link = feed.subscription, feed.subscription.link
+        may_go = subscription.free > 0 and subscription.ready is None and not link.is_blocked
+        if may_go and not (self.is_shedding and self._band(feed.topic, dirty_ms) < link.sheds_below):
+            feed.topic.idle.pop(feed, None)
+            self._give(feed, dirty_ms)
+        else:
+            self._wait(feed, dirty_ms)
+
+    def _wait(self, feed: Feed, dirty_ms: int) -> None:
+        subscription, topic = feed.subscription, feed.topic
+        topic.idle.pop(feed, None)
+        feed.state, feed.dirty_ms = State.READY, dirty_ms
+        if self._now_ms - topic.seen_ms >= ORDER_LOOK_MS:
+            # Its order may have been configured since it was last looked at.
+            topic.seen_ms = self._now_ms
+            self.shards[topic.shard].to_look[topic] = None
+        topic.waiting[feed] = None
+        if subscription.ready is None:
+            subscription.ready = ReadySet(self.by_band)
+            subscription.link.waiting[subscription] = None
+        subscription.ready.add(feed, topic.standing, dirty_ms, self._now_ms)
+        self.ready += 1
+        if self.is_shedding:
+            self._serve(subscription)  # Who waits beside a band that is shed need not wait for credit.
+
+    def _serve(self, subscription: Subscription) -> None:
+        """Give turns to those who wait, as long as there is credit."""
+        link = subscription.link
+        while subscription.ready is not None and subscription.free > 0 and not link.is_blocked:
+            popped = subscription.ready.pop(self._now_ms, link.sheds_below if self.is_shedding else 0)
+            if popped is None:
+                self._shed[subscription] = None
+                break
+            feed, dirty_ms = popped
+            self._left_ready(feed)
+            self._give(feed, dirty_ms)
+
+    def _give(self, feed: Feed, dirty_ms: int) -> None:
+        subscription, topic = feed.subscription, feed.topic
+        link = subscription.link
+        subscription.free -= 1
+        feed.state, feed.dirty_ms = State.TOLD, dirty_ms
+        if feed.is_alarmed:
+            feed.is_alarmed = False
+            words = (FIND_OUT, *NO_HINT)
+        else:
+            words = (topic.until, *topic.hint(feed.after))
+        if not link.told:
+            self._telling[link] = None
+        link.rows += (subscription.number, feed.number, *words)
+        link.told.append(feed)
+
+    def _left_ready(self, feed: Feed) -> None:
+        """It is out of its ready set."""
+        subscription = feed.subscription
+        del feed.topic.waiting[feed]
+        self.ready -= 1
+        if not subscription.ready:
+            subscription.ready = None
+            self._shed.pop(subscription, None)
+            del subscription.link.waiting[subscription]
+
+    def _rest(self, feed: Feed) -> None:
+        """Whatever it had or waited for, it has and waits for nothing."""
+        if feed.state is State.READY:
+            assert feed.subscription.ready is not None
+            feed.subscription.ready.discard(feed)
+            self._left_ready(feed)
+        elif feed.state is State.TOLD:
+            feed.subscription.free += 1
+        feed.state = State.IDLE
+        feed.topic.idle[feed] = None
+
+    def _say_turns(self) -> None:
+        for link in list(self._telling):
+            self._say_turns_of(link)
+
+    def _say_turns_of(self, link: Link) -> None:
+        """Put what a link was given into messages."""
+        if link not in self._telling:
+            return
+        del self._telling[link]
+        rows, told = link.rows, link.told
+        link.rows, link.told = [], []
+        self.told += len(told)
+        if len(told) == 1:
+            # One for each of many links is the common case beside many for one.
+            self._effects.append(Tell(link.id, _ONE_TURN, 0, _ROW.pack(*rows), tuple(told)))
+            return
+        words = np.array(rows, dtype=np.uint64)
+        for first in range(0, len(told), TURNS_PER_MESSAGE_MAX):
+            feeds = tuple(told[first : first + TURNS_PER_MESSAGE_MAX])
+            part = words[first * TURN_WORDS : (first + len(feeds)) * TURN_WORDS]
+            self._effects.append(Tell(link.id, m.Turns(len(feeds)), 0, part.tobytes(), feeds))
+
+    def _say(self, link: Link, message: m.Message, corr: int) -> None:
+        """Say something, behind the turns that were given before."""
+        self._say_turns_of(link)
+        self._effects.append(Tell(link.id, message, corr))
+
+    def _unsent(self, unsent: Unsent) -> None:
+        tell = unsent.tell
+        link = self.links.get(tell.link)
+        if link is None:
+            return
+        if unsent.is_gone:
+            self._drop_link(link)
+            return
+        link.is_blocked = True
+        self._blocked[link.id] = None
+        self.told -= len(tell.feeds)
+        for feed in tell.feeds:
+            is_there = feed.subscription.feeds.get(feed.number) is feed
+            if is_there and feed.state is State.TOLD:
+                feed.subscription.free += 1
+                feed.state = State.IDLE
+                # Not behind: then it was to find something out, and still is.
+                feed.is_alarmed = feed.is_alarmed or not feed.is_dirty
+                self._wait(feed, feed.dirty_ms)
+
+    # -- ends -----------------------------------------------------------------------------------------
+
+    def _part(self, feed: Feed, topic: Topic) -> None:
+        """A feed leaves a topic; a topic without feeds is forgotten."""
+        topic.feeds.pop(feed, None)
+        topic.idle.pop(feed, None)
+        if not topic.feeds:
+            self._lifted.pop(topic, None)
+            self._gathering.pop(topic, None)
+            self.shards[topic.shard].leave(topic)
+
+    def _drop(self, feed: Feed) -> None:
+        self._rest(feed)
+        self._part(feed, feed.topic)
+        del feed.subscription.feeds[feed.number]
+        self.feeds -= 1
+
+    def _drop_subscription(self, subscription: Subscription) -> None:
+        for feed in list(subscription.feeds.values()):
+            self._drop(feed)
+        self._set_names(subscription, False)
+        del subscription.link.subscriptions[subscription.number]
+        self.subscriptions -= 1
+
+    def _drop_link(self, link: Link) -> None:
+        for subscription in list(link.subscriptions.values()):
+            self._drop_subscription(subscription)
+        self._telling.pop(link, None)
+        self._blocked.pop(link.id, None)
+        link.rows, link.told = [], []
+        del self.links[link.id]
+
+    # -- what must be true ----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert T1 to T6 by looking at everything; raises InvariantViolation. Between calls of `handle`."""
+        feeds = ready = subscriptions = 0
+        for link in self.links.values():
+            _must(not link.told, "T5 turns that were given were said")
+            for subscription in link.subscriptions.values():
+                told = sum(feed.state is State.TOLD for feed in subscription.feeds.values())
+                waiting = [feed for feed in subscription.feeds.values() if feed.state is State.READY]
+                _must(subscription.free == subscription.credit - told, "T1 credit is what is not out")
+                _must(
+                    (subscription.ready is not None) == bool(waiting), "T2 a ready set while somebody waits"
+                )
+                _must((subscription in link.waiting) == bool(waiting), "T2 the link knows who waits")
+                if subscription.ready is not None:
+                    _must(len(subscription.ready) == len(waiting), "T2 each once")
+                    _must(all(feed in subscription.ready for feed in waiting), "T2 the same")
+                    is_held = link.is_blocked or (self.is_shedding and subscription in self._shed)
+                    _must(subscription.free <= 0 or is_held, "T3 nobody waits beside credit")
+                for feed in subscription.feeds.values():
+                    self._check_feed(feed)
+                feeds += len(subscription.feeds)
+                ready += len(waiting)
+            subscriptions += len(link.subscriptions)
+            _must(link.names == sum(each.names for each in link.subscriptions.values()), "T6 names")
+            _must(link.is_blocked == (link.id in self._blocked), "T6 who is blocked is tried again")
+        counted = (self.feeds, self.ready, self.subscriptions)
+        _must(counted == (feeds, ready, subscriptions), "T6 counts")
+        _must(sum(self.by_band) == ready and min(self.by_band) >= 0, "T6 counts by band")
+        _must(all(each.ready is not None for each in self._shed), "T6 who is shed waits")
+        _must(all(topic.feeds for topic in self._gathering), "T6 what is gathered is followed")
+        _must(feeds <= FEEDS_PER_SCHEDULER_MAX and len(self.links) <= LINKS_PER_SCHEDULER_MAX, "T6 bounds")
+        known = 0
+        for shard in self.shards:
+            for topics in (shard.topics, shard.strong):
+                for topic in topics.values():
+                    known += len(topic.feeds)
+                    _must(bool(topic.feeds), "T5 a topic without feeds is forgotten")
+        _must(known == feeds, "T5 topics know the feeds there are")
+
+    def _check_feed(self, feed: Feed) -> None:
+        topic = feed.topic
+        _must(feed in topic.feeds, "T5 the topic knows its feed")
+        _must((feed in topic.idle) == (feed.state is State.IDLE), "T2 idle")
+        _must((feed in topic.waiting) == (feed.state is State.READY), "T2 ready")
+        is_cared_for = feed.state is not State.IDLE or topic in self._gathering
+        _must(is_cared_for or not feed.is_dirty, "T4 who is behind is told, or waits")
+
+
+def _must(is_so: bool, what: str) -> None:
+    if not is_so:
+        raise InvariantViolation(what)

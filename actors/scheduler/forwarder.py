@@ -1,0 +1,370 @@
+"""Routers at work, performed: follows sources as a watcher within the process, reads them, asks shards.
+
+Nothing here waits. What takes time is a Pending of ringlog.link, whose end is looked at in a later turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import zmq
+
+from actors.scheduler import events as ev
+from actors.scheduler import routing
+from actors.scheduler.copies import stretch_of
+from actors.scheduler.core import FIND_OUT, TAKEN_WORDS, TURN_WORDS
+from actors.scheduler.feeds import ROUTERS
+from actors.scheduler.router_objects import RouterObjects
+from actors.scheduler.routing import FlowKey, Routing
+from actors.scheduler.sources import ASK_NS, EngineConnection, Sources
+from ringlog import stop_points
+from ringlog.clock import Clock
+from ringlog.envelope import messages as m
+from ringlog.envelope.boot import ActorBoot
+from ringlog.errors import (
+    CorruptData,
+    DiskError,
+    InvalidRequest,
+    NotReady,
+    RinglogError,
+    StaleEpoch,
+    TopicNotFound,
+)
+from ringlog.limits import CREDIT_DEFAULT, LINK_SILENCE_MS, LIST_PAGE_MAX, ROUTERS_LOOK_S
+from ringlog.link.address import EngineInfo, scheduler_of, scheduler_socket
+from ringlog.link.local_links import LocalLinks
+from ringlog.link.peer import FdSet, Peer
+from ringlog.link.pending import Pending, Steps, start
+from ringlog.link.timers import Timers
+from ringlog.logs import say
+from ringlog.topic.names import shard_of
+from ringlog.topic.tombstone import RECREATED
+
+log = logging.getLogger("ringlog.scheduler")
+
+REQUESTS = (m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.RouterTell)
+LOAD_AGAIN_S = 0.25
+_SILENCE_NS = LINK_SILENCE_MS * 1_000_000 // 3
+_NS_PER_MS = 1_000_000
+
+
+class Forwarder:
+    """The routers of one scheduler."""
+
+    def __init__(
+        self, boot: ActorBoot, number: int, *, schedulers: int, routers_max: int, clock: Clock, fds: FdSet,
+        reply: Callable[[bytes, m.Message, int], object],
+    ) -> None:  # fmt: skip
+        self._boot, self._number, self._schedulers = boot, number, schedulers
+        self.clock, self._reply, self._fds = clock, reply, fds
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._others: dict[int, Peer] = {}
+        self.timers = Timers()
+        self.links = LocalLinks(boot.shm_dir, client_id=boot.name, clock=clock, timers=self.timers, fds=fds)
+        self.connection = EngineConnection(self.links, clock, self.timers)
+        self.routing = Routing(boot.shards)
+        self._sources = Sources(self.connection, clock)
+        self.objects = RouterObjects(self, boot.incarnation, routers_max)
+        self.is_loaded = False
+        self._events: list[Any] = []
+        self._feeds: dict[int, FlowKey] = {}
+        self._feed_of: dict[FlowKey, int] = {}
+        self._feeds_made = 0
+        self._finding: set[FlowKey] = set()
+        self._heard_ns = 0
+        self._perform: dict[type, Callable[[Any], None]] = {
+            routing.Follow: self._follow,
+            routing.Unfollow: self._unfollow,
+            routing.GiveBack: self._give_back,
+            routing.ReadStretch: self._read,
+            routing.Send: self._send,
+        }
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Ask all shards for their routers, and go on where they are."""
+        boot = self._boot
+        self.links.join(
+            EngineInfo(
+                boot.engine_id, f"{boot.boot_incarnation}", boot.shm_dir, boot.data_dir, boot.shards,
+                schedulers=self._schedulers,
+            )
+        )  # fmt: skip
+        start(self._load())
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._sources.close()
+        for peer in self._others.values():
+            peer.close()
+        self._context.term()
+        self.links.close()
+
+    def turn(self, now_ns: int) -> list[Any]:
+        """What time and answers brought about; returns events for the scheduler's core."""
+        self.timers.fire(now_ns)
+        self.links.pump()
+        self.routing.tick(now_ns)
+        self.perform()
+        if self._feeds and now_ns - self._heard_ns >= _SILENCE_NS:
+            self._take([])
+        events, self._events = self._events, []
+        return events
+
+    def perform(self) -> None:
+        """Do what is wanted until nothing is."""
+        while self.routing.effects:
+            effects, self.routing.effects = self.routing.effects, []
+            for effect in effects:
+                self._perform[type(effect)](effect)
+
+    def wait_ms(self, now_ns: int, most_ms: int) -> int:
+        """How long the process may sleep as far as we are concerned; 0 = not at all."""
+        if not self.links.arm() or self._events or self.routing.effects:
+            return 0
+        for due_ns in (self.timers.next_ns(), self.routing.next_deadline_ns()):
+            if due_ns is not None:
+                most_ms = min(most_ms, max(-(-(due_ns - now_ns) // _NS_PER_MS), 0))
+        return most_ms
+
+    def woke(self, ready: list[int]) -> None:
+        """These descriptors are readable."""
+        self.links.disarm()
+        for fd in ready:
+            self.links.on_readable(fd)
+            for peer in self._others.values():
+                if peer.fd == fd:
+                    peer.pump()
+
+    # -- what is asked of us ----------------------------------------------------------------------------
+
+    def ask(self, link: bytes, corr: int, message: m.Message) -> None:
+        """A request about routers; it is answered later."""
+        if isinstance(message, m.RouterTell):
+            self.hear(message)
+            self._reply(link, m.RouterTold(message.facts.router), corr)
+            return
+
+        def done(pending: Pending[m.Message]) -> None:
+            error = pending.error
+            if error is None:
+                self._reply(link, pending.take(), corr)
+            else:
+                self._reply(link, _refusal(error), corr)
+
+        if self._number:
+            refused = InvalidRequest("scheduler 0 makes routers", kind=type(message).__name__)
+            self._reply(link, _refusal(refused), corr)
+        else:
+            self.objects.ask(message).when_done(done)
+
+    def hear(self, told: m.RouterTell) -> None:
+        """A router was made, changed or dropped."""
+        if scheduler_of(told.facts.source_id, self._schedulers) != self._number:
+            return
+        if told.is_gone:
+            self.routing.drop(told.facts.router)
+        else:
+            self.routing.put(told.facts)
+
+    def tell(self, facts: m.RouterFacts, *, is_gone: bool = False) -> Steps[None]:
+        """Tell the scheduler of its source, and wait until it heard: who made the router counts on it. One
+        that starts meanwhile asks the shards. Raises NotReady when nobody is there who hears."""
+        number, told = scheduler_of(facts.source_id, self._schedulers), m.RouterTell(facts, is_gone)
+        if number == self._number:
+            self.hear(told)
+            return
+        try:
+            yield self._other(number).request(told, self.clock.monotonic_ns() + ASK_NS)
+        except RinglogError as e:
+            raise NotReady("a router's scheduler does not answer", scheduler=number, cause=str(e)) from None
+
+    def _other(self, number: int) -> Peer:
+        peer = self._others.get(number)
+        if peer is None:
+            peer = self._others[number] = Peer(
+                f"scheduler {number}", context=self._context, timers=self.timers, clock=self.clock,
+                fds=self._fds,
+            )  # fmt: skip
+            peer.point_at(scheduler_socket(self._boot.shm_dir, number))
+        return peer
+
+    def load(self) -> Steps[list[m.RouterFacts]]:
+        """The routers of all shards, as they are there."""
+        found: list[m.RouterFacts] = []
+        for shard in range(self._boot.shards):
+            after, has_more = 0, True
+            while has_more:
+                page: m.RoutersReply = yield from self.connection.ask(
+                    shard, m.RoutersAsk(after, LIST_PAGE_MAX)
+                )
+                found += page.routers
+                has_more = page.more and bool(page.routers)
+                after = page.routers[-1].router if page.routers else 0
+        return found
+
+    def _load(self) -> Steps[None]:
+        """Ask which routers there are: at the start, and then and when, should a word have been lost."""
+        while True:
+            try:
+                found = yield from self.load()
+            except RinglogError as e:
+                say(log, logging.WARNING, "shards do not say which routers there are", reason=str(e))
+                yield self.connection.pause(LOAD_AGAIN_S)
+                continue
+            for facts in found:
+                # Of one that is known we may have heard since what its shard said.
+                if not self.routing.knows(facts.router):
+                    self.hear(m.RouterTell(facts))
+            if not self.is_loaded:
+                self.is_loaded = True
+                say(log, logging.INFO, "routers", routers=self.routing.routers, scheduler=self._number)
+            yield self.connection.pause(ROUTERS_LOOK_S)
+
+    # -- following sources ------------------------------------------------------------------------------
+
+    def hears(self, effect: ev.Tell) -> None:
+        """What the scheduler's core says to us."""
+        if isinstance(effect.message, m.Turns):
+            for _, feed, until, *_ in (
+                np.frombuffer(effect.rows, dtype=np.uint64).reshape(-1, TURN_WORDS).tolist()
+            ):
+                key = self._feeds.get(feed)
+                if key is None:
+                    continue
+                if until == FIND_OUT:
+                    start(self._find_out(key))
+                else:
+                    self.routing.told(key, until)
+        elif isinstance(effect.message, m.ErrorReply | m.SubscriptionsLost):
+            say(log, logging.WARNING, "a source cannot be followed", answer=repr(effect.message))
+            self.timers.at(self.clock.monotonic_ns() + 1_000 * _NS_PER_MS, self._follow_all)
+
+    def _follow_all(self) -> None:
+        for key, flow in self.routing.flows.items():
+            self._follow(routing.Follow(key, flow.source, flow.until))
+
+    def _follow(self, effect: routing.Follow) -> None:
+        self._heard_ns = self._heard_ns or self.clock.monotonic_ns()
+        if effect.key not in self._feed_of:
+            self._feeds_made += 1
+            self._feeds[self._feeds_made] = effect.key
+            self._feed_of[effect.key] = self._feeds_made
+        start(self._find_out(effect.key, effect.after))
+
+    def _unfollow(self, effect: routing.Unfollow) -> None:
+        feed = self._feed_of.pop(effect.key, None)
+        self._sources.forget(effect.key)
+        if feed is not None:
+            del self._feeds[feed]
+            self._say(m.Unsubscribe(int(effect.key.is_strong), [feed]))
+
+    def _give_back(self, effect: routing.GiveBack) -> None:
+        feed = self._feed_of.get(effect.key)
+        if feed is not None:
+            self._take([(int(effect.key.is_strong), feed, effect.after, 0)])
+
+    def _take(self, rows: list[tuple[int, int, int, int]]) -> None:
+        data = bytearray(np.array(rows, dtype=np.uint64).reshape(-1, TAKEN_WORDS).tobytes())
+        self._heard_ns = self.clock.monotonic_ns()
+        self._say(m.Taken(len(rows)), data)
+
+    def _say(self, message: m.Message, data: bytearray | None = None) -> None:
+        self._events.append(ev.Asked(ROUTERS, 0, message, data))
+
+    def _find_out(self, key: FlowKey, after: int | None = None) -> Steps[None]:
+        """Where is this source's slot? Follow it there; if it is no more, neither are its routers (RT-33)."""
+        if key in self._finding:
+            return
+        self._finding.add(key)
+        try:
+            while (flow := self.routing.flows.get(key)) is not None:
+                try:
+                    info = yield self.connection.of(key.source_id).resolve(flow.source)
+                except TopicNotFound:
+                    self._source_is_gone(key)
+                    return
+                except RinglogError as e:
+                    say(log, logging.WARNING, "a source cannot be found", source=flow.source, reason=str(e))
+                    yield self.connection.pause(LOAD_AGAIN_S)
+                    continue
+                feed = self._feed_of.get(key)
+                if feed is None:
+                    return
+                at = flow.until if after is None else after
+                place = m.Feed(feed, flow.source, info.topic_id, info.shard, info.slot, at)
+                self._say(m.Subscribe(int(key.is_strong), [place], CREDIT_DEFAULT, strong=key.is_strong))
+                if after is None:
+                    self._take([(int(key.is_strong), feed, at, 0)])
+                return
+        finally:
+            self._finding.discard(key)
+
+    def _source_is_gone(self, key: FlowKey) -> None:
+        flow = self.routing.flows.get(key)
+        for runner in list(flow.routers.values()) if flow is not None else ():
+            say(log, logging.INFO, "a router goes with its source", router=runner.facts.name)
+            self.routing.drop(runner.number)
+            start(self.drop(runner.facts))
+
+    def drop(self, facts: m.RouterFacts) -> Steps[bool]:
+        """Have a router's shard forget it; False when it had none. Tried again while the shard is not
+        there."""
+        shard = shard_of(facts.dest_id, self._boot.shards)
+        reply: m.RouterDropped = yield from self.connection.ask(
+            shard, m.RouterDrop(facts.dest_id, facts.router)
+        )
+        return reply.dropped
+
+    # -- passes -----------------------------------------------------------------------------------------
+
+    def _read(self, asked: routing.ReadStretch) -> None:
+        def done(pending: Pending[routing.Stretch]) -> None:
+            error = pending.error
+            if isinstance(error, TopicNotFound | StaleEpoch):
+                start(self._find_out(asked.key))
+            elif error is not None:
+                level = logging.ERROR if isinstance(error, CorruptData | DiskError) else logging.WARNING
+                say(log, level, "a source cannot be read", source=asked.source, reason=str(error))
+            self.routing.read(asked, None if error is not None else pending.take())
+
+        start(self._stretch(asked)).when_done(done)
+
+    def _stretch(self, asked: routing.ReadStretch) -> Steps[routing.Stretch]:
+        portion = yield from self._sources.read(asked)
+        stop_points.hit("route_after_read")
+        if portion.gap is not None and portion.gap.reason == RECREATED:
+            raise TopicNotFound("no such topic", topic=asked.source)
+        return stretch_of(asked, portion)
+
+    def _send(self, effect: routing.Send) -> None:
+        attached = bytearray().join(effect.frames) if effect.frames else None
+        deadline_ns = self.clock.monotonic_ns() + ASK_NS
+
+        def done(pending: Pending[Any]) -> None:
+            rows = None if pending.error is not None else pending.take().message.rows
+            stop_points.hit("route_after_answer")
+            if pending.error is not None:
+                say(
+                    log,
+                    logging.WARNING,
+                    "a pass has no answer",
+                    shard=effect.shard,
+                    reason=str(pending.error),
+                )
+            self.routing.answered(effect.message, rows)
+
+        asked = self.links.request(effect.shard, effect.message, deadline_ns, attached)
+        stop_points.hit("route_after_send")
+        asked.when_done(done)
+
+
+def _refusal(error: BaseException) -> m.ErrorReply:
+    if not isinstance(error, RinglogError):
+        return m.ErrorReply(13, "a router could not be looked after", {"reason": repr(error)})
+    status = int(getattr(error, "status", 14))
+    return m.ErrorReply(status, error.message, error.detail, error.outcome)

@@ -1,0 +1,129 @@
+"""The governor of the instance, in the first scheduler, and each scheduler's part in it.
+
+Part of the shell. Every scheduler measures itself and says so on its page. The first one puts these together
+with what the shards say and publishes the pressure of the instance. Each takes from the pages what it is to
+do: gather wake-ups of a shard's topics, as delivery or that shard is under pressure (G-10), and shed, as the
+instance is. What it holds back itself is in none of the figures, nor is what waits for a slow consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from actors.scheduler import events as ev
+from actors.scheduler.core import Scheduler
+from ringlog.board import pressure
+from ringlog.board.board import Board, ProcessSlot
+from ringlog.board.histogram import HistogramSnapshot
+from ringlog.board.layout import BANDS, D, G, H, P
+from ringlog.governor import Governor, Sample, Step, coalesce_ns, of_averages
+from ringlog.limits import GOVERNOR_SAMPLE_MS
+
+_SAMPLE_NS = GOVERNOR_SAMPLE_MS * 1_000_000
+_LAG_LOOK_NS = 1_000_000_000
+
+
+class Governing:
+    """One scheduler's part. `schedulers` are the pages of all, in order; `shards` those of the shards."""
+
+    def __init__(
+        self, number: int, page: ProcessSlot, shards: Sequence[ProcessSlot],
+        schedulers: Sequence[ProcessSlot], now_ns: int, *, is_reacting: bool = True,
+    ) -> None:  # fmt: skip
+        self._page, self._shards, self._schedulers = page, shards, schedulers
+        self._is_first, self._is_reacting = number == 0, is_reacting
+        self._own = Governor()
+        self._instance = Governor()
+        self.rested_ns = 0
+        """Time since the last sample in which there was nothing to do, for whoever rests to add to."""
+        self._sampled_ns, self._due_ns = now_ns, now_ns + _SAMPLE_NS
+        self._lag_ns = 0
+        self._standing: int | None = None
+        self._told: HistogramSnapshot = page.histogram(H.COMMIT).snapshot()
+        self._groups = 0
+        self._is_quiet = True
+        self._waited_before_ns = page.get(G.WAITED_NS)
+        self._last = ev.Pressed((0,) * len(shards), False)
+        pressure.begin(page)
+
+    @classmethod
+    def of(cls, board: Board, number: int, slot: int, shards: int, schedulers: int, now_ns: int, *,
+           is_reacting: bool) -> Governing:  # fmt: skip
+        """Find the pages: shards come behind the supervisor, schedulers last (supervision/tree.py)."""
+        return cls(
+            number, board.process(slot), [board.process(1 + shard) for shard in range(shards)],
+            [board.process(slot - number + n) for n in range(schedulers)], now_ns, is_reacting=is_reacting,
+        )  # fmt: skip
+
+    def turn(self, now_ns: int, events: Sequence[object], core: Scheduler) -> ev.Pressed | None:
+        """Look at what a turn begins with; what delivery is to do from now on, if that is another thing."""
+        waiting = 0
+        for event in events:
+            if type(event) is ev.NewsRows:
+                rows = event.rows
+                waiting += len(rows) if len(rows) < 2 else len(np.unique(rows[:, 0]))
+        self._standing = waiting if self._standing is None else min(self._standing, waiting)
+        if now_ns < self._due_ns:
+            return None
+        self._sample(now_ns, core)
+        pressed = self._pressed(now_ns)
+        if pressed == self._last:
+            return None
+        self._last = pressed
+        return pressed
+
+    def wait_ms(self, most: int) -> int:
+        """How long to sleep at most: while anything goes on, until the next sample."""
+        return most if self._is_quiet else min(most, GOVERNOR_SAMPLE_MS)
+
+    def _sample(self, now_ns: int, core: Scheduler) -> None:
+        page, took_ns = self._page, max(now_ns - self._sampled_ns, 1)
+        worked_ns = max(took_ns - self.rested_ns, 0)
+        self.rested_ns, self._sampled_ns, self._due_ns = 0, now_ns, now_ns + _SAMPLE_NS
+        # What was there in every turn of a whole interval stands; what one turn dealt with does not.
+        standing = (self._standing or 0) if took_ns < 2 * _SAMPLE_NS else 0
+        self._standing = None
+        told = page.histogram(H.COMMIT).snapshot()
+        latency_ns, self._told = told.since(self._told).mean, told
+        self._own.observe(Sample(busy=worked_ns / took_ns, latency_ns=latency_ns))
+        page.add(P.BUSY_NS, worked_ns)
+        page.set(D.STANDING, standing)
+        for band in range(BANDS):
+            page.set(D.BAND_LOWEST + band, core.by_band[band])
+        if now_ns - self._lag_ns >= _LAG_LOOK_NS:
+            self._lag_ns = now_ns
+            page.set(D.LAG_MS, core.largest_lag_ms())
+        if self._is_first:
+            self._sample_instance(now_ns)
+            pressure.publish(page, self._instance, self._instance.own, now_ns)
+        page.set(G.BUSY, round(self._own.busy * pressure.MILLION))
+        page.set(G.DELAY_NS, round(self._own.latency_ns))
+        page.set(G.WAITED_NS, self._waited_before_ns + core.gathered_ns)
+        page.set(G.SAMPLED_NS, now_ns)
+
+    def _sample_instance(self, now_ns: int) -> None:
+        others = [page for page in self._schedulers[1:] if pressure.is_believed(page, now_ns)]
+        busy = max((page.get(G.BUSY) / pressure.MILLION for page in others), default=0.0)
+        delay_ns = max((page.get(G.DELAY_NS) for page in others), default=0)
+        ready = self._page.get(D.STANDING) + sum(page.get(D.STANDING) for page in others)
+        averages = of_averages(max(self._own.busy, busy), max(self._own.latency_ns, delay_ns))
+        self._instance.observe(
+            Sample(
+                ready=ready, workers=len(self._schedulers), fill=averages,
+                beneath=max(pressure.read(page, now_ns).pressure for page in self._shards),
+            )
+        )  # fmt: skip
+
+    def _pressed(self, now_ns: int) -> ev.Pressed:
+        """From the pages, so that all schedulers go by the same figures."""
+        instance = pressure.read(self._schedulers[0], now_ns)
+        shards = [pressure.read(page, now_ns).pressure for page in self._shards]
+        groups = sum(page.get(P.GROUPS) for page in self._shards)
+        self._is_quiet = groups == self._groups and not (instance.pressure or any(shards) or self._own.busy)
+        self._groups = groups
+        if not self._is_reacting:
+            return self._last
+        gaps_ns = tuple(coalesce_ns(max(instance.fill, each)) for each in shards)
+        return ev.Pressed(gaps_ns, instance.step >= Step.SHED)

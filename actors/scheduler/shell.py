@@ -1,0 +1,351 @@
+"""The scheduler, performed: a socket, the news of all shards, their topic tables, and sleep.
+
+A shard is read and never asked: nothing here makes one wait. A link that does not take what it is told is
+passed over, and tried again at the next tick.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import select
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import zmq
+
+from actors.scheduler import events as ev
+from actors.scheduler.core import Scheduler
+from actors.scheduler.feeds import ROUTERS
+from actors.scheduler.forwarder import REQUESTS, Forwarder
+from actors.scheduler.governing import Governing
+from actors.scheduler.turn_rings import TurnRings
+from ringlog import __version__
+from ringlog.board.board import Board, BoardError, BoardUnstable
+from ringlog.board.layout import TOPIC_DURABILITY_SHIFT, D, H, Mark, P, ProcessState
+from ringlog.board.news import NewsReader
+from ringlog.board.topics import TOPIC_LIVE, TopicTable, decode_order
+from ringlog.clock import Clock, SystemClock
+from ringlog.contract import Tick
+from ringlog.envelope import messages as m
+from ringlog.envelope import wire
+from ringlog.envelope.boot import ActorBoot
+from ringlog.errors import ExitCode
+from ringlog.limits import (
+    AGING_TICK_MS,
+    DURABLE_LOOK_MS,
+    HEARTBEAT_INTERVAL_MS,
+    ROUTERS_MAX_DEFAULT,
+    TURNS_PER_MESSAGE_MAX,
+)
+from ringlog.link.address import scheduler_bell, scheduler_socket
+from ringlog.link.peer import FdSet
+from ringlog.logs import say
+from ringlog.ring.doorbell import BellListener
+from ringlog.runtime.router_socket import RouterSocket
+from ringlog.signals import StopFlag
+from ringlog.types import Durability
+
+log = logging.getLogger("ringlog.scheduler")
+
+REQUESTS_PER_TURN = 256
+CHECK_EVERY_TURNS = 4_096
+CHECK_FEEDS_MAX = 1_000
+"""Invariants are looked after on the way while that takes no more than a moment."""
+LATENCY_SHARE = 5
+"""A fifth of the moving average is new each time (G-2)."""
+_NS_PER_MS = 1_000_000
+_ROUTERS_LOOK_MS = 250
+"""How often it is counted how far all routers are behind."""
+_STATE_MASK = (1 << TOPIC_DURABILITY_SHIFT) - 1
+_SERVING = {ProcessState.READY, ProcessState.DRAINING}
+_FACTS = [0, 1, 2, 3, 14]
+"""Words of a slot that are of use here: topic_id, epoch, state and durability, head, order."""
+
+
+class _Descriptors(FdSet):
+    def __init__(self, poll: select.poll) -> None:
+        self._poll = poll
+
+    def watch(self, fd: int) -> None:
+        self._poll.register(fd, select.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        self._poll.unregister(fd)
+
+
+class Shell:
+    """One incarnation of one scheduler."""
+
+    def __init__(
+        self, boot: ActorBoot, *, schedulers: int = 1, routers_max: int = ROUTERS_MAX_DEFAULT,
+        is_governed: bool = True, clock: Clock | None = None,
+    ) -> None:  # fmt: skip
+        self._boot = boot
+        self._clock = clock or SystemClock()
+        number = int(boot.name.rpartition("-")[2])
+        self.core = Scheduler(number, boot.incarnation, boot.shards)
+        self._board = Board.open(boot.shm_dir, writable=True)
+        self._slot = self._board.process(boot.slot)
+        self._pages = [self._board.process(1 + shard) for shard in range(boot.shards)]
+        self._router = RouterSocket(scheduler_socket(boot.shm_dir, number))
+        self._bell = BellListener(scheduler_bell(boot.shm_dir, number))
+        self._rings = TurnRings(boot.shm_dir, number, boot.incarnation)
+        self._sweep_ns = 0
+        self._news: dict[int, NewsReader] = {}
+        self._tables: dict[int, TopicTable] = {}
+        self._look_for_news_ns = 0
+        self._routers_look_ns = 0
+        self._names = [0] * boot.shards
+        self._latency = self._slot.histogram(H.COMMIT)
+        self._latency_ns = 0
+        self._said: dict[int, bytes] = {}
+        """Encoded Turns by number of rows: the same words again and again."""
+        self._turns = 0
+        self._missed = 0
+        self._governing = Governing.of(
+            self._board, number, boot.slot, boot.shards, schedulers, self._clock.monotonic_ns(),
+            is_reacting=is_governed,
+        )  # fmt: skip
+        self._poll = select.poll()
+        self.forwarder = Forwarder(
+            boot, number, schedulers=schedulers, routers_max=routers_max, clock=self._clock,
+            fds=_Descriptors(self._poll), reply=self._router.send,
+        )  # fmt: skip
+        self._perform: dict[type, Callable[[Any], Any]] = {ev.Tell: self._tell, ev.LookAt: self._look}
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def run(self, stop: StopFlag) -> int:
+        """Tell until stopped; returns the exit code."""
+        for fd in (stop.fileno(), self._router.fileno(), self._bell.fileno()):
+            self._poll.register(fd, select.POLLIN)
+        self.forwarder.begin()
+        gc.freeze()
+        self._slot.set(P.STATE, ProcessState.READY)
+        say(log, logging.INFO, "ready", scheduler=self.core.number)
+        while not stop.is_set():
+            if not self.turn():
+                self.sleep()
+        # Who is told nothing any more reads from the files all the same: there is nothing to drain.
+        self._slot.set(P.STATE, ProcessState.DRAINING)
+        self.close()
+        return ExitCode.OK
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._slot.set(P.ASLEEP, 0)
+        self.forwarder.close()
+        self._router.close()
+        self._bell.close()
+        self._rings.close()
+        for reader in self._news.values():
+            reader.close()
+        for table in self._tables.values():
+            table.close()
+
+    def turn(self) -> bool:
+        """One pass: gather, decide, do. True when there was something to do."""
+        now_ns = self._clock.monotonic_ns()
+        events: list[Any] = [Tick(0, now_ns)]
+        # First what somebody waits for: whoever gives a turn back has time.
+        self._gather_news(events, now_ns)
+        if self._router.has_input():
+            for link, envelope, attachment in self._router.receive(REQUESTS_PER_TURN):
+                self._take_in(events, link, envelope, attachment)
+        events += self.forwarder.turn(now_ns)
+        if self.core.wants_names:
+            self._gather_names(events)
+        has_come = len(events) > 1
+        pressed = self._governing.turn(now_ns, events, self.core)
+        if pressed is not None:
+            events.append(pressed)
+        told = self.core.told
+        has_done = self._pump(events)
+        marks = self._gather_marks()
+        if marks:
+            has_done |= self._pump(marks)
+        self.forwarder.perform()
+        self._beat(now_ns, has_told=self.core.told != told)
+        return has_done or has_come
+
+    def sleep(self) -> None:
+        """Wait for the bell, a message or the next deadline; look once more after saying so."""
+        core, slot = self.core, self._slot
+        follows = [shard for shard in range(self._boot.shards) if core.is_followed(shard)]
+        # While nobody follows anything no shard is to spend time on a bell.
+        slot.set(P.ASLEEP, int(bool(follows) or core.wants_names))
+        now_ns = self._clock.monotonic_ns()
+        has_news = any(self._news[shard].has_news for shard in follows if shard in self._news)
+        if not has_news and not self._router.has_input():
+            ready = self._poll.poll(self.forwarder.wait_ms(now_ns, self._wait_ms(now_ns, follows)))
+            self.forwarder.woke([fd for fd, _ in ready])
+            self._governing.rested_ns += self._clock.monotonic_ns() - now_ns
+        slot.set(P.ASLEEP, 0)
+        self._bell.drain()
+
+    def _wait_ms(self, now_ns: int, follows: list[int]) -> int:
+        wait_ms = self._governing.wait_ms(HEARTBEAT_INTERVAL_MS)
+        due_ns = self.core.next_deadline_ns()
+        if due_ns is not None:
+            wait_ms = min(wait_ms, max(-(-(due_ns - now_ns) // _NS_PER_MS), 0))
+        if any(self.core.awaits_durable(shard) for shard in follows):
+            wait_ms = min(wait_ms, DURABLE_LOOK_MS)
+        if any(shard not in self._news for shard in follows):
+            wait_ms = min(wait_ms, AGING_TICK_MS)
+        return wait_ms
+
+    def _beat(self, now_ns: int, *, has_told: bool) -> None:
+        self._turns += 1
+        core, slot = self.core, self._slot
+        if has_told:
+            took_ns = max(self._clock.monotonic_ns() - now_ns, 0)
+            self._latency.record(took_ns)
+            self._latency_ns += (took_ns - self._latency_ns) // LATENCY_SHARE
+            slot.set(D.LATENCY_NS, max(self._latency_ns, 0))
+            slot.set(D.TURNS_TOLD, core.told)
+        slot.set(P.TURNS, self._turns)
+        slot.set(P.HEARTBEAT_NS, now_ns)
+        slot.set(D.READY, core.ready)
+        slot.set(D.LINKS, len(core.links))
+        slot.set(D.SUBSCRIPTIONS, core.subscriptions)
+        slot.set(D.FEEDS, core.feeds)
+        slot.set(D.UNSENT, self._router.undelivered)
+        if now_ns >= self._routers_look_ns:
+            self._routers_look_ns = now_ns + _ROUTERS_LOOK_MS * _NS_PER_MS
+            routers = self.forwarder.routing
+            slot.set(D.ROUTERS, routers.routers)
+            slot.set(D.ROUTER_LAG, routers.lag)
+            slot.set(D.ROUTER_PASSES, routers.passes)
+        self._router.guard(now_ns)
+        if now_ns >= self._sweep_ns:
+            self._sweep_ns = now_ns + HEARTBEAT_INTERVAL_MS * _NS_PER_MS
+            self._rings.sweep(core.links)
+        if self._turns % CHECK_EVERY_TURNS == 0:
+            slot.set(D.TOPICS_FOLLOWED, core.topics)
+            if core.feeds <= CHECK_FEEDS_MAX:
+                core.check()
+            if self.forwarder.routing.routers <= CHECK_FEEDS_MAX:
+                self.forwarder.routing.check()
+
+    # -- events ---------------------------------------------------------------------------------------
+
+    def _take_in(
+        self, events: list[Any], link: bytes, envelope: wire.Envelope, data: bytearray | None
+    ) -> None:
+        self._slot.add(P.REQUESTS, 1)
+        boot, message = self._boot, envelope.message
+        if isinstance(message, m.Ping):
+            self._router.send(link, m.Pong(boot.incarnation, self._turns), envelope.corr)
+        elif isinstance(message, m.OpenTurns):
+            name = self._rings.open(link) if message.wanted else self._rings.give_up(link)
+            self._router.send(link, m.TurnsOpened(name), envelope.corr)
+        elif isinstance(message, m.Hello):
+            welcome = m.Welcome(wire.PROTOCOL, __version__, boot.engine_id, boot.shards, -1, boot.incarnation)
+            self._router.send(link, welcome, envelope.corr)
+        elif isinstance(message, REQUESTS):
+            self.forwarder.ask(link, envelope.corr, message)
+        else:
+            events.append(ev.Asked(link, envelope.corr, message, data))
+
+    def _gather_news(self, events: list[Any], now_ns: int) -> None:
+        for shard in range(self._boot.shards):
+            if not self.core.is_followed(shard):
+                continue
+            reader = self._news.get(shard)
+            if reader is None:
+                reader = self._open_news(shard, now_ns)
+            if reader is not None and reader.has_news:
+                taken = reader.take()
+                if not taken.is_complete:
+                    self._missed += 1
+                    self._slot.set(D.NEWS_MISSED, self._missed)
+                events.append(ev.NewsRows(shard, taken.rows, taken.is_complete))
+
+    def _open_news(self, shard: int, now_ns: int) -> NewsReader | None:
+        """The file is not there before the shard served for the first time."""
+        if now_ns < self._look_for_news_ns:
+            return None
+        try:
+            self._news[shard] = reader = NewsReader(self._boot.shm_dir, shard)
+        except BoardError:
+            self._look_for_news_ns = now_ns + AGING_TICK_MS * _NS_PER_MS
+            return None
+        return reader
+
+    def _gather_names(self, events: list[Any]) -> None:
+        for shard, page in enumerate(self._pages):
+            word = page.get(P.TOPICS_CHANGED)
+            if word != self._names[shard]:
+                self._names[shard] = word
+                events.append(ev.NamesChanged(shard))
+
+    def _gather_marks(self) -> list[Any]:
+        """Durable marks that somebody waits for."""
+        moved = []
+        for shard, page in enumerate(self._pages):
+            if not self.core.awaits_durable(shard):
+                continue
+            try:
+                mark = page.mark(Mark.DURABLE)
+            except BoardUnstable:
+                continue
+            # A mark of the shard's next life says nothing of the files of this one, and a life begins with
+            # news: so what was read counts only while there are none.
+            reader = self._news.get(shard)
+            is_of_this_life = reader is not None and not reader.has_news
+            if is_of_this_life and mark != self.core.shards[shard].durable:
+                moved.append(ev.DurableMoved(shard, mark))
+        return moved
+
+    # -- effects --------------------------------------------------------------------------------------
+
+    def _pump(self, events: list[Any]) -> bool:
+        """Decide and do until nothing is left to do; True when something was done."""
+        effects = self.core.handle(events)
+        has_done = bool(effects)
+        while effects:
+            done = [event for effect in effects if (event := self._perform[type(effect)](effect)) is not None]
+            effects = self.core.handle(done) if done else []
+        return has_done
+
+    def _tell(self, effect: ev.Tell) -> ev.Unsent | None:
+        if effect.link == ROUTERS:
+            self.forwarder.hears(effect)
+            return None
+        if not effect.feeds:
+            self._router.post(effect.link, wire.encode(effect.message, effect.corr), None)
+            return None
+        if self._rings.tell(effect.link, effect.rows):
+            return None
+        many = len(effect.feeds)
+        data = self._said.get(many)
+        if data is None:
+            assert many <= TURNS_PER_MESSAGE_MAX
+            data = self._said[many] = wire.encode(effect.message)
+        why = self._router.post(effect.link, data, effect.rows)
+        return ev.Unsent(effect, why == zmq.EHOSTUNREACH) if why else None
+
+    def _look(self, effect: ev.LookAt) -> ev.FactsSeen:
+        """Facts first, mark second: the mark then covers every head that was seen."""
+        shard, page = effect.shard, self._pages[effect.shard]
+        if page.state not in _SERVING:
+            return ev.FactsSeen(effect, None)
+        try:
+            table = self._tables.get(shard)
+            if table is None:
+                table = self._tables[shard] = TopicTable.open(self._boot.shm_dir, shard)
+            words, is_whole = table.read_words(np.array([topic.slot for topic in effect.topics]))
+            published = page.mark(Mark.PUBLISHED)
+        except (BoardError, BoardUnstable):
+            return ev.FactsSeen(effect, None)
+        facts: list[ev.Seen | None] = []
+        for (topic_id, epoch, packed, head, order), is_one in zip(
+            words[:, _FACTS].tolist(), is_whole.tolist(), strict=True
+        ):
+            is_live = packed & _STATE_MASK == TOPIC_LIVE
+            is_logged = packed >> TOPIC_DURABILITY_SHIFT != Durability.EPHEMERAL
+            seen = ev.Seen(topic_id, epoch, is_live, head, *decode_order(order), is_logged)
+            facts.append(seen if is_one else None)
+        return ev.FactsSeen(effect, facts, published)

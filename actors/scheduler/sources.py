@@ -1,0 +1,163 @@
+"""The sources of routers, read from the engine's files: what a reader needs of a connection, from within.
+
+A scheduler reads as every reader on the host does, with the same checks, deletes and tombstones; it only asks
+shards and waits in its own way, without blocking.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from actors.scheduler.routing import FlowKey, ReadStretch
+from ringlog.board.topics import TopicFacts
+from ringlog.client.pages import Cursor
+from ringlog.client.source import LocalSource, Portion
+from ringlog.clock import Clock
+from ringlog.envelope import messages as m
+from ringlog.errors import NotConnected, TopicNotFound
+from ringlog.limits import ROUTER_SOURCES_OPEN_MAX
+from ringlog.link.local_links import LocalLinks
+from ringlog.link.pending import Pending, Steps, start
+from ringlog.link.protocol import Marks, Transport
+from ringlog.link.timers import Timers
+from ringlog.topic.names import shard_of
+
+ASK_NS = 10_000_000_000
+_NS_PER_S = 1_000_000_000
+_LOOK_S = 0.01
+
+
+class EngineConnection:
+    """A Connection (ringlog.client.connection) of one of the engine's own processes, to read one topic."""
+
+    transport: Transport = "ring"
+    cold_dir = ""
+    """Cold segments are asked for: a store that hangs must hold up only who waits for it (TI-9)."""
+
+    def __init__(self, links: LocalLinks, clock: Clock, timers: Timers, topic_id: int = 0) -> None:
+        """`topic_id`: which topic is meant, whatever others had or will have its name."""
+        self._links, self._clock, self._timers, self._topic_id = links, clock, timers, topic_id
+
+    def of(self, topic_id: int) -> EngineConnection:
+        """The same, to read this topic."""
+        return EngineConnection(self._links, self._clock, self._timers, topic_id)
+
+    @property
+    def data_dir(self) -> str:
+        return self._links.engine.data_dir
+
+    @property
+    def shm_dir(self) -> str:
+        return self._links.engine.shm_dir
+
+    @property
+    def generation(self) -> int:
+        return self._links.generation
+
+    def ask(self, shard: int, message: m.Message, attachment: Any = None) -> Steps[Any]:
+        """Ask a shard; returns its message. It is asked again while it restarts, for ASK_NS."""
+        deadline_ns = self._clock.monotonic_ns() + ASK_NS
+        reply = yield self._links.request(shard, message, deadline_ns, attachment)
+        return reply.message
+
+    def pause(self, seconds: float) -> Pending[None]:
+        """Done after a while."""
+        pending: Pending[None] = Pending()
+        when_ns = self._clock.monotonic_ns() + round(seconds * _NS_PER_S)
+        self._timers.at(when_ns, lambda: pending.resolve(None))
+        return pending
+
+    def resolve(self, topic: str) -> Pending[m.TopicInfo]:
+        """Who is this topic? Asked for by its id's shard."""
+        return start(self._resolve(topic))
+
+    def _resolve(self, topic: str) -> Steps[m.TopicInfo]:
+        shard = shard_of(self._topic_id, self._links.shards)
+        info: m.TopicInfo = yield from self.ask(shard, m.TopicResolve(topic))
+        if info.topic_id != self._topic_id:
+            raise TopicNotFound("no such topic", topic=topic)
+        return info
+
+    def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[m.Located]:
+        """Where do its records lie?"""
+        return start(self._locate(topic, after, epoch))
+
+    def _locate(self, topic: str, after: int, epoch: int) -> Steps[m.Located]:
+        shard = shard_of(self._topic_id, self._links.shards)
+        located: m.Located = yield from self.ask(shard, m.Locate(topic, after, epoch))
+        if located.topic_id != self._topic_id:
+            raise TopicNotFound("no such topic", topic=topic)
+        return located
+
+    def facts(self, info: m.TopicInfo | m.Located) -> TopicFacts | None:
+        """Its slot on the board, now."""
+        return self._links.topic_facts(info)
+
+    def marks(self, shard: int) -> Marks:
+        """The shard's published marks, now."""
+        return self._links.marks(shard)
+
+    def published_since(self, shard: int, seen: Marks, timeout_s: float) -> Pending[bool]:
+        """A look after a moment: news say when there is something, this is for marks that lag behind."""
+        pending: Pending[bool] = Pending()
+        when_ns = self._clock.monotonic_ns() + round(min(timeout_s, _LOOK_S) * _NS_PER_S)
+        self._timers.at(when_ns, lambda: pending.resolve(self.marks(shard) != seen))
+        return pending
+
+    def cold_read(self, request: m.ColdRead) -> Pending[memoryview]:
+        """Bytes of a cold segment."""
+        return start(self._cold(request))
+
+    def _cold(self, request: m.ColdRead) -> Steps[memoryview]:
+        reply = yield self._links.ask_relocator(request, self._clock.monotonic_ns() + ASK_NS)
+        return memoryview(reply.attachment or b"")
+
+    def seek_remote(self, request: m.SeekTime) -> Pending[m.SeekTimeReply]:
+        """Not here: files are read."""
+        raise NotConnected("this process reads files")
+
+    def read_remote(self, request: m.Read) -> Pending[tuple[m.ReadReply, memoryview]]:
+        """Not here: files are read."""
+        raise NotConnected("this process reads files")
+
+
+class Sources:
+    """Open readers of sources; the longest unused is let go."""
+
+    def __init__(self, connection: EngineConnection, clock: Clock) -> None:
+        self._connection, self._clock = connection, clock
+        self._open: OrderedDict[FlowKey, LocalSource] = OrderedDict()
+        self._busy: set[FlowKey] = set()
+
+    def read(self, asked: ReadStretch) -> Steps[Portion]:
+        """The source behind the stretch's start, about as much as is wanted. Raises as Source.fetch."""
+        source = self._open.pop(asked.key, None)
+        if source is None:
+            connection = self._connection.of(asked.key.source_id)
+            source = LocalSource(connection, asked.source, clock=self._clock)
+        self._open[asked.key] = source
+        self._busy.add(asked.key)
+        try:
+            cursor = Cursor(asked.epoch, asked.start)
+            return (yield from source.fetch(cursor, limit=asked.records, bytes_max=asked.bytes, wait_s=0.0))
+        finally:
+            self._busy.discard(asked.key)
+            self._shrink()
+
+    def forget(self, key: FlowKey) -> None:
+        """Nobody reads it any more."""
+        if key not in self._busy and (source := self._open.pop(key, None)) is not None:
+            source.close()
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for source in self._open.values():
+            source.close()
+        self._open.clear()
+
+    def _shrink(self) -> None:
+        for key in list(self._open):
+            if len(self._open) <= ROUTER_SOURCES_OPEN_MAX:
+                break
+            self.forget(key)

@@ -1,0 +1,85 @@
+"""Says what the shard published: rows of news for the schedulers, and a bell for those that sleep.
+
+Part of the shell: no decision about a frame. Nobody waits for anybody here; a bell that is lost costs a
+scheduler's own look at the news, at the latest when its back-up poll ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actors.wal_shard.group import News
+from ringlog.board.board import Board
+from ringlog.board.layout import P, ProcessState
+from ringlog.board.news import VOLATILE_BIT, NewsWriter
+from ringlog.envelope.boot import ActorBoot
+from ringlog.link.address import scheduler_bell
+from ringlog.ring.doorbell import BellRinger
+from ringlog.topic.state import Topic
+
+SCHEDULERS_AFTER_SHARDS = 5
+"""The first scheduler's process slot is the number of shards plus this (supervision/tree.py)."""
+
+
+class Announcer:
+    """One incarnation's news. Without schedulers there are none."""
+
+    def __init__(self, boot: ActorBoot, board: Board, schedulers: int) -> None:
+        self._shm_dir = boot.shm_dir
+        self._shard = boot.shard
+        first = boot.shards + SCHEDULERS_AFTER_SHARDS
+        self._sleepers = [
+            (board.process(first + n), BellRinger(scheduler_bell(boot.shm_dir, n))) for n in range(schedulers)
+        ]
+        self._writer: NewsWriter | None = None
+        self.has_told = False
+        """Something was told since the bells were last rung."""
+
+    def begin(self) -> None:
+        """What recovery found is on the board: say so, and whatever happens from now on.
+
+        Raises BoardError when shared memory has no room.
+        """
+        if self._sleepers:
+            self._writer = NewsWriter(self._shm_dir, self._shard)
+            self.has_told = True
+
+    def tell(self, news: Sequence[News]) -> None:
+        """Write what was published; heads and marks are on the board by now."""
+        if self._writer is None:
+            return
+        rows = [
+            (
+                topic.slot | VOLATILE_BIT if is_volatile else topic.slot,
+                topic.topic_id, topic.epoch, first_seq, last_seq, file_id, offset, stop,
+            )
+            for topic, first_seq, last_seq, file_id, offset, stop, is_volatile in news
+            if topic.slot >= 0  # Made and deleted in one group: it never was on the board.
+        ]  # fmt: skip
+        self._writer.add(rows)
+        self.has_told = True
+
+    def tell_gone(self, topic: Topic) -> None:
+        """Have whoever watches a topic look at its slot, which is empty by now or holds another one."""
+        if self._writer is not None:
+            head = topic.head_seq
+            self._writer.add([(topic.slot, topic.topic_id, topic.epoch, head, head, 0, 0, 0)])
+            self.has_told = True
+
+    def ring(self) -> None:
+        """Wake the schedulers that sleep, if they were told anything; behind the acks of a turn."""
+        if not self.has_told:
+            return
+        self.has_told = False
+        for page, bell in self._sleepers:
+            # The word of one that died stays as it was: its successor looks by itself before it sleeps.
+            if page.get(P.ASLEEP) and page.get(P.STATE) == ProcessState.READY:
+                bell.ring()
+
+    def close(self) -> None:
+        """Unmap. Idempotent."""
+        for _, bell in self._sleepers:
+            bell.close()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

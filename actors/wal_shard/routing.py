@@ -1,0 +1,303 @@
+"""Routers that lead to topics of this shard: made, dropped, listed, and their passes applied. Pure.
+
+A pass (message Route) brings the records of one stretch of a source, each frame of them once, and says which
+routers copy it. What is applied is staged as routed frames, each with the copies it holds and how far their
+routers are with them: both are in the group or neither is. Where nothing is to be copied the cursor alone is
+logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from actors.wal_shard.admission import Admission, note_written
+from actors.wal_shard.group import Group, RoutedCopy, RoutedPart
+from actors.wal_shard.records import RangeLost, RouterCreated, RouterMoved, RouterRemoved, frame_of
+from ringlog.contract import ControlReceived
+from ringlog.envelope import messages as m
+from ringlog.errors import InvalidRequest, TopicNotFound
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.batch import FrameBatch
+from ringlog.frame.measure import FORMAT_FAULTS, measure
+from ringlog.frame.routed import ROW_WORDS, CopyRow, carried_by, routed_bytes, routed_frame
+from ringlog.limits import FRAME_BYTES_MAX, LIST_PAGE_MAX, ROUTE_ROWS_MAX, ROUTER_HOPS_MAX, SEQ_MAX
+from ringlog.topic.config import DISCARD_REJECT
+from ringlog.topic.directory import Directory
+from ringlog.topic.routers import Fate, Router
+from ringlog.topic.state import Topic, with_range
+from ringlog.types import Durability
+
+_CONTROL_BYTES = 120
+"""Most bytes of a frame that says where a router is, or which positions are lost."""
+
+
+def added_bytes(message: m.Message) -> int:
+    """Most bytes that a request adds to the log beside what is attached to it."""
+    rows = len(message.rows) if isinstance(message, m.Route) else 0
+    return rows * (8 * ROW_WORDS + 2 * _CONTROL_BYTES)
+
+
+class _Sent(NamedTuple):
+    """The frames of a pass, and of each what every copy of it needs to know."""
+
+    buffer: bytearray
+    batch: FrameBatch
+    counts: list[int]
+    sizes: list[int]
+    """Accounted bytes."""
+    expires: list[int]
+    """Not 0: some of its records expire by themselves."""
+
+
+class Routing:
+    """The routers of one shard's topics, and the passes that come in for them."""
+
+    def __init__(
+        self, directory: Directory, admission: Admission, want: Callable[[Topic, Group], None]
+    ) -> None:
+        """`want`: readers of a topic are to ask again when this group is published."""
+        self._directory = directory
+        self._admission = admission
+        self._want = want
+        self._by_number: dict[int, Topic] = {}
+        """Where each router leads to; those of topics that are gone are found out when they are asked for."""
+        self.handlers: dict[type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message]] = {
+            m.RouterPut: self._put,
+            m.RouterDrop: self._drop,
+            m.RoutersAsk: self._list,
+            m.Route: self._route,
+        }
+
+    def recovered(self) -> None:
+        """The directory is filled."""
+        for topic in self._directory.by_id.values():
+            for number in topic.routers:
+                self._by_number[number] = topic
+
+    def forget(self, topic: Topic) -> None:
+        """A topic is no more, and with it the routers that lead to it (RT-33)."""
+        for number in topic.routers:
+            self._by_number.pop(number, None)
+
+    def _find(self, number: int) -> tuple[Topic, Router] | None:
+        topic = self._by_number.get(number)
+        if topic is None or self._directory.by_id.get(topic.topic_id) is not topic:
+            return None
+        return topic, topic.routers[number]
+
+    # -- objects --------------------------------------------------------------------------------------
+
+    def _put(self, message: m.RouterPut, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        facts = message.facts
+        topic = self._directory.by_id.get(facts.dest_id)
+        if topic is None:
+            raise TopicNotFound("no such topic", topic=facts.dest)
+        # Asked twice, under two numbers, when whoever asked died in between: it is one router all the same.
+        named = [each for each in topic.routers.values() if each.name == facts.name]
+        known = topic.routers.get(facts.router) or (named[0] if named else None)
+        if known is not None and (known.flags, known.filter) == (facts.flags, facts.filter):
+            return facts_of(topic, known)
+        router = known or Router(
+            facts.router, facts.name, facts.source, facts.source_id, facts.source_epoch, 0, "", facts.cursor
+        )
+        router.flags, router.filter = facts.flags, facts.filter
+        topic.routers = {**topic.routers, router.number: router}
+        self._by_number[router.number] = topic
+        group.add_control(created_frame(topic, router), topic)
+        return facts_of(topic, router)
+
+    def _drop(self, message: m.RouterDrop, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        found = self._find(message.router)
+        if found is None:
+            return m.RouterDropped(message.router, False)
+        topic, router = found
+        topic.routers = {n: each for n, each in topic.routers.items() if n != router.number}
+        self._by_number.pop(router.number)
+        group.add_control(frame_of(RouterRemoved(router.number), topic.topic_id, topic.epoch), topic)
+        return m.RouterDropped(router.number, True)
+
+    def _list(self, message: m.RoutersAsk, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        size = min(max(message.page_size, 1), LIST_PAGE_MAX)
+        numbers = sorted([number for number in self._by_number if number > message.after])
+        found = [pair for number in numbers[:size] if (pair := self._find(number)) is not None]
+        return m.RoutersReply([facts_of(*pair) for pair in found], len(numbers) > size)
+
+    # -- passes ---------------------------------------------------------------------------------------
+
+    def _route(self, message: m.Route, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        """Apply the rows that may be applied (RT-19), in the order of the frames that they name."""
+        sent = _frames_of(message, event.attachment)
+        replies = [m.RoutedRow(Fate.GONE)] * len(message.rows)
+        order = sorted(range(len(message.rows)), key=lambda n: message.rows[n].frame)
+        copies: dict[tuple[int, bool], list[tuple[CopyRow, RoutedCopy]]] = {}
+        for n in order:
+            row = message.rows[n]
+            found = self._find(row.router)
+            if found is None or found[0].topic_id != row.dest_id:
+                continue
+            topic, router = found
+            fate = router.fate_of(row.start, row.stop)
+            if fate is not None:
+                replies[n] = _row(fate, topic, router)
+                continue
+            if row.frame < 0:
+                replies[n] = self._pass_over(topic, router, row, group)
+                continue
+            records, size = sent.counts[row.frame], sent.sizes[row.frame]
+            refused = self._refused(topic, router, records, size)
+            if refused is not None:
+                replies[n] = refused
+                continue
+            copy = self._stage(topic, router, row, records, size, now_us)
+            self._note_retention(topic, sent, row.frame, copy.commit_ts)
+            is_volatile = topic.config.durability == Durability.EPHEMERAL
+            if is_volatile:
+                # Its copies do not outlive this process, its cursor does: what was forwarded once stays so.
+                group.add_control(_moved(topic, router, records), topic, sync=False)
+            copies.setdefault((row.frame, is_volatile), []).append(
+                (copy, RoutedCopy(topic, copy.base_seq, copy.base_seq + records - 1, size))
+            )
+            replies[n] = _row(Fate.DONE, topic, router)
+        for (number, is_volatile), made in copies.items():
+            carried = carried_by(sent.buffer, sent.batch, number, hops=message.hops)
+            frame = routed_frame(carried, [copy for copy, _ in made])
+            group.add_routed(RoutedPart(frame, [place for _, place in made], is_volatile))
+        return m.Routed(replies)
+
+    def _pass_over(self, topic: Topic, router: Router, row: m.RouteRow, group: Group) -> m.RoutedRow:
+        """Nothing is copied; what went before it could be is announced, one position for each (RT-23)."""
+        if row.lost:
+            first, last = topic.next_seq, topic.next_seq + row.lost - 1
+            if last > SEQ_MAX:
+                return _row(Fate.CLOSED, topic, router)
+            topic.next_seq = last + 1
+            trim(topic, first, last)
+            lost = RangeLost(first, last, True)
+            group.add_control(frame_of(lost, topic.topic_id, topic.epoch), topic)
+            self._want(topic, group)
+        router.advance(row.stop, 0)
+        group.add_control(_moved(topic, router, 0), topic, sync=bool(row.lost))
+        return _row(Fate.DONE, topic, router)
+
+    def _refused(self, topic: Topic, router: Router, records: int, size: int) -> m.RoutedRow | None:
+        """Why these copies do not fit, with the room there is; None when they do (RT-22)."""
+        config = topic.config
+        if topic.next_seq + records - 1 > SEQ_MAX:
+            return _row(Fate.CLOSED, topic, router)
+        if config.durability == Durability.EPHEMERAL and self._admission.is_volatile_closed:
+            return _row(Fate.CLOSED, topic, router)
+        if config.discard != DISCARD_REJECT:
+            return None
+        room = (
+            config.cap_records - topic.staged_count if config.cap_records else records,
+            config.cap_bytes - topic.staged_bytes if config.cap_bytes else size,
+        )
+        if records <= room[0] and size <= room[1]:
+            return None
+        return _row(Fate.FULL, topic, router, max(room[0], 0), max(room[1], 0))
+
+    def _stage(
+        self, topic: Topic, router: Router, row: m.RouteRow, records: int, size: int, now_us: int
+    ) -> CopyRow:
+        base, stamp = topic.next_seq, max(now_us, topic.last_ts)
+        durability = int(topic.config.durability)
+        topic.next_seq = base + records
+        topic.last_ts = stamp
+        topic.staged_count += records
+        topic.staged_bytes += size
+        topic.is_reserving |= durability < Durability.FSYNC
+        router.advance(row.stop, records)
+        return CopyRow(topic.topic_id, base, stamp, topic.epoch, router.number, row.stop, durability)
+
+    def _note_retention(self, topic: Topic, sent: _Sent, frame: int, stamp: int) -> None:
+        config = topic.config
+        if config.ttl_ms or config.cap_records or config.cap_bytes or sent.expires[frame]:
+            self._admission.written[topic.topic_id] = topic
+            if note_written(topic, sent.buffer, sent.batch.take(slice(frame, frame + 1)), stamp):
+                self._admission.newly_due.append(topic)
+
+
+def trim(topic: Topic, first: int, last: int) -> None:
+    """These numbers stand for records of a source that went before they were forwarded (RT-23)."""
+    topic.lost = with_range(topic.lost, first, last)
+    topic.trimmed = with_range(topic.trimmed, first, last)
+
+
+def replay_router(topic: Topic, body: RouterCreated | RouterRemoved | RouterMoved) -> None:
+    """Apply what the log says of a router, unless the topic's state has it already."""
+    router = topic.routers.get(body.router)
+    if isinstance(body, RouterRemoved):
+        topic.routers = {n: each for n, each in topic.routers.items() if n != body.router}
+    elif isinstance(body, RouterMoved):
+        if router is not None:
+            router.advance(body.cursor, body.copies)
+    elif router is not None:
+        router.flags, router.filter = body.flags, body.filter
+    else:
+        made = Router(
+            body.router, body.name, body.source, body.source_id, body.source_epoch, body.flags, body.filter,
+            body.cursor,
+        )  # fmt: skip
+        topic.routers = {**topic.routers, made.number: made}
+
+
+def created_frame(topic: Topic, router: Router) -> bytearray:
+    """The frame that begins a router, or changes it where it is."""
+    body = RouterCreated(
+        router.number, router.name, router.source, router.source_id, router.source_epoch, router.flags,
+        router.filter, router.cursor, topic.next_seq - 1,
+    )  # fmt: skip
+    return frame_of(body, topic.topic_id, topic.epoch)
+
+
+def facts_of(topic: Topic, router: Router) -> m.RouterFacts:
+    """A router as messages tell it."""
+    return m.RouterFacts(
+        router.number, router.name, router.source, router.source_id, router.source_epoch, topic.name,
+        topic.topic_id, router.flags, router.filter, router.cursor, router.forwarded,
+        int(topic.config.durability),
+    )  # fmt: skip
+
+
+def _row(fate: Fate, topic: Topic, router: Router, records: int = 0, size: int = 0) -> m.RoutedRow:
+    return m.RoutedRow(fate, router.cursor, int(topic.config.durability), records, size)
+
+
+def _moved(topic: Topic, router: Router, copies: int) -> bytearray:
+    return frame_of(RouterMoved(router.number, router.cursor, copies), topic.topic_id, topic.epoch)
+
+
+def _frames_of(message: m.Route, data: bytearray | None) -> _Sent:
+    """The attached frames, all sound; raises InvalidRequest. Its sender is one of us: it is not wrong in
+    part."""
+    batch = frames.scan(data or b"")
+    rows = len(message.rows)
+    is_announced = len(batch) == message.frames and batch.stop == len(data or b"")
+    if not is_announced or rows > ROUTE_ROWS_MAX or not 0 < message.hops <= ROUTER_HOPS_MAX:
+        raise InvalidRequest(
+            "a pass is not what it announces", frames=len(batch), announced=message.frames, rows=rows,
+            max=ROUTE_ROWS_MAX, hops=message.hops,
+        )  # fmt: skip
+    for row in message.rows:
+        is_copy = 0 <= row.frame < len(batch) and not row.lost
+        if not (is_copy or (row.frame == -1 and row.lost >= 0)) or not 0 <= row.start < row.stop:
+            raise InvalidRequest("a pass has a row that makes no sense", router=row.router, frame=row.frame)
+    measures = measure(data or b"", batch)
+    wrong = (
+        (frames.types_of(batch.words) != layout.FrameType.APPEND)
+        | ((frames.columns_of(batch.words) & ~np.uint64(layout.PRODUCER_COLUMNS)) != 0)
+        | (frames.body_hashes(data or b"", batch) != batch.words[:, layout.W_BODY_XXH3])
+        | np.isin(measures.bad, list(FORMAT_FAULTS))
+    )
+    largest = int(batch.total_bytes.max()) if len(batch) else 0
+    if wrong.any() or routed_bytes(rows, largest) > FRAME_BYTES_MAX:
+        raise InvalidRequest("a pass holds a frame that is not sound", largest=largest, max=FRAME_BYTES_MAX)
+    expires = frames.columns_of(batch.words) >> np.uint64(layout.Column.EXPIRES_AT) & np.uint64(1)
+    return _Sent(
+        data or bytearray(), batch, frames.counts_of(batch.words).tolist(), measures.accounted.tolist(),
+        expires.tolist(),
+    )  # fmt: skip

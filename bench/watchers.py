@@ -1,0 +1,91 @@
+"""Processes that watch, for benchmarks: how many deliveries, and how long after the append was begun."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+
+_spawn = multiprocessing.get_context("spawn")
+STAMP_BYTES = 8
+"""The first bytes of the first payload of each frame: monotonic nanoseconds when its append was begun."""
+
+
+def stamp() -> bytes:
+    """Now; the clock is the same in all processes of a host."""
+    return time.monotonic_ns().to_bytes(STAMP_BYTES, "little")
+
+
+def _watch(
+    url: str, topics: list[str], frame: int, count: int, stops: bool, ready: Any, wanted: Any, results: Any
+) -> None:
+    import ringlog
+    from ringlog.client import LATEST, Page
+
+    with ringlog.connect(url, wait=30) as client:
+        watches = [client.watch(topics, start=LATEST).open() for _ in range(count)]
+        for watch in watches:
+            while watch.next(0) is not None:
+                pass
+        ready.release()
+        times: list[int] = []
+        records = 0
+        while True:
+            left = wanted.value
+            if left and records >= left * count:
+                break
+            for watch in client.ready_watches(watches, 0.2):
+                while (event := watch.next(0)) is not None:
+                    if not isinstance(event, Page):
+                        continue
+                    for piece in event.pieces:
+                        records += len(piece)
+                        if (piece.seq_at(0) - 1) % frame:
+                            continue  # The rest of a frame that was cut; its stamp was taken.
+                        # Of the first record alone: what a watcher does with all of them is its own affair.
+                        first = piece.cut(1).payload_views()[0]
+                        sent = int.from_bytes(bytes(first[:STAMP_BYTES]), "little")
+                        times.append(time.monotonic_ns() - sent)
+                    if stops:
+                        os.kill(os.getpid(), signal.SIGSTOP)
+    results.put((records, np.array(times, dtype=np.int64)))
+
+
+class Watchers:
+    """Some processes with watches of the same topics each."""
+
+    def __init__(
+        self, url: str, topics: list[str], *, frame: int, processes: int, each: int, stops: bool = False
+    ) -> None:
+        """`frame`: records of each frame. `stops`: they stand still after their first delivery."""
+        self._ready, self._results = _spawn.Semaphore(0), _spawn.Queue()
+        self._wanted = _spawn.Value("Q", 0)
+        self.processes = [
+            _spawn.Process(
+                target=_watch,
+                args=(url, topics, frame, each, stops, self._ready, self._wanted, self._results),
+            )
+            for _ in range(processes)
+        ]
+        for process in self.processes:
+            process.start()
+        for _ in self.processes:
+            self._ready.acquire()
+
+    def end(self, records: int) -> tuple[int, np.ndarray[Any, Any]]:
+        """Wait until each watch had so many records; (deliveries in all, nanoseconds of each frame's)."""
+        self._wanted.value = records
+        found = [self._results.get(timeout=120) for _ in self.processes]
+        for process in self.processes:
+            process.join()
+        return sum(count for count, _ in found), np.concatenate([times for _, times in found])
+
+    def kill(self) -> None:
+        """End them at once."""
+        for process in self.processes:
+            process.kill()
+            process.join()

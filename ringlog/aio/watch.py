@@ -1,0 +1,169 @@
+"""Watch with asyncio: `async for event in client.watch([...])`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+
+from ringlog.aio.shell import LoopShell
+from ringlog.client.events import WatchEvent
+from ringlog.client.topics import TopicMerge
+from ringlog.client.watching import WatchCore, WatchedTopic, WatchOptions
+from ringlog.limits import LIST_PAGE_MAX
+from ringlog.link.delivery import Subscription, Turn
+from ringlog.link.pending import start
+from ringlog.storage.frame_share import FrameShare
+
+
+class Watch:
+    """Follows topics: gives Page, Tombstone, CaughtUp, TopicDeleted and Lagged items; see client.Watch."""
+
+    def __init__(self, shell: LoopShell, options: WatchOptions, share: FrameShare) -> None:
+        self._shell = shell
+        self._core = WatchCore(options, share)
+        self._subscription: Subscription | None = None
+        self._is_reading = self._is_closed = False
+
+    @property
+    def cursor(self) -> str:
+        """Where to go on later, behind the last event given: `client.watch(..., cursor=watch.cursor)`."""
+        return self._core.cursor
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics that are followed now; patterns may bring more."""
+        return self._core.topics
+
+    async def open(self) -> Watch:
+        """Find the topics and subscribe; done by the first `next` otherwise. Raises TopicNotFound."""
+        if self._subscription is None:
+            await self._begin()
+        return self
+
+    async def next(self, timeout: float | None = None) -> WatchEvent | None:
+        """The next event; None after `timeout` seconds without one, or when no topic is left to follow.
+
+        Raises CorruptData for damage, once; the other topics go on.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        await self.open()
+        while not self._is_closed:
+            if self._core.events:
+                return self._core.give()
+            if self._core.is_over:
+                return None
+            turn = await self._take_turn()
+            if turn is not None:
+                await self._read(turn)
+                continue
+            subscription = self._opened()
+            left = None if deadline is None else max(0.0, deadline - loop.time())
+            try:
+                await self._shell.wait(self._shell.session.delivery.waits(subscription), left)
+            except TimeoutError:
+                return None
+        return None
+
+    async def __aiter__(self) -> AsyncIterator[WatchEvent]:
+        while (event := await self.next()) is not None:
+            yield event
+
+    def close(self) -> None:
+        """End the subscription and let go of files. What was handed out stays valid."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        session = self._shell.session_or_none
+        if self._subscription is not None and session is not None and not self._shell.is_closed:
+            session.delivery.close(self._subscription)
+        if not self._is_reading:
+            self._core.close()
+
+    async def __aenter__(self) -> Watch:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _opened(self) -> Subscription:
+        assert self._subscription is not None
+        return self._subscription
+
+    async def _begin(self) -> None:
+        options, session = self._core.options, self._shell.session
+        self._subscription = session.delivery.open(
+            credit=options.credit, strong=options.consistency == "strong", names=bool(options.patterns)
+        )
+        try:
+            await self._follow(await self._shell.run(self._core.begin_steps(session)))
+            if options.patterns:
+                await self._look_for_names(is_new=False)
+        except BaseException:
+            self.close()
+            raise
+
+    async def _follow(self, topics: list[WatchedTopic]) -> None:
+        """Subscribe to them, and say at once which have nothing new."""
+        if not topics:
+            return
+        session, subscription = self._shell.session, self._opened()
+        wanted = [(topic.info, topic.cursor.seq) for topic in topics]
+        feeds: list[int] = await self._shell.wait(session.delivery.add(subscription, wanted))
+        self._core.follow(topics, feeds)
+        for topic in topics:
+            facts = session.facts(topic.info) if session.transport == "ring" else None
+            if facts is None:
+                session.delivery.look(subscription, topic.feed)
+            elif facts.head_seq == topic.cursor.seq:
+                topic.head_seq = facts.head_seq
+                self._core.line_up([self._core.caught_up(topic)])
+
+    async def _look_for_names(self, *, is_new: bool) -> None:
+        core, session = self._core, self._shell.session
+        found = core.matching(await self._names(core.prefixes))
+        if found:
+            await self._follow(await self._shell.run(core.more_steps(session, found, is_new=is_new)))
+
+    async def _names(self, prefixes: Iterable[str]) -> list[str]:
+        names = []
+        for prefix in prefixes:
+            merge = TopicMerge(self._shell.session, prefix, LIST_PAGE_MAX)
+            while page := await self._shell.wait(start(merge.next_page())):
+                names += [summary.topic for summary in page]
+        return names
+
+    async def _take_turn(self) -> Turn | None:
+        subscription = self._opened()
+        if subscription.failure is not None:
+            raise subscription.failure
+        if subscription.names_changed:
+            subscription.names_changed = False
+            await self._look_for_names(is_new=True)
+        return self._shell.session.delivery.take(subscription)
+
+    async def _read(self, turn: Turn) -> None:
+        loop, subscription = asyncio.get_running_loop(), self._opened()
+        self._is_reading = True
+        try:
+            result = self._core.straight(turn, loop.time)
+            if result is None:
+                result = await self._shell.run(self._core.turn_steps(turn, loop.time))
+        finally:
+            self._is_reading = False
+            if self._is_closed:
+                self._core.close()
+        self._core.line_up(result.events)
+        if self._is_closed:
+            return
+        delivery = self._shell.session.delivery
+        if result.is_over:
+            delivery.drop(subscription, turn.feed)
+        else:
+            delivery.finished(subscription, turn, result.after, is_consumed=result.is_consumed)
+            if result.again_s:
+                delivery.look(subscription, turn.feed, after_ns=int(result.again_s * 1e9))
+        if result.error is not None:
+            raise result.error

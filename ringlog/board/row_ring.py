@@ -1,0 +1,133 @@
+"""A ring of rows in shared memory: one writer that never waits, readers that learn when they were too slow.
+
+In words of 64 bits, behind a header page as of all board files (layout):
+
+word              part
+64                claimed: rows written or being written, since the ring was made
+72                count: rows that are complete
+80                life: grows when another writer begins
+512 + 8*(i%N)     row i, eight words
+
+The writer stores `claimed`, the rows, then `count`. A reader copies rows below `count`, then looks at
+`claimed`: those that may have been overwritten meanwhile are not used.
+
+`claimed` and `count` never become less. A writer that died between them has spoilt the places of the rows
+it claimed, and those alone: its successor goes on at `count`, over the same places, and leaves `claimed` as
+it is, so that nobody takes for whole what lay there before.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.board import layout
+from ringlog.board.mapping import BoardFile
+
+ROW_WORDS = 8
+ROW_BYTES = 8 * ROW_WORDS
+_CLAIMED, _COUNT, _LIFE = 64, 72, 80
+_BASE = layout.PAGE_BYTES // 8
+
+
+class Taken(NamedTuple):
+    """What a reader found. `rows` has shape (n, 8); unless `is_complete`, there were more than these."""
+
+    rows: NDArray[np.uint64]
+    is_complete: bool
+
+
+class RowWriter:
+    """The writer's end; begins another life of the ring."""
+
+    def __init__(self, file: BoardFile) -> None:
+        self._file = file
+        self._words = file.words
+        self._rows = file.slots
+        self._begin(self._words)
+
+    def _begin(self, words: memoryview) -> None:
+        self._count = words[_COUNT]
+        self._claimed = max(words[_CLAIMED], self._count)
+        words[_LIFE] += 1
+
+    def add(self, rows: Sequence[Sequence[int]]) -> None:
+        """Append rows. Of more than there is room for, the last ones."""
+        many = len(rows)
+        if many:
+            # All words before the first store: what does not fit into one must not leave a claim behind.
+            self.add_words(array("Q", rows[0] if many == 1 else [word for row in rows for word in row]))
+
+    def add_words(self, flat: array[int]) -> None:
+        """Append the rows that these words make up, eight each."""
+        words, first, many = self._words, self._count, len(flat) // ROW_WORDS
+        stop = first + many
+        if stop > self._claimed:
+            self._claimed = words[_CLAIMED] = stop
+        at = first % self._rows
+        if at + many <= self._rows:
+            start = _BASE + at * ROW_WORDS
+            words[start : start + many * ROW_WORDS] = flat
+        else:
+            self._store_round(flat, max(first, stop - self._rows), stop)
+        self._count = words[_COUNT] = stop
+
+    def _store_round(self, flat: array[int], index: int, stop: int) -> None:
+        """Store the last rows as those from `index` on, round the end of the ring."""
+        view = memoryview(flat)
+        while index < stop:
+            at = index % self._rows
+            many = min(self._rows - at, stop - index)
+            source = len(flat) - (stop - index) * ROW_WORDS
+            start = _BASE + at * ROW_WORDS
+            self._words[start : start + many * ROW_WORDS] = view[source : source + many * ROW_WORDS]
+            index += many
+
+    def close(self) -> None:
+        """Unmap. Idempotent."""
+        self._file.close()
+
+
+class RowReader:
+    """One reader's end."""
+
+    def __init__(self, file: BoardFile, *, from_start: bool) -> None:
+        """`from_start`: of the life that there is; else from now on, and the first `take` is incomplete."""
+        self._file = file
+        self._words = file.words
+        self._table = np.frombuffer(self._words, dtype=np.uint64)[_BASE:].reshape(-1, ROW_WORDS)
+        self._rows = file.slots
+        self._next = 0 if from_start else self._words[_COUNT]
+        self._life = self._words[_LIFE] if from_start else -1
+
+    @property
+    def has_news(self) -> bool:
+        """Is there anything to take?"""
+        return self._words[_COUNT] != self._next or self._words[_LIFE] != self._life
+
+    def take(self) -> Taken:
+        """Everything since the last time, in order."""
+        words = self._words
+        # In this order: who sees rows of a new life sees that it is one.
+        count, life = words[_COUNT], words[_LIFE]
+        is_complete = life == self._life
+        start, self._next, self._life = self._next, count, life
+        if not start <= count <= start + self._rows:
+            start, is_complete = count, False
+        at, many = start % self._rows, count - start
+        first = self._table[at : at + many]
+        wrapped = self._table[: many - len(first)]
+        rows = np.concatenate((first, wrapped)) if len(wrapped) else first.copy()
+        overwritten = max(words[_CLAIMED] - self._rows - start, 0)
+        if overwritten:
+            return Taken(rows[overwritten:], False)
+        return Taken(rows, is_complete)
+
+    def close(self) -> None:
+        """Unmap. Idempotent."""
+        self._table = self._table[:0].copy()
+        self._file.close()

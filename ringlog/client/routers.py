@@ -1,0 +1,194 @@
+"""Routers: make, look at, list, delete. The operations are written once, for both clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ringlog.client.pages import TagFilter
+from ringlog.client.session import Session
+from ringlog.client.shell import Shell
+from ringlog.envelope.messages import (
+    RouterCreate,
+    RouterDelete,
+    RouterDeleted,
+    RouterGet,
+    RouterInfo,
+    RouterList,
+    RouterListReply,
+)
+from ringlog.errors import NotReady, UsageError
+from ringlog.limits import LIST_PAGE_DEFAULT, LIST_PAGE_MAX, ROUTER_SETTLE_MS_MAX
+from ringlog.link.pending import Steps, start
+
+
+@dataclass(frozen=True, slots=True)
+class RouterDescription:
+    """A router: what it forwards, how, and how far it is. `created` = by this call."""
+
+    router: str
+    source: str
+    dest: str
+    created: bool
+    filter: tuple[str, ...] | None
+    """["tag", "Eq", value] or ["tag", "Glob", "prefix*"]; None = every record."""
+    preserve_node: bool
+    preserve_tag: bool
+    create_dest: bool
+    allow_cycle: bool
+    guarantee: str
+    cursor: int
+    """Position of the source up to which everything was forwarded, or passed over."""
+    lag: int
+    """Positions of the source behind it."""
+    forwarded_total: int
+    """Copies made since its creation."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """How a router forwards; see Routers.create."""
+
+    filter: TagFilter | None = None
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    allow_cycle: bool = False
+    guarantee: str = "at_least_once"
+
+
+def described(info: RouterInfo) -> RouterDescription:
+    """What a scheduler said, in the terms of this library."""
+    wanted = None if info.filter is None else tuple(info.filter)
+    return RouterDescription(
+        info.router, info.source, info.dest, info.created, wanted, info.preserve_node, info.preserve_tag,
+        info.create_dest, info.allow_cycle, info.guarantee, info.cursor, info.lag, info.forwarded_total,
+    )  # fmt: skip
+
+
+def create(
+    session: Session, name: str, source: str, dest: str, options: RouterOptions
+) -> Steps[RouterDescription]:
+    """Make a router, or change the one of this name."""
+    wanted: Any = options.filter
+    if wanted is not None and not isinstance(wanted, str):
+        wanted = list(wanted)
+    order = RouterCreate(
+        name, source, dest, wanted, options.preserve_node, options.preserve_tag, options.create_dest,
+        options.allow_cycle, options.guarantee,
+    )  # fmt: skip
+    # Either may be made with it: what was known of them is asked for again.
+    session.forget(source)
+    session.forget(dest)
+    return described((yield session.ask_about_routers(order)))
+
+
+def get(session: Session, name: str, settle_s: float) -> Steps[RouterDescription]:
+    """A router, perhaps when it has forwarded all that its source holds now."""
+    found, _ = yield from _settled(session, name, settle_s)
+    return found
+
+
+def settle(session: Session, name: str, timeout_s: float) -> Steps[RouterDescription]:
+    """Wait until everything that the source holds now was forwarded."""
+    found, wanted = yield from _settled(session, name, timeout_s)
+    if found.cursor < wanted:
+        raise NotReady("the router is behind its source", router=name, lag=found.lag, wanted=wanted)
+    return found
+
+
+def _settled(session: Session, name: str, timeout_s: float) -> Steps[tuple[RouterDescription, int]]:
+    """The router when it has reached what is its source's head now, or after the time; and that head."""
+    if not timeout_s >= 0:
+        raise UsageError("a wait is not negative", found=timeout_s)
+    deadline_ns = session.clock.monotonic_ns() + round(timeout_s * 1e9)
+    info: RouterInfo = yield session.ask_about_routers(RouterGet(name))
+    wanted = info.cursor + info.lag
+    while info.cursor < wanted:
+        left_ms = (deadline_ns - session.clock.monotonic_ns()) // 1_000_000
+        if left_ms <= 0:
+            break
+        slice_ms = min(left_ms, ROUTER_SETTLE_MS_MAX)
+        info = yield session.ask_about_routers(RouterGet(name, slice_ms, wanted), extra_ms=slice_ms)
+    return described(info), wanted
+
+
+def delete(session: Session, name: str) -> Steps[bool]:
+    """Remove a router; False when there was none."""
+    reply: RouterDeleted = yield session.ask_about_routers(RouterDelete(name))
+    return reply.deleted
+
+
+class RouterPages:
+    """Routers page by page, by name."""
+
+    def __init__(self, session: Session, prefix: str, source: str, dest: str, page_size: int) -> None:
+        if not 1 <= page_size <= LIST_PAGE_MAX:
+            raise UsageError("page_size out of range", found=page_size, min=1, max=LIST_PAGE_MAX)
+        self._session = session
+        self._wanted = (prefix, source, dest)
+        self._page_size = page_size
+        self._after = ""
+        self._has_more = True
+
+    def next_page(self) -> Steps[list[RouterDescription]]:
+        """The next routers; an empty list is the end."""
+        if not self._has_more:
+            return []
+        order = RouterList(*self._wanted, self._after, self._page_size)
+        reply: RouterListReply = yield self._session.ask_about_routers(order)
+        self._has_more = reply.more and bool(reply.routers)
+        if reply.routers:
+            self._after = reply.routers[-1].router
+        return [described(info) for info in reply.routers]
+
+
+class Routers:
+    """`client.routers`."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    def create(
+        self, name: str, source: str, dest: str, *, filter: TagFilter | None = None,
+        preserve_node: bool = True, preserve_tag: bool = True, create_dest: bool = True,
+        allow_cycle: bool = False, guarantee: str = "at_least_once",
+    ) -> RouterDescription:  # fmt: skip
+        """Forward what is published to `source` from here on to `dest`, in order, each record once.
+
+        Without a backlog: what `source` holds already stays there. A copy is a record of `dest`, with a
+        number and a time of its own. `filter` is a tag, or a prefix ending in `*`; records it does not
+        select are passed over. `guarantee="exactly_once"` stamps each copy's metadata with where it came
+        from. The same name again changes the other fields and nothing else. `source` is made if it is
+        absent, and so is `dest` unless told not to. Raises InvalidRequest, TopicIncompatible (another
+        source or destination under this name; a destination that another source feeds), RouterCycle,
+        TopicNotFound, Throttled (max_routers).
+        """
+        options = RouterOptions(filter, preserve_node, preserve_tag, create_dest, allow_cycle, guarantee)
+        return self._shell.ask(lambda session: start(create(session, name, source, dest, options)))
+
+    def get(self, name: str, *, settle_s: float = 0.0) -> RouterDescription:
+        """A router as it stands; raises RouterNotFound. With `settle_s` it waits so long at most until all
+        that the source held at the call was forwarded."""
+        return self._shell.ask(lambda session: start(get(session, name, settle_s)))
+
+    def settle(self, name: str, timeout_s: float = 10.0) -> RouterDescription:
+        """Wait until everything that the source holds now was forwarded: who has read the source's ack
+        finds the copy behind this. Raises NotReady after `timeout_s`, RouterNotFound."""
+        return self._shell.ask(lambda session: start(settle(session, name, timeout_s)))
+
+    def list(
+        self, *, prefix: str = "", source: str = "", dest: str = "", page_size: int = LIST_PAGE_DEFAULT
+    ) -> Iterator[RouterDescription]:
+        """All routers whose name begins with `prefix`, in byte order of names, fetched page by page; of one
+        source, or to one destination, if named."""
+        self._shell.require_open()
+        pages = RouterPages(self._shell.session, prefix, source, dest, page_size)
+        while page := self._shell.ask(lambda _: start(pages.next_page())):
+            yield from page
+
+    def delete(self, name: str) -> bool:
+        """Forward no more: when it returns no further copy appears. Copies stay. False when there was
+        none."""
+        return self._shell.ask(lambda session: start(delete(session, name)))

@@ -1,0 +1,197 @@
+"""Watch: `for event in client.watch([...])`, for threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ringlog.client.borrowed import Borrowed
+from ringlog.client.events import WatchEvent
+from ringlog.client.topics import TopicMerge
+from ringlog.client.watching import WatchCore, WatchedTopic, WatchOptions
+from ringlog.limits import LIST_PAGE_MAX
+from ringlog.link.delivery import Subscription, Turn
+from ringlog.link.pending import start
+from ringlog.storage.frame_share import FrameShare
+
+if TYPE_CHECKING:
+    from ringlog.client.client import Client
+    from ringlog.client.shell import Shell
+
+
+class Watch:
+    """Follows topics: gives Page, Tombstone, CaughtUp, TopicDeleted and Lagged items as there are any.
+
+    Of one topic they come in order; among topics in order of value when there is more than the reader takes,
+    and no topic waits for another's backlog. One thread at a time.
+    """
+
+    def __init__(self, client: Client, shell: Shell, options: WatchOptions, share: FrameShare) -> None:
+        self._client = client
+        self._shell = shell
+        self._core = WatchCore(options, share)
+        self._files = Borrowed(self._core)
+        self._subscription: Subscription | None = None
+        self._is_closed = False
+
+    @property
+    def cursor(self) -> str:
+        """Where to go on later, behind the last event given: `client.watch(..., cursor=watch.cursor)`."""
+        return self._core.cursor
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics that are followed now; patterns may bring more."""
+        return self._core.topics
+
+    @property
+    def has_news(self) -> bool:
+        """`next(0)` has something to look at. Costs next to nothing."""
+        return bool(self._core.events) or (self._subscription is not None and self._subscription.has_news)
+
+    def open(self) -> Watch:
+        """Find the topics and subscribe; done by the first `next` otherwise. Raises TopicNotFound."""
+        if self._subscription is None:
+            self._begin()
+        return self
+
+    def next(self, timeout: float | None = None) -> WatchEvent | None:
+        """The next event; None after `timeout` seconds without one, or when no topic is left to follow.
+
+        Raises CorruptData for damage, once; the other topics go on.
+        """
+        deadline = None if timeout is None else self._shell.now_s() + timeout
+        self.open()
+        while not self._is_closed:
+            if self._core.events:
+                return self._core.give()
+            if self._core.is_over:
+                return None
+            turn = self._take_turn()
+            if turn is not None:
+                self._read(turn)
+                continue
+            left = None if deadline is None else max(0.0, deadline - self._shell.now_s())
+            if left == 0.0 or not self._await_news(left):
+                return None
+        return None
+
+    def __iter__(self) -> Iterator[WatchEvent]:
+        while (event := self.next()) is not None:
+            yield event
+
+    def close(self) -> None:
+        """End the subscription and let go of files. What was handed out stays valid."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        subscription = self._subscription
+        if subscription is not None and not self._shell.is_closed and not self._shell.torn_by:
+            with self._shell.locked() as session:
+                session.delivery.close(subscription)
+        self._files.end()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def subscription(self) -> Subscription:
+        """What it has at the schedulers; opened if it was not."""
+        self.open()
+        assert self._subscription is not None
+        return self._subscription
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        options = self._core.options
+        with self._shell.locked() as session:
+            self._subscription = session.delivery.open(
+                credit=options.credit, strong=options.consistency == "strong", names=bool(options.patterns)
+            )
+        try:
+            with self._files.use() as core:
+                self._follow(self._client.run(core.begin_steps(self._client.connection)))
+                if options.patterns:
+                    self._look_for_names(is_new=False)
+        except BaseException:
+            self.close()
+            raise
+
+    def _follow(self, topics: list[WatchedTopic]) -> None:
+        """Subscribe to them, and say at once which have nothing new."""
+        subscription = self._subscription
+        if not topics or subscription is None:
+            return
+        wanted = [(topic.info, topic.cursor.seq) for topic in topics]
+        feeds = self._shell.ask(lambda session: session.delivery.add(subscription, wanted))
+        self._core.follow(topics, feeds)
+        for topic in topics:
+            self._look_at_start(subscription, topic)
+
+    def _look_at_start(self, subscription: Subscription, topic: WatchedTopic) -> None:
+        connection = self._client.connection
+        facts = connection.facts(topic.info) if connection.transport == "ring" else None
+        if facts is not None and facts.head_seq == topic.cursor.seq:
+            topic.head_seq = facts.head_seq
+            self._core.line_up([self._core.caught_up(topic)])
+        elif facts is None:
+            with self._shell.locked() as session:
+                session.delivery.look(subscription, topic.feed)
+
+    def _look_for_names(self, *, is_new: bool) -> None:
+        core = self._core
+        found = core.matching(self._names(core.prefixes))
+        if found:
+            self._follow(self._client.run(core.more_steps(self._client.connection, found, is_new=is_new)))
+
+    def _names(self, prefixes: Iterable[str]) -> Iterator[str]:
+        for prefix in prefixes:
+            merge = TopicMerge(self._shell.session, prefix, LIST_PAGE_MAX)
+            while page := self._shell.ask(lambda _, merge=merge: start(merge.next_page())):  # type: ignore[misc]
+                for summary in page:
+                    yield summary.topic
+
+    def _take_turn(self) -> Turn | None:
+        subscription = self.subscription
+        if not subscription.has_news:
+            self._shell.require_open()
+            return None
+        with self._shell.locked() as session:
+            if subscription.failure is not None:
+                raise subscription.failure
+            has_names, subscription.names_changed = subscription.names_changed, False
+            turn = session.delivery.take(subscription)
+        if has_names:
+            with self._files.use():
+                self._look_for_names(is_new=True)
+        return turn
+
+    def _await_news(self, timeout: float | None) -> bool:
+        subscription = self.subscription
+        with self._shell.locked() as session:
+            news = session.delivery.waits(subscription)
+        return self._shell.wait(news, timeout)
+
+    def _read(self, turn: Turn) -> None:
+        with self._files.use() as core:
+            result = core.straight(turn, self._shell.now_s)
+            if result is None:
+                result = self._client.run(core.turn_steps(turn, self._shell.now_s))
+            core.line_up(result.events)
+        subscription = self.subscription
+        if self._is_closed:
+            return
+        with self._shell.locked() as session:
+            delivery = session.delivery
+            if result.is_over:
+                delivery.drop(subscription, turn.feed)
+            else:
+                delivery.finished(subscription, turn, result.after, is_consumed=result.is_consumed)
+                if result.again_s:
+                    delivery.look(subscription, turn.feed, after_ns=int(result.again_s * 1e9))
+        if result.error is not None:
+            raise result.error

@@ -1,0 +1,358 @@
+"""WatchCore: many topics followed in one place, for threads and for loops.
+
+It learns from its subscription (delivery.py) which topic may be read, in order of value, reads one turn of it
+(at most `limit` records) and makes events of that. Records are read where all readers read them, so deletes,
+retention, damage and tombstones are as in any read. The reader asks for the next event when it likes: what it
+has not asked for costs it one turn a topic, and nobody else anything.
+
+Written as Steps over a Connection; everything that touches the subscription is done by the owner, who has the
+session, between them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import translate
+from re import compile as compile_pattern
+from typing import Literal, TypeAlias
+
+from ringlog.client.connection import Connection
+from ringlog.client.events import CaughtUp, Lagged, TopicDeleted, WatchEvent, decode_cursors, encode_cursors
+from ringlog.client.pages import EARLIEST, Cursor, Filters, Page, Start, TagFilter, node_filter, tag_filter
+from ringlog.client.pieces import FramePiece
+from ringlog.client.reader import read_page, resolve_start
+from ringlog.client.source import LocalSource, Source, open_source
+from ringlog.envelope.messages import TopicInfo
+from ringlog.errors import ConnectionTrouble, CorruptData, DiskError, NotReady, TopicNotFound, UsageError
+from ringlog.limits import (
+    CREDIT_DEFAULT,
+    FEEDS_PER_SUBSCRIPTION_MAX,
+    READ_BYTES_DEFAULT,
+    READ_BYTES_MAX,
+    WATCH_LIMIT_DEFAULT,
+    WATCH_LIMIT_MAX,
+)
+from ringlog.link.delivery import OPEN_END, Hint, Turn
+from ringlog.link.pending import Steps
+from ringlog.storage.frame_share import FrameShare
+from ringlog.topic.tombstone import RECREATED
+from ringlog.types import Durability
+
+Topics: TypeAlias = str | Iterable[str] | Mapping[str, Start]
+Consistency: TypeAlias = Literal["eventual", "strong"]
+LAGGED_AFTER_S = 5.0
+"""News that waited so long for its reader are a backlog (SC-2)."""
+RETRY_S = 0.1
+_WILD = "*"
+_AGAIN = (NotReady, ConnectionTrouble)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """Checked options of a watch."""
+
+    exact: dict[str, Start]
+    patterns: dict[str, Start]
+    tags: TagFilter | None
+    node: str | list[str] | None
+    limit: int
+    max_bytes: int
+    consistency: Consistency
+    credit: int
+    lenient: bool
+    cursors: dict[str, Cursor]
+
+
+def watch_options(
+    topics: Topics, *, start: Start = EARLIEST, cursor: str = "", tags: TagFilter | None = None,
+    node: str | list[str] | None = None, limit: int = 0, max_bytes: int = 0,
+    consistency: Consistency = "eventual", credit: int = CREDIT_DEFAULT, lenient: bool = False,
+) -> WatchOptions:  # fmt: skip
+    """Check what `watch` was given; raises UsageError or InvalidRequest."""
+    if isinstance(topics, Mapping):
+        wanted = dict(topics)
+    else:
+        wanted = dict.fromkeys([topics] if isinstance(topics, str) else topics, start)
+    if not 1 <= len(wanted) <= FEEDS_PER_SUBSCRIPTION_MAX:
+        raise UsageError("name the topics to watch", found=len(wanted), min=1, max=FEEDS_PER_SUBSCRIPTION_MAX)
+    if consistency not in {"eventual", "strong"}:
+        raise UsageError("consistency is eventual or strong", found=consistency)
+    if limit < 0 or max_bytes < 0:
+        raise UsageError("a watch's limits are not negative", limit=limit, max_bytes=max_bytes)
+    node_filter(node)
+    tag_filter(tags)
+    return WatchOptions(
+        {name: where for name, where in wanted.items() if _WILD not in name},
+        {name: where for name, where in wanted.items() if _WILD in name},
+        tags, node, min(limit or WATCH_LIMIT_DEFAULT, WATCH_LIMIT_MAX),
+        min(max_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX), consistency, credit, lenient,
+        decode_cursors(cursor),
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class WatchedTopic:
+    """One topic of a watch."""
+
+    info: TopicInfo
+    source: Source
+    filters: Filters
+    cursor: Cursor
+    feed: int = 0
+    head_seq: int = 0
+    has_begun: bool = False
+    """A turn of it was read: its life is known."""
+    is_caught_up: bool = False
+    is_strong: bool = False
+
+
+@dataclass(slots=True)
+class TurnResult:
+    """What one turn came to: events, and what the owner tells the subscription."""
+
+    events: list[tuple[WatchEvent, Cursor | None]] = field(default_factory=list)
+    """With the topic's cursor behind each."""
+    after: int = 0
+    is_consumed: bool = False
+    is_over: bool = False
+    """The topic is to be dropped."""
+    again_s: float = 0.0
+    """Look again after this long."""
+    error: Exception | None = None
+
+
+class WatchCore:
+    """State of one watch. One consumer at a time; reading happens without the client's lock."""
+
+    def __init__(self, options: WatchOptions, share: FrameShare) -> None:
+        """`share`: frames that this client's watches have in common."""
+        self.options = options
+        self._share = share
+        share.readers += 1
+        self._is_closed = False
+        self.events: deque[tuple[str, WatchEvent, Cursor | None]] = deque()
+        """Made and not given yet: those of one turn, and of beginnings."""
+        self._topics: dict[int, WatchedTopic] = {}
+        self._names: set[str] = set()
+        """Every topic that is or was followed here: one that was deleted is not taken up again."""
+        self._positions: dict[str, Cursor] = {}
+        """Behind the last event given, by topic."""
+        self._matches = [(compile_pattern(translate(each)).fullmatch, where)
+                         for each, where in options.patterns.items()]  # fmt: skip
+
+    @property
+    def prefixes(self) -> list[str]:
+        """What to list, so that every name a pattern matches is among it."""
+        return sorted({pattern.partition(_WILD)[0] for pattern in self.options.patterns})
+
+    @property
+    def topics(self) -> list[str]:
+        """Followed now."""
+        return [topic.info.topic for topic in self._topics.values()]
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing will ever come any more."""
+        return not self._topics and not self.options.patterns and not self.events
+
+    @property
+    def cursor(self) -> str:
+        """Composite cursor behind the last event given."""
+        return encode_cursors(self._positions)
+
+    # -- beginning --------------------------------------------------------------------------------------
+
+    def begin_steps(self, connection: Connection) -> Steps[list[WatchedTopic]]:
+        """Find the topics that were named; raises TopicNotFound for an unknown one, unless lenient."""
+        found = yield from self._open_all(connection, self.options.exact)
+        if not found and not self.options.patterns:
+            raise TopicNotFound("none of the topics exists", topics=list(self.options.exact)[:16])
+        return found
+
+    def matching(self, names: Iterable[str]) -> dict[str, Start]:
+        """Those of the names that a pattern matches and that are not followed yet, with where to start."""
+        found: dict[str, Start] = {}
+        for name in names:
+            if name in self._names or name in self.options.exact:
+                continue
+            for is_match, where in self._matches:
+                if is_match(name):
+                    found[name] = where
+                    break
+        return found
+
+    def more_steps(
+        self, connection: Connection, wanted: Mapping[str, Start], *, is_new: bool
+    ) -> Steps[list[WatchedTopic]]:
+        """Take up topics that patterns match; those made since the watch began are read from their start."""
+        starts = dict.fromkeys(wanted, EARLIEST) if is_new else dict(wanted)
+        return (yield from self._open_all(connection, starts, is_lenient=True))
+
+    def follow(self, topics: Iterable[WatchedTopic], feeds: list[int]) -> None:
+        """The subscription knows them under these numbers."""
+        for topic, feed in zip(topics, feeds, strict=True):
+            topic.feed = feed
+            self._topics[feed] = topic
+
+    def _open_all(
+        self, connection: Connection, wanted: Mapping[str, Start], *, is_lenient: bool = False
+    ) -> Steps[list[WatchedTopic]]:
+        resolving = [(name, connection.resolve(name)) for name in wanted]
+        found = []
+        for name, pending in resolving:
+            try:
+                info: TopicInfo = yield pending
+            except TopicNotFound:
+                if self.options.lenient or is_lenient:
+                    continue
+                raise
+            found.append((yield from self._open(connection, info, wanted[name])))
+        self._names.update(topic.info.topic for topic in found)
+        return found
+
+    def _open(self, connection: Connection, info: TopicInfo, where: Start) -> Steps[WatchedTopic]:
+        options = self.options
+        nodes = node_filter(options.node) if info.config.get("dedupe_node", True) else frozenset()
+        source = open_source(connection, info.topic)
+        kept = options.cursors.get(info.topic)
+        cursor = yield from resolve_start(connection, source, info.topic, kept or where)
+        level = Durability.parse(str(info.config.get("durability", "disk")))
+        # What is acknowledged when it is durable, or never is, has no other consistency (SSE-35).
+        is_strong = options.consistency == "strong" and level not in {Durability.FSYNC, Durability.EPHEMERAL}
+        self._positions[info.topic] = cursor
+        return WatchedTopic(
+            info, source, Filters(nodes, tag_filter(options.tags)), cursor, is_strong=is_strong
+        )
+
+    # -- turns ------------------------------------------------------------------------------------------
+
+    def turn_steps(self, turn: Turn, now_s: Callable[[], float]) -> Steps[TurnResult]:
+        """Read one turn of its topic."""
+        topic = self._topics.get(turn.feed)
+        if topic is None:
+            return TurnResult()
+        result = TurnResult(after=topic.cursor.seq)
+        if turn.hint is not None and isinstance(topic.source, LocalSource):
+            hint = turn.hint
+            topic.source.take_hint(hint.first_seq, hint.file_id, hint.offset, hint.stop)
+        # Nobody has said what is durable: look what became of the topic, and leave its records.
+        is_blind = topic.is_strong and turn.until >= OPEN_END
+        try:
+            page = yield from read_page(
+                topic.source, topic.info.topic, topic.cursor, limit=self.options.limit,
+                max_bytes=self.options.max_bytes, filters=topic.filters,
+                until=turn.until if topic.is_strong else None,
+            )  # fmt: skip
+        except TopicNotFound:
+            self._gone(topic, result, "deleted")
+        except _AGAIN as e:
+            result.again_s = RETRY_S if e.detail.get("reason") != "cold_unavailable" else 1.0
+        except CorruptData as e:
+            self._drop(topic)
+            result.is_over, result.error = True, e
+        else:
+            self._take(topic, page, turn, result, now_s(), is_blind=is_blind)
+        return result
+
+    def straight(self, turn: Turn, now_s: Callable[[], float]) -> TurnResult | None:
+        """The short way for who keeps up: the one frame that the turn is about, when nothing is left out.
+
+        None when it is not so; then `turn_steps` does it, as if this had not been tried.
+        """
+        topic, hint = self._topics.get(turn.feed), turn.hint
+        if topic is None or hint is None or not isinstance(topic.source, LocalSource):
+            return None
+        page = self._straight_page(topic, topic.source, turn, hint)
+        if page is None:
+            return None
+        result = TurnResult(after=topic.cursor.seq)
+        self._take(topic, page, turn, result, now_s(), is_blind=False)
+        return result
+
+    def _straight_page(self, topic: WatchedTopic, source: LocalSource, turn: Turn, hint: Hint) -> Page | None:
+        if not topic.has_begun or topic.filters or (topic.is_strong and hint.last_seq != turn.until):
+            return None
+        is_small = hint.last_seq - hint.first_seq < self.options.limit
+        if not is_small or hint.stop - hint.offset > self.options.max_bytes:
+            return None
+        try:
+            # Who is behind by more reads it together.
+            found = source.straight(topic.cursor, hint, self._share, is_head=not topic.is_strong)
+        except DiskError:
+            return None  # Met again on the way that says what it means.
+        if found is None:
+            return None
+        view, facts = found
+        return Page(
+            topic.info.topic, (FramePiece(view),), Cursor(topic.cursor.epoch, hint.last_seq), tombstone=None,
+            head_seq=hint.last_seq, earliest_seq=facts.earliest_seq,
+        )  # fmt: skip
+
+    def _take(
+        self, topic: WatchedTopic, page: Page, turn: Turn, result: TurnResult, now_s: float, *, is_blind: bool
+    ) -> None:
+        name, gap = topic.info.topic, page.tombstone
+        is_other_life = topic.has_begun and page.epoch != topic.cursor.epoch
+        if is_other_life and gap is not None and gap.reason == RECREATED:
+            self._gone(topic, result, RECREATED)
+            return
+        behind = page.head_seq - topic.cursor.seq
+        if is_blind:
+            if not behind and not topic.is_caught_up:
+                topic.head_seq = page.head_seq
+                result.events.append(self.caught_up(topic))
+            return
+        waited_s = now_s - turn.since_ns / 1e9
+        if topic.is_caught_up and behind > len(page) and waited_s >= LAGGED_AFTER_S:
+            topic.is_caught_up = False
+            result.events.append((Lagged(name, behind, round(waited_s, 3)), None))
+            return  # Alone: records that wait behind it might be deleted before they are given (DL-9).
+        cursor = page.cursor
+        if gap is not None:
+            # Alone for the same reason; the next turn begins behind it.
+            cursor = Cursor(page.epoch, page.pieces[0].seq_at(0) - 1 if page.pieces else page.cursor.seq)
+            result.events.append((gap, cursor))
+        elif len(page):
+            result.events.append((page, cursor))
+        topic.cursor, topic.head_seq, topic.has_begun = cursor, page.head_seq, True
+        if cursor.seq < page.head_seq:
+            topic.is_caught_up = False
+        elif not topic.is_caught_up:
+            result.events.append(self.caught_up(topic))
+        result.after, result.is_consumed = cursor.seq, bool(len(page) or gap is not None)
+
+    @staticmethod
+    def caught_up(topic: WatchedTopic) -> tuple[CaughtUp, Cursor]:
+        """Its backlog has ended, or there was none."""
+        topic.is_caught_up = True
+        return CaughtUp(topic.info.topic, topic.head_seq), topic.cursor
+
+    def _gone(self, topic: WatchedTopic, result: TurnResult, reason: str) -> None:
+        result.events.append((TopicDeleted(topic.info.topic, topic.head_seq, reason), topic.cursor))
+        result.is_over = True
+        self._drop(topic)
+
+    def _drop(self, topic: WatchedTopic) -> None:
+        self._topics.pop(topic.feed, None)
+        topic.source.close()
+
+    def line_up(self, events: Iterable[tuple[WatchEvent, Cursor | None]]) -> None:
+        """Have events given, one by one."""
+        self.events.extend((event.topic, event, cursor) for event, cursor in events)
+
+    def give(self) -> WatchEvent:
+        """The next event that is lined up; the cursor moves behind it."""
+        name, event, cursor = self.events.popleft()
+        if cursor is not None:
+            self._positions[name] = cursor
+        return event
+
+    def close(self) -> None:
+        """Let go of files. Idempotent."""
+        self._share.readers -= not self._is_closed
+        self._is_closed = True
+        for topic in list(self._topics.values()):
+            topic.source.close()
+        self._topics.clear()

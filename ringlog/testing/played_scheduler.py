@@ -1,0 +1,125 @@
+"""A host of a Delivery whose schedulers are played by the test: what it says is kept, the test answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ringlog.envelope import messages as m
+from ringlog.link.delivery import Delivery
+from ringlog.link.peer import Reply
+from ringlog.link.pending import Pending, resolved
+from ringlog.link.timers import Timers
+from ringlog.testing.clock import ManualClock
+
+
+@dataclass
+class PlayedScheduler:
+    """What was said to one scheduler."""
+
+    is_up: bool = True
+    asked: list[tuple[Any, Pending[Reply]]] = field(default_factory=list)
+    told: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def request(
+        self, message: m.Message, deadline_ns: int, attachment: Any = None, *, is_patient: bool = True
+    ) -> Pending[Reply]:
+        """See Peer."""
+        pending: Pending[Reply] = Pending()
+        self.asked.append((message, pending))
+        return pending
+
+    def tell(self, message: m.Message, attachment: Any = None) -> bool:
+        """See Peer."""
+        self.told.append((message, attachment))
+        return self.is_up
+
+    def answer(self) -> list[Any]:
+        """Say yes to all that was asked and not answered; returns what that was."""
+        asked, self.asked = self.asked, []
+        for message, pending in asked:
+            reply: m.Message = (
+                m.Subscribed(message.subscription, 0, 1)
+                if isinstance(message, m.Subscribe)
+                else m.Unsubscribed(message.subscription)
+            )
+            pending.resolve(Reply(reply))
+        return [message for message, _ in asked]
+
+    def taken(self) -> list[list[int]]:
+        """Rows given back so far."""
+        rows = [
+            row
+            for message, data in self.told
+            if isinstance(message, m.Taken) and data
+            for row in np.frombuffer(data, dtype=np.uint64).reshape(-1, 4).tolist()
+        ]
+        self.told = []
+        return rows
+
+
+class PlayedHost:
+    """Implements link.delivery.Host, and the links it needs."""
+
+    def __init__(self, schedulers: int = 1) -> None:
+        self.clock, self.timers = ManualClock(), Timers()
+        self.expected: list[int] = []
+        self.asked: list[tuple[int, Any, Pending[Reply]]] = []
+        """Requests to shards, which the test answers."""
+        self.played = [PlayedScheduler() for _ in range(schedulers)]
+        self.links: Any = self
+        self.schedulers = schedulers
+        self.delivery = Delivery(self)
+
+    def scheduler(self, number: int) -> PlayedScheduler:
+        """One of those that are played."""
+        return self.played[number]
+
+    def request(
+        self, shard: int, message: m.Message, deadline_ns: int, attachment: Any = None, *,
+        is_patient: bool = True,
+    ) -> Pending[Reply]:  # fmt: skip
+        """See Links."""
+        pending: Pending[Reply] = Pending()
+        self.asked.append((shard, message, pending))
+        return pending
+
+    def expect_turns(self, number: int) -> None:
+        """See Links."""
+        self.expected.append(number)
+
+    def home(self, topic: str) -> int:
+        """See Links."""
+        return 0
+
+    def deadline_ns(self) -> int:
+        """See Host."""
+        return self.clock.monotonic_ns() + 10**10
+
+    def pause(self, seconds: float) -> Pending[None]:
+        """See Host."""
+        pending: Pending[None] = Pending()
+        self.timers.at(self.clock.monotonic_ns() + int(seconds * 1e9), lambda: pending.resolve(None))
+        return pending
+
+    def met(self) -> Pending[None]:
+        """See Host."""
+        return resolved(None)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass and do what is due."""
+        self.clock.advance(seconds)
+        self.timers.fire(self.clock.monotonic_ns())
+
+    def turns(self, *rows: tuple[int, ...], scheduler: int = 0) -> None:
+        """A scheduler gives turns: (subscription, feed, until) or whole rows."""
+        full = [list(row) + [0] * (8 - len(row)) for row in rows]
+        data = np.array(full, dtype=np.uint64).tobytes()
+        self.delivery.scheduler_said(scheduler, Reply(m.Turns(len(full)), memoryview(data)))
+
+
+def topic(topic_id: int, shard: int = 0, slot: int = 0) -> m.TopicInfo:
+    """What a shard says of a topic."""
+    return m.TopicInfo(f"t{topic_id}", topic_id, 1, shard, slot, False, {})

@@ -1,0 +1,250 @@
+"""Shards, links, and a scheduler's core between them, without a process: it is told of what is so."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from actors.scheduler import events as ev
+from actors.scheduler.core import FIND_OUT, Scheduler
+from ringlog.contract import Tick
+from ringlog.envelope import messages as m
+
+MS = 1_000_000
+
+
+@dataclass
+class WorldTopic:
+    """A slot of a shard's table, and what is published there."""
+
+    shard: int
+    slot: int
+    topic_id: int
+    epoch: int = 1
+    is_live: bool = True
+    head: int = 0
+    durable: int = 0
+    base: int = 0
+    is_auto: bool = False
+
+
+@dataclass
+class WorldShard:
+    """One file of log."""
+
+    written: int = 0
+    durable: int = 0
+    marks: list[tuple[int, WorldTopic, int, int]] = field(default_factory=list)
+    rows: list[list[int]] = field(default_factory=list)
+    is_complete: bool = True
+
+
+@dataclass
+class WorldLink:
+    """What a client knows."""
+
+    out: set[tuple[int, int]] = field(default_factory=set)
+    credits: dict[int, int] = field(default_factory=dict)
+    is_deaf: bool = False
+    is_gone: bool = False
+    turns: list[list[int]] = field(default_factory=list)
+    messages: list[m.Message] = field(default_factory=list)
+
+
+class World:
+    """The core with a shell that performs at once. Every turn that is told is judged."""
+
+    def __init__(self, shards: int = 2) -> None:
+        self.is_checked = True
+        """Look at everything after each turn: too much where thousands are made first."""
+        self.core = Scheduler(0, 7, shards)
+        self.now_ms = 1_000
+        self.shards = [WorldShard() for _ in range(shards)]
+        self.topics: dict[tuple[int, int], WorldTopic] = {}
+        self.links: dict[bytes, WorldLink] = {}
+        self.feeds: dict[tuple[bytes, int, int], tuple[WorldTopic, int, int]] = {}
+        """(topic, after, epoch when subscribed) of every feed a link has."""
+        self.changed: set[tuple[int, int]] = set()
+        """Topics that were once deleted or remade: readers may be told to find out."""
+        self.is_shard_down = False
+
+    def topic(self, shard: int, slot: int, topic_id: int = 0) -> WorldTopic:
+        """Make one, or take the one that is there."""
+        key = (shard, slot)
+        if key not in self.topics:
+            self.topics[key] = WorldTopic(shard, slot, topic_id or 100 * shard + slot + 1)
+        return self.topics[key]
+
+    # -- what happens -----------------------------------------------------------------------------------
+
+    def append(self, topic: WorldTopic, count: int = 1, *, loses: bool = False) -> None:
+        """Publish `count` records; `loses`: nobody says so."""
+        shard = self.shards[topic.shard]
+        first, topic.head = topic.head + 1, topic.head + count
+        offset, shard.written = shard.written, shard.written + 10 * count
+        shard.marks.append((shard.written, topic, topic.epoch, topic.head))
+        row = [topic.slot, topic.topic_id, topic.epoch, first, topic.head, 1, offset, shard.written]
+        if loses:
+            shard.is_complete = False
+        else:
+            shard.rows.append(row)
+
+    def sync(self, number: int) -> None:
+        """Everything of a shard is durable."""
+        shard = self.shards[number]
+        shard.durable = shard.written
+        for _, topic, epoch, head in shard.marks:
+            if topic.epoch == epoch:
+                topic.durable = max(topic.durable, head)
+        shard.marks.clear()
+
+    def delete(self, topic: WorldTopic) -> None:
+        """Its slot is empty."""
+        topic.is_live = False
+        self.changed.add((topic.shard, topic.slot))
+        head = topic.head
+        row = [topic.slot, topic.topic_id, topic.epoch, head, head, 0, 0, 0]
+        self.shards[topic.shard].rows.append(row)
+
+    def remake(self, topic: WorldTopic) -> None:
+        """The same topic in another life."""
+        topic.epoch, topic.is_live, topic.head, topic.durable = topic.epoch + 1, True, 0, 0
+        self.changed.add((topic.shard, topic.slot))
+
+    # -- links ------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self, link: bytes, subscription: int, feeds: Iterable[tuple[int, WorldTopic, int]], *,
+        credit: int = 32, strong: bool = False, names: bool = False,
+    ) -> m.Message:  # fmt: skip
+        """Say Subscribe; returns the answer."""
+        known = self.links.setdefault(link, WorldLink())
+        feeds = list(feeds)
+        told = [m.Feed(n, f"t{t.topic_id}", t.topic_id, t.shard, t.slot, after) for n, t, after in feeds]
+        before, feeds_before = known.credits.get(subscription), dict(self.feeds)
+        known.credits[subscription] = credit
+        for number, topic, after in feeds:
+            self.feeds[link, subscription, number] = (topic, after, topic.epoch)
+        answer = self.ask(link, m.Subscribe(subscription, told, credit, strong, names))
+        if isinstance(answer, m.ErrorReply):
+            self.feeds = feeds_before
+            if before is None:
+                del known.credits[subscription]
+            else:
+                known.credits[subscription] = before
+        return answer
+
+    def unsubscribe(self, link: bytes, subscription: int, feeds: Iterable[int] = ()) -> m.Message:
+        """Say Unsubscribe; returns the answer."""
+        numbers = list(feeds)
+        known = self.links.setdefault(link, WorldLink())
+        # From here on they are nobody's turns, and their credit is free.
+        known.out -= {
+            (sub, n) for sub, n in known.out if sub == subscription and (n in numbers or not numbers)
+        }
+        answer = self.ask(link, m.Unsubscribe(subscription, numbers))
+        for key in [k for k in self.feeds if k[:2] == (link, subscription)]:
+            if not numbers or key[2] in numbers:
+                del self.feeds[key]
+                known.out.discard(key[1:])
+        if not numbers:
+            known.credits.pop(subscription, None)
+        return answer
+
+    def take(self, link: bytes, *rows: tuple[int, int, int], is_consumed: bool = True) -> None:
+        """Give turns back: (subscription, feed, after)."""
+        known = self.links[link]
+        for subscription, feed, after in rows:
+            known.out.discard((subscription, feed))
+            found = self.feeds.get((link, subscription, feed))
+            if found is not None:
+                self.feeds[link, subscription, feed] = (found[0], after, found[2])
+        words = np.array([(*row, is_consumed) for row in rows], dtype=np.uint64)
+        self.turn(ev.Asked(link, 0, m.Taken(len(rows)), bytearray(words.tobytes())))
+
+    def ask(self, link: bytes, message: m.Message) -> m.Message:
+        """Say something that is answered."""
+        known = self.links.setdefault(link, WorldLink())
+        before = len(known.messages)
+        self.turn(ev.Asked(link, 5, message))
+        assert len(known.messages) == before + 1, known.messages[before:]
+        return known.messages[-1]
+
+    # -- the shell --------------------------------------------------------------------------------------
+
+    def turn(self, *events: Any, is_silent: bool = False) -> None:
+        """One turn of the shell: what links said, then what the shards say."""
+        now: list[Any] = [Tick(0, self.now_ms * MS), *events]
+        for number, shard in enumerate([] if is_silent else self.shards):
+            rows = np.array(shard.rows, dtype=np.uint64).reshape(-1, 8)
+            if len(rows) or not shard.is_complete:
+                now.append(ev.NewsRows(number, rows, shard.is_complete))
+                shard.rows, shard.is_complete = [], True
+            now.append(ev.DurableMoved(number, (1, shard.durable)))
+        effects = deque(self.core.handle(now))
+        while effects:
+            done = [event for effect in list(effects) if (event := self._perform(effect)) is not None]
+            effects = deque(self.core.handle(done)) if done else deque()
+        if self.is_checked:
+            self.core.check()
+
+    def wait(self, ms: int) -> None:
+        """Let time pass, as the shell would."""
+        until = self.now_ms + ms
+        while self.now_ms < until:
+            due = self.core.next_deadline_ns()
+            step = until if due is None else min(max(-(-due // MS), self.now_ms + 1), until)
+            self.now_ms = step
+            self.turn()
+
+    def _perform(self, effect: Any) -> Any:
+        if isinstance(effect, ev.LookAt):
+            return self._look(effect)
+        link = self.links.setdefault(effect.link, WorldLink())
+        if isinstance(effect.message, m.Turns):
+            if link.is_deaf or link.is_gone:
+                return ev.Unsent(effect, link.is_gone)
+            self._judge(effect.link, link, effect)
+        elif not link.is_gone:
+            link.messages.append(effect.message)
+        return None
+
+    def _look(self, look: ev.LookAt) -> ev.FactsSeen:
+        if self.is_shard_down:
+            return ev.FactsSeen(look, None)
+        facts: list[ev.Seen | None] = []
+        for each in look.topics:
+            found = self.topics[each.shard, each.slot]
+            facts.append(
+                ev.Seen(found.topic_id, found.epoch, found.is_live, found.head, found.base, found.is_auto)
+            )
+        return ev.FactsSeen(look, facts, (1, self.shards[look.shard].written))
+
+    def _judge(self, id: bytes, link: WorldLink, tell: ev.Tell) -> None:
+        rows = np.frombuffer(tell.rows, dtype=np.uint64).reshape(-1, 8).tolist()
+        assert tell.message == m.Turns(len(rows))
+        for row in rows:
+            subscription, feed, until, first, last, file_id, offset, stop = row
+            known = self.feeds.get((id, subscription, feed))
+            assert known is not None, "T5 nothing is told of what ended"
+            assert (subscription, feed) not in link.out, "T2 one turn for a feed"
+            link.out.add((subscription, feed))
+            topic, after, _ = known
+            if until == FIND_OUT:
+                assert (topic.shard, topic.slot) in self.changed, "nothing to find out"
+                assert not file_id
+            else:
+                is_strong = self.core.links[id].subscriptions[subscription].is_strong
+                most = topic.durable if is_strong else topic.head
+                assert after < until <= most or (topic.shard, topic.slot) in self.changed, row
+            if file_id:
+                assert first == after + 1 <= last, "a hint begins where its reader is"
+                assert stop - offset == 10 * (last - first + 1)
+            link.turns.append(row)
+        for number, credit in link.credits.items():
+            out = sum(sub == number for sub, _ in link.out)
+            assert out <= max(credit, 0) or not any(row[0] == number for row in rows), "T1 credit"

@@ -1,0 +1,105 @@
+"""What a gateway holds for a shard: a bound, half of it under pressure, and everything else goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from actors.gateway.intake import Flow, Intake
+from ringlog.envelope import messages as m
+from ringlog.errors import Throttled
+from ringlog.limits import INTAKE_BYTES_MAX, INTAKE_REQUESTS_MAX, PRESSURE_RETRY_MS
+
+DONE: Any = m.Pong(1, 2), None
+
+
+class Door:
+    """Appends that are let in and wait for their shard's answer."""
+
+    def __init__(self) -> None:
+        self.intake = Intake()
+        self.waiting: list[Flow] = []
+
+    def append(self, shard: int = 0, nbytes: int = 10, **options: Any) -> Flow:
+        """Let one in; raises Throttled."""
+        flow = self.intake.through(shard, m.Append("t", 1, **options), nbytes, self._asks())
+        assert next(flow) == "asked"
+        self.waiting.append(flow)
+        return flow
+
+    def answer(self, flow: Flow) -> None:
+        self.waiting.remove(flow)
+        with pytest.raises(StopIteration) as ended:
+            flow.send("answer")
+        assert ended.value.value == DONE
+
+    @staticmethod
+    def _asks() -> Flow:
+        yield "asked"
+        return DONE
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    door = Door()
+    yield door
+    for flow in list(door.waiting):
+        door.answer(flow)
+    assert [door.intake.held(shard) for shard in range(2)] == [(0, 0), (0, 0)], "all given back (LIM-4)"
+
+
+def test_as_many_as_the_bound_are_let_in_and_no_more(door: Door) -> None:
+    """BP-3, LIM-3, WC-12; another shard has its own."""
+    flows = [door.append() for _ in range(INTAKE_REQUESTS_MAX)]
+    for options in ({}, {"disable_backpressure": True}):
+        with pytest.raises(Throttled) as refused:
+            door.append(**options)
+        assert refused.value.detail == {
+            "reason": "ingest_full", "topic": "t", "retry_after_ms": PRESSURE_RETRY_MS,
+        }  # fmt: skip
+    door.append(shard=1)
+    door.answer(flows[0])
+    door.append()
+
+
+def test_bytes_are_bounded_too(door: Door) -> None:
+    door.append(nbytes=INTAKE_BYTES_MAX - 5)
+    with pytest.raises(Throttled, match="ingest_full"):
+        door.append(nbytes=6)
+    door.append(nbytes=5)
+
+
+def test_under_pressure_half_of_it_is_all_there_is(door: Door) -> None:
+    """G-3, G-6, G-10: of that shard alone."""
+    for _ in range(INTAKE_REQUESTS_MAX // 2):
+        door.append()
+        door.append(shard=1)
+    door.intake.refusing = frozenset({0})
+    with pytest.raises(Throttled) as refused:
+        door.append()
+    assert refused.value.detail == {"reason": "pressure", "topic": "t", "retry_after_ms": PRESSURE_RETRY_MS}
+    door.append(shard=1)
+    door.append(disable_backpressure=True)
+    door.intake.refusing = frozenset()
+    door.append()
+    assert door.intake.refused == 1, "what is counted is refused for pressure"
+
+
+def test_pressure_alone_refuses_nothing(door: Door) -> None:
+    """G-3: the intake has to be full as well."""
+    door.intake.refusing = frozenset({0})
+    for _ in range(INTAKE_REQUESTS_MAX // 2):
+        door.append()
+    with pytest.raises(Throttled, match="pressure"):
+        door.append()
+
+
+def test_what_fails_gives_its_room_back(door: Door) -> None:
+    """LIM-4."""
+    flow = door.append()
+    door.waiting.remove(flow)
+    with pytest.raises(Throttled, match="elsewhere"):
+        flow.throw(Throttled("elsewhere"))
+    assert door.intake.held(0) == (0, 0)

@@ -1,0 +1,270 @@
+"""A real engine under pressure that is real: a shard that stands still while its rings fill."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+import ringlog
+from ringlog.board import pressure
+from ringlog.board.board import Board
+from ringlog.board.layout import G
+from ringlog.client.pages import Record
+from ringlog.clock import SystemClock
+from ringlog.envelope import messages as m
+from ringlog.envelope.wire import decode, encode
+from ringlog.errors import RequestTimeout, RinglogError, Status, Throttled
+from ringlog.frame import encode_records, frame
+from ringlog.governor import Step
+from ringlog.limits import GOVERNOR_SAMPLE_MS, PRESSURE_RETRY_MS
+from ringlog.link.address import shard_socket
+from ringlog.ring.layout import Wants, Word
+from ringlog.ring.region import open_ring
+from ringlog.supervision.tree import scheduler_slot, shard_slot
+from ringlog.testing import engine
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+pytestmark = pytest.mark.slow
+
+WAIT_S = 20.0
+FLOOD = 2_000
+"""Several times what a shard takes by message in one turn, and less than its socket holds."""
+
+
+@pytest.fixture
+def running(request: pytest.FixtureRequest) -> Iterator[TestEngine]:
+    """One shard, one scheduler, rings as small as they may be."""
+    governed = getattr(request, "param", True)
+    with engine(
+        delivery={"schedulers": 1}, run={"ring_bytes": 65_536}, governor={"enabled": governed}
+    ) as found:
+        yield found
+
+
+@contextmanager
+def stopped(running: TestEngine) -> Iterator[None]:
+    """The shard stands still."""
+    pid = running.pid_of("wal_shard")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def board(running: TestEngine) -> Iterator[Board]:
+    found = Board.open(running.info.shm_dir, writable=False)
+    yield found
+    found.close()
+
+
+def shard_of(board: Board) -> pressure.Pressure:
+    return pressure.read(board.process(shard_slot(0)), SystemClock().monotonic_ns())
+
+
+def instance_of(board: Board) -> pressure.Pressure:
+    return pressure.read(board.process(scheduler_slot(1, 0)), SystemClock().monotonic_ns())
+
+
+def payload(n: int) -> bytes:
+    return n.to_bytes(8, "big").ljust(1_000, b".")
+
+
+def stored(client: ringlog.Client, topic: str) -> list[int]:
+    """The numbers that all records of a topic were made of."""
+    with client.reader(topic) as reader:
+        return [int.from_bytes(record.data[:8], "big") for record in reader if isinstance(record, Record)]
+
+
+def test_a_full_intake_is_said_and_nothing_is_lost_or_doubled(running: TestEngine) -> None:
+    """BP-1, BP-4, G-5, ERR-8."""
+    with ringlog.connect(running.url, timeout_ms=2_000) as client:
+        client.append("t", payload(0))
+        producer = client.producer("t", linger_ms=0, max_frame_records=1)
+        with stopped(running):
+            tickets = {n: producer.send(payload(n)) for n in range(1, 201)}
+            fates = {n: fate_of(ticket) for n, ticket in tickets.items()}
+        refused = [n for n, fate in fates.items() if isinstance(fate, Throttled)]
+        sent = [n for n, fate in fates.items() if isinstance(fate, RequestTimeout)]
+        assert sorted(refused + sent) == list(range(1, 201))
+        assert 20 < len(sent) < 65, "a ring's worth"
+        for n in refused:
+            error: Any = fates[n]
+            assert (error.detail["reason"], error.detail["topic"]) == ("ingest_full", "t")
+            assert error.detail["retry_after_ms"] == PRESSURE_RETRY_MS
+            assert (error.outcome, error.http) == ("not_applied", 429)
+        for n in refused:
+            producer.send(payload(n)).result(WAIT_S)
+        producer.close()
+        assert sorted(stored(client, "t")) == list(range(201))
+
+
+def fate_of(ticket: Any) -> RinglogError:
+    with pytest.raises((Throttled, RequestTimeout)) as caught:
+        ticket.result(WAIT_S)
+    return caught.value
+
+
+def asks_for_no_gathering(running: TestEngine) -> bool:
+    """What the only ring of the engine says."""
+    (ring,) = Path(running.info.shm_dir).glob("*.ring")
+    fd, memory = open_ring(str(ring))
+    try:
+        return bool(memory.load(Word.WANTS) & Wants.NO_GATHERING)
+    finally:
+        memory.close()
+        os.close(fd)
+
+
+def test_a_ring_says_when_its_frames_are_not_to_be_gathered(running: TestEngine) -> None:
+    """G-12."""
+    with ringlog.connect(running.url) as client:
+        client.append("t", b"1")
+        assert not asks_for_no_gathering(running)
+        client.append("t", b"2", disable_backpressure=True)
+        assert asks_for_no_gathering(running)
+        with client.producer("t", disable_backpressure=True) as producer:
+            producer.send(b"3").result(WAIT_S)
+            assert asks_for_no_gathering(running)
+        client.append("t", b"4")
+        assert not asks_for_no_gathering(running)
+        with client.reader("t") as reader:
+            assert [record.data for record in reader if isinstance(record, Record)] == [
+                b"1",
+                b"2",
+                b"3",
+                b"4",
+            ]
+
+
+class Flood:
+    """Appends by message, many at once, from somebody who waits for no answer."""
+
+    def __init__(self, running: TestEngine) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.connect(shard_socket(running.info.shm_dir, 0))
+
+    def close(self) -> None:
+        self._socket.close(0)
+        self._context.term()
+
+    def send(self, numbers: range, seq: int = 0) -> None:
+        """Producer numbers are those of the records, or begin at `seq`."""
+        for i, n in enumerate(numbers):
+            data = frame(
+                encode_records([payload(n)]), producer_id=77, producer_seq=(seq + i) if seq else n, topic_id=0
+            )
+            self._socket.send_multipart([encode(m.Append("flood", 1), n), bytes(data)])
+
+    def ask(self, message: m.Message) -> None:
+        self._socket.send(encode(message, FLOOD * 10))
+
+    def answers(self, count: int) -> dict[int, m.Message]:
+        found: dict[int, m.Message] = {}
+        while len(found) < count:
+            assert self._socket.poll(WAIT_S * 1_000), f"{len(found)} of {count} answers"
+            envelope = decode(self._socket.recv_multipart()[0])
+            found[envelope.corr] = envelope.message
+        return found
+
+
+@pytest.fixture
+def flood(running: TestEngine) -> Iterator[Flood]:
+    made = Flood(running)
+    yield made
+    made.close()
+
+
+def is_acked(answer: m.Message) -> bool:
+    if not isinstance(answer, m.Appended):
+        return False
+    return int(np.frombuffer(answer.entries, dtype=np.uint64)[3]) >> 32 & 0xFFFF == Status.OK
+
+
+def fill_and_flood(
+    running: TestEngine, client: ringlog.Client, producer: Any, flood: Flood
+) -> dict[int, m.Message]:
+    """The ring is full and two thousand requests wait when the shard goes on."""
+    producer.send(payload(0)).result(WAIT_S)  # Topic and ring are there.
+    with stopped(running):
+        producer.send_each([payload(n) for n in range(1, 5_000)])
+        flood.ask(m.TopicState("flood"))
+        flood.send(range(1, FLOOD + 1))
+        # A sample is due when it goes on, which then sees both before it takes any of them.
+        due_ns = SystemClock().monotonic_ns() + 2 * GOVERNOR_SAMPLE_MS * 1_000_000
+        wait_until(lambda: SystemClock().monotonic_ns() >= due_ns, WAIT_S, "the next sample to be due")
+    return flood.answers(FLOOD + 1)
+
+
+def test_new_writes_are_refused_at_the_top_of_the_ladder_and_welcome_again(
+    running: TestEngine, board: Board, flood: Flood
+) -> None:
+    """G-2, G-3, G-5, G-6, G-8, G-11."""
+    with ringlog.connect(running.url) as client:
+        client.topics.create("flood")
+        with client.producer("ring") as producer:
+            answers = fill_and_flood(running, client, producer, flood)
+            assert isinstance(answers.pop(FLOOD * 10), m.TopicStateReply), "everything else is answered"
+            refused = {n for n, answer in answers.items() if not is_acked(answer)}
+            assert len(refused) >= 255, "a turn's worth at least: only then the intake is full"
+            for n in refused:
+                answer = answers[n]
+                assert isinstance(answer, m.ErrorReply)
+                assert Status(answer.status) is Status.THROTTLED
+                assert answer.detail == {
+                    "reason": "pressure", "topic": "flood", "retry_after_ms": PRESSURE_RETRY_MS,
+                }  # fmt: skip
+        assert sorted(stored(client, "ring")) == list(range(5_000))
+        wait_until(lambda: shard_of(board).pressure == 0, WAIT_S, "the shard to have no pressure")
+        assert shard_of(board) == pressure.Pressure(refused=len(refused), waited_ns=shard_of(board).waited_ns)
+        for again, n in enumerate(sorted(refused), 2 * FLOOD):
+            flood.send(range(n, n + 1), again)
+            assert is_acked(flood.answers(1)[n])
+        assert sorted(stored(client, "flood")) == list(range(1, FLOOD + 1))
+
+
+def test_the_instance_takes_over_the_pressure_of_a_shard_as_long_as_that_lives(
+    running: TestEngine, board: Board
+) -> None:
+    """G-1, G-11: what a process said last does not hold for ever."""
+    with ringlog.connect(running.url, timeout_ms=60_000) as client, client.producer("t") as producer:
+        producer.send(payload(0)).result(WAIT_S)
+        with stopped(running):
+            producer.send_each([payload(n) for n in range(1, 20_000)])
+        wait_until(lambda: shard_of(board).pressure > 0.9, WAIT_S, "the shard to be under pressure")
+        with stopped(running):
+            said = shard_of(board)
+            wait_until(
+                lambda: instance_of(board).pressure >= said.pressure, WAIT_S, "the instance to hear of it"
+            )
+            assert instance_of(board).step >= Step.WIDEN
+            assert instance_of(board).fill < 0.5, "delivery has nothing to do with it"
+            wait_until(lambda: instance_of(board).pressure < 0.5, WAIT_S, "the instance to doubt it")
+        producer.flush(WAIT_S)
+        assert sorted(stored(client, "t")) == list(range(20_000))
+        wait_until(lambda: instance_of(board).pressure == 0, WAIT_S, "the instance to have no pressure")
+
+
+@pytest.mark.parametrize("running", [False], indirect=True)
+def test_a_governor_that_is_off_refuses_nothing(running: TestEngine, board: Board, flood: Flood) -> None:
+    """It says how it is all the same."""
+    with ringlog.connect(running.url) as client:
+        client.topics.create("flood")
+        with client.producer("ring") as producer:
+            answers = fill_and_flood(running, client, producer, flood)
+            del answers[FLOOD * 10]
+            assert all(map(is_acked, answers.values()))
+        assert board.process(shard_slot(0)).get(G.SAMPLED_NS)
+        assert shard_of(board).waited_ns == 0

@@ -1,0 +1,205 @@
+"""What a pass copies of a source: compared with the records one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.scheduler.copies import ORIGINAL, STAMP, stamped_meta, stretch_of
+from actors.scheduler.routing import Change, FlowKey, ReadStretch, Stretch
+from ringlog.client.source import Portion
+from ringlog.frame import batch as frames
+from ringlog.frame import encode_records, frame, layout, open_frame
+from ringlog.limits import META_KEYS_MAX, ROUTE_BYTES_MAX, ROUTE_RECORDS_MAX, ROUTER_HOPS_MAX
+from ringlog.storage.reader import FrameRun
+from ringlog.topic.routers import RouterFlag
+from ringlog.topic.tombstone import Gap
+from ringlog.types import Codec, PayloadKind
+
+KEEPS = int(RouterFlag.PRESERVE_NODE | RouterFlag.PRESERVE_TAG)
+PLAIN = Change("", KEEPS, "")
+
+
+def run_of(*sent: dict[str, Any], hops: tuple[int, ...] = ()) -> FrameRun:
+    """Frames of a source, from number 1 on; each given as arguments of encode_records, and `codec`,
+    `kind`."""
+    parts: list[bytearray] = []
+    base = 1
+    for number, given_ in enumerate(sent):
+        columns = {name: value for name, value in given_.items() if name not in {"codec", "kind"}}
+        made = frame(
+            encode_records(**columns), topic_id=1, codec=given_.get("codec", Codec.NONE),
+            payload_kind=given_.get("kind", PayloadKind.BYTES),
+        )  # fmt: skip
+        words = frames.words_of(made)
+        words[layout.W_BASE_SEQ] = base
+        words[layout.W_TAIL] |= np.uint64((hops[number] if hops else 0) << layout.HOPS_SHIFT)
+        base += len(columns["payloads"])
+        parts.append(made)
+    buffer = b"".join(parts)
+    return FrameRun(buffer, frames.scan(buffer), 0, "", 0)
+
+
+def asked(
+    *changes: Change, start: int = 0, until: int = 1 << 40, records: int = ROUTE_RECORDS_MAX,
+    size: int = ROUTE_BYTES_MAX,
+) -> ReadStretch:  # fmt: skip
+    return ReadStretch(FlowKey(7, False), "source", 3, start, until, records, size, changes or (PLAIN,), (1,))
+
+
+def portion(*runs: FrameRun, after: int = 0, hidden: tuple[int, ...] = (), gap: Gap | None = None) -> Portion:
+    last = max((run.last_seq for run in runs), default=after)
+    return Portion(3, last, 1, gap, after, runs, last, np.array(hidden, dtype=np.int64))
+
+
+def records(found: Stretch, change: Change = PLAIN) -> list[tuple[Any, ...]]:
+    """What is copied under a change, value by value."""
+    if change not in found.frame_of:
+        return []
+    view = open_frame(found.frames[found.frame_of[change]], seed=0)
+    made = view.records()
+    count = len(made.payloads)
+    columns = (
+        made.payloads, made.keys, made.tags, made.nodes, made.headers, made.metas, made.event_ts,
+        made.expires_at, made.not_before, made.priorities,
+    )  # fmt: skip
+    filled = [list(column) if column is not None else [None] * count for column in columns]
+    return list(zip(*filled, strict=True))
+
+
+_tag = st.sampled_from(["", "hot", "hot.1", "cold", "größe"])
+_frame = st.integers(1, 6).flatmap(
+    lambda n: st.fixed_dictionaries(
+        {"payloads": st.lists(st.binary(max_size=12), min_size=n, max_size=n)},
+        optional={
+            "keys": st.lists(st.binary(max_size=4), min_size=n, max_size=n),
+            "tags": st.lists(_tag, min_size=n, max_size=n),
+            "nodes": st.lists(st.sampled_from(["", "n1"]), min_size=n, max_size=n),
+            "metas": st.lists(st.sampled_from([b"", b'{"a":1}']), min_size=n, max_size=n),
+            "event_ts": st.lists(st.integers(0, 99), min_size=n, max_size=n),
+            "priorities": st.lists(st.integers(0, 255), min_size=n, max_size=n),
+            "headers": st.lists(
+                st.lists(st.tuples(st.text(max_size=3), st.binary(max_size=3)), max_size=2),
+                min_size=n,
+                max_size=n,
+            ),
+            "codec": st.sampled_from(list(Codec)),
+        },
+    )
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(_frame, min_size=1, max_size=8), st.data())
+def test_a_pass_copies_what_is_asked_for_and_says_how_far_it_came(sent, data):
+    """RT-12, RT-13, RT-36."""
+    run = run_of(*sent)
+    total = run.last_seq
+    start = data.draw(st.integers(0, total - 1))
+    until = data.draw(st.integers(start + 1, total + 3))
+    most = data.draw(st.integers(1, 20))
+    hidden = tuple(sorted(data.draw(st.sets(st.integers(1, total)))))
+    bare = Change("", 0, "")
+    hot = Change("^hot", KEEPS, "")
+    found = stretch_of(
+        asked(PLAIN, bare, hot, start=start, until=until, records=most),
+        portion(run, after=start, hidden=hidden),
+    )
+    everything = []
+    for each in sent:
+        for n, payload in enumerate(each["payloads"]):
+
+            def value(name: str, absent: Any = None) -> Any:
+                return each[name][n] if name in each else absent  # noqa: B023
+
+            everything.append(
+                (
+                    payload,
+                    value("tags") or "",
+                    value("nodes") or "",
+                    value("keys") or b"",
+                    value("headers") or [],
+                    value("metas") or b"",
+                    value("priorities", 0),
+                )
+            )
+    shown = [seq for seq in range(start + 1, min(until, total) + 1) if seq not in hidden]
+    taken = shown[:most]
+    assert found.stop == (min(until, total) if len(shown) <= most else shown[most] - 1)
+    assert found.hops == 1
+    expected = [everything[seq - 1] for seq in taken]
+
+    def plain(rows):
+        return [(r[0], r[2] or "", r[3] or "", r[1] or b"", r[4] or [], r[5] or b"", r[9] or 0) for r in rows]
+
+    assert plain(records(found)) == expected
+    assert plain(records(found, bare)) == [(e[0], "", "", *e[3:]) for e in expected]
+    assert plain(records(found, hot)) == [e for e in expected if e[1].startswith("hot")]
+
+
+def test_it_ends_where_what_copies_share_differs():
+    kinds = run_of({"payloads": [b"1", b"2"]}, {"payloads": [b"3"], "kind": PayloadKind.JSON})
+    found = stretch_of(asked(), portion(kinds))
+    assert (found.stop, [row[0] for row in records(found)]) == (2, [b"1", b"2"])
+    found = stretch_of(asked(start=2), portion(kinds, after=2))
+    assert (found.stop, [row[0] for row in records(found)]) == (3, [b"3"])
+    hops = run_of({"payloads": [b"1"]}, {"payloads": [b"2"]}, {"payloads": [b"3"]}, hops=(2, 2, 5))
+    found = stretch_of(asked(), portion(hops))
+    assert (found.stop, found.hops, len(records(found))) == (2, 3, 2)
+    found = stretch_of(asked(start=2), portion(hops, after=2))
+    assert (found.stop, found.hops) == (3, 6)
+
+
+def test_what_came_through_too_many_routers_goes_no_further():
+    """RT-10."""
+    run = run_of({"payloads": [b"far"]}, {"payloads": [b"near"]}, hops=(ROUTER_HOPS_MAX, ROUTER_HOPS_MAX - 1))
+    found = stretch_of(asked(), portion(run))
+    assert (found.stop, found.frames) == (1, ())
+    found = stretch_of(asked(start=1), portion(run, after=1))
+    assert (found.stop, found.hops, len(found.frames)) == (2, ROUTER_HOPS_MAX, 1)
+
+
+def test_bytes_are_bounded_and_one_record_always_goes():
+    run = run_of({"payloads": [b"x" * 100] * 10})
+    assert stretch_of(asked(size=350), portion(run)).stop == 3
+    assert stretch_of(asked(size=10), portion(run)).stop == 1
+
+
+@pytest.mark.parametrize(("reason", "lost"), [("cap", 4), ("mixed", 4), ("restart_loss", 4), ("ttl", 0)])
+def test_what_went_is_announced_unless_it_expired(reason: str, lost: int):
+    """RT-21, RT-23."""
+    gap = Gap(3, 6, reason)
+    found = stretch_of(asked(start=2), portion(run_of({"payloads": [b"x"] * 9}), after=6, gap=gap))
+    assert found == Stretch(6, lost)
+
+
+def test_stamps_say_where_a_record_came_from_and_lose_nothing():
+    """RT-27 to RT-29."""
+    decode = msgspec.json.decode
+    stamp = decode(stamped_meta(b"", "r", "s", 5, 2, 9))[STAMP]
+    assert stamp == {
+        "idempotency_key": "router:r:5:2:9", "router": "r", "source_topic": "s", "source_topic_id": 5,
+        "source_epoch": 2, "source_seq": 9,
+    }  # fmt: skip
+    kept = decode(stamped_meta(b'{"a": [1, 2]}', "r", "s", 5, 2, 9))
+    assert kept["a"] == [1, 2]
+    full = msgspec.json.encode({f"k{n}": n for n in range(META_KEYS_MAX)})
+    moved = stamped_meta(full, "r", "s", 5, 2, 9)
+    assert decode(moved)[ORIGINAL] == decode(full)
+    again = decode(stamped_meta(moved, "r2", "t", 6, 1, 1))
+    assert again[ORIGINAL] == decode(full)
+    assert again[STAMP]["router"] == "r2"
+    assert decode(stamped_meta(b"[1]", "r", "s", 5, 2, 9))[ORIGINAL] == [1]
+    stamped = Change("", KEEPS, "r")
+    run = run_of(
+        {"payloads": [b"x", b"y"], "metas": [b'{"a":1}', b""]}, {"payloads": [b"z"], "codec": Codec.LZ4}
+    )
+    found = stretch_of(asked(stamped, PLAIN), portion(run))
+    assert [decode(row[5])[STAMP]["source_seq"] for row in records(found, stamped)] == [1, 2, 3]
+    assert [row[0] for row in records(found, stamped)] == [b"x", b"y", b"z"]
+    assert [row[5] or b"" for row in records(found)] == [b'{"a":1}', b"", b""]

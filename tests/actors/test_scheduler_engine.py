@@ -1,0 +1,371 @@
+"""Schedulers of a real engine, asked by plain sockets: what a client's library is built on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+import ringlog
+from ringlog.board.board import Board
+from ringlog.board.layout import D, H, P
+from ringlog.envelope import messages as m
+from ringlog.envelope.wire import PROTOCOL, decode, encode
+from ringlog.link.address import scheduler_of, scheduler_socket
+from ringlog.link.shard_requests import ShardRequests
+from ringlog.link.turn_ring import TurnReader
+from ringlog.supervision.tree import scheduler_slot
+from ringlog.testing import engine
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+pytestmark = pytest.mark.slow
+
+WAIT_MS = 20_000
+QUIET_MS = 300
+"""Long enough for what must not come to come, if it did."""
+NO_SYNC_MS = 60_000
+
+
+class Link:
+    """One connection to a scheduler."""
+
+    def __init__(self, running: TestEngine, number: int = 0) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(scheduler_socket(running.info.shm_dir, number))
+        self.messages: list[m.Message] = []
+        self._corr = 0
+
+    def close(self) -> None:
+        self.socket.close(0)
+        self._context.term()
+
+    def subscribe(self, *feeds: m.Feed, subscription: int = 1, **more: Any) -> None:
+        self.say(m.Subscribe(subscription, list(feeds), more.pop("credit", 8), **more))
+
+    def say(self, message: m.Message, rows: list[tuple[int, ...]] | None = None) -> None:
+        self._corr += 1
+        parts = [encode(message, self._corr)]
+        if rows is not None:
+            parts.append(np.array(rows, dtype=np.uint64).tobytes())
+        self.socket.send_multipart(parts)
+
+    def take(self, *rows: tuple[int, int, int]) -> None:
+        self.say(m.Taken(len(rows)), [(*row, 1) for row in rows])
+
+    def hear(self, timeout_ms: int = WAIT_MS) -> tuple[m.Message | None, list[list[int]]]:
+        if not self.socket.poll(timeout_ms):
+            return None, []
+        parts = self.socket.recv_multipart()
+        words = np.frombuffer(parts[1] if len(parts) > 1 else b"", dtype=np.uint64).reshape(-1, 8)
+        return decode(parts[0]).message, words.tolist()
+
+    def turn(self, timeout_ms: int = WAIT_MS) -> list[int]:
+        """The next turn; whatever is said before it is kept in `messages`."""
+        while True:
+            message, rows = self.hear(timeout_ms)
+            if message is None:
+                return []
+            if rows:
+                assert len(rows) == 1
+                return rows[0]
+            self.messages.append(message)
+
+
+def feed_of(running: TestEngine, number: int, topic: str, after: int = 0) -> m.Feed:
+    """A feed of a topic with one record, which is made."""
+    with ringlog.connect(running.url) as client:
+        client.append(topic, b"first")
+    shards = ShardRequests(running.info.shm_dir, 1)
+    try:
+        info = shards.ask(0, m.TopicResolve(topic), m.TopicInfo).message
+    finally:
+        shards.close()
+    return m.Feed(number, topic, info.topic_id, info.shard, info.slot, after)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[TestEngine]:
+    with engine(delivery={"schedulers": 1}, wal={"flush_interval_ms": NO_SYNC_MS}) as found:
+        yield found
+
+
+@pytest.fixture
+def link(running: TestEngine) -> Iterator[Link]:
+    made = Link(running)
+    yield made
+    made.close()
+
+
+def test_who_subscribed_is_told_and_told_again(running: TestEngine, link: Link) -> None:
+    """SCH-1, ZC-4: with the place at which the records lie, once the reader is up to date."""
+    link.subscribe(feed_of(running, 7, "told"))
+    assert link.turn()[:3] == [1, 7, 1]
+    assert isinstance(link.hear()[0], m.Subscribed)
+    link.take((1, 7, 1))
+    with ringlog.connect(running.url) as client:
+        for seq in range(2, 20):
+            client.append("told", b"more")
+            assert link.turn()[:5] == [1, 7, seq, seq, seq]
+            link.take((1, 7, seq))
+
+
+def test_strong_is_told_when_a_sync_covers_it(running: TestEngine, link: Link) -> None:
+    """SSE-35: nothing is synced here for a minute, but for what asks for that."""
+    feed = feed_of(running, 1, "strong")
+    with ringlog.connect(running.url) as client:
+        client.append("synced", b"x", durability="fsync")
+        link.subscribe(feed, strong=True)
+        assert link.turn()[:3] == [1, 1, 1]
+        link.take((1, 1, 1))
+        client.append("strong", b"second")
+        assert link.turn(QUIET_MS) == []
+        client.append("synced", b"y", durability="fsync")
+        assert link.turn()[:5] == [1, 1, 2, 2, 2]
+
+
+def test_names_are_said_to_have_changed(running: TestEngine, link: Link) -> None:
+    link.subscribe(names=True)
+    assert isinstance(link.hear()[0], m.Subscribed)
+    while link.hear(QUIET_MS)[0] is not None:
+        continue
+    with ringlog.connect(running.url) as client:
+        client.append("a-name-nobody-had", b"x")
+        assert link.hear()[0] == m.TopicsChanged()
+        client.topics.delete("a-name-nobody-had")
+        assert link.hear()[0] == m.TopicsChanged()
+
+
+def test_a_deleted_topic_is_for_its_reader_to_find_out(running: TestEngine, link: Link) -> None:
+    link.subscribe(feed_of(running, 1, "doomed", after=1))
+    assert link.turn(QUIET_MS) == []
+    with ringlog.connect(running.url) as client:
+        client.topics.delete("doomed")
+    assert link.turn()[:3] == [1, 1, (1 << 63) - 1]
+
+
+def test_it_answers_who_asks_whether_it_lives_and_refuses_what_it_does_not_know(link: Link) -> None:
+    link.say(m.Ping())
+    assert isinstance(link.hear()[0], m.Pong)
+    link.say(m.Hello(PROTOCOL, "test"))
+    assert isinstance(link.hear()[0], m.Welcome)
+    link.say(m.EngineStop())
+    assert isinstance(link.hear()[0], m.ErrorReply)
+    link.take((1, 1, 1))
+    assert link.hear()[0] == m.SubscriptionsLost()
+
+
+_SLEEPER = """
+import sys, zmq
+from ringlog.envelope.messages import Feed, Subscribe
+from ringlog.envelope.wire import decode, encode
+socket = zmq.Context().socket(zmq.DEALER)
+socket.connect(sys.argv[1])
+feed = [int(word) for word in sys.argv[2:]]
+for number in range(200):
+    socket.send(encode(Subscribe(number, [Feed(1, "t", feed[0], 0, feed[1], 0)], 8), number))
+done = 0
+while done < 200:
+    done += decode(socket.recv_multipart()[0]).kind == "Subscribed"
+print("told", flush=True)
+while True:
+    socket.recv_multipart()
+"""
+
+
+def test_a_client_that_stands_still_holds_up_nobody(running: TestEngine, link: Link) -> None:
+    """SC-1, ZC-9."""
+    feed = feed_of(running, 1, "beside-a-stopped-one")
+    place = scheduler_socket(running.info.shm_dir, 0)
+    child = subprocess.Popen(
+        [sys.executable, "-c", _SLEEPER, place, str(feed.topic_id), str(feed.slot)], stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"told\n"
+        os.kill(child.pid, signal.SIGSTOP)
+        link.subscribe(feed)
+        assert link.turn()[2] == 1
+        link.take((1, 1, 1))
+        with ringlog.connect(running.url) as client:
+            for seq in range(2, 40):
+                client.append("beside-a-stopped-one", b"x")
+                assert link.turn()[2] == seq
+                link.take((1, 1, seq))
+    finally:
+        child.kill()
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+
+
+def test_its_page_says_what_it_does() -> None:
+    """G-2's inputs, G-11."""
+    with engine(delivery={"schedulers": 1}) as running:
+        link = Link(running)
+        board = Board.open(running.info.shm_dir, writable=False)
+        try:
+            link.subscribe(feed_of(running, 1, "counted"), feed_of(running, 2, "counted-too"), credit=1)
+            assert link.turn()
+            page = board.process(scheduler_slot(1, 0))
+            wait_until(lambda: page.get(D.READY) == 1, 10, "its page to be written")
+            assert (page.get(D.LINKS), page.get(D.SUBSCRIPTIONS), page.get(D.FEEDS)) == (1, 1, 2)
+            assert (page.get(D.TURNS_TOLD), page.histogram(H.COMMIT).snapshot().count) == (1, 1)
+            assert page.get(D.LATENCY_NS) > 0
+            wait_until(lambda: page.get(P.BUSY_NS) > 0, 10, "its next sample")
+        finally:
+            board.close()
+            link.close()
+
+
+def opened_ring(running: TestEngine, link: Link) -> TurnReader:
+    link.say(m.OpenTurns())
+    answer, _ = link.hear()
+    assert isinstance(answer, m.TurnsOpened)
+    assert answer.name
+    return TurnReader(running.info.shm_dir, answer.name)
+
+
+def rings_of(running: TestEngine) -> list[str]:
+    return sorted(name for name in os.listdir(running.info.shm_dir) if name.startswith("turns-"))
+
+
+def test_a_client_on_the_host_gets_its_turns_through_shared_memory(running: TestEngine, link: Link) -> None:
+    """And by messages again when it says that it cannot use the ring."""
+    feed = feed_of(running, 7, "through-memory")
+    ring = opened_ring(running, link)
+    link.subscribe(feed)
+    assert isinstance(link.hear()[0], m.Subscribed)
+    wait_until(lambda: ring.has_news, 10, "a turn in the ring")
+    taken = ring.take()
+    assert (taken.rows[:, :3].tolist(), taken.is_complete) == ([[1, 7, 1]], True)
+    ring.close()
+    link.say(m.OpenTurns(wanted=False))
+    assert link.hear()[0] == m.TurnsOpened("")
+    assert rings_of(running) == []
+    link.take((1, 7, 0))
+    assert link.turn()[:3] == [1, 7, 1]
+
+
+def test_who_asks_for_a_ring_again_is_given_the_same_one(running: TestEngine, link: Link) -> None:
+    """An answer may come too late to be heard: turns must not go where nobody looks."""
+    link.say(m.OpenTurns())
+    first = link.hear()[0]
+    assert isinstance(first, m.TurnsOpened)
+    assert first.name
+    link.say(m.OpenTurns())
+    assert link.hear()[0] == first
+
+
+def test_who_watches_long_after_its_connection_was_made_has_a_ring_all_the_same() -> None:
+    """It was made with the connection, here for a question about routers, and taken away unused."""
+    with engine(delivery={"schedulers": 1}) as running, ringlog.connect(running.url, wait=10) as client:
+        assert list(client.routers.list()) == []
+        wait_until(lambda: not rings_of(running), 20, "the unused ring to go")
+        client.append("late", b"1")
+        with client.watch("late") as watch:
+            assert watch.next(10) is not None
+            wait_until(lambda: len(rings_of(running)) == 2, 10, "a ring and its bell")
+
+
+def test_a_ring_ends_with_the_subscriptions_of_its_connection(running: TestEngine, link: Link) -> None:
+    feed = feed_of(running, 7, "for-a-while")
+    opened_ring(running, link).close()
+    link.subscribe(feed)
+    assert isinstance(link.hear()[0], m.Subscribed)
+    other = Link(running)
+    opened_ring(running, other).close()  # It subscribes to nothing and says nothing any more.
+    other.close()
+    wait_until(lambda: len(rings_of(running)) == 2, 10, "the ring of who never subscribed to be removed")
+    link.say(m.Unsubscribe(1))
+    assert isinstance(link.hear()[0], m.Unsubscribed)
+    assert rings_of(running), "the connection is there, and may subscribe again"
+
+
+def test_a_successor_removes_the_rings_and_gives_others() -> None:
+    """RF-8."""
+    with engine(delivery={"schedulers": 1}) as running:
+        link = Link(running)
+        try:
+            ring = opened_ring(running, link)
+            before = rings_of(running)
+            running.kill("scheduler")
+            running.wait_ready("scheduler")
+            wait_until(lambda: not rings_of(running), 10, "the rings of the dead one to be removed")
+            link.subscribe(feed_of(running, 7, "again"))
+            assert link.turn()[:3] == [1, 7, 1]
+            assert isinstance(link.hear()[0], m.Subscribed)
+            opened_ring(running, link).close()
+            assert not set(rings_of(running)) & set(before)
+            ring.close()
+        finally:
+            link.close()
+
+
+def test_after_its_death_subscriptions_are_said_anew() -> None:
+    """SCH-9, RF-8: the successor knows nothing, says so, and tells everything from the topics' facts."""
+    with engine(delivery={"schedulers": 1}) as running:
+        link = Link(running)
+        try:
+            feed = feed_of(running, 1, "kept")
+            link.subscribe(feed)
+            assert link.turn()[2] == 1
+            assert isinstance(link.hear()[0], m.Subscribed)
+            running.kill("scheduler")
+            with ringlog.connect(running.url) as client:
+                client.append("kept", b"while it was dead")
+            running.wait_ready("scheduler")
+            link.take((1, 1, 1))
+            assert link.hear()[0] == m.SubscriptionsLost()
+            link.subscribe(m.Feed(1, "kept", feed.topic_id, 0, feed.slot, 1))
+            assert link.turn()[2] == 2
+            assert running.status().state == "ready"
+        finally:
+            link.close()
+
+
+def test_a_shard_that_comes_back_is_followed_on() -> None:
+    """SCH-9: its successor's news are another life's; nothing is missed."""
+    with engine(delivery={"schedulers": 1}) as running:
+        link = Link(running)
+        try:
+            link.subscribe(feed_of(running, 1, "on"))
+            assert link.turn()[2] == 1
+            link.take((1, 1, 1))
+            running.kill("wal_shard")
+            running.wait_ready()
+            with ringlog.connect(running.url) as client:
+                client.append("on", b"x")
+            turn = link.turn()
+            assert turn[2] == 2
+        finally:
+            link.close()
+
+
+def test_several_schedulers_share_the_topics() -> None:
+    with engine(delivery={"schedulers": 3}) as running:
+        assert running.info.schedulers == 3
+        names = [each.name for each in running.status().processes if each.kind == "scheduler"]
+        assert names == ["scheduler-00", "scheduler-01", "scheduler-02"]
+        feeds = [feed_of(running, n, f"shared-{n}") for n in range(6)]
+        for feed in feeds:
+            link = Link(running, scheduler_of(feed.topic_id, 3))
+            try:
+                link.subscribe(feed)
+                assert link.turn()[1] == feed.feed
+            finally:
+                link.close()
+
+
+def test_without_schedulers_the_engine_serves_as_before() -> None:
+    with engine() as running, ringlog.connect(running.url) as client:
+        assert running.info.schedulers == 0
+        assert client.append("plain", b"x").first_seq == 1

@@ -1,0 +1,247 @@
+"""The instance's governor: what schedulers and shards say, put together; how far consumers are behind."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.scheduler import events as ev
+from actors.scheduler.core import Scheduler
+from actors.scheduler.governing import Governing
+from actors.scheduler.lag import lags
+from ringlog.board import pressure
+from ringlog.board.board import Board, ProcessSlot
+from ringlog.board.layout import D, G, H, P
+from ringlog.envelope import messages as m
+from ringlog.governor import Governor, Sample, Step
+from ringlog.limits import (
+    COALESCE_MS_MAX,
+    GOVERNOR_BELIEF_MS,
+    GOVERNOR_LATENCY_MS,
+    GOVERNOR_READY_PER_SCHEDULER,
+    GOVERNOR_SAMPLE_MS,
+    LAGS_PER_MESSAGE_MAX,
+)
+from tests.actors.scheduler_world import MS, World
+
+SAMPLE_NS = GOVERNOR_SAMPLE_MS * MS
+A, B = b"a", b"b"
+SHARDS = 2
+
+
+class Engine:
+    """A board with two shards' pages and those of two schedulers."""
+
+    def __init__(self, directory: Path) -> None:
+        self.board = Board.create(str(directory), 16)
+        self.now = 1_000_000 * MS
+        self.core = Scheduler(0, 7, SHARDS)
+        self.shards = [self.board.process(1 + n) for n in range(SHARDS)]
+        self.pages = [self.board.process(8 + n) for n in range(2)]
+        self.first, self.second = (self.governing(n) for n in range(2))
+        self.breathe()
+
+    def governing(self, number: int, *, is_reacting: bool = True) -> Governing:
+        return Governing.of(self.board, number, 8 + number, SHARDS, 2, self.now, is_reacting=is_reacting)
+
+    def breathe(self, *silent: ProcessSlot) -> None:
+        """Everybody shows a heartbeat, but these."""
+        for page in (*self.shards, *self.pages):
+            if page not in silent:
+                page.set(P.HEARTBEAT_NS, self.now)
+
+    def press(self, shard: int, share: float) -> None:
+        """A shard says so."""
+        governor = Governor()
+        governor.observe(Sample(fill=share))
+        pressure.publish(self.shards[shard], governor, share, self.now)
+
+    def sample(self, governing: Governing, *events: object, rested_ns: int = SAMPLE_NS) -> ev.Pressed | None:
+        """A tenth of a second later."""
+        self.now += SAMPLE_NS
+        self.breathe()
+        governing.rested_ns = rested_ns
+        return governing.turn(self.now, events, self.core)
+
+    @property
+    def instance(self) -> pressure.Pressure:
+        return pressure.read(self.pages[0], self.now)
+
+
+@pytest.fixture
+def running() -> Iterator[Engine]:
+    path = Path(f"/dev/shm/ringtest-{os.getuid()}-{secrets.token_hex(4)}")
+    path.mkdir(mode=0o700)
+    engine = Engine(path)
+    yield engine
+    engine.board.close()
+    shutil.rmtree(path)
+
+
+def rows(*slots: int) -> ev.NewsRows:
+    """News of topics in these slots."""
+    words = np.zeros((len(slots), 8), dtype=np.uint64)
+    words[:, 0] = slots
+    return ev.NewsRows(0, words)
+
+
+def test_without_anything_going_on_nothing_is_said_and_nobody_wakes(running: Engine) -> None:
+    assert running.sample(running.first) is None
+    assert running.instance == pressure.Pressure()
+    assert running.first.wait_ms(1_000) == 1_000
+
+
+def test_while_shards_commit_it_samples_on(running: Engine) -> None:
+    """G-1."""
+    running.shards[0].add(P.GROUPS, 1)
+    running.sample(running.first)
+    assert running.first.wait_ms(1_000) == GOVERNOR_SAMPLE_MS
+    running.sample(running.first)
+    assert running.first.wait_ms(1_000) == 1_000
+
+
+def test_the_instance_is_as_pressed_as_the_shard_that_is_most_so(running: Engine) -> None:
+    """G-1, G-10: topics of that shard are told of less often, those of the other as before."""
+    running.press(1, 1.0)
+    pressed = running.sample(running.first)
+    assert pressed == ev.Pressed((0, COALESCE_MS_MAX * MS), True)
+    assert (running.instance.pressure, running.instance.step) == (1.0, Step.REFUSE)
+    assert running.instance.fill == 0.0, "delivery itself is under none"
+    assert running.sample(running.second) == pressed, "all schedulers go by the same figures"
+    running.press(1, 0.0)
+    assert running.sample(running.first) == ev.Pressed((0, 0), False)
+
+
+def test_pressure_of_delivery_is_for_topics_of_all_shards(running: Engine) -> None:
+    pressed = None
+    for _ in range(30):
+        pressed = running.sample(running.first, rested_ns=0) or pressed
+    assert pressed is not None
+    assert min(pressed.gaps_ns) == max(pressed.gaps_ns) > 0.99 * COALESCE_MS_MAX * MS
+    assert running.instance.fill == running.instance.pressure > 0.99
+    assert running.pages[0].get(P.BUSY_NS) == 30 * SAMPLE_NS
+
+
+def test_what_another_scheduler_says_of_itself_counts(running: Engine) -> None:
+    """G-2."""
+    for _ in range(30):
+        running.sample(running.second, rested_ns=0)
+    running.sample(running.first)
+    assert running.instance.pressure > 0.99
+    assert running.pages[1].get(G.PRESSURE) == 0, "one writer for the instance's word"
+
+
+def test_latency_is_that_of_the_turns_since_the_sample_before(running: Engine) -> None:
+    """G-2: and none when nothing was told of."""
+    latency_ns = GOVERNOR_LATENCY_MS * MS
+    running.pages[0].histogram(H.COMMIT).record(latency_ns, 10)
+    running.sample(running.first)
+    assert running.instance.pressure == pytest.approx(0.2)
+    assert running.instance.latency_ns == pytest.approx(0.2 * latency_ns)
+    running.sample(running.first)
+    assert running.instance.pressure == pytest.approx(0.16)
+
+
+def test_topics_that_were_there_in_every_turn_stand(running: Engine) -> None:
+    """G-2: what a turn has dealt with by the next one is no pressure; rows of one topic are one."""
+    many = rows(*range(GOVERNOR_READY_PER_SCHEDULER * 2))
+    for events in ((many,), (rows(1, 1, 1, 2),), (many,)):
+        running.now += MS
+        assert running.first.turn(running.now, events, running.core) is None
+    running.sample(running.first, many)
+    assert running.pages[0].get(D.STANDING) == 2
+    assert running.instance.pressure == pytest.approx(2 / (2 * GOVERNOR_READY_PER_SCHEDULER))
+    running.first.turn(running.now + 1, (), running.core)
+    running.sample(running.first, many)
+    assert running.pages[0].get(D.STANDING) == 0
+
+
+def test_a_dead_shard_presses_nobody(running: Engine) -> None:
+    running.press(0, 1.0)
+    running.sample(running.first)
+    running.now += GOVERNOR_BELIEF_MS * MS
+    running.breathe(running.shards[0])
+    running.first.rested_ns = GOVERNOR_BELIEF_MS * MS
+    pressed = running.first.turn(running.now, (), running.core)
+    assert pressed == ev.Pressed((0, 0), False)
+    assert running.instance.pressure == 0.0
+
+
+def test_a_successor_begins_anew_and_counts_on(running: Engine) -> None:
+    running.press(0, 1.0)
+    running.sample(running.first)
+    running.pages[0].set(G.WAITED_NS, 5)
+    successor = running.governing(0)
+    assert running.instance.pressure == 0.0
+    running.core.gathered_ns = 7
+    running.sample(successor)
+    assert running.pages[0].get(G.WAITED_NS) == 12
+
+
+def test_one_that_may_not_react_says_how_it_is_all_the_same(running: Engine) -> None:
+    governing = running.governing(0, is_reacting=False)
+    running.press(0, 1.0)
+    assert running.sample(governing) is None
+    assert running.instance.step is Step.REFUSE
+
+
+# -- how far consumers are behind -------------------------------------------------------------------------
+
+
+def test_lag_is_for_how_long_there_has_been_something_to_take() -> None:
+    world = World()
+    told, waiting, quiet = (world.topic(0, slot) for slot in range(3))
+    world.subscribe(A, 1, [(1, told, 0), (2, waiting, 0)], credit=1)
+    world.subscribe(B, 2, [(1, quiet, 0)])
+    world.append(told)
+    world.turn()
+    world.wait(200)
+    world.append(waiting)
+    world.turn()
+    world.wait(300)
+    first, second = lags(world.core.links.values(), world.now_ms, 8)
+    assert first == (500, A, 1, 2, 1, 1, 1)
+    assert second == (0, B, 2, 1, 0, 0, 32)
+    assert world.core.largest_lag_ms() == 500
+    world.take(A, (1, 1, 1))
+    assert world.core.largest_lag_ms() == 300
+    world.take(A, (1, 2, 1))
+    assert world.core.largest_lag_ms() == 0
+
+
+def test_beyond_the_bound_only_who_waits_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.scheduler.lag.LAG_LOOKS_MAX", 2)
+    world = World()
+    told, waiting = world.topic(0, 0), world.topic(0, 1)
+    world.subscribe(A, 1, [(1, told, 0), (2, waiting, 0)], credit=1)
+    for topic in (told, waiting):
+        world.append(topic)
+        world.turn()
+        world.wait(100)
+    world.subscribe(B, 1, [(1, told, 0), (2, waiting, 0)], credit=1)
+    assert [lag.lag_ms for lag in lags(world.core.links.values(), world.now_ms, 8)] == [100, 0]
+    monkeypatch.setattr("actors.scheduler.lag.LAG_LOOKS_MAX", 1)
+    assert [lag.link for lag in lags(world.core.links.values(), world.now_ms, 8)] == [A]
+
+
+def test_operators_are_told_who_is_furthest_behind() -> None:
+    world = World()
+    for n, link in enumerate((A, B)):
+        topic = world.topic(0, n)
+        world.subscribe(link, 1, [(1, topic, 0)])
+        world.append(topic)
+        world.turn()
+        world.wait(100)
+    asked = world.ask(b"operator", m.ConsumersAsk(1))
+    assert asked == m.ConsumersReply(0, [m.Consumer(A.hex(), 1, 200, 1, 0, 1, 32)])
+    everybody = world.ask(b"operator", m.ConsumersAsk(LAGS_PER_MESSAGE_MAX * 9))
+    assert isinstance(everybody, m.ConsumersReply)
+    assert [each.link for each in everybody.consumers] == [A.hex(), B.hex()]
+    assert world.ask(b"operator", m.ConsumersAsk(-1)) == m.ConsumersReply(0, [])
+    assert b"operator" not in world.core.links, "who asks follows nothing"

@@ -1,0 +1,267 @@
+"""Delivery under pressure: wake-ups that are gathered, the lowest band without credit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.scheduler import events as ev
+from actors.scheduler.feeds import ROUTERS
+from actors.scheduler.ready import ReadySet
+from ringlog.limits import COALESCE_MS_MAX
+from ringlog.topic.priority import AGE_MS_MAX, BANDS, Standing
+from tests.actors.scheduler_world import MS, World, WorldTopic
+
+A, B = b"a", b"b"
+GAP = COALESCE_MS_MAX
+
+
+def press(world: World, *gaps_ms: int, is_shedding: bool = False) -> None:
+    gaps = gaps_ms or (0, 0)
+    world.turn(ev.Pressed(tuple(gap * MS for gap in gaps), is_shedding))
+
+
+def untils(world: World, link: bytes = A) -> list[tuple[int, int]]:
+    return [(row[1], row[2]) for row in world.links[link].turns]
+
+
+def publish(world: World, topic: WorldTopic) -> None:
+    world.append(topic)
+    world.turn()
+
+
+# -- wake-ups are gathered ----------------------------------------------------------------------------------
+
+
+def test_the_first_wake_up_is_at_once_and_the_next_when_the_gap_is_over() -> None:
+    """G-3: a topic that is quiet is told of without delay, whatever the pressure."""
+    world = World()
+    topic = world.topic(0, 0)
+    world.subscribe(A, 1, [(1, topic, 0)])
+    press(world, GAP, GAP)
+    publish(world, topic)
+    assert untils(world) == [(1, 1)]
+    world.take(A, (1, 1, 1))
+    for _ in range(5):
+        world.wait(2)
+        publish(world, topic)
+    assert untils(world) == [(1, 1)]
+    world.wait(GAP - 2 * 5 - 1)
+    assert untils(world) == [(1, 1)]
+    world.wait(1)
+    assert untils(world) == [(1, 1), (1, 6)]
+    assert world.core.gathered_ns == (GAP - 2) * MS
+    world.take(A, (1, 1, 6))
+    world.wait(GAP)
+    publish(world, topic)
+    assert untils(world)[2:] == [(1, 7)]
+
+
+def test_without_pressure_every_wake_up_is_at_once() -> None:
+    world = World()
+    topic = world.topic(0, 0)
+    world.subscribe(A, 1, [(1, topic, 0)])
+    for n in range(1, 4):
+        publish(world, topic)
+        world.take(A, (1, 1, n))
+    assert untils(world) == [(1, 1), (1, 2), (1, 3)]
+    assert world.core.gathered_ns == 0
+
+
+def test_who_comes_back_with_everything_it_was_offered_waits_for_the_next_wake_up() -> None:
+    world = World()
+    topic = world.topic(0, 0)
+    world.subscribe(A, 1, [(1, topic, 0)])
+    press(world, GAP, GAP)
+    publish(world, topic)
+    publish(world, topic)
+    world.take(A, (1, 1, 1))
+    assert untils(world) == [(1, 1)]
+    world.wait(GAP)
+    assert untils(world) == [(1, 1), (1, 2)]
+
+
+def test_who_is_behind_what_it_was_offered_goes_on_at_once() -> None:
+    """SCH-5: pressure gathers news, it does not slow down who catches up."""
+    world = World()
+    topic = world.topic(0, 0)
+    world.append(topic, 5)
+    world.turn()
+    press(world, GAP, GAP)
+    world.subscribe(A, 1, [(1, topic, 0)])
+    publish(world, topic)
+    publish(world, topic)
+    world.take(A, (1, 1, 2))
+    assert untils(world)[-1] == (1, 7)
+    assert len(untils(world)) == 2
+
+
+def test_pressure_of_one_shard_gathers_nothing_of_another() -> None:
+    """G-10."""
+    world = World()
+    pressed, free = world.topic(0, 0), world.topic(1, 0)
+    world.subscribe(A, 1, [(1, pressed, 0), (2, free, 0)])
+    press(world, GAP, 0)
+    for n in range(1, 4):
+        for topic in (pressed, free):
+            publish(world, topic)
+        world.take(A, *[(1, feed, n) for feed, until in untils(world) if until == n])
+    assert [until for feed, until in untils(world) if feed == 1] == [1]
+    assert [until for feed, until in untils(world) if feed == 2] == [1, 2, 3]
+
+
+def test_what_is_gathered_when_the_pressure_goes_is_told_with_the_next_wake_up() -> None:
+    world = World()
+    topic = world.topic(0, 0)
+    world.subscribe(A, 1, [(1, topic, 0)])
+    press(world, GAP, GAP)
+    publish(world, topic)
+    world.take(A, (1, 1, 1))
+    publish(world, topic)
+    press(world)
+    publish(world, topic)
+    assert untils(world) == [(1, 1), (1, 3)]
+
+
+def test_a_topic_that_is_gone_is_told_of_at_once() -> None:
+    world = World()
+    topic = world.topic(0, 0)
+    world.subscribe(A, 1, [(1, topic, 0)])
+    press(world, GAP, GAP)
+    publish(world, topic)
+    world.take(A, (1, 1, 1))
+    publish(world, topic)
+    world.delete(topic)
+    for _ in range(2):
+        world.turn()
+    assert len(untils(world)) == 2
+    world.unsubscribe(A, 1)
+    world.wait(2 * GAP)
+    assert len(untils(world)) == 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2), st.integers(0, GAP)), max_size=60))
+@settings(max_examples=60)
+def test_no_wake_up_is_gathered_for_longer_than_the_longest_gap(steps: list[tuple[int, int, int]]) -> None:
+    """G-3, G-5: and none is skipped."""
+    world = World()
+    topics = [world.topic(0, slot) for slot in range(3)]
+    world.subscribe(A, 1, [(n, topic, 0) for n, topic in enumerate(topics)])
+    since: dict[int, int] = {}
+
+    def take() -> None:
+        for _, feed in sorted(world.links[A].out):
+            since.pop(feed, None)
+            world.take(A, (1, feed, topics[feed].head))
+
+    for wait, which, gap in steps:
+        press(world, gap, gap)
+        publish(world, topics[which])
+        since.setdefault(which, world.now_ms)
+        take()
+        for _ in range(wait):
+            world.wait(1)
+            take()
+            assert all(world.now_ms - first <= GAP for first in since.values())
+    world.wait(GAP)
+    told = dict(untils(world))
+    assert {feed: topic.head for feed, topic in enumerate(topics) if topic.head} == told
+
+
+# -- the lowest band gets no credit -------------------------------------------------------------------------
+
+
+def two(world: World, credit: int = 32) -> tuple[WorldTopic, WorldTopic]:
+    """A topic of the lowest band and one of the next, watched by A as 1 and 2."""
+    low, plain = world.topic(0, 0), world.topic(0, 1)
+    low.base = -1_000
+    world.subscribe(A, 1, [(1, low, 0), (2, plain, 0)], credit=credit)
+    return low, plain
+
+
+def test_the_lowest_band_waits_beside_credit_and_nobody_else_does() -> None:
+    """G-3."""
+    world = World()
+    low, plain = two(world)
+    press(world, 0, 0, is_shedding=True)
+    publish(world, low)
+    assert untils(world) == []
+    publish(world, plain)
+    publish(world, low)
+    assert untils(world) == [(2, 1)]
+    world.take(A, (1, 2, 1))
+    publish(world, plain)
+    assert untils(world) == [(2, 1), (2, 2)]
+    assert world.core.by_band == [1, 0, 0, 0, 0]
+    press(world)
+    assert untils(world) == [(2, 1), (2, 2), (1, 2)]
+    assert world.core.by_band == [0] * BANDS
+
+
+def test_routers_run_one_band_lower_while_it_sheds() -> None:
+    """G-3: what a watcher is told of, a router of the same topic waits for; in higher bands neither waits."""
+    world = World()
+    plain, high = world.topic(0, 0), world.topic(0, 1)
+    high.base = 1_000
+    for link in (A, ROUTERS):
+        world.subscribe(link, 1, [(1, plain, 0), (2, high, 0)])
+    press(world, 0, 0, is_shedding=True)
+    for topic in (plain, high):
+        publish(world, topic)
+    assert untils(world) == [(1, 1), (2, 1)]
+    assert untils(world, ROUTERS) == [(2, 1)]
+    press(world)
+    assert untils(world, ROUTERS) == [(2, 1), (1, 1)]
+
+
+def test_a_feed_that_waited_for_credit_is_shed_when_there_is_some() -> None:
+    world = World()
+    low, plain = two(world, credit=1)
+    publish(world, plain)
+    publish(world, low)
+    press(world, 0, 0, is_shedding=True)
+    world.take(A, (1, 2, 1))
+    assert untils(world) == [(2, 1)]
+    press(world)
+    assert untils(world) == [(2, 1), (1, 1)]
+
+
+def test_nobody_starves_while_it_sheds() -> None:
+    """SCH-6: who has waited long enough is not of the lowest band any more."""
+    world = World()
+    world.is_checked = False
+    low, _ = two(world)
+    press(world, 0, 0, is_shedding=True)
+    publish(world, low)
+    world.wait(AGE_MS_MAX // 2)
+    assert untils(world) == []
+    world.wait(AGE_MS_MAX // 2 + 100)
+    assert untils(world) == [(1, 1)]
+
+
+def test_counts_by_band_are_of_all_subscriptions() -> None:
+    world = World()
+    valuable = world.topic(1, 0)
+    valuable.base = 800
+    for link in (A, B):
+        world.subscribe(link, 1, [(1, valuable, 0), (2, world.topic(0, 1), 0)], credit=0)
+    world.append(valuable)
+    publish(world, world.topic(0, 1))
+    assert world.core.by_band == [0, 2, 0, 0, 2]
+    world.unsubscribe(B, 1)
+    assert world.core.by_band == [0, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("lowest", range(BANDS))
+def test_a_ready_set_gives_what_is_not_below(lowest: int) -> None:
+    ready: ReadySet[int] = ReadySet()
+    for band, base in enumerate((-1_000, 0, 250, 500, 750)):
+        ready.add(band, Standing(base, is_auto=False), 10 + band, 100)
+    assert ready.oldest_ms == 10
+    found = []
+    while (taken := ready.pop(100, lowest)) is not None:
+        found.append(taken[0])
+    assert sorted(found) == list(range(lowest, BANDS))
+    assert len(ready) == lowest
+    assert ready.oldest_ms == (10 if lowest else None)

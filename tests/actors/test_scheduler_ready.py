@@ -1,0 +1,197 @@
+"""One ready set against what sections 22's rules say of it, and against a list that is sorted each time."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.scheduler.ready import STALE_MIN, ReadySet
+from ringlog.limits import AGING_TICK_MS
+from ringlog.topic.priority import AGE_MS_MAX, CREDITS, TOP, Standing, band_of
+
+BASES = (-1_000, 0, 250, 500, 750)
+"""One for each band, of topics that do not age within a test of a few milliseconds."""
+
+
+def manual(base: int) -> Standing:
+    return Standing(base, is_auto=False)
+
+
+def drain(ready: ReadySet[int], now_ms: int) -> list[int]:
+    found = []
+    while (taken := ready.pop(now_ms)) is not None:
+        found.append(taken[0])
+    return found
+
+
+def test_who_became_dirty_first_is_told_first_within_a_band() -> None:
+    """SCH-3."""
+    ready: ReadySet[int] = ReadySet()
+    for key, dirty in ((1, 30), (2, 10), (3, 20), (4, 40)):
+        ready.add(key, manual(0), dirty, 100)
+    assert drain(ready, 100) == [2, 3, 1, 4]
+
+
+def test_a_topic_is_in_the_ready_set_once_however_often_it_is_put_there() -> None:
+    """SCH-1."""
+    ready: ReadySet[int] = ReadySet()
+    ready.add(1, manual(0), 10, 10)
+    ready.add(1, manual(0), 20, 20)
+    assert len(ready) == 1
+    assert ready.pop(20) == (1, 10)
+    assert ready.pop(20) is None
+
+
+@given(st.integers(64, 2_000))
+@settings(max_examples=25)
+def test_shares_of_bands_that_stay_dirty_are_as_their_credits(turns: int) -> None:
+    """SCH-7: 8:4:2:1:1 within 5 %, counted over whole rounds."""
+    ready: ReadySet[tuple[int, int]] = ReadySet()
+    for band, base in enumerate(BASES):
+        ready.add((band, 0), manual(base), 0, 0)
+        ready.add((band, 1), manual(base), 0, 0)
+    served: Counter[int] = Counter()
+    turns -= turns % sum(CREDITS)
+    for _ in range(turns):
+        taken = ready.pop(1)
+        assert taken is not None
+        served[taken[0][0]] += 1
+        ready.add(taken[0], manual(BASES[taken[0][0]]), 1, 1)
+    for band, credit in enumerate(CREDITS):
+        share = turns * credit / sum(CREDITS)
+        assert abs(served[band] - share) <= 0.05 * share
+
+
+def test_unused_credit_is_not_kept_by_a_band_that_ran_empty() -> None:
+    """SCH-3."""
+    ready: ReadySet[int] = ReadySet()
+    for key in range(3):
+        ready.add(key, manual(750), 0, 0)
+    ready.add(100, manual(0), 0, 0)
+    ready.add(101, manual(0), 0, 0)
+    assert [ready.pop(1)[0] for _ in range(4)] == [0, 1, 2, 100]
+    for key in range(10, 30):
+        ready.add(key, manual(750), 1, 1)
+    assert [key >= 100 for key in drain(ready, 1)][:10] == [False] * 8 + [True, False], "8, not 5 + 8"
+
+
+@given(st.integers(-1_000, 1_000), st.integers(0, 100_000))
+def test_everybody_is_in_the_top_band_within_ten_seconds_but_for_the_lowest(base: int, start: int) -> None:
+    """SCH-6."""
+    ready: ReadySet[str] = ReadySet()
+    ready.add("other", manual(1_000), start, start)
+    ready.add("it", manual(base), start, start)
+    ready.pop(start + AGE_MS_MAX + AGING_TICK_MS)
+    band = ready.band("it")
+    assert band == band_of(base + 1_000)
+    assert band == TOP or base < -250
+    assert band >= 1, "even the lowest leaves B0"
+
+
+@given(st.integers(1, 40), st.integers(-250, 100))
+@settings(max_examples=30)
+def test_a_flood_of_the_best_starves_nobody(others: int, base: int) -> None:
+    """SCH-6: one turn a millisecond, the best always dirty: who waits gets a turn soon after that."""
+    ready: ReadySet[int] = ReadySet()
+    ready.add(-1, manual(base), 0, 0)
+    for key in range(others):
+        ready.add(key, manual(1_000), 0, 0)
+    for now in range(AGE_MS_MAX + AGING_TICK_MS + sum(CREDITS)):
+        taken = ready.pop(now)
+        assert taken is not None
+        if taken[0] == -1:
+            return
+        ready.add(taken[0], manual(1_000), now, now)
+    pytest.fail("never served")
+
+
+def test_consumption_by_somebody_else_lifts_who_waits() -> None:
+    """P-2, SCH-4: and it keeps its place by age."""
+    standing = Standing()
+    ready: ReadySet[int] = ReadySet()
+    ready.add(1, standing, 0, 0)
+    ready.add(2, manual(500), 5, 5)
+    standing.consumed_ms = 10
+    ready.refresh(1, 10)
+    assert ready.band(1) == band_of(500)
+    assert drain(ready, 10) == [1, 2]
+
+
+def test_a_set_that_ran_empty_holds_nothing() -> None:
+    """ZC-4: who waits for nothing costs nothing."""
+    ready: ReadySet[int] = ReadySet()
+    for key in range(1_000):
+        ready.add(key, manual(0), key, key)
+    for key in range(1_000):
+        ready.discard(key)
+    assert (len(ready), ready.held) == (0, 0)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "discard", "pop", "refresh", "wait"]),
+            st.integers(0, 30),
+            st.integers(0, 900),
+        ),
+        max_size=300,
+    )
+)
+@settings(max_examples=200)
+def test_any_history_serves_as_a_sorted_list_would(history: list[tuple[str, int, int]]) -> None:
+    """SCH-1, SCH-3: the chosen one is the first of its band by dirty instant; nobody is lost or doubled."""
+    ready: ReadySet[int] = ReadySet()
+    standings = [manual(BASES[key % 5] // 3 if key % 2 else BASES[key % 5]) for key in range(31)]
+    standings[7] = Standing()
+    waiting: dict[int, tuple[int, int]] = {}
+    now, number = 1_000, 0
+    for what, key, amount in history:
+        if what == "wait":
+            now += amount
+        elif what == "add":
+            if key not in waiting:
+                number += 1
+                waiting[key] = (now - amount, number)
+            ready.add(key, standings[key], now - amount, now)
+        elif what == "discard":
+            waiting.pop(key, None)
+            ready.discard(key)
+        elif what == "refresh":
+            standings[7].consumed_ms = now
+            standings[3].base = amount - 450
+            for each in (3, 7):
+                ready.refresh(each, now)
+        else:
+            taken = ready.pop(now)
+            assert (taken is None) == (not waiting)
+            if taken is not None:
+                dirty, order = waiting.pop(taken[0])
+                assert taken[1] == dirty
+                now_band = band_of(standings[taken[0]].effective(now, dirty))
+                earlier = [k for k, place in waiting.items() if place < (dirty, order)]
+                # Bands are those of the last tick, so who rose since may be told in the old order.
+                sure = [k for k in earlier if _was_in_band(standings[k], waiting[k][0], now, now_band)]
+                assert not [k for k in sure if ready.band(k) == now_band]
+        assert len(ready) == len(waiting)
+        assert ready.held <= 4 * len(waiting) + 2 * STALE_MIN + 5 * 2
+    left = drain(ready, now)
+    assert sorted(left) == sorted(waiting)
+
+
+def _was_in_band(standing: Standing, dirty: int, now: int, band: int) -> bool:
+    return {band_of(standing.effective(at, dirty)) for at in range(now - AGING_TICK_MS, now + 1, 5)} == {band}
+
+
+def test_a_hundred_thousand_go_in_and_out_in_a_moment() -> None:
+    """O(1) each: ten times as many take about ten times as long, counted in references held."""
+    ready: ReadySet[int] = ReadySet()
+    order: deque[int] = deque()
+    for key in range(100_000):
+        ready.add(key, manual(key % 700 - 350), key // 10, key // 10)
+        order.append(key)
+    assert ready.held <= 2 * len(ready)
+    assert len(drain(ready, 30_000)) == 100_000
+    assert ready.held == 0

@@ -1,0 +1,282 @@
+"""Routers at work, decided: any histories of sources, shards and refusals; every record once, in order."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.scheduler import routing
+from actors.scheduler.routers import Routers, find_cycle
+from actors.scheduler.routing import Change, FlowKey, Routing, Runner, Stretch, parts_of
+from ringlog.envelope import messages as m
+from ringlog.errors import RouterCycle, TopicIncompatible
+from ringlog.limits import ROUTE_PASSES_MAX, ROUTE_PAUSE_MS_MAX, ROUTE_RECORDS_MAX, ROUTE_ROWS_MAX
+from ringlog.topic.routers import Fate, Router, RouterFlag
+
+MS = 1_000_000
+PLAIN = int(RouterFlag.PRESERVE_NODE | RouterFlag.PRESERVE_TAG)
+
+
+def facts(number: int, *, source: int = 1, cursor: int = 0, durability: int = 2, **more) -> m.RouterFacts:
+    return m.RouterFacts(
+        number, more.pop("name", f"r{number}"), f"s{source}", source, 1, f"d{number}", 100 + number,
+        more.pop("flags", PLAIN), more.pop("filter", ""), cursor, 0, durability,
+    )  # fmt: skip
+
+
+# -- rules of the shard -------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 50))
+def test_a_pass_applies_where_the_router_is_and_nowhere_else(cursor, start, length):
+    """RT-19: the compare and swap of a cursor."""
+    router = Router(1, "r", "s", 1, 1, PLAIN, "", cursor)
+    stop = start + length
+    fate = router.fate_of(start, stop)
+    if cursor >= stop:
+        assert fate is Fate.DONE
+    elif cursor == start:
+        assert fate is None
+    else:
+        assert fate is Fate.ELSEWHERE
+
+
+# -- which may be made --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=14))
+def test_a_cycle_is_found_exactly_when_there_is_one(wanted):
+    """RT-9, compared with a walk over everything that can be reached."""
+    edges: list[tuple[str, str]] = []
+    for a, b in wanted:
+        source, dest = f"t{a}", f"t{b}"
+        if a == b:
+            continue
+        reached, ahead = {dest}, [dest]
+        while ahead:
+            at = ahead.pop()
+            for x, y in edges:
+                if x == at and y not in reached:
+                    reached.add(y)
+                    ahead.append(y)
+        onward: dict[str, list[str]] = {}
+        for x, y in edges:
+            onward.setdefault(x, []).append(y)
+        cycle = find_cycle(onward, source, dest)
+        assert bool(cycle) == (source in reached)
+        if cycle:
+            assert cycle[0] == cycle[-1] == source
+            assert cycle[1] == dest
+            assert all(pair in edges for pair in itertools.pairwise(cycle[1:]))
+        else:
+            edges.append((source, dest))
+
+
+def test_what_is_known_decides_what_may_be_made():
+    """RT-7 to RT-9, and pages by name."""
+    known = Routers(10)
+    doubled = known.fill([facts(3), facts(2, name="r1"), facts(1)])
+    assert [each.router for each in doubled] == [2]
+    assert known.judge(m.RouterCreate("r1", "s1", "d1")) is known.find("r1")
+    with pytest.raises(TopicIncompatible):
+        known.judge(m.RouterCreate("r1", "s1", "d9"))
+    with pytest.raises(TopicIncompatible):
+        known.judge(m.RouterCreate("new", "other", "d1"))
+    with pytest.raises(RouterCycle):
+        known.judge(m.RouterCreate("new", "d1", "s1"))
+    assert known.judge(m.RouterCreate("new", "d1", "s1", allow_cycle=True)) is None
+    known.drop("r1")
+    assert known.judge(m.RouterCreate("new", "d1", "s1")) is None
+    found, more = known.page(m.RouterList(page_size=1))
+    assert ([each.name for each in found], more) == (["r3"], False)
+
+
+# -- parts of a pass ----------------------------------------------------------------------------------------
+
+
+def test_each_shard_gets_the_frames_that_its_routers_copy_once():
+    plain, hot, none = Change("", PLAIN, ""), Change("=hot", PLAIN, ""), Change("=none", PLAIN, "")
+    runners = [
+        Runner(n, n, n % 2, change, 5, facts(n))
+        for n, change in enumerate([plain, hot, none, plain, hot, plain])
+    ]
+    found = Stretch(9, 0, 3, (b"plain", b"hot"), {plain: 0, hot: 1})
+    first, second = parts_of(runners, 5, found)
+    assert (first.shard, first.frames) == (0, (b"plain", b"hot"))
+    assert [(row.router, row.frame) for row in first.message.rows] == [(0, 0), (2, -1), (4, 1)]
+    assert (second.shard, second.frames) == (1, (b"hot", b"plain"))
+    assert [(row.router, row.frame) for row in second.message.rows] == [(1, 0), (3, 1), (5, 1)]
+    assert first.message.hops == 3
+    many = [Runner(n, n, 0, plain, 5, facts(n)) for n in range(2 * ROUTE_ROWS_MAX + 1)]
+    assert [len(each.message.rows) for each in parts_of(many, 5, found)] == [ROUTE_ROWS_MAX] * 2 + [1]
+
+
+# -- histories ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Dest:
+    """What a shard keeps of one router, and what arrived."""
+
+    cursor: int = 0
+    copies: list[int] = field(default_factory=list)
+    cap: int = 0
+    is_gone: bool = False
+
+
+class Engine:
+    """Sources and shards around a Routing, without a process: answers come late, twice or never."""
+
+    def __init__(self, seed: int, shards: int = 3) -> None:
+        self.random = random.Random(seed)
+        self.core = Routing(shards)
+        self.now_ns = 1
+        self.heads: dict[FlowKey, int] = {}
+        self.turns: dict[FlowKey, int] = {}
+        self.dests: dict[int, Dest] = {}
+        self.reads: list[routing.ReadStretch] = []
+        self.sent: list[routing.Send] = []
+
+    def put(self, number: int, source: int, durability: int = 2) -> None:
+        dest = self.dests.setdefault(number, Dest())
+        self.core.put(facts(number, source=source, cursor=dest.cursor, durability=durability))
+        self.settle()
+
+    def publish(self, source: int, count: int) -> None:
+        for is_strong in (False, True):
+            key = FlowKey(source, is_strong)
+            self.heads[key] = self.heads.get(key, 0) + count
+        self.settle()
+
+    def settle(self) -> None:
+        """Perform what can be performed at once, and offer turns as the scheduler's core does."""
+        while True:
+            effects, self.core.effects = self.core.effects, []
+            for effect in effects:
+                if isinstance(effect, routing.Follow):
+                    self.turns[effect.key] = effect.after
+                elif isinstance(effect, routing.Unfollow):
+                    self.turns.pop(effect.key, None)
+                elif isinstance(effect, routing.GiveBack):
+                    self.turns[effect.key] = effect.after
+                elif isinstance(effect, routing.ReadStretch):
+                    self.reads.append(effect)
+                else:
+                    self.sent.append(effect)
+            for key, after in list(self.turns.items()):
+                if after >= 0 and after < self.heads.get(key, 0):
+                    self.turns[key] = -1
+                    self.core.told(key, self.heads[key])
+            if not self.core.effects:
+                break
+        self.core.check()
+        out = [row.router for send in self.sent for row in send.message.rows]
+        assert len(out) == len(set(out)), "a router is in one pass at a time"
+        assert len(self.sent) <= ROUTE_PASSES_MAX + 3
+
+    def step(self) -> None:
+        """Something happens."""
+        what = self.random.random()
+        if self.reads and what < 0.4:
+            asked = self.reads.pop(self.random.randrange(len(self.reads)))
+            if self.random.random() < 0.1:
+                self.core.read(asked, None)
+            else:
+                length = self.random.randint(1, min(asked.records, asked.until - asked.start))
+                frame_of = {change: n for n, change in enumerate(asked.changes)}
+                frames = tuple(b"x" for _ in asked.changes)
+                self.core.read(asked, Stretch(asked.start + length, 0, 1, frames, frame_of))
+        elif self.sent and what < 0.9:
+            send = self.sent.pop(self.random.randrange(len(self.sent)))
+            rows = [self.apply(row) for row in send.message.rows]
+            if self.random.random() < 0.1:
+                rows = [self.apply(row) for row in send.message.rows]
+            self.core.answered(send.message, None if self.random.random() < 0.1 else rows)
+        else:
+            self.now_ns += self.random.randint(0, 2 * ROUTE_PAUSE_MS_MAX) * MS
+            self.core.tick(self.now_ns)
+        self.settle()
+
+    def apply(self, row: m.RouteRow) -> m.RoutedRow:
+        dest = self.dests[row.router]
+        if dest.is_gone:
+            return m.RoutedRow(Fate.GONE)
+        if dest.cursor >= row.stop:
+            return m.RoutedRow(Fate.DONE, dest.cursor)
+        if dest.cursor != row.start:
+            return m.RoutedRow(Fate.ELSEWHERE, dest.cursor)
+        wanted = row.stop - row.start
+        if dest.cap and wanted > dest.cap:
+            return m.RoutedRow(Fate.FULL, dest.cursor, -1, dest.cap, 1_000)
+        if self.random.random() < 0.1:
+            return m.RoutedRow(Fate.CLOSED, dest.cursor)
+        dest.copies += range(row.start + 1, row.stop + 1)
+        dest.cursor = row.stop
+        return m.RoutedRow(Fate.DONE, dest.cursor)
+
+    def end(self) -> None:
+        """Let everything run out."""
+        for _ in range(20_000):
+            alive = [n for n, dest in self.dests.items() if not dest.is_gone]
+            if all(self.dests[n].cursor >= self.heads.get(self.key_of(n), 0) for n in alive):
+                return
+            self.step()
+        raise AssertionError("somebody was forgotten")
+
+    def key_of(self, number: int) -> FlowKey:
+        return self.core._flow_of.get(number, FlowKey(0, False))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 30))
+def test_every_router_gets_everything_once_and_in_order(seed):
+    """RT-15, RT-22, RT-36, Q1 to Q3."""
+    engine = Engine(seed)
+    pick = engine.random
+    for number in range(1, pick.randint(2, 8)):
+        engine.put(number, pick.randint(1, 3), pick.choice([2, 3]))
+        engine.dests[number].cap = pick.choice([0, 0, 1, 7])
+    for _ in range(60):
+        if pick.random() < 0.3:
+            engine.publish(pick.randint(1, 3), pick.randint(1, 40))
+        if pick.random() < 0.03:
+            engine.dests[pick.choice(list(engine.dests))].is_gone = True
+        engine.step()
+    engine.end()
+    for dest in engine.dests.values():
+        assert dest.copies == list(range(1, len(dest.copies) + 1))
+
+
+def test_one_read_serves_all_that_are_at_the_same_place_and_no_more_than_is_bounded():
+    """RT-36."""
+    engine = Engine(1)
+    for number in range(1, 6):
+        engine.put(number, 1)
+    engine.publish(1, 5_000)
+    (asked,) = engine.reads
+    assert asked.numbers == (1, 2, 3, 4, 5)
+    assert (asked.start, asked.until, asked.records) == (0, 5_000, ROUTE_RECORDS_MAX)
+    assert engine.core.lag == 25_000
+
+
+def test_a_destination_that_becomes_fsync_waits_for_what_is_durable():
+    """RT-26."""
+    engine = Engine(2)
+    engine.put(1, 1)
+    engine.publish(1, 3)
+    asked = engine.reads.pop()
+    engine.core.read(asked, Stretch(1, 0, 1, (b"x",), {asked.changes[0]: 0}))
+    engine.settle()
+    send = engine.sent.pop()
+    engine.dests[1].cursor = 1
+    engine.core.answered(send.message, [m.RoutedRow(Fate.DONE, 1, 3)])
+    assert set(engine.core.flows) == {FlowKey(1, True)}
+    engine.settle()
+    assert engine.reads[-1].key == FlowKey(1, True)
+    assert engine.reads[-1].start == 1

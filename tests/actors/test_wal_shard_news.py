@@ -1,0 +1,416 @@
+"""What a shard tells of what it published: the truth, and where it lies, once it is on the board (N)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ringlog
+from actors.wal_shard import events as ev
+from actors.wal_shard.announcer import Announcer
+from actors.wal_shard.group import News
+from ringlog.board.board import Board
+from ringlog.board.layout import P, ProcessState, news_name
+from ringlog.board.news import SLOT_MASK, VOLATILE_BIT, NewsReader, NewsRow
+from ringlog.board.row_ring import Taken
+from ringlog.board.topics import TOPIC_EMPTY, TopicTable, decode_order
+from ringlog.client import Tombstone
+from ringlog.envelope import messages as m
+from ringlog.envelope.boot import ActorBoot
+from ringlog.frame import encode_records, frame, open_frame
+from ringlog.frame.view import FrameView
+from ringlog.link.address import scheduler_bell
+from ringlog.link.shard_requests import Requester
+from ringlog.ring.doorbell import BellListener, make_bell
+from ringlog.supervision.tree import scheduler_slot, shard_slot
+from ringlog.testing import engine
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.real_engine import wait_until
+from ringlog.testing.shard_world import DATA, World
+from ringlog.topic.config import TopicConfig
+from ringlog.topic.state import Topic
+
+pytestmark = pytest.mark.timeout(120)
+
+# -- the core ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def world(either_way: str) -> World:
+    made = World(SimulatedDisk(DATA))
+    made.start()
+    made.put("f", durability="fsync")
+    made.put("d", durability="disk")
+    made.put("e", durability="ephemeral")
+    return made
+
+
+def news_of(world: World) -> list[News]:
+    """Everything told from now on."""
+    told: list[News] = []
+
+    def watch(shard: int, effect: Any) -> None:
+        if isinstance(effect, ev.PublishTopics):
+            told.extend(effect.news)
+
+    world.watch = watch
+    return told
+
+
+def frames_at(world: World, piece: News) -> list[FrameView]:
+    """What lies where a piece of news says, every checksum verified."""
+    topic, first_seq, last_seq, file_id, offset, stop, is_volatile = piece
+    run = world.runs[0]
+    path = run.core.places.paths[file_id]
+    assert path.startswith("@") == is_volatile
+    data = run.read(path)
+    return frames_in(data, topic, (first_seq, last_seq), offset, stop, run.core.places.salts[file_id])
+
+
+def frames_in(
+    data: bytes, topic: Any, seqs: tuple[int, int], offset: int, stop: int, salt: int
+) -> list[FrameView]:
+    found, expected = [], seqs[0]
+    while offset < stop:
+        view = open_frame(data, offset, seed=salt)
+        assert (view.topic_id, view.epoch, view.base_seq) == (topic.topic_id, topic.epoch, expected)
+        found.append(view)
+        expected, offset = view.last_seq + 1, offset + view.header.total_bytes
+    assert (offset, expected - 1) == (stop, seqs[1])
+    return found
+
+
+def test_each_stretch_of_a_group_is_told_with_its_place(world):
+    """N1: topics and classes mixed in one buffer, a lone frame and one of several records beside it."""
+    told, run = news_of(world), world.runs[0]
+    sent = [
+        world.frame_for(name, [b"%d" % i] * (i + 1)) for i, name in enumerate(["e", "f", "f", "e", "d", "f"])
+    ]
+    run.step(
+        run.frames(1, *sent),
+        run.frames(2, world.frame_for("d", [b"x", b"y"], producer=2)),
+        run.frames(3, world.frame_for("e", [b"z"], producer=3)),
+    )
+    assert sorted((piece[0].name, piece[1], piece[2]) for piece in told) == [
+        ("d", 1, 5), ("d", 6, 7), ("e", 1, 6), ("f", 1, 5), ("f", 6, 11),
+    ]  # fmt: skip
+    assert {piece[0].name for piece in told if piece[6]} == {"e"}
+    payloads = {name: [] for name in "def"}
+    for piece in told:
+        for view in frames_at(world, piece):
+            payloads[piece[0].name] += view.to_list()
+    for name, found in payloads.items():
+        assert found == [payload for _, payload in world.records(name)]
+
+
+def test_the_frames_of_all_producers_of_a_topic_are_one_piece_of_news(world):
+    """N1: a scheduler's work does not grow with the producers, nor with the frames."""
+    told, run = news_of(world), world.runs[0]
+    for name in "fe":
+        frames = [world.frame_for(name, [b"%d" % n], producer=n) for n in range(1, 10)]
+        run.step(*(run.frames(n, one) for n, one in enumerate(frames, 1)))
+    assert [(piece[0].name, piece[1], piece[2]) for piece in told] == [("f", 1, 9), ("e", 1, 9)]
+    assert [len(frames_at(world, piece)) for piece in told] == [9, 9]
+
+
+def test_appends_by_message_are_told_like_others(world):
+    told = news_of(world)
+    sent = frame(encode_records([b"a", b"b"]), topic_id=0, producer_id=7, producer_seq=1)
+    world.request(m.Append("f", 1), sent)
+    [piece] = told
+    assert piece[:3] == (world.topic("f"), 1, 2)
+    frames_at(world, piece)
+
+
+def test_what_publishes_nothing_tells_nothing(world):
+    """Repeats, refusals, configurations, deletions and idle marks."""
+    world.append("f", [b"a"], seq=1)
+    told = news_of(world)
+    world.append("f", [b"a"], seq=1)
+    world.send("f", [world.frame_for("f", [b"b"], epoch=99)])
+    world.put("f", durability="fsync", priority=3)
+    world.request(m.RecordsDelete("f", before_seq=2))
+    world.tick(1.0)
+    assert told == []
+
+
+def test_recovery_tells_nothing_and_what_follows_is_told(world):
+    """N4: readers look at everything behind a restart anyway."""
+    world.append("f", [b"a"])
+    world.append("d", [b"b"])
+    told = news_of(world)
+    world.kill_shard(0)
+    world.start_shard(0)
+    assert told == []
+    assert world.append("f", [b"c"]) == 2
+    [piece] = told
+    assert piece[:3] == (world.topic("f"), 2, 2)
+    frames_at(world, piece)
+
+
+def test_news_follow_heads_and_marks_and_come_before_acks(world):
+    """N2, W3."""
+    seen: list[Any] = []
+    world.watch = lambda shard, effect: seen.append(effect)
+    world.append("f", [b"a"])
+    kinds = [type(effect) for effect in seen]
+    assert kinds.index(ev.PublishMarks) < kinds.index(ev.PublishTopics) < kinds.index(ev.Settle)
+    [published] = [effect for effect in seen if isinstance(effect, ev.PublishTopics)]
+    assert [piece[0] for piece in published.news] == published.topics
+
+
+def test_news_go_on_in_the_next_file(world):
+    world.append("f", [b"a"])
+    told = news_of(world)
+    world.append("f", [b"b"])
+    first = world.runs[0].core.log.file_id
+    for _ in range(200):
+        world.append("f", [bytes(100_000)])
+        if world.runs[0].core.log.file_id != first:
+            break
+    assert {piece[3] for piece in told} == {first, world.runs[0].core.log.file_id}
+    assert [piece[1] for piece in told] == list(range(2, len(told) + 2))
+    for piece in told:
+        frames_at(world, piece)
+
+
+# -- the announcer ----------------------------------------------------------------------------------------
+
+
+SHARDS = 2
+
+
+@pytest.fixture
+def shm_dir() -> Iterator[Path]:
+    path = Path(f"/dev/shm/ringtest-{os.getuid()}-{secrets.token_hex(4)}")
+    path.mkdir(mode=0o700)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def board(shm_dir: Path) -> Iterator[Board]:
+    board = Board.create(shm_dir)
+    yield board
+    board.close()
+
+
+@pytest.fixture
+def announcer(shm_dir: Path, board: Board) -> Iterator[Callable[[int], Announcer]]:
+    made: list[Announcer] = []
+
+    def make(schedulers: int) -> Announcer:
+        boot = ActorBoot(
+            kind="wal_shard", name="wal_shard-01", engine_id="e", incarnation=1, boot_incarnation=1,
+            boot_id="b", slot=2, data_dir="/nowhere", shm_dir=str(shm_dir), supervisor_pid=1, shard=1,
+            shards=SHARDS,
+        )  # fmt: skip
+        made.append(Announcer(boot, board, schedulers))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def topic_at(slot: int) -> Topic:
+    return Topic(77, 3, "t", TopicConfig(), slot=slot, head_seq=12)
+
+
+def rows_of(taken: Taken) -> list[NewsRow]:
+    return [NewsRow(*row) for row in taken.rows.tolist()]
+
+
+def test_news_become_rows_with_the_slot_of_the_topic(announcer, shm_dir):
+    one = announcer(1)
+    one.begin()
+    reader = NewsReader(shm_dir, 1)
+    reader.take()
+    one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False), (topic_at(6), 1, 1, 1 << 23, 64, 128, True)])
+    one.tell([(topic_at(-1), 1, 1, 1 << 24, 5000, 6000, False)])
+    taken = reader.take()
+    assert taken.is_complete
+    assert rows_of(taken) == [
+        NewsRow(5, 77, 3, 8, 9, 1 << 24, 4096, 5000),
+        NewsRow(6 | VOLATILE_BIT, 77, 3, 1, 1, 1 << 23, 64, 128),
+    ], "what never was on the board is not told"
+    one.tell_gone(topic_at(5))
+    assert rows_of(reader.take()) == [NewsRow(5, 77, 3, 12, 12, 0, 0, 0)]
+    reader.close()
+
+
+def test_nothing_is_told_before_recovery_is_on_the_board_nor_without_schedulers(announcer, shm_dir):
+    """N4."""
+    for schedulers in (1, 0):
+        one = announcer(schedulers)
+        if not schedulers:
+            one.begin()
+        one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
+        one.tell_gone(topic_at(5))
+        one.ring()
+        assert not (shm_dir / news_name(1)).exists()
+
+
+def test_the_bells_of_schedulers_that_sleep_are_rung_once_for_what_was_told(announcer, shm_dir, board):
+    """N5: those that are awake, dead or not there cost nothing."""
+    bells = []
+    for n in range(2):
+        make_bell(scheduler_bell(str(shm_dir), n))
+        bells.append(BellListener(scheduler_bell(str(shm_dir), n)))
+    pages = [board.process(scheduler_slot(SHARDS, n)) for n in range(3)]
+    one = announcer(3)
+    one.begin()
+
+    def rings() -> list[int]:
+        one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
+        one.tell_gone(topic_at(5))
+        one.ring()
+        one.ring()
+        return [bell.drain() for bell in bells]
+
+    assert rings() == [0, 0], "nobody says that it sleeps"
+    for page in pages:
+        page.set(P.ASLEEP, 1)
+    assert rings() == [0, 0], "nobody lives"
+    for page in pages:
+        page.set(P.STATE, ProcessState.READY)
+    assert rings() == [1, 1], "the third has no bell, which stops nobody"
+    pages[0].set(P.ASLEEP, 0)
+    assert rings() == [0, 1]
+    for bell in bells:
+        bell.close()
+
+
+# -- a real engine ----------------------------------------------------------------------------------------
+
+
+class Watched:
+    """One shard of an engine, as a scheduler sees it."""
+
+    def __init__(self, host: Any) -> None:
+        self.info = host.info
+        self.data_dir = Path(host.info.data_dir)
+        self.shm_dir = Path(host.info.shm_dir)
+        self.news = NewsReader(self.shm_dir, 0)
+        self.table = TopicTable.open(self.shm_dir, 0)
+        self.board = Board.open(self.shm_dir, writable=False)
+        self.shard = Requester("wal_shard-00", f"ipc://{self.shm_dir}/wal_shard-00.sock")
+
+    def close(self) -> None:
+        self.news.close()
+        self.table.close()
+        self.board.close()
+        self.shard.close()
+
+    def id_of(self, name: str) -> int:
+        return self.shard.ask(m.TopicResolve(name), m.TopicInfo).message.topic_id
+
+    def changes(self) -> int:
+        return self.board.process(shard_slot(0)).get(P.TOPICS_CHANGED)
+
+    def verified(self, row: NewsRow, name: str) -> list[Any]:
+        """What a reader finds where a row says."""
+        facts = self.table.read(row.slot & SLOT_MASK)
+        assert (facts.topic_id, facts.epoch) == (row.topic_id, row.epoch)
+        assert facts.head_seq >= row.last_seq, "news are told behind the board"
+        located = self.shard.ask(m.Locate(name, row.first_seq - 1), m.Located).message
+        [extent] = [extent for extent in located.extents if extent.file_id == row.file_id]
+        assert extent.path.startswith("@") == bool(row.slot & VOLATILE_BIT)
+        root = self.shm_dir if extent.path.startswith("@") else self.data_dir
+        data = (root / extent.path.removeprefix("@")).read_bytes()
+        views = frames_in(data, row, (row.first_seq, row.last_seq), row.offset, row.stop, extent.salt)
+        return [payload for view in views for payload in view.to_list()]
+
+
+@pytest.fixture
+def host() -> Iterator[Any]:
+    with engine(wal={"shards": 1}, delivery={"schedulers": 1}) as running:
+        yield running
+
+
+@pytest.fixture
+def watched(host: Any) -> Iterator[Watched]:
+    watched = Watched(host)
+    yield watched
+    watched.close()
+
+
+def until_told(watched: Watched, last_seqs: dict[int, int]) -> list[NewsRow]:
+    """Rows until each topic was told up to a number."""
+    found: list[NewsRow] = []
+
+    def is_told() -> bool:
+        found.extend(rows_of(watched.news.take()))
+        told = {row.topic_id: row.last_seq for row in found}
+        return all(told.get(topic_id, -1) >= seq for topic_id, seq in last_seqs.items())
+
+    wait_until(is_told, 20, "news", lambda: str(found))
+    return found
+
+
+def test_rows_say_what_a_reader_finds_there(host, watched):
+    """N1, N2: every acked record is told of by exactly one row, which is right to the byte."""
+    with ringlog.connect(host.url, wait=10) as client:
+        before = watched.changes()
+        orders = {
+            "fsync": (-1000, True),
+            "disk": (None, True),
+            "memory": (7, False),
+            "ephemeral": (None, False),
+        }
+        for kind, (priority, is_auto) in orders.items():
+            client.topics.create(kind, durability=kind, priority=priority, auto_priority=is_auto)
+        assert watched.changes() >= before + 4
+        assert not watched.news.take().is_complete
+        for n in range(30):
+            for kind in orders:
+                client.append(kind, b"%d" % n * (n + 1))
+        ids = {watched.id_of(kind): kind for kind in orders}
+        rows = until_told(watched, dict.fromkeys(ids, 30))
+        for topic_id, kind in ids.items():
+            mine = [row for row in rows if row.topic_id == topic_id]
+            payloads = [payload for row in mine for payload in watched.verified(row, kind)]
+            items = [item for item in client.reader(kind, 0) if not isinstance(item, Tombstone)]
+            assert payloads == [bytes(item.data) for item in items]
+            assert [item.seq for item in items] == list(range(1, 31))
+        words = {ids[row.topic_id]: watched.table.read(row.slot & SLOT_MASK).order for row in rows}
+        assert {kind: decode_order(word) for kind, word in words.items()} == {
+            "fsync": (-1000, False), "disk": (0, True), "memory": (7, False), "ephemeral": (0, False),
+        }  # fmt: skip
+
+
+def test_a_deleted_topic_wakes_those_who_watch_it_and_a_restart_everybody(host, watched):
+    """N3, N4."""
+    with ringlog.connect(host.url, wait=10) as client:
+        client.topics.create("t", durability="fsync")
+        client.topics.create("u", durability="fsync")
+        client.append("t", b"a")
+        topic_id = watched.id_of("t")
+        watched.news.take()
+        before = watched.changes()
+        client.topics.delete("t")
+        [row] = until_told(watched, {topic_id: 1})
+        assert (row.first_seq, row.last_seq, row.file_id, row.offset, row.stop) == (1, 1, 0, 0, 0)
+        assert watched.table.read(row.slot & SLOT_MASK).state == TOPIC_EMPTY
+        assert watched.changes() == before + 1
+        client.append("u", b"b")
+        host.kill("wal_shard")
+        host.wait_ready()
+        wait_until(lambda: not watched.news.take().is_complete, 20, "a look at everything")
+        client.append("u", b"c")
+        other = watched.id_of("u")
+        rows = [row for row in until_told(watched, {other: 2}) if row.topic_id == other]
+        assert [payload for row in rows[-1:] for payload in watched.verified(row, "u")] == [b"c"]
+
+
+def test_without_schedulers_there_are_no_news():
+    with engine(wal={"shards": 1}, delivery={"schedulers": 0}) as host:
+        with ringlog.connect(host.url, wait=10) as client:
+            client.append("t", b"a")
+        assert not (Path(host.info.shm_dir) / news_name(0)).exists()

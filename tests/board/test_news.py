@@ -1,0 +1,309 @@
+"""News: what a reader takes is what was written, in order; and it is told when that is not everything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog.board import layout, news, row_ring
+from ringlog.board.layout import BoardError
+from ringlog.board.mapping import make_board_file
+from ringlog.board.news import VOLATILE_BIT, NewsReader, NewsRow, NewsWriter
+from ringlog.board.row_ring import Taken
+
+ROWS = 8
+U64_MAX = (1 << 64) - 1
+WORDS_OF_HEADER = (row_ring._CLAIMED, row_ring._COUNT, row_ring._LIFE)
+Row = tuple[int, ...]
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(news, "NEWS_ROWS", ROWS)
+
+
+@pytest.fixture
+def writer(shm_dir: Path) -> Iterator[NewsWriter]:
+    writer = NewsWriter(shm_dir, 3)
+    yield writer
+    writer.close()
+
+
+@pytest.fixture
+def reader(writer: NewsWriter, shm_dir: Path) -> Iterator[NewsReader]:
+    """A reader that has looked at everything once."""
+    reader = NewsReader(shm_dir, 3)
+    reader.take()
+    yield reader
+    reader.close()
+
+
+def row(n: int) -> Row:
+    return tuple(n * 100 + word for word in range(row_ring.ROW_WORDS))
+
+
+def rows(start: int, stop: int) -> list[Row]:
+    return [row(n) for n in range(start, stop)]
+
+
+def told(taken: Taken) -> list[Row]:
+    assert taken.rows.shape == (len(taken.rows), row_ring.ROW_WORDS)
+    return [tuple(each) for each in taken.rows.tolist()]
+
+
+# -- what is written is taken -------------------------------------------------------------------------------
+
+
+def test_rows_are_taken_once_and_in_order(writer: NewsWriter, reader: NewsReader) -> None:
+    assert not reader.has_news
+    writer.add(rows(0, 1))
+    writer.add(rows(1, 4))
+    assert reader.has_news
+    taken = reader.take()
+    assert (told(taken), taken.is_complete) == (rows(0, 4), True)
+    assert not reader.has_news
+    taken = reader.take()
+    assert (told(taken), taken.is_complete) == ([], True)
+
+
+def test_a_row_says_what_was_told_word_by_word(writer: NewsWriter, reader: NewsReader) -> None:
+    given = NewsRow(7 | VOLATILE_BIT, U64_MAX, 1 << 32, 5, 9, 1 << 63, 4096, 8192)
+    writer.add([given])
+    [found] = reader.take().rows
+    assert NewsRow(*found.tolist()) == given
+    assert int(found[news.N_SLOT]) & news.SLOT_MASK == 7
+
+
+def test_no_rows_are_no_news(writer: NewsWriter, reader: NewsReader) -> None:
+    writer.add([])
+    assert not reader.has_news
+
+
+def test_what_was_taken_stays_as_it_is(writer: NewsWriter, reader: NewsReader) -> None:
+    """The next rows lie in the same places."""
+    writer.add(rows(0, ROWS))
+    before = reader.take()
+    writer.add(rows(ROWS, 2 * ROWS))
+    assert told(before) == rows(0, ROWS)
+
+
+@pytest.mark.parametrize("step", range(1, ROWS + 1))
+def test_rows_go_round_the_end_of_the_ring(writer: NewsWriter, reader: NewsReader, step: int) -> None:
+    for first in range(0, 5 * ROWS, step):
+        writer.add(rows(first, first + step))
+        taken = reader.take()
+        assert (told(taken), taken.is_complete) == (rows(first, first + step), True)
+
+
+def test_a_value_that_is_no_word_is_refused_before_anything_is_claimed(
+    writer: NewsWriter, reader: NewsReader
+) -> None:
+    for bad in ([(-1, *row(0)[1:])], [row(0), (*row(0)[:-1], 1 << 64)]):
+        with pytest.raises(OverflowError):
+            writer.add(bad)
+    writer.add(rows(0, 1))
+    taken = reader.take()
+    assert (told(taken), taken.is_complete) == (rows(0, 1), True)
+
+
+# -- what is missing is said --------------------------------------------------------------------------------
+
+
+def test_a_reader_begins_with_a_look_at_everything(writer: NewsWriter, shm_dir: Path) -> None:
+    """It comes later than what was written before it."""
+    writer.add(rows(0, 3))
+    reader = NewsReader(shm_dir, 3)
+    assert reader.has_news
+    taken = reader.take()
+    assert (told(taken), taken.is_complete) == ([], False)
+    writer.add(rows(3, 4))
+    taken = reader.take()
+    assert (told(taken), taken.is_complete) == (rows(3, 4), True)
+    reader.close()
+
+
+def test_a_reader_that_is_exactly_full_behind_misses_nothing_and_one_row_more_is_too_much(
+    writer: NewsWriter, reader: NewsReader
+) -> None:
+    writer.add(rows(0, 3))
+    writer.add(rows(3, ROWS))
+    taken = reader.take()
+    assert (told(taken), taken.is_complete) == (rows(0, ROWS), True)
+    for n in range(ROWS + 1):
+        writer.add(rows(n, n + 1))
+    assert not reader.take().is_complete
+    writer.add(rows(50, 52))
+    taken = reader.take()
+    assert (told(taken), taken.is_complete) == (rows(50, 52), True), "it goes on where the writer is"
+
+
+@pytest.mark.parametrize("first", range(ROWS))
+def test_of_more_rows_than_there_is_room_for_the_last_ones_are_there(
+    writer: NewsWriter, reader: NewsReader, first: int
+) -> None:
+    writer.add(rows(0, first))
+    reader.take()
+    writer.add(rows(first, first + 3 * ROWS + 1))
+    assert not reader.take().is_complete
+    table = [tuple(each) for each in reader._table.tolist()]
+    assert sorted(table) == rows(first + 2 * ROWS + 1, first + 3 * ROWS + 1)
+    writer.add(rows(90, 92))
+    taken = reader.take()
+    assert (told(taken), taken.is_complete) == (rows(90, 92), True)
+
+
+# -- one incarnation after the other ------------------------------------------------------------------------
+
+
+def test_another_incarnation_goes_on_in_the_file_and_has_readers_look_at_everything(
+    writer: NewsWriter, reader: NewsReader, shm_dir: Path
+) -> None:
+    """What its predecessor published without saying so, and what recovery did, is in no row."""
+    writer.add(rows(0, 2))
+    writer.close()
+    successor = NewsWriter(shm_dir, 3)
+    assert reader.has_news
+    successor.add(rows(2, 4))
+    taken = reader.take()
+    assert (told(taken), taken.is_complete) == (rows(0, 4), False)
+    successor.add(rows(4, 5))
+    taken = reader.take()
+    assert (told(taken), taken.is_complete) == (rows(4, 5), True)
+    successor.close()
+
+
+def test_the_successor_of_a_writer_that_died_while_it_wrote_does_not_pass_its_traces_on(
+    writer: NewsWriter, reader: NewsReader, shm_dir: Path
+) -> None:
+    """It claimed three rows over the oldest of a full ring and stored some of them."""
+    writer.add(rows(0, ROWS))
+    writer._words[row_ring._CLAIMED] = ROWS + 3
+    for place in range(2):
+        base = row_ring._BASE + place * row_ring.ROW_WORDS
+        writer._words[base] = 666
+    writer.close()
+    successor = NewsWriter(shm_dir, 3)
+    taken = reader.take()
+    assert (told(taken), taken.is_complete) == (rows(3, ROWS), False)
+    for n in range(20, 20 + 2 * ROWS):
+        successor.add(rows(n, n + 1))
+        taken = reader.take()
+        assert (told(taken), taken.is_complete) == (rows(n, n + 1), True)
+    successor.close()
+
+
+# -- files that are not what they should be -----------------------------------------------------------------
+
+
+def test_without_a_file_there_is_no_reader(shm_dir: Path) -> None:
+    with pytest.raises(BoardError):
+        NewsReader(shm_dir, 3)
+
+
+def test_a_file_of_another_shard_or_kind_or_without_rows_is_refused(
+    writer: NewsWriter, shm_dir: Path
+) -> None:
+    path = shm_dir / layout.news_name(4)
+    os.rename(shm_dir / layout.news_name(3), path)
+    for open_ in (NewsReader, NewsWriter):
+        with pytest.raises(BoardError, match="not the news of this shard"):
+            open_(shm_dir, 4)
+    path.unlink()
+    make_board_file(str(path), layout.PAGE_BYTES, layout.encode_identity(layout.NEWS_MAGIC, 4, 0, 0))
+    with pytest.raises(BoardError, match="rows=0"):
+        NewsReader(shm_dir, 4)
+    path.unlink()
+    make_board_file(str(path), layout.CHUNK_BYTES, layout.encode_identity(layout.TOPICS_MAGIC, 4, 4096, 0))
+    with pytest.raises(BoardError, match="magic differs"):
+        NewsReader(shm_dir, 4)
+
+
+def test_a_reader_cannot_write(reader: NewsReader) -> None:
+    """SEC-23: by the mapping."""
+    with pytest.raises(TypeError, match="read-only"):
+        reader._words[row_ring._COUNT] = 1
+
+
+def test_ends_close_twice_without_harm(writer: NewsWriter, reader: NewsReader) -> None:
+    for _ in range(2):
+        reader.close()
+        writer.close()
+    with pytest.raises(ValueError, match="released"):
+        _ = reader.has_news
+
+
+HOSTILE = st.sampled_from([0, 1, ROWS - 1, ROWS, ROWS + 1, 1 << 62, 1 << 63, U64_MAX - ROWS, U64_MAX])
+
+
+@given(
+    before=st.tuples(*[HOSTILE | st.integers(0, U64_MAX)] * 3),
+    turns=st.lists(st.tuples(*[HOSTILE | st.integers(0, U64_MAX)] * 3), max_size=4),
+)
+def test_no_words_make_a_reader_fail_or_read_outside(
+    before: tuple[int, ...], turns: list[tuple[int, ...]]
+) -> None:
+    """Whatever stands there, it takes at most what the ring holds, and goes on."""
+    words = memoryview(bytearray(layout.PAGE_BYTES + ROWS * layout.NEWS_ROW_BYTES)).cast("Q")
+    reader = reader_over(words, before)
+    for turn in turns:
+        for word, value in zip(WORDS_OF_HEADER, turn, strict=True):
+            words[word] = value
+        taken = reader.take()
+        assert len(told(taken)) <= ROWS
+        assert reader._next == turn[1]
+        assert not reader.has_news
+
+
+def reader_over(words: memoryview, header: tuple[int, ...]) -> NewsReader:
+    for word, value in zip(WORDS_OF_HEADER, header, strict=True):
+        words[word] = value
+    reader = NewsReader.__new__(NewsReader)
+    reader._words, reader._rows = words, ROWS
+    reader._table = np.frombuffer(words, dtype=np.uint64)[row_ring._BASE :].reshape(-1, row_ring.ROW_WORDS)
+    reader._next, reader._life = words[row_ring._COUNT], -1
+    return reader
+
+
+# -- on real memory -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_reader_in_another_process_takes_exactly_what_was_written(
+    shm_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer goes round a small ring as fast as it can, until 100,000 rows were taken."""
+    monkeypatch.setattr(news, "NEWS_ROWS", 4096)
+    writer = NewsWriter(shm_dir, 3)
+    reader = NewsReader(shm_dir, 3)
+    pid = os.fork()
+    if pid == 0:
+        count = 0
+        while True:
+            many = count % 7 + 1
+            writer.add([(count + n,) * row_ring.ROW_WORDS for n in range(many)])
+            count += many
+    pidfd, whole = os.pidfd_open(pid), 0
+    try:
+        for _ in range(10_000_000):
+            taken = reader.take()
+            found = taken.rows
+            assert (found == found[:, :1]).all(), "a row is of one piece"
+            numbers = found[:, 0].tolist()
+            assert numbers == list(range(reader._next - len(numbers), reader._next))
+            whole += len(numbers) if taken.is_complete else 0
+            if whole > 100_000:
+                break
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        os.close(pidfd)
+        reader.close()
+        writer.close()
+    assert whole > 100_000

@@ -1,0 +1,45 @@
+"""`ringlog router` against a real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from test_engine_commands import Shell
+
+import ringlog
+from ringlog.cli.outcome import Exit
+from ringlog.testing.real_engine import TestEngine, engine, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[TestEngine]:
+    with engine(delivery={"schedulers": 1}) as found:
+        yield found
+
+
+def test_a_router_is_made_shown_listed_and_deleted(running: TestEngine) -> None:
+    shell = Shell(running.url)
+    made = shell.ok("router", "create", "s->d", "s", "d", "--filter", "hot*", "--drop-node")
+    assert [(row["created"], row["filter"], row["preserve_node"]) for row in made] == [
+        (True, ["tag", "Glob", "hot*"], False)
+    ]
+    shell.fails(Exit.FAILED, "router", "create", "x->d", "x", "d")
+    assert "would close a cycle" in shell.fails(Exit.FAILED, "router", "create", "d->s", "d", "s")
+    with ringlog.connect(running.url, wait=20) as client:
+        client.append("s", b"one", tag="hot.1")
+    (shown,) = shell.ok("router", "get", "s->d", "--settle", "20")
+    assert (shown["cursor"], shown["lag"], shown["forwarded_total"]) == (1, 0, 1)
+    assert [row["router"] for row in shell.ok("router", "list", "--source", "s")] == ["s->d"]
+    assert shell.ok("router", "list", "--dest", "s") == []
+
+    def is_counted() -> bool:
+        status = running.status()
+        return (status.routers, status.router_lag) == (1, 0)
+
+    wait_until(is_counted, 20, "the status to say so")
+    assert shell.ok("router", "delete", "s->d") == [{"router": "s->d", "deleted": True}]
+    assert shell.run("router", "delete", "s->d").returncode == Exit.NOT_FOUND
+    shell.fails(Exit.NOT_FOUND, "router", "get", "s->d")

@@ -1,0 +1,130 @@
+"""`ringlog status` of a real engine: pressure, delivery, and who is behind."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+
+import ringlog
+from ringlog.cli.output import Format, Printer
+from ringlog.cli.status import show
+from ringlog.envelope import messages as m
+from ringlog.testing import engine
+from ringlog.testing.real_engine import TestEngine, wait_until
+from tests.actors.test_scheduler_engine import Link, feed_of
+from tests.cli.test_engine_commands import Shell
+
+WAIT_S = 20.0
+
+PROCESS = m.ProcessStatus("wal_shard-00", "wal_shard", 7, "ready", 3, 0, 61.0, 0.1, 0.25, 1 << 20, "")
+FOUND = m.EngineStatusReply(
+    "e" * 32, "1.0", "ready", 61.0, "/data", 1, 2, 1 << 30, [PROCESS],
+    pressure=[
+        m.PressureStatus("instance", 0.87, "shed", 0.2, 0.0, 0.4, 0.002, 20, 1.5),
+        m.PressureStatus("wal_shard-00", 0.87, "shed", 0.5, 0.87, 0.0, 0.0, 12, 0.25),
+    ],
+    delivery=m.DeliveryStatus([1, 2, 3, 4, 5], 0, 2, 3, 40, 99, 0.001, 7.5),
+)  # fmt: skip
+BEHIND = m.Consumer("0a0b", 3, 7_500, 20, 15, 4, 4)
+
+
+def printed(format: Format) -> str:
+    out = io.StringIO()
+    show(FOUND, Printer(format, out=out), [BEHIND])
+    return out.getvalue()
+
+
+def test_people_see_pressure_and_delivery_in_tables() -> None:
+    """G-11."""
+    lines = [" ".join(line.split()) for line in printed(Format.TABLE).splitlines()]
+    assert "pressure of pressure step busy ring fill delivery latency throttled waited" in lines
+    assert "instance 87% shed 20% - 40% 2.0 ms 20 1.5 s" in lines
+    assert "wal_shard-00 87% shed 50% 87% - - 12 0.2 s" in lines
+    assert "watching 2 links, 3 subscriptions, 40 feeds" in lines
+    assert "wait for credit B4 5 B3 4 B2 3 B1 2 B0 1" in lines
+    assert "delivery lag 7.5 s at most, latency 1.0 ms" in lines
+    assert "0a0b/3 7.5 s 20 15 4 of 4" in lines
+
+
+@pytest.mark.parametrize("format", [Format.JSON, Format.NDJSON])
+def test_programs_see_all_of_it_as_numbers(format: Format) -> None:
+    facts = json.loads(printed(format))
+    assert facts["processes"][0]["name"] == "wal_shard-00"
+    assert [each["pressure"] for each in facts["pressure"]] == [0.87, 0.87]
+    assert facts["pressure"][1]["throttled"] == 12
+    assert facts["delivery"]["ready_by_band"] == [1, 2, 3, 4, 5]
+    assert facts["consumers"] == [
+        {
+            "link": "0a0b",
+            "subscription": 3,
+            "lag_ms": 7_500,
+            "feeds": 20,
+            "waiting": 15,
+            "told": 4,
+            "credit": 4,
+        }
+    ]
+
+
+@pytest.fixture
+def running() -> Iterator[TestEngine]:
+    with engine(delivery={"schedulers": 1}) as found:
+        yield found
+
+
+@pytest.fixture
+def link(running: TestEngine) -> Iterator[Link]:
+    made = Link(running)
+    yield made
+    made.close()
+
+
+@pytest.mark.slow
+def test_who_does_not_take_what_it_was_told_is_behind(running: TestEngine, link: Link) -> None:
+    """SC-1: it is seen, by itself, and is no pressure."""
+    shell = Shell(running.url)
+    feeds = [feed_of(running, n, f"t{n}") for n in range(3)]
+    link.subscribe(*feeds, credit=1)
+    assert link.turn()
+    found = wait_for(shell, lambda status: status["delivery"]["lag_s"] >= 1)
+    assert found["delivery"]["ready_by_band"] == [0, 2, 0, 0, 0]
+    assert (found["delivery"]["links"], found["delivery"]["feeds"]) == (1, 3)
+    (consumer,) = found["consumers"]
+    assert consumer["lag_ms"] >= 1_000
+    assert (consumer["feeds"], consumer["waiting"], consumer["told"], consumer["credit"]) == (3, 2, 1, 1)
+    assert [each["of"] for each in found["pressure"]] == ["instance", "wal_shard-00"]
+    found = wait_for(shell, lambda status: not any(each["pressure"] for each in status["pressure"]))
+    assert {each["step"] for each in found["pressure"]} == {"free"}
+    table = shell.run("status", "--output", "table").stdout.decode()
+    assert "pressure of" in table
+    assert f"{consumer['link']}/1" in table
+    for feed in feeds:
+        link.take((1, feed.feed, 1))
+    found = wait_for(shell, lambda status: status["delivery"]["lag_s"] == 0)
+    assert found["consumers"][0]["lag_ms"] == 0
+
+
+def wait_for(shell: Shell, holds: object) -> dict:
+    """Look at the status until it is so."""
+    found: list[dict] = []
+
+    def is_so() -> bool:
+        found[:] = shell.ok("status")
+        return bool(holds(found[0]))  # type: ignore[operator]
+
+    wait_until(is_so, WAIT_S, "the status to be so", lambda: str(found))
+    return found[0]
+
+
+@pytest.mark.slow
+def test_without_schedulers_there_is_pressure_of_shards_alone() -> None:
+    with engine() as alone:
+        (found,) = Shell(alone.url).ok("status")
+        assert [each["of"] for each in found["pressure"]] == ["wal_shard-00"]
+        assert found["delivery"] is None
+        assert found["consumers"] == []
+        with ringlog.connect(alone.url) as client:
+            client.append("t", b"x")

@@ -1,0 +1,216 @@
+"""Processes killed while routers are at work: every record arrives once, in order, whoever died when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import ringlog
+from ringlog import stop_points
+from ringlog.client import Client
+from ringlog.client.pages import Page
+from ringlog.errors import RinglogError
+from ringlog.testing import engine
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+pytestmark = pytest.mark.slow
+
+SETTLE_S = 40.0
+KILLS = 4
+BETWEEN = 60
+"""Records that arrive between two kills at least."""
+CLASSES = ("fsync", "disk", "memory")
+
+
+@pytest.fixture
+def running() -> Iterator[TestEngine]:
+    with engine(
+        wal={"shards": 2}, delivery={"schedulers": 2}, supervisor={"restart_max": 100},
+    ) as found:  # fmt: skip
+        yield found
+
+
+class Writer(threading.Thread):
+    """Appends numbers to a topic, one after the other, until it is stopped."""
+
+    def __init__(self, url: str, topic: str) -> None:
+        super().__init__(daemon=True)
+        self._url, self._topic = url, topic
+        self.sent = 0
+        self.error: BaseException | None = None
+        self._stop_asked = threading.Event()
+
+    def run(self) -> None:
+        try:
+            with ringlog.connect(self._url, wait=20, timeout_ms=60_000) as client:
+                producer = client.producer(self._topic, linger_ms=0)
+                while not self._stop_asked.is_set():
+                    producer.send(b"%d" % self.sent).result(60)
+                    self.sent += 1
+                producer.close()
+        except BaseException as e:  # noqa: BLE001  judged by the test
+            self.error = e
+
+    def stop(self) -> None:
+        self._stop_asked.set()
+        self.join(60)
+        assert not self.is_alive()
+        assert self.error is None, self.error
+
+
+def pages(client: Client, topic: str) -> list[Page]:
+    found = [client.read(topic, limit=1_000)]
+    while not found[-1].caught_up:
+        found.append(client.read(topic, found[-1].cursor, limit=1_000))
+    return found
+
+
+def payloads(client: Client, topic: str) -> list[bytes]:
+    return [data for page in pages(client, topic) for data in page.bytes()]
+
+
+def shard_of(client: Client, topic: str) -> int:
+    def steps():
+        info = yield client.connection.resolve(topic)
+        return info.shard
+
+    return client.run(steps())
+
+
+def head(client: Client, topic: str) -> int:
+    try:
+        return client.topics.state(topic, touch=False).head_seq
+    except RinglogError:
+        return 0
+
+
+def under_kills(running: TestEngine, kill: Callable[[Client, int], None]) -> None:
+    """Write into a source that feeds a topic of each class, and one behind it; kill on the way; judge."""
+    with ringlog.connect(running.url, wait=20, timeout_ms=60_000) as client:
+        client.topics.create("s", durability="fsync")
+        dests = [f"d-{name}" for name in CLASSES]
+        for name, dest in zip(CLASSES, dests, strict=True):
+            client.topics.create(dest, durability=name)
+            client.routers.create(f"s->{dest}", "s", dest)
+        client.topics.create("end", durability="fsync")
+        client.routers.create("on", "d-fsync", "end")
+        topics = [*dests, "end"]
+        writer = Writer(running.url, "s")
+        writer.start()
+        for number in range(KILLS):
+            wanted = head(client, "end") + BETWEEN
+
+            def is_on(wanted: int = wanted) -> bool:
+                return writer.error is not None or head(client, "end") >= wanted
+
+            wait_until(is_on, SETTLE_S, "copies to arrive")
+            kill(client, number)
+        writer.stop()
+        for name in ["s->" + dest for dest in dests] + ["on"]:
+            client.routers.settle(name, 30)
+        sent = [b"%d" % n for n in range(writer.sent)]
+        assert payloads(client, "s") == sent
+        for topic in topics:
+            assert payloads(client, topic) == sent, topic
+        assert {router.forwarded_total for router in client.routers.list()} == {len(sent)}
+
+
+def test_schedulers_are_killed(running: TestEngine):
+    """PR-7, RT-19: cursors are the shards', and nothing is forwarded twice."""
+    under_kills(running, lambda client, number: running.kill("scheduler", shard=number % 2))
+
+
+def test_the_shard_of_the_source_is_killed(running: TestEngine):
+    under_kills(running, lambda client, _: running.kill("wal_shard", shard=shard_of(client, "s")))
+
+
+def test_shards_of_destinations_are_killed(running: TestEngine):
+    """CP-33: the copies and the cursor are there, or neither is."""
+
+    def kill(client: Client, number: int) -> None:
+        running.kill("wal_shard", shard=number % 2)
+
+    under_kills(running, kill)
+
+
+def test_the_engine_is_killed_and_started_again(running: TestEngine):
+    """RT-35: what was not forwarded is, when it is there again."""
+    with ringlog.connect(running.url, wait=20, timeout_ms=60_000) as client:
+        client.topics.create("s", durability="fsync")
+        client.routers.create("s->d", "s", "d")
+        sent = [b"%d" % n for n in range(5_000)]
+        for start in range(0, len(sent), 1_000):
+            client.append_many("s", sent[start : start + 1_000])
+    running.crash()
+    running.start()
+    with ringlog.connect(running.url, wait=20, timeout_ms=60_000) as client:
+        found = client.routers.settle("s->d", 30)
+        assert (found.cursor, found.forwarded_total) == (len(sent), len(sent))
+        assert payloads(client, "d") == sent
+
+
+def test_what_comes_after_the_loss_of_an_ephemeral_source_is_forwarded(running: TestEngine):
+    """RT-23, S-11: its numbers are not given out again, so nothing new hides below the router's cursor."""
+    with ringlog.connect(running.url, wait=20, timeout_ms=60_000) as client:
+        client.topics.create("s", durability="ephemeral")
+        client.routers.create("r", "s", "d")
+        for life in range(3):
+            for n in range(5):
+                client.append("s", b"%d-%d" % (life, n))
+            client.routers.settle("r", 30)
+            running.kill("wal_shard", shard=shard_of(client, "s"))
+        client.append("s", b"end")
+        found = client.routers.settle("r", 30)
+        assert found.forwarded_total == 3 * 5 + 1
+        assert payloads(client, "d") == [b"%d-%d" % (life, n) for life in range(3) for n in range(5)] + [
+            b"end"
+        ]
+        gaps = [page.tombstone for page in pages(client, "d") if page.tombstone is not None]
+        assert [gap.reason for gap in gaps] == ["source_trim"] * 3
+
+
+@pytest.mark.parametrize("point", [name for name in stop_points.POINTS if name.startswith("route_")])
+def test_a_scheduler_dies_at_every_point(point: str):
+    """FH-6, PR-7: life after life, at the first and the second time that it comes there."""
+    plan = f"{point}:1:kill;{point}:2:kill"
+    with (
+        engine(
+            wal={"shards": 2}, delivery={"schedulers": 1}, supervisor={"restart_max": 100},
+            environ={"RINGLOG_TEST_STOP_POINTS": plan},
+        ) as found,
+        ringlog.connect(found.url, wait=20, timeout_ms=60_000) as client,
+    ):  # fmt: skip
+        client.topics.create("s", durability="disk")
+        sent: list[bytes] = []
+        for n in range(4):
+            client.routers.create(f"r{n}", "s", f"d{n}")
+            more = [b"%d" % i for i in range(500 * n, 500 * n + 500)]
+            client.append_many("s", more)
+            sent += more
+            client.routers.settle(f"r{n}", 30)
+        for n in range(4):
+            client.routers.settle(f"r{n}", 30)
+            assert payloads(client, f"d{n}") == sent[500 * n :]
+            assert client.routers.get(f"r{n}").forwarded_total == len(sent) - 500 * n
+        (restarts,) = [each.restarts for each in found.status().processes if each.kind == "scheduler"]
+        assert restarts >= 2
+
+
+def test_who_makes_a_router_need_not_know_that_a_scheduler_died(running: TestEngine):
+    """Promise 3: it is asked again, and there is one router."""
+    with ringlog.connect(running.url, wait=20, timeout_ms=60_000) as client:
+        for number in range(6):
+            if number % 2:
+                running.kill("scheduler", shard=0)
+            made = client.routers.create(f"r{number}", "s", f"d{number}")
+            assert made.cursor == 0
+        assert [router.router for router in client.routers.list()] == [f"r{n}" for n in range(6)]
+        running.kill("scheduler", shard=0)
+        assert client.routers.delete("r0")
+        client.append("s", b"x")
+        for number in range(1, 6):
+            client.routers.settle(f"r{number}", 30)
+            assert payloads(client, f"d{number}") == [b"x"]
+        assert payloads(client, "d0") == []

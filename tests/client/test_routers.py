@@ -1,0 +1,386 @@
+"""Routers of a real engine, through the client library: what arrives where, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+import ringlog
+from ringlog import aio
+from ringlog.client import Client, NewRecord, RouterDescription
+from ringlog.errors import (
+    InvalidRequest,
+    RouterCycle,
+    RouterNotFound,
+    Throttled,
+    TopicIncompatible,
+    TopicNotFound,
+)
+from ringlog.limits import ROUTER_HOPS_MAX
+from ringlog.testing import engine
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+pytestmark = pytest.mark.slow
+
+SETTLE_S = 20.0
+ROUTERS_MAX = 40
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[TestEngine]:
+    with engine(
+        wal={"shards": 3}, delivery={"schedulers": 2}, limits={"max_routers": ROUTERS_MAX},
+        gateway={"enabled": True},
+    ) as found:  # fmt: skip
+        yield found
+
+
+@pytest.fixture
+def client(running: TestEngine) -> Iterator[Client]:
+    with ringlog.connect(running.url, wait=20) as found:
+        yield found
+        for router in list(found.routers.list()):
+            found.routers.delete(router.router)
+        for topic in list(found.topics.list()):
+            found.topics.delete(topic.topic)
+
+
+def payloads(client: Client, topic: str) -> list[bytes]:
+    found: list[bytes] = []
+    page = client.read(topic, limit=1_000)
+    while True:
+        found += page.bytes()
+        if page.caught_up:
+            return found
+        page = client.read(topic, page.cursor, limit=1_000)
+
+
+def settle(client: Client, *names: str) -> list[RouterDescription]:
+    return [client.routers.settle(name, SETTLE_S) for name in names]
+
+
+# -- what arrives ------------------------------------------------------------------------------------------
+
+
+def test_what_is_published_behind_the_creation_arrives_in_order_and_nothing_else(client: Client):
+    """RT-1, RT-11, RT-15, RT-16, RT-38."""
+    client.append("a", b"before")
+    made = client.routers.create("a->b", "a", "b")
+    assert (made.created, made.cursor, made.lag, made.forwarded_total) == (True, 1, 0, 0)
+    sent = [b"%d" % n for n in range(2_500)]
+    client.append_many("a", sent)
+    (found,) = settle(client, "a->b")
+    assert payloads(client, "b") == sent
+    assert (found.cursor, found.forwarded_total) == (2_501, 2_500)
+    client.append("b", b"direct")
+    client.append("a", b"late")
+    settle(client, "a->b")
+    assert payloads(client, "b") == [*sent, b"direct", b"late"]
+
+
+def test_one_source_feeds_many_topics_in_all_shards(client: Client):
+    """RT-17: also a destination per shard."""
+    names = [f"d{n:02d}" for n in range(20)]
+    for name in names:
+        client.routers.create(f"s->{name}", "s", name)
+    shards = {client.run(_shard(client, name)) for name in names}
+    assert len(shards) == 3
+    sent = [b"x%d" % n for n in range(300)]
+    client.append_many("s", sent[:100])
+    client.append_many("s", sent[100:])
+    settle(client, *[f"s->{name}" for name in names])
+    for name in names:
+        assert payloads(client, name) == sent
+
+
+def _shard(client: Client, topic: str):
+    info = yield client.connection.resolve(topic)
+    return info.shard
+
+
+def test_records_keep_what_they_carry_unless_told_otherwise(client: Client):
+    """RT-12, RT-13."""
+    client.routers.create("all", "s", "d1")
+    client.routers.create("bare", "s", "d2", preserve_node=False, preserve_tag=False)
+    client.routers.create("some", "s", "d3", filter="hot*")
+    client.routers.create("one", "s", "d4", filter=["tag", "Eq", "cold"])
+    record = NewRecord(
+        data=b"one", key=b"k", tag="hot.1", node="n1", meta={"a": 1}, headers={"h": b"v"}, priority=7
+    )
+    client.append_many("s", [record, NewRecord(data=b"two", tag="cold"), NewRecord(data=b"three", node="n2")])
+    settle(client, "all", "bare", "some", "one")
+    full = client.read("d1").records
+    assert [(r.data, r.key, r.tag, r.node, r.meta, dict(r.headers), r.priority) for r in full[:1]] == [
+        (b"one", b"k", "hot.1", "n1", {"a": 1}, {"h": b"v"}, 7)
+    ]
+    assert [(r.tag, r.node) for r in full] == [("hot.1", "n1"), ("cold", None), (None, "n2")]
+    assert [(r.data, r.tag, r.node, r.key) for r in client.read("d2").records] == [
+        (b"one", None, None, b"k"), (b"two", None, None, None), (b"three", None, None, None),
+    ]  # fmt: skip
+    assert payloads(client, "d3") == [b"one"]
+    assert payloads(client, "d4") == [b"two"]
+    assert client.routers.get("some").forwarded_total == 1
+    assert client.routers.get("some").cursor == 3
+
+
+def test_what_comes_compressed_arrives(client: Client):
+    client.routers.create("s->d", "s", "d")
+    with client.producer("s", codec="lz4", linger_ms=1) as producer:
+        for n in range(3_000):
+            producer.send(b"some text that repeats itself %d" % (n % 7))
+    settle(client, "s->d")
+    assert payloads(client, "d") == [b"some text that repeats itself %d" % (n % 7) for n in range(3_000)]
+
+
+def test_chains_and_permitted_cycles_end(client: Client):
+    """RT-10, RT-35: eight hops and no more."""
+    for n in range(ROUTER_HOPS_MAX + 2):
+        client.routers.create(f"r{n}", f"t{n}", f"t{n + 1}")
+    client.append("t0", b"x")
+    for n in range(ROUTER_HOPS_MAX + 1):
+        settle(client, f"r{n}")
+    assert payloads(client, f"t{ROUTER_HOPS_MAX}") == [b"x"]
+    assert payloads(client, f"t{ROUTER_HOPS_MAX + 1}") == []
+    client.routers.create("x->y", "x", "y")
+    client.routers.create("y->x", "y", "x", allow_cycle=True)
+    client.append("x", b"round")
+
+    def is_over() -> bool:
+        return all(client.routers.get(name).lag == 0 for name in ("x->y", "y->x")) and (
+            len(payloads(client, "x")) == 1 + ROUTER_HOPS_MAX // 2
+        )
+
+    wait_until(is_over, SETTLE_S, "the cycle to end")
+    assert len(payloads(client, "y")) == ROUTER_HOPS_MAX // 2
+
+
+def test_copies_may_say_where_they_came_from(client: Client):
+    """RT-27 to RT-29."""
+    client.routers.create("first", "s", "d", guarantee="exactly_once")
+    client.routers.create("second", "d", "e", guarantee="exactly_once")
+    many = {f"k{n}": n for n in range(64)}
+    client.append_many("s", [NewRecord(data=b"a", meta={"mine": 1}), NewRecord(data=b"b", meta=many)])
+    settle(client, "first")
+    settle(client, "second")
+    first, other = client.read("d").records
+    info = client.topics.state("s")
+    stamp = first.meta["_ringlog_router"]
+    assert first.meta["mine"] == 1
+    assert (stamp["router"], stamp["source_topic"], stamp["source_epoch"], stamp["source_seq"]) == (
+        "first", "s", info.epoch, 1,
+    )  # fmt: skip
+    assert stamp["idempotency_key"] == f"router:first:{stamp['source_topic_id']}:{info.epoch}:1"
+    assert other.meta["_ringlog_original_meta"] == many
+    again = client.read("e").records
+    assert [record.meta["_ringlog_router"]["router"] for record in again] == ["second", "second"]
+    assert again[1].meta["_ringlog_original_meta"] == many
+
+
+def test_copies_come_as_durable_as_their_destination_asks(client: Client):
+    """RT-26: what is not on the device at its source waits for that."""
+    client.topics.create("s", durability="memory")
+    client.topics.create("strong", durability="fsync")
+    client.topics.create("weak", durability="ephemeral")
+    client.routers.create("s->strong", "s", "strong")
+    client.routers.create("s->weak", "s", "weak")
+    client.append_many("s", [b"%d" % n for n in range(50)])
+    settle(client, "s->strong", "s->weak")
+    assert payloads(client, "strong") == payloads(client, "weak") == [b"%d" % n for n in range(50)]
+
+
+def test_deleted_records_are_not_forwarded_and_copies_stay(client: Client):
+    """RT-21, DL-21."""
+    client.topics.create("d", discard="reject", cap_records=1)
+    client.routers.create("s->d", "s", "d")
+    client.append("s", b"first")
+    settle(client, "s->d")
+    client.append_many("s", [b"second", b"third"])
+    client.topics.delete_records("s", before_seq=3)
+    client.topics.configure("d", cap_records=0)
+    settle(client, "s->d")
+    assert payloads(client, "d") == [b"first", b"third"]
+
+
+def test_a_full_destination_holds_up_itself_alone_and_goes_on_when_there_is_room(client: Client):
+    """RT-22: nothing is dropped, in whatever portions there is room."""
+    client.topics.create("full", discard="reject", cap_records=30)
+    client.routers.create("s->full", "s", "full")
+    client.routers.create("s->free", "s", "free")
+    sent = [b"%d" % n for n in range(100)]
+    client.append_many("s", sent)
+    settle(client, "s->free")
+    assert payloads(client, "free") == sent
+    seen: list[bytes] = []
+
+    def is_used() -> bool:
+        return client.topics.state("full").count == min(30, len(sent) - len(seen))
+
+    while len(seen) < len(sent):
+        wait_until(is_used, SETTLE_S, "room to be used")
+        page = client.read("full")
+        seen += page.bytes()
+        client.topics.delete_records("full", before_seq=page.cursor.seq + 1)
+    assert seen == sent
+
+
+def test_what_a_source_lost_is_announced(client: Client):
+    """RT-23: source_trim, one dead position for each."""
+    client.topics.create("d", discard="reject", cap_records=1)
+    client.routers.create("s->d", "s", "d")
+    client.append("s", b"0")
+    settle(client, "s->d")
+    client.topics.configure("s", cap_records=3)
+    for n in range(1, 11):
+        client.append("s", b"%d" % n)
+    client.topics.configure("d", cap_records=0)
+    settle(client, "s->d")
+    first = client.read("d")
+    assert first.bytes() == [b"0"]
+    page = client.read("d", first.cursor)
+    tombstone = page.tombstone
+    assert tombstone is not None
+    assert (tombstone.gap_from, tombstone.gap_to, tombstone.reason) == (2, 8, "source_trim")
+    assert page.bytes() == [b"8", b"9", b"10"]
+    assert [record.seq for record in page.records] == [9, 10, 11]
+
+
+# -- objects -----------------------------------------------------------------------------------------------
+
+
+def test_what_may_not_be_is_refused_and_leaves_nothing_behind(client: Client):
+    """RT-4 to RT-9."""
+    create = client.routers.create
+    create("a->b", "a", "b")
+    create("b->c", "b", "c")
+    known = {topic.topic for topic in client.topics.list()}
+    for name, source, dest, error in (
+        ("x", "x", "x", InvalidRequest),
+        ("bad name", "x", "y", InvalidRequest),
+        ("x", "", "y", InvalidRequest),
+        ("x", "x", "bad topic", InvalidRequest),
+        ("fan", "other", "b", TopicIncompatible),
+        ("a->b", "a", "other", TopicIncompatible),
+        ("a->b", "other", "b", TopicIncompatible),
+        ("c->a", "c", "a", RouterCycle),
+    ):
+        with pytest.raises(error):
+            create(name, source, dest)
+    with pytest.raises(InvalidRequest):
+        create("x", "x", "y", guarantee="perhaps")
+    with pytest.raises(InvalidRequest):
+        create("x", "x", "y", filter=["tag", "Like", "z"])
+    with pytest.raises(TopicNotFound):
+        create("x", "x", "y", create_dest=False)
+    assert {topic.topic for topic in client.topics.list()} == known
+    with pytest.raises(RouterCycle) as cycle:
+        create("c->a", "c", "a")
+    assert cycle.value.detail["cycle"] == ["c", "a", "b", "c"]
+    with pytest.raises(TopicIncompatible) as fan_in:
+        create("fan", "other", "b")
+    assert fan_in.value.detail["reason"] == "router_dest_fan_in"
+    with pytest.raises(TopicIncompatible) as moved:
+        create("a->b", "a", "other")
+    assert moved.value.detail["reason"] == "router_repoint_forbidden"
+    assert moved.value.detail["existing_dest"] == "b"
+    with pytest.raises(RouterNotFound):
+        client.routers.get("nobody")
+
+
+def test_there_are_so_many_and_no_more(client: Client):
+    for n in range(ROUTERS_MAX):
+        client.routers.create(f"r{n:02d}", "s", f"d{n}")
+    with pytest.raises(Throttled) as error:
+        client.routers.create("one-more", "s", "another")
+    assert error.value.detail["limit"] == "max_routers"
+    client.routers.create("r00", "s", "d0", filter="x")
+    assert [r.router for r in client.routers.list(page_size=7)] == [f"r{n:02d}" for n in range(ROUTERS_MAX)]
+    assert [r.router for r in client.routers.list(prefix="r1")] == [f"r{n}" for n in range(10, 20)]
+    assert [r.router for r in client.routers.list(dest="d7")] == ["r07"]
+    assert list(client.routers.list(source="other")) == []
+
+
+def test_the_same_router_again_keeps_its_place(client: Client):
+    """RT-8, RT-11."""
+    client.routers.create("s->d", "s", "d", filter="a")
+    client.append_many("s", [NewRecord(data=b"1", tag="a"), NewRecord(data=b"2", tag="b")])
+    settle(client, "s->d")
+    again = client.routers.create("s->d", "s", "d", filter="b", preserve_tag=False)
+    assert (again.created, again.cursor, again.forwarded_total) == (False, 2, 1)
+    assert again.filter == ("tag", "Eq", "b")
+    client.append_many("s", [NewRecord(data=b"3", tag="a"), NewRecord(data=b"4", tag="b")])
+    settle(client, "s->d")
+    assert [(r.data, r.tag) for r in client.read("d").records] == [(b"1", "a"), (b"4", None)]
+
+
+def test_behind_the_deletion_no_copy_appears(client: Client):
+    """RT-32, RT-3: idempotent; what was copied stays."""
+    client.routers.create("s->d", "s", "d")
+    client.append("s", b"1")
+    settle(client, "s->d")
+    assert client.routers.delete("s->d")
+    client.append("s", b"2")
+    assert not client.routers.delete("s->d")
+    client.routers.create("s->d", "s", "d")
+    client.append("s", b"3")
+    settle(client, "s->d")
+    assert payloads(client, "d") == [b"1", b"3"]
+
+
+@pytest.mark.parametrize("end", ["s", "d"])
+def test_a_router_goes_with_either_topic(client: Client, end: str):
+    """RT-33: and does not come back with a topic of that name."""
+    client.routers.create("s->d", "s", "d")
+    client.append("s", b"1")
+    settle(client, "s->d")
+    client.topics.delete(end)
+
+    def is_gone() -> bool:
+        return not list(client.routers.list())
+
+    wait_until(is_gone, SETTLE_S, "the router to be gone")
+    client.append("s", b"2")
+    if end == "s":
+        assert payloads(client, "d") == [b"1"]
+    client.routers.create("s->d", "s", "d")
+    client.append("s", b"3")
+    settle(client, "s->d")
+    assert payloads(client, "d")[-1:] == [b"3"]
+    assert b"2" not in payloads(client, "d")
+
+
+@pytest.mark.parametrize("transport", ["ipc", "ring"])
+def test_both_clients_on_both_ways(running: TestEngine, client: Client, transport):
+    async def work() -> list[str]:
+        async with aio.connect(running.url, transport=transport) as other:
+            await other.routers.create("s->d", "s", "d", filter="t*")
+            await other.append("s", b"1", tag="tag")
+            found = await other.routers.settle("s->d", SETTLE_S)
+            assert (found.cursor, found.forwarded_total) == (1, 1)
+            names = [router.router async for router in other.routers.list()]
+            assert (await other.routers.get("s->d")).filter == ("tag", "Glob", "t*")
+            assert await other.routers.delete("s->d")
+            assert not await other.routers.delete("s->d")
+            with contextlib.suppress(RouterNotFound):
+                await other.routers.get("s->d")
+                raise AssertionError("it was deleted")
+            return names
+
+    assert asyncio.run(work()) == ["s->d"]
+    with ringlog.connect(running.url, transport=transport, wait=20) as plain:
+        plain.routers.create("x->y", "x", "y")
+        plain.append("x", b"2")
+        plain.routers.settle("x->y", SETTLE_S)
+        assert plain.read("y").bytes() == [b"2"]
+
+
+def test_without_schedulers_nobody_runs_routers():
+    with engine(delivery={"schedulers": 0}, gateway={"enabled": True}) as without:
+        for transport in ("ring", "ipc"):
+            with (
+                ringlog.connect(without.url, transport=transport, wait=20) as found,
+                pytest.raises(InvalidRequest, match="schedulers"),
+            ):
+                found.routers.create("s->d", "s", "d")

@@ -1,0 +1,136 @@
+"""Processes killed under watchers: whoever dies when, all that was published comes, once and in order."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import ringlog
+from ringlog.client.pages import Page, Tombstone
+from ringlog.testing import engine
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+TOPICS = [f"t{number}" for number in range(12)]
+KILLS = 8
+WAIT_S = 30.0
+TURN_S = 0.02
+
+
+class Loop(threading.Thread):
+    """Calls `turn` with a client of its own until it is stopped."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self._url = url
+        self._stop_asked = threading.Event()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with ringlog.connect(self._url, wait=20, timeout_ms=60_000) as client:
+                self.work(client, self._stop_asked.is_set)
+        except BaseException as e:  # noqa: BLE001  judged by the test
+            self.error = e
+
+    def work(self, client: ringlog.Client, is_over: Callable[[], bool]) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        self._stop_asked.set()
+        self.join(60)
+        assert not self.is_alive()
+        assert self.error is None, self.error
+
+
+class Producing(Loop):
+    """Numbers into all topics, without waiting for their acknowledgement, and what is acknowledged."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.may_send = threading.Event()
+        self.may_send.set()
+        self.acked = dict.fromkeys(TOPICS, 0)
+        self.is_idle = False
+
+    def work(self, client: ringlog.Client, is_over: Callable[[], bool]) -> None:
+        producers = {topic: client.producer(topic, create=False) for topic in TOPICS}
+        sent = 0
+        while not is_over():
+            if self.may_send.is_set():
+                sent += 1
+                for producer in producers.values():
+                    producer.send(b"%d" % sent)
+            for topic, producer in producers.items():
+                producer.flush(60)
+                self.acked[topic] = sent
+            self.is_idle = not self.may_send.wait(TURN_S)
+        for producer in producers.values():
+            producer.close(60)
+
+
+class Watching(Loop):
+    """Follows some of the topics."""
+
+    def __init__(self, url: str, topics: list[str]) -> None:
+        super().__init__(url)
+        self.found: dict[str, list[bytes]] = {topic: [] for topic in topics}
+        self.tombstones: list[Tombstone] = []
+
+    def work(self, client: ringlog.Client, is_over: Callable[[], bool]) -> None:
+        with client.watch(list(self.found)) as watch:
+            while not is_over():
+                event = watch.next(TURN_S)
+                if isinstance(event, Page):
+                    self.found[event.topic] += event.bytes()
+                elif isinstance(event, Tombstone):
+                    self.tombstones.append(event)
+
+
+@pytest.fixture
+def running():
+    with engine(
+        wal={"shards": 2}, delivery={"schedulers": 1}, supervisor={"restart_max": 100},
+    ) as found:  # fmt: skip
+        yield found
+
+
+def test_watchers_reach_the_head_whoever_was_killed(running: TestEngine) -> None:
+    """PR-1, PR-7, SCH-9: shards and the scheduler, in any order, while much is on its way."""
+    chance = random.Random(1)
+    with ringlog.connect(running.url, wait=20) as client:
+        for topic in TOPICS:
+            client.topics.create(topic, durability="fsync")
+    producing = Producing(running.url)
+    watchers = [Watching(running.url, TOPICS[0::2]), Watching(running.url, TOPICS[1::2])]
+    for thread in (producing, *watchers):
+        thread.start()
+    for number in range(KILLS):
+        enough = min(producing.acked.values()) + 5
+        wait_until(lambda least=enough: min(producing.acked.values()) >= least, WAIT_S, "acks")
+        for victim in chance.choice(["0", "1", "s", "s0", "s1", "01"]):
+            if victim == "s":
+                running.kill("scheduler")
+            else:
+                running.kill("wal_shard", shard=int(victim))
+        if number % 2:
+            # What is published from here on would wake those up who were forgotten.
+            producing.may_send.clear()
+            wait_until(lambda: producing.is_idle or producing.error is not None, WAIT_S, "all acks")
+        wanted = dict(producing.acked)
+
+        def has_come(wanted: dict[str, int] = wanted) -> bool:
+            return all(len(each.found[topic]) >= wanted[topic] for each in watchers for topic in each.found)
+
+        wait_until(has_come, WAIT_S, "the watchers to be told")
+        producing.may_send.set()
+    for thread in (producing, *watchers):
+        thread.stop()
+    for watcher in watchers:
+        assert watcher.tombstones == []
+        for topic, found in watcher.found.items():
+            assert found == [b"%d" % n for n in range(1, len(found) + 1)], topic

@@ -1,0 +1,170 @@
+"""Topics whose older segments are in the cold tier, a directory or a bucket: read like all others.
+
+SK-13, TI-11. A topic here lies in all places at once: old segments are cold, the newest is hot, the tail is
+in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import ringlog
+from ringlog.errors import NotReady, TopicNotFound
+from ringlog.spark.batch import BatchReader
+from ringlog.spark.clients import close_clients
+from ringlog.spark.errors import OptionError
+from ringlog.spark.options import source_options
+from ringlog.spark.plan import COLD, HOT, WAL
+from ringlog.spark.schema import arrow_schema, record_schema
+from ringlog.spark.views import ViewReader, view_schema
+from ringlog.testing.real_engine import engine, wait_until
+from tests.buckets import bucket
+from tests.spark.stream_world import Query
+from tests.spark.test_views import rows_of
+from tests.spark.world import checkpoint, copied, reader_of, seqs, table, write
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+PARTS, EACH, TAIL = 4, 2_000, 70
+N = PARTS * EACH + TAIL
+MOVE_S = 60
+
+
+@pytest.fixture(scope="module", params=["directory", "bucket"])
+def tiered(request, tmp_path_factory):
+    """An engine with the topic `t` in all tiers."""
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patched:
+        environ, place = {}, {"url": "s3://cold/prefix"}
+        if request.param == "directory":
+            directory = tmp_path_factory.mktemp("cold")
+            directory.chmod(0o700)
+            place = {"dir": str(directory)}
+        else:
+            environ = stack.enter_context(bucket())
+        running = stack.enter_context(
+            engine(
+                wal={"shards": 1}, storage={"enabled": True, "own_segment_bytes": "1KiB"},
+                cold={"hot_segments": 1, "interval_s": 0.1, **place}, environ=environ,
+            )
+        )  # fmt: skip
+        client = stack.enter_context(ringlog.connect(running.url, wait=10))
+        for part in range(PARTS):
+            write(client, "t", part * EACH + 1, (part + 1) * EACH, size=50)
+            checkpoint(running)
+            # One is left here: the newest.
+            wait_until(lambda: hot_parts(running) == 1, MOVE_S, "older segments are moved")
+        write(client, "t", N - TAIL + 1, N, frame=7, size=50)
+        running.cold = place.get("dir") or place["url"]
+        for name, value in environ.items():
+            patched.setenv(name, value)
+        yield running
+        close_clients()
+
+
+def hot_parts(running):
+    return sum(1 for _ in Path(running.data_dir).rglob("*.data"))
+
+
+def test_a_batch_reads_all_tiers_as_one_topic(tiered):
+    reader, _ = reader_of(tiered, "t", maxPartitionBytes="100k")
+    tiers = [{each.tier for each in part.slices} for part in reader.partitions()]
+    assert set.union(*tiers) == {COLD, HOT, WAL}
+    assert not any(COLD in each and len(each) > 1 for each in tiers), "what is cold is read by itself"
+    found = table(tiered, "t")
+    assert found["seq"].to_pylist() == list(range(1, N + 1))
+    assert found["payload"].to_pylist() == [b"%d" % n + b"." * 50 for n in range(1, N + 1)]
+
+
+def test_bounds_and_tags_reach_into_the_cold_tier(tiered):
+    bounds = {"startingOffsets": '{"t": 1500}', "endingOffsets": '{"t": 4500}'}
+    assert seqs(tiered, "t", **bounds) == list(range(1500, 4500))
+    assert seqs(tiered, "t", tags="t3") == [n for n in range(1, N + 1) if n % 10 == 3 and n % 7]
+
+
+def test_a_stream_begins_in_the_cold_tier(tiered):
+    query = Query(tiered, "t", now=True, maxOffsetsPerTrigger="1500")
+    assert len(query.drain()) > PARTS
+    assert query.seqs("t") == list(range(1, N + 1))
+
+
+@pytest.mark.parametrize("view", ["frames", "audit"])
+def test_views_tell_of_every_frame_in_every_tier(tiered, view):
+    found = sorted(rows_of(tiered, view, ["t"]), key=lambda row: row["first_seq"])
+    assert {row["tier"] for row in found} == {"cold", "hot", "log"}
+    ends = [0, *(row["last_seq"] for row in found)]
+    assert [row["first_seq"] for row in found] == [end + 1 for end in ends[:-1]]
+    assert ends[-1] == N
+    assert all(row.get("fault") is None for row in found)
+
+
+MOVED = (PARTS - 1) * EACH
+"""Records that were relocated."""
+
+
+def alone(tiered, **options):
+    """All that the cold tier alone gives, planned and read in its own way."""
+    given = {"cold": tiered.cold, "path": tiered.data_dir, "subscribe": "t", **options}
+    parsed = source_options(given, streaming=False)
+    reader = copied(BatchReader(parsed, record_schema(parsed)))
+    batches = [batch for part in reader.partitions() for batch in copied(reader).read(copied(part))]
+    return pa.Table.from_batches(batches, schema=arrow_schema(record_schema(parsed)))
+
+
+def test_the_cold_tier_alone_is_read_up_to_what_was_relocated(tiered):
+    """TI-12, option cold: with the snapshots of a data directory; no engine is asked."""
+    found = alone(tiered, maxPartitionBytes="100k")
+    assert found["seq"].to_pylist() == list(range(1, MOVED + 1))
+    assert found["payload"].to_pylist() == [b"%d" % n + b"." * 50 for n in range(1, MOVED + 1)]
+    bounds = {"startingOffsets": '{"t": 1500}', "endingOffsets": '{"t": 4500}'}
+    assert alone(tiered, **bounds)["seq"].to_pylist() == list(range(1500, 4500))
+    tagged = [n for n in range(1, MOVED + 1) if n % 10 == 3 and n % 7]
+    assert alone(tiered, tags="t3")["seq"].to_pylist() == tagged
+    at = found["ts"][3_000].as_py().isoformat()
+    later = alone(tiered, startingTimestamp=at)["seq"].to_pylist()
+    assert later[-1] == MOVED
+    assert later == list(range(later[0], MOVED + 1))
+    assert later[0] <= 3_001
+
+
+def test_a_stream_of_the_cold_tier_alone_and_one_of_the_log_have_the_same_places(tiered):
+    """SK-17: the offsets are of one and the same log."""
+    query = Query(tiered, "t", now=True, cold=tiered.cold, maxOffsetsPerTrigger="1500")
+    query.drain()
+    assert query.seqs("t") == list(range(1, MOVED + 1))
+    del query.given["cold"]
+    query.restart(now=True).drain()
+    assert query.seqs("t") == list(range(1, N + 1))
+
+
+def test_a_cold_place_without_snapshots_or_of_nobody_is_refused(tiered, tmp_path):
+    with pytest.raises(OptionError, match="no snapshot"):
+        alone(tiered, path=str(tmp_path))
+    with pytest.raises(OptionError, match="no engine has used"):
+        alone(tiered, cold=str(tmp_path))
+    with pytest.raises(NotReady, match="does not answer"):
+        alone(tiered, cold=str(tmp_path / "absent"))
+    with pytest.raises(TopicNotFound):
+        alone(tiered, subscribe="u")
+
+
+def test_gaps_of_the_cold_tier_alone(tiered):
+    raw = {"cold": tiered.cold, "path": tiered.data_dir, "subscribe": "t", "view": "gaps"}
+    reader = ViewReader(source_options(raw, streaming=False), view_schema("gaps"))
+    assert [row for part in reader.partitions() for row in reader.read(part)] == []
+    with pytest.raises(OptionError, match="needs the engine"):
+        source_options(raw | {"onCorrupt": "quarantine"}, streaming=False)
+
+
+def test_deletes_hide_cold_records(tiered):
+    """After all others: it changes what is there. Without the engine the next snapshot tells of a delete."""
+    with ringlog.connect(tiered.url, wait=10) as client:
+        client.topics.delete_records("t", match="t4")
+    expected = [n for n in range(1, N + 1) if n % 10 != 4 or not n % 7]
+    assert seqs(tiered, "t") == expected
+    assert alone(tiered)["seq"].to_pylist() == list(range(1, MOVED + 1))
+    checkpoint(tiered)
+    wait_until(lambda: hot_parts(tiered) == 1, MOVE_S, "the tail's predecessor is moved")
+    assert alone(tiered)["seq"].to_pylist() == [n for n in expected if n <= MOVED + EACH]

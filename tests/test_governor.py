@@ -1,0 +1,179 @@
+"""The governor's ladder under synthetic pressure (TL-13): steps, hysteresis, what each step costs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog.governor import (
+    ENTER,
+    LEAVE,
+    SHED_SAMPLES,
+    Governor,
+    Sample,
+    Step,
+    coalesce_ns,
+    group_window_ns,
+    shed_bands,
+)
+from ringlog.limits import (
+    COALESCE_MS_MAX,
+    GOVERNOR_LATENCY_MS,
+    GOVERNOR_READY_PER_SCHEDULER,
+    GROUP_WINDOW_US_MAX,
+    GROUP_WINDOW_US_MIN,
+)
+
+MS = 1_000_000
+SHARE = st.floats(0, 1)
+ANY = st.floats(allow_nan=True, allow_infinity=True)
+TO_REST = 60
+"""Samples after which nothing is left of any average."""
+
+
+def at(pressure: float, samples: int = 1, governor: Governor | None = None) -> Governor:
+    """A governor that saw this pressure so often, by the one input that is not averaged."""
+    governor = governor or Governor()
+    for _ in range(samples):
+        governor.observe(Sample(fill=pressure))
+    return governor
+
+
+@pytest.mark.parametrize(
+    ("pressure", "step"),
+    [(0.0, Step.FREE), (0.2, Step.FREE), (0.21, Step.COALESCE), (0.4, Step.COALESCE), (0.41, Step.WIDEN),
+     (0.8, Step.WIDEN), (0.81, Step.SHED), (0.99, Step.SHED), (1.0, Step.REFUSE)],
+)  # fmt: skip
+def test_steps_are_taken_above_their_thresholds(pressure: float, step: Step) -> None:
+    """G-3."""
+    assert at(pressure, SHED_SAMPLES).step is step
+
+
+def test_shedding_begins_with_the_third_sample_in_a_row() -> None:
+    """G-3."""
+    governor = at(0.9, SHED_SAMPLES - 1)
+    assert governor.step is Step.WIDEN
+    at(0.7, governor=governor)
+    at(0.9, SHED_SAMPLES - 1, governor)
+    assert governor.step is Step.WIDEN
+    assert at(0.9, governor=governor).step is Step.SHED
+
+
+def test_full_pressure_refuses_at_once() -> None:
+    """G-3, WC-12."""
+    assert at(1.0).step is Step.REFUSE
+
+
+@pytest.mark.parametrize("step", [Step.COALESCE, Step.WIDEN, Step.SHED, Step.REFUSE])
+def test_a_step_is_left_only_below_its_threshold(step: Step) -> None:
+    """G-4."""
+    governor = at(1.0, SHED_SAMPLES)
+    assert at(LEAVE[step], 50, governor).step >= step
+    assert at(LEAVE[step] - 0.001, governor=governor).step < step
+
+
+def test_thresholds_of_leaving_are_those_of_the_rule() -> None:
+    """G-4."""
+    for step in (Step.COALESCE, Step.WIDEN, Step.REFUSE):
+        assert math.isclose(ENTER[step] - LEAVE[step], 0.05, abs_tol=1e-9)
+    assert LEAVE[Step.SHED] == 0.6
+
+
+@given(st.floats(0.03, 0.97), st.lists(st.floats(-0.024, 0.024), min_size=1, max_size=200))
+def test_noise_below_the_hysteresis_does_not_make_it_flap(middle: float, noise: list[float]) -> None:
+    """G-4: the ladder moves in one direction alone, whatever small noise there is."""
+    governor = at(middle, SHED_SAMPLES)
+    steps = [governor.step, *(at(middle + each, governor=governor).step for each in noise)]
+    assert steps == sorted(steps) or steps == sorted(steps, reverse=True)
+
+
+@given(st.lists(SHARE, max_size=100), st.lists(SHARE, max_size=100))
+def test_more_pressure_never_means_a_lower_step(lower: list[float], gains: list[float]) -> None:
+    """Monotone: of two histories, the one that lies above the other at all times is never behind it."""
+    one, other = Governor(), Governor()
+    for pressure, gain in zip(lower, gains, strict=False):
+        at(pressure, governor=one)
+        at(min(pressure + gain, 1.0), governor=other)
+        assert other.step >= one.step
+        assert other.pressure >= one.pressure
+
+
+@given(st.lists(st.tuples(ANY, ANY, st.integers(), st.integers(), ANY, ANY), min_size=1, max_size=30))
+def test_pressure_is_in_range_whatever_is_measured(samples: list[tuple[float, ...]]) -> None:
+    """G-1, G-2: clamped."""
+    governor = Governor()
+    for busy, fill, ready, workers, latency, beneath in samples:
+        governor.observe(Sample(busy, fill, int(ready), int(workers), latency, beneath))
+        assert 0.0 <= governor.own <= governor.pressure <= 1.0
+        assert 0.0 <= governor.busy <= 1.0
+        assert governor.latency_ns >= 0.0
+
+
+@given(st.lists(st.tuples(SHARE, SHARE, st.integers(0, 1_000), st.floats(0, 1e12)), max_size=50))
+def test_without_work_it_comes_to_rest_at_nothing(samples: list[tuple[float, float, int, float]]) -> None:
+    governor = Governor()
+    for busy, fill, ready, latency in samples:
+        governor.observe(Sample(busy, fill, ready, 1, latency))
+    for _ in range(TO_REST + 100):
+        governor.observe(Sample())
+    assert (governor.pressure, governor.own, governor.step) == (0.0, 0.0, Step.FREE)
+    assert (governor.busy, governor.latency_ns) == (0.0, 0.0)
+
+
+def test_each_input_is_measured_against_its_own_full() -> None:
+    """G-2."""
+    full = GOVERNOR_READY_PER_SCHEDULER
+    for sample, pressure in (
+        (Sample(fill=0.3), 0.3),
+        (Sample(beneath=0.3), 0.3),
+        (Sample(ready=full // 2), 0.5),
+        (Sample(ready=full // 2, workers=2), 0.25),
+        (Sample(busy=1.0), 0.2),
+        (Sample(latency_ns=GOVERNOR_LATENCY_MS * MS), 0.2),
+    ):
+        governor = Governor()
+        governor.observe(sample)
+        assert math.isclose(governor.pressure, pressure)
+
+
+def test_averages_reach_what_lasts() -> None:
+    """G-2: a fifth is new with each sample."""
+    governor = Governor()
+    for n in range(1, 30):
+        governor.observe(Sample(latency_ns=GOVERNOR_LATENCY_MS * MS))
+        assert math.isclose(governor.pressure, 1 - 0.8**n)
+
+
+def test_what_lies_beneath_is_no_pressure_of_our_own() -> None:
+    """G-10."""
+    governor = Governor()
+    governor.observe(Sample(fill=0.3, beneath=0.9))
+    assert (governor.own, governor.pressure) == (0.3, 0.9)
+
+
+@given(SHARE)
+def test_wake_ups_are_gathered_linearly_from_nothing(pressure: float) -> None:
+    """G-3."""
+    expected = max(pressure - 0.2, 0) / 0.8 * COALESCE_MS_MAX * MS
+    assert abs(coalesce_ns(pressure) - expected) <= 1
+    assert coalesce_ns(0.2) == 0
+    assert coalesce_ns(1.0) == COALESCE_MS_MAX * MS
+
+
+@given(SHARE)
+def test_groups_are_gathered_between_two_bounds(pressure: float) -> None:
+    """G-3, G-7, WC-4."""
+    assert group_window_ns(pressure, Step.FREE) == group_window_ns(pressure, Step.COALESCE) == 0
+    found = group_window_ns(pressure, Step.WIDEN)
+    assert GROUP_WINDOW_US_MIN * 1_000 <= found <= GROUP_WINDOW_US_MAX * 1_000
+    assert group_window_ns(0.35, Step.WIDEN) == GROUP_WINDOW_US_MIN * 1_000
+    assert group_window_ns(1.0, Step.REFUSE) == GROUP_WINDOW_US_MAX * 1_000
+    assert group_window_ns(0.7, Step.WIDEN) == (GROUP_WINDOW_US_MIN + GROUP_WINDOW_US_MAX) * 500
+
+
+def test_routers_run_one_band_lower_while_it_sheds() -> None:
+    """G-3."""
+    assert (shed_bands(is_router=False), shed_bands(is_router=True)) == (1, 2)

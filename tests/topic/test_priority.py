@@ -1,0 +1,104 @@
+"""What a topic is worth: section 22 of the semantics, P-1 to P-6, and the bands of SCH-2."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog.topic import priority as p
+
+CHECKS = {
+    0: 500,
+    1: 489,
+    5: 445,
+    15: 354,
+    30: 250,
+    45: 177,
+    60: 125,
+    90: 63,
+    120: 31,
+    150: 16,
+    240: 2,
+    300: 0,
+}
+
+
+def test_auto_has_the_values_of_the_specification() -> None:
+    """P-2, P-3: 90 s is exactly 62.5, and is rounded away from zero."""
+    assert {s: p.auto_of(1_000 * s) for s in CHECKS} == CHECKS
+    assert p.auto_of(299_999) == 0
+    assert p.auto_of(10**12) == 0
+
+
+def last_ms(value: int) -> int:
+    """The last millisecond at which 500 * 2**(-ms/30000) is at least value - 1/2, by whole numbers alone.
+
+    That is 2**ms <= (1000 / (2 * value - 1))**30000, and a power of two is compared by counting bits.
+    """
+    above, below = 1_000**p.AUTO_HALF_MS, (2 * value - 1) ** p.AUTO_HALF_MS
+    ms = above.bit_length() - below.bit_length()
+    return ms if below << ms <= above else ms - 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_auto_is_right_at_every_millisecond() -> None:
+    """P-3: it falls by one right where exact arithmetic says so, and nowhere else: all 300,000 are right."""
+    found = [p.auto_of(ms) for ms in range(p.AUTO_END_MS)]
+    pairs = enumerate(pairwise(found))
+    falls = {value: ms for ms, (value, following) in pairs if value != following}
+    assert found[0] == p.AUTO_MAX
+    assert found[-1] == 0
+    assert sorted(falls) == list(range(1, 501)), "one by one"
+    assert all(last_ms(value) == ms for value, ms in falls.items())
+
+
+def test_age_is_a_point_for_ten_milliseconds_and_ends_at_a_thousand() -> None:
+    """P-5."""
+    assert [p.age_of(ms) for ms in (-5, 0, 9, 10, 9_999, 10_000, 10**9)] == [0, 0, 0, 1, 999, 1_000, 1_000]
+
+
+@pytest.mark.parametrize(
+    ("priority", "band"),
+    [(-1_000, 0), (-1, 0), (0, 1), (249, 1), (250, 2), (499, 2), (500, 3), (749, 3), (750, 4), (2_000, 4)],
+)
+def test_bands_begin_where_the_table_says(priority: int, band: int) -> None:
+    """SCH-2."""
+    assert p.band_of(priority) == band
+
+
+def test_a_manual_priority_leaves_nothing_to_recency() -> None:
+    """P-1, P-6."""
+    manual = p.Standing(-300, is_auto=False)
+    manual.consumed_ms = 0
+    assert manual.priority(0) == -300
+    assert manual.effective(5_000, 0) == 200
+    recent, plain = p.Standing(), p.Standing(is_auto=False)
+    assert recent.priority(0) == 0, "never consumed"
+    recent.consumed_ms = 1_000
+    assert (recent.priority(2_000), plain.priority(2_000)) == (489, 0)
+
+
+@given(
+    st.integers(-1_000, 1_000), st.booleans(), st.integers(0, 400_000), st.integers(0, 12_000),
+    st.integers(0, 3_000),
+)  # fmt: skip
+def test_nobody_rises_before_the_instant_that_was_named(
+    base: int, is_auto: bool, idle_ms: int, waited_ms: int, step: int
+) -> None:
+    """SCH-4: who looks again at that instant misses nothing; without recency it is the very instant."""
+    standing = p.Standing(0 if is_auto else base, is_auto=is_auto)
+    standing.consumed_ms = 10**6 - idle_ms
+    now, dirty = 10**6, 10**6 - waited_ms
+    band = p.band_of(standing.effective(now, dirty))
+    due = standing.rises_ms(now, dirty)
+    if due is None:
+        assert p.band_of(standing.effective(now + 20_000, dirty)) <= band or band == p.TOP
+        return
+    assert due > now
+    assert p.band_of(standing.effective(max(due - 1 - step, now), dirty)) <= band
+    if not is_auto:
+        assert p.band_of(standing.effective(due, dirty)) == band + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -72,6 +73,25 @@ def test_a_finding_of_another_kind_is_no_proof(tmp_path: Path):
     account = _tried(tmp_path, msgspec.structs.replace(mutant, says="the head went back"))
     assert account.counts["caught"] == 0
     assert "does not say 'the head went back' but " in account.findings[0].what
+
+
+def test_tests_do_not_see_the_shared_memory_of_classes_beside_them(tmp_path: Path):
+    """They complained of engines that a class had just killed, before the test that notices the mutant."""
+    if not trial._apart():
+        pytest.skip("mounts of one's own are not allowed here")
+    (tmp_path / "test_it.py").write_text(
+        "import os\ndef test_alone():\n    assert os.listdir('/dev/shm') == []\n"
+    )
+    mutant = msgspec.structs.replace(CATALOGUE[0], tests=("test_it.py",), limit_s=30.0)
+    with tempfile.NamedTemporaryFile(dir="/dev/shm"):
+        assert trial._by_tests(mutant, tmp_path, tmp_path, 1, is_changed=False).noticed == ""
+
+
+def test_an_error_around_a_test_is_no_proof_and_is_said(tmp_path: Path):
+    (tmp_path / "test_it.py").write_text("def test_it(nothing_like_it):\n    assert False\n")
+    mutant = msgspec.structs.replace(CATALOGUE[0], tests=("test_it.py",), limit_s=30.0, says="")
+    seen = trial._by_tests(mutant, tmp_path, tmp_path, 1, is_changed=True)
+    assert (seen.noticed, seen.other) == ("", "ERROR test_it.py::test_it")
 
 
 def test_what_was_wanted_is_kept_behind_however_many_others():

@@ -389,6 +389,10 @@ class Session:
         """Read the topic's slot on the board now."""
         return self._local().topic_facts(info)
 
+    def topic_sequence(self, info: TopicInfo | Located) -> int:
+        """Another number after each change of the topic's slot; -1 while that changes or cannot be read."""
+        return self._local().topic_sequence(info)
+
     def marks(self, shard: int) -> Marks:
         """Read the shard's published marks now; (0, 0) while they cannot be read: nothing is published."""
         return self._local().marks(shard)

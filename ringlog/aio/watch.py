@@ -164,7 +164,7 @@ class Watch:
         loop, subscription = asyncio.get_running_loop(), self._opened()
         self._is_reading = True
         try:
-            result = self._core.shared(turn, loop.time) or self._core.straight(turn, loop.time)
+            result = self._core.shared(turn) or self._core.straight(turn)
             if result is None:
                 result = await self._shell.run(self._core.turn_steps(turn, loop.time))
         finally:

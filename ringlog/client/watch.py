@@ -187,10 +187,10 @@ class Watch:
         return self._shell.wait(news, timeout)
 
     def _read(self, turn: Turn) -> None:
-        result = self._core.shared(turn, self._shell.now_s)
+        result = self._core.shared(turn)
         if result is None:
             with self._files.use() as core:
-                result = core.straight(turn, self._shell.now_s)
+                result = core.straight(turn)
                 if result is None:
                     result = self._client.run(core.turn_steps(turn, self._shell.now_s))
         self._core.line_up(result.events)

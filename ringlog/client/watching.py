@@ -272,7 +272,7 @@ class WatchCore:
             self._take(topic, page, turn, result, now_s(), is_blind=is_blind)
         return result
 
-    def shared(self, turn: Turn, now_s: Callable[[], float]) -> TurnResult | None:
+    def shared(self, turn: Turn) -> TurnResult | None:
         """The shortest way: what another watch of this client has just read is what this one would read.
 
         Reads no file. None when there is no such thing; then `straight`.
@@ -287,9 +287,9 @@ class WatchCore:
         if not isinstance(source, LocalSource) or not source.holds(reading):
             return None
         source.pass_over(hint)
-        return self._taken(topic, turn, reading, now_s)
+        return self._taken(topic, reading)
 
-    def straight(self, turn: Turn, now_s: Callable[[], float]) -> TurnResult | None:
+    def straight(self, turn: Turn) -> TurnResult | None:
         """The short way for who keeps up: the one frame that the turn is about, when nothing is left out.
 
         None when it is not so; then `turn_steps` does it, as if this had not been tried.
@@ -312,7 +312,7 @@ class WatchCore:
         reading = source.reading(topic.cursor.epoch, sequence, hint, view, facts.earliest_seq)
         if sequence >= 0 and facts.head_seq == hint.last_seq:
             self._shared.leave(topic.info.topic_id, reading)
-        return self._taken(topic, turn, reading, now_s)
+        return self._taken(topic, reading)
 
     def _is_plain(self, topic: WatchedTopic, turn: Turn, hint: Hint) -> bool:
         """All of the frame would be given, and nothing else."""
@@ -322,15 +322,18 @@ class WatchCore:
         is_small = hint.last_seq - hint.first_seq < options.limit
         return is_small and hint.stop - hint.offset <= options.max_bytes
 
-    def _taken(
-        self, topic: WatchedTopic, turn: Turn, reading: Reading, now_s: Callable[[], float]
-    ) -> TurnResult:
-        result, last_seq = TurnResult(after=topic.cursor.seq), reading.hint.last_seq
+    def _taken(self, topic: WatchedTopic, reading: Reading) -> TurnResult:
+        """What is left of `_take`: the frame comes next, is the last one, and is of this life."""
+        last_seq = reading.hint.last_seq
+        cursor = Cursor(reading.epoch, last_seq)
         page = Page(
-            topic.info.topic, reading.pieces, Cursor(reading.epoch, last_seq), tombstone=None,
-            head_seq=last_seq, earliest_seq=reading.earliest_seq,
+            topic.info.topic, reading.pieces, cursor, tombstone=None, head_seq=last_seq,
+            earliest_seq=reading.earliest_seq,
         )  # fmt: skip
-        self._take(topic, page, turn, result, now_s(), is_blind=False)
+        topic.cursor, topic.head_seq = cursor, last_seq
+        result = TurnResult([(page, cursor)], last_seq, is_consumed=True)
+        if not topic.is_caught_up:
+            result.events.append(self.caught_up(topic))
         return result
 
     def _sequence(self, topic: WatchedTopic, turn: Turn) -> int:

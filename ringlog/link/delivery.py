@@ -55,7 +55,7 @@ AGAIN_NS = 100 * MS
 """Pause before a scheduler that refused is asked again."""
 _LATER = (NotReady, NotConnected, ShuttingDown)
 OPEN_END = (1 << 63) - 1
-TAKEN_ROWS_MAX = 64
+TAKEN_ROWS_MAX = 256
 SEEK_AT_ONCE = 64
 """So many topics are looked for at the same time: a restarted shard has other things to do."""
 GIVE_BACK_NS = 5 * MS

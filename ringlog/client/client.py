@@ -391,6 +391,9 @@ class Client:
 
         Waits until there is one; an empty list after `timeout` seconds.
         """
+        if self._shell.session.delivery.is_late:
+            with self._shell.locked() as session:
+                session.delivery.give_back()
         ready = [watch for watch in watches if watch.has_news]
         if not ready:
             subscriptions = [watch.subscription for watch in watches]

@@ -57,7 +57,7 @@ from ringlog.frame.settle import (
     entry_error,
 )  # fmt: skip
 from ringlog.link.address import Address
-from ringlog.link.delivery import Delivery
+from ringlog.link.delivery import GIVE_BACK_BUSY_NS, Delivery
 from ringlog.link.gateway_links import GatewayLinks, curve_of
 from ringlog.link.local_links import LocalLinks, cold_unavailable
 from ringlog.link.peer import MS, FdSet
@@ -97,7 +97,7 @@ class Session:
         """Producers that are open (ProducerCore)."""
         self.events: deque[ClientEvent] = deque(maxlen=EVENTS_MAX)
         self.retries = 0
-        self.delivery = Delivery(self)
+        self.delivery = Delivery(self, GIVE_BACK_BUSY_NS)
         self._topics: dict[str, TopicInfo] = {}
         self._topics_generation = 0
         self._resolving: dict[tuple[str, bool], Pending[TopicInfo]] = {}

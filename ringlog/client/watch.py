@@ -165,6 +165,9 @@ class Watch:
         subscription = self.subscription
         if not subscription.has_news:
             self._shell.require_open()
+            if self._shell.session.delivery.is_late:
+                with self._shell.locked() as session:
+                    session.delivery.give_back()
             return None
         if subscription.failure is None and not subscription.names_changed:
             self._shell.require_open()

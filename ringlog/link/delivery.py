@@ -59,7 +59,9 @@ TAKEN_ROWS_MAX = 256
 SEEK_AT_ONCE = 64
 """So many topics are looked for at the same time: a restarted shard has other things to do."""
 GIVE_BACK_NS = 5 * MS
-"""Turns that are over are said together: this late at most when their reader does not wait for more."""
+"""Turns that are over are said together: this late at most when their reader looks for more now and then."""
+GIVE_BACK_BUSY_NS = 50 * MS
+"""And this late in a client whose thread does not: it is busy, and another one would disturb it."""
 
 
 class Host(Protocol):
@@ -145,8 +147,10 @@ class Subscription:
 class Delivery:
     """All subscriptions of one host. Implements link.protocol.Hears."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, give_back_ns: int = GIVE_BACK_NS) -> None:
+        """`give_back_ns`: how late turns that are over are said when nobody asks for more."""
         self._host = host
+        self._give_back_ns = give_back_ns
         self._subscriptions: dict[int, Subscription] = {}
         self._numbers = 0
         self._alive: Timer | None = None
@@ -155,6 +159,8 @@ class Delivery:
         self._over: deque[tuple[Subscription, Turn, int, bool]] = deque()
         """Turns that are over and were not looked at yet: at most one a feed. See `finish_later`."""
         self._giving_back: Timer | None = None
+        self._over_since_ns = 0
+        """When the first of the turns that are over and not said yet was noted."""
         self._sought: deque[tuple[Subscription, int]] = deque()
         self._is_seeking = False
 
@@ -220,7 +226,13 @@ class Delivery:
         if any(len(words) >= TAKEN_ROWS_MAX * TAKEN_WORDS for words in self._taken.values()):
             self.give_back()
         elif self._taken and self._giving_back is None:
-            self._giving_back = self._host.timers.at(self._now_ns() + GIVE_BACK_NS, self.give_back)
+            self._over_since_ns = now_ns = self._now_ns()
+            self._giving_back = self._host.timers.at(now_ns + self._give_back_ns, self.give_back)
+
+    @property
+    def is_late(self) -> bool:
+        """Turns have been over for long enough; asked by readers that do not wait, without the lock."""
+        return self._giving_back is not None and self._now_ns() - self._over_since_ns >= GIVE_BACK_NS
 
     def _note(self) -> None:
         over = self._over

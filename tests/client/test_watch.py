@@ -436,3 +436,28 @@ def test_watches_that_stand_at_different_places_read_for_themselves(ringlog_engi
             assert data_of(take(tagged, records(2))) == [b"a%d" % n, b"c%d" % n]
             assert data_of(take(small, records(3))) == [b"a%d" % n, b"b%d" % n, b"c%d" % n]
         assert data_of(take(behind, records(12))) == [b"%c%d" % (c, n) for n in range(4) for c in b"abc"]
+
+
+def test_no_other_thread_is_woken_for_what_a_watcher_waits_for(ringlog_engine, writer, ringlog_topic):
+    """CL-2: the daemon thread leaves everything to threads that come back; each event woke both before."""
+    topic = ringlog_topic("alone")
+    writer.topics.create(topic)
+    with ringlog.connect(ringlog_engine.url, wait=10) as client, client.watch(topic, start=LATEST) as watch:
+        take(watch, lambda events: "CaughtUp" in kinds(events))
+
+        def deliver(count):
+            for n in range(count):
+                writer.append(topic, b"%d" % n)
+                assert data_of([watch.next(WAIT_S)]) == [b"%d" % n]
+
+        deliver(20)
+        (background,) = {client._shell._background}
+        status = f"/proc/self/task/{background.native_id}/status"
+        before = _switches(status)
+        deliver(300)
+        assert _switches(status) - before < 150
+
+
+def _switches(status):
+    with open(status) as lines:
+        return int(next(line for line in lines if line.startswith("voluntary")).split()[1])

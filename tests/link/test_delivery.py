@@ -99,6 +99,25 @@ def test_turns_that_end_without_the_lock_are_said_with_the_next_that_are():
     assert len(host.played[0].taken()) == 1
 
 
+def test_a_reader_that_looks_without_waiting_says_himself_what_is_over():
+    """Nobody else does soon: a thread of the client that sees to it would disturb the reader's."""
+    host = PlayedHost(give_back_ns=50_000_000)
+    subscription, feeds = opened(host, *((topic(n), 0) for n in range(1, 4)))
+    delivery = host.delivery
+    host.turns(*((subscription.number, feed, 5) for feed in feeds))
+    assert not delivery.is_late
+    for _ in feeds:
+        delivery.finished(subscription, delivery.take(subscription), 5, is_consumed=False)
+    host.advance(0.004)
+    assert not delivery.is_late
+    host.advance(0.001)
+    assert delivery.is_late
+    assert host.played[0].taken() == []
+    delivery.give_back()
+    assert len(host.played[0].taken()) == 3
+    assert not delivery.is_late
+
+
 def sought(host, subscription, *feeds):
     """The scheduler finds nothing where these feeds were said to be; returns what shards are asked."""
     host.turns(*((subscription.number, feed, OPEN_END) for feed in feeds))

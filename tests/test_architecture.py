@@ -54,6 +54,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "topic": {"base", "frame", "topic", *PURE_STORAGE},
     # Which segments a shard has, told as messages tell it.
     "topic.sealed": {"base", "frame", "envelope", "topic"},
+    # Who works on which job: what a shard keeps beside the log.
+    "queue": {"base", "queue"},
     "contract": {"base", "frame", "envelope"},
     "runtime": {*WIRE, "contract", "runtime", "runtime.listening"},
     "runtime.listening": {"base", "runtime.listening"},
@@ -100,8 +102,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "base", "envelope", "segment", "testing", "testing.shard_world", "actors.core", "actors.shell",
     },
     "actors.core": {
-        "base", "frame", "envelope", "contract", "topic", "topic.sealed", "segment.layout", *PURE_STORAGE,
-        "root",
+        "base", "frame", "envelope", "contract", "topic", "topic.sealed", "queue", "segment.layout",
+        *PURE_STORAGE, "root",
     },
     "actors.shell": {
         *WIRE, "contract", "topic", "topic.sealed", "runtime", "runtime.listening", "storage", *READ_PATH,
@@ -161,7 +163,7 @@ IMPURE_ALLOWED = {
     ("ringlog.frame.compress", "threading"): "one compressor for each thread; no thread is started",
 }
 
-PURE_UNITS = {"frame", "envelope", "topic", "topic.sealed", "contract", "actors.core"}
+PURE_UNITS = {"frame", "envelope", "topic", "topic.sealed", "queue", "contract", "actors.core"}
 PURE_MODULES = {
     "ringlog.errors",
     "ringlog.types",

@@ -76,15 +76,11 @@ class _Parked:
 class _Decided:
     """An ack that waits for what storage knows of its jobs."""
 
+    message: m.JobsAck
     topic: Topic
     version: int
+    changes: int
     matched: Matched
-
-    def is_same_as(self, other: _Decided | None) -> bool:
-        """Is what was found out for the other one still what has to be known?"""
-        if other is None or other.topic is not self.topic or other.version != self.version:
-            return False
-        return np.array_equal(other.matched.leased, self.matched.leased)
 
 
 class Queues:
@@ -168,22 +164,28 @@ class Queues:
 
     def question_of(self, message: m.JobsAck, now_us: int) -> list[Question]:
         """What has to be known for an ack; nothing when that is there, or when nothing is to be deleted."""
-        decided, self._decided = self._decided, None
-        found: _Decided | None = None
+        if self._still_holds(message, now_us):
+            return []
+        self.refuse()
+        self._removals.refuse_delete()
         try:
             topic, matched = self._matched(message, now_us)
-            if len(matched.leased) and message.call not in self._answers:
-                found = _Decided(topic, topic.version, matched)
         except Refused:
-            found = None  # Its handler says so.
-        if found is not None and found.is_same_as(decided):
-            self._decided = decided
+            return []  # Its handler says so.
+        if not len(matched.leased) or message.call in self._answers:
             return []
-        self._removals.refuse_delete()
-        self._decided = found
-        if found is None:
-            return []
-        return [self._removals.question_about(found.topic, _numbers(found.matched.leased), now_us)]
+        changes = self._queue(topic).changes
+        self._decided = _Decided(message, topic, topic.version, changes, matched)
+        return [self._removals.question_about(topic, _numbers(matched.leased), now_us)]
+
+    def _still_holds(self, message: m.JobsAck, now_us: int) -> bool:
+        """Was this ack decided, and has nothing happened to the queue since?"""
+        decided = self._decided
+        if decided is None or decided.message is not message:
+            return False
+        queue = self._queue(decided.topic)
+        queue.settle(now_us // 1_000)
+        return (queue.changes, decided.topic.version) == (decided.changes, decided.version)
 
     def refuse(self) -> None:
         """The ack in hand cannot be logged, or is wrong: everything stays as it is."""
@@ -191,22 +193,22 @@ class Queues:
 
     def _ack(self, message: m.JobsAck, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         decided, self._decided = self._decided, None
-        topic, matched = self._matched(message, now_us)
-        if (answer := self._answers.get(message.call)) is not None:
-            return answer
-        queue = self._queue(topic)
-        if len(matched.leased):
-            found = self._removals.take_delete()
-            if isinstance(found, CorruptData):
-                raise Internal("stored records are damaged, so nothing was acked", reason=str(found))
-            if found is None or decided is None:
-                raise Internal("an ack was not decided")
-            queue.ack(matched)
-            self._removals.stage(
-                topic, found, group, sync=topic.config.durability == Durability.FSYNC, on_request=True
-            )
+        if decided is None:
+            topic, matched = self._matched(message, now_us)
+            if (answer := self._answers.get(message.call)) is not None:
+                return answer
         else:
-            queue.ack(matched)
+            topic, matched = decided.topic, decided.matched
+        queue = self._queue(topic)
+        found = self._removals.take_delete()
+        if isinstance(found, CorruptData):
+            raise Internal("stored records are damaged, so nothing was acked", reason=str(found))
+        if found is None and len(matched.leased):
+            raise Internal("an ack was not decided")
+        queue.ack(matched)
+        if found is not None:
+            is_synced = topic.config.durability == Durability.FSYNC
+            self._removals.stage(topic, found, group, sync=is_synced, on_request=True)
         skipped = self._unless_gone(topic, message, matched.skipped, now_us // 1_000)
         acked = len(message.seqs) // 8 - len(skipped)
         counts = queue.counts(live_count(topic))

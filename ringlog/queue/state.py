@@ -32,6 +32,7 @@ U64 = NDArray[np.uint64]
 Span = tuple[int, int]
 """Numbers [first, stop)."""
 
+_NONE: I64 = np.zeros(0, np.int64)
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
 _STALE_MAX = 1_024
@@ -99,6 +100,8 @@ class Queue:
         """Jobs from here on were never handed out."""
         self.in_flight = 0
         self.delayed = 0
+        self.changes = 0
+        """Grows whenever a run does anything: what was found out before holds while it is the same."""
         self.runs = Runs()
         self._tokens = tokens
         self._holders = Holders()
@@ -178,6 +181,7 @@ class Queue:
         return Claimed(given, deadline)
 
     def _lease(self, first: int, stop: int, at: int, token: int, holder: int, deliveries: int) -> None:
+        self.changes += 1
         for low, high in _blocks_of(first, stop):
             row = self.runs.add(
                 low, high, LEASED, at=at, token=token + low - first, holder=holder, deliveries=deliveries
@@ -232,6 +236,8 @@ class Queue:
         nothing but what has expired."""
         self.settle(now_ms)
         holder = self._holders.find(node)
+        if len(seqs) == 1:
+            return self._match_one(seqs, 0 if tokens is None else int(tokens[0]), holder)
         order = np.argsort(seqs, kind="stable")
         ascending = seqs[order]
         given = None if tokens is None else tokens[order]
@@ -255,6 +261,16 @@ class Queue:
         passed[order[leased | gone]] = False
         return Matched(ascending[leased], ascending[gone], seqs[passed])
 
+    def _match_one(self, seqs: I64, token: int, holder: int) -> Matched:
+        """The same for one job, which is all latency."""
+        seq, runs = int(seqs[0]), self.runs
+        row = runs.find(seq)
+        state = runs.state[row] if row >= 0 else 0
+        is_held = state in {LEASED, GONE} and runs.holder[row] == holder
+        if not is_held or token not in {0, runs.token[row] + seq - runs.first[row]}:
+            return Matched(_NONE, _NONE, seqs)
+        return Matched(seqs, _NONE, _NONE) if state == LEASED else Matched(_NONE, seqs, _NONE)
+
     def _fits(
         self, row: int, seqs: I64, tokens: U64 | None, place: int, end: int
     ) -> NDArray[np.bool_] | bool:
@@ -276,6 +292,7 @@ class Queue:
     def nack(self, matched: Matched, delay_ms: int, now_ms: int) -> None:
         """These jobs are given back: ready now, or when the delay is over (QN-3)."""
         for row in self._rows_of(matched.leased):
+            self.changes += 1
             if not delay_ms:
                 self._return(row)
                 continue
@@ -288,6 +305,7 @@ class Queue:
     def extend(self, matched: Matched, lease_ms: int, now_ms: int) -> int:
         """These jobs are held up to another instant, which may be an earlier one (QE-2); returns it."""
         deadline = now_ms + lease_ms
+        self.changes += 1
         for row in self._rows_of(matched.leased):
             self.runs.at[row] = deadline
             self._wait_for(row)
@@ -307,12 +325,15 @@ class Queue:
 
     def _known(self, seqs: BitMap64) -> I64:
         """Those of the numbers whose blocks have runs; a delete may name millions."""
+        if len(seqs) <= BLOCK:
+            return np.array([seq for seq in seqs if seq >> BLOCK_SHIFT in self.runs.blocks], dtype=np.int64)
         numbers = np.frombuffer(seqs.to_array(), dtype=np.int64)
         blocks = numbers >> BLOCK_SHIFT
         return numbers[np.isin(blocks, np.fromiter(self.runs.blocks, np.int64))]
 
     def _remove(self, row: int, *, on_request: bool) -> None:
         state = self.runs.state[row]
+        self.changes += 1
         if state == GONE:
             return
         if state == LEASED:
@@ -417,6 +438,7 @@ class Queue:
     def _return(self, row: int) -> None:
         """A leased or delayed run is ready again."""
         runs = self.runs
+        self.changes += 1
         if runs.state[row] == LEASED:
             self.in_flight -= self._size(row)
             self._holders.drop(runs.holder[row])
@@ -435,6 +457,7 @@ class Queue:
 
     def _forget(self, row: int) -> None:
         """Its jobs are known no longer, but counted by the caller."""
+        self.changes += 1
         state = self.runs.state[row]
         if state in {LEASED, GONE}:
             self._holders.drop(self.runs.holder[row])

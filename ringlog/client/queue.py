@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from ringlog.client.fields import NewRecord, Payload, RecordFields
+from ringlog.client.job import JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record
-from ringlog.client.results import Appended
+from ringlog.client.results import Appended, QueueStats, Settled
 from ringlog.client.topics import Deletion
-from ringlog.client.working import QueueStats, Settled, Working, backoff_ms
-from ringlog.errors import LeaseLost, RinglogError, UsageError
+from ringlog.client.working import Working
+from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX
-from ringlog.link.pending import Pending, start
+from ringlog.link.pending import start
 
 if TYPE_CHECKING:
     from ringlog.client.client import Client
@@ -33,86 +34,34 @@ GIVE_BACK_S = 5.0
 """Longest that leaving waits for an engine to take back what was not begun."""
 
 
-class Job:
+class Job(JobFacts):
     """One job and the right to it. As a context: acked when the block ends well, given back when it does not,
     to rest for a while (`backoff_ms`)."""
 
-    __slots__ = ("_queue", "_slot", "deliveries", "lease", "lost", "record")
+    __slots__ = ("_queue", "lost")
 
     def __init__(self, queue: Queue, record: Record, lease: Lease, deliveries: int) -> None:
+        super().__init__(queue.topic, record, lease, deliveries)
         self._queue = queue
-        self._slot: Slots | None = None
-        self.record = record
-        self.lease = lease
-        self.deliveries = deliveries
-        """Which hand-out of the job this is, from 1."""
         self.lost = threading.Event()
         """Set when the lease is known to have ended: somebody else may be at work on the job."""
         lease.on_lost = self.lost.set
-
-    @property
-    def seq(self) -> int:
-        """Its number in the topic."""
-        return self.record.seq
-
-    @property
-    def data(self) -> bytes:
-        """The payload."""
-        return self.record.data
-
-    @property
-    def key(self) -> bytes | None:
-        """The record's key."""
-        return self.record.key
-
-    @property
-    def tag(self) -> str | None:
-        """The record's tag."""
-        return self.record.tag
-
-    @property
-    def headers(self) -> Mapping[str, bytes]:
-        """The record's headers."""
-        return self.record.headers
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """The record's metadata."""
-        return self.record.meta
-
-    @property
-    def deadline(self) -> float:
-        """When the lease ends, in seconds since the epoch on the engine's clock."""
-        return self.lease.deadline_ms / 1_000
-
-    @property
-    def lease_id(self) -> str:
-        """Names this lease; never given twice."""
-        return self.lease.lease_id
-
-    def json(self) -> Any:
-        """The payload as JSON; raises msgspec.DecodeError when it is not."""
-        return self.record.json()
-
-    def text(self) -> str:
-        """The payload as UTF-8."""
-        return self.record.text()
 
     def ack(self) -> None:
         """The job is done; it is gone for good when this returns. Raises LeaseLost when the lease had ended:
         the job was or will be handed out again, unless somebody finished it."""
         if not self._queue.ack([self]).is_complete:
-            raise self._lost_error()
+            raise self.lost_error()
 
     def nack(self, *, delay_ms: int = 0) -> None:
         """Give the job back, to be claimed by anybody now or after `delay_ms`; raises LeaseLost."""
         if not self._queue.nack([self], delay_ms=delay_ms).is_complete:
-            raise self._lost_error()
+            raise self.lost_error()
 
     def extend(self, lease_ms: int) -> None:
         """Hold the job up to `lease_ms` from now; raises LeaseLost."""
         if not self._queue.extend([self], lease_ms).is_complete:
-            raise self._lost_error()
+            raise self.lost_error()
 
     def __enter__(self) -> Job:
         return self
@@ -130,57 +79,6 @@ class Job:
                 self._queue.nack([self], delay_ms=backoff_ms(self.deliveries))
             except RinglogError:
                 self.lost.set()
-
-    def leave(self) -> None:
-        """It is in flight no longer. With the client's lock held."""
-        slots, self._slot = self._slot, None
-        if slots is not None:
-            slots.release()
-
-    def _lost_error(self) -> LeaseLost:
-        return LeaseLost(
-            "the lease has ended", topic=self._queue.topic, seq=self.seq, lease_id=self.lease_id,
-            deliveries=self.deliveries,
-        )  # fmt: skip
-
-    def __repr__(self) -> str:
-        return f"<Job {self._queue.topic} seq={self.seq} deliveries={self.deliveries}>"
-
-
-class Slots:
-    """How many jobs of one iteration are with its user. With the client's lock held."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.taken = 0
-        self._waits: list[Pending[None]] = []
-
-    def take(self, job: Job) -> None:
-        """It is in flight until it is settled or lost."""
-        job._slot = self
-        self.taken += 1
-
-        def lost() -> None:
-            job.lost.set()
-            job.leave()
-
-        job.lease.on_lost = lost
-
-    def release(self) -> None:
-        """A job was settled, or its lease lost."""
-        self.taken -= 1
-        waits, self._waits = self._waits, []
-        for pending in waits:
-            pending.resolve(None)
-
-    def room(self) -> Pending[None]:
-        """Done when there is room for one more."""
-        pending: Pending[None] = Pending()
-        if self.taken < self.most:
-            pending.resolve(None)
-        else:
-            self._waits.append(pending)
-        return pending
 
 
 class Queue:
@@ -230,8 +128,7 @@ class Queue:
         An empty list: there was none within `wait_ms`. The leases last `lease_ms`, or as long as the topic
         says; with `auto_extend` as long as this process lives and they are not settled.
         """
-        if wait_ms < 0 or (lease_ms is not None and lease_ms < 0):
-            raise UsageError("a time is not negative", wait_ms=wait_ms, lease_ms=lease_ms)
+        check_claim(wait_ms, lease_ms)
         return self._claim(max, wait_ms / 1_000, lease_ms, auto_extend)
 
     def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> list[Job]:
@@ -254,8 +151,7 @@ class Queue:
         lost. Whoever asks for the next one before that waits. Leaving the loop gives back at once what was
         not begun (CL-10).
         """
-        if not 1 <= max_in_flight <= CLAIM_JOBS_MAX:
-            raise UsageError("max_in_flight out of range", found=max_in_flight, max=CLAIM_JOBS_MAX)
+        check_iteration(max_in_flight)
         return self._iterate(Slots(max_in_flight), lease_ms, auto_extend)
 
     def _iterate(self, slots: Slots, lease_ms: int | None, auto_extend: bool) -> Iterator[Job]:
@@ -267,7 +163,7 @@ class Queue:
                     self._fill(slots, unbegun, lease_ms, auto_extend)
                 while unbegun:
                     job = unbegun.popleft()
-                    if not job.lost.is_set():
+                    if not job.lease.is_lost:
                         yield job
         except UsageError:
             if not self._shell.is_closed:
@@ -285,7 +181,7 @@ class Queue:
         with self._shell.locked():
             for job in jobs:
                 if not job.lease.is_lost:
-                    slots.take(job)
+                    slots.take(job, job.lost.set)
         unbegun += jobs
 
     def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
@@ -312,8 +208,7 @@ class Queue:
 
     def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
         """Give these jobs back, ready now or after `delay_ms` (at most a day)."""
-        if delay_ms < 0:
-            raise UsageError("a time is not negative", delay_ms=delay_ms)
+        check_delay(delay_ms)
         return self._settle(list(jobs), delay_ms)
 
     def _settle(self, jobs: list[Job], delay_ms: int | None) -> Settled:
@@ -331,8 +226,7 @@ class Queue:
 
     def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
         """Hold these jobs up to `lease_ms` from now, which may be earlier than before."""
-        if lease_ms <= 0:
-            raise UsageError("lease_ms is positive", found=lease_ms)
+        check_lease(lease_ms)
         leases = [job.lease for job in jobs]
         return self._client.run(self._working.extend(self._connection, leases, lease_ms))
 
@@ -368,3 +262,27 @@ class Queue:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_claim(wait_ms: int, lease_ms: int | None) -> None:
+    """Raise UsageError for times that make no sense; so do the others."""
+    if wait_ms < 0 or (lease_ms is not None and lease_ms < 0):
+        raise UsageError("a time is not negative", wait_ms=wait_ms, lease_ms=lease_ms)
+
+
+def check_iteration(max_in_flight: int) -> None:
+    """How many jobs may be out at once."""
+    if not 1 <= max_in_flight <= CLAIM_JOBS_MAX:
+        raise UsageError("max_in_flight out of range", found=max_in_flight, max=CLAIM_JOBS_MAX)
+
+
+def check_delay(delay_ms: int) -> None:
+    """How long a job rests."""
+    if delay_ms < 0:
+        raise UsageError("a time is not negative", delay_ms=delay_ms)
+
+
+def check_lease(lease_ms: int) -> None:
+    """How long a job is held."""
+    if lease_ms <= 0:
+        raise UsageError("lease_ms is positive", found=lease_ms)

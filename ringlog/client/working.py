@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ from ringlog.client.connection import Connection
 from ringlog.client.leases import Lease, call_number, entries_of, parts_of
 from ringlog.client.pages import Record
 from ringlog.client.pieces import Piece, visible_pieces
+from ringlog.client.results import QueueStats, Settled
 from ringlog.client.source import LocalSource, received
 from ringlog.clock import Clock
 from ringlog.envelope.messages import (
@@ -38,9 +38,6 @@ from ringlog.link.peer import MS, Reply
 from ringlog.link.pending import Pending, Steps
 from ringlog.storage.mask import NOTHING
 
-BACKOFF_MS = 1_000
-BACKOFF_MS_MAX = 60_000
-
 
 class QueueConnection(Connection, Protocol):
     """A connection that takes requests about jobs."""
@@ -48,38 +45,6 @@ class QueueConnection(Connection, Protocol):
     def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
         """Send one to who looks after its topic."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What became of jobs that were acked, given back or extended: `count` were; `skipped` were not held any
-    more, in the order given."""
-
-    count: int
-    skipped: tuple[int, ...] = ()
-
-    @property
-    def is_complete(self) -> bool:
-        """All of them."""
-        return not self.skipped
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStats:
-    """A queue's jobs: `ready` to be claimed, `in_flight` with workers, `delayed` until their time."""
-
-    topic: str
-    ready: int
-    in_flight: int
-    delayed: int
-    dead_lettered: int
-    waiting: int
-    """Claims that wait for jobs."""
-
-
-def backoff_ms(deliveries: int, base_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MS_MAX) -> int:
-    """How long a job rests whose delivery number `deliveries` failed: twice as long each time."""
-    return min(base_ms << min(max(deliveries - 1, 0), 30), most_ms)
 
 
 class Working:

@@ -10,8 +10,8 @@ import pytest
 
 import ringlog
 from ringlog.client import Client
+from ringlog.client.job import backoff_ms
 from ringlog.client.queue import Job, Queue
-from ringlog.client.working import backoff_ms
 from ringlog.errors import InvalidRequest, LeaseLost, NotAQueue, TopicNotFound, UsageError
 from ringlog.testing.real_engine import wait_until
 

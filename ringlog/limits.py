@@ -241,6 +241,17 @@ nothing after that, and it is shorter than the silence after which a connection 
 DEAD_LETTERS_PER_CLAIM_MAX = 1_000
 """Spent jobs that one claim sets aside; the next one goes on (QD-10)."""
 
+DEAD_LETTERS_LOOK_MS = 250
+"""How often scheduler 0 looks whether a shard has set jobs aside."""
+DEAD_LETTERS_LOOK_ANYWAY_S = 30.0
+"""And how often it asks though none said so."""
+DEAD_LETTERS_PER_MOVE = 256
+"""Dead letters copied in one message, and as many as fit into DEAD_LETTERS_BYTES_PER_MOVE; at least one."""
+DEAD_LETTERS_BYTES_PER_MOVE = 1 * MIB
+DEAD_LETTERS_PAUSE_S_MAX = 30.0
+"""Longest pause before a target that refuses is tried again; from a quarter of a second, twice as long each
+time."""
+
 # -- envelopes -----------------------------------------------------------------------------------------
 ENVELOPE_BYTES_MAX = 1 * MIB
 ENVELOPE_PARTS_MAX = 8

@@ -76,15 +76,7 @@ from actors.wal_shard.removal import Question
 from actors.wal_shard.requests import CHANGES, Identity, Requests
 from actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
-from ringlog.envelope.messages import (
-    Append,
-    CheckpointOpen,
-    CheckpointRows,
-    JobsAck,
-    LiveAsk,
-    RecordsDelete,
-    Route,
-)
+from ringlog.envelope import messages as m
 from ringlog.errors import ExitCode, InvariantViolation, Status
 from ringlog.limits import STORY_EVENTS_MAX, UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY
@@ -280,10 +272,14 @@ class ShardCore:
             return Room.LATER
         if isinstance(event, ControlReceived) and not isinstance(event.message, CHANGES):
             return Room.NOW
-        if self._is_busy and isinstance(event, ControlReceived) and isinstance(event.message, CheckpointRows):
+        if (
+            self._is_busy
+            and isinstance(event, ControlReceived)
+            and isinstance(event.message, m.CheckpointRows)
+        ):
             return Room.LATER  # rows say what is published, so nothing may be staged (CKP-4)
         data = event.buffer if isinstance(event, FramesArrived) else event.attachment
-        if isinstance(event, ControlReceived) and isinstance(event.message, LiveAsk):
+        if isinstance(event, ControlReceived) and isinstance(event.message, m.LiveAsk):
             data = None  # ids are not logged: checkpoints go on when the disk is full, and make room
         self.admission.is_volatile_closed = False
         if data and (self.directory.ephemeral or isinstance(event, ControlReceived)):
@@ -311,9 +307,9 @@ class ShardCore:
         message = event.message if isinstance(event, ControlReceived) else None
         if self.removals.holds_up(message, self._group, self._now_us):
             return False
-        if isinstance(message, JobsAck):
+        if isinstance(message, m.JobsAck | m.SpentMoved):
             return not self._consult(self.requests.queues.question_of(message, self._now_us))
-        if not isinstance(message, RecordsDelete):
+        if not isinstance(message, m.RecordsDelete):
             return True
         return not self._group.parts and not self._consult(self.removals.question_of(message, self._now_us))
 
@@ -361,10 +357,12 @@ class ShardCore:
             self._group.add_intake(intake)
             self._owed.append(_Owed(event.source, intake, event.end_position))
             return
-        if isinstance(event.message, CheckpointOpen) and event.message.roll and self._must_roll:
+        if isinstance(event.message, m.CheckpointOpen) and event.message.roll and self._must_roll:
             self._roll_asks.append(event)
             return
-        can_log = room is Room.NOW and not (self.is_disk_low and isinstance(event.message, Append | Route))
+        can_log = room is Room.NOW and not (
+            self.is_disk_low and isinstance(event.message, m.Append | m.Route)
+        )
         reply = self.requests.handle(event, self._group, self._now_us, can_log=can_log)
         if reply is None:
             return
@@ -388,8 +386,7 @@ class ShardCore:
             self._take(self._held.popleft(), room)
         if self.waiting is not Waiting.NOTHING:
             return
-        if self.requests.queues.waits:
-            self._effects.extend(self.requests.queues.serve(self._now_us))
+        self._effects.extend(self.requests.queues.serve(self._now_us))
         if self.requests.read_only is not None:
             self._answer_without_log()
         elif self.phase is Phase.RECOVERING:
@@ -543,8 +540,7 @@ class ShardCore:
         self._effects.extend(RetireTopic(topic) for topic in retired)
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
-        if self.requests.queues.waits:
-            self._effects.extend(self.requests.queues.serve(self._now_us))
+        self._effects.extend(self.requests.queues.serve(self._now_us))
         if group.frames or group.refused or group.repeats:
             size = group.bytes + group.volatile_bytes
             self._effects.append(Committed(group.frames, group.records, size, group.refused, group.repeats))

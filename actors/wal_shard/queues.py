@@ -74,9 +74,9 @@ class _Parked:
 
 @dataclass(slots=True)
 class _Decided:
-    """An ack that waits for what storage knows of its jobs."""
+    """A request that deletes jobs and waits for what storage knows of them."""
 
-    message: m.JobsAck
+    message: m.JobsAck | m.SpentMoved
     topic: Topic
     version: int
     changes: int
@@ -98,6 +98,10 @@ class Queues:
         self._decided: _Decided | None = None
         self.now_ns = 0
         """Monotonic."""
+        self.has_mover = False
+        """Is there a scheduler that moves jobs to the dead letters? Without one jobs come back for ever."""
+        self.set_aside = 0
+        """Jobs set aside in this incarnation: who moves them looks whether it has grown."""
         self._parked: dict[int, deque[_Parked]] = {}
         """By topic; who came first is first."""
         self._parked_count = 0
@@ -117,6 +121,8 @@ class Queues:
             m.JobsNack: self._nack,
             m.JobsExtend: self._extend,
             m.QueueStats: self._stats,
+            m.SpentAsk: self._spent,
+            m.SpentMoved: self._spent_moved,
         }
 
     # -- claims ---------------------------------------------------------------------------------------
@@ -142,13 +148,17 @@ class Queues:
 
     def _given(self, topic: Topic, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
         """What there is for this claim; None when there is nothing."""
-        config = topic.config
+        config, queue = topic.config, self._queue(topic)
         most = min(max(message.max, 1), CLAIM_JOBS_MAX)
         topic.last_read_us = now_us
-        claimed = self._queue(topic).claim(
+        limit = config.max_deliveries if config.dead_letter and self.has_mover else 0
+        if not limit and queue.spent_jobs:
+            queue.restore()
+        claimed = queue.claim(
             live_of(topic), node_of(message), most, _lease_ms(message.lease_ms or config.lease_ms),
-            now_us // 1_000,
+            now_us // 1_000, deliveries_max=limit,
         )  # fmt: skip
+        self.set_aside += claimed.aside
         if not claimed.runs:
             return None
         return self._keep(message.call, self._claimed(topic, claimed, now_us))
@@ -162,24 +172,32 @@ class Queues:
 
     # -- what becomes of jobs -------------------------------------------------------------------------
 
-    def question_of(self, message: m.JobsAck, now_us: int) -> list[Question]:
-        """What has to be known for an ack; nothing when that is there, or when nothing is to be deleted."""
+    def question_of(self, message: m.JobsAck | m.SpentMoved, now_us: int) -> list[Question]:
+        """What has to be known for a deletion of jobs; nothing when that is there, or when there is none."""
         if self._still_holds(message, now_us):
             return []
         self.refuse()
         self._removals.refuse_delete()
         try:
-            topic, matched = self._matched(message, now_us)
+            topic, matched = self._to_delete(message, now_us)
         except Refused:
             return []  # Its handler says so.
-        if not len(matched.leased) or message.call in self._answers:
+        if not len(matched.leased):
             return []
         changes = self._queue(topic).changes
         self._decided = _Decided(message, topic, topic.version, changes, matched)
         return [self._removals.question_about(topic, _numbers(matched.leased), now_us)]
 
-    def _still_holds(self, message: m.JobsAck, now_us: int) -> bool:
-        """Was this ack decided, and has nothing happened to the queue since?"""
+    def _to_delete(self, message: m.JobsAck | m.SpentMoved, now_us: int) -> tuple[Topic, Matched]:
+        if isinstance(message, m.SpentMoved):
+            return self._moved(message)
+        topic, matched = self._matched(message, now_us)
+        if message.call in self._answers:
+            return topic, Matched(matched.leased[:0], matched.gone[:0], matched.skipped)
+        return topic, matched
+
+    def _still_holds(self, message: m.JobsAck | m.SpentMoved, now_us: int) -> bool:
+        """Was this one decided, and has nothing happened to the queue since?"""
         decided = self._decided
         if decided is None or decided.message is not message:
             return False
@@ -200,21 +218,29 @@ class Queues:
         else:
             topic, matched = decided.topic, decided.matched
         queue = self._queue(topic)
-        found = self._removals.take_delete()
-        if isinstance(found, CorruptData):
-            raise Internal("stored records are damaged, so nothing was acked", reason=str(found))
-        if found is None and len(matched.leased):
-            raise Internal("an ack was not decided")
+        found = self._found_out(matched)
         queue.ack(matched)
-        if found is not None:
-            is_synced = topic.config.durability == Durability.FSYNC
-            self._removals.stage(topic, found, group, sync=is_synced, on_request=True)
+        self._delete(topic, found, group)
         skipped = self._unless_gone(topic, message, matched.skipped, now_us // 1_000)
         acked = len(message.seqs) // 8 - len(skipped)
         counts = queue.counts(live_count(topic))
         return self._keep(
             message.call, m.JobsAcked(topic.name, acked, _bytes_of(skipped), counts.ready, counts.in_flight)
         )
+
+    def _found_out(self, matched: Matched) -> Removal | None:
+        """What storage said of these jobs; raises Internal."""
+        found = self._removals.take_delete()
+        if isinstance(found, CorruptData):
+            raise Internal("stored records are damaged, so no job was deleted", reason=str(found))
+        if found is None and len(matched.leased):
+            raise Internal("a deletion of jobs was not decided")
+        return found
+
+    def _delete(self, topic: Topic, found: Removal | None, group: Group) -> None:
+        if found is not None:
+            is_synced = topic.config.durability == Durability.FSYNC
+            self._removals.stage(topic, found, group, sync=is_synced, on_request=True)
 
     def _unless_gone(self, topic: Topic, message: m.JobsAck, skipped: I64, now_ms: int) -> I64:
         """Without those that an earlier incarnation's holder acked, as far as can be known (see above)."""
@@ -265,13 +291,47 @@ class Queues:
         queue.settle(now_us // 1_000)
         counts = queue.counts(live_count(topic))
         waiting = sum(not parked.is_over for parked in self._parked.get(topic.topic_id, ()))
-        return m.QueueStatsReply(topic.name, counts.ready, counts.in_flight, counts.delayed, 0, waiting)
+        return m.QueueStatsReply(
+            topic.name, counts.ready, counts.in_flight, counts.delayed, queue.dead_lettered, waiting
+        )
 
     def _matched(self, message: m.JobsAck | m.JobsNack | m.JobsExtend, now_us: int) -> tuple[Topic, Matched]:
         topic = self._found(message)
         node = node_of(message)
         seqs, tokens = _entries(message)
         return topic, self._queue(topic).match(seqs, tokens, node, now_us // 1_000)
+
+    # -- dead letters ---------------------------------------------------------------------------------
+
+    def _spent(self, message: m.SpentAsk, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        """The jobs of one queue that are to be moved, at most as many as one request names."""
+        waiting = [number for number, queue in self._queues.items() if queue.spent_jobs]
+        for topic_id in sorted(number for number in waiting if number > message.after):
+            topic = self._directory.by_id[topic_id]
+            if not topic.config.dead_letter:
+                self._queues[topic_id].restore()
+                continue
+            spent = self._queues[topic_id].spent(JOBS_PER_REQUEST_MAX)
+            runs = [(first, stop - first, deliveries) for first, stop, deliveries in spent]
+            return m.SpentJobs(topic.name, topic_id, topic.epoch, topic.config.dead_letter, runs)
+        return m.SpentJobs()
+
+    def _moved(self, message: m.SpentMoved) -> tuple[Topic, Matched]:
+        topic = self._found(message)
+        if topic.topic_id != message.topic_id:
+            raise TopicNotFound("no such topic", topic=message.topic)
+        seqs = self._queue(topic).still_spent(np.sort(np.frombuffer(message.seqs, dtype="<i8")))
+        return topic, Matched(seqs, seqs[:0], seqs[:0])
+
+    def _spent_moved(
+        self, message: m.SpentMoved, event: ControlReceived, group: Group, now_us: int
+    ) -> m.Message:
+        """Their copies are durable: the jobs go for good (QD-2)."""
+        decided, self._decided = self._decided, None
+        topic, matched = (decided.topic, decided.matched) if decided else self._moved(message)
+        self._delete(topic, self._found_out(matched), group)
+        self._queue(topic).dead_lettered += len(matched.leased)
+        return m.SpentGone(topic.name, len(matched.leased))
 
     # -- claims that wait -----------------------------------------------------------------------------
 
@@ -319,6 +379,8 @@ class Queues:
 
     def serve(self, now_us: int) -> list[Reply]:
         """Answers to claims that waited: those that are given something, and those whose wait is over."""
+        if not (self._parked_count or self._dismissed):
+            return []
         replies, self._dismissed = self._dismissed, []
         while self._dues and self._dues[0][0] * 1_000 <= now_us:
             self._woken[heapq.heappop(self._dues)[1]] = None

@@ -810,6 +810,39 @@ class QueueStatsReply(Message, frozen=True):
     waiting: int
 
 
+class SpentAsk(Message, frozen=True):
+    """Scheduler -> shard: which jobs had all their deliveries (QD-1)? Of the first queue behind `after`, a
+    topic's id."""
+
+    after: int = 0
+
+
+class SpentJobs(Message, frozen=True):
+    """Reply: rows [first, count, deliveries] of jobs of one queue that are set aside, to be moved to the
+    topic `dead_letter`; no topic = there are none."""
+
+    topic: str = ""
+    topic_id: int = 0
+    epoch: int = 0
+    dead_letter: str = ""
+    runs: list[tuple[int, int, int]] = []
+
+
+class SpentMoved(Message, frozen=True):
+    """Scheduler -> shard: copies of these jobs (8 bytes each, little-endian) are durable, so delete them."""
+
+    topic: str
+    topic_id: int
+    seqs: bytes
+
+
+class SpentGone(Message, frozen=True):
+    """Reply, when the deletion is durable; `moved` were still set aside."""
+
+    topic: str
+    moved: int
+
+
 # -- segments: compactor, reclaimer and relocator -> shard -------------------------------------------------
 
 
@@ -1110,6 +1143,6 @@ KINDS: dict[str, type[Message]] = {
         RouterFacts, RouterPut, RouterDrop, RouterDropped, RouterTell, RouterTold, RoutersAsk, RoutersReply,
         RouteRow, Route, RoutedRow, Routed,
         JobsClaim, JobsClaimed, JobsAck, JobsAcked, JobsNack, JobsNacked, JobsExtend, JobsExtended,
-        QueueStats, QueueStatsReply,
+        QueueStats, QueueStatsReply, SpentAsk, SpentJobs, SpentMoved, SpentGone,
     )
 }  # fmt: skip

@@ -66,6 +66,8 @@ class Claimed:
 
     runs: list[LeaseRun]
     deadline: int
+    aside: int = 0
+    """Jobs that had all their deliveries and were set aside."""
 
     @property
     def count(self) -> int:
@@ -100,6 +102,10 @@ class Queue:
         """Jobs from here on were never handed out."""
         self.in_flight = 0
         self.delayed = 0
+        self.spent_jobs = 0
+        """Jobs that are set aside; they are ready, and not handed out."""
+        self.dead_lettered = 0
+        """Jobs that were moved to the dead letters (QD-8)."""
         self.changes = 0
         """Grows whenever a run does anything: what was found out before holds while it is the same."""
         self.runs = Runs()
@@ -165,11 +171,13 @@ class Queue:
         DEAD_LETTERS_PER_CLAIM_MAX of them (QD-1, QD-10): see `spent`.
         """
         self.settle(now_ms)
-        found = self._take_returned(live, most, deliveries_max)
+        spent = self.spent_jobs
+        found = self._take_returned(most, deliveries_max)
         taken = sum(stop - first for first, stop, _ in found)
         found += self._take_fresh(live, most - taken)
+        aside = self.spent_jobs - spent
         if not found:
-            return Claimed([], 0)
+            return Claimed([], 0, aside)
         deadline = now_ms + lease_ms
         holder = self._holders.take(node)
         given: list[LeaseRun] = []
@@ -178,7 +186,7 @@ class Queue:
             self._lease(first, stop, deadline, token, holder, deliveries + 1)
             given.append(LeaseRun(first, stop, deliveries + 1, token))
         self._holders.settle(holder)
-        return Claimed(given, deadline)
+        return Claimed(given, deadline, aside)
 
     def _lease(self, first: int, stop: int, at: int, token: int, holder: int, deliveries: int) -> None:
         self.changes += 1
@@ -191,7 +199,7 @@ class Queue:
             self._wait_for(row)
         self.in_flight += stop - first
 
-    def _take_returned(self, live: Live, most: int, deliveries_max: int) -> list[tuple[int, int, int]]:
+    def _take_returned(self, most: int, deliveries_max: int) -> list[tuple[int, int, int]]:
         found: list[tuple[int, int, int]] = []
         runs, heap, aside = self.runs, self._returned, 0
         while most and heap:
@@ -204,7 +212,12 @@ class Queue:
                 if aside >= DEAD_LETTERS_PER_CLAIM_MAX:
                     break
                 heappop(heap)
+                if stop - first > DEAD_LETTERS_PER_CLAIM_MAX - aside:
+                    stop = first + DEAD_LETTERS_PER_CLAIM_MAX - aside
+                    self._split(row, stop)
                 aside += stop - first
+                self.changes += 1
+                self.spent_jobs += stop - first
                 self._returned_runs -= 1
                 runs.state[row] = SPENT
                 heappush(self._spent, first)
@@ -364,10 +377,23 @@ class Queue:
             heappush(self._spent, first)
         return found
 
-    def restore(self, first: int, stop: int) -> None:
-        """Jobs that were set aside could not be moved: they stay ready (QD-3)."""
-        for row in self._rows_of(np.arange(first, stop, dtype=np.int64)):
-            if self.runs.state[row] == SPENT:
+    def still_spent(self, seqs: I64) -> I64:
+        """Those of these ascending numbers that are set aside."""
+        kept = [seq for seq in seqs.tolist() if self._state_of(seq) == SPENT]
+        return np.array(kept, dtype=np.int64)
+
+    def _state_of(self, seq: int) -> int:
+        row = self.runs.find(seq)
+        return self.runs.state[row] if row >= 0 else 0
+
+    def restore(self) -> None:
+        """What was set aside is handed out again: there are no dead letters any more (QD-5)."""
+        while self._spent:
+            first = heappop(self._spent)
+            if self._state_of(first) == SPENT:
+                row = self.runs.find(first)
+                self.changes += 1
+                self.spent_jobs -= self._size(row)
                 self.runs.state[row] = RETURNED
                 self._returned_runs += 1
                 heappush(self._returned, self.runs.first[row])
@@ -396,11 +422,9 @@ class Queue:
                 )  # fmt: skip
             before = runs.stop[row]
             totals[runs.state[row]] += self._size(row)
-        if (totals[LEASED], totals[DELAYED]) != (self.in_flight, self.delayed):
-            raise InvariantViolation(
-                "a queue counts wrongly", in_flight=self.in_flight, leased=totals[LEASED],
-                delayed=self.delayed, delays=totals[DELAYED],
-            )  # fmt: skip
+        counted = (self.in_flight, self.delayed, self.spent_jobs)
+        if (totals[LEASED], totals[DELAYED], totals[SPENT]) != counted:
+            raise InvariantViolation("a queue counts wrongly", counted=counted, found=totals)
 
     # -- rows -----------------------------------------------------------------------------------------
 
@@ -465,6 +489,8 @@ class Queue:
             self._timed -= 1
         elif state == RETURNED:
             self._returned_runs -= 1
+        elif state == SPENT:
+            self.spent_jobs -= self._size(row)
         self.runs.drop(row)
 
 

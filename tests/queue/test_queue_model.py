@@ -209,8 +209,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def restore(self):
-        for first, stop, _ in self.queue.spent(1_000):
-            self.queue.restore(first, stop)
+        self.queue.restore()
         for job in self.jobs.values():
             if job.state == "spent":
                 job.state = "returned"
@@ -238,6 +237,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def spent_jobs_are_known(self):
         spent = {seq for first, stop, _ in self.queue.spent(1_000) for seq in range(first, stop)}
+        assert len(spent) == self.queue.spent_jobs
         assert spent == {seq for seq, job in self.jobs.items() if job.state == "spent"}
 
 

@@ -187,7 +187,7 @@ def test_a_job_that_had_its_deliveries_is_set_aside_and_stays_ready_until_it_is_
     assert claim(q, live(2), 9, 4_000, deliveries_max=2) == [2]
     assert q.spent(10) == [(1, 2, 2)]
     assert q.counts(2) == Counts(ready=1, in_flight=1, delayed=0)
-    q.restore(1, 2)
+    q.restore()
     assert q.spent(10) == []
     assert claim(q, live(2), 9, 4_000) == [1], "without a limit it comes back for ever (QD-5)"
 

@@ -13,7 +13,7 @@ number, has the answer it had.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -58,6 +58,8 @@ from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
 _MS_NS = 1_000_000
+_ENDS_OVER_MAX = 1_024
+"""Ends of waits that are over, beside as many as are not; beyond it they are swept."""
 _Kept = TypeVar("_Kept", m.JobsClaimed, m.JobsAcked, m.JobsNacked, m.JobsExtended)
 
 
@@ -68,7 +70,8 @@ class _Parked:
     client: bytes
     corr: int
     message: m.JobsClaim
-    end_ns: int
+    topic_id: int
+    number: int
     is_over: bool = False
 
 
@@ -102,14 +105,17 @@ class Queues:
         """Is there a scheduler that moves jobs to the dead letters? Without one jobs come back for ever."""
         self.set_aside = 0
         """Jobs set aside in this incarnation: who moves them looks whether it has grown."""
-        self._parked: dict[int, deque[_Parked]] = {}
-        """By topic; who came first is first."""
+        self._parked: dict[int, OrderedDict[int, _Parked]] = {}
+        """By topic and by number; who came first is first."""
         self._parked_count = 0
+        self._parked_made = 0
         self._parked_calls: dict[int, _Parked] = {}
         self._ends: list[tuple[int, int, _Parked]] = []
-        self._ends_made = 0
+        """Heap of waits by their end; those over before leave when they come to its top, or are the most."""
         self._dues: list[tuple[int, int]] = []
         """Heap of (when something is ready again, topic) of queues where claims wait; milliseconds."""
+        self._due_of: dict[int, int] = {}
+        """The earliest of a topic in it, so that nothing is noted twice."""
         self._woken: dict[int, None] = {}
         self._dismissed: list[Reply] = []
         removals.on_removed = self._removed
@@ -290,7 +296,7 @@ class Queues:
         queue = self._queue(topic)
         queue.settle(now_us // 1_000)
         counts = queue.counts(live_count(topic))
-        waiting = sum(not parked.is_over for parked in self._parked.get(topic.topic_id, ()))
+        waiting = len(self._parked.get(topic.topic_id, ()))
         return m.QueueStatsReply(
             topic.name, counts.ready, counts.in_flight, counts.delayed, queue.dead_lettered, waiting
         )
@@ -341,19 +347,23 @@ class Queues:
                 "too many claims wait", limit="waiting_claims", max=WAITING_CLAIMS_MAX,
                 retry_after_ms=PRESSURE_RETRY_MS,
             )  # fmt: skip
-        end_ns = self.now_ns + min(message.wait_ms, WAIT_MS_MAX) * _MS_NS
-        parked = _Parked(event.client, event.corr, message, end_ns)
-        self._parked.setdefault(topic.topic_id, deque()).append(parked)
+        self._parked_made += 1
+        parked = _Parked(event.client, event.corr, message, topic.topic_id, self._parked_made)
+        self._parked.setdefault(topic.topic_id, OrderedDict())[parked.number] = parked
         self._parked_count += 1
         if message.call:
             self._parked_calls[message.call] = parked
-        self._ends_made += 1
-        heapq.heappush(self._ends, (end_ns, self._ends_made, parked))
+        end_ns = self.now_ns + min(message.wait_ms, WAIT_MS_MAX) * _MS_NS
+        heapq.heappush(self._ends, (end_ns, parked.number, parked))
+        if len(self._ends) > 2 * self._parked_count + _ENDS_OVER_MAX:
+            self._ends = [entry for entry in self._ends if not entry[2].is_over]
+            heapq.heapify(self._ends)
         self._note_due(topic)
 
     def _note_due(self, topic: Topic) -> None:
         due_ms = self._queue(topic).next_due_ms()
-        if due_ms is not None:
+        if due_ms is not None and due_ms < self._due_of.get(topic.topic_id, due_ms + 1):
+            self._due_of[topic.topic_id] = due_ms
             heapq.heappush(self._dues, (due_ms, topic.topic_id))
 
     @property
@@ -383,7 +393,10 @@ class Queues:
             return []
         replies, self._dismissed = self._dismissed, []
         while self._dues and self._dues[0][0] * 1_000 <= now_us:
-            self._woken[heapq.heappop(self._dues)[1]] = None
+            due_ms, topic_id = heapq.heappop(self._dues)
+            if self._due_of.get(topic_id) == due_ms:
+                del self._due_of[topic_id]
+            self._woken[topic_id] = None
         woken, self._woken = self._woken, {}
         for topic_id in woken:
             topic = self._directory.by_id.get(topic_id)
@@ -391,11 +404,10 @@ class Queues:
                 replies += self._serve(topic, now_us)
         while self._ends and (self._ends[0][0] <= self.now_ns or self._ends[0][2].is_over):
             parked = heapq.heappop(self._ends)[2]
-            topic = self._directory.find(parked.message.topic)
+            topic = self._directory.by_id.get(parked.topic_id)
             if not parked.is_over and topic is not None:
                 self._over(parked)
                 replies.append(_reply(parked, self._claimed(topic, Claimed([], 0), now_us)))
-                self._sweep(topic.topic_id)
         return replies
 
     def _serve(self, topic: Topic, now_us: int) -> list[Reply]:
@@ -405,33 +417,25 @@ class Queues:
             self._woken[topic.topic_id] = None
             return []
         replies = []
-        waiting = self._parked[topic.topic_id]
-        while waiting:
-            parked = waiting[0]
-            if not parked.is_over:
-                answer = self._given(topic, parked.message, now_us)
-                if answer is None:
-                    break
-                self._over(parked)
-                replies.append(_reply(parked, answer))
-            waiting.popleft()
-        self._sweep(topic.topic_id)
-        if topic.topic_id in self._parked:
-            self._note_due(topic)
+        while waiting := self._parked.get(topic.topic_id):
+            parked = next(iter(waiting.values()))
+            answer = self._given(topic, parked.message, now_us)
+            if answer is None:
+                self._note_due(topic)
+                break
+            self._over(parked)
+            replies.append(_reply(parked, answer))
         return replies
 
     def _over(self, parked: _Parked) -> None:
+        """It waits no longer."""
         parked.is_over = True
         self._parked_count -= 1
         self._parked_calls.pop(parked.message.call, None)
-
-    def _sweep(self, topic_id: int) -> None:
-        """Forget claims at the front that are answered."""
-        waiting = self._parked[topic_id]
-        while waiting and waiting[0].is_over:
-            waiting.popleft()
+        waiting = self._parked[parked.topic_id]
+        del waiting[parked.number]
         if not waiting:
-            del self._parked[topic_id]
+            del self._parked[parked.topic_id]
 
     def dismiss(self, error: Refused) -> None:
         """Everybody who waits is told this: the shard stops."""
@@ -440,10 +444,9 @@ class Queues:
 
     def _dismiss(self, topic_id: int, error: Refused) -> None:
         answer = m.ErrorReply(int(error.status), error.message, error.detail, error.outcome)
-        for parked in self._parked.pop(topic_id, ()):
-            if not parked.is_over:
-                self._over(parked)
-                self._dismissed.append(_reply(parked, answer))
+        for parked in list(self._parked.get(topic_id, {}).values()):
+            self._over(parked)
+            self._dismissed.append(_reply(parked, answer))
 
     def stopping(self) -> None:
         """No claim waits any longer: it is sent again, to whoever comes after us."""

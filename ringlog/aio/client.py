@@ -338,6 +338,8 @@ class Client:
         self._appenders.clear()
         for producer in list(self._producers):
             producer.restart_in_child()
+        for queue in list(self._queues):
+            queue.restart_in_child()
 
 
 def _restart_all_in_child() -> None:

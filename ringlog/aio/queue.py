@@ -205,6 +205,14 @@ class Queue:
             await self._give_back(unbegun, timeout)
         self._working.close()
 
+    def restart_in_child(self) -> None:
+        """After a fork: the leases are the parent's."""
+        self._claiming = asyncio.Lock()
+        self._keeper = None
+        for unbegun in self._unbegun:
+            unbegun.clear()
+        self._working.close()
+
     async def _require_queue(self) -> None:
         await self._shell.run(self._working.known(self._shell.session))
 

@@ -479,6 +479,8 @@ class Client:
         session.note("forked", pid=os.getpid())
         for producer in list(self._producers):
             producer.restart_in_child(session)
+        for queue in list(self._queues):
+            queue.restart_in_child()
 
 
 def checked_key(key: str | None) -> str:

@@ -254,6 +254,14 @@ class Queue:
         with self._claiming:
             self._working.close()
 
+    def restart_in_child(self) -> None:
+        """After a fork: the leases are the parent's, and nobody here extends them or gives them back."""
+        self._claiming = threading.Lock()
+        self._keeper = None
+        for unbegun in self._unbegun:
+            unbegun.clear()
+        self._working.close()
+
     def _require_queue(self) -> None:
         self._client.run(self._working.known(self._connection))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,10 @@ import ringlog
 from ringlog.client import Client
 from ringlog.client.job import backoff_ms
 from ringlog.client.queue import Job, Queue
-from ringlog.errors import InvalidRequest, LeaseLost, NotAQueue, TopicNotFound, UsageError
+from ringlog.envelope.messages import CheckpointMade, CheckpointNow
+from ringlog.errors import InvalidRequest, LeaseLost, NotAQueue, NotReady, TopicNotFound, UsageError
+from ringlog.link.shard_requests import Requester
+from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
 
 LONG_MS = 60_000
@@ -292,3 +296,62 @@ def test_options_that_make_no_sense_are_refused(queue, worker):
     ):
         with pytest.raises((UsageError, InvalidRequest)):
             call()
+
+
+def test_a_child_claims_for_itself_and_leaves_its_parents_jobs_alone(queue):
+    """CL-11."""
+    fill(queue, 20)
+    jobs = queue.jobs(max_in_flight=4, lease_ms=LONG_MS)
+    first = next(jobs)
+    pid = os.fork()
+    if not pid:
+        found: list[int] = []
+        try:
+            (job,) = queue.claim(auto_extend=True)
+            job.ack()
+            jobs.close()
+            found = [job.seq]
+        finally:
+            os._exit(0 if found == [5] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert counts(queue) == (15, 4, 0), "what the parent has not begun is not given back by its child"
+    assert [next(jobs).seq for _ in range(3)] == [2, 3, 4]
+    first.ack()
+
+
+def checkpoint(running) -> None:
+    """Have the log made into segments."""
+    socket = f"ipc://{running.info.shm_dir}/compactor.sock"
+    requester = Requester("the compactor", socket)
+
+    def is_made() -> bool:
+        try:
+            return bool(requester.ask(CheckpointNow(), CheckpointMade, timeout_s=30).message.files)
+        except NotReady:
+            return False
+
+    try:
+        wait_until(is_made, 40, "a checkpoint")
+    finally:
+        requester.close()
+
+
+def test_jobs_are_read_from_segments_too(tmp_path):
+    """What the compactor made of the log, in the middle of it, and what came back from before."""
+    with (
+        engine(directory=tmp_path / "e", wal={"shards": 1}, storage={"enabled": True}) as running,
+        ringlog.connect(running.url, wait=20) as client,
+    ):
+        client.topics.create("q", type="queue")
+        queue = client.queue("q")
+        fill(queue, 100)
+        first = queue.claim(10)
+        checkpoint(running)
+        queue.put_many([b"job %d" % n for n in range(101, 151)])
+        queue.nack(first)
+        found = queue.claim(1_000)
+        assert [job.data for job in found] == [b"job %d" % n for n in range(1, 151)]
+        assert queue.ack(found[:120]).count == 120
+        checkpoint(running)
+        queue.nack(found[120:])
+        assert [job.seq for job in queue.claim(1_000)] == list(range(121, 151))

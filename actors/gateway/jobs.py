@@ -76,7 +76,7 @@ class JobFlows:
                 except RinglogError:
                     if not frames:
                         raise
-                    return frames, reached
+                    return frames, max(reached, min(covered, _last(run)))
                 if read.frames:
                     parts.append(bytes(read.data))
                     frames, size = frames + read.frames, size + len(read.data)

@@ -14,10 +14,11 @@ RinglogError                      code, detail, retriable, outcome
 ├─ Refused                        the engine said no; one subclass for each code
 │  ├─ InvalidRequest  BatchTooLarge  RecordTooLarge  Unauthorized  Forbidden
 │  ├─ TopicNotFound  TopicIncompatible  TopicNotEmpty  StaleEpoch
-│  ├─ PayloadTooLarge  TopicFull  Throttled  RouterNotFound  RouterCycle
+│  ├─ PayloadTooLarge  TopicFull  Throttled  RouterNotFound  RouterCycle  NotAQueue
 │  ├─ Internal  ShuttingDown  StorageReadOnly
 │  └─ NotReady
 │     └─ ColdUnavailable          the cold tier does not answer; nothing is lost
+├─ LeaseLost                      a job is held by somebody else now, or by nobody
 ├─ CorruptData                    stored bytes fail their checksum; says which
 ├─ FrameInvalid                   bytes are not a frame; says why and where
 ├─ RingError                      a ring's shared words make no sense, or it was closed
@@ -145,6 +146,7 @@ class Status(IntEnum):
     STORAGE_READ_ONLY = 17
     ROUTER_NOT_FOUND = 18
     ROUTER_CYCLE = 19
+    NOT_A_QUEUE = 20
 
 
 class Refused(RinglogError):
@@ -200,6 +202,12 @@ class RouterCycle(Refused):
     """The router would close a cycle; `cycle` names the topics along it."""
 
     code, status, http = "router_cycle", Status.ROUTER_CYCLE, 409
+
+
+class NotAQueue(Refused):
+    """The topic is a log: nothing is claimed there."""
+
+    code, status, http = "not_a_queue", Status.NOT_A_QUEUE, 409
 
 
 class TopicIncompatible(Refused):
@@ -286,6 +294,12 @@ class StorageReadOnly(Refused):
     retriable = True
 
 
+class LeaseLost(RinglogError):
+    """The lease of a job ended before it was acknowledged; the job is handed out again, or was."""
+
+    code = "lease_lost"
+
+
 class CorruptData(RinglogError):
     """Stored bytes fail their checksum; detail names topic, seq, file and offset as far as known."""
 
@@ -345,6 +359,7 @@ REFUSALS: dict[int, type[Refused]] = {
         InvalidRequest, BatchTooLarge, RecordTooLarge, Unauthorized, Forbidden, TopicNotFound,
         TopicIncompatible, TopicNotEmpty, StaleEpoch, PayloadTooLarge, TopicFull, Throttled,
         Internal, NotReady, ShuttingDown, CorruptFrame, StorageReadOnly, RouterNotFound, RouterCycle,
+        NotAQueue,
     )
 }  # fmt: skip
 

@@ -220,6 +220,38 @@ not trusted. Who has more patience asks again."""
 ROUTERS_LOOK_S = 30.0
 """How often a scheduler asks shards which routers there are, though it is told of each."""
 
+# -- queues. A worker that asks for more gets so much and asks again ----------------------------------------
+CLAIM_JOBS_MAX = 1_000
+"""Jobs of one claim; a larger wish is cut to it (N-7)."""
+JOBS_PER_REQUEST_MAX = 1_000
+"""Jobs that one ack, nack or extend names; more are BatchTooLarge."""
+LEASE_MS_MIN = 100
+LEASE_MS_MAX = 86_400_000
+NACK_DELAY_MS_MAX = 86_400_000
+WAITING_CLAIMS_MAX = 16_384
+"""Claims that wait in one shard; a further one is Throttled."""
+ANSWERS_KEPT_MAX = 4_096
+"""Latest answers about jobs that a shard keeps, for who asks again because an answer was lost. Beyond it the
+oldest is forgotten, and its repeat is taken for a new request."""
+ANSWER_ROWS_KEPT_MAX = 65_536
+"""Runs and numbers in all of them; the same."""
+CLAIM_SLICE_MS_MAX = 2_000
+"""Longest that a client's claim waits in a shard before it asks again: a worker that died meanwhile is given
+nothing after that, and it is shorter than the silence after which a connection is not trusted."""
+DEAD_LETTERS_PER_CLAIM_MAX = 1_000
+"""Spent jobs that one claim sets aside; the next one goes on (QD-10)."""
+
+DEAD_LETTERS_LOOK_MS = 250
+"""How often scheduler 0 looks whether a shard has set jobs aside."""
+DEAD_LETTERS_LOOK_ANYWAY_S = 30.0
+"""And how often it asks though none said so."""
+DEAD_LETTERS_PER_MOVE = 256
+"""Dead letters copied in one message, and as many as fit into DEAD_LETTERS_BYTES_PER_MOVE; at least one."""
+DEAD_LETTERS_BYTES_PER_MOVE = 1 * MIB
+DEAD_LETTERS_PAUSE_S_MAX = 30.0
+"""Longest pause before a target that refuses is tried again; from a quarter of a second, twice as long each
+time."""
+
 # -- envelopes -----------------------------------------------------------------------------------------
 ENVELOPE_BYTES_MAX = 1 * MIB
 ENVELOPE_PARTS_MAX = 8

@@ -54,6 +54,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "topic": {"base", "frame", "topic", *PURE_STORAGE},
     # Which segments a shard has, told as messages tell it.
     "topic.sealed": {"base", "frame", "envelope", "topic"},
+    # Who works on which job: what a shard keeps beside the log.
+    "queue": {"base", "queue"},
     "contract": {"base", "frame", "envelope"},
     "runtime": {*WIRE, "contract", "runtime", "runtime.listening"},
     "runtime.listening": {"base", "runtime.listening"},
@@ -100,14 +102,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "base", "envelope", "segment", "testing", "testing.shard_world", "actors.core", "actors.shell",
     },
     "actors.core": {
-        "base", "frame", "envelope", "contract", "topic", "topic.sealed", "segment.layout", *PURE_STORAGE,
-        "root",
+        "base", "frame", "envelope", "contract", "topic", "topic.sealed", "queue", "segment.layout",
+        *PURE_STORAGE, "root",
     },
     "actors.shell": {
         *WIRE, "contract", "topic", "topic.sealed", "runtime", "runtime.listening", "storage", *READ_PATH,
         "link", "storage.snapshot", "segment", "tier", "root",
         # Routers read their sources as every reader on the host does.
-        "client.source", "client.connection", "client.pages",
+        "client.source", "client.connection", "client.pages", "client.pieces",
     },
     "actors.__main__": {"base", "envelope", "runtime"},
     # `ringlog.connect` is loaded when it is first asked for.
@@ -141,6 +143,7 @@ SHELL_SIDE: dict[str, str] = {
     "actors.scheduler.shell": "the socket, news and topic tables of all shards",
     "actors.scheduler.forwarder": "follows and reads sources, sends passes to shards",
     "actors.scheduler.sources": "a reader's connection from within, open files of sources",
+    "actors.scheduler.dead_letters": "reads spent jobs, sends their copies to shards",
     "actors.scheduler.copies": "makes the frames of a pass with the writer of segments",
     "actors.scheduler.router_objects": "asks shards to make routers and topics",
     "actors.scheduler.turn_rings": "turns for clients on the host, in shared memory",
@@ -161,7 +164,7 @@ IMPURE_ALLOWED = {
     ("ringlog.frame.compress", "threading"): "one compressor for each thread; no thread is started",
 }
 
-PURE_UNITS = {"frame", "envelope", "topic", "topic.sealed", "contract", "actors.core"}
+PURE_UNITS = {"frame", "envelope", "topic", "topic.sealed", "queue", "contract", "actors.core"}
 PURE_MODULES = {
     "ringlog.errors",
     "ringlog.types",

@@ -51,8 +51,15 @@ SCOPES_OF: dict[type[m.Message], tuple[str, ...]] = {
     m.RouterGet: (READ,),
     m.RouterList: (READ,),
     m.RouterDelete: (DELETE,),
+    m.JobsClaim: (READ,),
+    m.JobsAck: (WRITE,),
+    m.JobsNack: (WRITE,),
+    m.JobsExtend: (WRITE,),
+    m.QueueStats: (READ,),
 }
 """Scopes of which an operation needs one (A-8). What is not listed is refused to everybody."""
+NEEDED_BESIDES: dict[type[m.Message], str] = {m.JobsClaim: WRITE}
+"""A scope that is needed, too (QC-2)."""
 OPEN_TO_ALL = frozenset({m.Hello, m.Ping})
 OWNER_ONLY = frozenset({m.Locate})
 """Names files and the salts of their seals: of use only to processes that may read the files."""
@@ -164,6 +171,9 @@ def authorise(principal: Principal | None, message: m.Message) -> None:
     scopes = needed_scopes(message)
     if principal.scopes.isdisjoint(scopes):
         raise Forbidden("the key lacks a scope", required_scope=" or ".join(scopes))
+    besides = NEEDED_BESIDES.get(kind)
+    if besides is not None and besides not in principal.scopes:
+        raise Forbidden("the key lacks a scope", required_scope=besides)
     topics = [feed.topic for feed in message.feeds] if isinstance(message, m.Subscribe) else []
     if (topic := getattr(message, "topic", None)) is not None:
         topics = [topic]

@@ -33,6 +33,7 @@ from actors.gateway.auth import (
 )
 from actors.gateway.inspect import SentFrames, check_frames
 from actors.gateway.intake import Flow, Intake
+from actors.gateway.jobs import JobFlows
 from actors.gateway.replies import error_reply, is_still_held, plan_of, read_reply
 from actors.gateway.routing import RouterFlows
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
@@ -161,6 +162,11 @@ class Gateway:
         self._bytes = 0
         self._intake = Intake()
         self._routing = RouterFlows(self._ask_scheduler, lambda topic: self._topics.pop(topic, None))
+        self._jobs = JobFlows(
+            self._at_shard,
+            lambda read: self._locate(read, read.after, read.epoch),
+            lambda read, located, plan: self._read_files(read, located, plan, self._now_us),
+        )
         self._gone: set[_Request] = set()
         self.answered = 0
         self.refused = 0
@@ -355,6 +361,8 @@ class Gateway:
                 return self._routing.one(request.message, request.principal)
             case m.RouterList():
                 return self._routing.some(request.message, request.principal)
+            case m.JobsClaim():
+                return self._jobs.claim(request.message)
             case _:
                 return self._at_shard(request.message)
 

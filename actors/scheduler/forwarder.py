@@ -16,6 +16,7 @@ from actors.scheduler import events as ev
 from actors.scheduler import routing
 from actors.scheduler.copies import stretch_of
 from actors.scheduler.core import FIND_OUT, TAKEN_WORDS, TURN_WORDS
+from actors.scheduler.dead_letters import DeadLetters
 from actors.scheduler.feeds import ROUTERS
 from actors.scheduler.router_objects import RouterObjects
 from actors.scheduler.routing import FlowKey, Routing
@@ -67,6 +68,7 @@ class Forwarder:
         self.connection = EngineConnection(self.links, clock, self.timers)
         self.routing = Routing(boot.shards)
         self._sources = Sources(self.connection, clock)
+        self._dead_letters = DeadLetters(self.links, self.connection, clock)
         self.objects = RouterObjects(self, boot.incarnation, routers_max)
         self.is_loaded = False
         self._events: list[Any] = []
@@ -95,10 +97,13 @@ class Forwarder:
             )
         )  # fmt: skip
         start(self._load())
+        if not self._number:
+            self._dead_letters.begin(boot.shards)
 
     def close(self) -> None:
         """Let go of everything."""
         self._sources.close()
+        self._dead_letters.close()
         for peer in self._others.values():
             peer.close()
         self._context.term()

@@ -76,7 +76,7 @@ from actors.wal_shard.removal import Question
 from actors.wal_shard.requests import CHANGES, Identity, Requests
 from actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
-from ringlog.envelope.messages import Append, CheckpointOpen, CheckpointRows, LiveAsk, RecordsDelete, Route
+from ringlog.envelope import messages as m
 from ringlog.errors import ExitCode, InvariantViolation, Status
 from ringlog.limits import STORY_EVENTS_MAX, UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY
@@ -194,6 +194,9 @@ class ShardCore:
         times = [t for t in due if t is not None]
         if self._file_failed and not self._preparing:
             times.append(self._file_retry_ns)
+        queues = self.requests.queues
+        if is_free and queues.waits and (at_ns := queues.next_deadline_ns(self._now_us)) is not None:
+            times.append(at_ns)
         return min(times) if times else None
 
     def handle(self, events: Sequence[Any]) -> list[Any]:
@@ -210,6 +213,7 @@ class ShardCore:
         kind = type(event)
         if kind is Tick:
             self._now_us, self._now_ns = event.now_us, event.monotonic_ns
+            self.requests.queues.now_ns = event.monotonic_ns
             return
         if kind is FramesArrived or kind is ControlReceived:
             if self._held or self.waiting is not Waiting.NOTHING:
@@ -250,6 +254,7 @@ class ShardCore:
         elif kind is DrainRequested:
             if self.phase is not Phase.STOPPED:
                 self.phase = Phase.DRAINING
+                self.requests.queues.stopping()
         else:
             raise InvariantViolation("a shard was told something it does not know", event=kind.__name__)
 
@@ -267,10 +272,14 @@ class ShardCore:
             return Room.LATER
         if isinstance(event, ControlReceived) and not isinstance(event.message, CHANGES):
             return Room.NOW
-        if self._is_busy and isinstance(event, ControlReceived) and isinstance(event.message, CheckpointRows):
+        if (
+            self._is_busy
+            and isinstance(event, ControlReceived)
+            and isinstance(event.message, m.CheckpointRows)
+        ):
             return Room.LATER  # rows say what is published, so nothing may be staged (CKP-4)
         data = event.buffer if isinstance(event, FramesArrived) else event.attachment
-        if isinstance(event, ControlReceived) and isinstance(event.message, LiveAsk):
+        if isinstance(event, ControlReceived) and isinstance(event.message, m.LiveAsk):
             data = None  # ids are not logged: checkpoints go on when the disk is full, and make room
         self.admission.is_volatile_closed = False
         if data and (self.directory.ephemeral or isinstance(event, ControlReceived)):
@@ -298,7 +307,9 @@ class ShardCore:
         message = event.message if isinstance(event, ControlReceived) else None
         if self.removals.holds_up(message, self._group, self._now_us):
             return False
-        if not isinstance(message, RecordsDelete):
+        if isinstance(message, m.JobsAck | m.SpentMoved):
+            return not self._consult(self.requests.queues.question_of(message, self._now_us))
+        if not isinstance(message, m.RecordsDelete):
             return True
         return not self._group.parts and not self._consult(self.removals.question_of(message, self._now_us))
 
@@ -346,11 +357,15 @@ class ShardCore:
             self._group.add_intake(intake)
             self._owed.append(_Owed(event.source, intake, event.end_position))
             return
-        if isinstance(event.message, CheckpointOpen) and event.message.roll and self._must_roll:
+        if isinstance(event.message, m.CheckpointOpen) and event.message.roll and self._must_roll:
             self._roll_asks.append(event)
             return
-        can_log = room is Room.NOW and not (self.is_disk_low and isinstance(event.message, Append | Route))
+        can_log = room is Room.NOW and not (
+            self.is_disk_low and isinstance(event.message, m.Append | m.Route)
+        )
         reply = self.requests.handle(event, self._group, self._now_us, can_log=can_log)
+        if reply is None:
+            return
         if self._group.parts or self._group.removes:
             self._replies.append(reply)
         else:
@@ -371,6 +386,7 @@ class ShardCore:
             self._take(self._held.popleft(), room)
         if self.waiting is not Waiting.NOTHING:
             return
+        self._effects.extend(self.requests.queues.serve(self._now_us))
         if self.requests.read_only is not None:
             self._answer_without_log()
         elif self.phase is Phase.RECOVERING:
@@ -512,6 +528,7 @@ class ShardCore:
         topics = list(group.dirty.values())
         for topic in topics:
             topic.publish()
+            self.requests.queues.wake(topic)
         self.checkpoint.note(group.dirty, retired)
         self._has_records |= bool(group.records or (group.parts and self.phase is Phase.RECOVERING))
         # Marks before heads: who sees a head must find every record up to it (S-8).
@@ -523,6 +540,7 @@ class ShardCore:
         self._effects.extend(RetireTopic(topic) for topic in retired)
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
+        self._effects.extend(self.requests.queues.serve(self._now_us))
         if group.frames or group.refused or group.repeats:
             size = group.bytes + group.volatile_bytes
             self._effects.append(Committed(group.frames, group.records, size, group.refused, group.repeats))
@@ -674,6 +692,7 @@ class ShardCore:
         """Assert what must be true between turns; raises InvariantViolation with the story."""
         for topic in self.directory.by_id.values():
             topic.check()
+        self.requests.queues.check()
         if self.log.durable > self.log.offset:
             raise InvariantViolation(
                 "more is durable than was written", durable=self.log.durable, offset=self.log.offset

@@ -47,6 +47,8 @@ from ringlog.types import Durability
 
 SHOWS = (m.TopicState, m.TopicList, m.TopicDelete, m.TopicPut, m.Locate, m.RecordsDelete)
 """Requests that show contents or counts, or depend on them; a longer TTL brings nothing back (C-12)."""
+OF_QUEUES = (m.JobsClaim, m.JobsAck, m.JobsNack, m.JobsExtend, m.QueueStats, m.SpentMoved)
+"""Requests about jobs: what has expired is none any more (QS-1), also before it is published."""
 _INCARNATION_SHIFT = 32
 _FRAME_BYTES = 256
 """Most bytes of a removal's frame beside its bitmap."""
@@ -122,6 +124,8 @@ class Removals:
     ) -> None:
         self.volatile_files: Callable[[Topic], Sequence[tuple[int, int]]] = lambda topic: ()
         """Which volatile files hold an ephemeral topic, as a Question wants it."""
+        self.on_removed: Callable[[Topic, Removal, bool], None] = lambda topic, removal, on_request: None
+        """Who is told what left a topic, and whether somebody asked for it."""
         self._left: dict[tuple[int, int], tuple[int, int]] = {}
         """(volatile file, topic_id) -> (records, bytes) that left it by deletes, caps and expiry."""
         self._base = incarnation << _INCARNATION_SHIFT
@@ -184,6 +188,11 @@ class Removals:
         """Has retention to be applied before this request, or frames (None), are looked at? (X-10, W-2)"""
         if message is None or isinstance(message, m.Append | m.Route):
             return self._take_due(self._strict_dues, now_us)
+        if isinstance(message, OF_QUEUES):
+            topic = self._directory.find(message.topic)
+            if topic is not None and 0 < topic.due_us <= now_us:
+                self._wanted[topic.topic_id] = topic
+            return topic is not None and topic.topic_id in self._wanted
         if not isinstance(message, SHOWS):
             return False
         if isinstance(message, m.TopicList):
@@ -230,6 +239,16 @@ class Removals:
             return []
         self._asked = [self._question(topic, now_us, [], wanted)]
         return self._asked
+
+    def question_about(self, topic: Topic, seqs: BitMap64, now_us: int) -> Question:
+        """What has to be known to delete exactly these published records; see `take_delete`."""
+        self._asked = [self._question(topic, now_us, [], Wanted(0, None, seqs))]
+        return self._asked[0]
+
+    def take_delete(self) -> Answer | None:
+        """What storage said to the last question about a delete."""
+        found, self._delete = self._delete, None
+        return found
 
     def _question(
         self, topic: Topic, now_us: int, staged: list[tuple[Any, FrameBatch]], wanted: Wanted | None = None
@@ -284,7 +303,7 @@ class Removals:
         if found is None:
             raise Internal("a delete was not decided")
         if found.records:
-            self.stage(topic, found, group, sync=topic.config.durability == Durability.FSYNC)
+            self.stage(topic, found, group, sync=topic.config.durability == Durability.FSYNC, on_request=True)
         return m.RecordsDeleted(
             topic.name, found.records, topic.earliest_seq, topic.head_seq, topic.staged_count,
             topic.staged_bytes,
@@ -311,10 +330,13 @@ class Removals:
 
     # -- staging --------------------------------------------------------------------------------------
 
-    def stage(self, topic: Topic, removal: Removal, group: Group, *, sync: bool) -> None:
+    def stage(
+        self, topic: Topic, removal: Removal, group: Group, *, sync: bool, on_request: bool = False
+    ) -> None:
         """Log a removal with the group and put it into force; readers learn of it with the group."""
         is_logged = topic.config.durability != Durability.EPHEMERAL
         apply(topic, removal)
+        self.on_removed(topic, removal, on_request)
         for file_id, records, accounted in removal.shares:
             left, left_bytes = self._left.get((file_id, topic.topic_id), (0, 0))
             self._left[file_id, topic.topic_id] = (left + records, left_bytes + accounted)
@@ -333,7 +355,9 @@ class Removals:
         """A volatile file made room; it held these many records and bytes of the topic below `floor`."""
         left, left_bytes = self._left.pop((file_id, topic.topic_id), (0, 0))
         if records > left:
-            apply(topic, Removal(cap_floor=floor, records=records - left, bytes=accounted - left_bytes))
+            removal = Removal(cap_floor=floor, records=records - left, bytes=accounted - left_bytes)
+            apply(topic, removal)
+            self.on_removed(topic, removal, False)
             self.bump(topic)
 
     def bump(self, topic: Topic) -> None:

@@ -17,6 +17,7 @@ from actors.wal_shard.admission import Admission, Intake
 from actors.wal_shard.checkpoint import Answer, Checkpoint
 from actors.wal_shard.group import Group
 from actors.wal_shard.places import Places
+from actors.wal_shard.queues import Queues
 from actors.wal_shard.read_only import ANSWERED, ReadOnly
 from actors.wal_shard.records import HeadReserved, KeyUsed, TopicRemoved, config_frame, create_frame, frame_of
 from actors.wal_shard.removal import Removals
@@ -67,7 +68,7 @@ from ringlog.types import Durability
 
 CHANGES = (
     m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.LiveAsk, m.CheckpointRows, m.RouterPut,
-    m.RouterDrop, m.Route,
+    m.RouterDrop, m.Route, m.JobsAck, m.SpentMoved,
 )  # fmt: skip
 """Requests that may add to the log."""
 _MODES = ("upsert", "create", "merge")
@@ -105,7 +106,8 @@ class Requests:
         """Topics whose removal is staged; the core retires their slots when the group is durable."""
         self.removals = Removals(identity.incarnation, directory, self._all_extents)
         self.routing = Routing(directory, admission, self._ask_again)
-        self._handlers: dict[type[m.Message], Callable[[Any, ControlReceived, Group, int], Answer]] = {
+        self.queues = Queues(identity.incarnation, directory, self.removals)
+        self._handlers: dict[type[m.Message], Callable[[Any, ControlReceived, Group, int], Answer | None]] = {
             m.Hello: self._hello,
             m.TopicPut: self._put,
             m.TopicResolve: self._resolve,
@@ -118,15 +120,19 @@ class Requests:
             m.Locate: self._locate,
             **checkpoint.handlers,
             **self.routing.handlers,
+            **self.queues.handlers,
         }
 
-    def handle(self, event: ControlReceived, group: Group, now_us: int, *, can_log: bool = True) -> Reply:
-        """Answer one request. What changes anything is refused when it cannot be logged at present."""
+    def handle(
+        self, event: ControlReceived, group: Group, now_us: int, *, can_log: bool = True
+    ) -> Reply | None:
+        """Answer one request; None when the answer comes later. What changes anything is refused when it
+        cannot be logged at present."""
         handler = self._handlers.get(type(event.message))
         try:
             if handler is None:
                 raise InvalidRequest("a shard does not take this request", kind=type(event.message).__name__)
-            answer: Answer
+            answer: Answer | None
             if self.read_only is not None and not isinstance(event.message, (*ANSWERED, m.Append)):
                 raise self.read_only.refusal()
             if not can_log and isinstance(event.message, CHANGES):
@@ -137,7 +143,10 @@ class Requests:
                 answer = handler(event.message, event, group, now_us)
         except Refused as e:
             self.removals.refuse_delete()
+            self.queues.refuse()
             answer = error_reply(e)
+        if answer is None:
+            return None
         message, attachment = answer if isinstance(answer, tuple) else (answer, None)
         return Reply(event.client, event.corr, message, attachment)
 
@@ -288,6 +297,7 @@ class Requests:
         group.dirty.pop(topic.topic_id, None)
         self._directory.remove(topic)
         self.routing.forget(topic)
+        self.queues.forget(topic)
         self.retired.append(topic)
         return m.TopicDeleted(topic.name, True)
 

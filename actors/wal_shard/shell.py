@@ -32,7 +32,7 @@ from actors.wal_shard.rings import Rings
 from actors.wal_shard.volatile import VolatileLog
 from ringlog import stop_points
 from ringlog.board.board import Board
-from ringlog.board.layout import H, Mark, P, ProcessState
+from ringlog.board.layout import H, Mark, P, ProcessState, Q
 from ringlog.board.topics import TopicFacts, TopicTable, encode_order
 from ringlog.clock import Clock, SystemClock
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
@@ -97,6 +97,7 @@ class Shell:
         self._disk_look_ns = 0
         identity = Identity(boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max)
         self.core = ShardCore(identity, settings)
+        self.core.requests.queues.has_mover = schedulers > 0
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
         self._governing = Governing(self._slot, self._clock.monotonic_ns(), is_reacting=is_governed)
@@ -298,6 +299,7 @@ class Shell:
         now_ns = self._clock.monotonic_ns()
         slot.set(P.TURNS, self._turns)
         slot.set(P.HEARTBEAT_NS, now_ns)
+        slot.set(Q.SET_ASIDE, self.core.requests.queues.set_aside)
         self._socket.guard(now_ns)
         if now_ns >= self._disk_look_ns:
             self._look_at_disk(now_ns)

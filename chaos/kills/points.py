@@ -15,6 +15,8 @@ from ringlog.supervision.tree import COMPACTOR, GATEWAY, RECLAIMER, RELOCATOR, S
 PASSES = (1, 2, 7)
 SUPERVISOR_POINT = "supervisor_before_respawn"
 DRAIN_POINT = "drain_mid"
+OF_OTHER_LOADS = ("dead_letter_after_append",)
+"""Points that the load here never passes: tests/actors/test_dead_letters_engine.py dies there."""
 _ONCE_A_LIFE = ("recovery_before_copy", "recovery_after_copy", DRAIN_POINT)
 _OF_ACTOR = {
     "compact_": COMPACTOR,
@@ -38,7 +40,7 @@ def deaths(kinds: Iterable[str], passes: tuple[int, ...] = PASSES) -> dict[str, 
     need time, and recovery passes several log files only when there are some."""
     found: dict[str, list[Death]] = {kind: [] for kind in kinds}
     for n, point in itertools.product(passes, POINTS):
-        if point == SUPERVISOR_POINT or (point in _ONCE_A_LIFE and n > 1):
+        if point in (SUPERVISOR_POINT, *OF_OTHER_LOADS) or (point in _ONCE_A_LIFE and n > 1):
             continue
         if actor_of(point) in found:
             found[actor_of(point)].append((point, n))

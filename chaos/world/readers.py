@@ -14,7 +14,7 @@ from actors.gateway.replies import plan_of, read_reply
 from chaos.world.clients import Client
 from chaos.world.engine import Engine
 from chaos.world.model import Broken, Model
-from ringlog.client.source import Portion, _numbers, _received
+from ringlog.client.source import Portion, _numbers, received
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, NotReady, Refused, RinglogError, TopicNotFound
 from ringlog.storage.reader import Mark
@@ -125,7 +125,8 @@ class Reader(Client):
 
 def _records(data: Any, reply: m.ReadReply) -> list[tuple[int, bytes]]:
     """What the library makes of an answer: its own decoding of frames that overlap and of hidden records."""
-    runs = _received(reply, memoryview(bytes(data))) if reply.frames else []
+    sent = memoryview(bytes(data))
+    runs = received(reply.topic, reply.frames, reply.after, sent) if reply.frames else []
     portion = Portion(
         reply.epoch, reply.head_seq, reply.earliest_seq, None, reply.after, runs, reply.next_after,
         _numbers(reply),

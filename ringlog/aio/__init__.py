@@ -16,10 +16,14 @@ from __future__ import annotations
 
 from ringlog.aio.client import Client, connect
 from ringlog.aio.producer import Producer
+from ringlog.aio.queue import Job, Queue
 from ringlog.aio.reader import Reader, Tailer
 from ringlog.aio.routers import Routers
 from ringlog.aio.ticket import Ticket
 from ringlog.aio.topics import Topics
 from ringlog.aio.watch import Watch
 
-__all__ = ["Client", "Producer", "Reader", "Routers", "Tailer", "Ticket", "Topics", "Watch", "connect"]
+__all__ = [
+    "Client", "Job", "Producer", "Queue", "Reader", "Routers", "Tailer", "Ticket", "Topics", "Watch",
+    "connect",
+]  # fmt: skip

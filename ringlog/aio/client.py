@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 from ringlog.aio.producer import Producer
+from ringlog.aio.queue import Queue
 from ringlog.aio.reader import Reader, Tailer
 from ringlog.aio.routers import Routers
 from ringlog.aio.shell import LoopShell
@@ -68,6 +69,8 @@ class Client:
         self._producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader | Tailer | Watch] = weakref.WeakSet()
         """What it gave out and has to close at the latest when it is closed itself."""
+        self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
+        self._node = options.client_id or new_client_id()
         self.topics = Topics(self._shell)
         self.routers = Routers(self._shell)
         _live.add(self)
@@ -75,7 +78,7 @@ class Client:
     def _new_session(self, fds: FdSet) -> Session:
         options = self._options
         return Session(
-            options.address, client_id=options.client_id or new_client_id(), timeout_ms=options.timeout_ms,
+            options.address, client_id=self._node, timeout_ms=options.timeout_ms,
             fds=fds, transport=options.transport, secret_key=options.secret_key, reconnect=self._reconnect,
         )  # fmt: skip
 
@@ -254,6 +257,14 @@ class Client:
         self._readers.add(watch)
         return watch
 
+    # -- working ------------------------------------------------------------------------------------
+
+    def queue(self, topic: str, *, node: str | None = None) -> Queue:
+        """A queue, as the worker `node` sees it. See ringlog.client.Client.queue."""
+        queue = Queue(self, self._shell, topic, node or self._node)
+        self._queues.add(queue)
+        return queue
+
     # -- the end ------------------------------------------------------------------------------------
 
     async def close(self, timeout: float = 10.0) -> CloseReport:
@@ -268,6 +279,8 @@ class Client:
         if session is None:
             shell.close()
             return CloseReport(0, 0, 0)
+        for queue in list(self._queues):
+            await queue.close(timeout)
         cores: list[ProducerCore] = list(shell.session.cores)
         try:
             await shell.wait(gather([core.idle() for core in cores]), timeout)
@@ -318,12 +331,15 @@ class Client:
         return core
 
     def _restart_in_child(self) -> None:
+        self._node = self._options.client_id or new_client_id()
         parents = self._shell.restart_in_child()
         if parents is not None:
             _parents.append(parents)
         self._appenders.clear()
         for producer in list(self._producers):
             producer.restart_in_child()
+        for queue in list(self._queues):
+            queue.restart_in_child()
 
 
 def _restart_all_in_child() -> None:

@@ -185,6 +185,13 @@ class P(IntEnum):
     """Compactor: checkpoints that failed; the log says why."""
 
 
+class Q(IntEnum):
+    """Numbers of a shard's queues, where the page of a scheduler has its own."""
+
+    SET_ASIDE = 480
+    """Jobs that had all their deliveries, counted when they are set aside: there is something to be moved."""
+
+
 class ProcessState(IntEnum):
     """P.STATE."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ringlog.client.client import Client, connect
 from ringlog.client.events import CaughtUp, Lagged, TopicDeleted, WatchEvent
 from ringlog.client.fields import NewRecord, Payload, RecordFields
+from ringlog.client.job import backoff_ms
 from ringlog.client.pages import EARLIEST, LATEST, Cursor, Page, Record, Start, Tombstone
 from ringlog.client.payload import JSON, RAW, TEXT, PayloadCodec, msgspec_codec
 from ringlog.client.producer import Producer
@@ -17,6 +18,8 @@ from ringlog.client.results import (
     CloseReport,
     FlushReport,
     ProducerStats,
+    QueueStats,
+    Settled,
 )  # fmt: skip
 from ringlog.client.routers import RouterDescription, Routers
 from ringlog.client.ticket import Ticket
@@ -26,7 +29,8 @@ __all__ = [
     "EARLIEST", "JSON", "LATEST", "RAW", "TEXT",
     "Appended", "AppendedEach", "CaughtUp", "Client", "ClientEvent", "ClientHealth", "ClientState",
     "CloseReport", "Cursor", "Deletion", "FlushReport", "Lagged", "NewRecord", "Page", "Payload",
-    "PayloadCodec", "Producer", "ProducerStats", "Record", "RecordFields", "RouterDescription", "Routers",
-    "Start", "Ticket", "Tombstone",
-    "TopicDeleted", "TopicDescription", "TopicSummary", "Topics", "WatchEvent", "connect", "msgspec_codec",
+    "PayloadCodec", "Producer", "ProducerStats", "QueueStats", "Record", "RecordFields",
+    "RouterDescription", "Routers", "Settled", "Start", "Ticket", "Tombstone",
+    "TopicDeleted", "TopicDescription", "TopicSummary", "Topics", "WatchEvent", "backoff_ms", "connect",
+    "msgspec_codec",
 ]  # fmt: skip

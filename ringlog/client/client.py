@@ -36,6 +36,7 @@ from ringlog.types import Codec, Durability
 
 if TYPE_CHECKING:
     from ringlog.client.numbered import NumberedProducer
+    from ringlog.client.queue import Queue
     from ringlog.client.reader import Reader
     from ringlog.client.tailer import Tailer
     from ringlog.client.watch import Watch
@@ -139,6 +140,7 @@ class Client:
         self._producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader | Tailer | Watch] = weakref.WeakSet()
         """What it gave out and has to close at the latest when it is closed itself."""
+        self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
         self._connection = LockedConnection(self._shell)
         self._shared_reads = SharedReads()
         self.topics = Topics(self._shell)
@@ -403,16 +405,30 @@ class Client:
             ready = [watch for watch in watches if watch.has_news]
         return ready
 
+    # -- working ------------------------------------------------------------------------------------
+
+    def queue(self, topic: str, *, node: str | None = None) -> Queue:
+        """A queue, as the worker `node` sees it; without a name, this client's. See ringlog.client.queue."""
+        from ringlog.client.queue import Queue
+
+        queue = Queue(self, self._shell, self._connection, topic, node or self.client_id)
+        self._queues.add(queue)
+        return queue
+
     # -- the end ------------------------------------------------------------------------------------
 
     def close(self, timeout: float = 10.0) -> CloseReport:
         """Send what was gathered, wait up to `timeout` seconds, end. Says what was not delivered.
 
-        Readers and tailers end with it and let go of their files; what they handed out stays valid.
+        Readers and tailers end with it and let go of their files; what they handed out stays valid. Jobs that
+        were claimed and not begun are given back.
         """
         shell = self._shell
         if shell.is_closed:
             return CloseReport(0, 0, 0)
+        if not shell.torn_by:
+            for queue in list(self._queues):
+                queue.close(timeout)
         cores: list[ProducerCore] = []
         if not shell.torn_by:
             with shell.locked() as session:
@@ -466,6 +482,8 @@ class Client:
         session.note("forked", pid=os.getpid())
         for producer in list(self._producers):
             producer.restart_in_child(session)
+        for queue in list(self._queues):
+            queue.restart_in_child()
 
 
 def checked_key(key: str | None) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ringlog.board.topics import TopicFacts
 from ringlog.client.session import Session
 from ringlog.client.shell import Shell
 from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime, SeekTimeReply, TopicInfo
+from ringlog.link.peer import Reply
 from ringlog.link.pending import Pending
 from ringlog.link.protocol import Marks, Transport
 
@@ -84,6 +85,10 @@ class LockedConnection:
     def read_remote(self, request: Read) -> Pending[tuple[ReadReply, memoryview]]:
         """Send a Read to the gateway."""
         return self._begin(lambda session: session.read_remote(request))
+
+    def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
+        """Send a request about jobs of a topic."""
+        return self._begin(lambda session: session.about_jobs(message, extra_ms=extra_ms))
 
     def _begin(self, ask: Callable[[Session], Pending[T]]) -> Pending[T]:
         self._shell.require_open()

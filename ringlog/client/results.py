@@ -145,3 +145,30 @@ class ClientHealth:
     """Frames the engine refused for now and that were sent again."""
     pending_records: int
     pending_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of jobs that were acked, given back or extended: `count` were; `skipped` were not held any
+    more, in the order given."""
+
+    count: int
+    skipped: tuple[int, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """All of them."""
+        return not self.skipped
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """A queue's jobs: `ready` to be claimed, `in_flight` with workers, `delayed` until their time."""
+
+    topic: str
+    ready: int
+    in_flight: int
+    delayed: int
+    dead_lettered: int
+    waiting: int
+    """Claims that wait for jobs."""

@@ -60,7 +60,7 @@ from ringlog.link.address import Address
 from ringlog.link.delivery import GIVE_BACK_BUSY_NS, Delivery
 from ringlog.link.gateway_links import GatewayLinks, curve_of
 from ringlog.link.local_links import LocalLinks, cold_unavailable
-from ringlog.link.peer import MS, FdSet
+from ringlog.link.peer import MS, FdSet, Reply
 from ringlog.link.pending import Pending, Steps, resolved, start
 from ringlog.link.protocol import Marks, Transport
 from ringlog.link.runs import Run
@@ -294,6 +294,24 @@ class Session:
             self.forget(topic)
             info = yield self.resolve(topic)
             return (yield self.ask_topic(info, make(info)))
+
+    # -- jobs -----------------------------------------------------------------------------------------
+
+    def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
+        """Send a request about jobs to who looks after their topic; resolved with what was attached, too."""
+        return start(self._jobs_steps(message, extra_ms))
+
+    def _jobs_steps(self, message: Any, extra_ms: int) -> Steps[Reply]:
+        info: TopicInfo = yield self.resolve(message.topic)
+        reply: Reply
+        try:
+            reply = yield self.links.request(info.shard, message, self.deadline_ns(extra_ms))
+        except TopicNotFound:
+            # Perhaps it is made anew, and elsewhere.
+            self.forget(message.topic)
+            info = yield self.resolve(message.topic)
+            reply = yield self.links.request(info.shard, message, self.deadline_ns(extra_ms))
+        return reply
 
     # -- writing --------------------------------------------------------------------------------------
 

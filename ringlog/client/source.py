@@ -23,7 +23,7 @@ from ringlog.client.pieces import FramePiece, Piece, visible_pieces
 from ringlog.client.shared_reads import Reading
 from ringlog.clock import Clock, SystemClock
 from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime
-from ringlog.errors import CorruptData, DiskError, Internal, NotReady
+from ringlog.errors import CorruptData, DiskError, Internal, NotReady, StaleEpoch
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import End
@@ -232,6 +232,40 @@ class LocalSource:
             cursor = Cursor(located.epoch, max(portion.examined, cursor.seq))
             yield self._connection.published_since(located.shard, seen, min(left_s, _WAIT_SLICE_S))
             now_us = self._clock.now_us()
+
+    def held(self, first: int, last: int, epoch: int, found: list[Piece]) -> Steps[None]:
+        """Add to `found` the records first..last, which the caller knows to be alive, since they are leased
+        to it: nobody is asked whether something was removed since. Fewer when some went nevertheless.
+
+        Raises StaleEpoch when the topic began another life; else as fetch. What lies before damage is found.
+        """
+        after, tries = first - 1, 0
+        while after < last:
+            if self._generation != self._connection.generation:
+                self.close()
+            located = yield from self._locate(Cursor(epoch, after))
+            if located.epoch != epoch:
+                self._locate_anew()
+                raise StaleEpoch("the topic began another life", topic=self._topic, epoch=located.epoch)
+            seen = self._connection.marks(located.shard)
+            facts = self._connection.facts(located)
+            head = max(last, facts.head_seq if facts is not None else 0)
+            pause = self._read(ReadPlan(None, after, head), located, last - after, READ_BYTES_MAX)
+            reached = min(self._kept.stop, last)
+            for run in self._kept.runs:
+                found += visible_pieces(run, after, reached, NOTHING, self._topic)
+                after = max(after, min(run.last_seq, reached))
+            after = max(after, reached)
+            if after >= last or pause in {None, Pause.UNFINISHED}:
+                continue
+            if pause is Pause.COLD:
+                yield from self._fetch_cold(located)
+                continue
+            tries = self._count_try(tries)
+            if pause is Pause.MOVED or tries % _TRIES_PER_LOCATE == 0:
+                self._locate_anew()
+            else:
+                yield self._connection.published_since(located.shard, seen, _LOOK_AGAIN_S)
 
     def straight(
         self, cursor: Cursor, hint: Hint, share: FrameShare, *, is_head: bool
@@ -536,7 +570,7 @@ class RemoteSource:
         if known and request.held and _still_holds(request, known, reply):
             # Asked all the same: what was read ahead may have been deleted since (DL-9).
             return self._portion(reply, None, cursor.seq, kept.runs_after(cursor.seq))
-        runs = _received(reply, buffer) if reply.frames else []
+        runs = received(reply.topic, reply.frames, reply.after, buffer) if reply.frames else []
         kept.hold(runs, reply.after, reply.next_after, reply.epoch)
         self._reply = reply
         self._hidden = _numbers(reply)
@@ -571,11 +605,12 @@ def _numbers(reply: ReadReply) -> I64:
         raise CorruptData("a set of numbers arrived damaged", topic=reply.topic, reason=str(e)) from None
 
 
-def _received(reply: ReadReply, buffer: memoryview) -> list[FrameRun]:
-    """Verify what the gateway sent; raises CorruptData. Frames that overlap come in runs of their own."""
+def received(topic: str, count: int, after: int, buffer: memoryview) -> list[FrameRun]:
+    """Verify the `count` frames that a gateway sent, with what follows `after`; raises CorruptData. Frames
+    that overlap come in runs of their own."""
     damage = ""
     found = frames.scan(buffer) if len(buffer) % 8 == 0 else None
-    if found is None or found.end is not End.CLEAN or len(found) != reply.frames:
+    if found is None or found.end is not End.CLEAN or len(found) != count:
         damage = "not the frames announced"
     elif (
         frames.first_bad_seal(found, 0) is not None
@@ -585,7 +620,7 @@ def _received(reply: ReadReply, buffer: memoryview) -> list[FrameRun]:
     elif frames.first_bad_body(buffer, found) is not None:
         damage = "body does not verify"
     if found is None or damage:
-        raise CorruptData(f"frames arrived damaged: {damage}", topic=reply.topic, seq=reply.after + 1)
+        raise CorruptData(f"frames arrived damaged: {damage}", topic=topic, seq=after + 1)
     first = found.words[:, layout.W_BASE_SEQ].astype(np.int64)
     last = first + frames.counts_of(found.words).astype(np.int64) - 1
     cuts = np.flatnonzero(first[1:] <= np.maximum.accumulate(last)[:-1]) + 1

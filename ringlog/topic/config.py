@@ -16,13 +16,12 @@ from typing import Any
 import msgspec
 
 from ringlog.errors import CorruptData, InvalidRequest, TopicIncompatible
+from ringlog.limits import LEASE_MS_MAX, LEASE_MS_MIN
 from ringlog.topic.names import check_topic_name
 from ringlog.types import Durability
 
 U64_MAX = (1 << 64) - 1
 PRIORITY_MAX = 1_000
-LEASE_MS_MIN = 100
-LEASE_MS_MAX = 86_400_000
 CLAIM_JITTER_MS_MAX = 5_000
 PRIORITY_LEVELS_MAX = 256
 """The priority column of a frame is one byte."""

@@ -39,7 +39,7 @@ SOME = pytest.mark.timeout(180)
 def test_the_plan_leads_through_every_point():
     deaths = points.deaths((WAL_SHARD, GATEWAY, SCHEDULER, *BACKGROUND))
     planned = {point for each in deaths.values() for point, _ in each}
-    assert planned | {points.SUPERVISOR_POINT} == set(POINTS)
+    assert planned | {points.SUPERVISOR_POINT, *points.OF_OTHER_LOADS} == set(POINTS)
     assert ("log_after_write", 7) in deaths[WAL_SHARD]
     for spec in points.plan_of(deaths).split(";"):
         configure(spec)

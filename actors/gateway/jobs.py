@@ -1,0 +1,116 @@
+"""Claims for clients that cannot read the files: the leases from the shard, the jobs with them. Pure.
+
+What does not fit into one answer, and what cannot be read, is given back at once, so that somebody else may
+have it; an error is the answer when nothing could be read at all (QC-8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from actors.gateway import events as ev
+from actors.gateway.intake import Flow
+from ringlog.envelope import messages as m
+from ringlog.errors import NotReady, RinglogError
+from ringlog.limits import CLAIM_SLICE_MS_MAX, READ_BYTES_MAX, READ_LIMIT_MAX
+from ringlog.topic.tombstone import ReadPlan
+
+Run = tuple[int, int, int, int]
+ReadFrames = Callable[[m.Read, m.Located, ReadPlan], Generator[Any, Any, ev.FramesRead]]
+Locate = Callable[[m.Read], Generator[Any, Any, m.Located]]
+_LOOKS_MAX = 16
+"""Times that one answer reads on; what is left is given back."""
+
+
+class JobFlows:
+    """Requests about jobs, as flows."""
+
+    def __init__(self, at_shard: Callable[[Any], Flow], locate: Locate, read_frames: ReadFrames) -> None:
+        self._at_shard, self._locate, self._read_frames = at_shard, locate, read_frames
+
+    def claim(self, message: m.JobsClaim) -> Flow:
+        """Have a shard lease jobs, and read them. A long wait is cut short: who has more patience asks
+        again."""
+        wait_ms = min(message.wait_ms, CLAIM_SLICE_MS_MAX)
+        claimed, _ = yield from self._at_shard(msgspec.structs.replace(message, wait_ms=wait_ms))
+        assert isinstance(claimed, m.JobsClaimed)
+        if not claimed.runs:
+            return claimed, None
+        parts: list[bytes] = []
+        frames, reached, error = 0, 0, None
+        try:
+            frames, reached = yield from self._read(claimed, parts)
+        except RinglogError as e:
+            error = e
+        if reached < _last(claimed.runs[-1]):
+            left = [cut for run in claimed.runs if (cut := _behind(run, reached)) is not None]
+            yield from self._give_back(message, left)
+            if not reached:
+                raise error or NotReady("the jobs could not be read now", topic=message.topic)
+            kept = [cut for run in claimed.runs if (cut := _up_to(run, reached)) is not None]
+            claimed = msgspec.structs.replace(claimed, runs=kept)
+        return msgspec.structs.replace(claimed, frames=frames), b"".join(parts)
+
+    def _read(self, claimed: m.JobsClaimed, parts: list[bytes]) -> Generator[Any, Any, tuple[int, int]]:
+        """Frames with the jobs, ascending, into `parts`; how many, and up to which job. Raises only when
+        there are none."""
+        after = claimed.runs[0][0] - 1
+        wanted = m.Read(claimed.topic, after, claimed.epoch, READ_LIMIT_MAX, READ_BYTES_MAX)
+        frames = size = covered = reached = 0
+        located = yield from self._locate(wanted)
+        for run in claimed.runs:
+            for _ in range(_LOOKS_MAX):
+                after = max(covered, run[0] - 1)
+                if after >= _last(run) or size >= READ_BYTES_MAX:
+                    break
+                try:
+                    read = yield from self._read_frames(
+                        msgspec.structs.replace(wanted, after=after, limit=_last(run) - after,
+                                                max_bytes=READ_BYTES_MAX - size),
+                        located, ReadPlan(None, after, located.head_seq),
+                    )  # fmt: skip
+                except RinglogError:
+                    if not frames:
+                        raise
+                    return frames, max(reached, min(covered, _last(run)))
+                if read.frames:
+                    parts.append(bytes(read.data))
+                    frames, size = frames + read.frames, size + len(read.data)
+                if read.examined <= after:
+                    break
+                covered = max(covered, read.examined)
+            reached = max(reached, min(covered, _last(run)))
+            if covered < _last(run):
+                break
+        return frames, reached
+
+    def _give_back(self, message: m.JobsClaim, runs: list[Run]) -> Generator[Any, Any, None]:
+        seqs = [first + n for first, count, _, _ in runs for n in range(count)]
+        tokens = [token + n for _, count, _, token in runs for n in range(count)]
+        yield from self._at_shard(m.JobsNack(message.topic, message.node, _words(seqs), _words(tokens)))
+
+
+def _last(run: Run) -> int:
+    return run[0] + run[1] - 1
+
+
+def _up_to(run: Run, seq: int) -> Run | None:
+    """The part of a run that is not behind `seq`."""
+    first, count, deliveries, token = run
+    kept = min(count, seq - first + 1)
+    return (first, kept, deliveries, token) if kept > 0 else None
+
+
+def _behind(run: Run, seq: int) -> Run | None:
+    """The rest of it."""
+    first, count, deliveries, token = run
+    gone = min(max(seq - first + 1, 0), count)
+    return (first + gone, count - gone, deliveries, token + gone) if gone < count else None
+
+
+def _words(numbers: list[int]) -> bytes:
+    return np.array(numbers, dtype="<u8").tobytes()

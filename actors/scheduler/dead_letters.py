@@ -1,0 +1,228 @@
+"""Dead letters: jobs that had all their deliveries are moved to another topic (semantics 21.7).
+
+A queue's shard sets them aside; scheduler 0 copies them and has them deleted, in this order: first the copies
+are durable where they go, then the jobs leave. Whoever dies in between, nothing is lost. What was copied is
+copied again, and suppressed there: each copy is a frame of its own, of a producer that stands for this one
+job of this life of this queue, so that its shard knows it (W4) as long as it remembers the producer.
+
+A target that refuses holds up nothing but its own: the jobs stay set aside, and it is tried again later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from actors.scheduler.sources import EngineConnection
+from ringlog import stop_points
+from ringlog.board.board import BoardError, BoardUnstable
+from ringlog.board.layout import Q
+from ringlog.client.pages import Record
+from ringlog.client.pieces import Piece
+from ringlog.client.source import LocalSource
+from ringlog.clock import Clock
+from ringlog.envelope import messages as m
+from ringlog.errors import InvalidRequest, NotConnected, NotReady, RinglogError, TopicNotFound
+from ringlog.frame.codec import frame
+from ringlog.frame.columns import (
+    DEAD_LETTER_DELIVERIES,
+    DEAD_LETTER_FROM,
+    DEAD_LETTER_SRC_SEQ,
+    encode_records,
+)
+from ringlog.frame.settle import WORDS, entry_error
+from ringlog.limits import (
+    DEAD_LETTERS_BYTES_PER_MOVE,
+    DEAD_LETTERS_LOOK_ANYWAY_S,
+    DEAD_LETTERS_LOOK_MS,
+    DEAD_LETTERS_PAUSE_S_MAX,
+    DEAD_LETTERS_PER_MOVE,
+    META_BYTES_MAX,
+)
+from ringlog.link.local_links import LocalLinks
+from ringlog.link.pending import Steps, start
+from ringlog.logs import say
+from ringlog.topic.dedup import SESSION_BIT
+from ringlog.topic.names import home_shard
+from ringlog.types import Durability
+
+log = logging.getLogger("ringlog.scheduler")
+
+PAUSE_S_MIN = 0.25
+
+
+class DeadLetters:
+    """What scheduler 0 does for the queues of all shards."""
+
+    def __init__(self, links: LocalLinks, connection: EngineConnection, clock: Clock) -> None:
+        self._links, self._connection, self._clock = links, connection, clock
+        self._is_closed = False
+        self.moved = 0
+
+    def begin(self, shards: int) -> None:
+        """Look after these shards from now on."""
+        for shard in range(shards):
+            start(self._look_after(shard))
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._is_closed = True
+
+    def _look_after(self, shard: int) -> Steps[None]:
+        """Move what this shard sets aside, for ever; look again when its word on the board has changed."""
+        seen, asked_ns, pause_s = -1, 0, PAUSE_S_MIN
+        while not self._is_closed:
+            word = self._word(shard)
+            now_ns = self._clock.monotonic_ns()
+            if word == seen and now_ns - asked_ns < DEAD_LETTERS_LOOK_ANYWAY_S * 1e9:
+                yield self._connection.pause(DEAD_LETTERS_LOOK_MS / 1_000)
+                continue
+            is_done = yield from self._move_all(shard)
+            if is_done:
+                # What came meanwhile changed the word again.
+                seen, asked_ns, pause_s = word, now_ns, PAUSE_S_MIN
+            else:
+                yield self._connection.pause(pause_s)
+                pause_s = min(2 * pause_s, DEAD_LETTERS_PAUSE_S_MAX)
+
+    def _word(self, shard: int) -> int:
+        try:
+            return self._links.board.process(1 + shard).get(Q.SET_ASIDE)
+        except (BoardError, BoardUnstable, NotConnected):
+            return -1
+
+    def _move_all(self, shard: int) -> Steps[bool]:
+        """One pass over all queues of a shard; False when something is left."""
+        after, is_done = 0, True
+        while True:
+            try:
+                spent: m.SpentJobs = yield from self._connection.ask(shard, m.SpentAsk(after))
+            except RinglogError:
+                return False
+            if not spent.topic:
+                return is_done
+            try:
+                yield from self._move(shard, spent)
+            except RinglogError as e:
+                # Also an answer that did not come: asked again, all of it is found as it is.
+                say(log, logging.WARNING, "dead letters cannot be moved", topic=spent.topic,
+                    target=spent.dead_letter, reason=str(e))  # fmt: skip
+                after, is_done = spent.topic_id, False
+
+    def _move(self, shard: int, spent: m.SpentJobs) -> Steps[None]:
+        """Copy these jobs, and have those deleted whose copies are durable. Raises when some are left."""
+        before, error = self.moved, None
+        times = {first + n: often for first, count, often in spent.runs for n in range(count)}
+        target = yield from self._target(spent.dead_letter)
+        if target.topic_id == spent.topic_id:
+            raise InvalidRequest("a queue cannot be its own dead letter", topic=spent.topic)
+        for first, count, _ in spent.runs:
+            try:
+                # What is not there any more was deleted meanwhile, and its shard knows.
+                for part in _parts((yield from self._read(spent, first, count))):
+                    done = yield from self._append(spent, target, part, times)
+                    stop_points.hit("dead_letter_after_append")
+                    gone = m.SpentMoved(spent.topic, spent.topic_id, np.array(done, dtype="<u8").tobytes())
+                    reply: m.SpentGone = yield from self._connection.ask(shard, gone)
+                    self.moved += reply.moved
+            except RinglogError as e:
+                error = e  # Other jobs go on (QD-3).
+        if error is not None or self.moved == before:
+            raise error or NotReady("the jobs are not to be found", topic=spent.topic)
+
+    def _read(self, spent: m.SpentJobs, first: int, count: int) -> Steps[list[Record]]:
+        pieces: list[Piece] = []
+        source = LocalSource(self._connection.of(spent.topic_id), spent.topic, clock=self._clock)
+        try:
+            yield from source.held(first, first + count - 1, spent.epoch, pieces)
+        finally:
+            source.close()
+        return [record for piece in pieces for record in piece.records()]
+
+    def _target(self, name: str) -> Steps[m.TopicInfo]:
+        """The topic where they go, made with defaults if it is absent (QD-7)."""
+        message: m.Message = m.TopicResolve(name)
+        try:
+            return (yield from self._by_name(name, message))
+        except TopicNotFound:
+            return (yield from self._by_name(name, m.TopicPut(name, {}, "create")))
+
+    def _by_name(self, name: str, message: m.Message) -> Steps[m.TopicInfo]:
+        info: m.TopicInfo = yield from self._connection.ask(home_shard(name, self._links.shards), message)
+        if not info.topic_id:
+            info = yield from self._connection.ask(info.shard, message)
+        if not info.topic_id:
+            raise NotReady("the shards do not agree on who looks after this name", topic=name)
+        return info
+
+    def _append(
+        self, spent: m.SpentJobs, target: m.TopicInfo, records: Sequence[Record], times: dict[int, int]
+    ) -> Steps[list[int]]:
+        """Append a copy of each; returns those whose copies are durable. Raises when none is."""
+        frames = [
+            frame(
+                _columns(record, spent.topic, times[record.seq]), topic_id=target.topic_id,
+                producer_id=producer_of(spent.topic_id, spent.epoch, record.seq), producer_seq=1,
+                durability=Durability.EPHEMERAL,
+            )
+            for record in records
+        ]  # fmt: skip
+        message = m.Append(target.topic, len(frames), disable_backpressure=True)
+        sent = bytearray().join(frames)
+        reply: m.Appended = yield from self._connection.ask(target.shard, message, sent)
+        entries = np.frombuffer(reply.entries, dtype=np.uint64).reshape(-1, WORDS)
+        errors = [entry_error(entry, target.topic) for entry in entries]
+        done = [record.seq for record, error in zip(records, errors, strict=True) if error is None]
+        refused = [error for error in errors if error is not None]
+        if refused and not done:
+            raise refused[0]
+        return done
+
+
+def producer_of(topic_id: int, epoch: int, seq: int) -> int:
+    """The producer that a job's copy is of: always the same for one job of one life of its queue."""
+    return SESSION_BIT | xxhash.xxh3_64_intdigest(f"dead letter {topic_id} {epoch} {seq}".encode())
+
+
+def _parts(records: Sequence[Record]) -> list[Sequence[Record]]:
+    """As many at once as one message takes."""
+    parts: list[Sequence[Record]] = []
+    start_at = size = 0
+    for at, record in enumerate(records):
+        length = len(record.data) + len(record.meta_json or b"")
+        is_full = at - start_at >= DEAD_LETTERS_PER_MOVE or size + length > DEAD_LETTERS_BYTES_PER_MOVE
+        if at > start_at and is_full:
+            parts.append(records[start_at:at])
+            start_at, size = at, 0
+        size += length
+    return [*parts, records[start_at:]] if records else []
+
+
+def _columns(record: Record, queue: str, deliveries: int) -> Any:
+    """A job as its copy is stored: everything but its own expiry, and where it comes from."""
+    stamps = {
+        DEAD_LETTER_FROM: queue, DEAD_LETTER_DELIVERIES: str(deliveries),
+        DEAD_LETTER_SRC_SEQ: str(record.seq),
+    }  # fmt: skip
+    fields: dict[str, Any] = msgspec.json.decode(record.meta_json) if record.meta_json else {}
+    meta, headers = msgspec.json.encode(fields | stamps), dict(record.headers)
+    if len(meta) > META_BYTES_MAX:
+        # Too large to be stamped: then the headers say it.
+        meta = record.meta_json or b""
+        headers |= {name: value.encode() for name, value in stamps.items()}
+    return encode_records(
+        [record.data],
+        keys=None if record.key is None else [record.key],
+        tags=None if record.tag is None else [record.tag],
+        nodes=None if record.node is None else [record.node],
+        headers=[headers] if headers else None,
+        metas=[meta] if meta else None,
+        event_ts=None if record.event_ts is None else [record.event_ts],
+        not_before=None if record.not_before is None else [record.not_before],
+        priorities=[record.priority] if record.priority else None,
+    )

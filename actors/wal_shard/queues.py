@@ -1,0 +1,561 @@
+"""Queues of one shard: requests about jobs, the claims that wait, and answers kept for who asks again. Pure.
+
+What a queue is, is decided in ringlog/queue. A claim shows what is published and changes nothing on the disk,
+so that it is answered at once; an ack is a deletion, and is decided in two steps like one: the core asks
+storage how large the jobs are, and then it is staged and answered with its group (QA-7, QA-8).
+
+Leases are memory: after a restart every live job is ready. Whoever then sends an ack again, whose deletion
+had become durable, finds the job deleted on request: it counts as acked, if the token is one of an earlier
+incarnation and its holder's time was not over. Within one incarnation a request that comes again, under its
+number, has the answer it had.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from pyroaring import BitMap64
+
+from actors.wal_shard.group import Group
+from actors.wal_shard.removal import Question, Removals
+from ringlog.contract import ControlReceived, Reply
+from ringlog.envelope import messages as m
+from ringlog.errors import (
+    BatchTooLarge,
+    CorruptData,
+    Internal,
+    InvalidRequest,
+    NotAQueue,
+    Refused,
+    ShuttingDown,
+    Throttled,
+    TopicNotFound,
+)
+from ringlog.limits import (
+    ANSWER_ROWS_KEPT_MAX,
+    ANSWERS_KEPT_MAX,
+    CLAIM_JOBS_MAX,
+    JOBS_PER_REQUEST_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    NACK_DELAY_MS_MAX,
+    NODE_BYTES_MAX,
+    PRESSURE_RETRY_MS,
+    WAIT_MS_MAX,
+    WAITING_CLAIMS_MAX,
+)
+from ringlog.queue.state import I64, U64, Claimed, Live, Matched, Queue
+from ringlog.queue.tokens import Tokens, incarnation_of
+from ringlog.topic.config import QUEUE
+from ringlog.topic.directory import Directory
+from ringlog.topic.retention import Removal, front_of
+from ringlog.topic.state import Topic
+from ringlog.types import Durability
+
+_MS_NS = 1_000_000
+_ENDS_OVER_MAX = 1_024
+"""Ends of waits that are over, beside as many as are not; beyond it they are swept."""
+_Kept = TypeVar("_Kept", m.JobsClaimed, m.JobsAcked, m.JobsNacked, m.JobsExtended)
+
+
+@dataclass(slots=True)
+class _Parked:
+    """A claim that waits."""
+
+    client: bytes
+    corr: int
+    message: m.JobsClaim
+    topic_id: int
+    number: int
+    is_over: bool = False
+
+
+@dataclass(slots=True)
+class _Decided:
+    """A request that deletes jobs and waits for what storage knows of them."""
+
+    message: m.JobsAck | m.SpentMoved
+    topic: Topic
+    version: int
+    changes: int
+    matched: Matched
+
+
+class Queues:
+    """The queues of one shard, each made when it is first asked for."""
+
+    def __init__(self, incarnation: int, directory: Directory, removals: Removals) -> None:
+        self._incarnation = incarnation
+        self._directory = directory
+        self._removals = removals
+        self._tokens = Tokens(incarnation)
+        self._queues: dict[int, Queue] = {}
+        self._answers: OrderedDict[int, m.Message] = OrderedDict()
+        """Latest answers, by the number of their request."""
+        self._answer_rows = 0
+        self._decided: _Decided | None = None
+        self.now_ns = 0
+        """Monotonic."""
+        self.has_mover = False
+        """Is there a scheduler that moves jobs to the dead letters? Without one jobs come back for ever."""
+        self.set_aside = 0
+        """Jobs set aside in this incarnation: who moves them looks whether it has grown."""
+        self._parked: dict[int, OrderedDict[int, _Parked]] = {}
+        """By topic and by number; who came first is first."""
+        self._parked_count = 0
+        self._parked_made = 0
+        self._parked_calls: dict[int, _Parked] = {}
+        self._ends: list[tuple[int, int, _Parked]] = []
+        """Heap of waits by their end; those over before leave when they come to its top, or are the most."""
+        self._dues: list[tuple[int, int]] = []
+        """Heap of (when something is ready again, topic) of queues where claims wait; milliseconds."""
+        self._due_of: dict[int, int] = {}
+        """The earliest of a topic in it, so that nothing is noted twice."""
+        self._woken: dict[int, None] = {}
+        self._dismissed: list[Reply] = []
+        removals.on_removed = self._removed
+        self.handlers: dict[
+            type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
+        ] = {
+            m.JobsClaim: self._claim,
+            m.JobsAck: self._ack,
+            m.JobsNack: self._nack,
+            m.JobsExtend: self._extend,
+            m.QueueStats: self._stats,
+            m.SpentAsk: self._spent,
+            m.SpentMoved: self._spent_moved,
+        }
+
+    # -- claims ---------------------------------------------------------------------------------------
+
+    def _claim(
+        self, message: m.JobsClaim, event: ControlReceived, group: Group, now_us: int
+    ) -> m.Message | None:
+        topic = self._found(message)
+        node_of(message)
+        if message.max < 0 or message.wait_ms < 0 or message.lease_ms < 0:
+            raise InvalidRequest("a number is negative", topic=topic.name)
+        again = self._parked_calls.get(message.call)
+        if again is not None:
+            again.client, again.corr = event.client, event.corr
+            return None
+        answer: Any = self._answers.get(message.call)
+        if not isinstance(answer, m.JobsClaimed) or answer.deadline * 1_000 < now_us:
+            answer = self._given(topic, message, now_us)
+        if answer is not None or not message.wait_ms:
+            return answer or self._claimed(topic, Claimed([], 0), now_us)
+        self._park(topic, message, event, now_us)
+        return None
+
+    def _given(self, topic: Topic, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
+        """What there is for this claim; None when there is nothing."""
+        config, queue = topic.config, self._queue(topic)
+        most = min(max(message.max, 1), CLAIM_JOBS_MAX)
+        topic.last_read_us = now_us
+        limit = config.max_deliveries if config.dead_letter and self.has_mover else 0
+        if not limit and queue.spent_jobs:
+            queue.restore()
+        claimed = queue.claim(
+            live_of(topic), node_of(message), most, _lease_ms(message.lease_ms or config.lease_ms),
+            now_us // 1_000, deliveries_max=limit,
+        )  # fmt: skip
+        self.set_aside += claimed.aside
+        if not claimed.runs:
+            return None
+        return self._keep(message.call, self._claimed(topic, claimed, now_us))
+
+    def _claimed(self, topic: Topic, claimed: Claimed, now_us: int) -> m.JobsClaimed:
+        counts = self._queue(topic).counts(live_count(topic))
+        runs: list[tuple[int, int, int, int]] = [
+            (first, stop - first, deliveries, token) for first, stop, deliveries, token in claimed.runs
+        ]
+        return m.JobsClaimed(topic.name, topic.topic_id, topic.epoch, claimed.deadline, counts.ready, runs)
+
+    # -- what becomes of jobs -------------------------------------------------------------------------
+
+    def question_of(self, message: m.JobsAck | m.SpentMoved, now_us: int) -> list[Question]:
+        """What has to be known for a deletion of jobs; nothing when that is there, or when there is none."""
+        if self._still_holds(message, now_us):
+            return []
+        self.refuse()
+        self._removals.refuse_delete()
+        try:
+            topic, matched = self._to_delete(message, now_us)
+        except Refused:
+            return []  # Its handler says so.
+        if not len(matched.leased):
+            return []
+        changes = self._queue(topic).changes
+        self._decided = _Decided(message, topic, topic.version, changes, matched)
+        return [self._removals.question_about(topic, _numbers(matched.leased), now_us)]
+
+    def _to_delete(self, message: m.JobsAck | m.SpentMoved, now_us: int) -> tuple[Topic, Matched]:
+        if isinstance(message, m.SpentMoved):
+            return self._moved(message)
+        topic, matched = self._matched(message, now_us)
+        if message.call in self._answers:
+            return topic, Matched(matched.leased[:0], matched.gone[:0], matched.skipped)
+        return topic, matched
+
+    def _still_holds(self, message: m.JobsAck | m.SpentMoved, now_us: int) -> bool:
+        """Was this one decided, and has nothing happened to the queue since?"""
+        decided = self._decided
+        if decided is None or decided.message is not message:
+            return False
+        queue = self._queue(decided.topic)
+        queue.settle(now_us // 1_000)
+        return (queue.changes, decided.topic.version) == (decided.changes, decided.version)
+
+    def refuse(self) -> None:
+        """The ack in hand cannot be logged, or is wrong: everything stays as it is."""
+        self._decided = None
+
+    def _ack(self, message: m.JobsAck, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        decided, self._decided = self._decided, None
+        if decided is None:
+            topic, matched = self._matched(message, now_us)
+            if (answer := self._answers.get(message.call)) is not None:
+                return answer
+        else:
+            topic, matched = decided.topic, decided.matched
+        queue = self._queue(topic)
+        found = self._found_out(matched)
+        queue.ack(matched)
+        self._delete(topic, found, group)
+        skipped = self._unless_gone(topic, message, matched.skipped, now_us // 1_000)
+        acked = len(message.seqs) // 8 - len(skipped)
+        counts = queue.counts(live_count(topic))
+        return self._keep(
+            message.call, m.JobsAcked(topic.name, acked, _bytes_of(skipped), counts.ready, counts.in_flight)
+        )
+
+    def _found_out(self, matched: Matched) -> Removal | None:
+        """What storage said of these jobs; raises Internal."""
+        found = self._removals.take_delete()
+        if isinstance(found, CorruptData):
+            raise Internal("stored records are damaged, so no job was deleted", reason=str(found))
+        if found is None and len(matched.leased):
+            raise Internal("a deletion of jobs was not decided")
+        return found
+
+    def _delete(self, topic: Topic, found: Removal | None, group: Group) -> None:
+        if found is not None:
+            is_synced = topic.config.durability == Durability.FSYNC
+            self._removals.stage(topic, found, group, sync=is_synced, on_request=True)
+
+    def _unless_gone(self, topic: Topic, message: m.JobsAck, skipped: I64, now_ms: int) -> I64:
+        """Without those that an earlier incarnation's holder acked, as far as can be known (see above)."""
+        if not message.tokens or not len(skipped) or now_ms > message.until:
+            return skipped
+        seqs, tokens = _entries(message)
+        assert tokens is not None
+        token_of = dict(zip(seqs.tolist(), tokens.tolist(), strict=True))
+        is_gone = [
+            0 < incarnation_of(token_of[seq]) < self._incarnation and was_deleted(topic, seq)
+            for seq in skipped.tolist()
+        ]
+        return skipped[~np.array(is_gone, dtype=np.bool_)]
+
+    def _nack(self, message: m.JobsNack, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        topic, matched = self._matched(message, now_us)
+        if (answer := self._answers.get(message.call)) is not None:
+            return answer
+        if message.delay_ms < 0:
+            raise InvalidRequest("a number is negative", field="delay_ms")
+        queue = self._queue(topic)
+        queue.nack(matched, min(message.delay_ms, NACK_DELAY_MS_MAX), now_us // 1_000)
+        self.wake(topic)
+        counts = queue.counts(live_count(topic))
+        skipped = _skipped(matched)
+        return self._keep(
+            message.call,
+            m.JobsNacked(topic.name, len(matched.leased), _bytes_of(skipped), counts.ready, counts.in_flight),
+        )
+
+    def _extend(self, message: m.JobsExtend, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        topic, matched = self._matched(message, now_us)
+        if (answer := self._answers.get(message.call)) is not None:
+            return answer
+        if message.lease_ms < 0:
+            raise InvalidRequest("a number is negative", field="lease_ms")
+        lease_ms = _lease_ms(message.lease_ms or topic.config.lease_ms)
+        deadline = self._queue(topic).extend(matched, lease_ms, now_us // 1_000)
+        self.wake(topic)
+        return self._keep(
+            message.call,
+            m.JobsExtended(topic.name, len(matched.leased), _bytes_of(_skipped(matched)), deadline),
+        )
+
+    def _stats(self, message: m.QueueStats, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        topic = self._found(message)
+        queue = self._queue(topic)
+        queue.settle(now_us // 1_000)
+        counts = queue.counts(live_count(topic))
+        waiting = len(self._parked.get(topic.topic_id, ()))
+        return m.QueueStatsReply(
+            topic.name, counts.ready, counts.in_flight, counts.delayed, queue.dead_lettered, waiting
+        )
+
+    def _matched(self, message: m.JobsAck | m.JobsNack | m.JobsExtend, now_us: int) -> tuple[Topic, Matched]:
+        topic = self._found(message)
+        node = node_of(message)
+        seqs, tokens = _entries(message)
+        return topic, self._queue(topic).match(seqs, tokens, node, now_us // 1_000)
+
+    # -- dead letters ---------------------------------------------------------------------------------
+
+    def _spent(self, message: m.SpentAsk, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        """The jobs of one queue that are to be moved, at most as many as one request names."""
+        waiting = [number for number, queue in self._queues.items() if queue.spent_jobs]
+        for topic_id in sorted(number for number in waiting if number > message.after):
+            topic = self._directory.by_id[topic_id]
+            if not topic.config.dead_letter:
+                self._queues[topic_id].restore()
+                continue
+            spent = self._queues[topic_id].spent(JOBS_PER_REQUEST_MAX)
+            runs = [(first, stop - first, deliveries) for first, stop, deliveries in spent]
+            return m.SpentJobs(topic.name, topic_id, topic.epoch, topic.config.dead_letter, runs)
+        return m.SpentJobs()
+
+    def _moved(self, message: m.SpentMoved) -> tuple[Topic, Matched]:
+        topic = self._found(message)
+        if topic.topic_id != message.topic_id:
+            raise TopicNotFound("no such topic", topic=message.topic)
+        seqs = self._queue(topic).still_spent(np.sort(np.frombuffer(message.seqs, dtype="<i8")))
+        return topic, Matched(seqs, seqs[:0], seqs[:0])
+
+    def _spent_moved(
+        self, message: m.SpentMoved, event: ControlReceived, group: Group, now_us: int
+    ) -> m.Message:
+        """Their copies are durable: the jobs go for good (QD-2)."""
+        decided, self._decided = self._decided, None
+        topic, matched = (decided.topic, decided.matched) if decided else self._moved(message)
+        self._delete(topic, self._found_out(matched), group)
+        self._queue(topic).dead_lettered += len(matched.leased)
+        return m.SpentGone(topic.name, len(matched.leased))
+
+    # -- claims that wait -----------------------------------------------------------------------------
+
+    def _park(self, topic: Topic, message: m.JobsClaim, event: ControlReceived, now_us: int) -> None:
+        if self._parked_count >= WAITING_CLAIMS_MAX:
+            raise Throttled(
+                "too many claims wait", limit="waiting_claims", max=WAITING_CLAIMS_MAX,
+                retry_after_ms=PRESSURE_RETRY_MS,
+            )  # fmt: skip
+        self._parked_made += 1
+        parked = _Parked(event.client, event.corr, message, topic.topic_id, self._parked_made)
+        self._parked.setdefault(topic.topic_id, OrderedDict())[parked.number] = parked
+        self._parked_count += 1
+        if message.call:
+            self._parked_calls[message.call] = parked
+        end_ns = self.now_ns + min(message.wait_ms, WAIT_MS_MAX) * _MS_NS
+        heapq.heappush(self._ends, (end_ns, parked.number, parked))
+        if len(self._ends) > 2 * self._parked_count + _ENDS_OVER_MAX:
+            self._ends = [entry for entry in self._ends if not entry[2].is_over]
+            heapq.heapify(self._ends)
+        self._note_due(topic)
+
+    def _note_due(self, topic: Topic) -> None:
+        due_ms = self._queue(topic).next_due_ms()
+        if due_ms is not None and due_ms < self._due_of.get(topic.topic_id, due_ms + 1):
+            self._due_of[topic.topic_id] = due_ms
+            heapq.heappush(self._dues, (due_ms, topic.topic_id))
+
+    @property
+    def waits(self) -> bool:
+        """Does a claim wait, or somebody for the word that it does so in vain?"""
+        return self._parked_count > 0 or bool(self._dismissed)
+
+    def next_deadline_ns(self, now_us: int) -> int | None:
+        """When a claim's wait ends, or a lease or delay does that one waits for."""
+        while self._ends and self._ends[0][2].is_over:
+            heapq.heappop(self._ends)
+        times = [self._ends[0][0]] if self._ends else []
+        if self._dues and self._parked_count:
+            times.append(self.now_ns + max(self._dues[0][0] * 1_000 - now_us, 0) * 1_000)
+        if self._dismissed or self._woken:
+            times.append(self.now_ns)
+        return min(times) if times else None
+
+    def wake(self, topic: Topic) -> None:
+        """Something may be ready in this queue that was not."""
+        if topic.topic_id in self._parked:
+            self._woken[topic.topic_id] = None
+
+    def serve(self, now_us: int) -> list[Reply]:
+        """Answers to claims that waited: those that are given something, and those whose wait is over."""
+        if not (self._parked_count or self._dismissed):
+            return []
+        replies, self._dismissed = self._dismissed, []
+        while self._dues and self._dues[0][0] * 1_000 <= now_us:
+            due_ms, topic_id = heapq.heappop(self._dues)
+            if self._due_of.get(topic_id) == due_ms:
+                del self._due_of[topic_id]
+            self._woken[topic_id] = None
+        woken, self._woken = self._woken, {}
+        for topic_id in woken:
+            topic = self._directory.by_id.get(topic_id)
+            if topic is not None and topic_id in self._parked:
+                replies += self._serve(topic, now_us)
+        while self._ends and (self._ends[0][0] <= self.now_ns or self._ends[0][2].is_over):
+            parked = heapq.heappop(self._ends)[2]
+            topic = self._directory.by_id.get(parked.topic_id)
+            if not parked.is_over and topic is not None:
+                self._over(parked)
+                replies.append(_reply(parked, self._claimed(topic, Claimed([], 0), now_us)))
+        return replies
+
+    def _serve(self, topic: Topic, now_us: int) -> list[Reply]:
+        if 0 < topic.due_us <= now_us:
+            # What has expired goes first (QS-1).
+            self._removals.want(topic)
+            self._woken[topic.topic_id] = None
+            return []
+        replies = []
+        while waiting := self._parked.get(topic.topic_id):
+            parked = next(iter(waiting.values()))
+            answer = self._given(topic, parked.message, now_us)
+            if answer is None:
+                self._note_due(topic)
+                break
+            self._over(parked)
+            replies.append(_reply(parked, answer))
+        return replies
+
+    def _over(self, parked: _Parked) -> None:
+        """It waits no longer."""
+        parked.is_over = True
+        self._parked_count -= 1
+        self._parked_calls.pop(parked.message.call, None)
+        waiting = self._parked[parked.topic_id]
+        del waiting[parked.number]
+        if not waiting:
+            del self._parked[parked.topic_id]
+
+    def dismiss(self, error: Refused) -> None:
+        """Everybody who waits is told this: the shard stops."""
+        for topic_id in list(self._parked):
+            self._dismiss(topic_id, error)
+
+    def _dismiss(self, topic_id: int, error: Refused) -> None:
+        answer = m.ErrorReply(int(error.status), error.message, error.detail, error.outcome)
+        for parked in list(self._parked.get(topic_id, {}).values()):
+            self._over(parked)
+            self._dismissed.append(_reply(parked, answer))
+
+    def stopping(self) -> None:
+        """No claim waits any longer: it is sent again, to whoever comes after us."""
+        self.dismiss(ShuttingDown("the shard is stopping"))
+
+    # -- topics ---------------------------------------------------------------------------------------
+
+    def forget(self, topic: Topic) -> None:
+        """The topic is no more."""
+        self._queues.pop(topic.topic_id, None)
+        self._dismiss(topic.topic_id, TopicNotFound("no such topic", topic=topic.name))
+
+    def _removed(self, topic: Topic, removal: Removal, on_request: bool) -> None:
+        queue = self._queues.get(topic.topic_id)
+        if queue is not None:
+            floor = max(removal.cap_floor, removal.ttl_floor)
+            if floor:
+                queue.removed(floor, None, on_request=False)
+            queue.removed(removal.delete_floor, removal.seqs, on_request=on_request)
+
+    def _found(self, message: Any) -> Topic:
+        topic = self._directory.find(message.topic)
+        if topic is None:
+            raise TopicNotFound("no such topic", topic=message.topic)
+        if topic.config.type != QUEUE:
+            raise NotAQueue("not a queue", topic=topic.name)
+        return topic
+
+    def _queue(self, topic: Topic) -> Queue:
+        queue = self._queues.get(topic.topic_id)
+        if queue is None:
+            queue = self._queues[topic.topic_id] = Queue(self._tokens)
+        return queue
+
+    def _keep(self, call: int, answer: _Kept) -> _Kept:
+        """Remember an answer, for who asks again."""
+        if not call:
+            return answer
+        self._answers[call] = answer
+        self._answer_rows += _rows_in(answer)
+        while len(self._answers) > ANSWERS_KEPT_MAX or self._answer_rows > ANSWER_ROWS_KEPT_MAX:
+            self._answer_rows -= _rows_in(self._answers.popitem(last=False)[1])
+        return answer
+
+    def check(self) -> None:
+        """Assert what must be true of every queue."""
+        for queue in self._queues.values():
+            queue.check()
+
+
+def live_of(topic: Topic) -> Live:
+    """Which of its jobs are alive and published."""
+    return Live(front_of(topic), topic.head_seq, topic.dead, topic.lost)
+
+
+def live_count(topic: Topic) -> int:
+    """How many: staged ones are not there yet (S-9)."""
+    return max(topic.staged_count - (topic.next_seq - 1 - topic.head_seq), 0)
+
+
+def was_deleted(topic: Topic, seq: int) -> bool:
+    """Did somebody ask for the end of this record? Not what a cap, a TTL or a restart took."""
+    if not topic.evict_floor <= seq <= topic.head_seq or any(a <= seq <= b for a, b in topic.lost):
+        return False
+    return seq < topic.delete_floor or (topic.dead is not None and seq in topic.dead)
+
+
+def node_of(message: Any) -> bytes:
+    """Who asks; raises InvalidRequest."""
+    node: bytes = message.node.encode()
+    if not 1 <= len(node) <= NODE_BYTES_MAX:
+        raise InvalidRequest("a node has a name", field="node", bytes=len(node), max=NODE_BYTES_MAX)
+    return node
+
+
+def _entries(message: m.JobsAck | m.JobsNack | m.JobsExtend) -> tuple[I64, U64 | None]:
+    """The jobs a request names and their tokens; raises BatchTooLarge, InvalidRequest (QA-2)."""
+    count, rest = divmod(len(message.seqs), 8)
+    if rest or (message.tokens and len(message.tokens) != len(message.seqs)):
+        raise InvalidRequest(
+            "numbers and tokens are 8 bytes each, and as many", seqs=len(message.seqs),
+            tokens=len(message.tokens),
+        )  # fmt: skip
+    if count > JOBS_PER_REQUEST_MAX:
+        raise BatchTooLarge("too many jobs at once", seqs=count, max=JOBS_PER_REQUEST_MAX)
+    seqs = np.frombuffer(message.seqs, dtype="<i8")
+    return seqs, np.frombuffer(message.tokens, dtype="<u8") if message.tokens else None
+
+
+def _rows_in(answer: Any) -> int:
+    return 1 + (len(answer.runs) if isinstance(answer, m.JobsClaimed) else len(answer.skipped) // 8)
+
+
+def _lease_ms(wanted: int) -> int:
+    return min(max(wanted, LEASE_MS_MIN), LEASE_MS_MAX)
+
+
+def _skipped(matched: Matched) -> I64:
+    """Of a nack or an extend: jobs that were deleted are not held either."""
+    return np.concatenate((matched.skipped, matched.gone))
+
+
+def _numbers(seqs: I64) -> BitMap64:
+    return BitMap64(seqs.tolist())
+
+
+def _bytes_of(seqs: I64) -> bytes:
+    return np.ascontiguousarray(seqs, dtype="<i8").tobytes()
+
+
+def _reply(parked: _Parked, message: m.Message) -> Reply:
+    return Reply(parked.client, parked.corr, message)

@@ -1,0 +1,223 @@
+"""Queues for asyncio: `async for job in client.queue("emails").jobs(): async with job: …`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from math import inf
+from types import TracebackType
+from typing import TYPE_CHECKING, Unpack
+
+from ringlog.client.fields import NewRecord, Payload, RecordFields
+from ringlog.client.job import JobFacts, Slots, backoff_ms
+from ringlog.client.leases import Keeper, Lease
+from ringlog.client.pages import Record
+from ringlog.client.queue import GIVE_BACK_S, check_claim, check_delay, check_iteration, check_lease
+from ringlog.client.results import Appended, QueueStats, Settled
+from ringlog.client.topics import Deletion
+from ringlog.client.working import Working
+from ringlog.clock import SystemClock
+from ringlog.errors import RinglogError, UsageError
+
+if TYPE_CHECKING:
+    from ringlog.aio.client import Client
+    from ringlog.aio.shell import LoopShell
+
+
+class Job(JobFacts):
+    """One job and the right to it; see ringlog.client.queue.Job. `async with` acks it or gives it back."""
+
+    __slots__ = ("_queue", "lost")
+
+    def __init__(self, queue: Queue, record: Record, lease: Lease, deliveries: int) -> None:
+        super().__init__(queue.topic, record, lease, deliveries)
+        self._queue = queue
+        self.lost = asyncio.Event()
+        """Set when the lease is known to have ended: somebody else may be at work on the job."""
+        lease.on_lost = self.lost.set
+
+    async def ack(self) -> None:
+        """The job is done; raises LeaseLost."""
+        if not (await self._queue.ack([self])).is_complete:
+            raise self.lost_error()
+
+    async def nack(self, *, delay_ms: int = 0) -> None:
+        """Give the job back; raises LeaseLost."""
+        if not (await self._queue.nack([self], delay_ms=delay_ms)).is_complete:
+            raise self.lost_error()
+
+    async def extend(self, lease_ms: int) -> None:
+        """Hold the job up to `lease_ms` from now; raises LeaseLost."""
+        if not (await self._queue.extend([self], lease_ms)).is_complete:
+            raise self.lost_error()
+
+    async def __aenter__(self) -> Job:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            if not self.lease.is_over or self.lease.is_lost:
+                await self.ack()
+        elif not self.lease.is_over:
+            try:
+                await self._queue.nack([self], delay_ms=backoff_ms(self.deliveries))
+            except RinglogError:
+                self.lost.set()
+
+
+class Queue:
+    """One queue, as the worker `node` sees it; see ringlog.client.queue.Queue for what each call does."""
+
+    def __init__(self, client: Client, shell: LoopShell, topic: str, node: str) -> None:
+        self._client, self._shell = client, shell
+        self._working = Working(topic, node, SystemClock())
+        self._claiming = asyncio.Lock()
+        self._keeper: Keeper | None = None
+        self._unbegun: list[deque[Job]] = []
+
+    @property
+    def topic(self) -> str:
+        """Its name."""
+        return self._working.topic
+
+    @property
+    def node(self) -> str:
+        """The worker's name, which holds the leases."""
+        return self._working.node
+
+    async def put(self, data: Payload, /, **record: Unpack[RecordFields]) -> Appended:
+        """Add a job."""
+        await self._require_queue()
+        return await self._client.append(self.topic, data, create=False, **record)
+
+    async def put_many(self, jobs: Iterable[Record | NewRecord | Payload], /) -> Appended:
+        """Add jobs in one atomic write."""
+        await self._require_queue()
+        return await self._client.append_many(self.topic, jobs, create=False)
+
+    async def claim(
+        self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False
+    ) -> list[Job]:
+        """Lease up to `max` jobs."""
+        check_claim(wait_ms, lease_ms)
+        return await self._claim(max, wait_ms / 1_000, lease_ms, auto_extend)
+
+    async def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> list[Job]:
+        async with self._claiming:
+            session = self._shell.session
+            found = await self._shell.run(self._working.claim(session, most, wait_s, lease_ms))
+        jobs = [Job(self, *each) for each in found]
+        if auto_extend and jobs:
+            if self._keeper is None:
+                self._keeper = Keeper(session, self.topic, self.node)
+            self._keeper.keep(job.lease for job in jobs)
+        return jobs
+
+    async def jobs(
+        self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True
+    ) -> AsyncIterator[Job]:
+        """Jobs one after the other, for ever. Close the iterator (`aclosing`) to give back at once what was
+        not begun; the client's end does it at the latest."""
+        check_iteration(max_in_flight)
+        slots, unbegun = Slots(max_in_flight), deque[Job]()
+        self._unbegun.append(unbegun)
+        try:
+            while not self._shell.is_closed:
+                if not unbegun:
+                    await self._shell.wait(slots.room())
+                    jobs = await self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend)
+                    for job in jobs:
+                        if not job.lease.is_lost:
+                            slots.take(job, job.lost.set)
+                    unbegun += jobs
+                while unbegun:
+                    job = unbegun.popleft()
+                    if not job.lease.is_lost:
+                        yield job
+        except UsageError:
+            if not self._shell.is_closed:
+                raise
+        finally:
+            self._unbegun.remove(unbegun)
+            await self._give_back(unbegun, GIVE_BACK_S)
+
+    async def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
+        left = list(unbegun)
+        unbegun.clear()
+        leases = [job.lease for job in left if not job.lease.is_over]
+        if not leases or self._shell.is_closed:
+            return
+        try:
+            await asyncio.wait_for(
+                self._shell.run(self._working.nack(self._shell.session, leases, 0)), timeout
+            )
+        except (TimeoutError, RinglogError):
+            for lease in leases:
+                lease.lose()  # The engine is not there: it ends by itself.
+
+    async def ack(self, jobs: Iterable[Job]) -> Settled:
+        """These jobs are done."""
+        return await self._settle(list(jobs), None)
+
+    async def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
+        """Give these jobs back."""
+        check_delay(delay_ms)
+        return await self._settle(list(jobs), delay_ms)
+
+    async def _settle(self, jobs: list[Job], delay_ms: int | None) -> Settled:
+        session, leases = self._shell.session, [job.lease for job in jobs]
+        if delay_ms is None:
+            steps = self._working.ack(session, leases)
+        else:
+            steps = self._working.nack(session, leases, delay_ms)
+        settled = await self._shell.run(steps)
+        for job in jobs:
+            job.leave()
+        return settled
+
+    async def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
+        """Hold these jobs up to `lease_ms` from now."""
+        check_lease(lease_ms)
+        leases = [job.lease for job in jobs]
+        return await self._shell.run(self._working.extend(self._shell.session, leases, lease_ms))
+
+    async def stats(self) -> QueueStats:
+        """How many jobs are in which state."""
+        return await self._shell.run(self._working.stats(self._shell.session))
+
+    async def peek(self, limit: int = 1) -> list[Record]:
+        """The first jobs that are there, whoever holds them."""
+        await self._require_queue()
+        return (await self._client.read(self.topic, limit=limit)).records
+
+    async def purge(self) -> Deletion:
+        """Delete every job that is there now."""
+        await self._require_queue()
+        head = (await self._client.topics.state(self.topic, touch=False)).head_seq
+        return await self._client.topics.delete_records(self.topic, before_seq=head + 1)
+
+    async def close(self, timeout: float = GIVE_BACK_S) -> None:
+        """Give back what was claimed and not begun, and let go of files."""
+        for unbegun in list(self._unbegun):
+            await self._give_back(unbegun, timeout)
+        self._working.close()
+
+    def restart_in_child(self) -> None:
+        """After a fork: the leases are the parent's."""
+        self._claiming = asyncio.Lock()
+        self._keeper = None
+        for unbegun in self._unbegun:
+            unbegun.clear()
+        self._working.close()
+
+    async def _require_queue(self) -> None:
+        await self._shell.run(self._working.known(self._shell.session))
+
+    async def __aenter__(self) -> Queue:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,133 @@
+"""What a job is, for both clients; and how many of them an iteration has out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ringlog.client.leases import Lease
+from ringlog.client.pages import Record
+from ringlog.errors import LeaseLost
+from ringlog.link.pending import Pending
+
+BACKOFF_MS = 1_000
+BACKOFF_MS_MAX = 60_000
+
+
+def backoff_ms(deliveries: int, base_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MS_MAX) -> int:
+    """How long a job rests whose delivery number `deliveries` failed: twice as long each time."""
+    return min(base_ms << min(max(deliveries - 1, 0), 30), most_ms)
+
+
+class JobFacts:
+    """One job and the right to it."""
+
+    __slots__ = ("__weakref__", "_slots", "deliveries", "lease", "record", "topic")
+
+    def __init__(self, topic: str, record: Record, lease: Lease, deliveries: int) -> None:
+        self._slots: Slots | None = None
+        self.topic = topic
+        self.record = record
+        self.lease = lease
+        self.deliveries = deliveries
+        """Which hand-out of the job this is, from 1."""
+
+    @property
+    def seq(self) -> int:
+        """Its number in the topic."""
+        return self.record.seq
+
+    @property
+    def data(self) -> bytes:
+        """The payload."""
+        return self.record.data
+
+    @property
+    def key(self) -> bytes | None:
+        """The record's key."""
+        return self.record.key
+
+    @property
+    def tag(self) -> str | None:
+        """The record's tag."""
+        return self.record.tag
+
+    @property
+    def headers(self) -> Mapping[str, bytes]:
+        """The record's headers."""
+        return self.record.headers
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The record's metadata."""
+        return self.record.meta
+
+    @property
+    def deadline(self) -> float:
+        """When the lease ends, in seconds since the epoch on the engine's clock."""
+        return self.lease.deadline_ms / 1_000
+
+    @property
+    def lease_id(self) -> str:
+        """Names this lease; never given twice."""
+        return self.lease.lease_id
+
+    def json(self) -> Any:
+        """The payload as JSON; raises msgspec.DecodeError when it is not."""
+        return self.record.json()
+
+    def text(self) -> str:
+        """The payload as UTF-8."""
+        return self.record.text()
+
+    def leave(self) -> None:
+        """It is in flight no longer. With the client's lock held, or in its loop."""
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots.release()
+
+    def lost_error(self) -> LeaseLost:
+        """What to raise when its lease has ended."""
+        return LeaseLost(
+            "the lease has ended", topic=self.topic, seq=self.seq, lease_id=self.lease_id,
+            deliveries=self.deliveries,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<Job {self.topic} seq={self.seq} deliveries={self.deliveries}>"
+
+
+class Slots:
+    """How many jobs of one iteration are with its user. With the client's lock held, or in its loop."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+        self._waits: list[Pending[None]] = []
+
+    def take(self, job: JobFacts, tell: Callable[[], None]) -> None:
+        """It is in flight until it is settled or lost; then `tell` its holder."""
+        job._slots = self
+        self.taken += 1
+
+        def lost() -> None:
+            tell()
+            job.leave()
+
+        job.lease.on_lost = lost
+
+    def release(self) -> None:
+        """A job was settled, or its lease lost."""
+        self.taken -= 1
+        waits, self._waits = self._waits, []
+        for pending in waits:
+            pending.resolve(None)
+
+    def room(self) -> Pending[None]:
+        """Done when there is room for one more."""
+        pending: Pending[None] = Pending()
+        if self.taken < self.most:
+            pending.resolve(None)
+        else:
+            self._waits.append(pending)
+        return pending

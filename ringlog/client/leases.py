@@ -1,0 +1,162 @@
+"""Leases that a client holds, and how they are kept alive beside the program's code (CL-9).
+
+A Keeper extends the leases it was given every third of their length, from a timer of the session: in
+whichever thread serves the connection, or in the loop. A lease whose extension is refused, or whose time ends
+without an answer, is lost: its holder is told at once, and the engine skips every later word about it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from ringlog.client.session import Session
+from ringlog.envelope.messages import JobsExtend, JobsExtended
+from ringlog.errors import RinglogError
+from ringlog.limits import JOBS_PER_REQUEST_MAX
+from ringlog.link.peer import MS, Reply
+from ringlog.link.pending import Pending
+from ringlog.link.timers import Timer
+
+EXTEND_PART = 3
+"""A lease is extended when a third of it has passed: two more tries before it ends."""
+RETRY_NS = 50 * MS
+"""Pause behind a request that failed at once."""
+
+
+class Lease:
+    """The right to one job, as its holder knows it."""
+
+    __slots__ = ("deadline_ms", "is_lost", "is_over", "lease_ms", "on_lost", "seq", "token", "until_ns")
+
+    def __init__(self, seq: int, token: int, deadline_ms: int, lease_ms: int, until_ns: int) -> None:
+        self.seq = seq
+        self.token = token
+        self.deadline_ms = deadline_ms
+        """On the engine's clock."""
+        self.lease_ms = lease_ms
+        self.until_ns = until_ns
+        """The same instant on our monotonic clock, as far as we can know."""
+        self.is_over = False
+        """It was given back, or its job is done: nothing keeps it any more."""
+        self.is_lost = False
+        self.on_lost: Callable[[], None] | None = None
+
+    @property
+    def lease_id(self) -> str:
+        """The token as people see it (QL-7)."""
+        return f"lease_{self.token:016x}"
+
+    def lose(self) -> None:
+        """Somebody else may hold the job now."""
+        if not (self.is_lost or self.is_over):
+            self.is_lost = self.is_over = True
+            if self.on_lost is not None:
+                self.on_lost()
+
+
+class Keeper:
+    """Keeps leases of one queue and one node. With the client's lock held, or in its loop."""
+
+    def __init__(self, session: Session, topic: str, node: str) -> None:
+        self._session = session
+        self._topic, self._node = topic, node
+        self._leases: dict[int, Lease] = {}
+        self._timer: Timer | None = None
+        self._asking = 0
+        """Requests on their way; none follows while there are some."""
+        self._not_before_ns = 0
+
+    def keep(self, leases: Iterable[Lease]) -> None:
+        """Extend these until they are over."""
+        for lease in leases:
+            self._leases[lease.token] = lease
+        self._plan()
+
+    def _plan(self) -> None:
+        """Set the timer for the lease that is due first."""
+        self._leases = {token: lease for token, lease in self._leases.items() if not lease.is_over}
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._leases and not self._asking:
+            due_ns = min(lease.until_ns - self._spare_ns(lease) for lease in self._leases.values())
+            self._timer = self._session.timers.at(max(due_ns, self._not_before_ns), self._extend)
+
+    @staticmethod
+    def _spare_ns(lease: Lease) -> int:
+        return lease.lease_ms * MS * (EXTEND_PART - 1) // EXTEND_PART
+
+    def _extend(self) -> None:
+        self._timer = None
+        now_ns = self._session.clock.monotonic_ns()
+        by_length: dict[int, list[Lease]] = {}
+        for lease in self._leases.values():
+            if lease.until_ns <= now_ns:
+                lease.lose()
+            elif not lease.is_over:
+                by_length.setdefault(lease.lease_ms, []).append(lease)
+        for lease_ms, leases in by_length.items():
+            for part in parts_of(leases):
+                self._ask(part, lease_ms, now_ns)
+        self._plan()
+
+    def _ask(self, leases: Sequence[Lease], lease_ms: int, now_ns: int) -> None:
+        seqs, tokens = entries_of(leases)
+        message = JobsExtend(self._topic, self._node, seqs, tokens, lease_ms, call_number())
+        self._asking += 1
+        # An answer that comes when the leases have ended is of no use; that is looked at then.
+        timer = self._session.timers.at(min(lease.until_ns for lease in leases), lambda: self._late(leases))
+
+        def answered(pending: Pending[Reply]) -> None:
+            timer.cancel()
+            self._asking -= 1
+            self._extended(pending, leases, now_ns + lease_ms * MS)
+            self._plan()
+
+        self._session.about_jobs(message).when_done(answered)
+
+    @staticmethod
+    def _late(leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            lease.lose()
+
+    def _extended(self, pending: Pending[Reply], leases: Sequence[Lease], until_ns: int) -> None:
+        try:
+            reply: JobsExtended = pending.take().message
+        except RinglogError:
+            # Tried again as long as there is time.
+            now_ns = self._session.clock.monotonic_ns()
+            self._not_before_ns = now_ns + RETRY_NS
+            for lease in leases:
+                if lease.until_ns <= now_ns:
+                    lease.lose()
+            return
+        skipped = set(np.frombuffer(reply.skipped, dtype="<i8").tolist())
+        for lease in leases:
+            if lease.seq in skipped:
+                lease.lose()
+            else:
+                lease.deadline_ms, lease.until_ns = reply.deadline, until_ns
+
+
+def parts_of(leases: Sequence[Lease]) -> list[Sequence[Lease]]:
+    """As many at once as one request names."""
+    return [leases[at : at + JOBS_PER_REQUEST_MAX] for at in range(0, len(leases), JOBS_PER_REQUEST_MAX)]
+
+
+def entries_of(leases: Sequence[Lease]) -> tuple[bytes, bytes]:
+    """Numbers and tokens as they travel."""
+    return words_of([lease.seq for lease in leases]), words_of([lease.token for lease in leases])
+
+
+def words_of(numbers: Sequence[int]) -> bytes:
+    """8 bytes each, little-endian."""
+    return np.array(numbers, dtype="<u8").tobytes()
+
+
+def call_number() -> int:
+    """A number for one request, so that it is known when it is sent again; never 0."""
+    return random.getrandbits(63) | 1

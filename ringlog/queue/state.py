@@ -1,0 +1,568 @@
+"""One queue: which jobs are leased, delayed or came back, and what every operation does to them. Pure.
+
+The topic says which jobs are alive; a job that nobody was ever given has no state here but that it lies
+behind `cursor`. Times are milliseconds and come as arguments. What has expired is looked after at the
+beginning of every operation (QL-9), in the order in which it expires and at a cost of what expired.
+
+Invariants, which `check` counts again:
+  runs are disjoint and lie below `cursor`; in_flight and delayed are what the runs say (QS-3);
+  a lease's token was never given before (QL-7), and no job is in two leases (QL-4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap64
+
+from ringlog.errors import InvariantViolation
+from ringlog.limits import DEAD_LETTERS_PER_CLAIM_MAX
+from ringlog.queue.holders import Holders
+from ringlog.queue.runs import BLOCK, BLOCK_SHIFT, DELAYED, GONE, LEASED, RETURNED, SPENT, Runs
+from ringlog.queue.tokens import Tokens
+
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+Span = tuple[int, int]
+"""Numbers [first, stop)."""
+
+_NONE: I64 = np.zeros(0, np.int64)
+_ROW_BITS = 32
+_ROW_MASK = (1 << _ROW_BITS) - 1
+_STALE_MAX = 1_024
+"""Entries of a heap that hold no longer, beside as many as hold; beyond it the heap is made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Which jobs are alive and published: `front` to `head`, both included, but for dead and lost ones."""
+
+    front: int
+    head: int
+    dead: BitMap64 | None = None
+    lost: Sequence[tuple[int, int]] = ()
+    """Inclusive, ascending."""
+
+
+class LeaseRun(NamedTuple):
+    """Jobs `first` up to `stop`, exclusive, handed out together."""
+
+    first: int
+    stop: int
+    deliveries: int
+    token: int
+    """Of the first; those of the others follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim was given, ascending; held up to `deadline`, milliseconds, included."""
+
+    runs: list[LeaseRun]
+    deadline: int
+    aside: int = 0
+    """Jobs that had all their deliveries and were set aside."""
+
+    @property
+    def count(self) -> int:
+        """Jobs in all."""
+        return sum(run.stop - run.first for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Which entries of a request hold their lease. Numbers ascend, but for `skipped`: in request order."""
+
+    leased: I64
+    gone: I64
+    """Deleted by others meanwhile (QA-9)."""
+    skipped: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """QS-1."""
+
+    ready: int
+    in_flight: int
+    delayed: int
+
+
+class Queue:
+    """State of one queue, beside its topic."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.cursor = 1
+        """Jobs from here on were never handed out."""
+        self.in_flight = 0
+        self.delayed = 0
+        self.spent_jobs = 0
+        """Jobs that are set aside; they are ready, and not handed out."""
+        self.dead_lettered = 0
+        """Jobs that were moved to the dead letters (QD-8)."""
+        self.changes = 0
+        """Grows whenever a run does anything: what was found out before holds while it is the same."""
+        self.runs = Runs()
+        self._tokens = tokens
+        self._holders = Holders()
+        self._due: list[int] = []
+        """Heap of (instant, row) in one number; one counts only while the row says the same."""
+        self._timed = 0
+        """Runs with an instant."""
+        self._returned: list[int] = []
+        """Heap of first numbers of returned runs; the same."""
+        self._returned_runs = 0
+        self._spent: list[int] = []
+        """Heap of first numbers of spent runs; the same."""
+
+    # -- time -----------------------------------------------------------------------------------------
+
+    def settle(self, now_ms: int) -> None:
+        """What has expired by now is ready again."""
+        due, runs = self._due, self.runs
+        while due and due[0] >> _ROW_BITS <= now_ms:
+            entry = heappop(due)
+            row = entry & _ROW_MASK
+            if not self._is_due(entry):
+                continue
+            if runs.state[row] == GONE:
+                self._forget(row)
+            else:
+                self._return(row)
+
+    def next_due_ms(self) -> int | None:
+        """When the next lease or delay ends; None = none will."""
+        while self._due and not self._is_due(self._due[0]):
+            heappop(self._due)
+        return self._due[0] >> _ROW_BITS if self._due else None
+
+    def _is_due(self, entry: int) -> bool:
+        row = entry & _ROW_MASK
+        return row < len(self.runs.state) and self._instant(row) == entry >> _ROW_BITS
+
+    def _instant(self, row: int) -> int:
+        """When this run's state ends; -1 = never. A lease is held at its deadline still (QL-8), a delay is
+        over at its end (QN-3)."""
+        state = self.runs.state[row]
+        if state in {LEASED, GONE}:
+            return self.runs.at[row] + 1
+        return self.runs.at[row] if state == DELAYED else -1
+
+    def _wait_for(self, row: int) -> None:
+        heappush(self._due, self._instant(row) << _ROW_BITS | row)
+        if len(self._due) > 2 * self._timed + _STALE_MAX:
+            self._due = list({entry for entry in self._due if self._is_due(entry)})
+            heapify(self._due)
+
+    # -- operations -----------------------------------------------------------------------------------
+
+    def claim(
+        self, live: Live, node: bytes, most: int, lease_ms: int, now_ms: int, *, deliveries_max: int = 0
+    ) -> Claimed:
+        """Lease up to `most` jobs: those that came back, lowest first, then those behind the cursor (QC-5).
+
+        With `deliveries_max` jobs that had so many are passed over and set aside, at most
+        DEAD_LETTERS_PER_CLAIM_MAX of them (QD-1, QD-10): see `spent`.
+        """
+        self.settle(now_ms)
+        spent = self.spent_jobs
+        found = self._take_returned(most, deliveries_max)
+        taken = sum(stop - first for first, stop, _ in found)
+        found += self._take_fresh(live, most - taken)
+        aside = self.spent_jobs - spent
+        if not found:
+            return Claimed([], 0, aside)
+        deadline = now_ms + lease_ms
+        holder = self._holders.take(node)
+        given: list[LeaseRun] = []
+        for first, stop, deliveries in _joined(found):
+            token = self._tokens.take(stop - first)
+            self._lease(first, stop, deadline, token, holder, deliveries + 1)
+            given.append(LeaseRun(first, stop, deliveries + 1, token))
+        self._holders.settle(holder)
+        return Claimed(given, deadline, aside)
+
+    def _lease(self, first: int, stop: int, at: int, token: int, holder: int, deliveries: int) -> None:
+        self.changes += 1
+        for low, high in _blocks_of(first, stop):
+            row = self.runs.add(
+                low, high, LEASED, at=at, token=token + low - first, holder=holder, deliveries=deliveries
+            )
+            self._holders.add(holder)
+            self._timed += 1
+            self._wait_for(row)
+        self.in_flight += stop - first
+
+    def _take_returned(self, most: int, deliveries_max: int) -> list[tuple[int, int, int]]:
+        found: list[tuple[int, int, int]] = []
+        runs, heap, aside = self.runs, self._returned, 0
+        while most and heap:
+            row = runs.find(heap[0])
+            if row < 0 or runs.state[row] != RETURNED or runs.first[row] != heap[0]:
+                heappop(heap)
+                continue
+            first, stop, deliveries = runs.first[row], runs.stop[row], runs.deliveries[row]
+            if deliveries_max and deliveries >= deliveries_max:
+                if aside >= DEAD_LETTERS_PER_CLAIM_MAX:
+                    break
+                heappop(heap)
+                if stop - first > DEAD_LETTERS_PER_CLAIM_MAX - aside:
+                    stop = first + DEAD_LETTERS_PER_CLAIM_MAX - aside
+                    self._split(row, stop)
+                aside += stop - first
+                self.changes += 1
+                self.spent_jobs += stop - first
+                self._returned_runs -= 1
+                runs.state[row] = SPENT
+                heappush(self._spent, first)
+                continue
+            heappop(heap)
+            if stop - first > most:
+                stop = first + most
+                self._split(row, stop)
+            self._forget(row)
+            found.append((first, stop, deliveries))
+            most -= stop - first
+        return found
+
+    def _take_fresh(self, live: Live, most: int) -> list[tuple[int, int, int]]:
+        found: list[tuple[int, int, int]] = []
+        at = max(self.cursor, live.front)
+        while most and at <= live.head:
+            at, stop = _next_alive(live, at)
+            stop = min(stop, at + most)
+            if stop > at:
+                found.append((at, stop, 0))
+                most -= stop - at
+                at = stop
+        self.cursor = max(self.cursor, min(at, live.head + 1))
+        return found
+
+    def match(self, seqs: I64, tokens: U64 | None, node: bytes, now_ms: int) -> Matched:
+        """Which of these jobs does `node` hold (QA-3, QA-4, QA-10)? A token of 0 asks for none. Changes
+        nothing but what has expired."""
+        self.settle(now_ms)
+        holder = self._holders.find(node)
+        if len(seqs) == 1:
+            return self._match_one(seqs, 0 if tokens is None else int(tokens[0]), holder)
+        order = np.argsort(seqs, kind="stable")
+        ascending = seqs[order]
+        given = None if tokens is None else tokens[order]
+        leased = np.zeros(len(seqs), np.bool_)
+        gone = np.zeros(len(seqs), np.bool_)
+        runs, place = self.runs, 0
+        while place < len(ascending) and holder >= 0:
+            row = runs.find(int(ascending[place]))
+            if row < 0:
+                place += 1
+                continue
+            end = int(np.searchsorted(ascending, runs.stop[row]))
+            state = runs.state[row]
+            if state in {LEASED, GONE} and runs.holder[row] == holder:
+                into = leased if state == LEASED else gone
+                into[place:end] = self._fits(row, ascending[place:end], given, place, end)
+            place = end
+        _keep_first(leased, ascending)
+        _keep_first(gone, ascending)
+        passed = np.ones(len(seqs), np.bool_)
+        passed[order[leased | gone]] = False
+        return Matched(ascending[leased], ascending[gone], seqs[passed])
+
+    def _match_one(self, seqs: I64, token: int, holder: int) -> Matched:
+        """The same for one job, which is all latency."""
+        seq, runs = int(seqs[0]), self.runs
+        row = runs.find(seq)
+        state = runs.state[row] if row >= 0 else 0
+        is_held = state in {LEASED, GONE} and runs.holder[row] == holder
+        if not is_held or token not in {0, runs.token[row] + seq - runs.first[row]}:
+            return Matched(_NONE, _NONE, seqs)
+        return Matched(seqs, _NONE, _NONE) if state == LEASED else Matched(_NONE, seqs, _NONE)
+
+    def _fits(
+        self, row: int, seqs: I64, tokens: U64 | None, place: int, end: int
+    ) -> NDArray[np.bool_] | bool:
+        if tokens is None:
+            return True
+        given = tokens[place:end]
+        first = (seqs - self.runs.first[row]).astype(np.uint64) + np.uint64(self.runs.token[row])
+        fits: NDArray[np.bool_] = (given == first) | (given == 0)
+        return fits
+
+    def ack(self, matched: Matched) -> None:
+        """These jobs are done: their deletion is on its way."""
+        for row in self._rows_of(matched.leased):
+            self.in_flight -= self._size(row)
+            self._forget(row)
+        for row in self._rows_of(matched.gone):
+            self._forget(row)
+
+    def nack(self, matched: Matched, delay_ms: int, now_ms: int) -> None:
+        """These jobs are given back: ready now, or when the delay is over (QN-3)."""
+        for row in self._rows_of(matched.leased):
+            self.changes += 1
+            if not delay_ms:
+                self._return(row)
+                continue
+            self.in_flight -= self._size(row)
+            self.delayed += self._size(row)
+            self._holders.drop(self.runs.holder[row])
+            self.runs.state[row], self.runs.at[row] = DELAYED, now_ms + delay_ms
+            self._wait_for(row)
+
+    def extend(self, matched: Matched, lease_ms: int, now_ms: int) -> int:
+        """These jobs are held up to another instant, which may be an earlier one (QE-2); returns it."""
+        deadline = now_ms + lease_ms
+        self.changes += 1
+        for row in self._rows_of(matched.leased):
+            self.runs.at[row] = deadline
+            self._wait_for(row)
+        return deadline
+
+    def removed(self, floor: int, seqs: BitMap64 | None, *, on_request: bool) -> None:
+        """Jobs below `floor` and those in `seqs` are alive no longer: their leases and delays end (QL-11)."""
+        if not len(self.runs):
+            return
+        for row in self.runs.below(floor) if floor else ():
+            if self.runs.stop[row] > floor:
+                self._split(row, floor)
+            self._remove(row, on_request=on_request)
+        if seqs:
+            for row in self._rows_of(self._known(seqs)):
+                self._remove(row, on_request=on_request)
+
+    def _known(self, seqs: BitMap64) -> I64:
+        """Those of the numbers whose blocks have runs; a delete may name millions."""
+        if len(seqs) <= BLOCK:
+            return np.array([seq for seq in seqs if seq >> BLOCK_SHIFT in self.runs.blocks], dtype=np.int64)
+        numbers = np.frombuffer(seqs.to_array(), dtype=np.int64)
+        blocks = numbers >> BLOCK_SHIFT
+        return numbers[np.isin(blocks, np.fromiter(self.runs.blocks, np.int64))]
+
+    def _remove(self, row: int, *, on_request: bool) -> None:
+        state = self.runs.state[row]
+        self.changes += 1
+        if state == GONE:
+            return
+        if state == LEASED:
+            self.in_flight -= self._size(row)
+            if on_request:
+                self.runs.state[row] = GONE
+                return
+        elif state == DELAYED:
+            self.delayed -= self._size(row)
+        self._forget(row)
+
+    # -- dead letters ---------------------------------------------------------------------------------
+
+    def spent(self, most: int) -> list[tuple[int, int, int]]:
+        """(first, stop, deliveries) of jobs that are set aside, lowest first, at most so many jobs."""
+        found: list[tuple[int, int, int]] = []
+        runs, kept = self.runs, []
+        while most and self._spent:
+            first = heappop(self._spent)
+            row = runs.find(first)
+            if row < 0 or runs.state[row] != SPENT or runs.first[row] != first:
+                continue
+            kept.append(first)
+            stop = min(runs.stop[row], first + most)
+            found.append((first, stop, runs.deliveries[row]))
+            most -= stop - first
+        for first in kept:
+            heappush(self._spent, first)
+        return found
+
+    def still_spent(self, seqs: I64) -> I64:
+        """Those of these ascending numbers that are set aside."""
+        kept = [seq for seq in seqs.tolist() if self._state_of(seq) == SPENT]
+        return np.array(kept, dtype=np.int64)
+
+    def _state_of(self, seq: int) -> int:
+        row = self.runs.find(seq)
+        return self.runs.state[row] if row >= 0 else 0
+
+    def restore(self) -> None:
+        """What was set aside is handed out again: there are no dead letters any more (QD-5)."""
+        while self._spent:
+            first = heappop(self._spent)
+            if self._state_of(first) == SPENT:
+                row = self.runs.find(first)
+                self.changes += 1
+                self.spent_jobs -= self._size(row)
+                self.runs.state[row] = RETURNED
+                self._returned_runs += 1
+                heappush(self._returned, self.runs.first[row])
+
+    # -- counting -------------------------------------------------------------------------------------
+
+    def counts(self, live: int) -> Counts:
+        """Of `live` jobs (QS-1). What has expired counts as it stood at the last `settle`."""
+        return Counts(live - self.in_flight - self.delayed, self.in_flight, self.delayed)
+
+    def has_ready(self, live: Live) -> bool:
+        """Would a claim be given something? Of jobs that came back perhaps only ones that are spent."""
+        return self._returned_runs > 0 or _next_alive(live, max(self.cursor, live.front))[0] <= live.head
+
+    def check(self) -> None:
+        """Assert the invariants by counting again."""
+        runs, before = self.runs, 0
+        totals = dict.fromkeys((LEASED, DELAYED, RETURNED, GONE, SPENT), 0)
+        for row in runs.rows():
+            is_sound = before <= runs.first[row] < runs.stop[row] <= self.cursor
+            is_sound = is_sound and runs.first[row] >> BLOCK_SHIFT == (runs.stop[row] - 1) >> BLOCK_SHIFT
+            if not is_sound or runs.state[row] not in totals:
+                raise InvariantViolation(
+                    "a queue's runs are out of order", first=runs.first[row], stop=runs.stop[row],
+                    cursor=self.cursor, state=runs.state[row],
+                )  # fmt: skip
+            before = runs.stop[row]
+            totals[runs.state[row]] += self._size(row)
+        counted = (self.in_flight, self.delayed, self.spent_jobs)
+        if (totals[LEASED], totals[DELAYED], totals[SPENT]) != counted:
+            raise InvariantViolation("a queue counts wrongly", counted=counted, found=totals)
+
+    # -- rows -----------------------------------------------------------------------------------------
+
+    def _size(self, row: int) -> int:
+        return self.runs.stop[row] - self.runs.first[row]
+
+    def _rows_of(self, seqs: I64) -> list[int]:
+        """Rows that hold exactly these ascending numbers, as far as they have any; made by splitting."""
+        rows: list[int] = []
+        for first, stop in spans_of(seqs):
+            for row in self.runs.within(first, stop):
+                if self.runs.stop[row] > stop:
+                    self._split(row, stop)
+                if self.runs.first[row] < first:
+                    row = self._split(row, first)
+                rows.append(row)
+        return rows
+
+    def _split(self, row: int, at: int) -> int:
+        """Cut a run in two; the second half is known wherever the first one is. Returns it."""
+        new = self.runs.cut(row, at)
+        state = self.runs.state[new]
+        if state in {LEASED, GONE}:
+            self._holders.add(self.runs.holder[new])
+        if state in {LEASED, GONE, DELAYED}:
+            self._timed += 1
+            self._wait_for(new)
+        elif state == RETURNED:
+            self._returned_runs += 1
+            heappush(self._returned, at)
+        elif state == SPENT:
+            heappush(self._spent, at)
+        return new
+
+    def _return(self, row: int) -> None:
+        """A leased or delayed run is ready again."""
+        runs = self.runs
+        self.changes += 1
+        if runs.state[row] == LEASED:
+            self.in_flight -= self._size(row)
+            self._holders.drop(runs.holder[row])
+        else:
+            self.delayed -= self._size(row)
+        self._timed -= 1
+        self._returned_runs += 1
+        runs.state[row] = RETURNED
+        heappush(self._returned, runs.first[row])
+        if len(self._returned) > 2 * self._returned_runs + _STALE_MAX:
+            self._returned = sorted({first for first in self._returned if self._is_returned(first)})
+
+    def _is_returned(self, first: int) -> bool:
+        row = self.runs.find(first)
+        return row >= 0 and self.runs.state[row] == RETURNED and self.runs.first[row] == first
+
+    def _forget(self, row: int) -> None:
+        """Its jobs are known no longer, but counted by the caller."""
+        self.changes += 1
+        state = self.runs.state[row]
+        if state in {LEASED, GONE}:
+            self._holders.drop(self.runs.holder[row])
+        if state in {LEASED, GONE, DELAYED}:
+            self._timed -= 1
+        elif state == RETURNED:
+            self._returned_runs -= 1
+        elif state == SPENT:
+            self.spent_jobs -= self._size(row)
+        self.runs.drop(row)
+
+
+def _keep_first(chosen: NDArray[np.bool_], ascending: I64) -> None:
+    """A number that is listed twice counts once (QA-4)."""
+    places = np.flatnonzero(chosen)
+    again = np.flatnonzero(ascending[places[1:]] == ascending[places[:-1]]) + 1
+    chosen[places[again]] = False
+
+
+def spans_of(seqs: I64) -> list[Span]:
+    """Ascending numbers as stretches without a gap."""
+    if not len(seqs):
+        return []
+    if int(seqs[-1]) - int(seqs[0]) == len(seqs) - 1:
+        return [(int(seqs[0]), int(seqs[-1]) + 1)]
+    cuts = np.flatnonzero(seqs[1:] != seqs[:-1] + 1) + 1
+    firsts = seqs[np.concatenate(([0], cuts))].tolist()
+    lasts = seqs[np.concatenate((cuts - 1, [len(seqs) - 1]))].tolist()
+    return [(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
+
+
+def _joined(found: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Stretches that follow each other and were handed out as often are one."""
+    joined: list[tuple[int, int, int]] = []
+    for first, stop, deliveries in found:
+        if joined and joined[-1][1] == first and joined[-1][2] == deliveries:
+            joined[-1] = joined[-1][0], stop, deliveries
+        else:
+            joined.append((first, stop, deliveries))
+    return joined
+
+
+def _blocks_of(first: int, stop: int) -> list[Span]:
+    cuts = [first, *range((first & -BLOCK) + BLOCK, stop, BLOCK), stop]
+    return list(pairwise(cuts))
+
+
+def _next_alive(live: Live, at: int) -> Span:
+    """The first stretch of live jobs from `at` on; it begins behind the head when there is none."""
+    stop = live.head + 1
+    dead = live.dead
+    while at <= live.head:
+        before = at
+        for first, last in live.lost:
+            if first <= at <= last:
+                at = last + 1
+        if dead is not None and at in dead:
+            at = _end_of(dead, at)
+        if at == before:
+            break
+    if at > live.head:
+        return stop, stop
+    for first, _ in live.lost:
+        if first > at:
+            stop = min(stop, first)
+            break
+    if dead is not None and dead.range_cardinality(at, stop):
+        stop = min(stop, dead.next_set_bit(at))
+    return at, stop
+
+
+def _end_of(dead: BitMap64, first: int) -> int:
+    """One past the last of the dead numbers that follow `first` without a gap."""
+    step = 1
+    while dead.contains_range(first, first + 2 * step):
+        step *= 2
+    low, high = first + step, first + 2 * step
+    while low < high:
+        middle = (low + high) // 2
+        if dead.contains_range(first, middle + 1):
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,181 @@
+"""Jobs that fail again and again go to the dead letters, in a real engine, whoever dies on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import ringlog
+from actors.scheduler.dead_letters import _parts, producer_of
+from ringlog import stop_points
+from ringlog.client import Client
+from ringlog.client.pages import Record
+from ringlog.client.queue import Queue
+from ringlog.limits import DEAD_LETTERS_BYTES_PER_MOVE, DEAD_LETTERS_PER_MOVE, META_BYTES_MAX
+from ringlog.testing import engine
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+SLOW = pytest.mark.slow
+MOVED_S = 30.0
+STAMPS = ("$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq")
+
+
+# -- the copies -------------------------------------------------------------------------------------------
+
+
+def test_messages_hold_as_many_jobs_as_they_may_and_at_least_one():
+    many = [Record(seq=n, ts=0, data=b"x") for n in range(2 * DEAD_LETTERS_PER_MOVE + 1)]
+    assert list(map(len, _parts(many))) == [DEAD_LETTERS_PER_MOVE, DEAD_LETTERS_PER_MOVE, 1]
+    large = [Record(seq=n, ts=0, data=bytes(DEAD_LETTERS_BYTES_PER_MOVE)) for n in range(3)]
+    assert list(map(len, _parts(large))) == [1, 1, 1]
+    assert _parts([]) == []
+
+
+def test_a_jobs_producer_is_its_own_and_always_the_same():
+    """QD-4: by queue, life of the queue and number."""
+    ids = {producer_of(topic, epoch, seq) for topic in (1, 2) for epoch in (1, 2) for seq in (1, 2)}
+    assert len(ids) == 8
+    assert producer_of(1, 2, 3) == producer_of(1, 2, 3)
+
+
+# -- a real engine ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def running() -> Iterator[TestEngine]:
+    with engine(wal={"shards": 2}, delivery={"schedulers": 2}, supervisor={"restart_max": 100}) as found:
+        yield found
+
+
+def make(client: Client, name: str = "jobs", **config) -> Queue:
+    client.topics.create(name, **{"type": "queue", "max_deliveries": 2, "dead_letter": "dead", **config})
+    return client.queue(name)
+
+
+def fail_all(queue: Queue, times: int = 2) -> None:
+    """Deliver every job so many times, and ask once more."""
+    for _ in range(times):
+        while jobs := queue.claim(100):
+            queue.nack(jobs, delay_ms=50)
+            if queue.stats().ready == 0:
+                break
+        wait_until(lambda: not queue.stats().delayed, 20, "the jobs to be ready again")
+    assert queue.claim(100) == []
+
+
+def is_moved(queue: Queue, count: int) -> bool:
+    found = queue.stats()
+    return (found.ready, found.in_flight, found.delayed) == (0, 0, 0) and found.dead_lettered >= count
+
+
+def letters(client: Client, name: str = "dead") -> list[Record]:
+    return [item for item in client.reader(name) if isinstance(item, Record)]
+
+
+@SLOW
+def test_a_job_that_fails_too_often_is_moved_with_all_it_has(running: TestEngine):
+    """QD-1, QD-2, QD-6, QD-7, QD-8, R-11."""
+    with ringlog.connect(running.url, wait=20) as client:
+        queue = make(client, durability="fsync")
+        full = {f"k{n}": n for n in range(64)}
+        queue.put(b"one", key=b"k", tag="t", node="n", meta=full, headers={"h": b"v"}, priority=2, event_ts=7)
+        queue.put(b"two", meta={STAMPS[0]: "forged", "own": 1})
+        queue.put(b"three", meta={"large": "x" * (META_BYTES_MAX - 20)}, ttl_ms=3_600_000)
+        fail_all(queue)
+        wait_until(lambda: is_moved(queue, 3), MOVED_S, "the jobs to be moved")
+        one, two, three = letters(client)
+        assert (one.data, one.key, one.tag, one.node, one.priority, one.event_ts) == (
+            b"one", b"k", "t", "n", 2, 7,
+        )  # fmt: skip
+        stamps = dict(zip(STAMPS, ("jobs", "2", "1"), strict=True))
+        assert one.meta == full | stamps
+        assert dict(one.headers) == {"h": b"v"}
+        assert two.meta == {"own": 1} | stamps | {STAMPS[2]: "2"}, "it cannot be forged"
+        assert len(three.meta["large"]) == META_BYTES_MAX - 20
+        assert three.headers[STAMPS[2]] == b"3", "no room in its metadata"
+        assert three.expires_at is None
+        assert client.topics.state("dead").config["type"] == "log", "made with defaults"
+
+
+@SLOW
+def test_a_target_that_takes_nothing_holds_up_no_other_and_loses_nothing(running: TestEngine):
+    """QD-3."""
+    with ringlog.connect(running.url, wait=20) as client:
+        client.topics.create("full", cap_records=1, discard="reject")
+        client.append("full", b"there")
+        stuck, other = make(client, "stuck", dead_letter="full"), make(client, "other")
+        stuck.put_many([b"a", b"b"])
+        other.put(b"c")
+        fail_all(stuck)
+        fail_all(other)
+        wait_until(lambda: is_moved(other, 1), MOVED_S, "the other queue's job to be moved")
+        assert (stuck.stats().ready, stuck.stats().dead_lettered) == (2, 0)
+        stuck.put(b"more")
+        assert [job.data for job in stuck.claim(9)] == [b"more"]
+        client.topics.configure("full", cap_records=3)
+        wait_until(lambda: stuck.stats().dead_lettered == 2, MOVED_S, "the jobs to be moved after all")
+        assert [record.data for record in letters(client, "full")] == [b"there", b"a", b"b"]
+
+
+@SLOW
+def test_dead_letters_of_dead_letters(running: TestEngine):
+    """QD-9: a queue as target has an ordinary ready job; mutual targets are legal."""
+    with ringlog.connect(running.url, wait=20) as client:
+        first, second = make(client, "a", dead_letter="b"), make(client, "b", dead_letter="a")
+        first.put(b"ping")
+        fail_all(first)
+        (job,) = second.claim(wait_ms=20_000)
+        assert (job.data, job.deliveries, job.meta[STAMPS[0]]) == (b"ping", 1, "a")
+        job.nack()
+        fail_all(second, 1)
+        (job,) = first.claim(wait_ms=20_000)
+        assert (job.seq, job.deliveries, job.meta[STAMPS[0]]) == (2, 1, "b")
+        job.ack()
+
+
+@SLOW
+@pytest.mark.parametrize("point", [name for name in stop_points.POINTS if name.startswith("dead_letter_")])
+def test_a_scheduler_dies_between_copy_and_deletion(point: str):
+    """QD-4, FX-150, FX-224: what was copied is known there, so that it is there once."""
+    with (
+        engine(
+            wal={"shards": 2}, delivery={"schedulers": 1}, supervisor={"restart_max": 100},
+            environ={"RINGLOG_TEST_STOP_POINTS": f"{point}:1:kill;{point}:1:kill"},
+        ) as found,
+        ringlog.connect(found.url, wait=20, timeout_ms=60_000) as client,
+    ):  # fmt: skip
+        queue = make(client, durability="fsync")
+        queue.put_many([b"%d" % n for n in range(20)])
+        fail_all(queue)
+        wait_until(lambda: is_moved(queue, 20), MOVED_S, "the jobs to be moved")
+        assert sorted(int(record.data) for record in letters(client)) == list(range(20))
+
+
+@SLOW
+@pytest.mark.parametrize("point", [name for name in stop_points.POINTS if name.startswith("dead_letter_")])
+def test_everything_dies_between_copy_and_deletion(point: str, tmp_path):
+    """CP-39, FX-137: the copies are there and the jobs are ready; both are found again, and no copy twice."""
+    spec = {"RINGLOG_TEST_STOP_POINTS": f"{point}:1:pause"}
+    with (
+        engine(
+            wal={"shards": 2}, delivery={"schedulers": 1}, directory=tmp_path / "e", environ=spec
+        ) as found,
+        ringlog.connect(found.url, wait=20, timeout_ms=60_000) as client,
+    ):
+        queue = make(client, durability="fsync")
+        queue.put_many([b"%d" % n for n in range(20)])
+        fail_all(queue)
+        wait_until(
+            lambda: "dead" in [topic.topic for topic in client.topics.list()] and len(letters(client)) == 20,
+            MOVED_S, "the copies to be there",
+        )  # fmt: skip
+        assert queue.stats().ready == 20
+        found.power_off()
+        found._environ.pop("RINGLOG_TEST_STOP_POINTS")
+        found.start()
+        found.wait_ready()
+        assert queue.stats().ready == 20
+        fail_all(queue)
+        wait_until(lambda: is_moved(queue, 20), MOVED_S, "the jobs to be moved")
+        assert sorted(int(record.data) for record in letters(client)) == list(range(20))

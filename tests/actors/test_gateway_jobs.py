@@ -1,0 +1,159 @@
+"""The gateway's part in claims: leases from the shard, jobs with them, and what is given back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.gateway import events as ev
+from actors.gateway.auth import KeyRing, Principal, authorise
+from actors.gateway.core import Gateway, Identity
+from ringlog.contract import Reply, Tick
+from ringlog.envelope import messages as m
+from ringlog.errors import CorruptData, Forbidden, NotAQueue, Status
+from ringlog.limits import CLAIM_SLICE_MS_MAX, READ_BYTES_MAX
+
+KEYS = KeyRing([("w-id", Principal("worker", frozenset({"read", "write"})))])
+US = 1_700_000_000_000_000
+
+
+class Driver:
+    """A gateway that knows queue `q`, and what its claim asks for, step by step."""
+
+    def __init__(self) -> None:
+        self.core = Gateway(Identity("e" * 32, "0", 1, 2, 9, 4096), KEYS)
+        self.feed(Tick(US, 1))
+
+    def feed(self, *events: Any) -> list[Any]:
+        effects = self.core.handle(events)
+        self.core.check()
+        return effects
+
+    def claim(
+        self, *runs: tuple[int, int, int, int], wait_ms: int = 0, head: int = 100
+    ) -> ev.ReadFiles | Any:
+        """Claim; the shard gives these runs. Returns the last effect: the first read, or the answer."""
+        (asked,) = self.feed(ev.Asked(b"c", "w-id", 1, m.JobsClaim("q", "w", 9, wait_ms=wait_ms), None))
+        (claimed,) = self.feed(
+            ev.ShardAnswered(asked.ticket, m.TopicInfo("q", 7, 3, 1, 0, False, {"type": "queue"}))
+        )
+        self.asked = claimed.message
+        effects = self.feed(ev.ShardAnswered(claimed.ticket, m.JobsClaimed("q", 7, 3, 5_000, 4, list(runs))))
+        if not runs:
+            return only(effects, Reply)
+        locate = only(effects, ev.AskShard)
+        assert locate.message == m.Locate("q", runs[0][0] - 1, 3)
+        located = m.Located("q", 7, 3, 1, 0, head, 1, 1, 1, 1, False, extents=[])
+        return only(self.feed(ev.ShardAnswered(locate.ticket, located)), ev.ReadFiles)
+
+    def read(self, wanted: ev.ReadFiles, last: int, frames: int = 1, data: bytes = b"frame") -> Any:
+        found = ev.FramesRead(wanted.ticket, frames, frames, last, last, data)
+        return self.feed(found)
+
+    def nacked(self, effects: list[Any]) -> tuple[list[int], list[int], list[Any]]:
+        """What is given back, and what follows when the shard has it."""
+        asked = only(effects, ev.AskShard)
+        assert isinstance(asked.message, m.JobsNack)
+        answer = m.JobsNacked("q", 1, b"", 1, 1)
+        after = self.feed(ev.ShardAnswered(asked.ticket, answer))
+        return words(asked.message.seqs), words(asked.message.tokens), after
+
+
+def words(data: bytes) -> list[int]:
+    return np.frombuffer(data, dtype="<u8").tolist()
+
+
+def only(effects: list[Any], kind: type) -> Any:
+    (effect,) = effects
+    assert isinstance(effect, kind), effect
+    return effect
+
+
+def test_a_claim_comes_with_the_frames_of_its_jobs():
+    driver = Driver()
+    wanted = driver.claim((5, 3, 1, 100), (20, 1, 2, 103))
+    assert (wanted.after, wanted.stop, wanted.limit) == (4, 100, 3)
+    following = only(driver.read(wanted, 9), ev.ReadFiles)
+    assert following.after == 19
+    reply = only(driver.read(following, 30, data=b"other"), Reply)
+    assert (reply.message.runs, reply.message.frames) == ([(5, 3, 1, 100), (20, 1, 2, 103)], 2)
+    assert reply.attachment == b"frameother"
+
+
+def test_frames_that_hold_the_next_jobs_too_are_not_read_again():
+    driver = Driver()
+    wanted = driver.claim((5, 1, 1, 100), (7, 2, 1, 101))
+    reply = only(driver.read(wanted, 8), Reply)
+    assert (len(reply.message.runs), reply.message.frames) == (2, 1)
+
+
+def test_nothing_claimed_is_nothing_read_and_a_long_wait_is_cut_short():
+    driver = Driver()
+    reply = driver.claim(wait_ms=30_000)
+    assert (reply.message.runs, reply.attachment) == ([], None)
+    assert driver.asked.wait_ms == CLAIM_SLICE_MS_MAX
+
+
+def test_what_does_not_fit_is_given_back():
+    driver = Driver()
+    wanted = driver.claim((5, 4, 1, 100), (20, 2, 1, 104))
+    full = bytes(READ_BYTES_MAX)
+    seqs, tokens, after = driver.nacked(driver.read(wanted, 6, data=full))
+    assert (seqs, tokens) == ([7, 8, 20, 21], [102, 103, 104, 105])
+    assert only(after, Reply).message.runs == [(5, 2, 1, 100)]
+
+
+def test_what_cannot_be_read_is_given_back_and_an_error_when_it_is_the_first():
+    """QC-8: nothing is passed over silently."""
+    driver = Driver()
+    wanted = driver.claim((5, 4, 1, 100))
+    damaged = ev.FramesRead(wanted.ticket, 0, 0, 0, 4, None, CorruptData("damaged", topic="q", seq=5))
+    seqs, _, after = driver.nacked(driver.feed(damaged))
+    assert seqs == [5, 6, 7, 8]
+    answer = only(after, Reply).message
+    assert (answer.status, answer.detail["reason"]) == (Status.INTERNAL, "corrupt_segment")
+
+    driver = Driver()
+    wanted = driver.claim((5, 4, 1, 100))
+    following = only(driver.read(wanted, 6), ev.ReadFiles)
+    damaged = ev.FramesRead(following.ticket, 0, 0, 0, 6, None, CorruptData("damaged", topic="q", seq=7))
+    seqs, _, after = driver.nacked(driver.feed(damaged))
+    assert seqs == [7, 8]
+    assert only(after, Reply).message.runs == [(5, 2, 1, 100)]
+
+
+def test_a_refusal_of_the_shard_is_the_answer():
+    driver = Driver()
+    (asked,) = driver.feed(ev.Asked(b"c", "w-id", 1, m.JobsClaim("q", "w"), None))
+    info = m.TopicInfo("q", 7, 3, 1, 0, False, {})
+    (claimed,) = driver.feed(ev.ShardAnswered(asked.ticket, info))
+    effects = driver.feed(ev.ShardAnswered(claimed.ticket, None, NotAQueue("not a queue", topic="q")))
+    assert only(effects, Reply).message.status == Status.NOT_A_QUEUE
+
+
+@pytest.mark.parametrize(
+    ("message", "scopes"),
+    [
+        (m.JobsClaim("q", "w"), {"read", "write"}),
+        (m.JobsAck("q", "w", b""), {"write"}),
+        (m.JobsNack("q", "w", b""), {"write"}),
+        (m.JobsExtend("q", "w", b""), {"write"}),
+        (m.QueueStats("q"), {"read"}),
+    ],
+)
+def test_scopes_of_requests_about_jobs(message, scopes):
+    """QC-2, A-8: each of them is needed, and the name has to be in reach."""
+    authorise(Principal("p", frozenset(scopes), ("q",)), message)
+    for missing in scopes:
+        with pytest.raises(Forbidden):
+            authorise(Principal("p", frozenset({"read", "write", "delete", "admin"} - {missing})), message)
+    with pytest.raises(Forbidden):
+        authorise(Principal("p", frozenset(scopes), ("other",)), message)
+
+
+@pytest.mark.parametrize("message", [m.SpentAsk(), m.SpentMoved("q", 1, b"")])
+def test_moving_dead_letters_is_for_the_engine_alone(message):
+    with pytest.raises(Forbidden):
+        authorise(Principal("p", frozenset({"read", "write", "delete", "admin"})), message)

@@ -1,0 +1,110 @@
+"""Jobs that had all their deliveries, as their shard sees it: set aside, named, deleted when moved."""
+
+from __future__ import annotations
+
+import pytest
+from removal_world import read, started
+from test_wal_shard_queues import claim, jobs_of, make, nack, stats, words
+
+from ringlog.envelope import messages as m
+from ringlog.errors import TopicNotFound
+from ringlog.testing.shard_world import World
+
+
+@pytest.fixture
+def world() -> World:
+    world = started()
+    make(world, 4, max_deliveries=2, dead_letter="dead", durability="fsync")
+    with_mover(world)
+    return world
+
+
+def with_mover(world: World) -> None:
+    world.run_of("q").core.requests.queues.has_mover = True
+
+
+def deliver(world: World, times: int, most: int = 4) -> None:
+    for _ in range(times):
+        nack(world, list(jobs_of(claim(world, most))))
+
+
+def spent(world: World, after: int = 0) -> m.SpentJobs:
+    return world.ask(world.run_of("q"), m.SpentAsk(after))
+
+
+def moved(world: World, *seqs: int, topic_id: int = 0) -> int:
+    topic_id = topic_id or world.topic("q").topic_id
+    return world.request(m.SpentMoved("q", topic_id, words(list(seqs)))).moved
+
+
+def test_a_job_is_handed_out_as_often_as_its_queue_says_and_then_set_aside(world):
+    """QD-1, QD-10, QN-5."""
+    deliver(world, 2, most=2)
+    assert spent(world) == m.SpentJobs(), "the limit is tested at the next hand-out"
+    assert list(jobs_of(claim(world, 3))) == [3, 4]
+    found = spent(world)
+    assert (found.topic, found.dead_letter, found.runs) == ("q", "dead", [(1, 2, 2)])
+    assert found.epoch == world.topic("q").epoch
+    assert spent(world, found.topic_id) == m.SpentJobs()
+    assert world.run_of("q").core.requests.queues.set_aside == 2
+    assert stats(world) == (2, 2, 0), "they are ready until they are moved"
+
+
+def test_what_was_moved_is_gone_for_good_and_counted(world):
+    """QD-2, QD-8."""
+    deliver(world, 2)
+    assert claim(world, 9).runs == []
+    assert moved(world, 3, 1) == 2
+    assert read(world, "q") == (None, [2, 4])
+    assert moved(world, 3, 2, 77) == 1, "only what is set aside"
+    assert world.request(m.QueueStats("q")).dead_lettered == 3
+    assert stats(world) == (1, 0, 0)
+    world.kill()
+    world.start()
+    assert read(world, "q") == (None, [4])
+    with_mover(world)
+    assert claim(world, 9).runs[0][:3] == (4, 1, 1), "a successor counts from 0"
+
+
+def test_a_move_for_another_life_of_the_queue_changes_nothing(world):
+    deliver(world, 2)
+    claim(world, 9)
+    with pytest.raises(TopicNotFound):
+        moved(world, 1, topic_id=world.topic("q").topic_id + 1)
+    assert stats(world) == (4, 0, 0)
+
+
+def test_without_dead_letters_or_who_moves_them_jobs_come_back_for_ever(world):
+    """QD-5."""
+    deliver(world, 2)
+    assert claim(world, 9).runs == []
+    world.put("q", mode="merge", dead_letter=None)
+    assert spent(world) == m.SpentJobs()
+    assert list(jobs_of(claim(world, 9))) == [1, 2, 3, 4]
+    world.put("q", mode="merge", dead_letter="dead", max_deliveries=0)
+    nack(world, [1, 2, 3, 4])
+    deliver(world, 3)
+    assert spent(world) == m.SpentJobs()
+    world.put("q", mode="merge", max_deliveries=1)
+    world.run_of("q").core.requests.queues.has_mover = False
+    deliver(world, 3)
+    assert spent(world) == m.SpentJobs()
+
+
+def test_a_spent_job_that_is_deleted_meanwhile_is_not_moved(world):
+    deliver(world, 2)
+    claim(world, 9)
+    world.request(m.RecordsDelete("q", 3))
+    assert spent(world).runs == [(3, 2, 2)]
+    assert moved(world, 1, 2, 3) == 1
+    assert stats(world) == (1, 0, 0)
+
+
+def test_one_claim_sets_aside_a_bounded_number(world, monkeypatch):
+    """QD-10."""
+    monkeypatch.setattr("ringlog.queue.state.DEAD_LETTERS_PER_CLAIM_MAX", 2)
+    deliver(world, 2)
+    assert claim(world, 9).runs == []
+    assert spent(world).runs == [(1, 2, 2)]
+    assert claim(world, 9).runs == []
+    assert spent(world).runs == [(1, 2, 2), (3, 2, 2)]

@@ -1,0 +1,421 @@
+"""Queues of a shard: claims, acks and what becomes of them over groups, kills, retention and repeats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from removal_world import append, delete, read, started
+
+from actors.wal_shard import events as ev
+from actors.wal_shard import queues
+from ringlog.contract import DrainRequested, Reply
+from ringlog.envelope import messages as m
+from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, Status, TopicNotFound
+from ringlog.testing.shard_world import World
+from ringlog.topic.config import LEASE_MS_MIN
+
+CLASSES = ("fsync", "disk", "memory", "ephemeral")
+LEASE_S = 30.0
+
+
+@pytest.fixture
+def world() -> World:
+    return started()
+
+
+def make(world: World, jobs: int, name: str = "q", **config: Any) -> None:
+    world.put(name, type="queue", **config)
+    if jobs:
+        world.append(name, [b"job %d" % n for n in range(1, jobs + 1)])
+
+
+def words(numbers: list[int]) -> bytes:
+    return np.array(numbers, dtype="<u8").tobytes()
+
+
+def numbers(data: bytes) -> list[int]:
+    return np.frombuffer(data, dtype="<u8").tolist()
+
+
+def claim(world: World, most: int = 1, node: str = "w", **options: Any) -> m.JobsClaimed:
+    return world.request(m.JobsClaim("q", node, most, **options))
+
+
+def jobs_of(claimed: m.JobsClaimed) -> dict[int, int]:
+    """Number -> token."""
+    return {first + n: token + n for first, count, _, token in claimed.runs for n in range(count)}
+
+
+def ack(world: World, jobs: dict[int, int] | list[int], node: str = "w", **options: Any) -> m.JobsAcked:
+    tokens = words(list(jobs.values())) if isinstance(jobs, dict) else b""
+    return world.request(m.JobsAck("q", node, words(list(jobs)), tokens, **options))
+
+
+def nack(world: World, jobs: dict[int, int] | list[int], node: str = "w", **options: Any) -> m.JobsNacked:
+    return world.request(m.JobsNack("q", node, words(list(jobs)), **options))
+
+
+def stats(world: World) -> tuple[int, int, int]:
+    found = world.request(m.QueueStats("q"))
+    count = world.request(m.TopicState("q")).count
+    assert found.ready + found.in_flight + found.delayed == count, "QS-2"
+    world.run_of("q").core.check()
+    return found.ready, found.in_flight, found.delayed
+
+
+# -- the life of a job ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+def test_a_job_is_claimed_acked_and_gone(world, durability):
+    """QC-3, QA-5, QA-6, QC-7."""
+    make(world, 3, durability=durability)
+    claimed = claim(world, 2)
+    assert (list(jobs_of(claimed)), claimed.ready) == ([1, 2], 1)
+    assert claimed.deadline == world.clock.now_us() // 1_000 + 30_000
+    reply = ack(world, jobs_of(claimed))
+    assert (reply.acked, reply.skipped, reply.ready, reply.in_flight) == (2, b"", 1, 0)
+    assert read(world, "q") == (None, [3]), "a silent deletion"
+    assert stats(world) == (1, 0, 0)
+    assert ack(world, jobs_of(claimed)).skipped == words([1, 2])
+
+
+@pytest.mark.parametrize("durability", CLASSES[:3])
+def test_what_was_acked_stays_so_over_a_kill_and_leases_do_not(world, durability):
+    """QL-14, QA-8, FX-96, FX-98."""
+    make(world, 4, durability=durability)
+    jobs = jobs_of(claim(world, 3))
+    ack(world, {2: jobs[2]})
+    world.kill()
+    world.start()
+    assert stats(world) == (3, 0, 0)
+    again = claim(world, 9)
+    assert [run[:3] for run in again.runs] == [(1, 1, 1), (3, 2, 1)]
+    assert not set(jobs_of(again).values()) & set(jobs.values()), "QL-7"
+
+
+def test_an_ack_is_one_record_of_the_log_and_answered_after_its_sync():
+    """QA-7, QA-8."""
+    seen: list[Any] = []
+    world = started(watch=lambda shard, effect: seen.append(effect))
+    make(world, 9, durability="fsync")
+    jobs = jobs_of(claim(world, 9))
+    seen.clear()
+    assert ack(world, jobs).acked == 9
+    kinds = [type(effect) for effect in seen]
+    assert kinds.count(ev.WriteGroup) == 1
+    assert kinds[-1] is Reply
+    assert kinds.index(ev.WriteGroup) < kinds.index(ev.Sync) < len(kinds) - 1
+    assert len(seen[kinds.index(ev.WriteGroup)].buffers) == 2, "the group's mark and one frame"
+
+
+def test_acks_that_come_together_share_one_sync():
+    seen: list[Any] = []
+    world = started(watch=lambda shard, effect: seen.append(effect))
+    make(world, 8, durability="fsync")
+    jobs = jobs_of(claim(world, 8))
+    seen.clear()
+    run = world.run_of("q")
+    seen.clear()
+    asked = [
+        run.request(1_000 + seq, m.JobsAck("q", "w", words([seq]), words([token])))
+        for seq, token in jobs.items()
+    ]
+    run.step(*asked)
+    assert [run.replies.pop(1_000 + seq).acked for seq in jobs] == [1] * 8
+    assert sum(isinstance(effect, ev.Sync) for effect in seen) == 1
+    assert stats(world) == (0, 0, 0)
+
+
+def test_claims_show_only_what_is_published(world):
+    """S-9."""
+    make(world, 0, durability="fsync")
+    run = world.run_of("q")
+    frame = world.frame_for("q", [b"one"])
+    run.step(run.frames(1, frame), run.request(901, m.JobsClaim("q", "w", 5)))
+    assert run.replies.pop(901).runs == []
+    assert list(jobs_of(claim(world, 5))) == [1]
+
+
+def test_a_lease_that_expires_gives_the_job_to_who_asks_next(world):
+    """QL-8, QL-9, QL-12, QL-10."""
+    make(world, 2)
+    first = jobs_of(claim(world))
+    world.clock.advance(LEASE_S)
+    assert ack(world, {}, node="other").acked == 0
+    assert claim(world, 1, "v").runs[0][:3] == (2, 1, 1)
+    world.clock.advance(0.001)
+    assert claim(world, 1, "v").runs[0][:3] == (1, 1, 2)
+    assert ack(world, first).skipped == words([1])
+
+
+def test_nack_and_extend(world):
+    """QN-1..QN-4, QE-1..QE-3."""
+    make(world, 3)
+    jobs = jobs_of(claim(world, 3))
+    reply = nack(world, [1, 7])
+    assert (reply.nacked, numbers(reply.skipped), reply.ready, reply.in_flight) == (1, [7], 1, 2)
+    assert nack(world, {2: jobs[2]}, delay_ms=500).nacked == 1
+    assert stats(world) == (1, 1, 1)
+    extended = world.request(m.JobsExtend("q", "w", words([3, 1]), lease_ms=90_000))
+    assert (extended.extended, numbers(extended.skipped)) == (1, [1])
+    assert extended.deadline == world.clock.now_us() // 1_000 + 90_000
+    world.clock.advance(0.5)
+    assert list(jobs_of(claim(world, 9))) == [1, 2]
+    world.clock.advance(60)
+    assert stats(world) == (2, 1, 0)
+
+
+def test_lengths_and_names_are_held_to_their_bounds(world):
+    """QC-1, QA-2, QN-1, N-6d."""
+    make(world, 2)
+    assert claim(world, 0, lease_ms=1).deadline == world.clock.now_us() // 1_000 + LEASE_MS_MIN
+    with pytest.raises(BatchTooLarge) as large:
+        ack(world, list(range(1, 1_002)))
+    assert large.value.detail == {"seqs": 1_001, "max": 1_000}
+    assert ack(world, []).acked == 0
+    for wrong in (
+        m.JobsAck("q", "w", b"1234567"),
+        m.JobsAck("q", "w", words([1, 2]), words([1])),
+        m.JobsAck("q", "", words([1])),
+        m.JobsClaim("q", "n" * 129),
+        m.JobsClaim("q", "w", -1),
+        m.JobsNack("q", "w", words([1]), delay_ms=-1),
+        m.JobsExtend("q", "w", words([1]), lease_ms=-1),
+    ):
+        with pytest.raises(InvalidRequest):
+            world.request(wrong)
+
+
+@pytest.mark.parametrize("kind", [m.JobsClaim, m.JobsAck, m.JobsNack, m.JobsExtend, m.QueueStats])
+def test_a_log_is_no_queue_and_nothing_is_made(world, kind):
+    """QL-2."""
+    world.put("log")
+    fields = {m.JobsClaim: ("w",), m.QueueStats: ()}.get(kind, ("w", b""))
+    with pytest.raises(NotAQueue) as refused:
+        world.request(kind("log", *fields))
+    assert refused.value.detail == {"topic": "log"}
+    with pytest.raises(TopicNotFound):
+        world.request(kind("absent", *fields))
+
+
+# -- what takes jobs away ---------------------------------------------------------------------------------
+
+
+def test_a_deleted_jobs_ack_counts_and_an_evicted_ones_does_not(world):
+    """QA-9, QL-11, DL-23, DL-25."""
+    make(world, 6, cap_records=6)
+    jobs = jobs_of(claim(world, 5))
+    delete(world, "q", seqs=[3])
+    world.append("q", [b"more", b"more"])  # seven are alive: the cap takes one
+    assert read(world, "q")[0].gap_to == 1
+    assert stats(world) == (3, 3, 0)
+    reply = ack(world, jobs)
+    assert (reply.acked, numbers(reply.skipped)) == (4, [1])
+    assert stats(world) == (3, 0, 0)
+
+
+def test_a_job_that_expires_by_ttl_is_no_job_any_more(world):
+    """QL-11, QS-1."""
+    make(world, 2, ttl_ms=1_000)
+    jobs = jobs_of(claim(world))
+    world.clock.advance(1.002)
+    reply = ack(world, jobs)
+    assert (reply.acked, numbers(reply.skipped), reply.ready, reply.in_flight) == (0, [1], 0, 0)
+    assert claim(world, 9).runs == []
+
+
+def test_an_expired_record_between_others_is_passed_over(world):
+    world.put("q", type="queue")
+    soon = world.clock.now_us() + 1_000_000
+    append(world, "q", [b"a", b"b", b"c"], expires_at=[0, soon, 0])
+    world.clock.advance(2)
+    assert list(jobs_of(claim(world, 9))) == [1, 3]
+
+
+def test_deleting_by_a_bound_takes_ready_leased_and_delayed_jobs(world):
+    """DL-25, QL-3."""
+    make(world, 6)
+    claim(world, 3)
+    nack(world, [2], delay_ms=60_000)
+    assert stats(world) == (3, 2, 1)
+    delete(world, "q", before=5)
+    assert stats(world) == (2, 0, 0)
+
+
+def test_a_topic_made_anew_knows_nothing_of_the_old_ones_leases(world):
+    make(world, 2)
+    old = jobs_of(claim(world, 2))
+    world.request(m.TopicDelete("q"))
+    make(world, 2)
+    assert ack(world, old).acked == 0
+    assert stats(world) == (2, 0, 0)
+
+
+# -- asked again ------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_comes_again_has_the_answer_it_had(world):
+    make(world, 4)
+    first = claim(world, 2, call=1)
+    assert claim(world, 2, call=1) == first
+    acked = ack(world, jobs_of(first), call=2)
+    assert ack(world, jobs_of(first), call=2) == acked
+    claim(world, 2)
+    given = nack(world, [3], call=3)
+    assert nack(world, [3], call=3) == given
+    extend = m.JobsExtend("q", "w", words([4]), call=4)
+    assert world.request(extend).extended == world.request(extend).extended == 1
+    assert stats(world) == (1, 1, 0)
+
+
+def test_a_claim_that_comes_again_after_its_lease_is_a_new_one(world):
+    make(world, 1)
+    old = claim(world, call=1)
+    world.clock.advance(LEASE_S + 1)
+    assert jobs_of(claim(world, call=1)).keys() == jobs_of(old).keys()
+    assert stats(world) == (0, 1, 0)
+
+
+def test_an_ack_sent_again_to_a_successor_counts_when_its_deletion_is_there(world):
+    """CL-9: not told that it was skipped, since it is done; what was not logged is."""
+    make(world, 4, durability="fsync", cap_records=4)
+    claimed = claim(world, 4)
+    jobs, until = jobs_of(claimed), claimed.deadline
+    ack(world, {2: jobs[2], 4: jobs[4]}, until=until)
+    world.append("q", [b"new"] * 3)  # evicts the first
+    world.kill()
+    world.start()
+    reply = ack(world, jobs, until=until)
+    assert (reply.acked, numbers(reply.skipped)) == (2, [1, 3])
+    assert ack(world, [2, 4], until=until).acked == 0, "without a token nothing is known"
+    assert ack(world, {2: jobs[2]}, until=world.clock.now_us() // 1_000 - 1).acked == 0, "QL-12"
+    own = jobs_of(claim(world, 1))
+    (seq, token), *_ = own.items()
+    ack(world, own)
+    assert ack(world, {seq: token}, until=until).acked == 0, "of this life its own answers are known"
+
+
+def test_answers_are_kept_for_a_bounded_number_of_requests(world, monkeypatch):
+    monkeypatch.setattr(queues, "ANSWERS_KEPT_MAX", 2)
+    monkeypatch.setattr(queues, "ANSWER_ROWS_KEPT_MAX", 8)
+    make(world, 9)
+    for call in range(1, 6):
+        claim(world, 1, call=call)
+    kept = world.run_of("q").core.requests.queues
+    assert list(kept._answers) == [4, 5]
+    ack(world, list(range(100, 120)), call=6)
+    assert (list(kept._answers), kept._answer_rows) == ([], 0)
+
+
+# -- claims that wait -------------------------------------------------------------------------------------
+
+
+def park(world: World, corr: int, most: int = 1, wait_ms: int = 5_000, node: str = "w", call: int = 0) -> Any:
+    run = world.run_of("q")
+    run.step(run.request(corr, m.JobsClaim("q", node, most, wait_ms=wait_ms, call=call)))
+    return run
+
+
+def test_a_waiting_claim_is_given_what_is_appended(world):
+    make(world, 0, durability="fsync")
+    run = park(world, 900, most=2)
+    assert not run.replies
+    world.append("q", [b"a", b"b", b"c"])
+    assert list(jobs_of(run.replies.pop(900))) == [1, 2]
+
+
+def test_who_waits_longest_is_served_first(world):
+    make(world, 0)
+    run = park(world, 900)
+    park(world, 901, most=5)
+    park(world, 902)
+    world.append("q", [b"a", b"b", b"c"])
+    assert [list(jobs_of(run.replies.pop(900 + n))) for n in range(2)] == [[1], [2, 3]]
+    assert not run.replies
+    assert world.request(m.QueueStats("q")).waiting == 1
+
+
+def test_waits_end_with_what_comes_back(world):
+    """QL-9: by a nack, a delay that is over, a lease that expires; by timers that the shard asks for."""
+    make(world, 1)
+    jobs = jobs_of(claim(world))
+    run = park(world, 900, wait_ms=30_000, node="v")
+    nack(world, jobs)
+    assert list(jobs_of(run.replies.pop(900))) == [1]
+    park(world, 901, wait_ms=30_000)
+    nack(world, [1], node="v", delay_ms=700)
+    assert not run.replies
+    assert wakes_in_s(world) == pytest.approx(0.7)
+    world.tick(0.7)
+    assert list(jobs_of(run.replies.pop(901))) == [1]
+    extended = world.request(m.JobsExtend("q", "w", words([1]), lease_ms=900))
+    assert extended.extended == 1
+    park(world, 902, wait_ms=30_000, node="v")
+    world.tick(wakes_in_s(world))
+    world.tick(0.001)
+    assert run.replies.pop(902).runs[0][:3] == (1, 1, 4)
+
+
+def wakes_in_s(world: World) -> float:
+    """When the shard has to look after its waiting claims."""
+    core = world.run_of("q").core
+    deadline = core.requests.queues.next_deadline_ns(world.clock.now_us())
+    assert deadline is not None
+    assert core.next_deadline_ns() <= deadline
+    return (deadline - world.clock.monotonic_ns()) / 1e9
+
+
+def test_a_wait_that_is_over_is_answered_empty(world):
+    make(world, 0)
+    run = park(world, 900, wait_ms=1_000)
+    world.tick(0.9)
+    assert not run.replies
+    world.tick(0.1)
+    assert run.replies.pop(900).runs == []
+    assert run.core.requests.queues.next_deadline_ns(0) is None
+    assert not run.core.requests.queues._parked
+
+
+def test_a_waiting_claim_sent_again_waits_once(world):
+    make(world, 0)
+    run = park(world, 900, call=77)
+    park(world, 901, call=77)
+    world.append("q", [b"a", b"b"])
+    assert list(jobs_of(run.replies.pop(901))) == [1]
+    assert not run.replies
+
+
+def test_waiting_claims_end_with_their_topic_and_with_their_shard(world):
+    make(world, 0)
+    run = park(world, 900)
+    world.request(m.TopicDelete("q"))
+    run.step()
+    assert run.replies.pop(900).status == Status.TOPIC_NOT_FOUND
+    make(world, 0)
+    park(world, 901)
+    run.step(DrainRequested())
+    assert run.replies.pop(901).status == Status.SHUTTING_DOWN
+
+
+def test_too_many_waiting_claims_are_turned_away(world, monkeypatch):
+    monkeypatch.setattr(queues, "WAITING_CLAIMS_MAX", 1)
+    make(world, 0)
+    run = park(world, 900)
+    park(world, 901)
+    assert run.replies.pop(901).detail["limit"] == "waiting_claims"
+
+
+def test_a_waiting_claim_is_not_given_what_has_expired(world):
+    make(world, 1, ttl_ms=40_000)
+    claim(world)
+    run = park(world, 900, wait_ms=30_000, node="v")
+    world.clock.advance(12)
+    run.step()
+    world.clock.advance(29)
+    run.step()
+    run.step()
+    answer = run.replies.pop(900)
+    assert answer.runs == [], "its lease and its time ended together"

@@ -1,0 +1,96 @@
+"""Queues for asyncio, on rings and through a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+import ringlog.aio
+from ringlog.errors import LeaseLost, NotAQueue, UsageError
+
+
+@pytest.fixture(params=["ring", "ipc"])
+def transport(request) -> str:
+    return request.param
+
+
+async def counts(queue) -> tuple[int, int, int]:
+    found = await queue.stats()
+    return found.ready, found.in_flight, found.delayed
+
+
+async def test_jobs_are_put_claimed_and_acked(ringlog_engine, ringlog_topic, transport):
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        await client.topics.create(ringlog_topic(), type="queue", durability="fsync")
+        queue = client.queue(ringlog_topic(), node="w")
+        await queue.put(b"one", tag="t")
+        await queue.put_many([b"two", b"three"])
+        one, two, three = await queue.claim(5)
+        assert [job.data for job in (one, two, three)] == [b"one", b"two", b"three"]
+        await one.ack()
+        with pytest.raises(LeaseLost):
+            await one.ack()
+        async with two:
+            assert two.deliveries == 1
+        with pytest.raises(ZeroDivisionError):
+            async with three:
+                _ = 1 / 0
+        assert await counts(queue) == (0, 0, 1)
+        assert [record.seq for record in await queue.peek(5)] == [3]
+        assert (await queue.purge()).deleted == 1
+        await client.topics.create(ringlog_topic("log"))
+        with pytest.raises(NotAQueue):
+            await client.queue(ringlog_topic("log")).put(b"x")
+        for wrong in (
+            queue.claim(0),
+            queue.claim(wait_ms=-1),
+            queue.nack([], delay_ms=-1),
+            queue.extend([], 0),
+        ):
+            with pytest.raises(UsageError):
+                await wrong
+
+
+async def test_an_iteration_waits_keeps_and_gives_back(ringlog_engine, ringlog_topic, transport):
+    """CL-9, CL-10."""
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        await client.topics.create(ringlog_topic(), type="queue", lease_ms=300)
+        queue = client.queue(ringlog_topic())
+        done: list[bytes] = []
+
+        async def work() -> None:
+            async with aclosing(queue.jobs(max_in_flight=4)) as jobs:
+                async for job in jobs:
+                    async with job:
+                        if not done:
+                            before = job.deadline
+                            while job.deadline == before:
+                                await asyncio.sleep(0)
+                        done.append(job.data)
+                    if len(done) == 6:
+                        return
+
+        working = asyncio.create_task(work())
+        while not (await queue.stats()).waiting:
+            await asyncio.sleep(0)
+        await queue.put_many([b"%d" % n for n in range(10)])
+        await asyncio.wait_for(working, 20)
+        assert done == [b"%d" % n for n in range(6)]
+        assert await counts(queue) == (4, 0, 0)
+
+
+async def test_the_clients_end_gives_back_what_was_not_begun(ringlog_engine, ringlog_topic, transport):
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10) as looking:
+        await looking.topics.create(ringlog_topic(), type="queue")
+        queue = looking.queue(ringlog_topic())
+        await queue.put_many([b"%d" % n for n in range(10)])
+        client = await ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport)
+        jobs = client.queue(ringlog_topic()).jobs(max_in_flight=4)
+        first = await anext(jobs)
+        assert await counts(queue) == (6, 4, 0)
+        await client.close()
+        assert await counts(queue) == (9, 1, 0)
+        assert [job async for job in jobs] == []
+        assert first.seq == 1

@@ -1,0 +1,357 @@
+"""Queues as a program uses them, on rings and through a gateway."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import ringlog
+from ringlog.client import Client
+from ringlog.client.job import backoff_ms
+from ringlog.client.queue import Job, Queue
+from ringlog.envelope.messages import CheckpointMade, CheckpointNow
+from ringlog.errors import InvalidRequest, LeaseLost, NotAQueue, NotReady, TopicNotFound, UsageError
+from ringlog.link.shard_requests import Requester
+from ringlog.testing import engine
+from ringlog.testing.real_engine import wait_until
+
+LONG_MS = 60_000
+
+
+@pytest.fixture(params=["ring", "ipc"])
+def worker(request, ringlog_engine) -> Iterator[Client]:
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
+        yield connected
+
+
+@pytest.fixture
+def queue(worker, ringlog_topic) -> Queue:
+    name = ringlog_topic("queue")
+    worker.topics.create(name, type="queue", durability="fsync", lease_ms=LONG_MS)
+    return worker.queue(name, node="worker")
+
+
+def fill(queue: Queue, count: int) -> None:
+    queue.put_many([b"job %d" % n for n in range(1, count + 1)])
+
+
+def counts(queue: Queue) -> tuple[int, int, int]:
+    found = queue.stats()
+    return found.ready, found.in_flight, found.delayed
+
+
+def test_jobs_are_put_claimed_and_acked(queue):
+    """QC-3, QA-5."""
+    assert (
+        queue.put(b'{"to": "ann"}', key=b"k", tag="mail", meta={"n": 1}, headers={"h": b"v"}).first_seq == 1
+    )
+    (job,) = queue.claim()
+    assert (job.seq, job.json(), job.key, job.tag, job.meta, dict(job.headers), job.deliveries) == (
+        1, {"to": "ann"}, b"k", "mail", {"n": 1}, {"h": b"v"}, 1,
+    )  # fmt: skip
+    assert job.lease_id.startswith("lease_")
+    assert 0 < job.deadline - time.time() <= LONG_MS / 1_000
+    assert counts(queue) == (0, 1, 0)
+    job.ack()
+    assert counts(queue) == (0, 0, 0)
+    with pytest.raises(LeaseLost) as lost:
+        job.ack()
+    assert lost.value.detail["seq"] == 1
+
+
+def test_nothing_there_is_an_empty_list(queue):
+    """CL-5, QC-4."""
+    began = time.monotonic()
+    assert queue.claim(5) == []
+    assert queue.claim(5, wait_ms=50) == []
+    assert time.monotonic() - began < 5
+
+
+def test_many_jobs_in_frames_of_many_kinds_are_read(queue, worker):
+    """Payloads come from wherever the log has them: small frames, large ones, compressed ones."""
+    expected = []
+    for n in range(40):
+        expected.append(b"single %d" % n)
+        queue.put(expected[-1])
+    expected += [b"many %d" % n for n in range(700)]
+    queue.put_many(expected[40:])
+    with worker.producer(queue.topic, codec="zstd", create=False) as producer:
+        producer.send_many([b"small %d" % n * 50 for n in range(300)]).result(10)
+    expected += [b"small %d" % n * 50 for n in range(300)]
+    found: list[Job] = []
+    for most in (1, 3, 39, 500, 1_000):
+        found += queue.claim(most)
+    assert [job.data for job in found] == expected
+    assert [job.seq for job in found] == list(range(1, len(expected) + 1))
+    assert queue.nack(found[100:110]).count == 10
+    assert queue.nack([found[700], found[5]]).count == 2
+    again = queue.claim(1_000)
+    assert [job.data for job in again] == [expected[at] for at in (5, *range(100, 110), 700)]
+    assert {job.deliveries for job in again} == {2}
+    left = [job for job in found if job.seq not in {each.seq for each in again}]
+    assert queue.ack(left + again).count == len(expected)
+    assert counts(queue) == (0, 0, 0)
+
+
+def test_acking_jobs_of_which_some_are_lost_names_them(queue):
+    """QA-3."""
+    fill(queue, 3)
+    jobs = queue.claim(3)
+    queue.nack([jobs[1]])
+    settled = queue.ack(jobs)
+    assert (settled.count, settled.skipped, settled.is_complete) == (2, (2,), False)
+    assert counts(queue) == (1, 0, 0)
+
+
+def test_a_waiting_claim_is_given_what_is_put_meanwhile(queue, ringlog_engine):
+    found: list[Job] = []
+    waiting = threading.Thread(target=lambda: found.extend(queue.claim(wait_ms=20_000)))
+    waiting.start()
+    with ringlog.connect(ringlog_engine.url, wait=10) as other:
+        theirs = other.queue(queue.topic)
+        wait_until(lambda: theirs.stats().waiting == 1, 10, "the claim to wait")
+        theirs.put(b"late")
+    waiting.join(20)
+    assert [job.data for job in found] == [b"late"]
+
+
+def test_a_job_as_a_context_is_acked_or_given_back(queue):
+    fill(queue, 2)
+    first, second = queue.claim(2)
+    with first:
+        assert first.text() == "job 1"
+    with pytest.raises(ZeroDivisionError), second:
+        _ = 1 / 0
+    assert counts(queue) == (0, 0, 1), "it rests for a while"
+    assert [backoff_ms(n) for n in (1, 2, 3, 100)] == [1_000, 2_000, 4_000, 60_000]
+
+
+def test_a_job_settled_inside_its_context_is_left_alone(queue):
+    fill(queue, 2)
+    for job in queue.claim(2):
+        with job:
+            if job.seq == 1:
+                job.ack()
+            else:
+                job.nack(delay_ms=LONG_MS)
+    assert counts(queue) == (0, 0, 1)
+
+
+def test_a_lost_lease_is_an_error_at_the_end_of_the_context(queue):
+    """CL-9."""
+    fill(queue, 1)
+    (job,) = queue.claim(lease_ms=100)
+    wait_until(lambda: counts(queue) == (1, 0, 0), 10, "the lease to expire")
+    (other,) = queue.claim()
+    with pytest.raises(LeaseLost), job:
+        assert job.deliveries == 1
+    assert other.deliveries == 2
+    other.ack()
+
+
+def test_a_lease_is_kept_while_its_job_takes_longer(queue):
+    """CL-9: no call is needed for that (CL-2)."""
+    fill(queue, 2)
+    (kept,) = queue.claim(lease_ms=150, auto_extend=True)
+    (left,) = queue.claim(lease_ms=150)
+    first_deadline = kept.deadline
+    wait_until(lambda: counts(queue) == (1, 1, 0), 10, "the other lease to expire")
+    wait_until(lambda: kept.deadline > first_deadline + 0.3, 10, "the lease to be extended again and again")
+    assert not kept.lost.is_set()
+    kept.ack()
+    assert counts(queue) == (1, 0, 0)
+    assert left.seq == 2
+
+
+def test_a_lease_that_is_gone_is_told_to_its_holder(queue, worker):
+    """CL-9: the job was deleted, so the next extension finds out."""
+    fill(queue, 1)
+    (job,) = queue.claim(lease_ms=200, auto_extend=True)
+    worker.topics.delete_records(queue.topic, before_seq=2)
+    assert job.lost.wait(10)
+
+
+def test_extending_by_hand(queue):
+    """QE-2."""
+    fill(queue, 1)
+    (job,) = queue.claim(lease_ms=200)
+    before = job.deadline
+    job.extend(LONG_MS)
+    assert job.deadline > before + 50
+    with pytest.raises(UsageError):
+        queue.extend([job], 0)
+    job.ack()
+    with pytest.raises(LeaseLost):
+        job.extend(LONG_MS)
+
+
+def test_an_iteration_gives_job_after_job(queue):
+    fill(queue, 50)
+    found = []
+    for job in queue.jobs(max_in_flight=8):
+        with job:
+            found.append(job.data)
+        if len(found) == 50:
+            break
+    assert found == [b"job %d" % n for n in range(1, 51)]
+    assert counts(queue) == (0, 0, 0)
+
+
+def test_leaving_an_iteration_gives_back_what_was_not_begun(queue):
+    """CL-10."""
+    fill(queue, 20)
+    for job in queue.jobs(max_in_flight=8):
+        with job:
+            break
+    assert counts(queue) == (19, 0, 0)
+
+
+def test_closing_the_client_gives_back_what_was_not_begun(ringlog_engine, queue):
+    """CL-10."""
+    fill(queue, 20)
+    other = ringlog.connect(ringlog_engine.url, wait=10)
+    jobs = other.queue(queue.topic).jobs(max_in_flight=8)
+    begun = next(jobs)
+    wait_until(lambda: counts(queue) == (12, 8, 0), 10, "the jobs to be leased")
+    other.close()
+    assert counts(queue) == (19, 1, 0)
+    assert list(jobs) == [], "it ends with its client"
+    assert begun.seq == 1
+
+
+def test_never_more_than_max_in_flight_are_out(queue):
+    fill(queue, 10)
+    jobs = queue.jobs(max_in_flight=2)
+    first, second = next(jobs), next(jobs)
+    assert counts(queue) == (8, 2, 0)
+    third: list[Job] = []
+    waiting = threading.Thread(target=lambda: third.append(next(jobs)))
+    waiting.start()
+    second.nack(delay_ms=LONG_MS)
+    waiting.join(10)
+    assert third[0].seq == 3
+    assert counts(queue) == (7, 2, 1)
+    first.ack()
+    third[0].ack()
+    jobs.close()
+    assert counts(queue) == (7, 0, 1)
+
+
+def test_many_threads_drain_a_queue_and_each_job_is_done_once(queue, ringlog_engine):
+    """FX-154, QL-4."""
+    fill(queue, 600)
+    done: list[int] = []
+
+    def work() -> None:
+        with ringlog.connect(ringlog_engine.url, wait=10, transport=queue._client.transport) as mine:
+            own = mine.queue(queue.topic)
+            while jobs := own.claim(7):
+                assert own.ack(jobs).is_complete
+                done.extend(job.seq for job in jobs)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join(40)
+    assert sorted(done) == list(range(1, 601))
+    assert counts(queue) == (0, 0, 0)
+
+
+def test_purge_and_peek(queue):
+    fill(queue, 5)
+    queue.claim(2)
+    assert [record.seq for record in queue.peek(3)] == [1, 2, 3]
+    assert queue.purge().deleted == 5
+    assert counts(queue) == (0, 0, 0)
+    assert queue.put(b"new").first_seq == 6
+
+
+def test_a_queue_is_never_made_by_using_it(worker, ringlog_topic):
+    """QL-2."""
+    absent = worker.queue(ringlog_topic("absent"))
+    for call in (lambda: absent.put(b"x"), absent.claim, absent.stats, absent.purge, absent.peek):
+        with pytest.raises(TopicNotFound):
+            call()
+    worker.topics.create(ringlog_topic("log"))
+    log = worker.queue(ringlog_topic("log"))
+    for call in (lambda: log.put(b"x"), log.claim, log.stats):
+        with pytest.raises(NotAQueue):
+            call()
+
+
+def test_options_that_make_no_sense_are_refused(queue, worker):
+    for call in (
+        lambda: queue.claim(0),
+        lambda: queue.claim(1_001),
+        lambda: queue.claim(wait_ms=-1),
+        lambda: queue.claim(lease_ms=-1),
+        lambda: next(queue.jobs(max_in_flight=0)),
+        lambda: queue.nack([], delay_ms=-1),
+        lambda: worker.queue(queue.topic, node="n" * 129),
+    ):
+        with pytest.raises((UsageError, InvalidRequest)):
+            call()
+
+
+def test_a_child_claims_for_itself_and_leaves_its_parents_jobs_alone(queue):
+    """CL-11."""
+    fill(queue, 20)
+    jobs = queue.jobs(max_in_flight=4, lease_ms=LONG_MS)
+    first = next(jobs)
+    pid = os.fork()
+    if not pid:
+        found: list[int] = []
+        try:
+            (job,) = queue.claim(auto_extend=True)
+            job.ack()
+            jobs.close()
+            found = [job.seq]
+        finally:
+            os._exit(0 if found == [5] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert counts(queue) == (15, 4, 0), "what the parent has not begun is not given back by its child"
+    assert [next(jobs).seq for _ in range(3)] == [2, 3, 4]
+    first.ack()
+
+
+def checkpoint(running) -> None:
+    """Have the log made into segments."""
+    socket = f"ipc://{running.info.shm_dir}/compactor.sock"
+    requester = Requester("the compactor", socket)
+
+    def is_made() -> bool:
+        try:
+            return bool(requester.ask(CheckpointNow(), CheckpointMade, timeout_s=30).message.files)
+        except NotReady:
+            return False
+
+    try:
+        wait_until(is_made, 40, "a checkpoint")
+    finally:
+        requester.close()
+
+
+def test_jobs_are_read_from_segments_too(tmp_path):
+    """What the compactor made of the log, in the middle of it, and what came back from before."""
+    with (
+        engine(directory=tmp_path / "e", wal={"shards": 1}, storage={"enabled": True}) as running,
+        ringlog.connect(running.url, wait=20) as client,
+    ):
+        client.topics.create("q", type="queue")
+        queue = client.queue("q")
+        fill(queue, 100)
+        first = queue.claim(10)
+        checkpoint(running)
+        queue.put_many([b"job %d" % n for n in range(101, 151)])
+        queue.nack(first)
+        found = queue.claim(1_000)
+        assert [job.data for job in found] == [b"job %d" % n for n in range(1, 151)]
+        assert queue.ack(found[:120]).count == 120
+        checkpoint(running)
+        queue.nack(found[120:])
+        assert [job.seq for job in queue.claim(1_000)] == list(range(121, 151))

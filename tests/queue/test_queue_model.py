@@ -1,0 +1,245 @@
+"""A queue against a model that keeps one dictionary a job and counts everything again each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from pyroaring import BitMap64
+
+from ringlog.queue.runs import BLOCK
+from ringlog.queue.state import Counts, Live, Queue
+from ringlog.queue.tokens import Tokens
+
+NODES = (b"a", b"b", b"c")
+node = st.sampled_from(NODES)
+pick = st.integers(0, 60)
+BEGIN = BLOCK - 20
+"""The first number: what happens, happens around the end of a block."""
+
+
+@dataclass
+class Job:
+    """One job as the model knows it."""
+
+    state: str = "fresh"
+    node: bytes = b""
+    token: int = 0
+    at: int = 0
+    deliveries: int = 0
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """QL-3..QL-13, QC-5..7, QA-3..4, QA-9..12, QN, QE, QS-1..3 and QD-1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1_000
+        self.incarnation = 1
+        self.queue = Queue(Tokens(1))
+        self.jobs: dict[int, Job] = {}
+        self.gone: dict[int, Job] = {}
+        self.dead: set[int] = set()
+        self.front = BEGIN
+        self.head = BEGIN - 1
+        self.given: list[tuple[int, int, bytes]] = []
+        self.tokens: set[int] = set()
+
+    # -- the model ------------------------------------------------------------------------------------
+
+    def live(self) -> Live:
+        dead = {seq for seq in self.dead if seq >= self.front}
+        return Live(self.front, self.head, BitMap64(dead) if dead else None)
+
+    def expire(self) -> None:
+        for job in self.jobs.values():
+            over = job.at < self.now if job.state == "leased" else job.at <= self.now
+            if job.state in {"leased", "delayed"} and over:
+                job.state = "returned"
+        self.gone = {seq: job for seq, job in self.gone.items() if job.at >= self.now}
+
+    def holds(self, seq: int, token: int, who: bytes, jobs: dict[int, Job]) -> bool:
+        job = jobs.get(seq)
+        return job is not None and job.state == "leased" and job.node == who and token in {0, job.token}
+
+    def chosen(self, picks: list[int], with_tokens: bool, strangers: bool):
+        """Entries of a request: jobs that somebody was given at some time, and numbers nobody was."""
+        found = [self.given[at % len(self.given)] for at in picks if self.given]
+        entries = [(seq, token) for seq, token, _ in found]
+        if strangers:
+            entries.insert(len(entries) // 2, (self.head + 5, 77))
+        seqs = np.array([seq for seq, _ in entries], dtype=np.int64)
+        tokens = np.array([token for _, token in entries], dtype=np.uint64) if with_tokens else None
+        return [(seq, token if with_tokens else 0) for seq, token in entries], seqs, tokens
+
+    # -- what happens ---------------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 30))
+    def append(self, count):
+        for _ in range(count):
+            self.head += 1
+            self.jobs[self.head] = Job()
+
+    @rule(
+        who=node, most=st.integers(1, 25), lease=st.sampled_from([100, 300]), limit=st.sampled_from([0, 0, 2])
+    )
+    def claim(self, who, most, lease, limit):
+        self.expire()
+        claimed = self.queue.claim(self.live(), who, most, lease, self.now, deliveries_max=limit)
+        ready = [seq for seq, job in sorted(self.jobs.items()) if job.state == "returned"]
+        wanted, taken = [], most
+        for seq in ready:
+            if not taken:
+                break
+            if limit and self.jobs[seq].deliveries >= limit:
+                self.jobs[seq].state = "spent"
+                continue
+            wanted.append(seq)
+            taken -= 1
+        fresh = [seq for seq, job in sorted(self.jobs.items()) if job.state == "fresh"]
+        wanted += fresh[:taken]
+        found = []
+        for run in claimed.runs:
+            for seq in range(run.first, run.stop):
+                job = self.jobs[seq]
+                token = run.token + seq - run.first
+                assert token not in self.tokens, "QL-7"
+                self.tokens.add(token)
+                job.deliveries += 1
+                assert run.deliveries == job.deliveries, "QL-10"
+                job.state, job.node, job.token, job.at = "leased", who, token, claimed.deadline
+                self.given.append((seq, token, who))
+                found.append(seq)
+        assert found == wanted, "QC-5"
+        assert not found or claimed.deadline == self.now + lease, "QC-7"
+
+    @rule(who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(), strangers=st.booleans())
+    def ack(self, who, picks, with_tokens, strangers):
+        self.expire()
+        entries, seqs, tokens = self.chosen(picks, with_tokens, strangers)
+        matched = self.queue.match(seqs, tokens, who, self.now)
+        leased, gone = self.outcome(entries, matched, who)
+        self.queue.ack(matched)
+        for seq in leased:
+            del self.jobs[seq]
+            self.dead.add(seq)
+        for seq in gone:
+            del self.gone[seq]
+        self.queue.removed(0, BitMap64(leased), on_request=True)
+
+    def outcome(self, entries, matched, who):
+        """QA-3, QA-4, QA-9, QA-10: entry by entry; a number listed twice counts once."""
+        leased, gone, skipped = set(), set(), []
+        for seq, token in entries:
+            if seq not in leased and self.holds(seq, token, who, self.jobs):
+                leased.add(seq)
+            elif seq not in gone and self.holds(seq, token, who, self.gone):
+                gone.add(seq)
+            else:
+                skipped.append(seq)
+        assert set(matched.leased.tolist()) == leased
+        assert set(matched.gone.tolist()) == gone
+        assert matched.skipped.tolist() == skipped
+        return leased, gone
+
+    @rule(
+        who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(),
+        delay=st.sampled_from([0, 0, 50, 500]),
+    )  # fmt: skip
+    def nack(self, who, picks, with_tokens, delay):
+        self.expire()
+        entries, seqs, tokens = self.chosen(picks, with_tokens, False)
+        matched = self.queue.match(seqs, tokens, who, self.now)
+        leased, _ = self.outcome(entries, matched, who)
+        self.queue.nack(matched, delay, self.now)
+        for seq in leased:
+            self.jobs[seq].state = "delayed" if delay else "returned"
+            self.jobs[seq].at = self.now + delay
+
+    @rule(
+        who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(),
+        lease=st.sampled_from([10, 400]),
+    )  # fmt: skip
+    def extend(self, who, picks, with_tokens, lease):
+        self.expire()
+        entries, seqs, tokens = self.chosen(picks, with_tokens, False)
+        matched = self.queue.match(seqs, tokens, who, self.now)
+        leased, _ = self.outcome(entries, matched, who)
+        assert self.queue.extend(matched, lease, self.now) == self.now + lease
+        for seq in leased:
+            self.jobs[seq].at = self.now + lease
+
+    @rule(ms=st.sampled_from([1, 50, 99, 100, 101, 299, 300, 301]))
+    def time_passes(self, ms):
+        self.now += ms
+
+    @rule(picks=st.lists(pick, min_size=1, max_size=6), on_request=st.booleans())
+    def remove(self, picks, on_request):
+        seqs = {BEGIN + at for at in picks} & set(self.jobs)
+        self.expire()
+        self.queue.settle(self.now)
+        self.forget(seqs, on_request)
+        self.queue.removed(0, BitMap64(seqs), on_request=on_request)
+
+    @rule(by=st.integers(1, 15), on_request=st.booleans())
+    def raise_floor(self, by, on_request):
+        self.front = min(self.front + by, self.head + 1)
+        self.expire()
+        self.queue.settle(self.now)
+        self.forget({seq for seq in self.jobs if seq < self.front}, on_request)
+        self.queue.removed(self.front, None, on_request=on_request)
+
+    def forget(self, seqs, on_request):
+        for seq in seqs:
+            job = self.jobs.pop(seq)
+            self.dead.add(seq)
+            if on_request and job.state == "leased":
+                self.gone[seq] = job
+
+    @rule()
+    def restart(self):
+        """QL-14: every live job is ready, deliveries from 0; no token comes again (QL-7)."""
+        self.incarnation += 1
+        self.queue = Queue(Tokens(self.incarnation))
+        self.jobs = {seq: Job() for seq in self.jobs}
+        self.gone = {}
+
+    @rule()
+    def restore(self):
+        self.queue.restore()
+        for job in self.jobs.values():
+            if job.state == "spent":
+                job.state = "returned"
+
+    # -- what always holds ----------------------------------------------------------------------------
+
+    @invariant()
+    def counts_are_what_a_recount_finds(self):
+        """QS-1, QS-2, QS-3."""
+        self.expire()
+        self.queue.settle(self.now)
+        states = [job.state for job in self.jobs.values()]
+        counts = self.queue.counts(len(self.jobs))
+        leased, delayed = states.count("leased"), states.count("delayed")
+        assert counts == Counts(len(states) - leased - delayed, leased, delayed)
+        self.queue.check()
+
+    @invariant()
+    def the_next_instant_is_the_earliest_one(self):
+        """QL-9."""
+        due = [job.at + 1 for job in (*self.jobs.values(), *self.gone.values()) if job.state == "leased"]
+        due += [job.at for job in self.jobs.values() if job.state == "delayed"]
+        assert self.queue.next_due_ms() == min(due, default=None)
+
+    @invariant()
+    def spent_jobs_are_known(self):
+        spent = {seq for first, stop, _ in self.queue.spent(1_000) for seq in range(first, stop)}
+        assert len(spent) == self.queue.spent_jobs
+        assert spent == {seq for seq, job in self.jobs.items() if job.state == "spent"}
+
+
+QueueMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestQueueModel = QueueMachine.TestCase

@@ -1,0 +1,272 @@
+"""One queue, case by case: edges of time, order, matching, what ends a lease, what it costs."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from pyroaring import BitMap64
+
+from ringlog.errors import InvariantViolation
+from ringlog.queue.runs import BLOCK
+from ringlog.queue.state import Counts, Live, Queue, spans_of
+from ringlog.queue.tokens import NUMBER_MAX, Tokens, incarnation_of
+
+A, B = b"a", b"b"
+LEASE = 1_000
+
+
+def queue(incarnation: int = 1) -> Queue:
+    return Queue(Tokens(incarnation))
+
+
+def live(head: int, dead: set[int] = frozenset(), front: int = 1) -> Live:
+    return Live(front, head, BitMap64(dead) if dead else None)
+
+
+def seqs_of(claimed) -> list[int]:
+    return [seq for run in claimed.runs for seq in range(run.first, run.stop)]
+
+
+def claim(of: Queue, live_: Live, most: int, now: int, node: bytes = A, **options) -> list[int]:
+    return seqs_of(of.claim(live_, node, most, LEASE, now, **options))
+
+
+def ack(of: Queue, seqs: list[int], now: int, node: bytes = A, tokens: list[int] | None = None):
+    matched = match(of, seqs, now, node, tokens)
+    of.ack(matched)
+    return matched
+
+
+def match(of: Queue, seqs: list[int], now: int, node: bytes = A, tokens: list[int] | None = None):
+    given = None if tokens is None else np.array(tokens, dtype=np.uint64)
+    return of.match(np.array(seqs, dtype=np.int64), given, node, now)
+
+
+# -- order and time ---------------------------------------------------------------------------------------
+
+
+def test_fresh_jobs_come_lowest_first_and_each_once():
+    """QL-5, QC-5, QC-6."""
+    q = queue()
+    assert claim(q, live(5), 2, 0) == [1, 2]
+    assert claim(q, live(5), 9, 0, B) == [3, 4, 5]
+    assert claim(q, live(5), 9, 0) == []
+
+
+def test_dead_and_lost_jobs_are_passed_over():
+    """QC-5."""
+    q = queue()
+    assert claim(q, Live(2, 12, BitMap64({4, 5, 9}), ((6, 7),)), 9, 0) == [2, 3, 8, 10, 11, 12]
+    assert claim(q, Live(2, 14, BitMap64({4, 5, 9, 13, 14}), ((6, 7),)), 9, 0) == []
+    assert claim(q, Live(2, 15, BitMap64({4, 5, 9, 13, 14}), ((6, 7),)), 9, 0) == [15]
+
+
+def test_a_lease_is_held_at_its_deadline_and_not_after_it():
+    """QL-8, QC-7, QL-12."""
+    q = queue()
+    claim(q, live(1), 1, 0)
+    q.settle(LEASE)
+    assert q.in_flight == 1
+    assert list(match(q, [1], LEASE).leased) == [1]
+    assert list(match(q, [1], LEASE + 1).skipped) == [1]
+    assert q.in_flight == 0
+
+
+def test_a_delay_is_over_at_its_end():
+    """QN-3, QN-4."""
+    q = queue()
+    claim(q, live(2), 2, 0)
+    q.nack(match(q, [1], 5), 100, 5)
+    assert q.counts(2) == Counts(ready=0, in_flight=1, delayed=1)
+    assert claim(q, live(2), 1, 104) == []
+    assert claim(q, live(2), 1, 105) == [1]
+
+
+def test_what_came_back_comes_before_what_is_fresh():
+    """QL-5, QN-3: and its nacker may have it again."""
+    q = queue()
+    claim(q, live(6), 4, 0)
+    q.nack(match(q, [3, 2], 1), 0, 1)
+    assert claim(q, live(6), 3, 1) == [2, 3, 5]
+
+
+def test_deliveries_count_hand_outs_over_expiry_and_nack():
+    """QL-10, QN-5."""
+    q = queue()
+    assert q.claim(live(1), A, 1, LEASE, 0).runs[0].deliveries == 1
+    q.nack(match(q, [1], 0), 0, 0)
+    assert q.claim(live(1), A, 1, LEASE, 0).runs[0].deliveries == 2
+    assert q.claim(live(1), B, 1, LEASE, LEASE + 1).runs[0].deliveries == 3
+
+
+def test_extending_sets_the_deadline_anew_also_to_an_earlier_one():
+    """QE-2, QE-3."""
+    q = queue()
+    given = q.claim(live(2), A, 2, LEASE, 0).runs[0]
+    assert q.extend(match(q, [1], 10), 5_000, 10) == 5_010
+    assert q.extend(match(q, [2], 10), 20, 10) == 30
+    q.settle(31)
+    assert q.in_flight == 1
+    assert list(match(q, [1, 2], 4_000, tokens=[given.token, given.token + 1]).leased) == [1]
+    assert list(match(q, [1], 5_011).skipped) == [1], "an expired lease cannot be extended"
+
+
+def test_a_clock_that_steps_back_revives_nothing_that_came_back():
+    """CK-4."""
+    q = queue()
+    claim(q, live(1), 1, 0)
+    q.settle(LEASE + 1)
+    assert list(match(q, [1], 0).skipped) == [1]
+
+
+# -- matching ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_held_is_skipped_in_the_order_of_the_request():
+    """QA-3, QA-4, QA-5."""
+    q = queue()
+    claim(q, live(6), 3, 0)
+    claim(q, live(6), 1, 0, B)
+    matched = ack(q, [9, 3, 4, 1, 3, 6], 0)
+    assert (matched.leased.tolist(), matched.skipped.tolist()) == ([1, 3], [9, 4, 3, 6])
+    assert q.in_flight == 2
+    assert ack(q, [1, 3], 0).skipped.tolist() == [1, 3]
+
+
+def test_a_token_of_an_earlier_lease_does_not_fit():
+    """QA-10; a token of 0 asks for none (QA-1)."""
+    q = queue()
+    old = q.claim(live(3), A, 3, LEASE, 0).runs[0].token
+    q.nack(match(q, [2], 0), 0, 0)
+    new = q.claim(live(3), A, 1, LEASE, 0).runs[0].token
+    assert new > old + 2
+    matched = match(q, [1, 2, 3], 0, tokens=[old, old + 1, old + 2])
+    assert (matched.leased.tolist(), matched.skipped.tolist()) == ([1, 3], [2])
+    assert match(q, [1, 2, 3], 0, tokens=[0, new, 0]).leased.tolist() == [1, 2, 3]
+
+
+def test_another_node_holds_nothing_of_it():
+    """QA-11."""
+    q = queue()
+    claim(q, live(1), 1, 0, b"Worker")
+    assert match(q, [1], 0, b"worker").skipped.tolist() == [1]
+    assert match(q, [1], 0, b"Worker").leased.tolist() == [1]
+
+
+def test_a_job_deleted_while_it_is_held_counts_as_acked_and_one_evicted_does_not():
+    """QA-9, QL-11."""
+    q = queue()
+    claim(q, live(4), 4, 0)
+    q.removed(3, None, on_request=False)
+    q.removed(0, BitMap64([4]), on_request=True)
+    assert q.counts(1) == Counts(ready=0, in_flight=1, delayed=0)
+    matched = ack(q, [1, 2, 3, 4], 0)
+    assert (matched.leased.tolist(), matched.gone.tolist(), matched.skipped.tolist()) == ([3], [4], [1, 2])
+    assert len(q.runs) == 0
+
+
+def test_a_deleted_jobs_lease_is_forgotten_when_it_expires():
+    q = queue()
+    claim(q, live(1), 1, 0)
+    q.removed(2, None, on_request=True)
+    q.settle(LEASE + 1)
+    assert (len(q.runs), q.next_due_ms(), len(q._holders)) == (0, None, 0)
+
+
+# -- dead letters -----------------------------------------------------------------------------------------
+
+
+def test_a_job_that_had_its_deliveries_is_set_aside_and_stays_ready_until_it_is_moved():
+    """QD-1, QD-3."""
+    q = queue()
+    for now in (0, 2_000):
+        assert claim(q, live(2), 1, now, deliveries_max=2) == [1]
+    assert claim(q, live(2), 9, 4_000, deliveries_max=2) == [2]
+    assert q.spent(10) == [(1, 2, 2)]
+    assert q.counts(2) == Counts(ready=1, in_flight=1, delayed=0)
+    q.restore()
+    assert q.spent(10) == []
+    assert claim(q, live(2), 9, 4_000) == [1], "without a limit it comes back for ever (QD-5)"
+
+
+def test_a_job_that_was_moved_is_forgotten():
+    q = queue()
+    claim(q, live(3), 3, 0)
+    q.nack(match(q, [1, 2, 3], 0), 0, 0)
+    assert claim(q, live(3), 9, 0, deliveries_max=1) == []
+    assert q.spent(2) == [(1, 3, 1)]
+    q.removed(0, BitMap64([1, 2]), on_request=True)
+    assert q.spent(9) == [(3, 4, 1)]
+
+
+# -- what it costs ----------------------------------------------------------------------------------------
+
+
+def test_claiming_a_hundred_of_ten_million_jobs_touches_one_or_two_runs():
+    """QS-4: by jobs moved, not by the size of the queue."""
+    q = queue()
+    whole = live(10_000_000)
+    began = time.perf_counter()
+    for _ in range(1_000):
+        claimed = q.claim(whole, A, 100, LEASE, 0)
+    took = (time.perf_counter() - began) / 1_000
+    assert (len(claimed.runs), claimed.count) == (1, 100)
+    assert len(q.runs) <= 1_000 + 100_000 // BLOCK + 1
+    assert took < 0.000_5, "microseconds, with room for a busy machine"
+
+
+def test_a_million_delayed_jobs_take_less_than_fifty_bytes_of_each_job_there_is():
+    """Memory at ten million ready and a million delayed jobs, each given back alone."""
+    q = queue()
+    whole = live(11_000_000)
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            claim(q, whole, 1_000, 0)
+        for first in range(1, 100_000, 1_000):
+            seqs = np.arange(first, first + 1_000, 2, dtype=np.int64)
+            q.nack(q.match(seqs, None, A, 0), 50_000, 0)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert q.delayed == 50_000
+    # 50,000 delays apart from each other, and as many leases between them.
+    assert used / 100_000 < 300
+    assert used / 100_000 * 1_000_000 / 11_000_000 < 50
+
+
+def test_heaps_stay_as_small_as_what_they_speak_of():
+    q = queue()
+    claim(q, live(1), 1, 0)
+    for now in range(20_000):
+        q.extend(match(q, [1], now), LEASE + now % 7, now)
+    assert len(q._due) < 2_000
+    for _ in range(20_000):
+        q.nack(match(q, [1], 20_000), 0, 20_000)
+        claim(q, live(1), 1, 20_000)
+    assert len(q._due) < 2_000
+    assert len(q._returned) < 2_000
+
+
+# -- parts ------------------------------------------------------------------------------------------------
+
+
+def test_tokens_of_two_incarnations_never_meet():
+    """QL-7."""
+    first, second = Tokens(1), Tokens(2)
+    assert first.take(3) + 3 == first.take(1)
+    assert (incarnation_of(first.take(1)), incarnation_of(second.take(1))) == (1, 2)
+    first._next = NUMBER_MAX
+    with pytest.raises(InvariantViolation):
+        first.take(1)
+    with pytest.raises(InvariantViolation):
+        Tokens(1 << 24)
+
+
+def test_spans_are_the_stretches_without_a_gap():
+    assert spans_of(np.array([], dtype=np.int64)) == []
+    assert spans_of(np.array([3, 4, 5], dtype=np.int64)) == [(3, 6)]
+    assert spans_of(np.array([1, 3, 4, 9], dtype=np.int64)) == [(1, 2), (3, 5), (9, 10)]

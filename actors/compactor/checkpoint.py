@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,7 @@ from ringlog.storage import snapshot as snapshots
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import META_DIR
 from ringlog.storage.snapshot import Snapshot
+from ringlog.topic.names import shard_of
 
 log = logging.getLogger("ringlog.compactor")
 
@@ -208,10 +209,35 @@ class Checkpoint:
         if not known:
             return
         leftovers = [
-            ref.number for ref in self.plan.segments
+            ref for ref in self.plan.segments
             if ref.number >> MAKER_SHIFT == MAKER_COMPACTOR and ref.created_us > known[0].created_us
         ]  # fmt: skip
-        self._register([], leftovers)
+        made = self._held(self._added)
+        gone = [ref.number for ref in leftovers if self._is_covered(self._held([ref]), made)]
+        self._register([], gone)
+
+    def _held(self, refs: Iterable[m.SegmentRef]) -> dict[int, tuple[int, int]]:
+        """Topic -> first and last number that these segments hold of it."""
+        held: dict[int, tuple[int, int]] = {}
+        for ref in refs:
+            segment = Segment.open(self.place.disk, self.place.data_dir, ref.stem)
+            topics = segment.topics
+            segment.close()
+            columns = [topics[name].tolist() for name in ("topic_id", "first_seq", "last_seq")]
+            for topic_id, first, last in zip(*columns, strict=True):
+                low, high = held.get(topic_id, (first, last))
+                held[topic_id] = min(low, first), max(high, last)
+        return held
+
+    def _is_covered(self, held: dict[int, tuple[int, int]], made: dict[int, tuple[int, int]]) -> bool:
+        """Does what was made now hold all of it that is this shard's? A checkpoint under another number of
+        shards may have had more of the log to absorb, and what it made was taken for a replacement of
+        older segments since: it stays in force then."""
+        return all(
+            made.get(topic_id, (last + 1, 0))[0] <= first and last <= made[topic_id][1]
+            for topic_id, (first, last) in held.items()
+            if shard_of(topic_id, self.plan.shards) == self.plan.shard
+        )
 
     # -- the snapshot ---------------------------------------------------------------------------------
 
@@ -230,6 +256,10 @@ class Checkpoint:
     def _write_snapshot(self, base: Snapshot) -> int:
         place, plan = self.place, self.plan
         rows = self.shard.rows(self._absorbed(), everything=base.number == 0)
+        if rows.is_everything:
+            # A snapshot that was written and of which the shard was never told: what was removed since then
+            # has a row there and none here.
+            base = snapshots.empty_snapshot(plan.shard, plan.shards)
         ids, starts, merged = snapshots.merge_rows(base, rows.ids, rows.lengths, rows.rows)
         listed = [ref.created_us for ref in (*plan.segments, *self._added)]
         number = snapshots.next_number(place.disk, place.data_dir, plan.shard, plan.shards, plan.number)

@@ -30,6 +30,8 @@ class Rows(NamedTuple):
     lengths: U64
     rows: bytes
     facts: bytes
+    is_everything: bool
+    """Every topic there is, whatever was asked for: one without a row is gone."""
 
 
 class Shard:
@@ -72,7 +74,7 @@ class Shard:
 
         All records of the log files `absorbed` lie in segments that the shard knows.
         """
-        ids, lengths, rows, facts = [], [], [], b""
+        ids, lengths, rows, facts, is_everything = [], [], [], b"", everything
         for page in self._pages(absorbed, everything):
             count = page.message.topics
             words = np.frombuffer(page.attachment[: 16 * count], dtype="<u8").reshape(-1, 2)
@@ -82,8 +84,8 @@ class Shard:
             ids.append(words[:, 0])
             lengths.append(words[:, 1])
             rows.append(body)
-            facts = page.message.facts
-        return Rows(np.concatenate(ids), np.concatenate(lengths), b"".join(rows), facts)
+            facts, is_everything = page.message.facts, page.message.everything
+        return Rows(np.concatenate(ids), np.concatenate(lengths), b"".join(rows), facts, is_everything)
 
     def _pages(self, absorbed: list[int], everything: bool) -> Iterator[Any]:
         begin, done = True, False

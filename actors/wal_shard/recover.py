@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,7 @@ from ringlog.storage.recovery import (
     Read,
     Tail,
     copied_mark,
+    copies_in,
     holds_marks,
     judge,
     sealed_behind,
@@ -200,6 +201,8 @@ class Recovery:
         self.paths: dict[int, str] = {}
         self._base = Baseline(shard, shards)
         self._missing: list[SegmentRef] = []
+        self._siblings: list[_File] = []
+        """First files of earlier incarnations of this layout's other shards."""
         self._elsewhere: dict[Owner, Facts] | None = None
         self._old: dict[int, str] = {}
         """Absorbed files of other layouts that are ours to unlink, once every shard has absorbed them."""
@@ -224,6 +227,8 @@ class Recovery:
         self._start_from_snapshots()
         files = self._relevant_files()
         self._connect(files)
+        if self._was_resharded(files):
+            self._learn_names()
         self._total = sum(file.size for file in files if not file.is_absorbed) or 1
         doubts: list[tuple[_File, list[Piece]]] = []
         for file in files:
@@ -277,6 +282,35 @@ class Recovery:
             self.found.number = base.layers[0].snapshot.number
             self.found.listed = set(base.listed())
             self.found.has_base = base.own is not None
+
+    def _was_resharded(self, files: Iterable[_File]) -> bool:
+        """Is there still something of another layout?"""
+        layouts = {file.header.shards for file in files} | {layer.owner[0] for layer in self._base.layers}
+        return bool(layouts - {self._shards})
+
+    def _learn_names(self) -> None:
+        """Learn which names that are at home here are those of topics of our siblings.
+
+        Every shard reads that from the log of the layout under which they were made. But what was in doubt
+        there has been copied by the topics' owner, and may be dead or gone in the original; nobody else reads
+        the owner's log. Without its home pointing to it a topic is lost, and the name made anew.
+        """
+        for file in self._siblings:
+            try:
+                fd, read = self._reader(file.path)
+            except DiskError as e:
+                if e.errno != errno.ENOENT:
+                    raise
+                continue  # absorbed meanwhile: a snapshot says it
+            try:
+                for piece in copies_in(file.header, file.size, read):
+                    self._replay.learn_names(piece, self._origin(file))
+            finally:
+                self._disk.close(fd)
+            self._beat()
+        for (shards, shard), facts in newest_facts(self._disk, self._data_dir).items():
+            if shards == self._shards and shard != self._shard:
+                self._replay.take_facts(facts, is_own=False)
 
     def _pass_over(self, file: _File) -> None:
         """A file that our snapshot stands for: it waits to be unlinked, or was forgotten (SH-7)."""
@@ -365,6 +399,8 @@ class Recovery:
             )
         self._present.add(header.file_id)
         if stream != self._shard and header.shards == self._shards:
+            if header.n == 0:
+                self._siblings.append(_File(path, stream, header, size))
             return None
         return _File(path, stream, header, size, is_absorbed=self._base.absorbs(header.file_id))
 

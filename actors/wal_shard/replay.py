@@ -370,6 +370,15 @@ class Replay:
         if mine and not is_excluded and source.is_writer_of(topic_id):
             self._apply_control(topic_id, body)
 
+    def learn_names(self, piece: Piece, origin: Origin) -> None:
+        """Note where names were made, of the log of a shard that looks after other topics than we do."""
+        source = _Source(piece, origin)
+        types = frames.types_of(piece.batch.words)
+        for row in np.flatnonzero(types == FrameType.TOPIC_CREATE).tolist():
+            body = self._decoded(source, row)
+            assert isinstance(body, TopicCreated)
+            self._note_name(int(piece.batch.words[row, layout.W_TOPIC]), body)
+
     def _note_name(self, topic_id: int, body: TopicCreated) -> None:
         """Where a name was last made. Its removal is no news: whoever looked after it goes on doing so."""
         foreign = self.directory.foreign

@@ -125,8 +125,9 @@ class Reader(Client):
 
 def _records(data: Any, reply: m.ReadReply) -> list[tuple[int, bytes]]:
     """What the library makes of an answer: its own decoding of frames that overlap and of hidden records."""
-    sent = memoryview(bytes(data))
-    runs = received(reply.topic, reply.frames, reply.after, sent) if reply.frames else []
+    runs: list[Any] = []
+    if reply.frames:
+        runs = received(reply.topic, reply.frames, reply.after, memoryview(bytes(data)))
     portion = Portion(
         reply.epoch, reply.head_seq, reply.earliest_seq, None, reply.after, runs, reply.next_after,
         _numbers(reply),

@@ -295,6 +295,21 @@ def copied_mark(header: WalHeader, size: int, read: Read) -> Mark | None:
     return second if second is not None and second.flags & MARK_COPIED else None
 
 
+def copies_in(header: WalHeader, size: int, read: Read) -> Iterator[Piece]:
+    """What an incarnation copied out of earlier files: its groups up to the one with MARK_COPIED. Nothing
+    without that mark."""
+    scan = FileScan(header, size, read)
+    stop = WAL_HEADER_BYTES
+    for _ in range(2):
+        mark = mark_at(stop, scan)
+        if mark is None:
+            return
+        stop += mark.group_bytes
+        if mark.flags & MARK_COPIED:
+            yield from FileScan(header, min(stop, size), read).pieces()
+            return
+
+
 def sealed_behind(scan: FileScan) -> Iterator[Piece]:
     """Yield what can still be identified behind damage: frames whose header verifies, bodies perhaps not.
 

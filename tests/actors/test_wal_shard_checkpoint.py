@@ -15,7 +15,7 @@ from ringlog.errors import CorruptData
 from ringlog.storage.snapshot import load_snapshots
 from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
-from ringlog.topic.names import shard_of
+from ringlog.topic.names import home_shard, shard_of
 
 
 def new_world(shards=1, disk=None):
@@ -493,6 +493,88 @@ def test_an_earlier_life_in_the_log_does_not_end_the_one_that_another_layout_s_s
         world.kill()
         world.start(shards)
         assert state(world) == expected
+
+
+@pytest.mark.parametrize("before", [1, 3, 4])
+def test_a_name_whose_topic_a_sibling_copied_is_not_forgotten_by_its_home(before):
+    """SH-6: the last word under another number of shards was in doubt, so the owner under this one
+    copied it into its own log, which the home does not read; and then they are started again."""
+    for n in range(8):
+        world = new_world(before)
+        name = f"t{n}"
+        made = world.put(name, durability="fsync")
+        world.power_loss(seed=n)
+        world.shards, world.boot_incarnation = 2, world.incarnation + 1
+        world.start_shard(shard_of(made.topic_id, 2))  # and its home dies at once
+        for shards in (before, 2, before, 2):
+            world.power_loss(seed=n)
+            world.start(shards)
+            home = world.runs[home_shard(name, shards)]
+            told = world.ask(home, m.TopicResolve(name))
+            assert isinstance(told, m.TopicInfo), (n, shards, told)
+            assert told.shard == shard_of(made.topic_id, shards)
+        world.append(name, [b"1"])
+        assert world.records(name) == [(1, b"1")]
+
+
+def test_a_topic_removed_behind_a_snapshot_that_its_shard_was_never_told_of_stays_removed(world):
+    """INV-11: the shard gives every row, and what the snapshot has beside those is no more."""
+    fill(world)
+    asking = Asking(world)
+
+    def die(message):
+        if isinstance(message, m.CheckpointDone):
+            raise Halted
+
+    asking.before = die
+    with pytest.raises(Halted):
+        checkpoint(world, asking=asking)
+    assert [each.number for each in load_snapshots(world.disk, DATA)[0]] == [1]
+    world.request(m.TopicDelete("c"))
+    for _ in range(2):
+        world.append("a", [b"has the log file closed that tells of it"])
+        checkpoint(world)
+    expected = state(world)
+    assert set(expected) == {"a", "b"}
+    restart(world, "kill")
+    assert state(world) == expected
+
+
+def test_what_an_unfinished_checkpoint_of_another_layout_replaced_is_not_lost_with_it():
+    """INV-1: it had all of the log to absorb, so that older segments are superseded and go out of force.
+    Under the number of shards of before only the rest of the log is there to make its records anew."""
+    world = new_world(3)
+    made = world.put("d", durability="fsync")
+    world.append("d", [b"%d" % n for n in range(15)])
+    checkpoint_all(world)
+    (first,) = owner_of(world, made).core.checkpoint.sealed.refs
+    world.append("d", [b"%d" % n for n in range(15, 20)])
+    world.kill()
+    world.start(1)
+    world.clock.advance(1.0)
+    asking = Asking(world)
+
+    def die(message):
+        if isinstance(message, m.CheckpointRows):
+            raise Halted
+
+    asking.before = die
+    with pytest.raises(Halted):
+        checkpoint(world, asking=asking)
+    for shards in (1, 3):
+        world.kill()
+        world.start(shards)
+        # As the reclaimer does: all that it holds lies in a segment with a greater number.
+        assert world.ask(owner_of(world, made), m.SegmentsChange([], [first])).accepted
+    for _ in range(2):
+        checkpoint_all(world)
+        assert world.records("d") == [(n + 1, b"%d" % n) for n in range(20)]
+    restart(world, "kill")
+    assert world.records("d") == [(n + 1, b"%d" % n) for n in range(20)]
+
+
+def owner_of(world, made):
+    return world.runs[shard_of(made.topic_id, world.shards)]
 
 
 def test_files_of_an_old_layout_go_when_every_shard_has_absorbed_them_twice():

@@ -40,6 +40,7 @@ from ringlog.errors import (
     TopicFull,
     TopicNotFound,
 )
+from ringlog.frame import open_frame
 from ringlog.spark import commit as committing
 from ringlog.spark import sink, staging
 from ringlog.spark.clients import close_clients
@@ -172,7 +173,31 @@ def test_frames_gather_rows_over_batches_and_keep_their_order():
     found = [encoded for _ in range(10) for encoded in maker.add(one)] + list(maker.rest())
     assert [each.rows for each in found] == [100, 100, 100]
     many = FrameMaker(options(maxFrameRecords="1000", maxFrameBytes="2k"))
-    assert all(len(each.frame) < 2_500 for each in [*many.add(one), *many.add(one), *many.rest()])
+    assert all(each.size < 2_500 for each in [*many.add(one), *many.add(one), *many.rest()])
+
+
+def test_many_rows_are_cut_evenly_and_no_value_is_copied():
+    """Spark's own buffers are what is written; rows that waited before them keep their place."""
+    maker = FrameMaker(options(topic="t", maxFrameRecords="1000"))
+    few, many = (
+        pa.RecordBatch.from_arrays(
+            [pa.array([b"%0100d" % i for i in ids], pa.binary()), pa.array([f"tag{i % 7}" for i in ids])],
+            names=["value", "tag"],
+        )
+        for ids in (range(10), range(10, 2_510))
+    )
+    assert not list(maker.add(few))
+    found = [*maker.add(many), *maker.rest()]
+    assert [each.rows for each in found] == [10, 834, 834, 832]
+    views = [open_frame(b"".join(each.pieces), seed=None) for each in found]
+    assert [int(value) for view in views for value in view.to_list()] == list(range(2_510))
+    assert [tag for view in views for tag in view.records().tags] == [f"tag{i % 7}" for i in range(2_510)]
+    own = many.column(0).buffers()[2]
+    large = [
+        np.frombuffer(piece, np.uint8) for each in found[1:] for piece in each.pieces if len(piece) > 50_000
+    ]
+    assert len(large) == 3
+    assert all(own.address <= piece.ctypes.data < own.address + own.size for piece in large)
 
 
 def test_rows_of_many_topics_keep_their_order_in_each():
@@ -499,7 +524,7 @@ def test_a_numbered_producer_tells_repeats_from_numbers_that_never_were(client, 
     client.topics.create(topic)
     maker = FrameMaker(options(maxFrameRecords="3"))
     batch = rows(range(9), ["t"]).select(["value"])
-    first, second, third = [each.frame for each in [*maker.add(batch), *maker.rest()]]
+    first, second, third = [bytearray().join(each.pieces) for each in [*maker.add(batch), *maker.rest()]]
     producer = client.numbered_producer(topic, 77)
     assert producer.settled().producer_seq == 0
     assert producer.send(bytearray(first), 10).result(10).first_seq == 1
@@ -525,7 +550,7 @@ def append_by_task(world: World, how: str, tasks: int | None = None) -> None:
         numbers = {topic: itertools.count(1) for topic in world.topics}
         for each in [*maker.add(rows(part, world.topics)), *maker.rest()]:
             producer = world.client.numbered_producer(each.topic, int(base, 16) + partition + 1)
-            producer.send(each.frame, next(numbers[each.topic])).result(10)
+            producer.send(bytearray().join(each.pieces), next(numbers[each.topic])).result(10)
             producer.close()
 
 

@@ -51,7 +51,7 @@ from ringlog.spark.rows import FrameMaker, check_columns, frame_cuts
 from ringlog.storage.disk import RealDisk
 from ringlog.testing.faulty_disk import Fault, FaultyDisk
 from tests.spark.crashes import CHANGES, IDS, NEXT_IDS, crash_at, power_cut_at
-from tests.spark.sink_world import DEALS, World, deal, rows
+from tests.spark.sink_world import DEALS, WIDE, World, deal, rows
 
 PAIR = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 STEP = 8
@@ -70,7 +70,7 @@ def client(ringlog_engine):
 def new_world(client, ringlog_engine, tmp_path, ringlog_topic):
     """Makes worlds of their own query and topics."""
 
-    def make(*, create=True, disk=None, directory=None, **options) -> World:
+    def make(*, create=True, disk=None, directory=None, width=1, **options) -> World:
         number = next(_numbers)
         topics = tuple(ringlog_topic(f"{name}{number}") for name in ("a", "b"))
         raw = {"path": ringlog_engine.data_dir, "stagingDir": str(tmp_path), "maxFrameRecords": "7"} | options
@@ -78,7 +78,7 @@ def new_world(client, ringlog_engine, tmp_path, ringlog_topic):
             for topic in topics:
                 client.topics.create(topic)
         key = WriterKey(f"query/{number}-{tmp_path}")
-        return World(client, sink_options(raw), key, topics, directory or str(tmp_path), disk)
+        return World(client, sink_options(raw), key, topics, directory or str(tmp_path), disk, width)
 
     return make
 
@@ -451,7 +451,7 @@ def test_a_commit_that_fails_anywhere_is_aborted_repeated_and_exact(new_world, m
 def test_a_crash_or_failure_at_any_change_of_the_disk_loses_and_doubles_nothing(new_world, kind, how):
     """Every call that changes the disk, from a task's first to the driver's last; a slice of them here."""
     for nth in range(1 + DEALS.index(how) * 2, CHANGES, STEP):
-        world = new_world(maxFrameRecords="20")
+        world = new_world(maxFrameRecords="20", width=WIDE if nth // STEP % 2 else 1)
         if not crash_at(world, FaultyDisk(RealDisk(), Fault("any", nth, kind)), how, aborts=kind == "EIO"):
             assert nth > 20, "a batch makes more than 20 changes"
             break
@@ -459,11 +459,25 @@ def test_a_crash_or_failure_at_any_change_of_the_disk_loses_and_doubles_nothing(
         pytest.fail("the batch makes more changes than were tried")
 
 
+@pytest.mark.parametrize("kind", ["short", "stuck"])
+def test_a_write_of_many_pieces_that_stops_half_way_is_continued_or_fails(new_world, kind):
+    world = new_world(width=WIDE)
+    world.disk = FaultyDisk(RealDisk(), Fault("write", 1, kind))
+    if kind == "stuck":
+        with pytest.raises(DiskError):
+            world.stage(IDS)
+        assert os.listdir(world.directory) == []
+        world.disk = None
+    assert world.batch(0, IDS).outcome == "written"
+    assert world.found() == world.expected(IDS)
+
+
 @pytest.mark.parametrize("how", DEALS)
 def test_power_loss_at_any_change_of_the_disk_loses_and_doubles_nothing(new_world, how):
     """What was not synced is gone, in part or as a whole."""
     for nth in range(1 + DEALS.index(how) * 2, CHANGES, STEP):
-        world = new_world(directory="/staging", maxFrameRecords="20")
+        width = WIDE if nth // STEP % 2 else 1
+        world = new_world(directory="/staging", maxFrameRecords="20", width=width)
         if not power_cut_at(world, nth, how):
             assert nth > 20
             break

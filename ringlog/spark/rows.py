@@ -163,7 +163,7 @@ class FrameMaker:
         held = self._held.get(topic)
         if held is not None:
             yield from self._emit(topic, held, is_last=True)
-        parts = -(-len(sizes) // self._records)
+        parts = max(-(-len(sizes) // self._records), -(-int(sizes.sum()) // self._bytes))
         cuts = frame_cuts(sizes, -(-len(sizes) // parts), self._bytes)
         yield from self._frames(topic, rows, cuts)
 

@@ -200,6 +200,14 @@ def test_many_rows_are_cut_evenly_and_no_value_is_copied():
     assert all(own.address <= piece.ctypes.data < own.address + own.size for piece in large)
 
 
+def test_rows_that_are_a_little_too_many_bytes_are_halved():
+    """No crumbs: a batch that is just above the limit makes two frames of one size."""
+    batch = pa.RecordBatch.from_arrays([pa.array([b"x" * 80] * 100, pa.binary())], names=["value"])
+    maker = FrameMaker(options(maxFrameBytes="10k"))
+    assert [each.rows for each in maker.add(batch)] == [50, 50]
+    assert not list(maker.rest())
+
+
 def test_rows_of_many_topics_keep_their_order_in_each():
     maker = FrameMaker(sink_options({"path": "/d", "maxFrameRecords": "1000"}))
     found = {each.topic: each for each in [*maker.add(rows(range(100), "abc")), *maker.rest()]}

@@ -47,11 +47,9 @@ def frame(
 
     Raises UsageError for a field out of range and for values that are not bytes.
     """
-    header = Header(
-        layout.FRAME_LEN_MIN + columns.raw_len, FrameType.APPEND, layout.VERSION, columns.bitmap, topic_id,
-        0, 0, columns.count, epoch, producer_id, producer_seq, columns.raw_len, Codec.NONE,
-        _flags(durability, payload_kind), 0, 0, 0,
-    )  # fmt: skip
+    header = _append_header(
+        columns, topic_id, _flags(durability, payload_kind), producer_id, producer_seq, epoch
+    )
     if codec == Codec.NONE:
         whole = columns.joined(pack_header(header))
     else:
@@ -61,6 +59,27 @@ def frame(
     with memoryview(whole) as view, view.cast("Q") as words:
         words[layout.W_BODY_XXH3] = _hash(view[layout.HEADER_BYTES :])
     return whole
+
+
+def frame_pieces(
+    columns: Columns, *, topic_id: int, durability: Durability = Durability.DISK
+) -> tuple[list[Any], int]:
+    """(pieces, bytes) of the frame that `frame` would build, for a writer that gathers: nothing is copied.
+
+    The columns' values must not change before the pieces are written. Raises as frame.
+    """
+    whole, size = xxhash.xxh3_64(), 0
+    for piece in columns.pieces:
+        try:
+            whole.update(piece)
+            size += memoryview(piece).nbytes
+        except TypeError as e:
+            raise UsageError("a value is not bytes", reason=str(e)) from None
+    if size != columns.raw_len:
+        raise UsageError("a value is not a buffer of single bytes", bytes=size)
+    header = _append_header(columns, topic_id, _flags(durability, PayloadKind.BYTES))
+    pieces = [pack_header(header._replace(body_xxh3=whole.intdigest())), *columns.pieces]
+    return pieces, layout.HEADER_BYTES + size
 
 
 def control_frame(
@@ -271,6 +290,16 @@ def total_bytes_at(buffer: Any, offset: int = 0) -> int:
         return (
             int.from_bytes(view[offset : offset + layout.LEN_FIELD_BYTES], "little") + layout.LEN_FIELD_BYTES
         )
+
+
+def _append_header(
+    columns: Columns, topic_id: int, flags: int, producer_id: int = 0, producer_seq: int = 0, epoch: int = 0
+) -> Header:
+    """Of an append that is not compressed; without its checksum."""
+    return Header(
+        layout.FRAME_LEN_MIN + columns.raw_len, FrameType.APPEND, layout.VERSION, columns.bitmap, topic_id,
+        0, 0, columns.count, epoch, producer_id, producer_seq, columns.raw_len, Codec.NONE, flags, 0, 0, 0,
+    )  # fmt: skip
 
 
 def _flags(durability: Durability, payload_kind: PayloadKind) -> int:

@@ -1,12 +1,14 @@
 """Rows of a DataFrame to frames: columns checked once, rows cut and encoded many at a time.
 
 Nothing here loops over rows. Batches of Spark hold at most 10,000 rows, often of many topics: they are dealt
-out by topic, gathered until a frame is full, and encoded by the frame codec, which checks every limit.
+out by topic and encoded by the frame codec, which checks every limit. Many rows of a topic are cut as they
+are, and their frames are pieces of Spark's own buffers: no value is copied before it is written. Only what
+is too little for a frame is put together with what comes behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +29,7 @@ from pyspark.sql.types import (
 )
 
 from ringlog.errors import InvalidRequest
-from ringlog.frame import encode_arrow, frame
+from ringlog.frame import encode_arrow, frame_pieces
 from ringlog.limits import BATCH_RECORDS_MAX
 from ringlog.spark.errors import SchemaError
 from ringlog.spark.option_values import near_names
@@ -104,10 +106,11 @@ def _words(name: str) -> str:
 
 
 class Encoded(NamedTuple):
-    """One frame: its topic, its bytes (topic_id 0) and how many records it holds."""
+    """One frame: its topic, its bytes in pieces, how many they are, and how many records it holds."""
 
     topic: str
-    frame: bytearray
+    pieces: list[Any]
+    size: int
     rows: int
 
 
@@ -123,7 +126,9 @@ class _Held:
 class FrameMaker:
     """Takes batches of Spark, gives frames. One for each task."""
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, number_of: Callable[[str], int] = lambda _: 0) -> None:
+        """`number_of` gives the topic_id that a topic's frames have; it is asked for each frame."""
+        self._number_of = number_of
         self._topic = options.topic
         self._records = min(options.max_frame_records, BATCH_RECORDS_MAX)
         self._bytes = options.max_frame_bytes
@@ -138,8 +143,12 @@ class FrameMaker:
         Raises InvalidRequest or RecordTooLarge for a row that no topic can take.
         """
         for topic, rows in self._by_topic(batch):
+            sizes = row_bytes(rows)
+            size = int(sizes.sum())
+            if rows.num_rows >= self._records or size >= self._bytes:
+                yield from self._cut(topic, rows, sizes)
+                continue
             held = self._held.setdefault(topic, _Held())
-            size = int(row_bytes(rows).sum())
             held.batches.append(rows)
             held.rows += rows.num_rows
             held.size += size
@@ -148,6 +157,15 @@ class FrameMaker:
                 yield from self._emit(topic, held, is_last=False)
         if self._held_bytes > HELD_BYTES_MAX:
             yield from self.rest()
+
+    def _cut(self, topic: str, rows: pa.RecordBatch, sizes: NDArray[np.int64]) -> Iterator[Encoded]:
+        """Frames of about one size from rows that are enough for one: none of them waits, none is copied."""
+        held = self._held.get(topic)
+        if held is not None:
+            yield from self._emit(topic, held, is_last=True)
+        parts = max(-(-len(sizes) // self._records), -(-int(sizes.sum()) // self._bytes))
+        cuts = frame_cuts(sizes, -(-len(sizes) // parts), self._bytes)
+        yield from self._frames(topic, rows, cuts)
 
     def rest(self) -> Iterator[Encoded]:
         """Frames of whatever is left."""
@@ -190,8 +208,7 @@ class FrameMaker:
         cuts = frame_cuts(row_bytes(rows), self._records, self._bytes)
         if not is_last and cuts[-1] == rows.num_rows and len(cuts) > 1:
             cuts.pop()  # The last one may not be full: it waits for the rows to come.
-        for start, stop in zip([0, *cuts[:-1]], cuts, strict=True):
-            yield Encoded(topic, self._encode(topic, rows.slice(start, stop - start)), stop - start)
+        yield from self._frames(topic, rows, cuts)
         self._held_bytes -= held.size
         left = rows.slice(cuts[-1])
         if not left.num_rows:
@@ -201,12 +218,17 @@ class FrameMaker:
         self._held[topic] = _Held([left], left.num_rows, size)
         self._held_bytes += size
 
-    def _encode(self, topic: str, rows: pa.RecordBatch) -> bytearray:
-        try:
-            return frame(encode_arrow(rows), topic_id=0, durability=self._durability)
-        except InvalidRequest as e:
-            e.detail.setdefault("topic", topic)
-            raise
+    def _frames(self, topic: str, rows: pa.RecordBatch, cuts: list[int]) -> Iterator[Encoded]:
+        """A frame of the rows up to each cut; whatever lies behind the last is left."""
+        for start, stop in zip([0, *cuts[:-1]], cuts, strict=True):
+            try:
+                columns = encode_arrow(rows.slice(start, stop - start))
+            except InvalidRequest as e:
+                e.detail.setdefault("topic", topic)
+                raise
+            number = self._number_of(topic)
+            pieces, size = frame_pieces(columns, topic_id=number, durability=self._durability)
+            yield Encoded(topic, pieces, size, stop - start)
 
 
 def row_bytes(rows: pa.RecordBatch) -> NDArray[np.int64]:

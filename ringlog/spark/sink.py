@@ -27,7 +27,6 @@ from ringlog import stop_points
 from ringlog.client.client import Client
 from ringlog.errors import ConnectionTrouble, NotReady, TopicNotFound
 from ringlog.frame import keep_freed_memory
-from ringlog.frame.codec import patch
 from ringlog.spark.clients import CONNECT_S, client_of, engine_of
 from ringlog.spark.commit import Committed, Committer, WriterKey, abort, unknown_topic
 from ringlog.spark.errors import OptionError
@@ -232,22 +231,22 @@ def stage(
 
     A topic is looked for when its first row is there, so that an unknown one fails the task, not the commit.
     """
-    maker = FrameMaker(options)
     numbers: dict[str, int] = {}
 
-    def add(found: Any) -> None:
-        for encoded in found:
-            number = numbers.get(encoded.topic)
-            if number is None:
-                if not options.create_topics:
-                    require_topic(sink_client(options), encoded.topic)
-                number = numbers[encoded.topic] = len(numbers)
-            patch(encoded.frame, topic_id=number)
-            writer.add(encoded.frame, encoded.rows)
+    def number_of(topic: str) -> int:
+        number = numbers.get(topic)
+        if number is None:
+            if not options.create_topics:
+                require_topic(sink_client(options), topic)
+            number = numbers[topic] = len(numbers)
+        return number
 
+    maker = FrameMaker(options, number_of)
     for batch in batches:
-        add(maker.add(batch))
-    add(maker.rest())
+        for encoded in maker.add(batch):
+            writer.add(encoded.pieces, encoded.size, encoded.rows)
+    for encoded in maker.rest():
+        writer.add(encoded.pieces, encoded.size, encoded.rows)
     file = writer.finish(partition, list(numbers))
     if file is not None:
         stop_points.hit("sink_after_stage")

@@ -39,6 +39,8 @@ ORPHAN_AGE_US = 24 * 3600 * 1_000_000
 LOCK_WAIT_S = 30.0
 LOCK_LOOK_S = 0.05
 WRITE_BYTES = 1 << 20
+GATHER_BYTES = 64 << 10
+"""Frames below this are joined: many small pieces in one write cost more than the copy."""
 _DIGEST = 16
 _HELD = frozenset({errno.EAGAIN, errno.EACCES})
 
@@ -285,11 +287,13 @@ class FramesWriter:
     _held_bytes: int = 0
     _hash: Any = field(default_factory=xxhash.xxh3_64)
 
-    def add(self, frame: Buffer, rows: int) -> None:
-        """Add a whole frame of `rows` records."""
-        self._held.append(frame)
-        self._held_bytes += len(frame)
-        self._hash.update(frame)
+    def add(self, pieces: Sequence[Buffer], size: int, rows: int) -> None:
+        """Add a whole frame of `size` bytes and `rows` records; its pieces must not change until `finish`."""
+        parts = [b"".join(pieces)] if size < GATHER_BYTES else pieces
+        for part in parts:
+            self._hash.update(part)
+        self._held += parts
+        self._held_bytes += size
         self.frames += 1
         self.rows += rows
         if self._held_bytes >= WRITE_BYTES:

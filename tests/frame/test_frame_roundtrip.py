@@ -23,6 +23,7 @@ from ringlog.frame import (
     encode_buffer,
     encode_records,
     frame,
+    frame_pieces,
     frames_of_one,
     open_frame,
     patch,
@@ -67,6 +68,20 @@ def test_records_come_back_as_they_were_written(given: dict[str, list[Any]], cod
     ):
         found = getattr(records, name)
         assert found == (expected(name, given[name]) if name in given else None), name
+
+
+@given(record_columns(), st.sampled_from(Durability))
+def test_pieces_of_a_frame_are_that_frame(given: dict[str, list[Any]], durability: Durability) -> None:
+    pieces, size = frame_pieces(encoded(given), topic_id=7, durability=durability)
+    whole = frame(encoded(given), topic_id=7, durability=durability)
+    assert (b"".join(pieces), size) == (whole, len(whole))
+
+
+def test_pieces_that_are_no_bytes_are_refused() -> None:
+    with pytest.raises(UsageError):
+        frame_pieces(encode_records([np.zeros(3, dtype="<i4")]), topic_id=1)
+    with pytest.raises(UsageError):
+        frame_pieces(encode_records(["text"]), topic_id=1)
 
 
 @given(record_columns(), st.integers(0, 22), st.integers(0, 22))

@@ -31,7 +31,7 @@ from ringlog.spark.staging import FRAMES_SUFFIX, PLAN_SUFFIX, Staging, id_of, re
 from ringlog.storage.disk import RealDisk
 from ringlog.testing.faulty_disk import Fault, FaultyDisk, Halted
 from ringlog.testing.simulated_disk import SimulatedDisk
-from tests.spark.sink_world import DEALS, World, bury
+from tests.spark.sink_world import DEALS, WIDE, World, bury
 
 IDS = range(60)
 NEXT_IDS = range(60, 90)
@@ -174,7 +174,8 @@ def main(times: int, places: Sequence[str]) -> int:
             for topic in topics:
                 client.topics.create(topic)
             raw = {"path": running.data_dir, "stagingDir": directory, "maxFrameRecords": frame_records}
-            return World(client, sink_options(raw), WriterKey(f"query/{number}"), topics, directory)
+            key, width = WriterKey(f"query/{number}"), WIDE if number % 2 else 1
+            return World(client, sink_options(raw), key, topics, directory, width=width)
 
         with tempfile.TemporaryDirectory() as directory:
             started = time.monotonic()

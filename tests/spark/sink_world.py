@@ -27,11 +27,15 @@ DEALS = ("same", "more", "fewer", "shuffle")
 PARTS = 3
 
 
-def rows(ids: Sequence[int], topics: Sequence[str]) -> pa.RecordBatch:
-    """One batch of Spark: row `i` goes to topic i mod n and says its id."""
+WIDE = 10_000
+"""Bytes of a row of which a few make a frame that is not joined before it is written."""
+
+
+def rows(ids: Sequence[int], topics: Sequence[str], width: int = 1) -> pa.RecordBatch:
+    """One batch of Spark: row `i` goes to topic i mod n and says its id in so many bytes or more."""
+    values = pa.array([b"%*d" % (width, i) for i in ids], pa.binary())
     return pa.RecordBatch.from_arrays(
-        [pa.array([topics[i % len(topics)] for i in ids]), pa.array([b"%d" % i for i in ids], pa.binary())],
-        names=["topic", "value"],
+        [pa.array([topics[i % len(topics)] for i in ids]), values], names=["topic", "value"]
     )
 
 
@@ -55,13 +59,15 @@ class World:
     topics: tuple[str, ...]
     directory: str
     disk: Disk | None = None
+    width: int = 1
+    """Bytes of a row at the least."""
     staged: list[StagedFile] = field(default_factory=list)
 
     def task(self, ids: Sequence[int], partition: int) -> StagedFile | None:
         """Run one task; on an ordinary error it leaves no file."""
         writer = Staging(self.directory, self.disk).writer(self.key.text)
         try:
-            file = sink.stage(iter([rows(ids, self.topics)]), writer, partition, self.options)
+            file = sink.stage(iter([rows(ids, self.topics, self.width)]), writer, partition, self.options)
         except Exception:
             writer.abandon()
             raise

@@ -40,6 +40,7 @@ from ringlog.errors import (
     TopicFull,
     TopicNotFound,
 )
+from ringlog.frame import open_frame
 from ringlog.spark import commit as committing
 from ringlog.spark import sink, staging
 from ringlog.spark.clients import close_clients
@@ -50,7 +51,7 @@ from ringlog.spark.rows import FrameMaker, check_columns, frame_cuts
 from ringlog.storage.disk import RealDisk
 from ringlog.testing.faulty_disk import Fault, FaultyDisk
 from tests.spark.crashes import CHANGES, IDS, NEXT_IDS, crash_at, power_cut_at
-from tests.spark.sink_world import DEALS, World, deal, rows
+from tests.spark.sink_world import DEALS, WIDE, World, deal, rows
 
 PAIR = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 STEP = 8
@@ -69,7 +70,7 @@ def client(ringlog_engine):
 def new_world(client, ringlog_engine, tmp_path, ringlog_topic):
     """Makes worlds of their own query and topics."""
 
-    def make(*, create=True, disk=None, directory=None, **options) -> World:
+    def make(*, create=True, disk=None, directory=None, width=1, **options) -> World:
         number = next(_numbers)
         topics = tuple(ringlog_topic(f"{name}{number}") for name in ("a", "b"))
         raw = {"path": ringlog_engine.data_dir, "stagingDir": str(tmp_path), "maxFrameRecords": "7"} | options
@@ -77,7 +78,7 @@ def new_world(client, ringlog_engine, tmp_path, ringlog_topic):
             for topic in topics:
                 client.topics.create(topic)
         key = WriterKey(f"query/{number}-{tmp_path}")
-        return World(client, sink_options(raw), key, topics, directory or str(tmp_path), disk)
+        return World(client, sink_options(raw), key, topics, directory or str(tmp_path), disk, width)
 
     return make
 
@@ -172,7 +173,39 @@ def test_frames_gather_rows_over_batches_and_keep_their_order():
     found = [encoded for _ in range(10) for encoded in maker.add(one)] + list(maker.rest())
     assert [each.rows for each in found] == [100, 100, 100]
     many = FrameMaker(options(maxFrameRecords="1000", maxFrameBytes="2k"))
-    assert all(len(each.frame) < 2_500 for each in [*many.add(one), *many.add(one), *many.rest()])
+    assert all(each.size < 2_500 for each in [*many.add(one), *many.add(one), *many.rest()])
+
+
+def test_many_rows_are_cut_evenly_and_no_value_is_copied():
+    """Spark's own buffers are what is written; rows that waited before them keep their place."""
+    maker = FrameMaker(options(topic="t", maxFrameRecords="1000"))
+    few, many = (
+        pa.RecordBatch.from_arrays(
+            [pa.array([b"%0100d" % i for i in ids], pa.binary()), pa.array([f"tag{i % 7}" for i in ids])],
+            names=["value", "tag"],
+        )
+        for ids in (range(10), range(10, 2_510))
+    )
+    assert not list(maker.add(few))
+    found = [*maker.add(many), *maker.rest()]
+    assert [each.rows for each in found] == [10, 834, 834, 832]
+    views = [open_frame(b"".join(each.pieces), seed=None) for each in found]
+    assert [int(value) for view in views for value in view.to_list()] == list(range(2_510))
+    assert [tag for view in views for tag in view.records().tags] == [f"tag{i % 7}" for i in range(2_510)]
+    own = many.column(0).buffers()[2]
+    large = [
+        np.frombuffer(piece, np.uint8) for each in found[1:] for piece in each.pieces if len(piece) > 50_000
+    ]
+    assert len(large) == 3
+    assert all(own.address <= piece.ctypes.data < own.address + own.size for piece in large)
+
+
+def test_rows_that_are_a_little_too_many_bytes_are_halved():
+    """No crumbs: a batch that is just above the limit makes two frames of one size."""
+    batch = pa.RecordBatch.from_arrays([pa.array([b"x" * 80] * 100, pa.binary())], names=["value"])
+    maker = FrameMaker(options(maxFrameBytes="10k"))
+    assert [each.rows for each in maker.add(batch)] == [50, 50]
+    assert not list(maker.rest())
 
 
 def test_rows_of_many_topics_keep_their_order_in_each():
@@ -426,7 +459,7 @@ def test_a_commit_that_fails_anywhere_is_aborted_repeated_and_exact(new_world, m
 def test_a_crash_or_failure_at_any_change_of_the_disk_loses_and_doubles_nothing(new_world, kind, how):
     """Every call that changes the disk, from a task's first to the driver's last; a slice of them here."""
     for nth in range(1 + DEALS.index(how) * 2, CHANGES, STEP):
-        world = new_world(maxFrameRecords="20")
+        world = new_world(maxFrameRecords="20", width=WIDE if nth // STEP % 2 else 1)
         if not crash_at(world, FaultyDisk(RealDisk(), Fault("any", nth, kind)), how, aborts=kind == "EIO"):
             assert nth > 20, "a batch makes more than 20 changes"
             break
@@ -434,11 +467,25 @@ def test_a_crash_or_failure_at_any_change_of_the_disk_loses_and_doubles_nothing(
         pytest.fail("the batch makes more changes than were tried")
 
 
+@pytest.mark.parametrize("kind", ["short", "stuck"])
+def test_a_write_of_many_pieces_that_stops_half_way_is_continued_or_fails(new_world, kind):
+    world = new_world(width=WIDE)
+    world.disk = FaultyDisk(RealDisk(), Fault("write", 1, kind))
+    if kind == "stuck":
+        with pytest.raises(DiskError):
+            world.stage(IDS)
+        assert os.listdir(world.directory) == []
+        world.disk = None
+    assert world.batch(0, IDS).outcome == "written"
+    assert world.found() == world.expected(IDS)
+
+
 @pytest.mark.parametrize("how", DEALS)
 def test_power_loss_at_any_change_of_the_disk_loses_and_doubles_nothing(new_world, how):
     """What was not synced is gone, in part or as a whole."""
     for nth in range(1 + DEALS.index(how) * 2, CHANGES, STEP):
-        world = new_world(directory="/staging", maxFrameRecords="20")
+        width = WIDE if nth // STEP % 2 else 1
+        world = new_world(directory="/staging", maxFrameRecords="20", width=width)
         if not power_cut_at(world, nth, how):
             assert nth > 20
             break
@@ -499,7 +546,7 @@ def test_a_numbered_producer_tells_repeats_from_numbers_that_never_were(client, 
     client.topics.create(topic)
     maker = FrameMaker(options(maxFrameRecords="3"))
     batch = rows(range(9), ["t"]).select(["value"])
-    first, second, third = [each.frame for each in [*maker.add(batch), *maker.rest()]]
+    first, second, third = [bytearray().join(each.pieces) for each in [*maker.add(batch), *maker.rest()]]
     producer = client.numbered_producer(topic, 77)
     assert producer.settled().producer_seq == 0
     assert producer.send(bytearray(first), 10).result(10).first_seq == 1
@@ -525,7 +572,7 @@ def append_by_task(world: World, how: str, tasks: int | None = None) -> None:
         numbers = {topic: itertools.count(1) for topic in world.topics}
         for each in [*maker.add(rows(part, world.topics)), *maker.rest()]:
             producer = world.client.numbered_producer(each.topic, int(base, 16) + partition + 1)
-            producer.send(each.frame, next(numbers[each.topic])).result(10)
+            producer.send(bytearray().join(each.pieces), next(numbers[each.topic])).result(10)
             producer.close()
 
 

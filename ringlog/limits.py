@@ -241,6 +241,10 @@ nothing after that, and it is shorter than the silence after which a connection 
 DEAD_LETTERS_PER_CLAIM_MAX = 1_000
 """Spent jobs that one claim sets aside; the next one goes on (QD-10)."""
 
+DEAD_LETTER_REASON_BYTES_MAX = 256
+"""Of why a job was rejected the first line is kept, up to so many bytes."""
+DEAD_LETTER_REASONS_MAX = 65_536
+"""Rejected jobs of a queue whose reason is kept until they are moved; the others go without."""
 DEAD_LETTERS_LOOK_MS = 250
 """How often scheduler 0 looks whether a shard has set jobs aside."""
 DEAD_LETTERS_LOOK_ANYWAY_S = 30.0

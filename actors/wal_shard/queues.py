@@ -40,6 +40,7 @@ from ringlog.limits import (
     ANSWER_ROWS_KEPT_MAX,
     ANSWERS_KEPT_MAX,
     CLAIM_JOBS_MAX,
+    DEAD_LETTER_REASON_BYTES_MAX,
     JOBS_PER_REQUEST_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
@@ -60,7 +61,9 @@ from ringlog.types import Durability
 _MS_NS = 1_000_000
 _ENDS_OVER_MAX = 1_024
 """Ends of waits that are over, beside as many as are not; beyond it they are swept."""
-_Kept = TypeVar("_Kept", m.JobsClaimed, m.JobsAcked, m.JobsNacked, m.JobsExtended)
+_Kept = TypeVar("_Kept", m.JobsClaimed, m.JobsAcked, m.JobsNacked, m.JobsExtended, m.JobsRejected)
+_Names = m.JobsAck | m.JobsNack | m.JobsExtend | m.JobsReject
+"""Requests that name jobs."""
 
 
 @dataclass(slots=True)
@@ -126,6 +129,7 @@ class Queues:
             m.JobsAck: self._ack,
             m.JobsNack: self._nack,
             m.JobsExtend: self._extend,
+            m.JobsReject: self._reject,
             m.QueueStats: self._stats,
             m.SpentAsk: self._spent,
             m.SpentMoved: self._spent_moved,
@@ -157,12 +161,11 @@ class Queues:
         config, queue = topic.config, self._queue(topic)
         most = min(max(message.max, 1), CLAIM_JOBS_MAX)
         topic.last_read_us = now_us
-        limit = config.max_deliveries if config.dead_letter and self.has_mover else 0
-        if not limit and queue.spent_jobs:
+        if queue.spent_jobs and not self._dead_letters_of(topic):
             queue.restore()
         claimed = queue.claim(
             live_of(topic), node_of(message), most, _lease_ms(message.lease_ms or config.lease_ms),
-            now_us // 1_000, deliveries_max=limit,
+            now_us // 1_000, deliveries_max=config.max_deliveries if self._dead_letters_of(topic) else 0,
         )  # fmt: skip
         self.set_aside += claimed.aside
         if not claimed.runs:
@@ -291,6 +294,19 @@ class Queues:
             m.JobsExtended(topic.name, len(matched.leased), _bytes_of(_skipped(matched)), deadline),
         )
 
+    def _reject(self, message: m.JobsReject, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        topic, matched = self._matched(message, now_us)
+        if (answer := self._answers.get(message.call)) is not None:
+            return answer
+        if not self._dead_letters_of(topic):
+            raise InvalidRequest("this queue has no dead letters", topic=topic.name, field="dead_letter")
+        self._queue(topic).reject(matched, reason_of(message.reason))
+        self.set_aside += len(matched.leased)
+        return self._keep(
+            message.call,
+            m.JobsRejected(topic.name, len(matched.leased), _bytes_of(_skipped(matched))),
+        )
+
     def _stats(self, message: m.QueueStats, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         topic = self._found(message)
         queue = self._queue(topic)
@@ -301,13 +317,17 @@ class Queues:
             topic.name, counts.ready, counts.in_flight, counts.delayed, queue.dead_lettered, waiting
         )
 
-    def _matched(self, message: m.JobsAck | m.JobsNack | m.JobsExtend, now_us: int) -> tuple[Topic, Matched]:
+    def _matched(self, message: _Names, now_us: int) -> tuple[Topic, Matched]:
         topic = self._found(message)
         node = node_of(message)
         seqs, tokens = _entries(message)
         return topic, self._queue(topic).match(seqs, tokens, node, now_us // 1_000)
 
     # -- dead letters ---------------------------------------------------------------------------------
+
+    def _dead_letters_of(self, topic: Topic) -> str | None:
+        """Where jobs go that failed too often; nowhere, when nobody is there who moves them."""
+        return topic.config.dead_letter if self.has_mover else None
 
     def _spent(self, message: m.SpentAsk, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         """The jobs of one queue that are to be moved, at most as many as one request names."""
@@ -319,7 +339,9 @@ class Queues:
                 continue
             spent = self._queues[topic_id].spent(JOBS_PER_REQUEST_MAX)
             runs = [(first, stop - first, deliveries) for first, stop, deliveries in spent]
-            return m.SpentJobs(topic.name, topic_id, topic.epoch, topic.config.dead_letter, runs)
+            known = self._queues[topic_id].reasons
+            reasons = {seq: known[seq] for a, b, _ in spent for seq in range(a, b) if seq in known}
+            return m.SpentJobs(topic.name, topic_id, topic.epoch, topic.config.dead_letter, runs, reasons)
         return m.SpentJobs()
 
     def _moved(self, message: m.SpentMoved) -> tuple[Topic, Matched]:
@@ -522,7 +544,7 @@ def node_of(message: Any) -> bytes:
     return node
 
 
-def _entries(message: m.JobsAck | m.JobsNack | m.JobsExtend) -> tuple[I64, U64 | None]:
+def _entries(message: _Names) -> tuple[I64, U64 | None]:
     """The jobs a request names and their tokens; raises BatchTooLarge, InvalidRequest (QA-2)."""
     count, rest = divmod(len(message.seqs), 8)
     if rest or (message.tokens and len(message.tokens) != len(message.seqs)):
@@ -538,6 +560,14 @@ def _entries(message: m.JobsAck | m.JobsNack | m.JobsExtend) -> tuple[I64, U64 |
 
 def _rows_in(answer: Any) -> int:
     return 1 + (len(answer.runs) if isinstance(answer, m.JobsClaimed) else len(answer.skipped) // 8)
+
+
+def reason_of(text: str) -> str:
+    """The first line of a reason, as much as is kept (L27)."""
+    line = text.partition("\n")[0].strip().encode(errors="replace")
+    if len(line) <= DEAD_LETTER_REASON_BYTES_MAX:
+        return line.decode()
+    return line[: DEAD_LETTER_REASON_BYTES_MAX - 3].decode(errors="ignore") + "..."
 
 
 def _lease_ms(wanted: int) -> int:

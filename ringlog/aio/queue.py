@@ -19,6 +19,7 @@ from ringlog.client.topics import Deletion
 from ringlog.client.working import Working
 from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError
+from ringlog.link.pending import Steps
 
 if TYPE_CHECKING:
     from ringlog.aio.client import Client
@@ -46,6 +47,10 @@ class Job(JobFacts):
         """Give the job back; raises LeaseLost."""
         if not (await self._queue.nack([self], delay_ms=delay_ms)).is_complete:
             raise self.lost_error()
+
+    async def reject(self, reason: str = "") -> None:
+        """Send the job to the dead letters; raises LeaseLost."""
+        await self._queue.reject(self, reason)
 
     async def extend(self, lease_ms: int) -> None:
         """Hold the job up to `lease_ms` from now; raises LeaseLost."""
@@ -170,9 +175,16 @@ class Queue:
     async def _settle(self, jobs: list[Job], delay_ms: int | None) -> Settled:
         session, leases = self._shell.session, [job.lease for job in jobs]
         if delay_ms is None:
-            steps = self._working.ack(session, leases)
-        else:
-            steps = self._working.nack(session, leases, delay_ms)
+            return await self._settled(jobs, self._working.ack(session, leases))
+        return await self._settled(jobs, self._working.nack(session, leases, delay_ms))
+
+    async def reject(self, job: Job, reason: str = "") -> None:
+        """Send a job to the dead letters at once."""
+        steps = self._working.reject(self._shell.session, [job.lease], reason)
+        if not (await self._settled([job], steps)).is_complete:
+            raise job.lost_error()
+
+    async def _settled(self, jobs: list[Job], steps: Steps[Settled]) -> Settled:
         settled = await self._shell.run(steps)
         for job in jobs:
             job.leave()

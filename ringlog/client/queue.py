@@ -23,7 +23,7 @@ from ringlog.client.topics import Deletion
 from ringlog.client.working import Working
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX
-from ringlog.link.pending import start
+from ringlog.link.pending import Steps, start
 
 if TYPE_CHECKING:
     from ringlog.client.client import Client
@@ -57,6 +57,10 @@ class Job(JobFacts):
         """Give the job back, to be claimed by anybody now or after `delay_ms`; raises LeaseLost."""
         if not self._queue.nack([self], delay_ms=delay_ms).is_complete:
             raise self.lost_error()
+
+    def reject(self, reason: str = "") -> None:
+        """Send the job to the dead letters: it would fail again. Raises LeaseLost; see Queue.reject."""
+        self._queue.reject(self, reason)
 
     def extend(self, lease_ms: int) -> None:
         """Hold the job up to `lease_ms` from now; raises LeaseLost."""
@@ -211,13 +215,21 @@ class Queue:
         check_delay(delay_ms)
         return self._settle(list(jobs), delay_ms)
 
+    def reject(self, job: Job, reason: str = "") -> None:
+        """Send a job to the dead letters at once, whatever its deliveries; the first line of `reason` goes
+        with it. Raises InvalidRequest where the queue has none, and LeaseLost."""
+        steps = self._working.reject(self._connection, [job.lease], reason)
+        if not self._settled([job], steps).is_complete:
+            raise job.lost_error()
+
     def _settle(self, jobs: list[Job], delay_ms: int | None) -> Settled:
         connection, working = self._connection, self._working
         leases = [job.lease for job in jobs]
         if delay_ms is None:
-            steps = working.ack(connection, leases)
-        else:
-            steps = working.nack(connection, leases, delay_ms)
+            return self._settled(jobs, working.ack(connection, leases))
+        return self._settled(jobs, working.nack(connection, leases, delay_ms))
+
+    def _settled(self, jobs: list[Job], steps: Steps[Settled]) -> Settled:
         settled = self._client.run(steps)
         with self._shell.locked():
             for job in jobs:

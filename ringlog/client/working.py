@@ -28,6 +28,8 @@ from ringlog.envelope.messages import (
     JobsExtended,
     JobsNack,
     JobsNacked,
+    JobsReject,
+    JobsRejected,
     QueueStatsReply,
     TopicInfo,
 )
@@ -162,6 +164,16 @@ class Working:
             seqs, tokens = entries_of(part)
             nack = JobsNack(self.topic, self.node, seqs, tokens, delay_ms, call_number())
             reply: JobsNacked = (yield connection.about_jobs(nack)).message
+            skipped += _over(part, reply.skipped)
+        return Settled(len(leases) - len(skipped), tuple(skipped))
+
+    def reject(self, connection: QueueConnection, leases: Sequence[Lease], reason: str) -> Steps[Settled]:
+        """Their jobs go to the dead letters."""
+        skipped: list[int] = []
+        for part in parts_of(leases):
+            seqs, tokens = entries_of(part)
+            reject = JobsReject(self.topic, self.node, seqs, tokens, reason, call_number())
+            reply: JobsRejected = (yield connection.about_jobs(reject)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 

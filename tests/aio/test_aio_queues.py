@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 import ringlog.aio
-from ringlog.errors import LeaseLost, NotAQueue, UsageError
+from ringlog.errors import InvalidRequest, LeaseLost, NotAQueue, UsageError
 
 
 @pytest.fixture(params=["ring", "ipc"])
@@ -38,6 +38,11 @@ async def test_jobs_are_put_claimed_and_acked(ringlog_engine, ringlog_topic, tra
             async with three:
                 _ = 1 / 0
         assert await counts(queue) == (0, 0, 1)
+        await queue.put(b"four")
+        (four,) = await queue.claim()
+        with pytest.raises(InvalidRequest):
+            await four.reject("there are no dead letters")
+        await four.ack()
         assert [record.seq for record in await queue.peek(5)] == [3]
         assert (await queue.purge()).deleted == 1
         await client.topics.create(ringlog_topic("log"))

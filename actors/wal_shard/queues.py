@@ -12,7 +12,6 @@ number, has the answer it had.
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pyroaring import BitMap64
 
 from actors.wal_shard.group import Group
 from actors.wal_shard.removal import Question, Removals
+from actors.wal_shard.waiting import Waiting
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import (
@@ -33,7 +33,6 @@ from ringlog.errors import (
     NotAQueue,
     Refused,
     ShuttingDown,
-    Throttled,
     TopicNotFound,
 )
 from ringlog.limits import (
@@ -46,9 +45,6 @@ from ringlog.limits import (
     LEASE_MS_MIN,
     NACK_DELAY_MS_MAX,
     NODE_BYTES_MAX,
-    PRESSURE_RETRY_MS,
-    WAIT_MS_MAX,
-    WAITING_CLAIMS_MAX,
 )
 from ringlog.queue.state import I64, U64, Claimed, Live, Matched, Queue
 from ringlog.queue.tokens import Tokens, incarnation_of
@@ -58,24 +54,9 @@ from ringlog.topic.retention import Removal, front_of
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
-_MS_NS = 1_000_000
-_ENDS_OVER_MAX = 1_024
-"""Ends of waits that are over, beside as many as are not; beyond it they are swept."""
 _Kept = TypeVar("_Kept", m.JobsClaimed, m.JobsAcked, m.JobsNacked, m.JobsExtended, m.JobsRejected)
 _Names = m.JobsAck | m.JobsNack | m.JobsExtend | m.JobsReject
 """Requests that name jobs."""
-
-
-@dataclass(slots=True)
-class _Parked:
-    """A claim that waits."""
-
-    client: bytes
-    corr: int
-    message: m.JobsClaim
-    topic_id: int
-    number: int
-    is_over: bool = False
 
 
 @dataclass(slots=True)
@@ -102,25 +83,11 @@ class Queues:
         """Latest answers, by the number of their request."""
         self._answer_rows = 0
         self._decided: _Decided | None = None
-        self.now_ns = 0
-        """Monotonic."""
         self.has_mover = False
         """Is there a scheduler that moves jobs to the dead letters? Without one jobs come back for ever."""
         self.set_aside = 0
         """Jobs set aside in this incarnation: who moves them looks whether it has grown."""
-        self._parked: dict[int, OrderedDict[int, _Parked]] = {}
-        """By topic and by number; who came first is first."""
-        self._parked_count = 0
-        self._parked_made = 0
-        self._parked_calls: dict[int, _Parked] = {}
-        self._ends: list[tuple[int, int, _Parked]] = []
-        """Heap of waits by their end; those over before leave when they come to its top, or are the most."""
-        self._dues: list[tuple[int, int]] = []
-        """Heap of (when something is ready again, topic) of queues where claims wait; milliseconds."""
-        self._due_of: dict[int, int] = {}
-        """The earliest of a topic in it, so that nothing is noted twice."""
-        self._woken: dict[int, None] = {}
-        self._dismissed: list[Reply] = []
+        self.waiting = Waiting()
         removals.on_removed = self._removed
         self.handlers: dict[
             type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
@@ -144,16 +111,15 @@ class Queues:
         node_of(message)
         if message.max < 0 or message.wait_ms < 0 or message.lease_ms < 0:
             raise InvalidRequest("a number is negative", topic=topic.name)
-        again = self._parked_calls.get(message.call)
-        if again is not None:
-            again.client, again.corr = event.client, event.corr
+        if self.waiting.sent_again(event, message.call):
             return None
         answer: Any = self._answers.get(message.call)
         if not isinstance(answer, m.JobsClaimed) or answer.deadline * 1_000 < now_us:
             answer = self._given(topic, message, now_us)
         if answer is not None or not message.wait_ms:
             return answer or self._claimed(topic, Claimed([], 0), now_us)
-        self._park(topic, message, event, now_us)
+        self.waiting.park(topic.topic_id, event, message)
+        self._note_due(topic)
         return None
 
     def _given(self, topic: Topic, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
@@ -272,7 +238,7 @@ class Queues:
             raise InvalidRequest("a number is negative", field="delay_ms")
         queue = self._queue(topic)
         queue.nack(matched, min(message.delay_ms, NACK_DELAY_MS_MAX), now_us // 1_000)
-        self.wake(topic)
+        self.waiting.wake(topic.topic_id)
         counts = queue.counts(live_count(topic))
         skipped = _skipped(matched)
         return self._keep(
@@ -288,7 +254,7 @@ class Queues:
             raise InvalidRequest("a number is negative", field="lease_ms")
         lease_ms = _lease_ms(message.lease_ms or topic.config.lease_ms)
         deadline = self._queue(topic).extend(matched, lease_ms, now_us // 1_000)
-        self.wake(topic)
+        self.waiting.wake(topic.topic_id)
         return self._keep(
             message.call,
             m.JobsExtended(topic.name, len(matched.leased), _bytes_of(_skipped(matched)), deadline),
@@ -312,7 +278,7 @@ class Queues:
         queue = self._queue(topic)
         queue.settle(now_us // 1_000)
         counts = queue.counts(live_count(topic))
-        waiting = len(self._parked.get(topic.topic_id, ()))
+        waiting = self.waiting.of(topic.topic_id)
         return m.QueueStatsReply(
             topic.name, counts.ready, counts.in_flight, counts.delayed, queue.dead_lettered, waiting
         )
@@ -363,123 +329,48 @@ class Queues:
 
     # -- claims that wait -----------------------------------------------------------------------------
 
-    def _park(self, topic: Topic, message: m.JobsClaim, event: ControlReceived, now_us: int) -> None:
-        if self._parked_count >= WAITING_CLAIMS_MAX:
-            raise Throttled(
-                "too many claims wait", limit="waiting_claims", max=WAITING_CLAIMS_MAX,
-                retry_after_ms=PRESSURE_RETRY_MS,
-            )  # fmt: skip
-        self._parked_made += 1
-        parked = _Parked(event.client, event.corr, message, topic.topic_id, self._parked_made)
-        self._parked.setdefault(topic.topic_id, OrderedDict())[parked.number] = parked
-        self._parked_count += 1
-        if message.call:
-            self._parked_calls[message.call] = parked
-        end_ns = self.now_ns + min(message.wait_ms, WAIT_MS_MAX) * _MS_NS
-        heapq.heappush(self._ends, (end_ns, parked.number, parked))
-        if len(self._ends) > 2 * self._parked_count + _ENDS_OVER_MAX:
-            self._ends = [entry for entry in self._ends if not entry[2].is_over]
-            heapq.heapify(self._ends)
-        self._note_due(topic)
-
     def _note_due(self, topic: Topic) -> None:
-        due_ms = self._queue(topic).next_due_ms()
-        if due_ms is not None and due_ms < self._due_of.get(topic.topic_id, due_ms + 1):
-            self._due_of[topic.topic_id] = due_ms
-            heapq.heappush(self._dues, (due_ms, topic.topic_id))
-
-    @property
-    def waits(self) -> bool:
-        """Does a claim wait, or somebody for the word that it does so in vain?"""
-        return self._parked_count > 0 or bool(self._dismissed)
-
-    def next_deadline_ns(self, now_us: int) -> int | None:
-        """When a claim's wait ends, or a lease or delay does that one waits for."""
-        while self._ends and self._ends[0][2].is_over:
-            heapq.heappop(self._ends)
-        times = [self._ends[0][0]] if self._ends else []
-        if self._dues and self._parked_count:
-            times.append(self.now_ns + max(self._dues[0][0] * 1_000 - now_us, 0) * 1_000)
-        if self._dismissed or self._woken:
-            times.append(self.now_ns)
-        return min(times) if times else None
-
-    def wake(self, topic: Topic) -> None:
-        """Something may be ready in this queue that was not."""
-        if topic.topic_id in self._parked:
-            self._woken[topic.topic_id] = None
+        self.waiting.note_due(topic.topic_id, self._queue(topic).next_due_ms())
 
     def serve(self, now_us: int) -> list[Reply]:
         """Answers to claims that waited: those that are given something, and those whose wait is over."""
-        if not (self._parked_count or self._dismissed):
+        waiting = self.waiting
+        if not waiting:
             return []
-        replies, self._dismissed = self._dismissed, []
-        while self._dues and self._dues[0][0] * 1_000 <= now_us:
-            due_ms, topic_id = heapq.heappop(self._dues)
-            if self._due_of.get(topic_id) == due_ms:
-                del self._due_of[topic_id]
-            self._woken[topic_id] = None
-        woken, self._woken = self._woken, {}
-        for topic_id in woken:
-            topic = self._directory.by_id.get(topic_id)
-            if topic is not None and topic_id in self._parked:
-                replies += self._serve(topic, now_us)
-        while self._ends and (self._ends[0][0] <= self.now_ns or self._ends[0][2].is_over):
-            parked = heapq.heappop(self._ends)[2]
-            topic = self._directory.by_id.get(parked.topic_id)
-            if not parked.is_over and topic is not None:
-                self._over(parked)
-                replies.append(_reply(parked, self._claimed(topic, Claimed([], 0), now_us)))
+        replies, waiting.dismissed = waiting.dismissed, []
+        for topic_id in waiting.woken(now_us):
+            replies += self._serve(self._directory.by_id[topic_id], now_us)
+        for parked in waiting.ended():
+            topic = self._directory.by_id[parked.topic_id]
+            replies.append(parked.answer(self._claimed(topic, Claimed([], 0), now_us)))
         return replies
 
     def _serve(self, topic: Topic, now_us: int) -> list[Reply]:
         if 0 < topic.due_us <= now_us:
             # What has expired goes first (QS-1).
             self._removals.want(topic)
-            self._woken[topic.topic_id] = None
+            self.waiting.wake(topic.topic_id)
             return []
-        replies = []
-        while waiting := self._parked.get(topic.topic_id):
-            parked = next(iter(waiting.values()))
+        replies: list[Reply] = []
+        while (parked := self.waiting.first(topic.topic_id)) is not None:
             answer = self._given(topic, parked.message, now_us)
             if answer is None:
                 self._note_due(topic)
                 break
-            self._over(parked)
-            replies.append(_reply(parked, answer))
+            self.waiting.over(parked)
+            replies.append(parked.answer(answer))
         return replies
-
-    def _over(self, parked: _Parked) -> None:
-        """It waits no longer."""
-        parked.is_over = True
-        self._parked_count -= 1
-        self._parked_calls.pop(parked.message.call, None)
-        waiting = self._parked[parked.topic_id]
-        del waiting[parked.number]
-        if not waiting:
-            del self._parked[parked.topic_id]
-
-    def dismiss(self, error: Refused) -> None:
-        """Everybody who waits is told this: the shard stops."""
-        for topic_id in list(self._parked):
-            self._dismiss(topic_id, error)
-
-    def _dismiss(self, topic_id: int, error: Refused) -> None:
-        answer = m.ErrorReply(int(error.status), error.message, error.detail, error.outcome)
-        for parked in list(self._parked.get(topic_id, {}).values()):
-            self._over(parked)
-            self._dismissed.append(_reply(parked, answer))
 
     def stopping(self) -> None:
         """No claim waits any longer: it is sent again, to whoever comes after us."""
-        self.dismiss(ShuttingDown("the shard is stopping"))
+        self.waiting.dismiss(ShuttingDown("the shard is stopping"))
 
     # -- topics ---------------------------------------------------------------------------------------
 
     def forget(self, topic: Topic) -> None:
         """The topic is no more."""
         self._queues.pop(topic.topic_id, None)
-        self._dismiss(topic.topic_id, TopicNotFound("no such topic", topic=topic.name))
+        self.waiting.dismiss(TopicNotFound("no such topic", topic=topic.name), topic.topic_id)
 
     def _removed(self, topic: Topic, removal: Removal, on_request: bool) -> None:
         queue = self._queues.get(topic.topic_id)
@@ -585,7 +476,3 @@ def _numbers(seqs: I64) -> BitMap64:
 
 def _bytes_of(seqs: I64) -> bytes:
     return np.ascontiguousarray(seqs, dtype="<i8").tobytes()
-
-
-def _reply(parked: _Parked, message: m.Message) -> Reply:
-    return Reply(parked.client, parked.corr, message)

@@ -18,7 +18,7 @@ from ringlog.client.results import Appended, QueueStats, Settled
 from ringlog.client.topics import Deletion
 from ringlog.client.working import Working
 from ringlog.clock import SystemClock
-from ringlog.errors import RinglogError, UsageError
+from ringlog.errors import RinglogError
 from ringlog.link.pending import Steps
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class Queue:
         self._client, self._shell = client, shell
         self._working = Working(topic, node, SystemClock())
         self._claiming = asyncio.Lock()
+        self._is_closed = False
         self._keeper: Keeper | None = None
         self._unbegun: list[deque[Job]] = []
 
@@ -113,7 +114,11 @@ class Queue:
     async def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> list[Job]:
         async with self._claiming:
             session = self._shell.session
-            found = await self._shell.run(self._working.claim(session, most, wait_s, lease_ms))
+            try:
+                found = await self._shell.run(self._working.claim(session, most, wait_s, lease_ms))
+            finally:
+                if self._is_closed:
+                    self._working.close()
         jobs = [Job(self, *each) for each in found]
         if auto_extend and jobs:
             if self._keeper is None:
@@ -142,9 +147,9 @@ class Queue:
                     job = unbegun.popleft()
                     if not job.lease.is_lost:
                         yield job
-        except UsageError:
+        except RinglogError:
             if not self._shell.is_closed:
-                raise
+                raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
             self._unbegun.remove(unbegun)
             await self._give_back(unbegun, GIVE_BACK_S)
@@ -215,7 +220,9 @@ class Queue:
         """Give back what was claimed and not begun, and let go of files."""
         for unbegun in list(self._unbegun):
             await self._give_back(unbegun, timeout)
-        self._working.close()
+        self._is_closed = True
+        if not self._claiming.locked():
+            self._working.close()  # Else who claims at this moment does it.
 
     def restart_in_child(self) -> None:
         """After a fork: the leases are the parent's."""

@@ -95,6 +95,7 @@ class Queue:
         self._working = Working(topic, node, shell.session.clock)
         self._claiming = threading.Lock()
         """One claim at a time: they share open files."""
+        self._is_closed = False
         self._keeper: Keeper | None = None
         self._unbegun: list[deque[Job]] = []
         """Of each iteration, jobs that were claimed and not given out."""
@@ -137,8 +138,12 @@ class Queue:
 
     def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> list[Job]:
         with self._claiming:
-            steps = self._working.claim(self._connection, most, wait_s, lease_ms)
-            jobs = [Job(self, *found) for found in self._client.run(steps)]
+            try:
+                steps = self._working.claim(self._connection, most, wait_s, lease_ms)
+                jobs = [Job(self, *found) for found in self._client.run(steps)]
+            finally:
+                if self._is_closed:
+                    self._working.close()  # Meanwhile, and by another thread.
         if auto_extend and jobs:
             with self._shell.locked() as session:
                 if self._keeper is None:
@@ -169,9 +174,9 @@ class Queue:
                     job = unbegun.popleft()
                     if not job.lease.is_lost:
                         yield job
-        except UsageError:
+        except RinglogError:
             if not self._shell.is_closed:
-                raise
+                raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
             self._unbegun.remove(unbegun)
             self._give_back(unbegun, GIVE_BACK_S)
@@ -263,8 +268,13 @@ class Queue:
         """Give back what was claimed and not begun, and let go of files. The client calls it, too."""
         for unbegun in list(self._unbegun):
             self._give_back(unbegun, timeout)
-        with self._claiming:
-            self._working.close()
+        self._is_closed = True
+        # Who claims at this moment, perhaps waiting for the end of the client, lets go of files himself.
+        if self._claiming.acquire(blocking=False):
+            try:
+                self._working.close()
+            finally:
+                self._claiming.release()
 
     def restart_in_child(self) -> None:
         """After a fork: the leases are the parent's, and nobody here extends them or gives them back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Unpack
@@ -13,8 +14,8 @@ from ringlog.client.fields import NewRecord, Payload, RecordFields
 from ringlog.client.job import JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record
-from ringlog.client.queue import GIVE_BACK_S, check_claim, check_delay, check_iteration, check_lease
-from ringlog.client.results import Appended, QueueStats, Settled
+from ringlog.client.queue import GIVE_BACK_S, RETRY_S, check_claim, check_delay, check_iteration, check_lease
+from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
 from ringlog.client.working import Working
 from ringlog.clock import SystemClock
@@ -67,10 +68,8 @@ class Job(JobFacts):
             if not self.lease.is_over or self.lease.is_lost:
                 await self.ack()
         elif not self.lease.is_over:
-            try:
+            with suppress(RinglogError):
                 await self._queue.nack([self], delay_ms=backoff_ms(self.deliveries))
-            except RinglogError:
-                self.lost.set()
 
 
 class Queue:
@@ -137,12 +136,7 @@ class Queue:
         try:
             while not self._shell.is_closed:
                 if not unbegun:
-                    await self._shell.wait(slots.room())
-                    jobs = await self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend)
-                    for job in jobs:
-                        if not job.lease.is_lost:
-                            slots.take(job, job.lost.set)
-                    unbegun += jobs
+                    unbegun += await self._fill(slots, lease_ms, auto_extend)
                 while unbegun:
                     job = unbegun.popleft()
                     if not job.lease.is_lost:
@@ -153,6 +147,21 @@ class Queue:
         finally:
             self._unbegun.remove(unbegun)
             await self._give_back(unbegun, GIVE_BACK_S)
+
+    async def _fill(self, slots: Slots, lease_ms: int | None, auto_extend: bool) -> list[Job]:
+        """Claim as many as may be in flight; nothing, behind a pause, when the engine cannot answer now."""
+        await self._shell.wait(slots.room())
+        try:
+            jobs = await self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend)
+        except RinglogError as e:
+            if not e.retriable or self._client.state is ClientState.CLOSED:
+                raise
+            await asyncio.sleep(RETRY_S)
+            return []
+        for job in jobs:
+            if not job.lease.is_lost:
+                slots.take(job, job.lost.set)
+        return jobs
 
     async def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
         left = list(unbegun)
@@ -190,7 +199,13 @@ class Queue:
             raise job.lost_error()
 
     async def _settled(self, jobs: list[Job], steps: Steps[Settled]) -> Settled:
-        settled = await self._shell.run(steps)
+        try:
+            settled = await self._shell.run(steps)
+        except RinglogError:
+            # Nobody knows what became of it. Kept alive, a job that nobody works on would never come back.
+            for job in jobs:
+                job.lease.lose()
+            raise
         for job in jobs:
             job.leave()
         return settled

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Unpack
@@ -18,7 +19,7 @@ from ringlog.client.fields import NewRecord, Payload, RecordFields
 from ringlog.client.job import JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record
-from ringlog.client.results import Appended, QueueStats, Settled
+from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
 from ringlog.client.working import Working
 from ringlog.errors import RinglogError, UsageError
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 GIVE_BACK_S = 5.0
 """Longest that leaving waits for an engine to take back what was not begun."""
+RETRY_S = 0.25
+"""Pause of an iteration whose engine cannot answer for now."""
 
 
 class Job(JobFacts):
@@ -79,10 +82,8 @@ class Job(JobFacts):
         elif not self.lease.is_over:
             # The error of the block is what its caller has to hear of: a lease that is lost besides, or an
             # engine that is gone, gives the job to somebody else by itself.
-            try:
+            with suppress(RinglogError):
                 self._queue.nack([self], delay_ms=backoff_ms(self.deliveries))
-            except RinglogError:
-                self.lost.set()
 
 
 class Queue:
@@ -169,7 +170,7 @@ class Queue:
         try:
             while not self._shell.is_closed:
                 if not unbegun:
-                    self._fill(slots, unbegun, lease_ms, auto_extend)
+                    self._fill_again(slots, unbegun, lease_ms, auto_extend)
                 while unbegun:
                     job = unbegun.popleft()
                     if not job.lease.is_lost:
@@ -180,6 +181,17 @@ class Queue:
         finally:
             self._unbegun.remove(unbegun)
             self._give_back(unbegun, GIVE_BACK_S)
+
+    def _fill_again(self, slots: Slots, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool) -> None:
+        """As `_fill`, and again as long as the engine cannot answer for now (CL-7)."""
+        try:
+            self._fill(slots, unbegun, lease_ms, auto_extend)
+        except RinglogError as e:
+            if not e.retriable or self._client.state is ClientState.CLOSED:
+                raise
+            with self._shell.locked() as session:
+                pause = session.pause(RETRY_S)
+            self._shell.wait(pause, None)
 
     def _fill(self, slots: Slots, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool) -> None:
         """Claim as many as may be in flight; waits for room, and for jobs."""
@@ -212,7 +224,9 @@ class Queue:
 
     def ack(self, jobs: Iterable[Job]) -> Settled:
         """These jobs are done, all at once as far as their leases hold; `skipped` are those that do not. A
-        thousand in one request are one record of the log."""
+        thousand in one request are one record of the log.
+
+        When the engine does not answer, the leases are not extended any more; trying again does no harm."""
         return self._settle(list(jobs), None)
 
     def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
@@ -235,7 +249,14 @@ class Queue:
         return self._settled(jobs, working.nack(connection, leases, delay_ms))
 
     def _settled(self, jobs: list[Job], steps: Steps[Settled]) -> Settled:
-        settled = self._client.run(steps)
+        try:
+            settled = self._client.run(steps)
+        except RinglogError:
+            # Nobody knows what became of it. Kept alive, a job that nobody works on would never come back.
+            with self._shell.lock:
+                for job in jobs:
+                    job.lease.lose()
+            raise
         with self._shell.locked():
             for job in jobs:
                 job.leave()

@@ -17,7 +17,7 @@ from ringlog.client.pages import Record
 from ringlog.client.queue import GIVE_BACK_S, RETRY_S, check_claim, check_delay, check_iteration, check_lease
 from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
-from ringlog.client.working import Working
+from ringlog.client.working import Wish, Working
 from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError
 from ringlog.link.pending import Steps
@@ -113,8 +113,12 @@ class Queue:
     async def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> list[Job]:
         async with self._claiming:
             session = self._shell.session
+            wish = Wish()
             try:
-                found = await self._shell.run(self._working.claim(session, most, wait_s, lease_ms))
+                found = await self._shell.run(self._working.claim(session, most, wait_s, lease_ms, wish))
+            except asyncio.CancelledError:
+                self._working.call_off(wish)
+                raise
             finally:
                 if self._is_closed:
                     self._working.close()

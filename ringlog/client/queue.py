@@ -21,7 +21,7 @@ from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record
 from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
-from ringlog.client.working import Working
+from ringlog.client.working import Wish, Working
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX
 from ringlog.link.pending import Steps, start
@@ -140,7 +140,7 @@ class Queue:
     def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> list[Job]:
         with self._claiming:
             try:
-                steps = self._working.claim(self._connection, most, wait_s, lease_ms)
+                steps = self._working.claim(self._connection, most, wait_s, lease_ms, Wish())
                 jobs = [Job(self, *found) for found in self._client.run(steps)]
             finally:
                 if self._is_closed:

@@ -49,6 +49,23 @@ class QueueConnection(Connection, Protocol):
         ...
 
 
+class Wish:
+    """Somebody waits for a claim. When it is over, what the claim is given goes back at once."""
+
+    __slots__ = ("_is_over",)
+
+    def __init__(self) -> None:
+        self._is_over = False
+
+    def end(self) -> None:
+        """Nobody waits any more."""
+        self._is_over = True
+
+    def is_over(self) -> bool:
+        """It may end whenever a claim waits, so it is asked each time."""
+        return self._is_over
+
+
 class Working:
     """One worker's view of one queue. Its steps run over `connection`; they never run at the same time."""
 
@@ -67,8 +84,13 @@ class Working:
 
     # -- claims ---------------------------------------------------------------------------------------
 
+    def call_off(self, wish: Wish) -> None:
+        """Nobody waits for this claim any more. It keeps the files that it reads; others get their own."""
+        wish.end()
+        self._source = None
+
     def claim(
-        self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None
+        self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, wish: Wish
     ) -> Steps[list[tuple[Record, Lease, int]]]:
         """Up to `most` jobs, each with its lease and the number of its delivery; empty when there was none
         within `wait_s`. What cannot be read is given back."""
@@ -86,9 +108,12 @@ class Working:
             claim = JobsClaim(self.topic, self.node, most, lease_ms or 0, wait_ms, call_number())
             reply = yield connection.about_jobs(claim, extra_ms=wait_ms)
             message: JobsClaimed = reply.message
-            if message.runs or left_ms <= CLAIM_SLICE_MS_MAX:
+            if message.runs or wish.is_over() or left_ms <= CLAIM_SLICE_MS_MAX:
                 break
         leases = self._leases(message, length_ms)
+        if wish.is_over():
+            yield from self.nack(connection, leases, 0)
+            return []
         pieces: list[Piece] = []
         try:
             yield from self._read(connection, message, reply.attachment, pieces)
@@ -99,6 +124,9 @@ class Working:
             yield from self.nack(connection, [lease for lease in leases if lease.seq > reached], 0)
             if not pieces:
                 raise
+        if wish.is_over():
+            yield from self.nack(connection, [lease for lease in leases if not lease.is_over], 0)
+            return []
         found = {record.seq: record for piece in pieces for record in piece.records()}
         times = [times for _, count, times, _ in message.runs for _ in range(count)]
         # A job without a record was deleted in between: it is nobody's any more.
@@ -133,10 +161,15 @@ class Working:
             else:
                 spans.append((first, first + count - 1))
         if connection.transport == "ring":
-            if self._source is None:
-                self._source = LocalSource(connection, self.topic)
-            for first, last in spans:
-                yield from self._source.held(first, last, message.epoch, pieces)
+            source = self._source
+            if source is None:
+                source = self._source = LocalSource(connection, self.topic)
+            try:
+                for first, last in spans:
+                    yield from source.held(first, last, message.epoch, pieces)
+            finally:
+                if source is not self._source:
+                    source.close()
         elif spans:
             runs = received(self.topic, message.frames, spans[0][0] - 1, memoryview(attached or b""))
             for first, last in spans:

@@ -94,6 +94,10 @@ class EngineConnection:
         """Its slot on the board, now."""
         return self._links.topic_facts(info)
 
+    def topic_sequence(self, info: m.TopicInfo | m.Located) -> int:
+        """Another number after each change of its slot."""
+        return self._links.topic_sequence(info)
+
     def marks(self, shard: int) -> Marks:
         """The shard's published marks, now."""
         return self._links.marks(shard)

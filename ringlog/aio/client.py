@@ -25,6 +25,7 @@ from ringlog.client.pages import EARLIEST, Cursor, Page, Record, Start, TagFilte
 from ringlog.client.payload import RAW, PayloadCodec
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState, CloseReport
 from ringlog.client.session import Session, new_client_id
+from ringlog.client.shared_reads import SharedReads
 from ringlog.client.watching import Topics as WatchTopics
 from ringlog.client.watching import watch_options
 from ringlog.errors import NotConnected
@@ -32,7 +33,6 @@ from ringlog.limits import CREDIT_DEFAULT
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Steps, gather
 from ringlog.link.protocol import Transport
-from ringlog.storage.frame_share import FrameShare
 from ringlog.types import Codec, Durability
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Client:
         self._wait = wait
         self._reconnect = reconnect
         self._shell = LoopShell(self._new_session)
-        self._frames = FrameShare()
+        self._shared_reads = SharedReads()
         self._appenders: dict[tuple[str, Durability | None, bool, bool], ProducerCore] = {}
         self._producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader | Tailer | Watch] = weakref.WeakSet()
@@ -253,7 +253,7 @@ class Client:
             topics, start=start, cursor=cursor, tags=tags, node=node, limit=limit, max_bytes=max_bytes,
             consistency=consistency, credit=credit, lenient=lenient,
         )  # fmt: skip
-        watch = Watch(self._shell, options, self._frames)
+        watch = Watch(self._shell, options, self._shared_reads)
         self._readers.add(watch)
         return watch
 

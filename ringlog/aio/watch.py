@@ -7,21 +7,24 @@ from collections.abc import AsyncIterator, Iterable
 
 from ringlog.aio.shell import LoopShell
 from ringlog.client.events import WatchEvent
+from ringlog.client.shared_reads import SharedReads
 from ringlog.client.topics import TopicMerge
 from ringlog.client.watching import WatchCore, WatchedTopic, WatchOptions
 from ringlog.limits import LIST_PAGE_MAX
 from ringlog.link.delivery import Subscription, Turn
 from ringlog.link.pending import start
-from ringlog.storage.frame_share import FrameShare
 
 
 class Watch:
     """Follows topics: gives Page, Tombstone, CaughtUp, TopicDeleted and Lagged items; see client.Watch."""
 
-    def __init__(self, shell: LoopShell, options: WatchOptions, share: FrameShare) -> None:
+    def __init__(self, shell: LoopShell, options: WatchOptions, shared: SharedReads) -> None:
         self._shell = shell
-        self._core = WatchCore(options, share)
+        self._shared = shared
+        self._core = WatchCore(options, shared)
         self._subscription: Subscription | None = None
+        self._turn: Turn | None = None
+        """Taken and not over: its topic has no other until it is, even if a task is cancelled meanwhile."""
         self._is_reading = self._is_closed = False
 
     @property
@@ -53,7 +56,9 @@ class Watch:
                 return self._core.give()
             if self._core.is_over:
                 return None
-            turn = await self._take_turn()
+            turn = self._turn
+            if turn is None:
+                turn = self._turn = await self._take_turn()
             if turn is not None:
                 await self._read(turn)
                 continue
@@ -101,6 +106,13 @@ class Watch:
             await self._follow(await self._shell.run(self._core.begin_steps(session)))
             if options.patterns:
                 await self._look_for_names(is_new=False)
+        except asyncio.CancelledError:
+            # Who waits no longer has not said that he wants no events: the next call begins anew.
+            session.delivery.close(self._subscription)
+            self._subscription = None
+            self._core.close()
+            self._core = WatchCore(options, self._shared)
+            raise
         except BaseException:
             self.close()
             raise
@@ -140,15 +152,19 @@ class Watch:
         if subscription.failure is not None:
             raise subscription.failure
         if subscription.names_changed:
-            subscription.names_changed = False
-            await self._look_for_names(is_new=True)
+            subscription.names_changed = False  # First: who sets it again meanwhile has us look again.
+            try:
+                await self._look_for_names(is_new=True)
+            except BaseException:
+                subscription.names_changed = True
+                raise
         return self._shell.session.delivery.take(subscription)
 
     async def _read(self, turn: Turn) -> None:
         loop, subscription = asyncio.get_running_loop(), self._opened()
         self._is_reading = True
         try:
-            result = self._core.straight(turn, loop.time)
+            result = self._core.shared(turn) or self._core.straight(turn)
             if result is None:
                 result = await self._shell.run(self._core.turn_steps(turn, loop.time))
         finally:
@@ -156,6 +172,7 @@ class Watch:
             if self._is_closed:
                 self._core.close()
         self._core.line_up(result.events)
+        self._turn = None
         if self._is_closed:
             return
         delivery = self._shell.session.delivery

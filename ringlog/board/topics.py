@@ -197,6 +197,14 @@ class TopicTable:
         values = seqlock.read(words, at, _FACT_WORDS, lambda: {"slot": slot, "shard": self._shard})
         return _facts(values)
 
+    def sequence(self, slot: int) -> int:
+        """Another number after each change of what a slot says; odd while it is being changed.
+
+        Raises BoardError when there is no such slot.
+        """
+        words, at = self._slot(slot)
+        return words[at]
+
     def read_words(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
         """Words 1 to 15 of many slots, (n, 15), and which of them are all from one moment.
 

@@ -23,6 +23,7 @@ from ringlog.client.producer import Producer
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState, CloseReport
 from ringlog.client.routers import Routers
 from ringlog.client.session import Session, new_client_id
+from ringlog.client.shared_reads import SharedReads
 from ringlog.client.shell import Shell
 from ringlog.client.topics import Topics
 from ringlog.errors import InvalidRequest, NotConnected, UsageError
@@ -31,7 +32,6 @@ from ringlog.link.address import Address, parse_url
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Steps, start
 from ringlog.link.protocol import Transport
-from ringlog.storage.frame_share import FrameShare
 from ringlog.types import Codec, Durability
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Client:
         """What it gave out and has to close at the latest when it is closed itself."""
         self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
         self._connection = LockedConnection(self._shell)
-        self._frames = FrameShare()
+        self._shared_reads = SharedReads()
         self.topics = Topics(self._shell)
         self.routers = Routers(self._shell)
         _live.add(self)
@@ -384,7 +384,7 @@ class Client:
             topics, start=start, cursor=cursor, tags=tags, node=node, limit=limit, max_bytes=max_bytes,
             consistency=consistency, credit=credit, lenient=lenient,
         )  # fmt: skip
-        watch = Watch(self, self._shell, options, self._frames)
+        watch = Watch(self, self._shell, options, self._shared_reads)
         self._readers.add(watch)
         return watch
 
@@ -393,6 +393,9 @@ class Client:
 
         Waits until there is one; an empty list after `timeout` seconds.
         """
+        if self._shell.session.delivery.is_late:
+            with self._shell.locked() as session:
+                session.delivery.give_back()
         ready = [watch for watch in watches if watch.has_news]
         if not ready:
             subscriptions = [watch.subscription for watch in watches]

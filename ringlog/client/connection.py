@@ -65,6 +65,10 @@ class Connection(Protocol):
         """Read the topic's slot on the board now; None when it holds another life or cannot be read."""
         ...
 
+    def topic_sequence(self, info: TopicInfo | Located) -> int:
+        """Another number after each change of what `facts` gives; -1 while that changes or cannot be read."""
+        ...
+
     def marks(self, shard: int) -> Marks:
         """Read the shard's published marks on the board now."""
         ...

@@ -60,6 +60,11 @@ class LockedConnection:
         with self._shell.lock:
             return self._shell.session.facts(info)
 
+    def topic_sequence(self, info: TopicInfo | Located) -> int:
+        """Another number after each change of the topic's slot."""
+        with self._shell.lock:
+            return self._shell.session.topic_sequence(info)
+
     def marks(self, shard: int) -> Marks:
         """Read the shard's published marks now."""
         with self._shell.lock:

@@ -57,7 +57,7 @@ from ringlog.frame.settle import (
     entry_error,
 )  # fmt: skip
 from ringlog.link.address import Address
-from ringlog.link.delivery import Delivery
+from ringlog.link.delivery import GIVE_BACK_BUSY_NS, Delivery
 from ringlog.link.gateway_links import GatewayLinks, curve_of
 from ringlog.link.local_links import LocalLinks, cold_unavailable
 from ringlog.link.peer import MS, FdSet, Reply
@@ -97,7 +97,7 @@ class Session:
         """Producers that are open (ProducerCore)."""
         self.events: deque[ClientEvent] = deque(maxlen=EVENTS_MAX)
         self.retries = 0
-        self.delivery = Delivery(self)
+        self.delivery = Delivery(self, GIVE_BACK_BUSY_NS)
         self._topics: dict[str, TopicInfo] = {}
         self._topics_generation = 0
         self._resolving: dict[tuple[str, bool], Pending[TopicInfo]] = {}
@@ -406,6 +406,10 @@ class Session:
     def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
         """Read the topic's slot on the board now."""
         return self._local().topic_facts(info)
+
+    def topic_sequence(self, info: TopicInfo | Located) -> int:
+        """Another number after each change of the topic's slot; -1 while that changes or cannot be read."""
+        return self._local().topic_sequence(info)
 
     def marks(self, shard: int) -> Marks:
         """Read the shard's published marks now; (0, 0) while they cannot be read: nothing is published."""

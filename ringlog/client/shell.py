@@ -36,6 +36,11 @@ log = logging.getLogger("ringlog.client")
 _EVENTS_PER_POLL = 64
 BACKGROUND_LOOK_S = 0.002
 """How late a ticket may resolve that nobody waits for."""
+BACKGROUND_PATIENCE_S = 0.05
+"""How long the daemon thread leaves everything else to threads that come back again and again. Were it in the
+set beside one of them, each event would wake both, and the one that it is for would wait for the other."""
+PATIENCES_MAX = 5
+"""So often in a row; then it looks all the same: who looks on for settlements sees nothing else."""
 LOOK_ON_NS_MAX = 800_000
 """Where a wait usually takes longer than this, sleeping is cheaper than looking on."""
 LOOKS_PER_YIELD = 16
@@ -140,6 +145,8 @@ class Shell:
         """Times that a thread began to lead: ever, and when the daemon thread looked last."""
         self._rests = 0
         """Times in a row that it looked and found the same thread still leading."""
+        self._patiences = 0
+        """Times in a row that it left what is open to threads that led meanwhile."""
         self._sleepers = 0
         self._background_turn = threading.Condition(self.lock)
         self._is_closed = False
@@ -488,8 +495,9 @@ class Shell:
         me = threading.current_thread()
         with self.lock:
             while not self._is_over:
-                if self._leader is None and (self.session.has_work or self._calls):
+                if self._leader is None and self._is_needed():
                     self._leader = me
+                    self._patiences = 0
                     try:
                         while self._may_go_on(me):
                             self._turn(None)
@@ -505,15 +513,30 @@ class Shell:
                         self.run_calls()
                     finally:
                         self.lock.acquire()
-                elif not self._is_over and (self._leader is not None or not self.session.has_work):
+                elif not self._is_over and (self._leader is not None or not self._is_needed()):
                     # Closed while we served: the call to wake up for that has been made already.
                     self._rest()
+
+    def _is_needed(self) -> bool:
+        """Is there something to lead for that no other thread is likely to see to?"""
+        if self._calls:
+            return True
+        next_ns = self.session.timers.next_ns()
+        if next_ns is None:
+            return False
+        is_left = self._leads == self._leads_seen or self._patiences >= PATIENCES_MAX
+        return is_left or bool(self.session.links.frames_in_flight) or next_ns <= self._clock.monotonic_ns()
 
     def _due_ns(self, next_ns: int) -> int:
         """When the daemon thread has to look at the latest. What comes by a descriptor wakes it by itself."""
         if self._is_background_in_epoll and not self.session.links.frames_in_flight:
             return next_ns
-        return min(next_ns, self._clock.monotonic_ns() + int(BACKGROUND_LOOK_S * 1e9))
+        return min(next_ns, self._clock.monotonic_ns() + int(self._patience_s * 1e9))
+
+    @property
+    def _patience_s(self) -> float:
+        """How long what is open may be left to other threads."""
+        return BACKGROUND_LOOK_S if self.session.links.frames_in_flight else BACKGROUND_PATIENCE_S
 
     def _rest(self) -> None:
         """Wait until somebody says that there is work; not for long while another leads, who may go soon.
@@ -522,11 +545,14 @@ class Shell:
         """
         if self._leads != self._leads_seen:
             self._leads_seen, self._rests = self._leads, 0
-        longest = None
-        if self.session.has_work and self._rests < RESTS_MAX:
-            longest = BACKGROUND_LOOK_S * (1 << self._rests)
+        longest, now_ns = None, self._clock.monotonic_ns()
+        next_ns = self.session.timers.next_ns()
+        if next_ns is not None and self._rests < RESTS_MAX:
+            longest = self._patience_s * (1 << self._rests)
+            if self._leader is None:
+                longest = min(longest, max(next_ns - now_ns, 0) / 1e9)
             self._rests += 1
-        now_ns = self._clock.monotonic_ns()
+            self._patiences += 1
         self._background_wakes_ns = _NEVER if longest is None else now_ns + int(longest * 1e9)
         try:
             self._background_turn.wait(longest)

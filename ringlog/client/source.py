@@ -19,7 +19,8 @@ from pyroaring import BitMap64
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts
 from ringlog.client.connection import Connection
 from ringlog.client.pages import Cursor
-from ringlog.client.pieces import Piece, visible_pieces
+from ringlog.client.pieces import FramePiece, Piece, visible_pieces
+from ringlog.client.shared_reads import Reading
 from ringlog.clock import Clock, SystemClock
 from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime
 from ringlog.errors import CorruptData, DiskError, Internal, NotReady, StaleEpoch
@@ -292,6 +293,40 @@ class LocalSource:
             return None
         self._kept.clear()
         return view, facts
+
+    @property
+    def sequence(self) -> int:
+        """Of the topic's slot now; -1 when what is read may not be what others would read (`reading`)."""
+        located = self._located
+        if located is None or located.ttl_us or located.recreated:
+            return -1
+        return self._connection.topic_sequence(located)
+
+    @property
+    def is_steady(self) -> bool:
+        """Nothing of the topic will expire by itself."""
+        facts = None if self._located is None else self._connection.facts(self._located)
+        return facts is not None and not facts.due_us and not facts.ttl_us
+
+    def reading(self, epoch: int, sequence: int, hint: Hint, view: FrameView, earliest_seq: int) -> Reading:
+        """That this frame was what there was at `hint`, as of `sequence`."""
+        assert self._located is not None
+        pieces = (FramePiece(view),)
+        return Reading(self._located, self._generation, sequence, epoch, hint, pieces, earliest_seq)
+
+    def holds(self, reading: Reading) -> bool:
+        """Nothing has happened to the topic since: what was read is what would be read now."""
+        connection = self._connection
+        return (
+            reading.generation == connection.generation
+            and connection.topic_sequence(reading.located) == reading.sequence
+        )
+
+    def pass_over(self, hint: Hint) -> None:
+        """Go on behind a frame that somebody else has read."""
+        self._kept.clear()
+        if self._reader is not None:
+            self._reader.pass_over(hint.last_seq, hint.file_id, hint.stop)
 
     @staticmethod
     def _is_untouched(located: Located, reader: TopicReader, first_seq: int, last_seq: int) -> bool:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from ringlog.client.borrowed import Borrowed
 from ringlog.client.events import WatchEvent
+from ringlog.client.shared_reads import SharedReads
 from ringlog.client.topics import TopicMerge
-from ringlog.client.watching import WatchCore, WatchedTopic, WatchOptions
+from ringlog.client.watching import TurnResult, WatchCore, WatchedTopic, WatchOptions
 from ringlog.limits import LIST_PAGE_MAX
-from ringlog.link.delivery import Subscription, Turn
+from ringlog.link.delivery import Delivery, Subscription, Turn
 from ringlog.link.pending import start
-from ringlog.storage.frame_share import FrameShare
 
 if TYPE_CHECKING:
     from ringlog.client.client import Client
@@ -26,12 +26,14 @@ class Watch:
     and no topic waits for another's backlog. One thread at a time.
     """
 
-    def __init__(self, client: Client, shell: Shell, options: WatchOptions, share: FrameShare) -> None:
+    def __init__(self, client: Client, shell: Shell, options: WatchOptions, shared: SharedReads) -> None:
         self._client = client
         self._shell = shell
-        self._core = WatchCore(options, share)
+        self._core = WatchCore(options, shared)
         self._files = Borrowed(self._core)
         self._subscription: Subscription | None = None
+        self._turn: Turn | None = None
+        """Taken and not over: its topic has no other until it is, whatever interrupts us meanwhile."""
         self._is_closed = False
 
     @property
@@ -47,7 +49,9 @@ class Watch:
     @property
     def has_news(self) -> bool:
         """`next(0)` has something to look at. Costs next to nothing."""
-        return bool(self._core.events) or (self._subscription is not None and self._subscription.has_news)
+        if self._core.events or self._turn is not None:
+            return True
+        return self._subscription is not None and self._subscription.has_news
 
     def open(self) -> Watch:
         """Find the topics and subscribe; done by the first `next` otherwise. Raises TopicNotFound."""
@@ -67,7 +71,9 @@ class Watch:
                 return self._core.give()
             if self._core.is_over:
                 return None
-            turn = self._take_turn()
+            turn = self._turn
+            if turn is None:
+                turn = self._turn = self._take_turn()
             if turn is not None:
                 self._read(turn)
                 continue
@@ -159,16 +165,23 @@ class Watch:
         subscription = self.subscription
         if not subscription.has_news:
             self._shell.require_open()
+            if self._shell.session.delivery.is_late:
+                with self._shell.locked() as session:
+                    session.delivery.give_back()
             return None
-        with self._shell.locked() as session:
-            if subscription.failure is not None:
-                raise subscription.failure
-            has_names, subscription.names_changed = subscription.names_changed, False
-            turn = session.delivery.take(subscription)
-        if has_names:
+        if subscription.failure is None and not subscription.names_changed:
+            self._shell.require_open()
+            return Delivery.take(subscription)
+        if subscription.failure is not None:
+            raise subscription.failure
+        subscription.names_changed = False  # First: who sets it again meanwhile has us look again.
+        try:
             with self._files.use():
                 self._look_for_names(is_new=True)
-        return turn
+        except BaseException:
+            subscription.names_changed = True
+            raise
+        return Delivery.take(subscription)
 
     def _await_news(self, timeout: float | None) -> bool:
         subscription = self.subscription
@@ -177,21 +190,31 @@ class Watch:
         return self._shell.wait(news, timeout)
 
     def _read(self, turn: Turn) -> None:
-        with self._files.use() as core:
-            result = core.straight(turn, self._shell.now_s)
-            if result is None:
-                result = self._client.run(core.turn_steps(turn, self._shell.now_s))
-            core.line_up(result.events)
-        subscription = self.subscription
-        if self._is_closed:
-            return
-        with self._shell.locked() as session:
-            delivery = session.delivery
-            if result.is_over:
-                delivery.drop(subscription, turn.feed)
-            else:
-                delivery.finished(subscription, turn, result.after, is_consumed=result.is_consumed)
-                if result.again_s:
-                    delivery.look(subscription, turn.feed, after_ns=int(result.again_s * 1e9))
+        result = self._core.shared(turn)
+        if result is None:
+            with self._files.use() as core:
+                result = core.straight(turn)
+                if result is None:
+                    result = self._client.run(core.turn_steps(turn, self._shell.now_s))
+        self._core.line_up(result.events)
+        if not self._is_closed:
+            self._finish(turn, result)
+        self._turn = None
         if result.error is not None:
             raise result.error
+
+    def _finish(self, turn: Turn, result: TurnResult) -> None:
+        subscription, after, is_consumed = self.subscription, result.after, result.is_consumed
+        if not (result.is_over or result.again_s):
+            # The lock is for who has to arrange something; with hundreds of watches that is seldom.
+            delivery = self._shell.session.delivery
+            if not delivery.finish_later(subscription, turn, after, is_consumed=is_consumed):
+                with self._shell.locked():
+                    delivery.collect()
+            return
+        with self._shell.locked() as session:
+            if result.is_over:
+                session.delivery.drop(subscription, turn.feed)
+            else:
+                session.delivery.finished(subscription, turn, after, is_consumed=is_consumed)
+                session.delivery.look(subscription, turn.feed, after_ns=int(result.again_s * 1e9))

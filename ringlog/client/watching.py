@@ -20,9 +20,20 @@ from typing import Literal, TypeAlias
 
 from ringlog.client.connection import Connection
 from ringlog.client.events import CaughtUp, Lagged, TopicDeleted, WatchEvent, decode_cursors, encode_cursors
-from ringlog.client.pages import EARLIEST, Cursor, Filters, Page, Start, TagFilter, node_filter, tag_filter
+from ringlog.client.pages import (
+    EARLIEST,
+    LATEST,
+    Cursor,
+    Filters,
+    Page,
+    Start,
+    TagFilter,
+    node_filter,
+    tag_filter,
+)
 from ringlog.client.pieces import FramePiece
 from ringlog.client.reader import read_page, resolve_start
+from ringlog.client.shared_reads import Reading, SharedReads
 from ringlog.client.source import LocalSource, Source, open_source
 from ringlog.envelope.messages import TopicInfo
 from ringlog.errors import ConnectionTrouble, CorruptData, DiskError, NotReady, TopicNotFound, UsageError
@@ -36,7 +47,6 @@ from ringlog.limits import (
 )
 from ringlog.link.delivery import OPEN_END, Hint, Turn
 from ringlog.link.pending import Steps
-from ringlog.storage.frame_share import FrameShare
 from ringlog.topic.tombstone import RECREATED
 from ringlog.types import Durability
 
@@ -126,11 +136,11 @@ class TurnResult:
 class WatchCore:
     """State of one watch. One consumer at a time; reading happens without the client's lock."""
 
-    def __init__(self, options: WatchOptions, share: FrameShare) -> None:
-        """`share`: frames that this client's watches have in common."""
+    def __init__(self, options: WatchOptions, shared: SharedReads) -> None:
+        """`shared`: what this client's watches have in common."""
         self.options = options
-        self._share = share
-        share.readers += 1
+        self._shared = shared
+        shared.frames.readers += 1
         self._is_closed = False
         self.events: deque[tuple[str, WatchEvent, Cursor | None]] = deque()
         """Made and not given yet: those of one turn, and of beginnings."""
@@ -222,9 +232,12 @@ class WatchCore:
         # What is acknowledged when it is durable, or never is, has no other consistency (SSE-35).
         is_strong = options.consistency == "strong" and level not in {Durability.FSYNC, Durability.EPHEMERAL}
         self._positions[info.topic] = cursor
+        # Its head was just looked up, so its life is known.
+        has_begun = kept is None and where is LATEST
         return WatchedTopic(
-            info, source, Filters(nodes, tag_filter(options.tags)), cursor, is_strong=is_strong
-        )
+            info, source, Filters(nodes, tag_filter(options.tags)), cursor, has_begun=has_begun,
+            is_strong=is_strong,
+        )  # fmt: skip
 
     # -- turns ------------------------------------------------------------------------------------------
 
@@ -237,6 +250,7 @@ class WatchCore:
         if turn.hint is not None and isinstance(topic.source, LocalSource):
             hint = turn.hint
             topic.source.take_hint(hint.first_seq, hint.file_id, hint.offset, hint.stop)
+        sequence = self._sequence(topic, turn)
         # Nobody has said what is durable: look what became of the topic, and leave its records.
         is_blind = topic.is_strong and turn.until >= OPEN_END
         try:
@@ -253,41 +267,100 @@ class WatchCore:
             self._drop(topic)
             result.is_over, result.error = True, e
         else:
+            if sequence >= 0:
+                page = self._left_to_others(topic, turn, page, sequence)
             self._take(topic, page, turn, result, now_s(), is_blind=is_blind)
         return result
 
-    def straight(self, turn: Turn, now_s: Callable[[], float]) -> TurnResult | None:
+    def shared(self, turn: Turn) -> TurnResult | None:
+        """The shortest way: what another watch of this client has just read is what this one would read.
+
+        Reads no file. None when there is no such thing; then `straight`.
+        """
+        topic, hint = self._topics.get(turn.feed), turn.hint
+        if topic is None or hint is None or not self._is_plain(topic, turn, hint):
+            return None
+        source, cursor = topic.source, topic.cursor
+        reading = self._shared.get(topic.info.topic_id, cursor.epoch, hint)
+        if reading is None or hint.first_seq != cursor.seq + 1:
+            return None
+        if not isinstance(source, LocalSource) or not source.holds(reading):
+            return None
+        source.pass_over(hint)
+        return self._taken(topic, reading)
+
+    def straight(self, turn: Turn) -> TurnResult | None:
         """The short way for who keeps up: the one frame that the turn is about, when nothing is left out.
 
         None when it is not so; then `turn_steps` does it, as if this had not been tried.
         """
         topic, hint = self._topics.get(turn.feed), turn.hint
-        if topic is None or hint is None or not isinstance(topic.source, LocalSource):
+        if topic is None or hint is None or not self._is_plain(topic, turn, hint):
             return None
-        page = self._straight_page(topic, topic.source, turn, hint)
-        if page is None:
+        source = topic.source
+        if not isinstance(source, LocalSource):
             return None
-        result = TurnResult(after=topic.cursor.seq)
-        self._take(topic, page, turn, result, now_s(), is_blind=False)
-        return result
-
-    def _straight_page(self, topic: WatchedTopic, source: LocalSource, turn: Turn, hint: Hint) -> Page | None:
-        if not topic.has_begun or topic.filters or (topic.is_strong and hint.last_seq != turn.until):
-            return None
-        is_small = hint.last_seq - hint.first_seq < self.options.limit
-        if not is_small or hint.stop - hint.offset > self.options.max_bytes:
-            return None
+        sequence = source.sequence if self._shared.is_useful else -1
         try:
             # Who is behind by more reads it together.
-            found = source.straight(topic.cursor, hint, self._share, is_head=not topic.is_strong)
+            found = source.straight(topic.cursor, hint, self._shared.frames, is_head=not topic.is_strong)
         except DiskError:
             return None  # Met again on the way that says what it means.
         if found is None:
             return None
         view, facts = found
+        reading = source.reading(topic.cursor.epoch, sequence, hint, view, facts.earliest_seq)
+        if sequence >= 0 and facts.head_seq == hint.last_seq:
+            self._shared.leave(topic.info.topic_id, reading)
+        return self._taken(topic, reading)
+
+    def _is_plain(self, topic: WatchedTopic, turn: Turn, hint: Hint) -> bool:
+        """All of the frame would be given, and nothing else."""
+        if not topic.has_begun or topic.filters or (topic.is_strong and hint.last_seq != turn.until):
+            return False
+        options = self.options
+        is_small = hint.last_seq - hint.first_seq < options.limit
+        return is_small and hint.stop - hint.offset <= options.max_bytes
+
+    def _taken(self, topic: WatchedTopic, reading: Reading) -> TurnResult:
+        """What is left of `_take`: the frame comes next, is the last one, and is of this life."""
+        last_seq = reading.hint.last_seq
+        cursor = Cursor(reading.epoch, last_seq)
+        page = Page(
+            topic.info.topic, reading.pieces, cursor, tombstone=None, head_seq=last_seq,
+            earliest_seq=reading.earliest_seq,
+        )  # fmt: skip
+        topic.cursor, topic.head_seq = cursor, last_seq
+        result = TurnResult([(page, cursor)], last_seq, is_consumed=True)
+        if not topic.is_caught_up:
+            result.events.append(self.caught_up(topic))
+        return result
+
+    def _sequence(self, topic: WatchedTopic, turn: Turn) -> int:
+        """When a turn is read that others may have, too; -1 when it is of no use to them."""
+        source, is_wanted = topic.source, turn.hint is not None and self._shared.is_useful
+        return source.sequence if is_wanted and isinstance(source, LocalSource) else -1
+
+    def _left_to_others(self, topic: WatchedTopic, turn: Turn, page: Page, sequence: int) -> Page:
+        """Leave a page to the others if it is the whole frame of its turn; returns what to give instead."""
+        hint, source, pieces = turn.hint, topic.source, page.pieces
+        if hint is None or not isinstance(source, LocalSource) or len(pieces) != 1:
+            return page
+        piece = pieces[0]
+        if not isinstance(piece, FramePiece) or not piece.is_whole or page.tombstone is not None:
+            return page
+        view = piece.view
+        is_it = (view.first_seq, view.last_seq, page.head_seq) == (
+            hint.first_seq, hint.last_seq, hint.last_seq,
+        )  # fmt: skip
+        # Expiry is a matter of the clock, which the slot knows nothing of.
+        if not is_it or source.sequence != sequence or not source.is_steady:
+            return page
+        reading = source.reading(page.epoch, sequence, hint, view.read_only(), page.earliest_seq)
+        self._shared.leave(topic.info.topic_id, reading)
         return Page(
-            topic.info.topic, (FramePiece(view),), Cursor(topic.cursor.epoch, hint.last_seq), tombstone=None,
-            head_seq=hint.last_seq, earliest_seq=facts.earliest_seq,
+            page.topic, reading.pieces, page.cursor, tombstone=None, head_seq=page.head_seq,
+            earliest_seq=page.earliest_seq,
         )  # fmt: skip
 
     def _take(
@@ -351,7 +424,7 @@ class WatchCore:
 
     def close(self) -> None:
         """Let go of files. Idempotent."""
-        self._share.readers -= not self._is_closed
+        self._shared.frames.readers -= not self._is_closed
         self._is_closed = True
         for topic in list(self._topics.values()):
             topic.source.close()

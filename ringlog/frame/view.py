@@ -100,6 +100,11 @@ class FrameView:
     def __len__(self) -> int:
         return self._stop - self._start
 
+    def read_only(self) -> FrameView:
+        """The same, with payloads that nobody can write to."""
+        body = self._body.toreadonly()
+        return FrameView(self.header, body, self._layout, self.offset, self._start, self._stop)
+
     def __repr__(self) -> str:
         return (
             f"<FrameView {self.frame_type.name} topic_id={self.topic_id} first_seq={self.first_seq} "

@@ -55,11 +55,13 @@ AGAIN_NS = 100 * MS
 """Pause before a scheduler that refused is asked again."""
 _LATER = (NotReady, NotConnected, ShuttingDown)
 OPEN_END = (1 << 63) - 1
-TAKEN_ROWS_MAX = 64
+TAKEN_ROWS_MAX = 256
 SEEK_AT_ONCE = 64
 """So many topics are looked for at the same time: a restarted shard has other things to do."""
 GIVE_BACK_NS = 5 * MS
-"""Turns that are over are said together: this late at most when their reader does not wait for more."""
+"""Turns that are over are said together: this late at most when their reader looks for more now and then."""
+GIVE_BACK_BUSY_NS = 50 * MS
+"""And this late in a client whose thread does not: it is busy, and another one would disturb it."""
 
 
 class Host(Protocol):
@@ -145,14 +147,20 @@ class Subscription:
 class Delivery:
     """All subscriptions of one host. Implements link.protocol.Hears."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, give_back_ns: int = GIVE_BACK_NS) -> None:
+        """`give_back_ns`: how late turns that are over are said when nobody asks for more."""
         self._host = host
+        self._give_back_ns = give_back_ns
         self._subscriptions: dict[int, Subscription] = {}
         self._numbers = 0
         self._alive: Timer | None = None
         self._taken: dict[int, list[int]] = {}
         """Words of rows of Taken that were not sent yet, by scheduler."""
+        self._over: deque[tuple[Subscription, Turn, int, bool]] = deque()
+        """Turns that are over and were not looked at yet: at most one a feed. See `finish_later`."""
         self._giving_back: Timer | None = None
+        self._over_since_ns = 0
+        """When the first of the turns that are over and not said yet was noted."""
         self._sought: deque[tuple[Subscription, int]] = deque()
         self._is_seeking = False
 
@@ -172,11 +180,18 @@ class Delivery:
         """Add feeds, (topic, position) each; done with their numbers once the schedulers know them."""
         return start(self._add_steps(subscription, list(wanted)))
 
-    def take(self, subscription: Subscription) -> Turn | None:
-        """The next turn in order of value, if there is one; its feed gets no other before `finished`."""
+    @staticmethod
+    def take(subscription: Subscription) -> Turn | None:
+        """The next turn in order of value, if there is one; its feed gets no other before `finished`.
+
+        Only the subscription's reader calls it; that needs no lock.
+        """
         ready = subscription.ready
         while ready:
-            turn = ready.popleft()
+            try:
+                turn = ready.popleft()
+            except IndexError:
+                return None  # Closed just now.
             if turn.feed in subscription.feeds:
                 return turn
         return None
@@ -193,24 +208,51 @@ class Delivery:
 
     def finished(self, subscription: Subscription, turn: Turn, after: int, *, is_consumed: bool) -> None:
         """The turn's feed was read up to `after`."""
-        state = subscription.feeds.get(turn.feed)
-        if state is None:
-            return
-        state.after = max(state.after, after)
-        if state.turn is turn:
-            state.turn = None
-        rows = self._taken.setdefault(state.scheduler, [])
-        rows += (subscription.number, turn.feed, state.after, int(is_consumed))
-        if len(rows) >= TAKEN_ROWS_MAX * TAKEN_WORDS:
+        self._over.append((subscription, turn, after, is_consumed))
+        self.collect()
+
+    def finish_later(self, subscription: Subscription, turn: Turn, after: int, *, is_consumed: bool) -> bool:
+        """As `finished`, for a caller without the lock: two locks a turn are a good part of its cost.
+
+        False when the caller has to `collect` with the lock, since nobody else will soon.
+        """
+        self._over.append((subscription, turn, after, is_consumed))
+        # `give_back` forgets its timer before it looks what is over: who still sees one will be looked at.
+        return self._giving_back is not None and len(self._over) < TAKEN_ROWS_MAX
+
+    def collect(self) -> None:
+        """Note which turns are over, and have that said soon."""
+        self._note()
+        if any(len(words) >= TAKEN_ROWS_MAX * TAKEN_WORDS for words in self._taken.values()):
             self.give_back()
-        elif self._giving_back is None:
-            self._giving_back = self._host.timers.at(self._now_ns() + GIVE_BACK_NS, self.give_back)
+        elif self._taken and self._giving_back is None:
+            self._over_since_ns = now_ns = self._now_ns()
+            self._giving_back = self._host.timers.at(now_ns + self._give_back_ns, self.give_back)
+
+    @property
+    def is_late(self) -> bool:
+        """Turns have been over for long enough; asked by readers that do not wait, without the lock."""
+        return self._giving_back is not None and self._now_ns() - self._over_since_ns >= GIVE_BACK_NS
+
+    def _note(self) -> None:
+        over = self._over
+        while over:
+            subscription, turn, after, is_consumed = over.popleft()
+            state = subscription.feeds.get(turn.feed)
+            if state is None:
+                continue
+            state.after = max(state.after, after)
+            if state.turn is turn:
+                state.turn = None
+            rows = self._taken.setdefault(state.scheduler, [])
+            rows += (subscription.number, turn.feed, state.after, int(is_consumed))
 
     def give_back(self) -> None:
         """Say which turns are over: together, when there are many, or when somebody waits for more."""
-        if self._giving_back is not None:
-            self._giving_back.cancel()
-            self._giving_back = None
+        timer, self._giving_back = self._giving_back, None
+        if timer is not None:
+            timer.cancel()
+        self._note()
         taken, self._taken = self._taken, {}
         for number, words in taken.items():
             rows = np.array(words, dtype=np.uint64)
@@ -225,7 +267,7 @@ class Delivery:
 
     def waits(self, *subscriptions: Subscription) -> Pending[None]:
         """Done when one of the subscriptions has news."""
-        if self._taken:
+        if self._taken or self._over:
             self.give_back()
         pending: Pending[None] = Pending()
         if any(subscription.has_news for subscription in subscriptions):
@@ -250,6 +292,7 @@ class Delivery:
                     timer.cancel()
             self._alive = self._giving_back = None
             self._taken.clear()
+            self._over.clear()
 
     # -- what schedulers say ----------------------------------------------------------------------------
 

@@ -126,6 +126,14 @@ class LocalLinks:
         is_it = found.topic_id == info.topic_id and found.epoch == info.epoch and found.state == TOPIC_LIVE
         return found if is_it else None
 
+    def topic_sequence(self, info: TopicInfo | Located) -> int:
+        """Another number after each change of the topic's slot; -1 while that changes or cannot be read."""
+        try:
+            found = self.topic_table(info.shard).sequence(info.slot)
+        except (BoardError, NotConnected):
+            return -1
+        return -1 if found & 1 else found
+
     def marks(self, shard: int) -> Marks:
         """Read the shard's published marks now; (0, 0) while they cannot be read: nothing is published."""
         try:

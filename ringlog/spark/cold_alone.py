@@ -200,6 +200,10 @@ class ColdConnection:
             state.ttl_floor, state.trim_floor, state.count, state.bytes, state.last_ts, 0, state.version,
         )  # fmt: skip
 
+    def topic_sequence(self, info: Any) -> int:
+        """See Connection; there is no slot."""
+        return -1
+
     def marks(self, shard: int) -> _Marks:
         """See Connection."""
         return _Marks()

@@ -262,6 +262,16 @@ class TopicReader:
         if is_far and self._extent < len(self._located.extents):
             self._is_sought = not self._located.extents[self._extent].segment
 
+    def pass_over(self, last_seq: int, file_id: int, stop: int) -> None:
+        """Go on behind `last_seq`, which somebody else has read; its frame ends at `stop` of this file."""
+        extents = self._located.extents
+        is_here = self._extent < len(extents) and extents[self._extent].file_id == file_id
+        if is_here and not extents[self._extent].segment and self._offset <= stop:
+            self.cursor, self._offset = last_seq, stop
+            self._hole_seen = False
+        elif last_seq > self.cursor:
+            self.skip_to(last_seq)
+
     def take_hint(self, first_seq: int, file_id: int, offset: int, stop: int) -> None:
         """Somebody says that the frames from `first_seq` on lie at [offset, stop) of a file of the log.
 

@@ -284,6 +284,10 @@ class LogWorld:
             self.version, self.due_us, self.ttl_us,
         )  # fmt: skip
 
+    def topic_sequence(self, info: TopicInfo | Located) -> int:
+        """See Connection."""
+        return -1
+
     def marks(self, shard: int) -> Marks:
         """See Connection."""
         return Marks(self._mark, (0, 0))

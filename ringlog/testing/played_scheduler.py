@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ringlog.envelope import messages as m
-from ringlog.link.delivery import Delivery
+from ringlog.link.delivery import GIVE_BACK_NS, Delivery
 from ringlog.link.peer import Reply
 from ringlog.link.pending import Pending, resolved
 from ringlog.link.timers import Timers
@@ -63,7 +63,7 @@ class PlayedScheduler:
 class PlayedHost:
     """Implements link.delivery.Host, and the links it needs."""
 
-    def __init__(self, schedulers: int = 1) -> None:
+    def __init__(self, schedulers: int = 1, give_back_ns: int = GIVE_BACK_NS) -> None:
         self.clock, self.timers = ManualClock(), Timers()
         self.expected: list[int] = []
         self.asked: list[tuple[int, Any, Pending[Reply]]] = []
@@ -71,7 +71,7 @@ class PlayedHost:
         self.played = [PlayedScheduler() for _ in range(schedulers)]
         self.links: Any = self
         self.schedulers = schedulers
-        self.delivery = Delivery(self)
+        self.delivery = Delivery(self, give_back_ns)
 
     def scheduler(self, number: int) -> PlayedScheduler:
         """One of those that are played."""

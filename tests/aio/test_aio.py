@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
 
 import ringlog.aio
-from ringlog.client import ClientState
+from ringlog.client import ClientState, Page
 from ringlog.errors import Backpressure, NotConnected, TopicNotFound, WrongLoop
 
 WAIT_S = 20.0
@@ -189,3 +190,26 @@ async def test_a_closed_watch_ends_who_waits_for_it(ringlog_engine, ringlog_topi
         await asyncio.sleep(0)
         watch.close()
         assert await asyncio.wait_for(waiting, 30) is None
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+async def test_whoever_is_cancelled_while_he_waits_misses_nothing(ringlog_engine, ringlog_topic, transport):
+    """CL-2: `wait_for(watch.next(), ...)` is how people write it; a turn that was taken is not forgotten."""
+    topic, got = ringlog_topic("cancelled"), []
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        await client.topics.create(topic)
+        async with client.watch(topic, limit=1) as watch:
+            for n in range(60):
+                await client.append(topic, b"%d" % n)
+                task = asyncio.create_task(watch.next())
+                for _ in range(n % 12):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    got.append(await task)
+            while sum(isinstance(event, Page) for event in got) < 60:
+                event = await watch.next(30)
+                assert event is not None, f"nothing came behind {got[-3:]}"
+                got.append(event)
+    data = [record.data for event in got if isinstance(event, Page) for record in event.records]
+    assert data == [b"%d" % n for n in range(60)]

@@ -134,7 +134,9 @@ def test_without_an_engine_a_full_buffer_raises_after_the_timeout(tmp_path):
     ticket = producer.send(b"x" * 1_500)
     with pytest.raises(Backpressure):
         producer.send(b"x" * 1_500)
-    assert isinstance(ticket.error(), NotConnected)
+    # Its own time ends at the same moment, and who is told first is a matter of luck.
+    with pytest.raises(NotConnected):
+        ticket.result(WAIT_S)
     client.close(0)
 
 

@@ -255,6 +255,19 @@ def test_never_more_than_max_in_flight_are_out(queue):
     assert counts(queue) == (7, 0, 1)
 
 
+def test_a_job_that_is_settled_twice_makes_room_for_one(queue):
+    """CL-9: the second time it is skipped, and frees no place that another job has."""
+    queue.put_many([b"%d" % n for n in range(6)])
+    jobs = queue.jobs(max_in_flight=2)
+    first, second = next(jobs), next(jobs)
+    assert queue.ack([first, first]).skipped == (first.seq,)
+    third = next(jobs)
+    assert queue.stats().in_flight == 2
+    second.ack()
+    third.ack()
+    jobs.close()
+
+
 def test_many_threads_drain_a_queue_and_each_job_is_done_once(queue, ringlog_engine):
     """FX-154, QL-4."""
     fill(queue, 600)

@@ -12,6 +12,7 @@ import pytest
 import ringlog
 from ringlog.client import EARLIEST, LATEST, CaughtUp, Cursor, Page, Tombstone, TopicDeleted
 from ringlog.client.events import decode_cursors, encode_cursors
+from ringlog.client.fields import NewRecord
 from ringlog.errors import InvalidRequest, TopicNotFound, UsageError
 from ringlog.testing import engine
 from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
@@ -377,3 +378,86 @@ def test_what_was_deleted_before_a_watcher_came_to_it_is_not_read(ringlog_engine
                 writer.topics.delete_records(topic, match="odd")
         left = take(watch, lambda events: b"6" in data_of(events))
         assert data_of(left) == [b"2", b"4", b"6"]
+
+
+@pytest.mark.parametrize("consistency", ["eventual", "strong"])
+def test_what_one_watch_has_read_is_read_by_no_other(ringlog_engine, writer, ringlog_topic, consistency):
+    """The first delivery, too: all of them began at the head."""
+    topic = ringlog_topic("together")
+    writer.topics.create(topic, durability="fsync")
+    with ringlog.connect(ringlog_engine.url, wait=10) as client:
+        watches = [client.watch(topic, start=LATEST, consistency=consistency).open() for _ in range(4)]
+        for watch in watches:
+            assert kinds([watch.next(WAIT_S)]) == ["CaughtUp"]
+        for n in range(5):
+            writer.append_many(topic, [b"%d" % n] * 3)
+            pages = [take(watch, records(3))[-1] for watch in watches]
+            assert [page.bytes() for page in pages] == [[b"%d" % n] * 3] * 4
+            assert len({id(page.pieces[0]) for page in pages}) == 1
+            with pytest.raises(TypeError, match="read-only"):
+                pages[0].pieces[0].payload_views()[0][0] = 1
+
+
+def test_what_is_deleted_behind_one_watchs_read_is_given_to_no_other(ringlog_engine, writer, ringlog_topic):
+    """DL-9: what the first has read is in memory; the second comes to it after the deletion's ack."""
+    topic = ringlog_topic("deleted-between")
+    with ringlog.connect(ringlog_engine.url, wait=10) as client:
+        writer.topics.create(topic)
+        first, second = (client.watch(topic, start=LATEST).open() for _ in range(2))
+        take(first, lambda events: "CaughtUp" in kinds(events))
+        take(second, lambda events: "CaughtUp" in kinds(events))
+        for n in range(6):
+            writer.append(topic, b"%d" % n, tag="odd" if n % 2 else "even")
+            assert client.ready_watches([second], WAIT_S) == [second]
+            assert data_of(take(first, records(1))) == [b"%d" % n]
+            if n % 2:
+                writer.topics.delete_records(topic, match="odd")
+                assert second.next(0) is None
+            else:
+                assert data_of(take(second, records(1))) == [b"%d" % n]
+
+
+def test_watches_that_stand_at_different_places_read_for_themselves(ringlog_engine, writer, ringlog_topic):
+    """What is in memory is of one place: who is behind it, or wants less of it, gets what is his."""
+    topic = ringlog_topic("apart")
+    writer.topics.create(topic)
+    with ringlog.connect(ringlog_engine.url, wait=10) as client:
+        every = client.watch(topic, start=LATEST).open()
+        tagged = client.watch(topic, start=LATEST, tags="a").open()
+        small = client.watch(topic, start=LATEST, limit=2).open()
+        for watch in (every, tagged, small):
+            take(watch, lambda events: "CaughtUp" in kinds(events))
+        behind = client.watch(topic, start=LATEST).open()
+        take(behind, lambda events: "CaughtUp" in kinds(events))
+        for n in range(4):
+            every_tag = zip(b"abc", "aba", strict=True)
+            writer.append_many(topic, [NewRecord(data=b"%c%d" % (c, n), tag=tag) for c, tag in every_tag])
+            assert data_of(take(every, records(3))) == [b"a%d" % n, b"b%d" % n, b"c%d" % n]
+            assert data_of(take(tagged, records(2))) == [b"a%d" % n, b"c%d" % n]
+            assert data_of(take(small, records(3))) == [b"a%d" % n, b"b%d" % n, b"c%d" % n]
+        assert data_of(take(behind, records(12))) == [b"%c%d" % (c, n) for n in range(4) for c in b"abc"]
+
+
+def test_no_other_thread_is_woken_for_what_a_watcher_waits_for(ringlog_engine, writer, ringlog_topic):
+    """CL-2: the daemon thread leaves everything to threads that come back; each event woke both before."""
+    topic = ringlog_topic("alone")
+    writer.topics.create(topic)
+    with ringlog.connect(ringlog_engine.url, wait=10) as client, client.watch(topic, start=LATEST) as watch:
+        take(watch, lambda events: "CaughtUp" in kinds(events))
+
+        def deliver(count):
+            for n in range(count):
+                writer.append(topic, b"%d" % n)
+                assert data_of([watch.next(WAIT_S)]) == [b"%d" % n]
+
+        deliver(20)
+        (background,) = {client._shell._background}
+        status = f"/proc/self/task/{background.native_id}/status"
+        before = _switches(status)
+        deliver(300)
+        assert _switches(status) - before < 150
+
+
+def _switches(status):
+    with open(status) as lines:
+        return int(next(line for line in lines if line.startswith("voluntary")).split()[1])

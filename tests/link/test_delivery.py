@@ -16,7 +16,7 @@ from ringlog.errors import (
 )
 from ringlog.limits import CREDIT_MAX, FEEDS_PER_MESSAGE_MAX
 from ringlog.link.address import scheduler_of
-from ringlog.link.delivery import OPEN_END, SEEK_AT_ONCE
+from ringlog.link.delivery import OPEN_END, SEEK_AT_ONCE, TAKEN_ROWS_MAX
 from ringlog.link.peer import Reply
 from ringlog.testing.played_scheduler import PlayedHost, topic
 
@@ -64,13 +64,58 @@ def test_turns_are_expected_of_a_scheduler_from_the_first_topic_on():
 def test_turns_that_are_over_are_said_together_and_soon():
     """One message for many; who does not wait for more has them given back within a moment."""
     host = PlayedHost()
-    subscription, feeds = opened(host, *((topic(n), 0) for n in range(1, 101)), credit=200)
+    subscription, feeds = opened(host, *((topic(n), 0) for n in range(1, TAKEN_ROWS_MAX + 37)), credit=400)
     host.turns(*((subscription.number, feed, 5) for feed in feeds))
-    for _ in range(100):
+    for _ in feeds:
         host.delivery.finished(subscription, host.delivery.take(subscription), 5, is_consumed=False)
-    assert len(host.played[0].taken()) == 64
+    assert len(host.played[0].taken()) == TAKEN_ROWS_MAX
     host.advance(0.005)
     assert len(host.played[0].taken()) == 36
+
+
+def test_turns_that_end_without_the_lock_are_said_with_the_next_that_are():
+    """The first has somebody arrange it; those beside it are looked at then, and none is forgotten."""
+    host = PlayedHost()
+    subscription, feeds = opened(host, *((topic(n), 0) for n in range(1, TAKEN_ROWS_MAX + 37)), credit=400)
+    delivery = host.delivery
+    host.turns(*((subscription.number, feed, 5) for feed in feeds))
+
+    def finish():
+        return delivery.finish_later(subscription, delivery.take(subscription), 5, is_consumed=True)
+
+    assert not finish(), "nobody has arranged anything yet"
+    delivery.collect()
+    assert finish()
+    assert host.played[0].taken() == []
+    host.advance(0.005)
+    assert len(host.played[0].taken()) == 2
+    assert not finish(), "what was arranged is over"
+    delivery.collect()
+    assert [finish() for _ in range(TAKEN_ROWS_MAX)] == [True] * (TAKEN_ROWS_MAX - 1) + [False]
+    delivery.collect()
+    assert len(host.played[0].taken()) == TAKEN_ROWS_MAX + 1
+    assert finish() is False
+    delivery.waits(subscription)
+    assert len(host.played[0].taken()) == 1
+
+
+def test_a_reader_that_looks_without_waiting_says_himself_what_is_over():
+    """Nobody else does soon: a thread of the client that sees to it would disturb the reader's."""
+    host = PlayedHost(give_back_ns=50_000_000)
+    subscription, feeds = opened(host, *((topic(n), 0) for n in range(1, 4)))
+    delivery = host.delivery
+    host.turns(*((subscription.number, feed, 5) for feed in feeds))
+    assert not delivery.is_late
+    for _ in feeds:
+        delivery.finished(subscription, delivery.take(subscription), 5, is_consumed=False)
+    host.advance(0.004)
+    assert not delivery.is_late
+    host.advance(0.001)
+    assert delivery.is_late
+    assert host.played[0].taken() == []
+    delivery.give_back()
+    assert len(host.played[0].taken()) == 3
+    assert not delivery.is_late
 
 
 def sought(host, subscription, *feeds):

@@ -6,8 +6,8 @@ storage how large the jobs are, and then it is staged and answered with its grou
 
 Leases are memory: after a restart every live job is ready. Whoever then sends an ack again, whose deletion
 had become durable, finds the job deleted on request: it counts as acked, if the token is one of an earlier
-incarnation and its holder's time was not over. Within one incarnation a request that comes again, under its
-number, has the answer it had.
+incarnation and its holder first sent it in time, however long the shard was away. Within one incarnation a
+request that comes again, under its number, has the answer it had.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Queues:
         found = self._found_out(matched)
         queue.ack(matched)
         self._delete(topic, found, group)
-        skipped = self._unless_gone(topic, message, matched.skipped, now_us // 1_000)
+        skipped = self._unless_gone(topic, message, matched.skipped)
         acked = len(message.seqs) // 8 - len(skipped)
         counts = queue.counts(live_count(topic))
         return self._keep(
@@ -217,9 +217,9 @@ class Queues:
             is_synced = topic.config.durability == Durability.FSYNC
             self._removals.stage(topic, found, group, sync=is_synced, on_request=True)
 
-    def _unless_gone(self, topic: Topic, message: m.JobsAck, skipped: I64, now_ms: int) -> I64:
+    def _unless_gone(self, topic: Topic, message: m.JobsAck, skipped: I64) -> I64:
         """Without those that an earlier incarnation's holder acked, as far as can be known (see above)."""
-        if not message.tokens or not len(skipped) or now_ms > message.until:
+        if not message.tokens or not len(skipped) or not message.in_time:
             return skipped
         seqs, tokens = _entries(message)
         assert tokens is not None

@@ -184,8 +184,8 @@ class Working:
         skipped: list[int] = []
         for part in parts_of(leases):
             seqs, tokens = entries_of(part)
-            until = min(lease.deadline_ms for lease in part)
-            ack = JobsAck(self.topic, self.node, seqs, tokens, until, call_number())
+            in_time = self._clock.monotonic_ns() <= min(lease.until_ns for lease in part)
+            ack = JobsAck(self.topic, self.node, seqs, tokens, in_time, call_number())
             reply: JobsAcked = (yield connection.about_jobs(ack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))

@@ -734,9 +734,9 @@ class JobsAck(Message, frozen=True):
     node: str
     seqs: bytes
     tokens: bytes = b""
-    until: int = 0
-    """The earliest deadline among them, milliseconds, as its holder knows it; it is believed only where a
-    restart of the shard forgot these leases."""
+    in_time: bool = False
+    """It was first sent before the leases ended, as far as their holder knows; this is believed only where a
+    restart of the shard forgot them."""
     call: int = 0
 
 

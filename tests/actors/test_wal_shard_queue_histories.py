@@ -45,7 +45,7 @@ def test_every_job_is_there_or_was_acked(seed: int, durability: str) -> None:
             if what == "nack":
                 nack(world, jobs, delay_ms=rng.choice([0, 500]))
                 continue
-            message = {"until": 1 << 60, "call": calls}
+            message = {"in_time": True, "call": calls}
             if rng.random() < 0.3:
                 # It was applied, and its answer was lost with the shard: so it is sent again.
                 before = ack(world, jobs, **message)

@@ -241,8 +241,12 @@ nothing after that, and it is shorter than the silence after which a connection 
 DEAD_LETTERS_PER_CLAIM_MAX = 1_000
 """Spent jobs that one claim sets aside; the next one goes on (QD-10)."""
 
-DEAD_LETTERS_LOOK_MS = 250
-"""How often scheduler 0 looks whether a shard has set jobs aside."""
+DEAD_LETTER_REASON_BYTES_MAX = 256
+"""Of why a job was rejected the first line is kept, up to so many bytes."""
+DEAD_LETTER_REASONS_MAX = 65_536
+"""Rejected jobs of a queue whose reason is kept until they are moved; the others go without."""
+DEAD_LETTERS_LOOK_MS = 1_000
+"""How often scheduler 0 looks whether a shard has set jobs aside: no oftener than its heart beats anyway."""
 DEAD_LETTERS_LOOK_ANYWAY_S = 30.0
 """And how often it asks though none said so."""
 DEAD_LETTERS_PER_MOVE = 256
@@ -303,4 +307,5 @@ assert DRAIN_BYTES_PER_RING_MAX <= GROUP_BYTES_MAX < WAL_FILE_BYTES_DEFAULT
 assert DEDUP_FRAMES_PER_PRODUCER >= SETTLE_ENTRIES_DEFAULT, "a whole ring can be resent and recognised"
 assert GROUP_WINDOW_US_MIN <= GROUP_WINDOW_US_MAX <= FLUSH_INTERVAL_MS_DEFAULT * 1000
 assert COALESCE_MS_MAX < GOVERNOR_SAMPLE_MS < HEARTBEAT_INTERVAL_MS < GOVERNOR_BELIEF_MS
+assert DEAD_LETTERS_LOOK_MS >= HEARTBEAT_INTERVAL_MS, "looking wakes nobody who would sleep"
 assert STUCK_AFTER_S_MIN * 1000 >= 3 * HEARTBEAT_INTERVAL_MS, "nobody is stuck for a late heartbeat"

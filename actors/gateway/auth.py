@@ -55,6 +55,7 @@ SCOPES_OF: dict[type[m.Message], tuple[str, ...]] = {
     m.JobsAck: (WRITE,),
     m.JobsNack: (WRITE,),
     m.JobsExtend: (WRITE,),
+    m.JobsReject: (WRITE,),
     m.QueueStats: (READ,),
 }
 """Scopes of which an operation needs one (A-8). What is not listed is refused to everybody."""

@@ -32,7 +32,9 @@ from ringlog.frame.codec import frame
 from ringlog.frame.columns import (
     DEAD_LETTER_DELIVERIES,
     DEAD_LETTER_FROM,
+    DEAD_LETTER_REASON,
     DEAD_LETTER_SRC_SEQ,
+    STAMPED_KEYS,
     encode_records,
 )
 from ringlog.frame.settle import WORDS, entry_error
@@ -166,7 +168,7 @@ class DeadLetters:
         """Append a copy of each; returns those whose copies are durable. Raises when none is."""
         frames = [
             frame(
-                _columns(record, spent.topic, times[record.seq]), topic_id=target.topic_id,
+                _columns(record, spent, times[record.seq]), topic_id=target.topic_id,
                 producer_id=producer_of(spent.topic_id, spent.epoch, record.seq), producer_seq=1,
                 durability=Durability.EPHEMERAL,
             )
@@ -203,14 +205,18 @@ def _parts(records: Sequence[Record]) -> list[Sequence[Record]]:
     return [*parts, records[start_at:]] if records else []
 
 
-def _columns(record: Record, queue: str, deliveries: int) -> Any:
+def _columns(record: Record, spent: m.SpentJobs, deliveries: int) -> Any:
     """A job as its copy is stored: everything but its own expiry, and where it comes from."""
     stamps = {
-        DEAD_LETTER_FROM: queue, DEAD_LETTER_DELIVERIES: str(deliveries),
+        DEAD_LETTER_FROM: spent.topic, DEAD_LETTER_DELIVERIES: str(deliveries),
         DEAD_LETTER_SRC_SEQ: str(record.seq),
     }  # fmt: skip
+    if record.seq in spent.reasons:
+        stamps[DEAD_LETTER_REASON] = spent.reasons[record.seq]
     fields: dict[str, Any] = msgspec.json.decode(record.meta_json) if record.meta_json else {}
-    meta, headers = msgspec.json.encode(fields | stamps), dict(record.headers)
+    # What an earlier move stamped says nothing of this one, and what a writer did is forged.
+    kept = {name: value for name, value in fields.items() if name not in STAMPED_KEYS}
+    meta, headers = msgspec.json.encode(kept | stamps), dict(record.headers)
     if len(meta) > META_BYTES_MAX:
         # Too large to be stamped: then the headers say it.
         meta = record.meta_json or b""

@@ -194,8 +194,8 @@ class ShardCore:
         times = [t for t in due if t is not None]
         if self._file_failed and not self._preparing:
             times.append(self._file_retry_ns)
-        queues = self.requests.queues
-        if is_free and queues.waits and (at_ns := queues.next_deadline_ns(self._now_us)) is not None:
+        claims = self.requests.queues.waiting
+        if is_free and claims and (at_ns := claims.next_deadline_ns(self._now_us)) is not None:
             times.append(at_ns)
         return min(times) if times else None
 
@@ -213,7 +213,7 @@ class ShardCore:
         kind = type(event)
         if kind is Tick:
             self._now_us, self._now_ns = event.now_us, event.monotonic_ns
-            self.requests.queues.now_ns = event.monotonic_ns
+            self.requests.queues.waiting.now_ns = event.monotonic_ns
             return
         if kind is FramesArrived or kind is ControlReceived:
             if self._held or self.waiting is not Waiting.NOTHING:
@@ -528,7 +528,7 @@ class ShardCore:
         topics = list(group.dirty.values())
         for topic in topics:
             topic.publish()
-            self.requests.queues.wake(topic)
+            self.requests.queues.waiting.wake(topic.topic_id)
         self.checkpoint.note(group.dirty, retired)
         self._has_records |= bool(group.records or (group.parts and self.phase is Phase.RECOVERING))
         # Marks before heads: who sees a head must find every record up to it (S-8).

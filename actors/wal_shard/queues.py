@@ -6,13 +6,12 @@ storage how large the jobs are, and then it is staged and answered with its grou
 
 Leases are memory: after a restart every live job is ready. Whoever then sends an ack again, whose deletion
 had become durable, finds the job deleted on request: it counts as acked, if the token is one of an earlier
-incarnation and its holder's time was not over. Within one incarnation a request that comes again, under its
-number, has the answer it had.
+incarnation and its holder first sent it in time, however long the shard was away. Within one incarnation a
+request that comes again, under its number, has the answer it had.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pyroaring import BitMap64
 
 from actors.wal_shard.group import Group
 from actors.wal_shard.removal import Question, Removals
+from actors.wal_shard.waiting import Waiting
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import (
@@ -33,21 +33,18 @@ from ringlog.errors import (
     NotAQueue,
     Refused,
     ShuttingDown,
-    Throttled,
     TopicNotFound,
 )
 from ringlog.limits import (
     ANSWER_ROWS_KEPT_MAX,
     ANSWERS_KEPT_MAX,
     CLAIM_JOBS_MAX,
+    DEAD_LETTER_REASON_BYTES_MAX,
     JOBS_PER_REQUEST_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
     NACK_DELAY_MS_MAX,
     NODE_BYTES_MAX,
-    PRESSURE_RETRY_MS,
-    WAIT_MS_MAX,
-    WAITING_CLAIMS_MAX,
 )
 from ringlog.queue.state import I64, U64, Claimed, Live, Matched, Queue
 from ringlog.queue.tokens import Tokens, incarnation_of
@@ -57,22 +54,9 @@ from ringlog.topic.retention import Removal, front_of
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
-_MS_NS = 1_000_000
-_ENDS_OVER_MAX = 1_024
-"""Ends of waits that are over, beside as many as are not; beyond it they are swept."""
-_Kept = TypeVar("_Kept", m.JobsClaimed, m.JobsAcked, m.JobsNacked, m.JobsExtended)
-
-
-@dataclass(slots=True)
-class _Parked:
-    """A claim that waits."""
-
-    client: bytes
-    corr: int
-    message: m.JobsClaim
-    topic_id: int
-    number: int
-    is_over: bool = False
+_Kept = TypeVar("_Kept", m.JobsClaimed, m.JobsAcked, m.JobsNacked, m.JobsExtended, m.JobsRejected)
+_Names = m.JobsAck | m.JobsNack | m.JobsExtend | m.JobsReject
+"""Requests that name jobs."""
 
 
 @dataclass(slots=True)
@@ -99,25 +83,11 @@ class Queues:
         """Latest answers, by the number of their request."""
         self._answer_rows = 0
         self._decided: _Decided | None = None
-        self.now_ns = 0
-        """Monotonic."""
         self.has_mover = False
         """Is there a scheduler that moves jobs to the dead letters? Without one jobs come back for ever."""
         self.set_aside = 0
         """Jobs set aside in this incarnation: who moves them looks whether it has grown."""
-        self._parked: dict[int, OrderedDict[int, _Parked]] = {}
-        """By topic and by number; who came first is first."""
-        self._parked_count = 0
-        self._parked_made = 0
-        self._parked_calls: dict[int, _Parked] = {}
-        self._ends: list[tuple[int, int, _Parked]] = []
-        """Heap of waits by their end; those over before leave when they come to its top, or are the most."""
-        self._dues: list[tuple[int, int]] = []
-        """Heap of (when something is ready again, topic) of queues where claims wait; milliseconds."""
-        self._due_of: dict[int, int] = {}
-        """The earliest of a topic in it, so that nothing is noted twice."""
-        self._woken: dict[int, None] = {}
-        self._dismissed: list[Reply] = []
+        self.waiting = Waiting()
         removals.on_removed = self._removed
         self.handlers: dict[
             type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
@@ -126,6 +96,7 @@ class Queues:
             m.JobsAck: self._ack,
             m.JobsNack: self._nack,
             m.JobsExtend: self._extend,
+            m.JobsReject: self._reject,
             m.QueueStats: self._stats,
             m.SpentAsk: self._spent,
             m.SpentMoved: self._spent_moved,
@@ -140,16 +111,15 @@ class Queues:
         node_of(message)
         if message.max < 0 or message.wait_ms < 0 or message.lease_ms < 0:
             raise InvalidRequest("a number is negative", topic=topic.name)
-        again = self._parked_calls.get(message.call)
-        if again is not None:
-            again.client, again.corr = event.client, event.corr
+        if self.waiting.sent_again(event, message.call):
             return None
         answer: Any = self._answers.get(message.call)
         if not isinstance(answer, m.JobsClaimed) or answer.deadline * 1_000 < now_us:
             answer = self._given(topic, message, now_us)
         if answer is not None or not message.wait_ms:
             return answer or self._claimed(topic, Claimed([], 0), now_us)
-        self._park(topic, message, event, now_us)
+        self.waiting.park(topic.topic_id, event, message)
+        self._note_due(topic)
         return None
 
     def _given(self, topic: Topic, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
@@ -157,12 +127,11 @@ class Queues:
         config, queue = topic.config, self._queue(topic)
         most = min(max(message.max, 1), CLAIM_JOBS_MAX)
         topic.last_read_us = now_us
-        limit = config.max_deliveries if config.dead_letter and self.has_mover else 0
-        if not limit and queue.spent_jobs:
+        if queue.spent_jobs and not self._dead_letters_of(topic):
             queue.restore()
         claimed = queue.claim(
             live_of(topic), node_of(message), most, _lease_ms(message.lease_ms or config.lease_ms),
-            now_us // 1_000, deliveries_max=limit,
+            now_us // 1_000, deliveries_max=config.max_deliveries if self._dead_letters_of(topic) else 0,
         )  # fmt: skip
         self.set_aside += claimed.aside
         if not claimed.runs:
@@ -227,7 +196,7 @@ class Queues:
         found = self._found_out(matched)
         queue.ack(matched)
         self._delete(topic, found, group)
-        skipped = self._unless_gone(topic, message, matched.skipped, now_us // 1_000)
+        skipped = self._unless_gone(topic, message, matched.skipped)
         acked = len(message.seqs) // 8 - len(skipped)
         counts = queue.counts(live_count(topic))
         return self._keep(
@@ -248,9 +217,9 @@ class Queues:
             is_synced = topic.config.durability == Durability.FSYNC
             self._removals.stage(topic, found, group, sync=is_synced, on_request=True)
 
-    def _unless_gone(self, topic: Topic, message: m.JobsAck, skipped: I64, now_ms: int) -> I64:
+    def _unless_gone(self, topic: Topic, message: m.JobsAck, skipped: I64) -> I64:
         """Without those that an earlier incarnation's holder acked, as far as can be known (see above)."""
-        if not message.tokens or not len(skipped) or now_ms > message.until:
+        if not message.tokens or not len(skipped) or not message.in_time:
             return skipped
         seqs, tokens = _entries(message)
         assert tokens is not None
@@ -269,7 +238,7 @@ class Queues:
             raise InvalidRequest("a number is negative", field="delay_ms")
         queue = self._queue(topic)
         queue.nack(matched, min(message.delay_ms, NACK_DELAY_MS_MAX), now_us // 1_000)
-        self.wake(topic)
+        self.waiting.wake(topic.topic_id)
         counts = queue.counts(live_count(topic))
         skipped = _skipped(matched)
         return self._keep(
@@ -285,10 +254,23 @@ class Queues:
             raise InvalidRequest("a number is negative", field="lease_ms")
         lease_ms = _lease_ms(message.lease_ms or topic.config.lease_ms)
         deadline = self._queue(topic).extend(matched, lease_ms, now_us // 1_000)
-        self.wake(topic)
+        self.waiting.wake(topic.topic_id)
         return self._keep(
             message.call,
             m.JobsExtended(topic.name, len(matched.leased), _bytes_of(_skipped(matched)), deadline),
+        )
+
+    def _reject(self, message: m.JobsReject, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        topic, matched = self._matched(message, now_us)
+        if (answer := self._answers.get(message.call)) is not None:
+            return answer
+        if not self._dead_letters_of(topic):
+            raise InvalidRequest("this queue has no dead letters", topic=topic.name, field="dead_letter")
+        self._queue(topic).reject(matched, reason_of(message.reason))
+        self.set_aside += len(matched.leased)
+        return self._keep(
+            message.call,
+            m.JobsRejected(topic.name, len(matched.leased), _bytes_of(_skipped(matched))),
         )
 
     def _stats(self, message: m.QueueStats, event: ControlReceived, group: Group, now_us: int) -> m.Message:
@@ -296,18 +278,22 @@ class Queues:
         queue = self._queue(topic)
         queue.settle(now_us // 1_000)
         counts = queue.counts(live_count(topic))
-        waiting = len(self._parked.get(topic.topic_id, ()))
+        waiting = self.waiting.of(topic.topic_id)
         return m.QueueStatsReply(
             topic.name, counts.ready, counts.in_flight, counts.delayed, queue.dead_lettered, waiting
         )
 
-    def _matched(self, message: m.JobsAck | m.JobsNack | m.JobsExtend, now_us: int) -> tuple[Topic, Matched]:
+    def _matched(self, message: _Names, now_us: int) -> tuple[Topic, Matched]:
         topic = self._found(message)
         node = node_of(message)
         seqs, tokens = _entries(message)
         return topic, self._queue(topic).match(seqs, tokens, node, now_us // 1_000)
 
     # -- dead letters ---------------------------------------------------------------------------------
+
+    def _dead_letters_of(self, topic: Topic) -> str | None:
+        """Where jobs go that failed too often; nowhere, when nobody is there who moves them."""
+        return topic.config.dead_letter if self.has_mover else None
 
     def _spent(self, message: m.SpentAsk, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         """The jobs of one queue that are to be moved, at most as many as one request names."""
@@ -319,7 +305,9 @@ class Queues:
                 continue
             spent = self._queues[topic_id].spent(JOBS_PER_REQUEST_MAX)
             runs = [(first, stop - first, deliveries) for first, stop, deliveries in spent]
-            return m.SpentJobs(topic.name, topic_id, topic.epoch, topic.config.dead_letter, runs)
+            known = self._queues[topic_id].reasons
+            reasons = {seq: known[seq] for a, b, _ in spent for seq in range(a, b) if seq in known}
+            return m.SpentJobs(topic.name, topic_id, topic.epoch, topic.config.dead_letter, runs, reasons)
         return m.SpentJobs()
 
     def _moved(self, message: m.SpentMoved) -> tuple[Topic, Matched]:
@@ -341,123 +329,48 @@ class Queues:
 
     # -- claims that wait -----------------------------------------------------------------------------
 
-    def _park(self, topic: Topic, message: m.JobsClaim, event: ControlReceived, now_us: int) -> None:
-        if self._parked_count >= WAITING_CLAIMS_MAX:
-            raise Throttled(
-                "too many claims wait", limit="waiting_claims", max=WAITING_CLAIMS_MAX,
-                retry_after_ms=PRESSURE_RETRY_MS,
-            )  # fmt: skip
-        self._parked_made += 1
-        parked = _Parked(event.client, event.corr, message, topic.topic_id, self._parked_made)
-        self._parked.setdefault(topic.topic_id, OrderedDict())[parked.number] = parked
-        self._parked_count += 1
-        if message.call:
-            self._parked_calls[message.call] = parked
-        end_ns = self.now_ns + min(message.wait_ms, WAIT_MS_MAX) * _MS_NS
-        heapq.heappush(self._ends, (end_ns, parked.number, parked))
-        if len(self._ends) > 2 * self._parked_count + _ENDS_OVER_MAX:
-            self._ends = [entry for entry in self._ends if not entry[2].is_over]
-            heapq.heapify(self._ends)
-        self._note_due(topic)
-
     def _note_due(self, topic: Topic) -> None:
-        due_ms = self._queue(topic).next_due_ms()
-        if due_ms is not None and due_ms < self._due_of.get(topic.topic_id, due_ms + 1):
-            self._due_of[topic.topic_id] = due_ms
-            heapq.heappush(self._dues, (due_ms, topic.topic_id))
-
-    @property
-    def waits(self) -> bool:
-        """Does a claim wait, or somebody for the word that it does so in vain?"""
-        return self._parked_count > 0 or bool(self._dismissed)
-
-    def next_deadline_ns(self, now_us: int) -> int | None:
-        """When a claim's wait ends, or a lease or delay does that one waits for."""
-        while self._ends and self._ends[0][2].is_over:
-            heapq.heappop(self._ends)
-        times = [self._ends[0][0]] if self._ends else []
-        if self._dues and self._parked_count:
-            times.append(self.now_ns + max(self._dues[0][0] * 1_000 - now_us, 0) * 1_000)
-        if self._dismissed or self._woken:
-            times.append(self.now_ns)
-        return min(times) if times else None
-
-    def wake(self, topic: Topic) -> None:
-        """Something may be ready in this queue that was not."""
-        if topic.topic_id in self._parked:
-            self._woken[topic.topic_id] = None
+        self.waiting.note_due(topic.topic_id, self._queue(topic).next_due_ms())
 
     def serve(self, now_us: int) -> list[Reply]:
         """Answers to claims that waited: those that are given something, and those whose wait is over."""
-        if not (self._parked_count or self._dismissed):
+        waiting = self.waiting
+        if not waiting:
             return []
-        replies, self._dismissed = self._dismissed, []
-        while self._dues and self._dues[0][0] * 1_000 <= now_us:
-            due_ms, topic_id = heapq.heappop(self._dues)
-            if self._due_of.get(topic_id) == due_ms:
-                del self._due_of[topic_id]
-            self._woken[topic_id] = None
-        woken, self._woken = self._woken, {}
-        for topic_id in woken:
-            topic = self._directory.by_id.get(topic_id)
-            if topic is not None and topic_id in self._parked:
-                replies += self._serve(topic, now_us)
-        while self._ends and (self._ends[0][0] <= self.now_ns or self._ends[0][2].is_over):
-            parked = heapq.heappop(self._ends)[2]
-            topic = self._directory.by_id.get(parked.topic_id)
-            if not parked.is_over and topic is not None:
-                self._over(parked)
-                replies.append(_reply(parked, self._claimed(topic, Claimed([], 0), now_us)))
+        replies, waiting.dismissed = waiting.dismissed, []
+        for topic_id in waiting.woken(now_us):
+            replies += self._serve(self._directory.by_id[topic_id], now_us)
+        for parked in waiting.ended():
+            topic = self._directory.by_id[parked.topic_id]
+            replies.append(parked.answer(self._claimed(topic, Claimed([], 0), now_us)))
         return replies
 
     def _serve(self, topic: Topic, now_us: int) -> list[Reply]:
         if 0 < topic.due_us <= now_us:
             # What has expired goes first (QS-1).
             self._removals.want(topic)
-            self._woken[topic.topic_id] = None
+            self.waiting.wake(topic.topic_id)
             return []
-        replies = []
-        while waiting := self._parked.get(topic.topic_id):
-            parked = next(iter(waiting.values()))
+        replies: list[Reply] = []
+        while (parked := self.waiting.first(topic.topic_id)) is not None:
             answer = self._given(topic, parked.message, now_us)
             if answer is None:
                 self._note_due(topic)
                 break
-            self._over(parked)
-            replies.append(_reply(parked, answer))
+            self.waiting.over(parked)
+            replies.append(parked.answer(answer))
         return replies
-
-    def _over(self, parked: _Parked) -> None:
-        """It waits no longer."""
-        parked.is_over = True
-        self._parked_count -= 1
-        self._parked_calls.pop(parked.message.call, None)
-        waiting = self._parked[parked.topic_id]
-        del waiting[parked.number]
-        if not waiting:
-            del self._parked[parked.topic_id]
-
-    def dismiss(self, error: Refused) -> None:
-        """Everybody who waits is told this: the shard stops."""
-        for topic_id in list(self._parked):
-            self._dismiss(topic_id, error)
-
-    def _dismiss(self, topic_id: int, error: Refused) -> None:
-        answer = m.ErrorReply(int(error.status), error.message, error.detail, error.outcome)
-        for parked in list(self._parked.get(topic_id, {}).values()):
-            self._over(parked)
-            self._dismissed.append(_reply(parked, answer))
 
     def stopping(self) -> None:
         """No claim waits any longer: it is sent again, to whoever comes after us."""
-        self.dismiss(ShuttingDown("the shard is stopping"))
+        self.waiting.dismiss(ShuttingDown("the shard is stopping"))
 
     # -- topics ---------------------------------------------------------------------------------------
 
     def forget(self, topic: Topic) -> None:
         """The topic is no more."""
         self._queues.pop(topic.topic_id, None)
-        self._dismiss(topic.topic_id, TopicNotFound("no such topic", topic=topic.name))
+        self.waiting.dismiss(TopicNotFound("no such topic", topic=topic.name), topic.topic_id)
 
     def _removed(self, topic: Topic, removal: Removal, on_request: bool) -> None:
         queue = self._queues.get(topic.topic_id)
@@ -522,7 +435,7 @@ def node_of(message: Any) -> bytes:
     return node
 
 
-def _entries(message: m.JobsAck | m.JobsNack | m.JobsExtend) -> tuple[I64, U64 | None]:
+def _entries(message: _Names) -> tuple[I64, U64 | None]:
     """The jobs a request names and their tokens; raises BatchTooLarge, InvalidRequest (QA-2)."""
     count, rest = divmod(len(message.seqs), 8)
     if rest or (message.tokens and len(message.tokens) != len(message.seqs)):
@@ -540,6 +453,14 @@ def _rows_in(answer: Any) -> int:
     return 1 + (len(answer.runs) if isinstance(answer, m.JobsClaimed) else len(answer.skipped) // 8)
 
 
+def reason_of(text: str) -> str:
+    """The first line of a reason, as much as is kept (L27)."""
+    line = text.partition("\n")[0].strip().encode(errors="replace")
+    if len(line) <= DEAD_LETTER_REASON_BYTES_MAX:
+        return line.decode()
+    return line[: DEAD_LETTER_REASON_BYTES_MAX - 3].decode(errors="ignore") + "..."
+
+
 def _lease_ms(wanted: int) -> int:
     return min(max(wanted, LEASE_MS_MIN), LEASE_MS_MAX)
 
@@ -555,7 +476,3 @@ def _numbers(seqs: I64) -> BitMap64:
 
 def _bytes_of(seqs: I64) -> bytes:
     return np.ascontiguousarray(seqs, dtype="<i8").tobytes()
-
-
-def _reply(parked: _Parked, message: m.Message) -> Reply:
-    return Reply(parked.client, parked.corr, message)

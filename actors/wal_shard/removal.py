@@ -47,7 +47,9 @@ from ringlog.types import Durability
 
 SHOWS = (m.TopicState, m.TopicList, m.TopicDelete, m.TopicPut, m.Locate, m.RecordsDelete)
 """Requests that show contents or counts, or depend on them; a longer TTL brings nothing back (C-12)."""
-OF_QUEUES = (m.JobsClaim, m.JobsAck, m.JobsNack, m.JobsExtend, m.QueueStats, m.SpentMoved)
+OF_QUEUES = (
+    m.JobsClaim, m.JobsAck, m.JobsNack, m.JobsExtend, m.JobsReject, m.QueueStats, m.SpentMoved,
+)  # fmt: skip
 """Requests about jobs: what has expired is none any more (QS-1), also before it is published."""
 _INCARNATION_SHIFT = 32
 _FRAME_BYTES = 256

@@ -125,9 +125,8 @@ class Reader(Client):
 
 def _records(data: Any, reply: m.ReadReply) -> list[tuple[int, bytes]]:
     """What the library makes of an answer: its own decoding of frames that overlap and of hidden records."""
-    runs: list[Any] = []
-    if reply.frames:
-        runs = received(reply.topic, reply.frames, reply.after, memoryview(bytes(data)))
+    sent = memoryview(bytes(data or b""))
+    runs = received(reply.topic, reply.frames, reply.after, sent) if reply.frames else []
     portion = Portion(
         reply.epoch, reply.head_seq, reply.earliest_seq, None, reply.after, runs, reply.next_after,
         _numbers(reply),

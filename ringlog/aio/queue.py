@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Unpack
@@ -13,12 +14,13 @@ from ringlog.client.fields import NewRecord, Payload, RecordFields
 from ringlog.client.job import JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record
-from ringlog.client.queue import GIVE_BACK_S, check_claim, check_delay, check_iteration, check_lease
-from ringlog.client.results import Appended, QueueStats, Settled
+from ringlog.client.queue import GIVE_BACK_S, RETRY_S, check_claim, check_delay, check_iteration, check_lease
+from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
-from ringlog.client.working import Working
+from ringlog.client.working import Wish, Working
 from ringlog.clock import SystemClock
-from ringlog.errors import RinglogError, UsageError
+from ringlog.errors import RinglogError
+from ringlog.link.pending import Steps
 
 if TYPE_CHECKING:
     from ringlog.aio.client import Client
@@ -47,6 +49,10 @@ class Job(JobFacts):
         if not (await self._queue.nack([self], delay_ms=delay_ms)).is_complete:
             raise self.lost_error()
 
+    async def reject(self, reason: str = "") -> None:
+        """Send the job to the dead letters; raises LeaseLost."""
+        await self._queue.reject(self, reason)
+
     async def extend(self, lease_ms: int) -> None:
         """Hold the job up to `lease_ms` from now; raises LeaseLost."""
         if not (await self._queue.extend([self], lease_ms)).is_complete:
@@ -62,10 +68,8 @@ class Job(JobFacts):
             if not self.lease.is_over or self.lease.is_lost:
                 await self.ack()
         elif not self.lease.is_over:
-            try:
+            with suppress(RinglogError):
                 await self._queue.nack([self], delay_ms=backoff_ms(self.deliveries))
-            except RinglogError:
-                self.lost.set()
 
 
 class Queue:
@@ -75,6 +79,7 @@ class Queue:
         self._client, self._shell = client, shell
         self._working = Working(topic, node, SystemClock())
         self._claiming = asyncio.Lock()
+        self._is_closed = False
         self._keeper: Keeper | None = None
         self._unbegun: list[deque[Job]] = []
 
@@ -108,7 +113,15 @@ class Queue:
     async def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> list[Job]:
         async with self._claiming:
             session = self._shell.session
-            found = await self._shell.run(self._working.claim(session, most, wait_s, lease_ms))
+            wish = Wish()
+            try:
+                found = await self._shell.run(self._working.claim(session, most, wait_s, lease_ms, wish))
+            except asyncio.CancelledError:
+                self._working.call_off(wish)
+                raise
+            finally:
+                if self._is_closed:
+                    self._working.close()
         jobs = [Job(self, *each) for each in found]
         if auto_extend and jobs:
             if self._keeper is None:
@@ -127,22 +140,32 @@ class Queue:
         try:
             while not self._shell.is_closed:
                 if not unbegun:
-                    await self._shell.wait(slots.room())
-                    jobs = await self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend)
-                    for job in jobs:
-                        if not job.lease.is_lost:
-                            slots.take(job, job.lost.set)
-                    unbegun += jobs
+                    unbegun += await self._fill(slots, lease_ms, auto_extend)
                 while unbegun:
                     job = unbegun.popleft()
                     if not job.lease.is_lost:
                         yield job
-        except UsageError:
+        except RinglogError:
             if not self._shell.is_closed:
-                raise
+                raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
             self._unbegun.remove(unbegun)
             await self._give_back(unbegun, GIVE_BACK_S)
+
+    async def _fill(self, slots: Slots, lease_ms: int | None, auto_extend: bool) -> list[Job]:
+        """Claim as many as may be in flight; nothing, behind a pause, when the engine cannot answer now."""
+        await self._shell.wait(slots.room())
+        try:
+            jobs = await self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend)
+        except RinglogError as e:
+            if not e.retriable or self._client.state is ClientState.CLOSED:
+                raise
+            await asyncio.sleep(RETRY_S)
+            return []
+        for job in jobs:
+            if not job.lease.is_lost:
+                slots.take(job, job.lost.set)
+        return jobs
 
     async def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
         left = list(unbegun)
@@ -170,10 +193,23 @@ class Queue:
     async def _settle(self, jobs: list[Job], delay_ms: int | None) -> Settled:
         session, leases = self._shell.session, [job.lease for job in jobs]
         if delay_ms is None:
-            steps = self._working.ack(session, leases)
-        else:
-            steps = self._working.nack(session, leases, delay_ms)
-        settled = await self._shell.run(steps)
+            return await self._settled(jobs, self._working.ack(session, leases))
+        return await self._settled(jobs, self._working.nack(session, leases, delay_ms))
+
+    async def reject(self, job: Job, reason: str = "") -> None:
+        """Send a job to the dead letters at once."""
+        steps = self._working.reject(self._shell.session, [job.lease], reason)
+        if not (await self._settled([job], steps)).is_complete:
+            raise job.lost_error()
+
+    async def _settled(self, jobs: list[Job], steps: Steps[Settled]) -> Settled:
+        try:
+            settled = await self._shell.run(steps)
+        except RinglogError:
+            # Nobody knows what became of it. Kept alive, a job that nobody works on would never come back.
+            for job in jobs:
+                job.lease.lose()
+            raise
         for job in jobs:
             job.leave()
         return settled
@@ -203,7 +239,9 @@ class Queue:
         """Give back what was claimed and not begun, and let go of files."""
         for unbegun in list(self._unbegun):
             await self._give_back(unbegun, timeout)
-        self._working.close()
+        self._is_closed = True
+        if not self._claiming.locked():
+            self._working.close()  # Else who claims at this moment does it.
 
     def restart_in_child(self) -> None:
         """After a fork: the leases are the parent's."""

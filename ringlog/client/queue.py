@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Unpack
@@ -18,12 +19,12 @@ from ringlog.client.fields import NewRecord, Payload, RecordFields
 from ringlog.client.job import JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record
-from ringlog.client.results import Appended, QueueStats, Settled
+from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
-from ringlog.client.working import Working
+from ringlog.client.working import Wish, Working
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX
-from ringlog.link.pending import start
+from ringlog.link.pending import Steps, start
 
 if TYPE_CHECKING:
     from ringlog.client.client import Client
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 GIVE_BACK_S = 5.0
 """Longest that leaving waits for an engine to take back what was not begun."""
+RETRY_S = 0.25
+"""Pause of an iteration whose engine cannot answer for now."""
 
 
 class Job(JobFacts):
@@ -58,6 +61,10 @@ class Job(JobFacts):
         if not self._queue.nack([self], delay_ms=delay_ms).is_complete:
             raise self.lost_error()
 
+    def reject(self, reason: str = "") -> None:
+        """Send the job to the dead letters: it would fail again. Raises LeaseLost; see Queue.reject."""
+        self._queue.reject(self, reason)
+
     def extend(self, lease_ms: int) -> None:
         """Hold the job up to `lease_ms` from now; raises LeaseLost."""
         if not self._queue.extend([self], lease_ms).is_complete:
@@ -75,10 +82,8 @@ class Job(JobFacts):
         elif not self.lease.is_over:
             # The error of the block is what its caller has to hear of: a lease that is lost besides, or an
             # engine that is gone, gives the job to somebody else by itself.
-            try:
+            with suppress(RinglogError):
                 self._queue.nack([self], delay_ms=backoff_ms(self.deliveries))
-            except RinglogError:
-                self.lost.set()
 
 
 class Queue:
@@ -91,6 +96,7 @@ class Queue:
         self._working = Working(topic, node, shell.session.clock)
         self._claiming = threading.Lock()
         """One claim at a time: they share open files."""
+        self._is_closed = False
         self._keeper: Keeper | None = None
         self._unbegun: list[deque[Job]] = []
         """Of each iteration, jobs that were claimed and not given out."""
@@ -133,8 +139,12 @@ class Queue:
 
     def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> list[Job]:
         with self._claiming:
-            steps = self._working.claim(self._connection, most, wait_s, lease_ms)
-            jobs = [Job(self, *found) for found in self._client.run(steps)]
+            try:
+                steps = self._working.claim(self._connection, most, wait_s, lease_ms, Wish())
+                jobs = [Job(self, *found) for found in self._client.run(steps)]
+            finally:
+                if self._is_closed:
+                    self._working.close()  # Meanwhile, and by another thread.
         if auto_extend and jobs:
             with self._shell.locked() as session:
                 if self._keeper is None:
@@ -160,17 +170,28 @@ class Queue:
         try:
             while not self._shell.is_closed:
                 if not unbegun:
-                    self._fill(slots, unbegun, lease_ms, auto_extend)
+                    self._fill_again(slots, unbegun, lease_ms, auto_extend)
                 while unbegun:
                     job = unbegun.popleft()
                     if not job.lease.is_lost:
                         yield job
-        except UsageError:
+        except RinglogError:
             if not self._shell.is_closed:
-                raise
+                raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
             self._unbegun.remove(unbegun)
             self._give_back(unbegun, GIVE_BACK_S)
+
+    def _fill_again(self, slots: Slots, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool) -> None:
+        """As `_fill`, and again as long as the engine cannot answer for now (CL-7)."""
+        try:
+            self._fill(slots, unbegun, lease_ms, auto_extend)
+        except RinglogError as e:
+            if not e.retriable or self._client.state is ClientState.CLOSED:
+                raise
+            with self._shell.locked() as session:
+                pause = session.pause(RETRY_S)
+            self._shell.wait(pause, None)
 
     def _fill(self, slots: Slots, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool) -> None:
         """Claim as many as may be in flight; waits for room, and for jobs."""
@@ -203,7 +224,9 @@ class Queue:
 
     def ack(self, jobs: Iterable[Job]) -> Settled:
         """These jobs are done, all at once as far as their leases hold; `skipped` are those that do not. A
-        thousand in one request are one record of the log."""
+        thousand in one request are one record of the log.
+
+        When the engine does not answer, the leases are not extended any more; trying again does no harm."""
         return self._settle(list(jobs), None)
 
     def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
@@ -211,14 +234,29 @@ class Queue:
         check_delay(delay_ms)
         return self._settle(list(jobs), delay_ms)
 
+    def reject(self, job: Job, reason: str = "") -> None:
+        """Send a job to the dead letters at once, whatever its deliveries; the first line of `reason` goes
+        with it. Raises InvalidRequest where the queue has none, and LeaseLost."""
+        steps = self._working.reject(self._connection, [job.lease], reason)
+        if not self._settled([job], steps).is_complete:
+            raise job.lost_error()
+
     def _settle(self, jobs: list[Job], delay_ms: int | None) -> Settled:
         connection, working = self._connection, self._working
         leases = [job.lease for job in jobs]
         if delay_ms is None:
-            steps = working.ack(connection, leases)
-        else:
-            steps = working.nack(connection, leases, delay_ms)
-        settled = self._client.run(steps)
+            return self._settled(jobs, working.ack(connection, leases))
+        return self._settled(jobs, working.nack(connection, leases, delay_ms))
+
+    def _settled(self, jobs: list[Job], steps: Steps[Settled]) -> Settled:
+        try:
+            settled = self._client.run(steps)
+        except RinglogError:
+            # Nobody knows what became of it. Kept alive, a job that nobody works on would never come back.
+            with self._shell.lock:
+                for job in jobs:
+                    job.lease.lose()
+            raise
         with self._shell.locked():
             for job in jobs:
                 job.leave()
@@ -251,8 +289,13 @@ class Queue:
         """Give back what was claimed and not begun, and let go of files. The client calls it, too."""
         for unbegun in list(self._unbegun):
             self._give_back(unbegun, timeout)
-        with self._claiming:
-            self._working.close()
+        self._is_closed = True
+        # Who claims at this moment, perhaps waiting for the end of the client, lets go of files himself.
+        if self._claiming.acquire(blocking=False):
+            try:
+                self._working.close()
+            finally:
+                self._claiming.release()
 
     def restart_in_child(self) -> None:
         """After a fork: the leases are the parent's, and nobody here extends them or gives them back."""

@@ -28,6 +28,8 @@ from ringlog.envelope.messages import (
     JobsExtended,
     JobsNack,
     JobsNacked,
+    JobsReject,
+    JobsRejected,
     QueueStatsReply,
     TopicInfo,
 )
@@ -45,6 +47,23 @@ class QueueConnection(Connection, Protocol):
     def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
         """Send one to who looks after its topic."""
         ...
+
+
+class Wish:
+    """Somebody waits for a claim. When it is over, what the claim is given goes back at once."""
+
+    __slots__ = ("_is_over",)
+
+    def __init__(self) -> None:
+        self._is_over = False
+
+    def end(self) -> None:
+        """Nobody waits any more."""
+        self._is_over = True
+
+    def is_over(self) -> bool:
+        """It may end whenever a claim waits, so it is asked each time."""
+        return self._is_over
 
 
 class Working:
@@ -65,8 +84,13 @@ class Working:
 
     # -- claims ---------------------------------------------------------------------------------------
 
+    def call_off(self, wish: Wish) -> None:
+        """Nobody waits for this claim any more. It keeps the files that it reads; others get their own."""
+        wish.end()
+        self._source = None
+
     def claim(
-        self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None
+        self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, wish: Wish
     ) -> Steps[list[tuple[Record, Lease, int]]]:
         """Up to `most` jobs, each with its lease and the number of its delivery; empty when there was none
         within `wait_s`. What cannot be read is given back."""
@@ -84,9 +108,12 @@ class Working:
             claim = JobsClaim(self.topic, self.node, most, lease_ms or 0, wait_ms, call_number())
             reply = yield connection.about_jobs(claim, extra_ms=wait_ms)
             message: JobsClaimed = reply.message
-            if message.runs or left_ms <= CLAIM_SLICE_MS_MAX:
+            if message.runs or wish.is_over() or left_ms <= CLAIM_SLICE_MS_MAX:
                 break
         leases = self._leases(message, length_ms)
+        if wish.is_over():
+            yield from self.nack(connection, leases, 0)
+            return []
         pieces: list[Piece] = []
         try:
             yield from self._read(connection, message, reply.attachment, pieces)
@@ -97,6 +124,9 @@ class Working:
             yield from self.nack(connection, [lease for lease in leases if lease.seq > reached], 0)
             if not pieces:
                 raise
+        if wish.is_over():
+            yield from self.nack(connection, [lease for lease in leases if not lease.is_over], 0)
+            return []
         found = {record.seq: record for piece in pieces for record in piece.records()}
         times = [times for _, count, times, _ in message.runs for _ in range(count)]
         # A job without a record was deleted in between: it is nobody's any more.
@@ -131,10 +161,15 @@ class Working:
             else:
                 spans.append((first, first + count - 1))
         if connection.transport == "ring":
-            if self._source is None:
-                self._source = LocalSource(connection, self.topic)
-            for first, last in spans:
-                yield from self._source.held(first, last, message.epoch, pieces)
+            source = self._source
+            if source is None:
+                source = self._source = LocalSource(connection, self.topic)
+            try:
+                for first, last in spans:
+                    yield from source.held(first, last, message.epoch, pieces)
+            finally:
+                if source is not self._source:
+                    source.close()
         elif spans:
             runs = received(self.topic, message.frames, spans[0][0] - 1, memoryview(attached or b""))
             for first, last in spans:
@@ -149,8 +184,8 @@ class Working:
         skipped: list[int] = []
         for part in parts_of(leases):
             seqs, tokens = entries_of(part)
-            until = min(lease.deadline_ms for lease in part)
-            ack = JobsAck(self.topic, self.node, seqs, tokens, until, call_number())
+            in_time = self._clock.monotonic_ns() <= min(lease.until_ns for lease in part)
+            ack = JobsAck(self.topic, self.node, seqs, tokens, in_time, call_number())
             reply: JobsAcked = (yield connection.about_jobs(ack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
@@ -162,6 +197,16 @@ class Working:
             seqs, tokens = entries_of(part)
             nack = JobsNack(self.topic, self.node, seqs, tokens, delay_ms, call_number())
             reply: JobsNacked = (yield connection.about_jobs(nack)).message
+            skipped += _over(part, reply.skipped)
+        return Settled(len(leases) - len(skipped), tuple(skipped))
+
+    def reject(self, connection: QueueConnection, leases: Sequence[Lease], reason: str) -> Steps[Settled]:
+        """Their jobs go to the dead letters."""
+        skipped: list[int] = []
+        for part in parts_of(leases):
+            seqs, tokens = entries_of(part)
+            reject = JobsReject(self.topic, self.node, seqs, tokens, reason, call_number())
+            reply: JobsRejected = (yield connection.about_jobs(reject)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 

@@ -734,9 +734,9 @@ class JobsAck(Message, frozen=True):
     node: str
     seqs: bytes
     tokens: bytes = b""
-    until: int = 0
-    """The earliest deadline among them, milliseconds, as its holder knows it; it is believed only where a
-    restart of the shard forgot these leases."""
+    in_time: bool = False
+    """It was first sent before the leases ended, as far as their holder knows; this is believed only where a
+    restart of the shard forgot them."""
     call: int = 0
 
 
@@ -793,6 +793,26 @@ class JobsExtended(Message, frozen=True):
     deadline: int
 
 
+class JobsReject(Message, frozen=True):
+    """These jobs are to go to the queue's dead letters at once; refused where there are none. Fields as in
+    JobsAck."""
+
+    topic: str
+    node: str
+    seqs: bytes
+    tokens: bytes = b""
+    reason: str = ""
+    call: int = 0
+
+
+class JobsRejected(Message, frozen=True):
+    """Reply; `skipped` as in JobsAcked. They are moved soon."""
+
+    topic: str
+    rejected: int
+    skipped: bytes
+
+
 class QueueStats(Message, frozen=True):
     """How many jobs are in which state? (QS-1)"""
 
@@ -826,6 +846,8 @@ class SpentJobs(Message, frozen=True):
     epoch: int = 0
     dead_letter: str = ""
     runs: list[tuple[int, int, int]] = []
+    reasons: dict[int, str] = {}
+    """Why those of them were rejected that were."""
 
 
 class SpentMoved(Message, frozen=True):
@@ -1143,6 +1165,6 @@ KINDS: dict[str, type[Message]] = {
         RouterFacts, RouterPut, RouterDrop, RouterDropped, RouterTell, RouterTold, RoutersAsk, RoutersReply,
         RouteRow, Route, RoutedRow, Routed,
         JobsClaim, JobsClaimed, JobsAck, JobsAcked, JobsNack, JobsNacked, JobsExtend, JobsExtended,
-        QueueStats, QueueStatsReply, SpentAsk, SpentJobs, SpentMoved, SpentGone,
+        JobsReject, JobsRejected, QueueStats, QueueStatsReply, SpentAsk, SpentJobs, SpentMoved, SpentGone,
     )
 }  # fmt: skip

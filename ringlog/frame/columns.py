@@ -108,8 +108,9 @@ class RecordsInput:
 DEAD_LETTER_FROM = "$dead_letter_from"
 DEAD_LETTER_DELIVERIES = "$dead_letter_deliveries"
 DEAD_LETTER_SRC_SEQ = "$dead_letter_src_seq"
-STAMPED_KEYS = frozenset({DEAD_LETTER_FROM, DEAD_LETTER_DELIVERIES, DEAD_LETTER_SRC_SEQ})
-"""Keys in the metadata of a dead letter: where it comes from, and how often it was handed out (QD-6)."""
+DEAD_LETTER_REASON = "$dead_letter_reason"
+STAMPED_KEYS = frozenset({DEAD_LETTER_FROM, DEAD_LETTER_DELIVERIES, DEAD_LETTER_SRC_SEQ, DEAD_LETTER_REASON})
+"""Keys in the metadata of a dead letter: where it comes from, how often it was handed out, why (QD-6)."""
 
 
 def encode_records(

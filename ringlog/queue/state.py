@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
-from ringlog.limits import DEAD_LETTERS_PER_CLAIM_MAX
+from ringlog.limits import DEAD_LETTER_REASONS_MAX, DEAD_LETTERS_PER_CLAIM_MAX
 from ringlog.queue.holders import Holders
 from ringlog.queue.runs import BLOCK, BLOCK_SHIFT, DELAYED, GONE, LEASED, RETURNED, SPENT, Runs
 from ringlog.queue.tokens import Tokens
@@ -106,6 +106,8 @@ class Queue:
         """Jobs that are set aside; they are ready, and not handed out."""
         self.dead_lettered = 0
         """Jobs that were moved to the dead letters (QD-8)."""
+        self.reasons: dict[int, str] = {}
+        """Why jobs were rejected, until they are moved."""
         self.changes = 0
         """Grows whenever a run does anything: what was found out before holds while it is the same."""
         self.runs = Runs()
@@ -360,6 +362,20 @@ class Queue:
 
     # -- dead letters ---------------------------------------------------------------------------------
 
+    def reject(self, matched: Matched, reason: str) -> None:
+        """These jobs are to go to the dead letters at once, as if they had all their deliveries."""
+        for row in self._rows_of(matched.leased):
+            runs, size = self.runs, self._size(row)
+            self.changes += 1
+            self.in_flight -= size
+            self._timed -= 1
+            self._holders.drop(runs.holder[row])
+            runs.state[row] = SPENT
+            self.spent_jobs += size
+            heappush(self._spent, runs.first[row])
+            if reason and len(self.reasons) + size <= DEAD_LETTER_REASONS_MAX:
+                self.reasons |= dict.fromkeys(range(runs.first[row], runs.stop[row]), reason)
+
     def spent(self, most: int) -> list[tuple[int, int, int]]:
         """(first, stop, deliveries) of jobs that are set aside, lowest first, at most so many jobs."""
         found: list[tuple[int, int, int]] = []
@@ -388,6 +404,7 @@ class Queue:
 
     def restore(self) -> None:
         """What was set aside is handed out again: there are no dead letters any more (QD-5)."""
+        self.reasons.clear()
         while self._spent:
             first = heappop(self._spent)
             if self._state_of(first) == SPENT:
@@ -491,6 +508,9 @@ class Queue:
             self._returned_runs -= 1
         elif state == SPENT:
             self.spent_jobs -= self._size(row)
+            if self.reasons:
+                for seq in range(self.runs.first[row], self.runs.stop[row]):
+                    self.reasons.pop(seq, None)
         self.runs.drop(row)
 
 

@@ -12,6 +12,7 @@ from ringlog import stop_points
 from ringlog.client import Client
 from ringlog.client.pages import Record
 from ringlog.client.queue import Queue
+from ringlog.errors import LeaseLost
 from ringlog.limits import DEAD_LETTERS_BYTES_PER_MOVE, DEAD_LETTERS_PER_MOVE, META_BYTES_MAX
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
@@ -96,6 +97,21 @@ def test_a_job_that_fails_too_often_is_moved_with_all_it_has(running: TestEngine
         assert three.headers[STAMPS[2]] == b"3", "no room in its metadata"
         assert three.expires_at is None
         assert client.topics.state("dead").config["type"] == "log", "made with defaults"
+
+
+@SLOW
+def test_a_rejected_job_is_moved_with_the_reason(running: TestEngine):
+    with ringlog.connect(running.url, wait=20) as client:
+        queue = make(client, max_deliveries=0)
+        queue.put_many([b"bad", b"good"])
+        bad, good = queue.claim(2)
+        bad.reject("no such address")
+        with good:
+            wait_until(lambda: queue.stats().dead_lettered == 1, MOVED_S, "the job to be moved")
+        with pytest.raises(LeaseLost):
+            bad.reject()
+        (letter,) = letters(client)
+        assert (letter.data, letter.meta["$dead_letter_reason"]) == (b"bad", "no such address")
 
 
 @SLOW

@@ -140,6 +140,7 @@ def test_a_refusal_of_the_shard_is_the_answer():
         (m.JobsAck("q", "w", b""), {"write"}),
         (m.JobsNack("q", "w", b""), {"write"}),
         (m.JobsExtend("q", "w", b""), {"write"}),
+        (m.JobsReject("q", "w", b""), {"write"}),
         (m.QueueStats("q"), {"read"}),
     ],
 )

@@ -6,8 +6,9 @@ import pytest
 from removal_world import read, started
 from test_wal_shard_queues import claim, jobs_of, make, nack, stats, words
 
+from actors.wal_shard.queues import reason_of
 from ringlog.envelope import messages as m
-from ringlog.errors import TopicNotFound
+from ringlog.errors import InvalidRequest, TopicNotFound
 from ringlog.testing.shard_world import World
 
 
@@ -108,3 +109,27 @@ def test_one_claim_sets_aside_a_bounded_number(world, monkeypatch):
     assert spent(world).runs == [(1, 2, 2)]
     assert claim(world, 9).runs == []
     assert spent(world).runs == [(1, 2, 2), (3, 2, 2)]
+
+
+def test_a_rejected_job_is_set_aside_at_once_with_its_reason(world):
+    """L26, L27."""
+    jobs = jobs_of(claim(world, 3))
+    reject = m.JobsReject("q", "w", words([2, 9]), words([jobs[2], 1]), "no such address\nand more", 5)
+    reply = world.request(reject)
+    assert (reply.rejected, reply.skipped) == (1, words([9]))
+    assert world.request(reject) == reply, "asked again"
+    found = spent(world)
+    assert (found.runs, found.reasons) == ([(2, 1, 1)], {2: "no such address"})
+    assert stats(world) == (2, 2, 0)
+    assert moved(world, 2) == 1
+    assert not world.run_of("q").core.requests.queues._queues[world.topic("q").topic_id].reasons
+    assert reason_of("x" * 300) == "x" * 253 + "..."
+    assert len(reason_of("\u00e4" * 300).encode()) <= 256
+
+
+def test_nothing_is_rejected_where_there_are_no_dead_letters(world):
+    world.put("q", mode="merge", dead_letter=None)
+    claim(world, 1)
+    with pytest.raises(InvalidRequest):
+        world.request(m.JobsReject("q", "w", words([1])))
+    assert stats(world) == (3, 1, 0)

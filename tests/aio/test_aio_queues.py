@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 import ringlog.aio
-from ringlog.errors import LeaseLost, NotAQueue, UsageError
+from ringlog.errors import InvalidRequest, LeaseLost, NotAQueue, UsageError
 
 
 @pytest.fixture(params=["ring", "ipc"])
@@ -38,6 +38,11 @@ async def test_jobs_are_put_claimed_and_acked(ringlog_engine, ringlog_topic, tra
             async with three:
                 _ = 1 / 0
         assert await counts(queue) == (0, 0, 1)
+        await queue.put(b"four")
+        (four,) = await queue.claim()
+        with pytest.raises(InvalidRequest):
+            await four.reject("there are no dead letters")
+        await four.ack()
         assert [record.seq for record in await queue.peek(5)] == [3]
         assert (await queue.purge()).deleted == 1
         await client.topics.create(ringlog_topic("log"))
@@ -94,3 +99,23 @@ async def test_the_clients_end_gives_back_what_was_not_begun(ringlog_engine, rin
         assert await counts(queue) == (9, 1, 0)
         assert [job async for job in jobs] == []
         assert first.seq == 1
+
+
+async def test_a_claim_that_is_called_off_keeps_no_job(ringlog_engine, ringlog_topic, transport):
+    """CL-10: what its last request is given goes back at once."""
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        await client.topics.create(ringlog_topic(), type="queue")
+        queue = client.queue(ringlog_topic())
+        waiting = asyncio.create_task(queue.claim(wait_ms=60_000))
+        while not (await queue.stats()).waiting:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await queue.put_many([b"one", b"two"])
+        first, second = sorted(
+            [*await queue.claim(wait_ms=10_000), *await queue.claim(wait_ms=10_000)], key=lambda job: job.seq
+        )
+        assert [first.data, second.data] == [b"one", b"two"]
+        assert (await queue.ack([first, second])).is_complete
+        assert await counts(queue) == (0, 0, 0)

@@ -14,7 +14,7 @@ import pytest
 import ringlog
 from ringlog.client import Client
 from ringlog.client.queue import Queue
-from ringlog.errors import LeaseLost
+from ringlog.errors import LeaseLost, RinglogError
 from ringlog.queue.tokens import incarnation_of
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
@@ -186,3 +186,53 @@ def test_a_waiting_worker_goes_on_waiting_over_a_kill(running: TestEngine) -> No
         client.queue("jobs").put(b"job 1")
         waiting.join(20)
         assert found == [b"job 1"]
+
+
+def test_an_iteration_goes_on_when_its_engine_is_back(running: TestEngine) -> None:
+    """CL-7: also when it was away for longer than a request waits."""
+    with ringlog.connect(running.url, wait=20, timeout_ms=300) as client:
+        client.topics.create("jobs", type="queue", durability="disk")
+        queue = client.queue("jobs")
+        found: list[bytes] = []
+
+        def work() -> None:
+            for job in client.queue("jobs").jobs():
+                with job:
+                    found.append(job.data)
+
+        working = threading.Thread(target=work, daemon=True)
+        working.start()
+        wait_until(lambda: queue.stats().waiting == 1, 20, "the iteration to wait")
+        running.stop()
+        wait_until(lambda: client.state.value != "ready", 20, "the client to notice")
+        with pytest.raises(RinglogError):
+            queue.claim()
+        running.start()
+        running.wait_ready()
+        with ringlog.connect(running.url, wait=20) as other:
+            other.queue("jobs").put(b"job 1")
+            wait_until(lambda: found == [b"job 1"], 20, "the job to be done")
+            wait_until(lambda: is_empty(other.queue("jobs")), 20, "its ack")
+        client.close()
+        working.join(20)
+        assert not working.is_alive()
+
+
+def test_a_job_whose_ack_is_not_answered_is_not_kept_for_ever(running: TestEngine) -> None:
+    """CL-9: its outcome is unknown, and nobody works on it any more."""
+    with ringlog.connect(running.url, wait=20, timeout_ms=300) as client:
+        client.topics.create("jobs", type="queue", durability="disk")
+        queue = client.queue("jobs")
+        queue.put_many([b"job 1", b"job 2"])
+        first, second = queue.claim(2, auto_extend=True)
+        running.stop()
+        with pytest.raises(RinglogError), first:
+            assert first.seq == 1
+        with pytest.raises(ZeroDivisionError), second:
+            _ = 1 / 0
+        assert first.lost.is_set()
+        assert second.lost.is_set()
+        running.start()
+        running.wait_ready()
+        with ringlog.connect(running.url, wait=20) as other:
+            assert [job.seq for job in other.queue("jobs").claim(2, wait_ms=10_000)] == [1, 2]

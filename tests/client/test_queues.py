@@ -223,6 +223,20 @@ def test_closing_the_client_gives_back_what_was_not_begun(ringlog_engine, queue)
     assert begun.seq == 1
 
 
+def test_a_client_is_closed_while_a_thread_of_it_waits_for_jobs(ringlog_engine, queue):
+    """CL-14: closing is bounded, and ends the iteration."""
+    other = ringlog.connect(ringlog_engine.url, wait=10, transport=queue._client.transport)
+    found: list[Job] = []
+    waiting = threading.Thread(target=lambda: found.extend(other.queue(queue.topic).jobs()), daemon=True)
+    waiting.start()
+    wait_until(lambda: queue.stats().waiting == 1, 10, "the iteration to wait")
+    began = time.monotonic()
+    other.close()
+    assert time.monotonic() - began < 5
+    waiting.join(10)
+    assert (waiting.is_alive(), found) == (False, [])
+
+
 def test_never_more_than_max_in_flight_are_out(queue):
     fill(queue, 10)
     jobs = queue.jobs(max_in_flight=2)

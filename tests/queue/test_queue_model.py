@@ -172,6 +172,16 @@ class QueueMachine(RuleBasedStateMachine):
         for seq in leased:
             self.jobs[seq].at = self.now + lease
 
+    @rule(who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans())
+    def reject(self, who, picks, with_tokens):
+        self.expire()
+        entries, seqs, tokens = self.chosen(picks, with_tokens, False)
+        matched = self.queue.match(seqs, tokens, who, self.now)
+        leased, _ = self.outcome(entries, matched, who)
+        self.queue.reject(matched, "why")
+        for seq in leased:
+            self.jobs[seq].state = "spent"
+
     @rule(ms=st.sampled_from([1, 50, 99, 100, 101, 299, 300, 301]))
     def time_passes(self, ms):
         self.now += ms
@@ -238,6 +248,7 @@ class QueueMachine(RuleBasedStateMachine):
     def spent_jobs_are_known(self):
         spent = {seq for first, stop, _ in self.queue.spent(1_000) for seq in range(first, stop)}
         assert len(spent) == self.queue.spent_jobs
+        assert self.queue.reasons.keys() <= spent
         assert spent == {seq for seq, job in self.jobs.items() if job.state == "spent"}
 
 

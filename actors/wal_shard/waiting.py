@@ -1,0 +1,157 @@
+"""Claims that wait in a shard: who waits for which queue, until when, and when to look again. Pure.
+
+A claim waits for one of these: its queue was woken (something was published, or came back), a lease or a
+delay ended, its own time is over. The last two are times; one deadline of the shard covers them all.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ringlog.contract import ControlReceived, Reply
+from ringlog.envelope import messages as m
+from ringlog.errors import Refused, Throttled
+from ringlog.limits import PRESSURE_RETRY_MS, WAIT_MS_MAX, WAITING_CLAIMS_MAX
+
+_MS_NS = 1_000_000
+_ENDS_OVER_MAX = 1_024
+"""Ends of waits that are over, beside as many as are not; beyond it they are swept."""
+
+
+@dataclass(slots=True)
+class Parked:
+    """A claim that waits."""
+
+    client: bytes
+    corr: int
+    message: m.JobsClaim
+    topic_id: int
+    number: int
+    is_over: bool = False
+
+    def answer(self, message: m.Message) -> Reply:
+        """What its sender is told."""
+        return Reply(self.client, self.corr, message)
+
+
+class Waiting:
+    """The waiting claims of one shard."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        """Monotonic."""
+        self.dismissed: list[Reply] = []
+        """Answers to claims that wait in vain."""
+        self._of: dict[int, OrderedDict[int, Parked]] = {}
+        """By topic and by number; who came first is first."""
+        self._count = self._made = 0
+        self._by_call: dict[int, Parked] = {}
+        self._ends: list[tuple[int, int, Parked]] = []
+        """Heap of waits by their end; those over before leave when they come to its top, or are the most."""
+        self._dues: list[tuple[int, int]] = []
+        """Heap of (when something is ready again, topic) of queues where claims wait; milliseconds."""
+        self._due_of: dict[int, int] = {}
+        """The earliest of a topic in it, so that nothing is noted twice."""
+        self._woken: dict[int, None] = {}
+
+    def __bool__(self) -> bool:
+        return self._count > 0 or bool(self.dismissed)
+
+    def of(self, topic_id: int) -> int:
+        """How many wait for this queue."""
+        return len(self._of.get(topic_id, ()))
+
+    def sent_again(self, event: ControlReceived, call: int) -> bool:
+        """Does this claim wait already? Then it is answered where it came from last."""
+        parked = self._by_call.get(call)
+        if parked is None:
+            return False
+        parked.client, parked.corr = event.client, event.corr
+        return True
+
+    def park(self, topic_id: int, event: ControlReceived, message: m.JobsClaim) -> None:
+        """Have a claim wait; raises Throttled when too many do."""
+        if self._count >= WAITING_CLAIMS_MAX:
+            raise Throttled(
+                "too many claims wait", limit="waiting_claims", max=WAITING_CLAIMS_MAX,
+                retry_after_ms=PRESSURE_RETRY_MS,
+            )  # fmt: skip
+        self._made += 1
+        parked = Parked(event.client, event.corr, message, topic_id, self._made)
+        self._of.setdefault(topic_id, OrderedDict())[parked.number] = parked
+        self._count += 1
+        if message.call:
+            self._by_call[message.call] = parked
+        end_ns = self.now_ns + min(message.wait_ms, WAIT_MS_MAX) * _MS_NS
+        heapq.heappush(self._ends, (end_ns, parked.number, parked))
+        if len(self._ends) > 2 * self._count + _ENDS_OVER_MAX:
+            self._ends = [entry for entry in self._ends if not entry[2].is_over]
+            heapq.heapify(self._ends)
+
+    def first(self, topic_id: int) -> Parked | None:
+        """Who has waited longest for this queue."""
+        waiting = self._of.get(topic_id)
+        return next(iter(waiting.values())) if waiting else None
+
+    def over(self, parked: Parked) -> None:
+        """It waits no longer."""
+        parked.is_over = True
+        self._count -= 1
+        self._by_call.pop(parked.message.call, None)
+        waiting = self._of[parked.topic_id]
+        del waiting[parked.number]
+        if not waiting:
+            del self._of[parked.topic_id]
+
+    def dismiss(self, error: Refused, topic_id: int | None = None) -> None:
+        """Who waits, for this queue or for any, is told that it is in vain."""
+        answer = m.ErrorReply(int(error.status), error.message, error.detail, error.outcome)
+        for each in list(self._of) if topic_id is None else [topic_id]:
+            while (parked := self.first(each)) is not None:
+                self.over(parked)
+                self.dismissed.append(parked.answer(answer))
+
+    # -- time -----------------------------------------------------------------------------------------
+
+    def note_due(self, topic_id: int, due_ms: int | None) -> None:
+        """Something of this queue is ready again then."""
+        if due_ms is not None and due_ms < self._due_of.get(topic_id, due_ms + 1):
+            self._due_of[topic_id] = due_ms
+            heapq.heappush(self._dues, (due_ms, topic_id))
+
+    def wake(self, topic_id: int) -> None:
+        """Something may be ready in this queue that was not."""
+        if topic_id in self._of:
+            self._woken[topic_id] = None
+
+    def next_deadline_ns(self, now_us: int) -> int | None:
+        """When a wait ends, or a lease or delay does that somebody waits for; None = nobody waits."""
+        while self._ends and self._ends[0][2].is_over:
+            heapq.heappop(self._ends)
+        times = [self._ends[0][0]] if self._ends else []
+        if self._dues and self._count:
+            times.append(self.now_ns + max(self._dues[0][0] * 1_000 - now_us, 0) * 1_000)
+        if self.dismissed or self._woken:
+            times.append(self.now_ns)
+        return min(times) if times else None
+
+    def woken(self, now_us: int) -> list[int]:
+        """Topics to be looked at: what was said of them is forgotten with it."""
+        while self._dues and self._dues[0][0] * 1_000 <= now_us:
+            due_ms, topic_id = heapq.heappop(self._dues)
+            if self._due_of.get(topic_id) == due_ms:
+                del self._due_of[topic_id]
+            self.wake(topic_id)
+        woken, self._woken = self._woken, {}
+        return [topic_id for topic_id in woken if topic_id in self._of]
+
+    def ended(self) -> Iterator[Parked]:
+        """Claims whose time is over; they wait no longer."""
+        while self._ends and (self._ends[0][0] <= self.now_ns or self._ends[0][2].is_over):
+            parked = heapq.heappop(self._ends)[2]
+            if not parked.is_over:
+                self.over(parked)
+                yield parked

@@ -1,0 +1,99 @@
+"""Any history of a queue's shard, kills and losses of power included: every job is there or was acked."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from removal_world import delete, started
+from test_wal_shard_queues import ack, claim, jobs_of, nack, numbers, stats
+
+from ringlog.envelope import messages as m
+from ringlog.queue.tokens import incarnation_of
+
+STEPS = 60
+
+
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+@pytest.mark.parametrize("seed", range(12))
+def test_every_job_is_there_or_was_acked(seed: int, durability: str) -> None:
+    """INV-11, INV-14, FX-136, FX-153, QA-8, QL-14. What was acked on `disk` may come back after a loss of
+    power, and only then."""
+    rng, world = random.Random(seed), started()
+    world.put("q", type="queue", durability=durability, lease_ms=2_000)
+    live: set[int] = set()
+    held: dict[int, tuple[int, int]] = {}
+    """Job -> token and deadline, as its worker knows them."""
+    given: set[int] = set()
+    calls = 0
+    for _ in range(STEPS):
+        what = rng.choice(["put", "claim", "claim", "ack", "ack", "nack", "time", "delete", "end"])
+        if what == "put":
+            first = world.append("q", [b"x"] * rng.randint(1, 5))
+            live |= set(range(first, world.topic("q").head_seq + 1))
+        elif what == "claim":
+            claimed = claim(world, rng.randint(1, 4))
+            for seq, token in jobs_of(claimed).items():
+                assert seq in live
+                assert token not in given
+                given.add(token)
+                held[seq] = token, claimed.deadline
+        elif what in {"ack", "nack"} and held:
+            chosen = rng.sample(sorted(held), rng.randint(1, len(held)))
+            jobs = {seq: held.pop(seq)[0] for seq in chosen}
+            calls += 1
+            if what == "nack":
+                nack(world, jobs, delay_ms=rng.choice([0, 500]))
+                continue
+            message = {"in_time": True, "call": calls}
+            if rng.random() < 0.3:
+                # It was applied, and its answer was lost with the shard: so it is sent again.
+                before = ack(world, jobs, **message)
+                end(world, rng, durability, has_power=True)
+                held.clear()
+                live -= set(jobs) - set(numbers(before.skipped))
+                assert ack(world, jobs, **message).skipped == before.skipped, "told the same"
+                continue
+            reply = ack(world, jobs, **message)
+            done = set(jobs) - set(numbers(reply.skipped))
+            assert not done & there(world)
+            live -= done
+        elif what == "time":
+            world.clock.advance(rng.choice([0.1, 1.0, 3.0]))
+            now_ms = world.clock.now_us() // 1_000
+            held = {seq: lease for seq, lease in held.items() if lease[1] >= now_ms}
+        elif what == "delete" and live and rng.random() < 0.3:
+            gone = set(rng.sample(sorted(live), 1))
+            delete(world, "q", seqs=sorted(gone))
+            live -= gone
+        elif what == "end":
+            has_power = rng.random() < 0.5
+            end(world, rng, durability, has_power=has_power)
+            held.clear()
+            if durability == "disk" and not has_power:
+                live = there(world)  # What was not synced may be undone, appends and acks alike (D-3, DL-14).
+            assert there(world) == live
+            assert stats(world) == (len(live), 0, 0)
+            now = world.run_of("q").incarnation
+            assert all(incarnation_of(token) < now for token in given)
+        ready, in_flight, delayed = stats(world)
+        assert ready + in_flight + delayed == len(live)
+    world.clock.advance(10)
+    assert sorted(jobs_of(claim(world, 1_000))) == sorted(live)
+
+
+def there(world) -> set[int]:
+    """Every job that can be read."""
+    return {seq for seq, _ in world.records("q")}
+
+
+def end(world, rng, durability: str, *, has_power: bool) -> None:
+    """A kill, an orderly stop, or a loss of power; then the engine starts again."""
+    if not has_power:
+        world.power_loss(seed=rng.randrange(1 << 30))
+    elif rng.random() < 0.5:
+        world.kill()
+    else:
+        world.stop()
+    world.start()
+    assert isinstance(world.request(m.TopicResolve("q")), m.TopicInfo)

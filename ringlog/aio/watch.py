@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from ringlog.aio.shell import LoopShell
 from ringlog.client.events import WatchEvent
 from ringlog.client.shared_reads import SharedReads
 from ringlog.client.topics import TopicMerge
-from ringlog.client.watching import WatchCore, WatchedTopic, WatchOptions
+from ringlog.client.watching import TurnResult, WatchCore, WatchedTopic, WatchOptions
 from ringlog.limits import LIST_PAGE_MAX
 from ringlog.link.delivery import Subscription, Turn
-from ringlog.link.pending import start
+from ringlog.link.pending import Pending, start
 
 
 class Watch:
@@ -25,7 +25,9 @@ class Watch:
         self._subscription: Subscription | None = None
         self._turn: Turn | None = None
         """Taken and not over: its topic has no other until it is, even if a task is cancelled meanwhile."""
-        self._is_reading = self._is_closed = False
+        self._reading: Pending[TurnResult] | None = None
+        """Of that turn. It goes on when who waits for it is cancelled, and what it found is given then."""
+        self._is_closed = False
 
     @property
     def cursor(self) -> str:
@@ -82,7 +84,7 @@ class Watch:
         session = self._shell.session_or_none
         if self._subscription is not None and session is not None and not self._shell.is_closed:
             session.delivery.close(self._subscription)
-        if not self._is_reading:
+        if self._reading is None or self._reading.is_done:
             self._core.close()
 
     async def __aenter__(self) -> Watch:
@@ -160,17 +162,27 @@ class Watch:
                 raise
         return self._shell.session.delivery.take(subscription)
 
+    async def _read_on(self, turn: Turn, now_s: Callable[[], float]) -> TurnResult:
+        if self._reading is None:
+            self._reading = start(self._core.turn_steps(turn, now_s))
+            self._reading.when_done(lambda _: self._core.close() if self._is_closed else None)
+        try:
+            result = await self._shell.wait(self._reading)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._reading = None
+            raise
+        self._reading = None
+        return result
+
     async def _read(self, turn: Turn) -> None:
         loop, subscription = asyncio.get_running_loop(), self._opened()
-        self._is_reading = True
-        try:
+        result = None
+        if self._reading is None:
             result = self._core.shared(turn) or self._core.straight(turn)
-            if result is None:
-                result = await self._shell.run(self._core.turn_steps(turn, loop.time))
-        finally:
-            self._is_reading = False
-            if self._is_closed:
-                self._core.close()
+        if result is None:
+            result = await self._read_on(turn, loop.time)
         self._core.line_up(result.events)
         self._turn = None
         if self._is_closed:

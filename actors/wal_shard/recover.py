@@ -294,6 +294,8 @@ class Recovery:
         Every shard reads that from the log of the layout under which they were made. But what was in doubt
         there has been copied by the topics' owner, and may be dead or gone in the original; nobody else reads
         the owner's log. Without its home pointing to it a topic is lost, and the name made anew.
+
+        Logs first: a file that goes meanwhile is said in a snapshot by then, which is read behind it.
         """
         for file in self._siblings:
             try:

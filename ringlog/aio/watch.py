@@ -104,12 +104,15 @@ class Watch:
         self._subscription = session.delivery.open(
             credit=options.credit, strong=options.consistency == "strong", names=bool(options.patterns)
         )
+        beginning = start(self._core.begin_steps(session))
         try:
-            await self._follow(await self._shell.run(self._core.begin_steps(session)))
+            await self._follow(await self._shell.wait(beginning))
             if options.patterns:
                 await self._look_for_names(is_new=False)
         except asyncio.CancelledError:
-            # Who waits no longer has not said that he wants no events: the next call begins anew.
+            # Who waits no longer has not said that he wants no events: the next call begins anew. What was
+            # begun goes on without him, and nobody follows what it finds.
+            beginning.when_done(_let_go)
             session.delivery.close(self._subscription)
             self._subscription = None
             self._core.close()
@@ -196,3 +199,10 @@ class Watch:
                 delivery.look(subscription, turn.feed, after_ns=int(result.again_s * 1e9))
         if result.error is not None:
             raise result.error
+
+
+def _let_go(found: Pending[list[WatchedTopic]]) -> None:
+    """Close the files of topics that nobody follows."""
+    if found.error is None:
+        for topic in found.take():
+            topic.source.close()

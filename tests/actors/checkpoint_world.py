@@ -1,7 +1,57 @@
-"""Checkpoints of the shards of a World by the compactor's own code, in one thread."""
+"""Checkpoints of the shards of a World by the compactor's own code, and what its clients know."""
 
 from __future__ import annotations
 
 from ringlog.testing.checkpoints import Asking, checkpoint, checkpoint_all, workplace
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.shard_world import DATA, World
 
-__all__ = ["Asking", "checkpoint", "checkpoint_all", "workplace"]
+__all__ = [
+    "Asking", "checkpoint", "checkpoint_all", "fill", "new_world", "restart", "state", "wal_files",
+    "workplace",
+]  # fmt: skip
+
+
+def new_world(shards=1, disk=None):
+    disk = disk or SimulatedDisk(DATA)
+    disk.make_dir(f"{DATA}/meta")  # as the supervisor does
+    disk.sync_dir(DATA)
+    made = World(disk, shards=shards, file_bytes=1 << 20)
+    made.start()
+    return made
+
+
+def fill(world, topics=("a", "b", "c"), rounds=3, records=4, **config):
+    for name in topics:
+        world.put(name, **{"durability": "fsync"} | config)
+    for _ in range(rounds):
+        for name in topics:
+            world.append(name, [b"%s-%d" % (name.encode(), i) for i in range(records)])
+
+
+def state(world):
+    """What clients can know of every topic."""
+    found = {}
+    for run in world.runs.values():
+        for topic in run.core.directory.by_id.values():
+            found[topic.name] = (
+                topic.topic_id, topic.epoch, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes,
+                topic.lost, topic.config, topic.last_ts, world.records(topic.name),
+                [(each, past.past()) for each, past in topic.producers.items()],
+            )  # fmt: skip
+    return found
+
+
+def wal_files(world, shard=0):
+    names = world.disk.list_dir(f"{DATA}/wal/shard-{shard:02d}")
+    return sorted(name for name in names if name.endswith(".log"))
+
+
+def restart(world, how):
+    if how == "stop":
+        world.stop()
+    elif how == "kill":
+        world.kill()
+    else:
+        world.power_loss(seed=3)
+    world.start()

@@ -7,65 +7,19 @@ import random
 
 import numpy as np
 import pytest
-from checkpoint_world import Asking, checkpoint, checkpoint_all
+from checkpoint_world import Asking, checkpoint, checkpoint_all, fill, new_world, restart, state, wal_files
 from pyroaring import BitMap64
 
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData
 from ringlog.storage.snapshot import load_snapshots
 from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
-from ringlog.testing.shard_world import DATA, World
-from ringlog.topic.names import home_shard, shard_of
-
-
-def new_world(shards=1, disk=None):
-    disk = disk or SimulatedDisk(DATA)
-    disk.make_dir(f"{DATA}/meta")  # as the supervisor does
-    disk.sync_dir(DATA)
-    made = World(disk, shards=shards, file_bytes=1 << 20)
-    made.start()
-    return made
+from ringlog.testing.shard_world import DATA
 
 
 @pytest.fixture
 def world():
     return new_world()
-
-
-def fill(world, topics=("a", "b", "c"), rounds=3, records=4, **config):
-    for name in topics:
-        world.put(name, **{"durability": "fsync"} | config)
-    for _ in range(rounds):
-        for name in topics:
-            world.append(name, [b"%s-%d" % (name.encode(), i) for i in range(records)])
-
-
-def state(world):
-    """What clients can know of every topic."""
-    found = {}
-    for run in world.runs.values():
-        for topic in run.core.directory.by_id.values():
-            found[topic.name] = (
-                topic.topic_id, topic.epoch, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes,
-                topic.lost, topic.config, topic.last_ts, world.records(topic.name),
-                [(each, past.past()) for each, past in topic.producers.items()],
-            )  # fmt: skip
-    return found
-
-
-def wal_files(world, shard=0):
-    names = world.disk.list_dir(f"{DATA}/wal/shard-{shard:02d}")
-    return sorted(name for name in names if name.endswith(".log"))
-
-
-def restart(world, how):
-    if how == "stop":
-        world.stop()
-    elif how == "kill":
-        world.kill()
-    else:
-        world.power_loss(seed=3)
-    world.start()
 
 
 ENDS = pytest.mark.parametrize("how", ["stop", "kill", "power"])
@@ -444,79 +398,6 @@ def test_ephemeral_records_end_with_their_shard_and_their_numbers_are_not_used_a
     assert world.append("e", [b"4"]) == reserved + 1 > 4
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (4, 2), (2, 5)])
-def test_another_number_of_shards_finds_every_topic_where_it_was(before, after):
-    """SH-4 to SH-7: rows from the snapshot that owned the topic; then back again."""
-    world = new_world(before)
-    names = [f"t{i}" for i in range(12)]
-    fill(world, names)
-    checkpoint_all(world)
-    fill(world, names, rounds=1)
-    expected = state(world)
-    for round, count in enumerate((after, before, after, after)):
-        world.kill()
-        world.start(count)
-        assert state(world) == expected, (round, count)
-        for shard in range(count):
-            if (shard + round) % 2 == 0:
-                checkpoint(world, shard)
-        world.kill()
-        world.start()
-        assert state(world) == expected, (round, count)
-        for name in names[::2]:
-            world.append(name, [b"round %d" % round])
-        if round:
-            checkpoint_all(world)
-        world.put(f"late{round}", durability="fsync")
-        world.request(m.TopicDelete(names[-1]))
-        names = [*names[:-1], f"late{round}"]
-        expected = state(world)
-
-
-def test_an_earlier_life_in_the_log_does_not_end_the_one_that_another_layout_s_snapshot_tells_of():
-    """INV-11, SH-6: one shard of the other layout looks after this life and has a snapshot, another one after
-    the life before and has none, so that the log of that one is replayed behind the row of this one."""
-    world = new_world(3)
-    first = world.put("d", durability="fsync")
-    last = first
-    while shard_of(last.topic_id, 2) == shard_of(first.topic_id, 2):
-        world.append("d", [b"of an earlier life"])
-        world.request(m.TopicDelete("d"))
-        last = world.put("d", durability="fsync")
-    world.append("d", [b"1", b"2"])
-    world.kill()
-    world.start(2)
-    checkpoint(world, shard_of(last.topic_id, 2))
-    expected = state(world)
-    assert expected["d"][:3] == (last.topic_id, last.epoch, 2)
-    for shards in (3, 3, 2, 1):
-        world.kill()
-        world.start(shards)
-        assert state(world) == expected
-
-
-@pytest.mark.parametrize("before", [1, 3, 4])
-def test_a_name_whose_topic_a_sibling_copied_is_not_forgotten_by_its_home(before):
-    """SH-6: the last word under another number of shards was in doubt, so the owner under this one
-    copied it into its own log, which the home does not read; and then they are started again."""
-    for n in range(8):
-        world = new_world(before)
-        name = f"t{n}"
-        made = world.put(name, durability="fsync")
-        world.power_loss(seed=n)
-        world.shards, world.boot_incarnation = 2, world.incarnation + 1
-        world.start_shard(shard_of(made.topic_id, 2))  # and its home dies at once
-        for shards in (before, 2, before, 2):
-            world.power_loss(seed=n)
-            world.start(shards)
-            home = world.runs[home_shard(name, shards)]
-            told = world.ask(home, m.TopicResolve(name))
-            assert isinstance(told, m.TopicInfo), (n, shards, told)
-            assert told.shard == shard_of(made.topic_id, shards)
-        world.append(name, [b"1"])
-        assert world.records(name) == [(1, b"1")]
-
-
 def test_a_topic_removed_behind_a_snapshot_that_its_shard_was_never_told_of_stays_removed(world):
     """INV-11: the shard gives every row, and what the snapshot has beside those is no more."""
     fill(world)
@@ -538,61 +419,6 @@ def test_a_topic_removed_behind_a_snapshot_that_its_shard_was_never_told_of_stay
     assert set(expected) == {"a", "b"}
     restart(world, "kill")
     assert state(world) == expected
-
-
-def test_what_an_unfinished_checkpoint_of_another_layout_replaced_is_not_lost_with_it():
-    """INV-1: it had all of the log to absorb, so that older segments are superseded and go out of force.
-    Under the number of shards of before only the rest of the log is there to make its records anew."""
-    world = new_world(3)
-    made = world.put("d", durability="fsync")
-    world.append("d", [b"%d" % n for n in range(15)])
-    checkpoint_all(world)
-    (first,) = owner_of(world, made).core.checkpoint.sealed.refs
-    world.append("d", [b"%d" % n for n in range(15, 20)])
-    world.kill()
-    world.start(1)
-    world.clock.advance(1.0)
-    asking = Asking(world)
-
-    def die(message):
-        if isinstance(message, m.CheckpointRows):
-            raise Halted
-
-    asking.before = die
-    with pytest.raises(Halted):
-        checkpoint(world, asking=asking)
-    for shards in (1, 3):
-        world.kill()
-        world.start(shards)
-        # As the reclaimer does: all that it holds lies in a segment with a greater number.
-        assert world.ask(owner_of(world, made), m.SegmentsChange([], [first])).accepted
-    for _ in range(2):
-        checkpoint_all(world)
-        assert world.records("d") == [(n + 1, b"%d" % n) for n in range(20)]
-    restart(world, "kill")
-    assert world.records("d") == [(n + 1, b"%d" % n) for n in range(20)]
-
-
-def owner_of(world, made):
-    return world.runs[shard_of(made.topic_id, world.shards)]
-
-
-def test_files_of_an_old_layout_go_when_every_shard_has_absorbed_them_twice():
-    """SH-6, SN-5: nobody's previous snapshot needs them any more."""
-    world = new_world(3)
-    names = [f"t{i}" for i in range(9)]
-    fill(world, names)
-    expected = state(world)
-    world.kill()
-    world.start(2)
-    old = [(shard, name) for shard in range(3) for name in wal_files(world, shard) if name < "wal-4"]
-    for round in range(2):
-        for shard in range(2):
-            checkpoint(world, shard)
-            restart(world, "kill")
-            assert state(world) == expected
-            left = [each for each in old if each[1] in wal_files(world, each[0])]
-            assert bool(left) == ((round, shard) != (1, 1))
 
 
 def test_a_log_that_lost_its_tail_is_an_announced_loss_and_not_a_hole(world):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 
 import pytest
 
 import ringlog.aio
-from ringlog.client import ClientState, Page
+from ringlog.client import LATEST, ClientState, Page
 from ringlog.errors import Backpressure, NotConnected, TopicNotFound, WrongLoop
 
 WAIT_S = 20.0
@@ -213,3 +214,24 @@ async def test_whoever_is_cancelled_while_he_waits_misses_nothing(ringlog_engine
                 got.append(event)
     data = [record.data for event in got if isinstance(event, Page) for record in event.records]
     assert data == [b"%d" % n for n in range(60)]
+
+
+async def test_who_is_cancelled_while_he_subscribes_leaves_no_file_open(ringlog_engine, ringlog_topic):
+    """CL-14: the search for the topics goes on without him, and lets go of what it has opened."""
+    topic = ringlog_topic("begun")
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:
+        await client.append_many(topic, [b"1", b"2"])
+        async with client.watch(topic, start=LATEST) as watch:
+            await watch.open()
+        before = len(os.listdir("/proc/self/fd"))
+        for n in range(60):
+            watch = client.watch(topic, start=LATEST)
+            task = asyncio.create_task(watch.open())
+            for _ in range(n % 15):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            watch.close()
+        assert (await client.topics.state(topic)).head_seq == 2  # Behind everything that was asked before.
+        assert len(os.listdir("/proc/self/fd")) <= before + 3

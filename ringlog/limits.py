@@ -162,6 +162,17 @@ TURN_RINGS_MAX = 64
 """Local clients that a scheduler tells of turns through shared memory; the others get messages."""
 TURN_RING_ROWS = 4_096
 """Turns in such a ring that its client has not looked at; beyond it they are told again."""
+CALL_RINGS_MAX = 256
+"""Local clients whose requests about jobs a shard takes from shared memory; the others use sockets."""
+CALL_RING_BYTES = 32_768
+"""Requests, and as much of answers, in such a ring that the other side has not taken; what does not fit goes
+by socket."""
+CALL_BYTES_MAX = 24_576
+"""Longest message in one: a thousand jobs by number and token, and some to spare."""
+CALL_RING_GRACE_S = 10
+"""How long a shard waits for the client that asked for one to open it."""
+CALL_RING_LOOK_MS = 100
+"""How often it looks at one of them, in turn, whether its client is still there."""
 HINTS_PER_TOPIC = 4
 """Latest places of a topic's records that are told with a turn; who is further behind finds them itself."""
 SLOTS_PER_LOOK_MAX = 4_096

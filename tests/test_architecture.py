@@ -127,6 +127,7 @@ SHELL_SIDE: dict[str, str] = {
     "actors.wal_shard.recover": "reads the data directory for the pure replay",
     "actors.wal_shard.baseline": "reads snapshots and indexes of segments for it",
     "actors.wal_shard.rings": "drains and settles rings in shared memory",
+    "actors.wal_shard.calls": "requests about jobs in shared memory",
     "actors.wal_shard.volatile": "writes the volatile log in shared memory",
     "actors.gateway.shell": "the effect table",
     "actors.gateway.zap": "answers libzmq's question about a connection",

@@ -17,6 +17,7 @@ from typing import Any
 from actors.wal_shard import events as ev
 from actors.wal_shard.announcer import Announcer
 from actors.wal_shard.baseline import segment_tables
+from actors.wal_shard.calls import Caller, Calls
 from actors.wal_shard.core import Settings, ShardCore
 from actors.wal_shard.flusher import Flusher
 from actors.wal_shard.governing import Governing
@@ -42,6 +43,7 @@ from ringlog.errors import (
     CorruptData,
     DiskError,
     ExitCode,
+    InvalidRequest,
     InvariantViolation,
     NotReady,
     Refused,
@@ -106,6 +108,7 @@ class Shell:
         self._socket = RouterSocket(f"ipc://{boot.shm_dir}/{boot.name}.sock")
         self._bell = BellListener(f"{boot.shm_dir}/{boot.name}.bell")
         self._rings = Rings(boot.shm_dir, boot.shard, boot.engine_id)
+        self._calls = Calls(boot.shm_dir, boot.shard, boot.incarnation, self._clock)
         self._directory = stream_directory(boot.data_dir, boot.shard)
         stream = StreamIdentity(
             self._directory, boot.shard, boot.shards, boot.incarnation,
@@ -210,6 +213,7 @@ class Shell:
             self._writer.close(truncate=True)
             self._disk.sync_dir(self._directory)
         self._rings.close()
+        self._calls.close()
         self._ledger.close()
         self._socket.close()
         self._bell.close()
@@ -258,6 +262,7 @@ class Shell:
             # Full: as many requests wait as are taken in one turn.
             is_full = len(self._control) >= REQUESTS_PER_TURN
             self.core.requests.is_pressed = is_full and governing.is_refusing
+            self._take_calls(now_ns)
             if self._control:
                 events.extend(self._control)
                 self._control.clear()
@@ -301,6 +306,7 @@ class Shell:
         slot.set(P.HEARTBEAT_NS, now_ns)
         slot.set(Q.SET_ASIDE, self.core.requests.queues.set_aside)
         self._socket.guard(now_ns)
+        self._calls.look(now_ns)
         if now_ns >= self._disk_look_ns:
             self._look_at_disk(now_ns)
         for took in self._syncs_ns:
@@ -328,7 +334,7 @@ class Shell:
         if self._await_briefly():
             return
         slot.set(P.ASLEEP, 1)
-        if not self._rings.has_pending() and not self._socket.has_input():
+        if not self._has_pending() and not self._socket.has_input():
             now = self._clock.monotonic_ns()
             deadline = self.core.next_deadline_ns()
             self._idle_sleeps += 1
@@ -346,6 +352,9 @@ class Shell:
         slot.set(P.ASLEEP, 0)
         self._bell.drain()
 
+    def _has_pending(self) -> bool:
+        return self._rings.has_pending() or self._calls.has_pending()
+
     def _await_briefly(self) -> bool:
         """Look on for a moment where frames have been coming quickly; True when there are some.
 
@@ -357,7 +366,7 @@ class Shell:
         began = now = self._clock.monotonic_ns()
         has_come = False
         while not has_come and now < began + QUICK_GAP_NS:
-            has_come = self._rings.has_pending()
+            has_come = self._has_pending()
             now = self._clock.monotonic_ns()
         self._governing.rested_ns += now - began
         return has_come
@@ -386,6 +395,8 @@ class Shell:
                     self._attach(client, envelope.corr, message)
                 elif isinstance(message, m.RingDetach):
                     self._detach(client, envelope.corr, message)
+                elif isinstance(message, m.OpenCalls):
+                    self._socket.send(client, m.CallsOpened(self._calls.open(client)), envelope.corr)
                 elif isinstance(message, m.Ping):
                     self._socket.send(client, m.Pong(self._boot.incarnation, self._turns), envelope.corr)
                 else:
@@ -395,6 +406,26 @@ class Shell:
                     self._control.append(ControlReceived(client, envelope.corr, message, attachment, opened))
             except Refused as e:
                 self._socket.send(client, error_reply(e), envelope.corr)
+
+    def _take_calls(self, now_ns: int) -> None:
+        """Take requests out of shared memory: those about jobs, which are many and small."""
+        if not self._calls.has_pending():
+            return
+        self._note_gap(now_ns)
+        for caller, envelope in self._calls.take(REQUESTS_PER_TURN - len(self._control)):
+            if type(envelope.message) in self.core.requests.queues.handlers:
+                self._control.append(ControlReceived(caller, envelope.corr, envelope.message))
+            else:
+                refusal = InvalidRequest("such a request does not go through a ring", kind=envelope.kind)
+                self._answer(caller, error_reply(refusal), envelope.corr)
+
+    def _answer(self, client: bytes, message: m.Message, corr: int, attachment: Any = None) -> None:
+        if isinstance(client, Caller):
+            if attachment is None and self._calls.answer(client, message, corr):
+                self._settled_ns = self._clock.monotonic_ns()
+                return
+            client = bytes(client)
+        self._socket.send(client, message, corr, attachment)
 
     def _attach(self, client: bytes, corr: int, message: m.RingAttach) -> None:
         try:
@@ -535,7 +566,7 @@ class Shell:
             topic = self.core.directory.by_id.get(message.topic_id)
             if topic is not None:
                 message = self.core.requests.info(topic, created=message.created)
-        self._socket.send(effect.client, message, effect.corr, effect.attachment)
+        self._answer(effect.client, message, effect.corr, effect.attachment)
 
     def _note_stop(self, effect: Stop) -> None:
         self._stop = effect

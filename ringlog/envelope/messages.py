@@ -466,6 +466,17 @@ class TurnsOpened(Message, frozen=True):
     name: str = ""
 
 
+class OpenCalls(Message, frozen=True):
+    """To a shard: take requests about jobs of this connection from shared memory as well; for clients on the
+    host."""
+
+
+class CallsOpened(Message, frozen=True):
+    """Reply: the ring's file in the shared-memory directory, its bell beside it; empty = by messages."""
+
+    name: str = ""
+
+
 class Unsubscribe(Message, frozen=True):
     """End a subscription, or some of its feeds. Nothing of them is told once Unsubscribed was sent."""
 
@@ -1160,7 +1171,7 @@ KINDS: dict[str, type[Message]] = {
         SegmentsChanged, SegmentTier, CheckpointRows, CheckpointRowsReply, CheckpointDone, CheckpointClosed,
         ColdRead, ColdBytes, CheckpointNow, CheckpointMade, ScrubNow, ScrubReport, Feed, Subscribe,
         Subscribed, Unsubscribe, Unsubscribed, Turns, Taken, SubscriptionsLost, TopicsChanged, OpenTurns,
-        TurnsOpened, ConsumersAsk, ConsumersReply,
+        TurnsOpened, OpenCalls, CallsOpened, ConsumersAsk, ConsumersReply,
         RouterCreate, RouterInfo, RouterGet, RouterList, RouterListReply, RouterDelete, RouterDeleted,
         RouterFacts, RouterPut, RouterDrop, RouterDropped, RouterTell, RouterTold, RoutersAsk, RoutersReply,
         RouteRow, Route, RoutedRow, Routed,

@@ -117,7 +117,7 @@ class Queues:
         if not isinstance(answer, m.JobsClaimed) or answer.deadline * 1_000 < now_us:
             answer = self._given(topic, message, now_us)
         if answer is not None or not message.wait_ms:
-            return answer or self._claimed(topic, Claimed([], 0), now_us)
+            return answer or self._claimed(topic, Claimed([], 0))
         self.waiting.park(topic.topic_id, event, message)
         self._note_due(topic)
         return None
@@ -129,21 +129,24 @@ class Queues:
         topic.last_read_us = now_us
         if queue.spent_jobs and not self._dead_letters_of(topic):
             queue.restore()
+        lease_ms = _lease_ms(message.lease_ms or config.lease_ms)
+        deliveries_max = config.max_deliveries if self._dead_letters_of(topic) else 0
         claimed = queue.claim(
-            live_of(topic), node_of(message), most, _lease_ms(message.lease_ms or config.lease_ms),
-            now_us // 1_000, deliveries_max=config.max_deliveries if self._dead_letters_of(topic) else 0,
-        )  # fmt: skip
+            live_of(topic), node_of(message), most, lease_ms, now_us // 1_000, deliveries_max=deliveries_max
+        )
         self.set_aside += claimed.aside
         if not claimed.runs:
             return None
-        return self._keep(message.call, self._claimed(topic, claimed, now_us))
+        return self._keep(message.call, self._claimed(topic, claimed, lease_ms))
 
-    def _claimed(self, topic: Topic, claimed: Claimed, now_us: int) -> m.JobsClaimed:
+    def _claimed(self, topic: Topic, claimed: Claimed, lease_ms: int = 0) -> m.JobsClaimed:
         counts = self._queue(topic).counts(live_count(topic))
         runs: list[tuple[int, int, int, int]] = [
             (first, stop - first, deliveries, token) for first, stop, deliveries, token in claimed.runs
         ]
-        return m.JobsClaimed(topic.name, topic.topic_id, topic.epoch, claimed.deadline, counts.ready, runs)
+        return m.JobsClaimed(
+            topic.name, topic.topic_id, topic.epoch, claimed.deadline, counts.ready, runs, lease_ms=lease_ms
+        )
 
     # -- what becomes of jobs -------------------------------------------------------------------------
 
@@ -342,7 +345,7 @@ class Queues:
             replies += self._serve(self._directory.by_id[topic_id], now_us)
         for parked in waiting.ended():
             topic = self._directory.by_id[parked.topic_id]
-            replies.append(parked.answer(self._claimed(topic, Claimed([], 0), now_us)))
+            replies.append(parked.answer(self._claimed(topic, Claimed([], 0))))
         return replies
 
     def _serve(self, topic: Topic, now_us: int) -> list[Reply]:

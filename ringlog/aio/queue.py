@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Unpack
 
+from ringlog.client.claimed import Claimed, Jobs, settled_together
 from ringlog.client.fields import NewRecord, Payload, RecordFields
 from ringlog.client.job import JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
@@ -30,14 +31,28 @@ if TYPE_CHECKING:
 class Job(JobFacts):
     """One job and the right to it; see ringlog.client.queue.Job. `async with` acks it or gives it back."""
 
-    __slots__ = ("_queue", "lost")
+    __slots__ = ("_lost", "_queue")
 
     def __init__(self, queue: Queue, record: Record, lease: Lease, deliveries: int) -> None:
         super().__init__(queue.topic, record, lease, deliveries)
         self._queue = queue
-        self.lost = asyncio.Event()
+        self._lost: asyncio.Event | None = None
+        lease.on_lost = self._was_lost
+
+    @property
+    def lost(self) -> asyncio.Event:
         """Set when the lease is known to have ended: somebody else may be at work on the job."""
-        lease.on_lost = self.lost.set
+        if self._lost is None:
+            # Made when somebody asks: that takes longer than all the rest of a job. In this order, since the
+            # lease may be lost at any moment.
+            self._lost = asyncio.Event()
+            if self.lease.is_lost:
+                self._lost.set()
+        return self._lost
+
+    def _was_lost(self) -> None:
+        if self._lost is not None:
+            self._lost.set()
 
     async def ack(self) -> None:
         """The job is done; raises LeaseLost."""
@@ -105,12 +120,12 @@ class Queue:
 
     async def claim(
         self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False
-    ) -> list[Job]:
+    ) -> Jobs[Job]:
         """Lease up to `max` jobs."""
         check_claim(wait_ms, lease_ms)
         return await self._claim(max, wait_ms / 1_000, lease_ms, auto_extend)
 
-    async def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> list[Job]:
+    async def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> Jobs[Job]:
         async with self._claiming:
             session = self._shell.session
             wish = Wish()
@@ -122,7 +137,7 @@ class Queue:
             finally:
                 if self._is_closed:
                     self._working.close()
-        jobs = [Job(self, *each) for each in found]
+        jobs = self._jobs_of(found)
         if auto_extend and jobs:
             if self._keeper is None:
                 self._keeper = Keeper(session, self.topic, self.node)
@@ -152,7 +167,7 @@ class Queue:
             self._unbegun.remove(unbegun)
             await self._give_back(unbegun, GIVE_BACK_S)
 
-    async def _fill(self, slots: Slots, lease_ms: int | None, auto_extend: bool) -> list[Job]:
+    async def _fill(self, slots: Slots, lease_ms: int | None, auto_extend: bool) -> Sequence[Job]:
         """Claim as many as may be in flight; nothing, behind a pause, when the engine cannot answer now."""
         await self._shell.wait(slots.room())
         try:
@@ -164,7 +179,7 @@ class Queue:
             return []
         for job in jobs:
             if not job.lease.is_lost:
-                slots.take(job, job.lost.set)
+                slots.take(job, job._was_lost)
         return jobs
 
     async def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
@@ -183,18 +198,35 @@ class Queue:
 
     async def ack(self, jobs: Iterable[Job]) -> Settled:
         """These jobs are done."""
-        return await self._settle(list(jobs), None)
+        return await self._settle(jobs, None)
 
     async def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
         """Give these jobs back."""
         check_delay(delay_ms)
-        return await self._settle(list(jobs), delay_ms)
+        return await self._settle(jobs, delay_ms)
 
-    async def _settle(self, jobs: list[Job], delay_ms: int | None) -> Settled:
+    def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
+        return Jobs(claimed, lambda record, lease, deliveries: Job(self, record, lease, deliveries))
+
+    async def _settle(self, jobs: Iterable[Job], delay_ms: int | None) -> Settled:
+        together = settled_together(jobs)
+        if together is not None:
+            return await self._settled_together(together, delay_ms)
+        jobs = list(jobs)
         session, leases = self._shell.session, [job.lease for job in jobs]
         if delay_ms is None:
             return await self._settled(jobs, self._working.ack(session, leases))
         return await self._settled(jobs, self._working.nack(session, leases, delay_ms))
+
+    async def _settled_together(self, claimed: Claimed, delay_ms: int | None) -> Settled:
+        session, working = self._shell.session, self._working
+        try:
+            if delay_ms is None:
+                return await self._shell.run(working.ack(session, claimed))
+            return await self._shell.run(working.nack(session, claimed, delay_ms))
+        except RinglogError:
+            claimed.lose()
+            raise
 
     async def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once."""

@@ -15,6 +15,7 @@ from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Unpack
 
+from ringlog.client.claimed import Claimed, Jobs, settled_together
 from ringlog.client.fields import NewRecord, Payload, RecordFields
 from ringlog.client.job import JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
@@ -41,14 +42,28 @@ class Job(JobFacts):
     """One job and the right to it. As a context: acked when the block ends well, given back when it does not,
     to rest for a while (`backoff_ms`)."""
 
-    __slots__ = ("_queue", "lost")
+    __slots__ = ("_lost", "_queue")
 
     def __init__(self, queue: Queue, record: Record, lease: Lease, deliveries: int) -> None:
         super().__init__(queue.topic, record, lease, deliveries)
         self._queue = queue
-        self.lost = threading.Event()
+        self._lost: threading.Event | None = None
+        lease.on_lost = self._was_lost
+
+    @property
+    def lost(self) -> threading.Event:
         """Set when the lease is known to have ended: somebody else may be at work on the job."""
-        lease.on_lost = self.lost.set
+        if self._lost is None:
+            # Made when somebody asks: that takes longer than all the rest of a job. In this order, since the
+            # lease may be lost at any moment.
+            self._lost = threading.Event()
+            if self.lease.is_lost:
+                self._lost.set()
+        return self._lost
+
+    def _was_lost(self) -> None:
+        if self._lost is not None:
+            self._lost.set()
 
     def ack(self) -> None:
         """The job is done; it is gone for good when this returns. Raises LeaseLost when the lease had ended:
@@ -128,7 +143,7 @@ class Queue:
 
     def claim(
         self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False
-    ) -> list[Job]:
+    ) -> Jobs[Job]:
         """Lease up to `max` jobs (at most 1,000), those that came back first, then lowest number first.
 
         An empty list: there was none within `wait_ms`. The leases last `lease_ms`, or as long as the topic
@@ -137,11 +152,11 @@ class Queue:
         check_claim(wait_ms, lease_ms)
         return self._claim(max, wait_ms / 1_000, lease_ms, auto_extend)
 
-    def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> list[Job]:
+    def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> Jobs[Job]:
         with self._claiming:
             try:
                 steps = self._working.claim(self._connection, most, wait_s, lease_ms, Wish())
-                jobs = [Job(self, *found) for found in self._client.run(steps)]
+                jobs = self._jobs_of(self._client.run(steps))
             finally:
                 if self._is_closed:
                     self._working.close()  # Meanwhile, and by another thread.
@@ -202,7 +217,7 @@ class Queue:
         with self._shell.locked():
             for job in jobs:
                 if not job.lease.is_lost:
-                    slots.take(job, job.lost.set)
+                    slots.take(job, job._was_lost)
         unbegun += jobs
 
     def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
@@ -227,12 +242,12 @@ class Queue:
         thousand in one request are one record of the log.
 
         When the engine does not answer, the leases are not extended any more; trying again does no harm."""
-        return self._settle(list(jobs), None)
+        return self._settle(jobs, None)
 
     def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
         """Give these jobs back, ready now or after `delay_ms` (at most a day)."""
         check_delay(delay_ms)
-        return self._settle(list(jobs), delay_ms)
+        return self._settle(jobs, delay_ms)
 
     def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once, whatever its deliveries; the first line of `reason` goes
@@ -241,12 +256,29 @@ class Queue:
         if not self._settled([job], steps).is_complete:
             raise job.lost_error()
 
-    def _settle(self, jobs: list[Job], delay_ms: int | None) -> Settled:
+    def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
+        return Jobs(claimed, lambda record, lease, deliveries: Job(self, record, lease, deliveries))
+
+    def _settle(self, jobs: Iterable[Job], delay_ms: int | None) -> Settled:
         connection, working = self._connection, self._working
+        together = settled_together(jobs)
+        if together is not None:
+            return self._settled_together(together, delay_ms)
+        jobs = list(jobs)
         leases = [job.lease for job in jobs]
         if delay_ms is None:
             return self._settled(jobs, working.ack(connection, leases))
         return self._settled(jobs, working.nack(connection, leases, delay_ms))
+
+    def _settled_together(self, claimed: Claimed, delay_ms: int | None) -> Settled:
+        connection, working = self._connection, self._working
+        try:
+            if delay_ms is None:
+                return self._client.run(working.ack(connection, claimed))
+            return self._client.run(working.nack(connection, claimed, delay_ms))
+        except RinglogError:
+            claimed.lose()
+            raise
 
     def _settled(self, jobs: list[Job], steps: Steps[Settled]) -> Settled:
         try:

@@ -735,6 +735,8 @@ class JobsClaimed(Message, frozen=True):
     """Jobs that are left."""
     runs: list[tuple[int, int, int, int]]
     frames: int = 0
+    lease_ms: int = 0
+    """How long they are held from when they were given."""
 
 
 class JobsAck(Message, frozen=True):

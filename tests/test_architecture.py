@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
-    "shm", "governor",
+    "shm", "governor", "payload",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
@@ -27,7 +27,7 @@ WIRE = {"base", "frame", "ring", "board", "envelope"}
 # `storage.disk`: doctor tries what the disk under a data directory can do.
 CLI = {
     *WIRE, "link", "client", "supervision", "verify", "storage.disk", "storage.identity_file",
-    "storage.reader", "cli", "root",
+    "storage.reader", "worker", "cli", "root",
 }  # fmt: skip
 
 # What a process needs to read a topic's records wherever they lie.
@@ -83,6 +83,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "supervisor": {"base", "supervision", "root"},
     # Written from the format page, so that it shares no decoder with the engine (RD-25).
     "verify": {"base", "verify"},
+    # A program of the user's in processes of its own, over the asyncio client; what a job imports is small.
+    "worker": {"base", "link", "client", "aio", "worker", "root"},
     "cli": CLI,
     # Jobs on Spark, loaded when one runs.
     "cli.spark": {*CLI, "spark"},

@@ -26,6 +26,7 @@ _COMMANDS: dict[str, str] = {
     "read": "ringlog.cli.read:read",
     "tail": "ringlog.cli.read:tail",
     "delete": "ringlog.cli.delete:delete",
+    "worker": "ringlog.cli.worker:worker",
     "verify": "ringlog.cli.verify:verify",
     "inspect": "ringlog.cli.inspect:inspect",
     "repair": "ringlog.cli.repair:repair",

@@ -18,7 +18,6 @@ from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, pars
 from ringlog.client.fields import NewRecord, Payload, RecordFields
 from ringlog.client.locked import LockedConnection
 from ringlog.client.pages import EARLIEST, Cursor, Page, Record, Start, TagFilter
-from ringlog.client.payload import RAW, PayloadCodec
 from ringlog.client.producer import Producer
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState, CloseReport
 from ringlog.client.routers import Routers
@@ -32,6 +31,7 @@ from ringlog.link.address import Address, parse_url
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Steps, start
 from ringlog.link.protocol import Transport
+from ringlog.payload import RAW, PayloadCodec
 from ringlog.types import Codec, Durability
 
 if TYPE_CHECKING:

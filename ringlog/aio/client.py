@@ -259,9 +259,9 @@ class Client:
 
     # -- working ------------------------------------------------------------------------------------
 
-    def queue(self, topic: str, *, node: str | None = None) -> Queue:
+    def queue(self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW) -> Queue:
         """A queue, as the worker `node` sees it. See ringlog.client.Client.queue."""
-        queue = Queue(self, self._shell, topic, node or self._node)
+        queue = Queue(self, self._shell, topic, node or self._node, payload)
         self._queues.add(queue)
         return queue
 

@@ -407,11 +407,14 @@ class Client:
 
     # -- working ------------------------------------------------------------------------------------
 
-    def queue(self, topic: str, *, node: str | None = None) -> Queue:
-        """A queue, as the worker `node` sees it; without a name, this client's. See ringlog.client.queue."""
+    def queue(self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW) -> Queue:
+        """A queue, as the worker `node` sees it; without a name, this client's. See ringlog.client.queue.
+
+        With another `payload` than RAW, jobs are put from values and have a `value`; what cannot be decoded
+        is rejected by a `jobs()` loop."""
         from ringlog.client.queue import Queue
 
-        queue = Queue(self, self._shell, self._connection, topic, node or self.client_id)
+        queue = Queue(self, self._shell, self._connection, topic, node or self.client_id, payload)
         self._queues.add(queue)
         return queue
 

@@ -27,7 +27,7 @@ WIRE = {"base", "frame", "ring", "board", "envelope"}
 # `storage.disk`: doctor tries what the disk under a data directory can do.
 CLI = {
     *WIRE, "link", "client", "supervision", "verify", "storage.disk", "storage.identity_file",
-    "storage.reader", "worker", "cli", "root",
+    "storage.reader", "cli", "root",
 }  # fmt: skip
 
 # What a process needs to read a topic's records wherever they lie.
@@ -85,6 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify": {"base", "verify"},
     # A program of the user's in processes of its own, over the asyncio client; what a job imports is small.
     "worker": {"base", "link", "client", "aio", "worker", "root"},
+    "cli.worker": {*CLI, "aio", "worker"},
     "cli": CLI,
     # Jobs on Spark, loaded when one runs.
     "cli.spark": {*CLI, "spark"},

@@ -8,6 +8,7 @@ PY := $(VENV)/bin/python
 WORKERS ?= 2
 STAMP := $(VENV)/.installed
 FUZZ_STAMP := $(VENV)/.installed-fuzz
+BENCH_STAMP := $(VENV)/.installed-bench
 NIGHT_STAMP := $(VENV)/.installed-night
 OLDER_SPARK := $(VENV)/spark-4.2
 
@@ -42,6 +43,11 @@ $(FUZZ_STAMP): $(STAMP)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,fuzz]" -c constraints.txt
 	@touch $@
 
+# What the peers' queues are asked with, beside which ours are measured.
+$(BENCH_STAMP): $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,bench]" -c constraints.txt
+	@touch $@
+
 # What the other ways to run Spark need: Connect's client, and a Java that is not the machine's.
 $(NIGHT_STAMP): $(STAMP)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,spark-connect,spark-jre]" -c constraints.txt
@@ -70,7 +76,7 @@ check: $(STAMP)
 	$(PY) -m mypy
 	$(PY) -m pytest -q tests/test_architecture.py tests/test_house_rules.py
 
-bench: compiled
+bench: $(BENCH_STAMP) compiled
 	$(PY) -m bench $(AREA)
 
 chaos: $(FUZZ_STAMP) compiled

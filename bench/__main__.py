@@ -10,7 +10,7 @@ import sys
 from bench.machine import facts, settle
 from bench.rows import SCALE, save, show
 
-AREAS = ("commit", "delivery", "spark", "storage")
+AREAS = ("commit", "delivery", "queue", "spark", "storage")
 
 
 def main() -> int:

@@ -65,6 +65,21 @@ def row(
     }
 
 
+def skipped(id: str, unit: str, reason: str) -> Row:
+    """A row that could not be measured here, and why."""
+    return {
+        "id": id,
+        "value": None,
+        "unit": unit,
+        "spread": [None, None],
+        "against": None,
+        "ratio": None,
+        "reach": None,
+        "met": None,
+        "note": f"skipped: {reason}",
+    }
+
+
 def _number(value: float | None) -> str:
     if value is None:
         return "-"
@@ -80,7 +95,7 @@ def show(rows: Sequence[Row]) -> None:
     for r in rows:
         reach = ", ".join(f"{kind} {_number(bound)}" for kind, bound in (r["reach"] or {}).items())
         spread = f"{_number(r['spread'][0])} .. {_number(r['spread'][1])}"
-        met = "yes" if r["met"] else "NO"
+        met = "skipped" if r["met"] is None else "yes" if r["met"] else "NO"
         lines.append(
             (
                 r["id"],

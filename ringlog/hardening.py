@@ -43,9 +43,9 @@ def harden(*, may_profile: bool) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def die_with_parent(parent_pid: int) -> bool:
-    """Ask for SIGTERM when the parent dies; False when it is dead already (RD-7, PR-10)."""
-    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) -> bool:
+    """Ask for a signal when the parent dies; False when it is dead already (RD-7, PR-10)."""
+    _prctl(_PR_SET_PDEATHSIG, int(number))
     # The parent may have died before the request: then nobody will ever send the signal.
     return os.getppid() == parent_pid
 

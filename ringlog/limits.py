@@ -267,6 +267,24 @@ DEAD_LETTERS_PAUSE_S_MAX = 30.0
 """Longest pause before a target that refuses is tried again; from a quarter of a second, twice as long each
 time."""
 
+# -- `ringlog worker` ----------------------------------------------------------------------------------------
+WORKER_PROCESSES_MAX = 1_024
+"""Processes of one worker; a wish for more is refused."""
+WORKER_REASON_CHARS_MAX = 8_192
+"""Of why a job failed, and of its trace, the last so many characters leave its process."""
+WORKER_UNSETTLED_MAX = 1_000
+"""Jobs of a worker whose end the engine has not taken yet; it claims no more until there are fewer."""
+WORKER_CLAIM_MS = 500
+"""Longest that a worker's claim waits before it looks around: bounds how late it hears that it shall stop."""
+WORKER_RESTART_MS_MIN = 100
+WORKER_RESTART_MS_MAX = 30_000
+"""Pause before a process that did not become ready is tried again, each time twice as long."""
+WORKER_EXIT_S = 5.0
+"""A process that was told to end and has not ended by then is killed."""
+WORKER_SETTLE_S = 10.0
+"""A worker that stops waits so long for the engine to hear what became of its last jobs; then their leases
+end by themselves."""
+
 # -- envelopes -----------------------------------------------------------------------------------------
 ENVELOPE_BYTES_MAX = 1 * MIB
 ENVELOPE_PARTS_MAX = 8

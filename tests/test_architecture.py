@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
-    "shm", "governor",
+    "shm", "governor", "payload",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
@@ -83,6 +83,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "supervisor": {"base", "supervision", "root"},
     # Written from the format page, so that it shares no decoder with the engine (RD-25).
     "verify": {"base", "verify"},
+    # A program of the user's in processes of its own, over the asyncio client; what a job imports is small.
+    "worker": {"base", "link", "client", "aio", "worker", "root"},
+    "cli.worker": {*CLI, "aio", "worker"},
     "cli": CLI,
     # Jobs on Spark, loaded when one runs.
     "cli.spark": {*CLI, "spark"},

@@ -346,12 +346,17 @@ RULES = [
             "ringlog/client/shell.py": "an operation's error goes to its own code, a callback's to the log; "
             "what an interrupt left half made may raise anything while it is ended",
             "ringlog/cli/app.py": "the top of a command: a person gets one line, a script an exit code",
+            "ringlog/client/decoding.py": "a program's codec may raise anything: why a job is rejected",
+            "ringlog/worker/child.py": "a program's module, codec and function may raise anything: that is "
+            "the fate of the job, or why the worker does not start",
         },
         most={
             "ringlog/runtime/process.py": 1,
             "ringlog/link/pending.py": 1,
             "ringlog/client/shell.py": 5,
             "ringlog/cli/app.py": 1,
+            "ringlog/client/decoding.py": 1,
+            "ringlog/worker/child.py": 3,
         },
     ),
     Rule(

@@ -22,7 +22,6 @@ from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
 from ringlog.client.fields import NewRecord, Payload, RecordFields
 from ringlog.client.pages import EARLIEST, Cursor, Page, Record, Start, TagFilter
-from ringlog.client.payload import RAW, PayloadCodec
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState, CloseReport
 from ringlog.client.session import Session, new_client_id
 from ringlog.client.shared_reads import SharedReads
@@ -33,6 +32,7 @@ from ringlog.limits import CREDIT_DEFAULT
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Steps, gather
 from ringlog.link.protocol import Transport
+from ringlog.payload import RAW, PayloadCodec
 from ringlog.types import Codec, Durability
 
 T = TypeVar("T")
@@ -259,9 +259,9 @@ class Client:
 
     # -- working ------------------------------------------------------------------------------------
 
-    def queue(self, topic: str, *, node: str | None = None) -> Queue:
+    def queue(self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW) -> Queue:
         """A queue, as the worker `node` sees it. See ringlog.client.Client.queue."""
-        queue = Queue(self, self._shell, topic, node or self._node)
+        queue = Queue(self, self._shell, topic, node or self._node, payload)
         self._queues.add(queue)
         return queue
 

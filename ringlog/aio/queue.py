@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ringlog.client.claimed import Claimed, Jobs, settled_together
-from ringlog.client.fields import NewRecord, Payload, RecordFields
-from ringlog.client.job import JobFacts, Slots, backoff_ms
+from ringlog.client.decoding import encoded, why_unreadable
+from ringlog.client.fields import RecordFields
+from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record
 from ringlog.client.queue import GIVE_BACK_S, RETRY_S, check_claim, check_delay, check_iteration, check_lease
@@ -20,12 +23,15 @@ from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
 from ringlog.client.working import Wish, Working
 from ringlog.clock import SystemClock
-from ringlog.errors import RinglogError
+from ringlog.errors import InvalidRequest, LeaseLost, RinglogError
 from ringlog.link.pending import Steps
+from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
     from ringlog.aio.client import Client
     from ringlog.aio.shell import LoopShell
+
+log = logging.getLogger(__name__)
 
 
 class Job(JobFacts):
@@ -33,8 +39,10 @@ class Job(JobFacts):
 
     __slots__ = ("_lost", "_queue")
 
-    def __init__(self, queue: Queue, record: Record, lease: Lease, deliveries: int) -> None:
-        super().__init__(queue.topic, record, lease, deliveries)
+    def __init__(
+        self, queue: Queue, record: Record, lease: Lease, deliveries: int, codec: PayloadCodec[Any] = RAW
+    ) -> None:
+        super().__init__(queue.topic, record, lease, deliveries, codec)
         self._queue = queue
         self._lost: asyncio.Event | None = None
         lease.on_lost = self._was_lost
@@ -90,8 +98,11 @@ class Job(JobFacts):
 class Queue:
     """One queue, as the worker `node` sees it; see ringlog.client.queue.Queue for what each call does."""
 
-    def __init__(self, client: Client, shell: LoopShell, topic: str, node: str) -> None:
+    def __init__(
+        self, client: Client, shell: LoopShell, topic: str, node: str, payload: PayloadCodec[Any] = RAW
+    ) -> None:
         self._client, self._shell = client, shell
+        self._codec = payload
         self._working = Working(topic, node, SystemClock())
         self._claiming = asyncio.Lock()
         self._is_closed = False
@@ -108,15 +119,15 @@ class Queue:
         """The worker's name, which holds the leases."""
         return self._working.node
 
-    async def put(self, data: Payload, /, **record: Unpack[RecordFields]) -> Appended:
+    async def put(self, data: Any, /, **record: Unpack[RecordFields]) -> Appended:
         """Add a job."""
         await self._require_queue()
-        return await self._client.append(self.topic, data, create=False, **record)
+        return await self._client.append(self.topic, self._codec.encode(data), create=False, **record)
 
-    async def put_many(self, jobs: Iterable[Record | NewRecord | Payload], /) -> Appended:
+    async def put_many(self, jobs: Iterable[Any], /) -> Appended:
         """Add jobs in one atomic write."""
         await self._require_queue()
-        return await self._client.append_many(self.topic, jobs, create=False)
+        return await self._client.append_many(self.topic, encoded(jobs, self._codec), create=False)
 
     async def claim(
         self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False
@@ -158,7 +169,7 @@ class Queue:
                     unbegun += await self._fill(slots, lease_ms, auto_extend)
                 while unbegun:
                     job = unbegun.popleft()
-                    if not job.lease.is_lost:
+                    if not job.lease.is_lost and await self._is_readable(job):
                         yield job
         except RinglogError:
             if not self._shell.is_closed:
@@ -166,6 +177,22 @@ class Queue:
         finally:
             self._unbegun.remove(unbegun)
             await self._give_back(unbegun, GIVE_BACK_S)
+
+    async def _is_readable(self, job: Job) -> bool:
+        """See ringlog.client.queue.Queue."""
+        reason = None if self._codec is RAW else why_unreadable(job)
+        if reason is None:
+            return True
+        log.error("job %d of %s: %s", job.seq, self.topic, reason)
+        try:
+            await self.reject(job, reason)
+        except InvalidRequest:
+            with suppress(RinglogError):
+                await self.nack([job], delay_ms=BACKOFF_MS_MAX)
+        except RinglogError as e:
+            if not (e.retriable or isinstance(e, LeaseLost)):
+                raise
+        return False
 
     async def _fill(self, slots: Slots, lease_ms: int | None, auto_extend: bool) -> Sequence[Job]:
         """Claim as many as may be in flight; nothing, behind a pause, when the engine cannot answer now."""
@@ -206,7 +233,7 @@ class Queue:
         return await self._settle(jobs, delay_ms)
 
     def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
-        return Jobs(claimed, lambda record, lease, deliveries: Job(self, record, lease, deliveries))
+        return Jobs(claimed, partial(Job, self, codec=self._codec))
 
     async def _settle(self, jobs: Iterable[Job], delay_ms: int | None) -> Settled:
         together = settled_together(jobs)

@@ -26,6 +26,14 @@ _COMMANDS: dict[str, str] = {
     "read": "ringlog.cli.read:read",
     "tail": "ringlog.cli.read:tail",
     "delete": "ringlog.cli.delete:delete",
+    "worker": "ringlog.cli.worker:worker",
+    "put": "ringlog.cli.jobs:put",
+    "claim": "ringlog.cli.jobs:claim",
+    "ack": "ringlog.cli.jobs:ack",
+    "nack": "ringlog.cli.jobs:nack",
+    "extend": "ringlog.cli.jobs:extend",
+    "reject": "ringlog.cli.jobs:reject",
+    "peek": "ringlog.cli.jobs:peek",
     "verify": "ringlog.cli.verify:verify",
     "inspect": "ringlog.cli.inspect:inspect",
     "repair": "ringlog.cli.repair:repair",
@@ -46,6 +54,18 @@ _GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "show": "ringlog.cli.topic:show",
             "set": "ringlog.cli.topic:configure",
             "delete": "ringlog.cli.topic:delete",
+        },
+    ),
+    "queue": (
+        "How queues stand, and emptying them.",
+        {"stats": "ringlog.cli.queue:stats", "purge": "ringlog.cli.queue:purge"},
+    ),
+    "dead": (
+        "Dead letters: jobs that were given up.",
+        {
+            "list": "ringlog.cli.queue:dead_list",
+            "show": "ringlog.cli.queue:dead_show",
+            "purge": "ringlog.cli.queue:dead_purge",
         },
     ),
     "router": (

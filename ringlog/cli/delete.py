@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from ringlog.cli.asking import is_confirmed
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import Exit
 from ringlog.cli.topic import facts_of
@@ -52,7 +52,7 @@ def delete(
         match = ["tag", "Eq", tag]
     elif prefix is not None:
         match = ["tag", "Glob", f"{prefix}*"]
-    if not yes and not _is_confirmed(topic, before_seq, tag, prefix):
+    if not yes and not is_confirmed(_question(topic, before_seq, tag, prefix)):
         return Exit.USAGE
     with options.connect() as client:
         done = client.topics.delete_records(topic, before_seq=before_seq or 0, match=match)
@@ -60,13 +60,8 @@ def delete(
     return Exit.DONE
 
 
-def _is_confirmed(topic: str, before_seq: int | None, tag: str | None, prefix: str | None) -> bool:
-    """Ask on a terminal; elsewhere whoever wrote the command line meant it."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return True
+def _question(topic: str, before_seq: int | None, tag: str | None, prefix: str | None) -> str:
     what = [f"below {before_seq}"] if before_seq is not None else []
     what += [f"tagged {tag!r}"] if tag is not None else []
     what += [f"with tags that begin with {prefix!r}"] if prefix is not None else []
-    question = f"Delete records of {topic} {' and '.join(what)} for good? [y/N] "
-    print(question, end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+    return f"Delete records of {topic} {' and '.join(what)} for good?"

@@ -36,12 +36,16 @@ class Options:
         """Connect to the engine and prove it answers; raises NotConnected and the like."""
         import ringlog
 
-        address = parse_url(self.url)
-        if address.is_local and read_engine(address.run_dir) is None:
-            raise NotConnected("no engine is running there", run_dir=address.run_dir)
+        self.require_engine()
         return ringlog.connect(
             self.url, key=self.key(), timeout_ms=round(self.timeout_s * 1000), wait=self.timeout_s
         )
+
+    def require_engine(self) -> None:
+        """Raise NotConnected at once where an engine on this host is known not to run."""
+        address = parse_url(self.url)
+        if address.is_local and read_engine(address.run_dir) is None:
+            raise NotConnected("no engine is running there", run_dir=address.run_dir)
 
     def key(self) -> str | None:
         """The secret key of --key-file, else none: the client then looks at its own variables."""

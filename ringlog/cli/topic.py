@@ -109,7 +109,7 @@ def create(
     topic
         Its name: 1 to 255 of A-Z a-z 0-9 . _ : -
     type
-        log (queue is reserved).
+        log (the default) or queue.
     exist_ok
         An existing topic is left as it is.
     """

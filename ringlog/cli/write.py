@@ -84,7 +84,7 @@ def _durability(text: str | None) -> Durability | None:
 def _write(
     topic: str, records: Iterable[Any], is_json: bool, durability: Durability | None, options: Options
 ) -> dict[str, Any]:
-    from ringlog.client.payload import RAW
+    from ringlog.payload import RAW
 
     began = options.clock.monotonic_ns()
     count = size = 0

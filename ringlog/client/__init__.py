@@ -7,7 +7,6 @@ from ringlog.client.events import CaughtUp, Lagged, TopicDeleted, WatchEvent
 from ringlog.client.fields import NewRecord, Payload, RecordFields
 from ringlog.client.job import backoff_ms
 from ringlog.client.pages import EARLIEST, LATEST, Cursor, Page, Record, Start, Tombstone
-from ringlog.client.payload import JSON, RAW, TEXT, PayloadCodec, msgspec_codec
 from ringlog.client.producer import Producer
 from ringlog.client.results import (
     Appended,
@@ -24,6 +23,7 @@ from ringlog.client.results import (
 from ringlog.client.routers import RouterDescription, Routers
 from ringlog.client.ticket import Ticket
 from ringlog.client.topics import Deletion, TopicDescription, Topics, TopicSummary
+from ringlog.payload import JSON, RAW, TEXT, PayloadCodec, msgspec_codec
 
 __all__ = [
     "EARLIEST", "JSON", "LATEST", "RAW", "TEXT",

@@ -18,7 +18,6 @@ from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, pars
 from ringlog.client.fields import NewRecord, Payload, RecordFields
 from ringlog.client.locked import LockedConnection
 from ringlog.client.pages import EARLIEST, Cursor, Page, Record, Start, TagFilter
-from ringlog.client.payload import RAW, PayloadCodec
 from ringlog.client.producer import Producer
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState, CloseReport
 from ringlog.client.routers import Routers
@@ -32,6 +31,7 @@ from ringlog.link.address import Address, parse_url
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Steps, start
 from ringlog.link.protocol import Transport
+from ringlog.payload import RAW, PayloadCodec
 from ringlog.types import Codec, Durability
 
 if TYPE_CHECKING:
@@ -407,11 +407,14 @@ class Client:
 
     # -- working ------------------------------------------------------------------------------------
 
-    def queue(self, topic: str, *, node: str | None = None) -> Queue:
-        """A queue, as the worker `node` sees it; without a name, this client's. See ringlog.client.queue."""
+    def queue(self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW) -> Queue:
+        """A queue, as the worker `node` sees it; without a name, this client's. See ringlog.client.queue.
+
+        With another `payload` than RAW, jobs are put from values and have a `value`; what cannot be decoded
+        is rejected by a `jobs()` loop."""
         from ringlog.client.queue import Queue
 
-        queue = Queue(self, self._shell, self._connection, topic, node or self.client_id)
+        queue = Queue(self, self._shell, self._connection, topic, node or self.client_id, payload)
         self._queues.add(queue)
         return queue
 

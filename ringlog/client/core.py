@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from ringlog.client.assembler import RECORD_OVERHEAD_BYTES, Assembler
 from ringlog.client.batch import Batch
 from ringlog.client.fields import column_values, fields_of
-from ringlog.client.payload import RAW, PayloadCodec
 from ringlog.client.results import FlushReport, ProducerStats
 from ringlog.client.session import Session
 from ringlog.client.single import single_frame
@@ -36,6 +35,7 @@ from ringlog.frame.layout import HEADER_BYTES
 from ringlog.limits import BATCH_RECORDS_MAX, RECORD_BYTES_MAX, REQUEST_BYTES_MAX
 from ringlog.link.pending import Pending, resolved
 from ringlog.link.timers import Timer
+from ringlog.payload import RAW, PayloadCodec
 from ringlog.types import Codec, Durability
 
 FRAME_OVERHEAD_BYTES = HEADER_BYTES + 16

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from ringlog.client.leases import Lease
 from ringlog.client.pages import Record
 from ringlog.errors import LeaseLost
 from ringlog.link.pending import Pending
+from ringlog.payload import RAW, PayloadCodec
 
 BACKOFF_MS = 1_000
 BACKOFF_MS_MAX = 60_000
+_NOT_DECODED: Final = object()
 
 
 def backoff_ms(deliveries: int, base_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MS_MAX) -> int:
@@ -22,10 +24,14 @@ def backoff_ms(deliveries: int, base_ms: int = BACKOFF_MS, most_ms: int = BACKOF
 class JobFacts:
     """One job and the right to it."""
 
-    __slots__ = ("__weakref__", "_slots", "deliveries", "lease", "record", "topic")
+    __slots__ = ("__weakref__", "_codec", "_slots", "_value", "deliveries", "lease", "record", "topic")
 
-    def __init__(self, topic: str, record: Record, lease: Lease, deliveries: int) -> None:
+    def __init__(
+        self, topic: str, record: Record, lease: Lease, deliveries: int, codec: PayloadCodec[Any] = RAW
+    ) -> None:
         self._slots: Slots | None = None
+        self._codec = codec
+        self._value: Any = _NOT_DECODED
         self.topic = topic
         self.record = record
         self.lease = lease
@@ -41,6 +47,13 @@ class JobFacts:
     def data(self) -> bytes:
         """The payload."""
         return self.record.data
+
+    @property
+    def value(self) -> Any:
+        """The payload as the queue's codec reads it; raises what the codec raises."""
+        if self._value is _NOT_DECODED:
+            self._value = self._codec.decode(self.data)
+        return self._value
 
     @property
     def key(self) -> bytes | None:

@@ -7,30 +7,36 @@ time.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ringlog.client.claimed import Claimed, Jobs, settled_together
-from ringlog.client.fields import NewRecord, Payload, RecordFields
-from ringlog.client.job import JobFacts, Slots, backoff_ms
+from ringlog.client.decoding import encoded, why_unreadable
+from ringlog.client.fields import RecordFields
+from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record
 from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
 from ringlog.client.working import Wish, Working
-from ringlog.errors import RinglogError, UsageError
+from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX
 from ringlog.link.pending import Steps, start
+from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
     from ringlog.client.client import Client
     from ringlog.client.locked import LockedConnection
     from ringlog.client.shell import Shell
+
+log = logging.getLogger(__name__)
 
 GIVE_BACK_S = 5.0
 """Longest that leaving waits for an engine to take back what was not begun."""
@@ -44,8 +50,10 @@ class Job(JobFacts):
 
     __slots__ = ("_lost", "_queue")
 
-    def __init__(self, queue: Queue, record: Record, lease: Lease, deliveries: int) -> None:
-        super().__init__(queue.topic, record, lease, deliveries)
+    def __init__(
+        self, queue: Queue, record: Record, lease: Lease, deliveries: int, codec: PayloadCodec[Any] = RAW
+    ) -> None:
+        super().__init__(queue.topic, record, lease, deliveries, codec)
         self._queue = queue
         self._lost: threading.Event | None = None
         lease.on_lost = self._was_lost
@@ -105,9 +113,11 @@ class Queue:
     """One queue, as one worker sees it. `node` names the worker, which holds the leases."""
 
     def __init__(
-        self, client: Client, shell: Shell, connection: LockedConnection, topic: str, node: str
-    ) -> None:
+        self, client: Client, shell: Shell, connection: LockedConnection, topic: str, node: str,
+        payload: PayloadCodec[Any] = RAW,
+    ) -> None:  # fmt: skip
         self._client, self._shell, self._connection = client, shell, connection
+        self._codec = payload
         self._working = Working(topic, node, shell.session.clock)
         self._claiming = threading.Lock()
         """One claim at a time: they share open files."""
@@ -128,16 +138,16 @@ class Queue:
 
     # -- putting jobs in ------------------------------------------------------------------------------
 
-    def put(self, data: Payload, /, **record: Unpack[RecordFields]) -> Appended:
-        """Add a job; fields as in Client.append. Raises TopicNotFound: a queue is made with
-        `client.topics.create(topic, type="queue")`; NotAQueue for a topic that is none."""
+    def put(self, data: Any, /, **record: Unpack[RecordFields]) -> Appended:
+        """Add a job: bytes, or what the queue's codec takes; fields as in Client.append. Raises
+        TopicNotFound: a queue is made with `client.topics.create(topic, type="queue")`; and NotAQueue."""
         self._require_queue()
-        return self._client.append(self.topic, data, create=False, **record)
+        return self._client.append(self.topic, self._codec.encode(data), create=False, **record)
 
-    def put_many(self, jobs: Iterable[Record | NewRecord | Payload], /) -> Appended:
-        """Add jobs in one atomic write, at most 10,000."""
+    def put_many(self, jobs: Iterable[Any], /) -> Appended:
+        """Add jobs in one atomic write, at most 10,000: each as for `put`, a NewRecord, or a Record."""
         self._require_queue()
-        return self._client.append_many(self.topic, jobs, create=False)
+        return self._client.append_many(self.topic, encoded(jobs, self._codec), create=False)
 
     # -- taking them out ------------------------------------------------------------------------------
 
@@ -188,7 +198,7 @@ class Queue:
                     self._fill_again(slots, unbegun, lease_ms, auto_extend)
                 while unbegun:
                     job = unbegun.popleft()
-                    if not job.lease.is_lost:
+                    if not job.lease.is_lost and self._is_readable(job):
                         yield job
         except RinglogError:
             if not self._shell.is_closed:
@@ -196,6 +206,23 @@ class Queue:
         finally:
             self._unbegun.remove(unbegun)
             self._give_back(unbegun, GIVE_BACK_S)
+
+    def _is_readable(self, job: Job) -> bool:
+        """What cannot be decoded never will be: it is rejected with the reason, or rests long where there are
+        no dead letters."""
+        reason = None if self._codec is RAW else why_unreadable(job)
+        if reason is None:
+            return True
+        log.error("job %d of %s: %s", job.seq, self.topic, reason)
+        try:
+            self.reject(job, reason)
+        except InvalidRequest:
+            with suppress(RinglogError):
+                self.nack([job], delay_ms=BACKOFF_MS_MAX)
+        except RinglogError as e:
+            if not (e.retriable or isinstance(e, LeaseLost)):
+                raise
+        return False
 
     def _fill_again(self, slots: Slots, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool) -> None:
         """As `_fill`, and again as long as the engine cannot answer for now (CL-7)."""
@@ -257,7 +284,7 @@ class Queue:
             raise job.lost_error()
 
     def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
-        return Jobs(claimed, lambda record, lease, deliveries: Job(self, record, lease, deliveries))
+        return Jobs(claimed, partial(Job, self, codec=self._codec))
 
     def _settle(self, jobs: Iterable[Job], delay_ms: int | None) -> Settled:
         connection, working = self._connection, self._working

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from ringlog.client.assembler import Assembler
 from ringlog.client.core import ProducerOptions, named_producer_id, parse_codec, parse_durability
 from ringlog.client.fields import NewRecord, column_values, fields_of
-from ringlog.client.payload import JSON, RAW, TEXT
 from ringlog.client.single import single_frame
 from ringlog.errors import InvalidRequest, UsageError
 from ringlog.frame.codec import frame
 from ringlog.frame.columns import encode_records
+from ringlog.payload import JSON, RAW, TEXT
 from ringlog.types import Codec, Durability, PayloadKind
 
 

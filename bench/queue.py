@@ -1,0 +1,194 @@
+"""Queues, beside two that people use. `make bench AREA=queue`.
+
+Rounds take turns: ours, then each peer, each with a fresh server. Rows without a peer's name in their id are
+held against Redis; the same figures against beanstalkd are rows of their own. What a peer is spared or asked
+for is said in bench/queue_peers.py.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import psutil
+
+from bench.host import Host
+from bench.queue_load import empty, wake_ups
+from bench.queue_peers import ALONE, LEASE_MS, SERVERS, TOPIC, Server, fill, missing
+from bench.rows import Row, row, say, scaled, skipped
+from ringlog.client import NewRecord
+
+ROUNDS = 3
+SECONDS = 5.0
+"""Longest that a round of a rate takes."""
+PAYLOAD = bytes(100)
+HOUR_MS = 3_600_000
+SYSTEMS = tuple(SERVERS)
+"""Ours first."""
+
+READY = 10_000_000
+DELAYED = 1_000_000
+CLAIMS = 5_000
+
+
+def rows(only: str = "") -> list[Row]:
+    """All rows of the area; `only` chooses those whose part's name contains it."""
+    found: list[Row] = []
+    for name, build in (
+        ("batch", lambda: _rate_rows("queue_batch_100_4_workers", 4, 100, "memory", 400_000, 100, 300_000)),
+        ("single", lambda: _rate_rows("queue_single_disk_1_worker", 1, 1, "disk", 20_000, 1, 10_000)),
+        ("fsync", lambda: _rate_rows("queue_single_fsync_64_workers", 64, 1, "fsync", 40_000, 1, 20_000)),
+        ("large", _large_rows),
+        ("fair", _fair_rows),
+        ("wake", _wake_rows),
+    ):
+        if only in name:
+            say(name)
+            found += build()
+    return found
+
+
+def _rounds(durability: str, measure: Any) -> dict[str, list[Any]]:
+    """What `measure` finds, by system; peers that are not there are left out."""
+    absent = missing()
+    found: dict[str, list[Any]] = {name: [] for name in SYSTEMS if name not in absent}
+    for i in range(ROUNDS):
+        for name, results in found.items():
+            say(f"  {name}, round {i + 1}/{ROUNDS}")
+            server = SERVERS[name](durability)
+            try:
+                results.append(measure(server))
+            finally:
+                server.close()
+    return found
+
+
+def _against_peers(
+    id: str, unit: str, found: dict[str, list[float]], reach: dict[str, float], note: str
+) -> list[Row]:
+    """Our row, held against Redis; and the same held against the other."""
+    ours = found["ringlog"]
+    rows_: list[Row] = [
+        row(id, unit, ours, found.get("redis", ()), reach=reach, note=f"{note}; Redis beside it")
+    ]
+    for name, reason in missing().items():
+        rows_.append(skipped(f"{id}_to_{name}", unit, reason))
+    if "beanstalkd" in found:
+        rows_.append(row(f"{id}_to_beanstalkd", unit, ours, found["beanstalkd"], note=note))
+    return rows_
+
+
+def _rate_rows(
+    id: str, workers: int, batch: int, durability: str, jobs: int, frame: int, least: float
+) -> list[Row]:
+    """Workers empty a queue that was filled beforehand, as far as they come."""
+    count = scaled(jobs, workers * batch * 4)
+
+    def measure(server: Server) -> float:
+        server.fill(PAYLOAD, count + workers, frame)
+        return empty(server, workers, batch, SECONDS).jobs_per_s
+
+    note = f"{count:,} jobs of 100 B put {frame} a frame, {batch} a claim and an ack, class {durability}"
+    return _against_peers(id, "jobs/s", _rounds(durability, measure), {"min": least}, note)
+
+
+def _fair_rows() -> list[Row]:
+    """A hundred workers take what they can get for a while."""
+    workers, seconds = 100, scaled(5, 1)
+
+    def measure(server: Server) -> float:
+        server.fill(PAYLOAD, 100_000 * seconds, 100)
+        return empty(server, workers, 1, seconds).variation
+
+    note = f"{workers} processes, one job a claim and an ack, {seconds} s, class memory"
+    found = _rounds("memory", measure)
+    return _against_peers("queue_fair_100_workers", "coefficient of variation", found, {"max": 0.1}, note)
+
+
+def _wake_rows() -> list[Row]:
+    """A worker waits; jobs are put one by one."""
+    count = scaled(500, 20)
+    puts: list[float] = []
+
+    def measure(server: Server) -> tuple[float, float]:
+        times, put = wake_ups(server, count)
+        if server.name == "ringlog":
+            puts.append(float(np.percentile(put, 50)) / 1e3)
+        return float(np.percentile(times, 50)) / 1e3, float(np.percentile(times, 99)) / 1e3
+
+    found = _rounds("disk", measure)
+    p50 = {name: [first for first, _ in values] for name, values in found.items()}
+    p99 = {name: [second for _, second in values] for name, values in found.items()}
+    note = (
+        "a job put every 3 ms, class disk; from before the put to the job in the waiting worker's hands; "
+        f"our put alone takes {np.median(puts):.0f} us of it"
+    )
+    return [
+        *_against_peers("queue_wake_up_p50", "us", p50, {"max": 500}, note),
+        row("queue_wake_up_p99", "us", p99["ringlog"], p99.get("redis", ()), note=f"{note}; Redis beside it"),
+    ]
+
+
+# -- ten million jobs ------------------------------------------------------------------------------------
+
+
+def _large_rows() -> list[Row]:
+    """Claims of one job from a queue of ten million, of which a million rest; and what the shard keeps."""
+    ready, delayed = scaled(READY, 20_000), scaled(DELAYED, 2_000)
+    with Host(2, ALONE) as host:
+        host.client.topics.create(TOPIC, type="queue", durability="disk", lease_ms=LEASE_MS)
+        host.client.topics.create("little", type="queue", durability="disk", lease_ms=LEASE_MS)
+        host.client.queue("little").put(PAYLOAD)
+        host.client.queue("little").claim()
+        before = _shards_bytes(host)
+        how = _put_delayed(host, delayed)
+        say(f"  {delayed:,} delayed by {how}")
+        fill(host, TOPIC, PAYLOAD, ready, 1_000)
+        stats = host.client.queue(TOPIC).stats()
+        assert (stats.ready, stats.delayed) == (ready, delayed), f"the queue holds what was put: {stats}"
+        say("  claims")
+        host.client.queue(TOPIC).claim()
+        memory = (_shards_bytes(host) - before) / (ready + delayed)
+        p99s = [_claim_p99_ms(host) for _ in range(ROUNDS)]
+        after = (_shards_bytes(host) - before) / (ready + delayed)
+    part = f"{ready:,} ready and {delayed:,} delayed by {how}, class disk"
+    claims = scaled(CLAIMS, 200)
+    return [
+        row("queue_10m_claim_p99", "ms", p99s, reach={"max": 2.0},
+            note=f"{claims:,} claims of one job each round, as the client sees them; {part}"),
+        row("queue_10m_memory_each", "bytes", [memory, after], reach={"max": 50},
+            note=f"shards' own memory, before and after the claims; {part}"),
+    ]  # fmt: skip
+
+
+def _put_delayed(host: Host, count: int) -> str:
+    """Make jobs that rest for an hour and more; says how."""
+    queue = host.client.queue(TOPIC)
+    step = max(count // 1_000, 1)
+    begin_us = time.time_ns() // 1_000 + HOUR_MS * 1_000
+    for n in range(0, count, step):
+        # Each its own instant, in no order.
+        instants = (begin_us + (at * 7_919 % count) * 1_000 for at in range(n, min(n + step, count)))
+        queue.put_many([NewRecord(data=PAYLOAD, not_before=at) for at in instants])
+    if queue.stats().delayed == count:
+        return "not_before, each its own"
+    # An engine that leaves not_before alone: hand them all out and take them back.
+    for n in range(0, count, step):
+        queue.nack(queue.claim(step), delay_ms=HOUR_MS + (n * 7_919 % count))
+    return f"nack, {step} at a time"
+
+
+def _shards_bytes(host: Host) -> int:
+    return sum(psutil.Process(pid).memory_full_info().uss for pid in host.shard_pids())
+
+
+def _claim_p99_ms(host: Host) -> float:
+    queue, times, jobs = host.client.queue(TOPIC), [], []
+    for _ in range(scaled(CLAIMS, 200)):
+        begun = time.perf_counter()
+        jobs += queue.claim()
+        times.append(time.perf_counter() - begun)
+    for at in range(0, len(jobs), 1_000):
+        queue.ack(jobs[at : at + 1_000])
+    return float(np.percentile(times, 99)) * 1e3

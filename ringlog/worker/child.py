@@ -1,0 +1,128 @@
+"""One process of a worker: imports the function, then runs it for one job after the other.
+
+It knows nothing of the engine. Whatever the function does to it, whether it exits, crashes or hangs, is seen
+by the worker, which gives the job back and starts another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ringlog import hardening, logs
+from ringlog.clock import Clock, SystemClock
+from ringlog.errors import RinglogError
+from ringlog.payload import PayloadCodec
+from ringlog.worker import wire
+from ringlog.worker.job import CurrentJob, Reject, Retry, at_work
+from ringlog.worker.target import load_codec, load_function
+
+ENDED_ORPHANED = 1
+"""Exit status of a process whose worker was gone before it began."""
+
+
+class Runner:
+    """Calls the function, and puts whatever comes out of it into words."""
+
+    def __init__(self, function: Callable[[Any], Any], codec: PayloadCodec[Any], clock: Clock) -> None:
+        self._function = function
+        self._codec = codec
+        self._clock = clock
+
+    def run(self, job: CurrentJob) -> wire.Outcome:
+        """Work on a job. Raises nothing."""
+        begun_ns = self._clock.monotonic_ns()
+        token = at_work.set(job)
+        try:
+            value = self._codec.decode(job.data)
+        except Exception as e:  # noqa: BLE001  a codec of the program's may raise anything
+            return wire.Refused(0.0, _words(e, "the payload cannot be decoded: "), _trace())
+        else:
+            return self._called(value, begun_ns)
+        finally:
+            at_work.reset(token)
+
+    def _called(self, value: Any, begun_ns: int) -> wire.Outcome:
+        try:
+            result = self._function(value)
+            if inspect.iscoroutine(result):
+                asyncio.run(result)
+        except Reject as e:
+            return wire.Refused(self._ms(begun_ns), wire.shortened(str(e)))
+        except Retry as e:
+            return wire.Failed(self._ms(begun_ns), wire.shortened(str(e)), delay_ms=e.delay_ms)
+        except BaseException as e:  # noqa: BLE001  so may the function: also SystemExit, which is no success
+            is_last = isinstance(e, MemoryError) or not isinstance(e, Exception)
+            return wire.Failed(self._ms(begun_ns), _words(e), _trace(), is_last=is_last)
+        return wire.Done(self._ms(begun_ns))
+
+    def _ms(self, begun_ns: int) -> float:
+        return round((self._clock.monotonic_ns() - begun_ns) / 1e6, 3)
+
+
+def _words(error: BaseException, before: str = "") -> str:
+    return wire.shortened(f"{before}{type(error).__name__}: {error}")
+
+
+def _trace() -> str:
+    return wire.shortened(traceback.format_exc())
+
+
+def serve(stream: socket.socket, setup: wire.Setup, clock: Clock) -> None:
+    """Import, then work until the worker has no more to say."""
+    try:
+        runner = Runner(load_function(setup.target), load_codec(setup.payload), clock)
+    except RinglogError as e:
+        stream.sendall(wire.packed(wire.CannotStart(str(e))))
+        return
+    except BaseException as e:  # noqa: BLE001  a module may do anything when it is imported
+        reason = _words(e, f"importing {setup.target!r} failed: ")
+        stream.sendall(wire.packed(wire.CannotStart(reason, _trace())))
+        return
+    if not logging.getLogger().handlers:
+        logs.configure(level=setup.log_level, format=setup.log_format, file="", actor="job")
+    stream.sendall(wire.packed(wire.Ready()))
+    with stream.makefile("rb") as incoming:
+        while head := incoming.read(wire.HEAD_BYTES):
+            outcome = runner.run(wire.work(incoming.read(wire.length_of(head))).job)
+            sys.stdout.flush()
+            stream.sendall(wire.packed(outcome))
+            if isinstance(outcome, wire.Failed) and outcome.is_last:
+                return
+
+
+def _catch(_number: int, _frame: Any) -> None:
+    """The worker decides when its processes end: a signal to all of them must not cut jobs off. Unlike one
+    that is ignored, it is as usual again in programs that a job starts."""
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m ringlog.worker.child SETUP`, started by a worker."""
+    setup = msgspec.json.decode(arguments[0], type=wire.Setup)
+    if not hardening.die_with_parent(setup.parent_pid, signal.SIGKILL):
+        return ENDED_ORPHANED
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _catch)
+    if setup.memory_bytes:
+        resource.setrlimit(resource.RLIMIT_AS, (setup.memory_bytes, setup.memory_bytes))
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    os.set_inheritable(setup.fd, False)
+    with socket.socket(fileno=setup.fd) as stream:
+        serve(stream, setup, SystemClock())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

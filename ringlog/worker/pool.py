@@ -1,0 +1,295 @@
+"""The worker: claims jobs for processes that are free, and tells the engine what became of them.
+
+One loop in one process, with the only connection to the engine; the client in it keeps the leases of jobs at
+work. Each lane has a process, gives it one job at a time, and replaces it when it has ended. Jobs are claimed
+only for lanes that are free, so that none lies with a busy worker while another one waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringlog import logs
+from ringlog.aio.queue import Job, Queue
+from ringlog.clock import Clock
+from ringlog.errors import RinglogError
+from ringlog.limits import (
+    CLAIM_JOBS_MAX,
+    WORKER_CLAIM_MS,
+    WORKER_RESTART_MS_MAX,
+    WORKER_RESTART_MS_MIN,
+    WORKER_SETTLE_S,
+    WORKER_UNSETTLED_MAX,
+)
+from ringlog.worker import wire
+from ringlog.worker.death import Cause, Died
+from ringlog.worker.fate import NOT_BEGUN, fate_of, fate_of_death
+from ringlog.worker.job import CurrentJob
+from ringlog.worker.options import WorkerOptions
+from ringlog.worker.process import WorkerProcess
+from ringlog.worker.settler import RETRY_S, Settler
+from ringlog.worker.target import CannotImport
+
+log = logging.getLogger("ringlog.worker")
+
+
+class Worker:
+    """One run of a worker. `stop` and `stop_now` may be called at any time, from the loop."""
+
+    def __init__(self, queue: Queue, options: WorkerOptions, setup: wire.Setup, clock: Clock) -> None:
+        self._queue, self._options, self._setup = queue, options, setup
+        self._clock = clock
+        self._settler = Settler(queue, options.backoff)
+        self._free: deque[asyncio.Future[Job | None]] = deque()
+        """A place for a job, of each lane that waits for one."""
+        self._news = asyncio.Event()
+        """A lane waits, a job was settled, or the worker stops."""
+        self._processes: set[WorkerProcess] = set()
+        self._at_work = 0
+        self._stops = asyncio.Event()
+        self._stops_now = asyncio.Event()
+
+    # -- from outside ---------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Take no new jobs, wait for those at work, end."""
+        self._stops.set()
+        self._news.set()
+
+    def stop_now(self) -> None:
+        """The same without waiting for those at work: they are given back."""
+        self.stop()
+        self._stops_now.set()
+
+    @property
+    def ended(self) -> Mapping[str, int]:
+        """Jobs by what became of them."""
+        return self._settler.ended
+
+    # -- the run --------------------------------------------------------------------------------------
+
+    async def run(self) -> bool:
+        """Work until told to stop. Returns whether every job that was begun came to its end. Raises
+        CannotImport before any job is claimed, and what the engine refuses."""
+        lanes: list[asyncio.Task[None]] = []
+        try:
+            lanes += [asyncio.create_task(self._lane(each)) for each in await self._first_or_stopped()]
+            claiming = asyncio.create_task(self._claim_all())
+            logs.say(
+                log, logging.INFO, "worker ready",
+                queue=self._queue.topic, target=self._options.target, node=self._queue.node,
+                processes=len(lanes),
+            )  # fmt: skip
+            try:
+                await self._watch(claiming, lanes)
+            finally:
+                self.stop()
+                is_whole = await self._finish(lanes)
+            return is_whole
+        finally:
+            await self._end(lanes)
+
+    async def _watch(self, claiming: asyncio.Task[None], lanes: list[asyncio.Task[None]]) -> None:
+        """Until it is told to stop; raises what made a part of it fail."""
+        stopping = asyncio.create_task(self._stops.wait())
+        parts: list[asyncio.Task[None]] = [claiming, *lanes, self._settler.task]
+        await asyncio.wait([stopping, *parts], return_when=asyncio.FIRST_COMPLETED)
+        self.stop()
+        stopping.cancel()
+        await claiming
+        for part in parts:
+            if part.done():
+                part.result()
+
+    async def _finish(self, lanes: list[asyncio.Task[None]]) -> bool:
+        """Let jobs at work come to their end as long as they may, and the engine hear of them."""
+        while self._free:
+            place = self._free.popleft()
+            if not place.done():
+                place.set_result(None)
+        at_once = asyncio.create_task(self._stops_now.wait())
+        ends = asyncio.gather(*lanes, return_exceptions=True)
+        both: tuple[asyncio.Future[Any], ...] = (at_once, ends)
+        await asyncio.wait(both, timeout=self._options.stop_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        at_once.cancel()
+        is_whole = not self._at_work
+        for process in self._processes:
+            process.kill(Cause.STOPPED)
+        await ends
+        if not await self._settler.settled(WORKER_SETTLE_S):
+            logs.say(log, logging.ERROR, "engine was not told of all jobs", jobs=self._settler.unsettled)
+            is_whole = False
+        return is_whole
+
+    async def _end(self, lanes: list[asyncio.Task[None]]) -> None:
+        for lane in lanes:
+            lane.cancel()
+        for process in list(self._processes):
+            process.kill(Cause.STOPPED)
+            await process.close()
+        await self._settler.abandon()
+
+    # -- processes ------------------------------------------------------------------------------------
+
+    async def _first_or_stopped(self) -> list[WorkerProcess]:
+        """The first processes; none when the worker is told to stop before they are ready."""
+        starting = asyncio.create_task(self._first_processes())
+        stopping = asyncio.create_task(self._stops.wait())
+        both: tuple[asyncio.Task[Any], ...] = (starting, stopping)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if starting.done():
+            return starting.result()
+        starting.cancel()
+        await asyncio.wait({starting})
+        return []
+
+    async def _first_processes(self) -> list[WorkerProcess]:
+        """All of them, each ready; raises CannotImport when one says that it cannot be."""
+        starting = [asyncio.create_task(self._new_process()) for _ in range(self._options.concurrency)]
+        try:
+            return list(await asyncio.gather(*starting))
+        except Died as e:
+            raise CannotImport(
+                f"while it imported the function, {e.words}", target=self._options.target
+            ) from None
+        finally:
+            for task in starting:
+                task.cancel()
+            await asyncio.wait(starting)
+
+    async def _new_process(self) -> WorkerProcess:
+        process = await WorkerProcess.start(self._setup)
+        self._processes.add(process)
+        try:
+            await process.ready()
+        except BaseException:
+            self._processes.discard(process)
+            process.kill(Cause.STOPPED)
+            await process.close()
+            raise
+        return process
+
+    async def _replacement(self) -> WorkerProcess | None:
+        """A process in place of one that has ended, however long that takes; None when the worker stops."""
+        pause_ms = WORKER_RESTART_MS_MIN
+        while not self._stops.is_set():
+            try:
+                return await self._new_process()
+            except (Died, RinglogError, OSError) as e:
+                logs.say(log, logging.ERROR, "process not started", error=str(e), again_in_ms=pause_ms)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stops.wait(), pause_ms / 1e3)
+            pause_ms = min(pause_ms * 2, WORKER_RESTART_MS_MAX)
+        return None
+
+    async def _let_go(self, process: WorkerProcess) -> None:
+        self._processes.discard(process)
+        await process.close()
+
+    # -- a lane ---------------------------------------------------------------------------------------
+
+    async def _lane(self, first: WorkerProcess) -> None:
+        """One job after the other, in one process after the other."""
+        process: WorkerProcess | None = first
+        most = self._options.max_jobs_per_process
+        while process is not None and (job := await self._next_job()) is not None:
+            self._at_work += 1
+            try:
+                process = await self._alive(process)
+                await self._work(process, job)
+            finally:
+                self._at_work -= 1
+                self._news.set()
+            if process is not None and (not process.is_alive or 0 < most <= process.jobs):
+                await self._let_go(process)
+                process = await self._replacement()
+        if process is not None:
+            await self._let_go(process)
+
+    async def _alive(self, process: WorkerProcess) -> WorkerProcess | None:
+        """This process, or another one if it ended while it had nothing to do."""
+        if process.is_alive:
+            return process
+        await self._let_go(process)
+        return await self._replacement()
+
+    async def _next_job(self) -> Job | None:
+        """Wait for one; None when the worker stops."""
+        if self._stops.is_set():
+            return None
+        place: asyncio.Future[Job | None] = asyncio.get_running_loop().create_future()
+        self._free.append(place)
+        self._news.set()
+        return await place
+
+    async def _work(self, process: WorkerProcess | None, job: Job) -> None:
+        if process is None:
+            self._settler.settle(job, NOT_BEGUN, 0)
+            return
+        begun_ns = self._clock.monotonic_ns()
+        try:
+            outcome = await process.run(_shown(job), self._options.time_limit_s)
+        except Died as died:
+            ran_ms = (self._clock.monotonic_ns() - begun_ns) / 1e6
+            fate = fate_of_death(died, job.deliveries, ran_ms, self._options.backoff)
+        else:
+            fate = fate_of(outcome, job.deliveries, self._options.backoff)
+        self._settler.settle(job, fate, process.pid)
+
+    # -- claiming -------------------------------------------------------------------------------------
+
+    async def _claim_all(self) -> None:
+        while not self._stops.is_set():
+            room = min(len(self._free), WORKER_UNSETTLED_MAX - self._settler.unsettled, CLAIM_JOBS_MAX)
+            if room <= 0:
+                await self._wait_for_news()
+                continue
+            jobs = await self._claim(room)
+            for job in jobs:
+                self._free.popleft().set_result(job)
+            if not jobs and self._options.until_empty and not self._at_work and not self._settler.unsettled:
+                self.stop()
+
+    async def _claim(self, most: int) -> Sequence[Job]:
+        """Jobs, or none: there was none, the engine is away, or the worker has to stop."""
+        wait_ms = 0 if self._options.until_empty else WORKER_CLAIM_MS
+        try:
+            jobs = await self._queue.claim(
+                most, wait_ms=wait_ms, lease_ms=self._options.lease_ms, auto_extend=True
+            )
+        except RinglogError as e:
+            if not e.retriable:
+                raise
+            logs.say(log, logging.WARNING, "engine does not answer", error=str(e))
+            await asyncio.sleep(RETRY_S)
+            return []
+        if not self._stops.is_set():
+            return jobs
+        if jobs:
+            with contextlib.suppress(RinglogError):  # Their leases end by themselves.
+                await self._queue.nack(jobs)
+        return []
+
+    async def _wait_for_news(self) -> None:
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), WORKER_CLAIM_MS / 1e3)
+
+
+def _shown(job: Job) -> CurrentJob:
+    fields: dict[str, Any] = {"headers": dict(job.headers), "meta": job.meta}
+    return CurrentJob(
+        queue=job.topic,
+        seq=job.seq,
+        deliveries=job.deliveries,
+        data=job.data,
+        key=job.key,
+        tag=job.tag,
+        **fields,
+    )

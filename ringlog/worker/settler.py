@@ -1,0 +1,146 @@
+"""Telling the engine what became of jobs: those that end together in one request.
+
+While one request is on its way further ends gather, so that many quick jobs cost few requests and few syncs.
+What cannot be told, because the engine is away, is tried again; a lease that ended meanwhile is logged, and
+the job is worked on again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from ringlog import logs
+from ringlog.aio.queue import Job, Queue
+from ringlog.client.results import Settled
+from ringlog.errors import InvalidRequest, LeaseLost, RinglogError
+from ringlog.limits import JOBS_PER_REQUEST_MAX
+from ringlog.worker.fate import CUT_OFF, DONE, FAILED, Backoff, Fate
+
+log = logging.getLogger("ringlog.worker")
+
+RETRY_S = 0.25
+"""Pause before an engine that could not answer is asked again."""
+LOST = "lease lost"
+"""A job whose end came too late: somebody else works or worked on it."""
+_LEVELS = {DONE: logging.INFO, CUT_OFF: logging.INFO}
+
+End = tuple[Job, Fate, int]
+"""A job, what becomes of it, and the process that had it."""
+
+
+class Settler:
+    """Runs beside the work until it is abandoned. `ended` counts jobs by what became of them."""
+
+    def __init__(self, queue: Queue, backoff: Backoff) -> None:
+        self._queue = queue
+        self._backoff = backoff
+        self._ends: list[End] = []
+        self._news = asyncio.Event()
+        self._rest = asyncio.Event()
+        self._rest.set()
+        self.unsettled = 0
+        """Jobs whose end was given here and not taken by the engine yet."""
+        self.ended: Counter[str] = Counter()
+        self.task = asyncio.create_task(self._run())
+        """Ends when it is cancelled, and with what the engine refuses."""
+
+    def settle(self, job: Job, fate: Fate, pid: int) -> None:
+        """Tell the engine soon."""
+        self._ends.append((job, fate, pid))
+        self.unsettled += 1
+        self._rest.clear()
+        self._news.set()
+
+    async def settled(self, timeout_s: float) -> bool:
+        """Wait until the engine has heard everything; False when it took longer, or refused."""
+        if self.task.done():
+            return not self.unsettled
+        try:
+            await asyncio.wait_for(self._rest.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def abandon(self) -> None:
+        """Say no more: what was not told ends with its lease."""
+        self.task.cancel()
+        await asyncio.wait((self.task,))
+
+    async def _run(self) -> None:
+        while True:
+            if not self._ends:
+                self._news.clear()
+                await self._news.wait()
+                continue
+            part, self._ends = self._ends[:JOBS_PER_REQUEST_MAX], self._ends[JOBS_PER_REQUEST_MAX:]
+            await self._tell(part)
+            self.unsettled -= len(part)
+            if not self.unsettled:
+                self._rest.set()
+
+    async def _tell(self, ends: list[End]) -> None:
+        queue = self._queue
+        done = [end for end in ends if end[1].is_done]
+        await self._many(done, queue.ack)
+        back: dict[int, list[End]] = {}
+        for end in ends:
+            if end[1].is_rejected:
+                await self._reject(end)
+            elif not end[1].is_done:
+                back.setdefault(end[1].delay_ms, []).append(end)
+        for delay_ms, given in back.items():
+            await self._many(given, partial(queue.nack, delay_ms=delay_ms))
+
+    async def _many(self, ends: list[End], tell: Callable[[list[Job]], Awaitable[Settled]]) -> None:
+        if not ends:
+            return
+        settled = await self._patiently(lambda: tell([job for job, _, _ in ends]))
+        skipped = set(settled.skipped)
+        for job, fate, pid in ends:
+            self._note(job, fate, pid, is_late=job.seq in skipped)
+
+    async def _reject(self, end: End) -> None:
+        job, fate, pid = end
+        try:
+            await self._patiently(lambda: self._queue.reject(job, fate.reason))
+        except LeaseLost:
+            self._note(job, fate, pid, is_late=True)
+        except InvalidRequest:
+            # The queue has no dead letters. Nothing is thrown away: it rests long, and comes again.
+            logs.say(log, logging.ERROR, "queue has no dead letters", queue=job.topic, seq=job.seq)
+            fate = Fate(FAILED, delay_ms=self._backoff.most_ms, reason=fate.reason, ran_ms=fate.ran_ms)
+            await self._many([(job, fate, pid)], partial(self._queue.nack, delay_ms=fate.delay_ms))
+        else:
+            self._note(job, fate, pid, is_late=False)
+
+    async def _patiently(self, ask: Callable[[], Awaitable[Settled | None]]) -> Settled:
+        """Ask until it is answered; a reject is answered with nothing."""
+        while True:
+            try:
+                return await ask() or Settled(1, ())
+            except RinglogError as e:
+                if not e.retriable:
+                    raise
+                logs.say(log, logging.WARNING, "engine does not answer", error=str(e))
+            await asyncio.sleep(RETRY_S)
+
+    def _note(self, job: Job, fate: Fate, pid: int, *, is_late: bool) -> None:
+        event = LOST if is_late else fate.event
+        self.ended[event] += 1
+        facts = {
+            "queue": job.topic, "seq": job.seq, "deliveries": job.deliveries, "ran_ms": round(fate.ran_ms, 1),
+            "process": pid,
+        }  # fmt: skip
+        if fate.reason:
+            facts["reason"] = fate.reason
+        if event == FAILED:
+            facts["again_in_ms"] = fate.delay_ms
+        if is_late:
+            facts["was"] = fate.event
+        if fate.trace and log.isEnabledFor(logging.DEBUG):
+            facts["job_traceback"] = fate.trace
+        logs.say(log, _LEVELS.get(event, logging.ERROR), event, **facts)

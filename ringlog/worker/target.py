@@ -1,0 +1,77 @@
+"""Finding what is named on the command line: `package.module:function`, and codecs of payloads.
+
+Only a worker's processes import the program's modules, never the worker itself: what they do when they are
+imported hurts nothing but a process that is replaced.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+from ringlog.errors import UsageError
+from ringlog.payload import JSON, RAW, TEXT, PayloadCodec
+
+CODECS: dict[str, PayloadCodec[Any]] = {"raw": RAW, "text": TEXT, "json": JSON}
+
+
+class CannotImport(UsageError):
+    """What a worker was to run cannot be imported; the text says which part is missing or what failed."""
+
+    code = "cannot_import"
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError unless it looks like `package.module:function`."""
+    module, colon, path = name.partition(":")
+    parts = [*module.split("."), *path.split(".")]
+    if not colon or not all(part.isidentifier() for part in parts):
+        raise UsageError("name the function as package.module:function", found=name)
+
+
+def check_payload(name: str) -> None:
+    """Raise UsageError unless it is raw, text, json or looks like `package.module:codec`."""
+    if name not in CODECS:
+        try:
+            check_name(name)
+        except UsageError:
+            known = ", ".join(CODECS)
+            raise UsageError(f"a payload is {known} or package.module:codec", found=name) from None
+
+
+def load(name: str) -> Any:
+    """The object of that name. Raises CannotImport when module or object is not there; what the module
+    raises when it is imported goes on as it is."""
+    module_name, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as e:
+        if e.name is None or not f"{module_name}.".startswith(f"{e.name}."):
+            raise  # Something that the module wants, not the module.
+        raise CannotImport(f"there is no module {e.name!r}", target=name) from None
+    for part in path.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, dir(found), 1)
+            hint = f"; is it {near[0]!r}?" if near else ""
+            raise CannotImport(f"module {module_name!r} has no {path!r}{hint}", target=name)
+        found = getattr(found, part)
+    return found
+
+
+def load_function(name: str) -> Any:
+    """A function of one argument; raises as `load`, and CannotImport when it cannot be called."""
+    found = load(name)
+    if not callable(found):
+        raise CannotImport("it is not a function", target=name, found=type(found).__name__)
+    return found
+
+
+def load_codec(name: str) -> PayloadCodec[Any]:
+    """raw, text, json, or an object with `decode`; raises as `load`."""
+    if name in CODECS:
+        return CODECS[name]
+    found: PayloadCodec[Any] = load(name)
+    if not callable(getattr(found, "decode", None)):
+        raise CannotImport("a codec has encode and decode", target=name, found=type(found).__name__)
+    return found

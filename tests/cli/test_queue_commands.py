@@ -1,0 +1,170 @@
+"""Queues by hand, through the real entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from test_engine_commands import Shell
+
+import ringlog
+from ringlog.cli.jobs import parse_job
+from ringlog.cli.outcome import Exit
+from ringlog.client import Client
+from ringlog.errors import UsageError
+from ringlog.testing.real_engine import TestEngine, engine, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[TestEngine]:
+    with engine(wal={"shards": 1}, delivery={"schedulers": 1}) as found:
+        yield found
+
+
+@pytest.fixture
+def client(running: TestEngine) -> Iterator[Client]:
+    with ringlog.connect(running.url, wait=10) as connected:
+        yield connected
+
+
+@pytest.fixture
+def queue(client: Client, ringlog_topic: Callable[[str], str]) -> str:
+    name = ringlog_topic("q")
+    client.topics.create(name, type="queue", dead_letter=f"{name}.dead", lease_ms=60_000)
+    return name
+
+
+@pytest.fixture
+def shell(running: TestEngine) -> Shell:
+    return Shell(running.url)
+
+
+def stats(shell: Shell, queue: str) -> tuple[int, int, int]:
+    (row,) = shell.ok("queue", "stats", queue)
+    assert row["queue"] == queue
+    return row["ready"], row["in_flight"], row["delayed"]
+
+
+def test_a_job_goes_by_hand_from_put_to_ack(shell: Shell, queue: str) -> None:
+    (put,) = shell.ok("put", queue, '{"n": 1}', "two", "--key", "k", "--tag", "t")
+    assert put == {"queue": queue, "jobs": 2, "first_seq": 1, "last_seq": 2}
+    peeked = shell.ok("peek", queue, "-n", "5")
+    assert [row["data"] for row in peeked] == [{"n": 1}, {"$text": "two"}]
+    (job,) = shell.ok("claim", queue, "--lease", "1h")
+    assert (job["seq"], job["key"], job["tag"], job["deliveries"], job["data"]) == (1, "k", "t", 1, {"n": 1})
+    assert stats(shell, queue) == (1, 1, 0)
+    assert shell.ok("extend", queue, job["job"], "--lease", "2h") == [
+        {"queue": queue, "extended": 1, "not_held": []}
+    ]
+    assert shell.ok("ack", queue, job["job"]) == [{"queue": queue, "acked": 1, "not_held": []}]
+    assert stats(shell, queue) == (1, 0, 0)
+
+
+def test_a_job_that_is_given_back_comes_again(shell: Shell, queue: str) -> None:
+    shell.ok("put", queue, "x")
+    (first,) = shell.ok("claim", queue)
+    shell.ok("nack", queue, str(first["seq"]))
+    (again,) = shell.ok("claim", queue)
+    assert again["deliveries"] == 2
+    # The lease of the first time is over: it settles nothing.
+    done = shell.run("ack", queue, first["job"])
+    assert (done.returncode, b'"not_held":[1]' in done.stdout) == (Exit.FAILED, True)
+    shell.ok("nack", queue, again["job"], "--delay", "1h")
+    assert stats(shell, queue) == (0, 0, 1)
+    assert shell.ok("claim", queue) == []
+
+
+def test_a_job_belongs_to_the_node_that_claimed_it(shell: Shell, queue: str) -> None:
+    shell.ok("put", queue, "x")
+    shell.ok("claim", queue, "--node", "ann")
+    assert shell.run("ack", queue, "1").returncode == Exit.FAILED
+    shell.ok("ack", queue, "1", "--node", "ann")
+
+
+def test_standard_input_is_one_job_or_one_a_line(shell: Shell, queue: str) -> None:
+    shell.ok("put", queue, stdin=b"a\nb\n")
+    (put,) = shell.ok("put", queue, "--lines", stdin=b"".join(b"%d\n\n" % n for n in range(12_000)))
+    assert put["jobs"] == 12_000
+    done = shell.run("claim", queue, "-n", "3", "--output", "raw")
+    assert done.stdout == b"a\nb\n\n0\n1\n"
+
+
+def test_a_claim_waits_as_long_as_it_is_told(shell: Shell, queue: str, client: Client) -> None:
+    waiting = shell.start("claim", queue, "--wait", "30s")
+    wait_until(lambda: client.queue(queue).stats().waiting == 1, timeout=20, what="a claim to wait")
+    client.queue(queue).put(b"x")
+    out, err = waiting.communicate(timeout=30)
+    assert (waiting.returncode, b'"seq":1' in out) == (0, True), err
+
+
+def test_dead_letters_are_listed_shown_and_purged(shell: Shell, queue: str, client: Client) -> None:
+    assert shell.ok("dead", "list", queue) == []
+    shell.ok("put", queue, "bad", "worse", "good")
+    shell.ok("claim", queue, "-n", "2")
+    shell.ok("reject", queue, "1", "2", "--reason", "no address")
+    wait_until(lambda: client.queue(queue).stats().dead_lettered == 2, timeout=20, what="both were moved")
+    rows = shell.ok("dead", "list", queue)
+    assert [(row["seq"], row["src_seq"], row["deliveries"], row["reason"]) for row in rows] == [
+        (1, 1, 1, "no address"), (2, 2, 1, "no address"),
+    ]  # fmt: skip
+    assert len(shell.ok("dead", "list", queue, "--limit", "1")) == 1
+    (shown,) = shell.ok("dead", "show", queue, "2")
+    assert shown["data"] == {"$text": "worse"}
+    assert "no such dead letter" in shell.fails(Exit.FAILED, "dead", "show", queue, "3")
+    assert shell.ok("dead", "purge", queue, "--yes")[0]["deleted"] == 2
+    assert shell.ok("dead", "list", queue) == []
+    assert stats(shell, queue) == (1, 0, 0)
+
+
+def test_dead_letters_of_others_are_not_purged(shell: Shell, queue: str, client: Client) -> None:
+    client.append(f"{queue}.dead", b"somebody else's")
+    shell.ok("put", queue, "bad")
+    shell.ok("claim", queue)
+    shell.ok("reject", queue, "1")
+    wait_until(lambda: client.queue(queue).stats().dead_lettered == 1, timeout=20, what="it was moved")
+    assert len(shell.ok("dead", "list", queue)) == 1
+    assert "more than this queue's" in shell.fails(Exit.FAILED, "dead", "purge", queue)
+    assert client.topics.state(f"{queue}.dead").count == 2
+
+
+def test_a_purge_leaves_nothing(shell: Shell, queue: str) -> None:
+    shell.ok("put", queue, "a", "b", "c")
+    shell.ok("claim", queue)
+    assert shell.ok("queue", "purge", queue)[0]["deleted"] == 3
+    assert stats(shell, queue) == (0, 0, 0)
+
+
+def test_all_queues_are_listed_and_nothing_else(shell: Shell, queue: str, client: Client) -> None:
+    client.topics.create(f"{queue}.log")
+    names = [row["queue"] for row in shell.ok("queue", "stats")]
+    assert queue in names
+    assert f"{queue}.log" not in names
+
+
+def test_what_makes_no_sense_is_refused(shell: Shell, queue: str, client: Client) -> None:
+    client.topics.create(f"{queue}.log")
+    shell.fails(Exit.FAILED, "claim", f"{queue}.log")
+    shell.fails(Exit.NOT_FOUND, "claim", f"{queue}.absent")
+    shell.fails(Exit.FAILED, "dead", "list", f"{queue}.log")
+    shell.fails(Exit.USAGE, "claim", queue, "-n", "0")
+    shell.fails(Exit.USAGE, "ack", queue)
+    shell.fails(Exit.USAGE, "ack", queue, "first")
+    shell.fails(Exit.USAGE, "put", queue, "x", "--lines")
+    shell.fails(Exit.USAGE, "peek", queue, "-n", "0")
+    client.topics.create(f"{queue}.plain", type="queue")
+    assert "has no dead letters" in shell.fails(Exit.FAILED, "dead", "list", f"{queue}.plain")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "x", "1:", "1:7", "1:lease_", "1:lease_xyz", "1:lease_" + "f" * 17]
+)
+def test_names_of_no_job(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_job(text)
+
+
+def test_names_of_jobs() -> None:
+    assert parse_job("7") == (7, 0)
+    assert parse_job("7:lease_00000a0000000001") == (7, 0xA0000000001)

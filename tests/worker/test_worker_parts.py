@@ -1,0 +1,161 @@
+"""Parts of a worker that need no engine: what becomes of a job, names, messages, what is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog.errors import FrameInvalid, UsageError
+from ringlog.limits import NACK_DELAY_MS_MAX, WORKER_REASON_CHARS_MAX
+from ringlog.testing.clock import ManualClock
+from ringlog.worker import CurrentJob, Reject, Retry, current_job, wire
+from ringlog.worker.child import Runner
+from ringlog.worker.death import Cause, Died
+from ringlog.worker.fate import CUT_OFF, FAILED, REJECTED, Backoff, fate_of, fate_of_death
+from ringlog.worker.options import WorkerOptions
+from ringlog.worker.target import CODECS, check_name, load_codec, load_function
+
+BACKOFF = Backoff(100, 1_000)
+JOB = CurrentJob(queue="q", seq=7, deliveries=1, data=b'{"n": 1}', headers={"h": b"v"}, meta={"m": [1]})
+
+
+def test_fates() -> None:
+    assert fate_of(wire.Done(1.5), 1, BACKOFF).is_done
+    rejected = fate_of(wire.Refused(1.0, "no"), 1, BACKOFF)
+    assert (rejected.event, rejected.is_rejected, rejected.reason) == (REJECTED, True, "no")
+    delays = [fate_of(wire.Failed(1.0, "e"), n, BACKOFF).delay_ms for n in (1, 2, 3, 4, 5, 99)]
+    assert delays == [100, 200, 400, 800, 1_000, 1_000]
+    assert fate_of(wire.Failed(1.0, "e", delay_ms=0), 5, BACKOFF).delay_ms == 0
+    assert fate_of(wire.Failed(1.0, "e", delay_ms=1 << 60), 5, BACKOFF).delay_ms == NACK_DELAY_MS_MAX
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "event", "delay_ms", "words"),
+    [
+        (3, None, FAILED, 200, "its process exited with status 3"),
+        (-11, None, FAILED, 200, "its process was killed by SIGSEGV"),
+        (-200, None, FAILED, 200, "its process exited with status -200"),
+        (-9, Cause.TIME_LIMIT, FAILED, 200, "it ran longer than its time limit"),
+        (-9, Cause.STOPPED, CUT_OFF, 0, "it was at work when the worker had to stop"),
+    ],
+)
+def test_fates_of_jobs_whose_process_ended(
+    status: int, cause: Cause | None, event: str, delay_ms: int, words: str
+) -> None:
+    fate = fate_of_death(Died(status, cause), 2, 3.0, BACKOFF)
+    assert (fate.event, fate.delay_ms, fate.reason, fate.is_done, fate.is_rejected) == (
+        event, delay_ms, words, False, False,
+    )  # fmt: skip
+
+
+def run(function, payload: str = "json") -> wire.Outcome:
+    return Runner(function, load_codec(payload), ManualClock()).run(JOB)
+
+
+def test_whatever_comes_out_of_a_function_has_words() -> None:
+    def rejects(value: object) -> None:
+        raise Reject("bad")
+
+    def retries(value: object) -> None:
+        raise Retry("busy", delay_ms=5)
+
+    def fails(value: object) -> None:
+        raise KeyError("k")
+
+    seen = []
+    assert isinstance(run(lambda value: seen.append((value, current_job()))), wire.Done)
+    assert seen == [({"n": 1}, JOB)]
+    assert run(rejects) == wire.Refused(0.0, "bad")
+    assert run(retries) == wire.Failed(0.0, "busy", delay_ms=5)
+    failed = run(fails)
+    assert isinstance(failed, wire.Failed)
+    assert (failed.reason, failed.is_last) == ("KeyError: 'k'", False)
+    assert "in fails" in failed.trace
+    with pytest.raises(UsageError):
+        current_job()
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), MemoryError(), GeneratorExit()])
+def test_what_leaves_a_process_in_doubt_ends_it(error: BaseException) -> None:
+    def fails(value: object) -> None:
+        raise error
+
+    outcome = run(fails)
+    assert isinstance(outcome, wire.Failed)
+    assert outcome.is_last
+
+
+def test_a_payload_that_cannot_be_decoded_is_refused_before_the_function_is_called() -> None:
+    called = []
+    runner = Runner(called.append, CODECS["json"], ManualClock())
+    outcome = runner.run(msgspec.structs.replace(JOB, data=b"{"))
+    assert isinstance(outcome, wire.Refused)
+    assert outcome.reason.startswith("the payload cannot be decoded: DecodeError")
+    assert not called
+
+
+@given(st.text(max_size=3 * WORKER_REASON_CHARS_MAX))
+def test_reasons_are_bounded_and_their_end_is_kept(text: str) -> None:
+    short = wire.shortened(text)
+    assert len(short) <= WORKER_REASON_CHARS_MAX + 1
+    assert text.endswith(short.removeprefix("…") if short != text else text)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [wire.Ready(), wire.CannotStart("r", "t"), wire.Done(1.0), wire.Failed(1.0, "r", "t", 5, True)],
+)
+def test_messages_travel(said: wire.FromProcess) -> None:
+    packed = wire.packed(said)
+    assert wire.length_of(packed[: wire.HEAD_BYTES]) == len(packed) - wire.HEAD_BYTES
+    assert wire.from_process(packed[wire.HEAD_BYTES :]) == said
+    work = wire.packed(wire.Work(JOB))
+    assert wire.work(work[wire.HEAD_BYTES :]).job == JOB
+
+
+@given(st.binary(max_size=64))
+def test_anything_else_a_process_writes_is_refused(noise: bytes) -> None:
+    try:
+        wire.from_process(noise)
+    except FrameInvalid:
+        return
+    assert noise[:1] >= b"\x80", "a map with a type we know"
+
+
+def test_lengths_are_bounded() -> None:
+    with pytest.raises(FrameInvalid):
+        wire.length_of((wire.MESSAGE_BYTES_MAX + 1).to_bytes(wire.HEAD_BYTES, "little"))
+
+
+@pytest.mark.parametrize("name", ["", "a", "a:", ":b", "a b:c", "a:b c", "a..b:c", "a:b:c", "./a:b"])
+def test_names_that_name_no_function(name: str) -> None:
+    with pytest.raises(UsageError):
+        check_name(name)
+
+
+def test_names_that_do() -> None:
+    for name in ("a:b", "a.b.c:d", "a:B.c"):
+        check_name(name)
+    assert load_function("os.path:join").__name__ == "join"
+    assert load_function("collections:OrderedDict.fromkeys") is not None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"concurrency": 0}, {"concurrency": 1 << 20}, {"max_jobs_per_process": -1}, {"lease_ms": 1},
+        {"backoff": Backoff(5, 4)}, {"backoff": Backoff(-1, 4)}, {"payload": "pickle"}, {"target": "x"},
+    ],
+)  # fmt: skip
+def test_options_that_make_no_sense(wrong: dict) -> None:
+    WorkerOptions(target="a:b", queue="q")
+    with pytest.raises(UsageError):
+        WorkerOptions(**{"target": "a:b", "queue": "q", **wrong})
+
+
+def test_retries_have_no_negative_delay() -> None:
+    assert Retry("x").delay_ms is None
+    with pytest.raises(UsageError):
+        Retry("x", delay_ms=-1)

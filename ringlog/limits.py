@@ -243,6 +243,14 @@ DEAD_LETTERS_PER_CLAIM_MAX = 1_000
 
 DEAD_LETTER_REASON_BYTES_MAX = 256
 """Of why a job was rejected the first line is kept, up to so many bytes."""
+QUEUE_AGES_MAX = 4_096
+"""Instants that a queue remembers to know when its jobs were put; beyond it every second one is forgotten, and
+a job may look a little older than it is."""
+QUEUE_UNRIPE_MAX = 1_024
+"""Instants at which delayed jobs of a queue became ready and did not wait for long yet; beyond it the two
+oldest are taken for one, and a job is promoted a little later."""
+WAIT_WINDOW_MS = 60_000
+"""The waits that a queue's statistics speak of are those of this minute and of the one before it."""
 DEAD_LETTER_REASONS_MAX = 65_536
 """Rejected jobs of a queue whose reason is kept until they are moved; the others go without."""
 DEAD_LETTERS_LOOK_MS = 1_000

@@ -828,6 +828,12 @@ class QueueStatsReply(Message, frozen=True):
     delayed: int
     dead_lettered: int
     waiting: int
+    oldest_ready_ms: int = -1
+    """How long ago the oldest job was put that is ready; -1 = none is."""
+    wait_p99_ms: int = 0
+    """99 in 100 jobs that were handed out lately had waited no longer than this for the first time."""
+    promoted: int = 0
+    """Jobs that were handed out before more urgent ones, for their long wait."""
 
 
 class SpentAsk(Message, frozen=True):

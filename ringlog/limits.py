@@ -244,8 +244,8 @@ DEAD_LETTERS_PER_CLAIM_MAX = 1_000
 DEAD_LETTER_REASON_BYTES_MAX = 256
 """Of why a job was rejected the first line is kept, up to so many bytes."""
 QUEUE_AGES_MAX = 4_096
-"""Instants that a queue remembers to know when its jobs were put; beyond it every second one is forgotten, and
-a job may look a little older than it is."""
+"""Instants that a queue remembers to know when its jobs were put; beyond it only those stay that lie twice as
+far apart, and a job may look older than it is by as much: by less than a 2,000th of the oldest one's age."""
 QUEUE_UNRIPE_MAX = 1_024
 """Instants at which delayed jobs of a queue became ready and did not wait for long yet; beyond it the two
 oldest are taken for one, and a job is promoted a little later."""

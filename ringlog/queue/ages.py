@@ -1,8 +1,8 @@
 """Ages: about when each job was put, and how long jobs waited until they were first handed out. Pure.
 
 Numbers and commit stamps both only grow (CK-3), so a few of them say all: of each change of the stamp, in
-milliseconds, the first number under it. When there are too many every second one goes, and a job may then
-look older than it is by as much as lies between two of those that are left.
+milliseconds, the first number under it. When there are too many, only those stay that lie further apart, twice
+as far each time: then a job may look older than it is by as much.
 """
 
 from __future__ import annotations
@@ -24,16 +24,31 @@ class Ages:
     def __init__(self) -> None:
         self._firsts = array("Q")
         self._times = array("Q")
+        self._grain_ms = 1
+        """Instants are at least so far apart."""
+
+    def __len__(self) -> int:
+        return len(self._firsts)
 
     def note(self, first: int, put_ms: int) -> None:
         """Jobs from `first` on were put at this time."""
-        if self._times and self._times[-1] >= put_ms:
+        if self._times and put_ms < self._times[-1] + self._grain_ms:
             return
         self._firsts.append(first)
         self._times.append(put_ms)
-        if len(self._firsts) > QUEUE_AGES_MAX:
-            # The first stays: what lies before it is not known.
-            self._firsts, self._times = self._firsts[::2], self._times[::2]
+        while len(self._firsts) > QUEUE_AGES_MAX:
+            self._grain_ms *= 2
+            firsts, times, self._firsts, self._times = self._firsts, self._times, array("Q"), array("Q")
+            for each, at_ms in zip(firsts, times, strict=True):
+                self.note(each, at_ms)
+
+    def forget(self, below: int) -> None:
+        """Jobs below this one are gone."""
+        at = bisect_right(self._firsts, below) - 1
+        if at > 0:
+            del self._firsts[:at], self._times[:at]
+        if len(self._firsts) < QUEUE_AGES_MAX // 4:
+            self._grain_ms = max(self._grain_ms // 2, 1)
 
     def put_ms(self, seq: int) -> int | None:
         """When this job was put, or a little earlier; None = before anybody looked."""

@@ -1,4 +1,4 @@
-"""Jobs that nobody was given yet and that do not wait for the cursor: delayed ones, and those of a level. Pure.
+"""Jobs nobody was given yet and that do not wait for the cursor: delayed ones, and those of a level. Pure.
 
 A job that has neither a `not_before` ahead of it nor a priority is known by the cursor alone. The others are
 numbers in bitmaps, and the times of the delayed ones a Schedule: some twenty bytes a job. The cursor passes

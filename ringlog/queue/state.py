@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
-from ringlog.limits import DEAD_LETTER_REASONS_MAX, DEAD_LETTERS_PER_CLAIM_MAX
+from ringlog.limits import DEAD_LETTER_REASONS_MAX, DEAD_LETTERS_PER_CLAIM_MAX, QUEUE_AGES_MAX
 from ringlog.queue.ages import Ages, Waits
 from ringlog.queue.apart import Apart, Marks
 from ringlog.queue.holders import Holders
@@ -191,6 +191,8 @@ class Queue:
         DEAD_LETTERS_PER_CLAIM_MAX of them (QD-1, QD-10): see `spent`.
         """
         self.settle(now_ms)
+        if len(self.ages) > QUEUE_AGES_MAX // 2:
+            self.ages.forget(live.front)
         spent = self.spent_jobs
         found = self._take_returned(most, deliveries_max)
         taken = sum(stop - first for first, stop, _ in found)

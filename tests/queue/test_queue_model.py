@@ -152,6 +152,7 @@ class QueueMachine(RuleBasedStateMachine):
         if not starvation:
             for job in self.jobs.values():
                 job.ripe = 0
+        has_marked = bool(self.queue.apart)
         claimed = self.queue.claim(self.live(), who, most, lease, self.now, deliveries_max=limit, order=order)
         ready = [seq for seq, job in sorted(self.jobs.items()) if job.state == "returned"]
         wanted, taken = [], most
@@ -165,7 +166,7 @@ class QueueMachine(RuleBasedStateMachine):
             taken -= 1
         fresh, overdue = self.fresh_in_order(starvation)
         wanted += fresh[:taken]
-        self.promoted += len(overdue & set(fresh[:taken]))
+        self.promoted += len(overdue & set(fresh[:taken])) if has_marked else 0
         assert self.queue.promoted == self.promoted, "L12"
         found = []
         for run in claimed.runs:

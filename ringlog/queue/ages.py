@@ -1,8 +1,8 @@
 """Ages: about when each job was put, and how long jobs waited until they were first handed out. Pure.
 
 Numbers and commit stamps both only grow (CK-3), so a few of them say all: of each change of the stamp, in
-milliseconds, the first number under it. When there are too many, only those stay that lie further apart, twice
-as far each time: then a job may look older than it is by as much.
+milliseconds, the first number under it. When there are too many, only those stay that lie further apart,
+twice as far each time: then a job may look older than it is by as much.
 """
 
 from __future__ import annotations

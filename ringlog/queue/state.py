@@ -202,8 +202,7 @@ class Queue:
         aside = self.spent_jobs - spent
         if not found:
             return Claimed([], 0, aside)
-        if self.apart:
-            found.sort()
+        found.sort()
         deadline = now_ms + lease_ms
         holder = self._holders.take(node)
         given: list[LeaseRun] = []

@@ -94,6 +94,8 @@ def test_the_highest_level_goes_first_and_an_answer_ascends():
     assert claimed(queue, live, 2, 1_000) == [2, 4]
     assert claimed(queue, live, 2, 1_000) == [1, 5]
     assert claimed(queue, live, 9, 1_000) == [3, 6]
+    queue = queue_of(3, {}, {3: 1})
+    assert claimed(queue, Live(1, 3), 9, 1_000) == [1, 2, 3]
 
 
 def test_no_job_waits_longer_than_the_bound_under_a_stream_of_urgent_ones():

@@ -871,6 +871,23 @@ class SpentGone(Message, frozen=True):
     moved: int
 
 
+class LettersRedrive(Message, frozen=True):
+    """Client -> scheduler 0, gateway: put these dead letters (numbers in the dead-letter topic, 8 bytes each,
+    little-endian, at most 256) back into the queue they came from, and delete them there."""
+
+    topic: str
+    seqs: bytes
+
+
+class LettersRedriven(Message, frozen=True):
+    """Reply, when the copies are durable and the letters deleted: `moved` went, `repeated` of them had been
+    copied before. Those named that are missing, or came from elsewhere, are none."""
+
+    topic: str
+    moved: int
+    repeated: int
+
+
 # -- segments: compactor, reclaimer and relocator -> shard -------------------------------------------------
 
 
@@ -1172,5 +1189,6 @@ KINDS: dict[str, type[Message]] = {
         RouteRow, Route, RoutedRow, Routed,
         JobsClaim, JobsClaimed, JobsAck, JobsAcked, JobsNack, JobsNacked, JobsExtend, JobsExtended,
         JobsReject, JobsRejected, QueueStats, QueueStatsReply, SpentAsk, SpentJobs, SpentMoved, SpentGone,
+        LettersRedrive, LettersRedriven,
     )
 }  # fmt: skip

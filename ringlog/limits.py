@@ -243,6 +243,9 @@ DEAD_LETTERS_PER_CLAIM_MAX = 1_000
 
 DEAD_LETTER_REASON_BYTES_MAX = 256
 """Of why a job was rejected the first line is kept, up to so many bytes."""
+COHORT_JOBS_MAX = 65_536
+"""Jobs dealt out in one pass to claims that came in together: enough for one each of WAITING_CLAIMS_MAX.
+Beyond it shares are smaller, and who got none is answered so or waits on."""
 QUEUE_AGES_MAX = 4_096
 """Instants that a queue remembers to know when its jobs were put; beyond it only those stay that lie twice as
 far apart, and a job may look older than it is by as much: by less than a 2,000th of the oldest one's age."""

@@ -39,6 +39,7 @@ from ringlog.limits import (
     ANSWER_ROWS_KEPT_MAX,
     ANSWERS_KEPT_MAX,
     CLAIM_JOBS_MAX,
+    COHORT_JOBS_MAX,
     DEAD_LETTER_REASON_BYTES_MAX,
     JOBS_PER_REQUEST_MAX,
     LEASE_MS_MAX,
@@ -48,7 +49,7 @@ from ringlog.limits import (
 )
 from ringlog.queue.apart import Marks
 from ringlog.queue.live import Live
-from ringlog.queue.state import I64, U64, Claimed, Matched, Order, Queue
+from ringlog.queue.state import I64, U64, Claimed, Matched, Order, Queue, Wish
 from ringlog.queue.tokens import Tokens, incarnation_of
 from ringlog.topic.config import QUEUE
 from ringlog.topic.directory import Directory
@@ -125,6 +126,9 @@ class Queues:
             return None
         answer: Any = self._answers.get(message.call)
         if not isinstance(answer, m.JobsClaimed) or answer.deadline * 1_000 < now_us:
+            if jitter_ms := topic.config.claim_jitter_ms:
+                self.waiting.park(topic.topic_id, event, message, jitter_ms)
+                return None
             answer = self._given(topic, message, now_us)
         if answer is not None or not message.wait_ms:
             return answer or self._claimed(topic, Claimed([], 0), now_us)
@@ -134,21 +138,32 @@ class Queues:
 
     def _given(self, topic: Topic, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
         """What there is for this claim; None when there is nothing."""
-        config, queue = topic.config, self._queue(topic)
-        order = Order(queue.levels, config.starvation_ms)
-        most = min(max(message.max, 1), CLAIM_JOBS_MAX)
-        topic.last_read_us = now_us
-        if queue.spent_jobs and not self._dead_letters_of(topic):
-            queue.restore()
-        claimed = queue.claim(
-            live_of(topic), node_of(message), most, _lease_ms(message.lease_ms or config.lease_ms),
-            now_us // 1_000, deliveries_max=config.max_deliveries if self._dead_letters_of(topic) else 0,
-            order=order,
-        )  # fmt: skip
-        self.set_aside += claimed.aside
+        (claimed,) = self._deal(topic, [message], now_us)
         if not claimed.runs:
             return None
         return self._keep(message.call, self._claimed(topic, claimed, now_us))
+
+    def _deal(self, topic: Topic, messages: list[m.JobsClaim], now_us: int) -> list[Claimed]:
+        """What there is for these claims, shared out among them if they are several."""
+        config, queue = topic.config, self._queue(topic)
+        topic.last_read_us = now_us
+        if queue.spent_jobs and not self._dead_letters_of(topic):
+            queue.restore()
+        wishes = [
+            Wish(
+                node_of(each), min(max(each.max, 1), CLAIM_JOBS_MAX),
+                _lease_ms(each.lease_ms or config.lease_ms),
+            )
+            for each in messages
+        ]  # fmt: skip
+        limit = config.max_deliveries if self._dead_letters_of(topic) else 0
+        order, live, now_ms = Order(queue.levels, config.starvation_ms), live_of(topic), now_us // 1_000
+        if len(wishes) == 1:
+            answers = [queue.claim(live, *wishes[0], now_ms, deliveries_max=limit, order=order)]
+        else:
+            answers = queue.deal(live, wishes, COHORT_JOBS_MAX, now_ms, deliveries_max=limit, order=order)
+        self.set_aside += sum(answer.aside for answer in answers)
+        return answers
 
     def _claimed(self, topic: Topic, claimed: Claimed, now_us: int) -> m.JobsClaimed:
         counts = self._queue(topic).counts(live_count(topic))
@@ -425,23 +440,32 @@ class Queues:
         if not waiting:
             return []
         replies, waiting.dismissed = waiting.dismissed, []
+        held: set[int] = set()
         for topic_id in waiting.woken(now_us):
-            replies += self._serve(self._directory.by_id[topic_id], now_us)
-        for parked in waiting.ended():
+            topic = self._directory.by_id[topic_id]
+            if self._has_to_wait(topic, now_us):
+                held.add(topic_id)
+                waiting.wake(topic_id)
+            else:
+                replies += self._serve(topic, now_us)
+        for parked in waiting.ended(held):
             topic = self._directory.by_id[parked.topic_id]
             replies.append(parked.answer(self._claimed(topic, Claimed([], 0), now_us)))
         return replies
 
-    def _serve(self, topic: Topic, now_us: int) -> list[Reply]:
+    def _has_to_wait(self, topic: Topic, now_us: int) -> bool:
+        """Has something to be applied or known before anybody is given jobs of this queue?"""
         if 0 < topic.due_us <= now_us:
-            # What has expired goes first (QS-1).
-            self._removals.want(topic)
-            self.waiting.wake(topic.topic_id)
-            return []
+            self._removals.want(topic)  # What has expired goes first (QS-1).
+            return True
         if self._unlearned(topic) is not None:
             self._wanted[topic.topic_id] = topic
-            self.waiting.wake(topic.topic_id)
-            return []
+            return True
+        return False
+
+    def _serve(self, topic: Topic, now_us: int) -> list[Reply]:
+        if topic.config.claim_jitter_ms:
+            return self._serve_together(topic, now_us)
         replies: list[Reply] = []
         while (parked := self.waiting.first(topic.topic_id)) is not None:
             answer = self._given(topic, parked.message, now_us)
@@ -450,6 +474,20 @@ class Queues:
                 break
             self.waiting.over(parked)
             replies.append(parked.answer(answer))
+        return replies
+
+    def _serve_together(self, topic: Topic, now_us: int) -> list[Reply]:
+        """One pass for all who wait: equal shares as far as they want them (QC-12, QC-13)."""
+        waiting = self.waiting.all_of(topic.topic_id)
+        replies: list[Reply] = []
+        answers = self._deal(topic, [parked.message for parked in waiting], now_us) if waiting else []
+        for parked, claimed in zip(waiting, answers, strict=True):
+            if claimed.runs:
+                self.waiting.over(parked)
+                answer = self._keep(parked.message.call, self._claimed(topic, claimed, now_us))
+                replies.append(parked.answer(answer))
+        if len(replies) < len(waiting):
+            self._note_due(topic)
         return replies
 
     def stopping(self) -> None:

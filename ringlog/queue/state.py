@@ -13,6 +13,7 @@ Invariants, which `check` counts again:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
@@ -26,6 +27,7 @@ from ringlog.errors import InvariantViolation
 from ringlog.limits import DEAD_LETTER_REASONS_MAX, DEAD_LETTERS_PER_CLAIM_MAX, QUEUE_AGES_MAX
 from ringlog.queue.ages import Ages, Waits
 from ringlog.queue.apart import Apart, Marks
+from ringlog.queue.cohort import Stretch, fair_shares, split
 from ringlog.queue.holders import Holders
 from ringlog.queue.live import Live, Span, next_alive
 from ringlog.queue.runs import BLOCK, BLOCK_SHIFT, DELAYED, GONE, LEASED, RETURNED, SPENT, Runs
@@ -82,6 +84,14 @@ class Counts:
     ready: int
     in_flight: int
     delayed: int
+
+
+class Wish(NamedTuple):
+    """One claim among several."""
+
+    node: bytes
+    most: int
+    lease_ms: int
 
 
 class Order(NamedTuple):
@@ -190,6 +200,27 @@ class Queue:
         With `deliveries_max` jobs that had so many are passed over and set aside, at most
         DEAD_LETTERS_PER_CLAIM_MAX of them (QD-1, QD-10): see `spent`.
         """
+        found, aside = self._collect(live, most, now_ms, deliveries_max, order)
+        return self._grant(found, node, lease_ms, now_ms, aside)
+
+    def deal(
+        self, live: Live, wishes: Sequence[Wish], most: int, now_ms: int, *, deliveries_max: int = 0,
+        order: Order = PLAIN,
+    ) -> list[Claimed]:  # fmt: skip
+        """The same for claims that came in together: fair shares of up to `most` jobs, one answer each."""
+        wants = [wish.most for wish in wishes]
+        found, aside = self._collect(live, min(sum(wants), most), now_ms, deliveries_max, order)
+        shares = fair_shares(wants, sum(stop - first for first, stop, _ in found))
+        answers = []
+        for wish, part in zip(wishes, split(found, shares), strict=True):
+            answers.append(self._grant(part, wish.node, wish.lease_ms, now_ms, aside))
+            aside = 0
+        return answers
+
+    def _collect(
+        self, live: Live, most: int, now_ms: int, deliveries_max: int, order: Order
+    ) -> tuple[list[Stretch], int]:
+        """Ready jobs, ascending, that are anybody's from here on; and how many were set aside meanwhile."""
         self.settle(now_ms)
         if len(self.ages) > QUEUE_AGES_MAX // 2:
             self.ages.forget(live.front)
@@ -199,10 +230,12 @@ class Queue:
         fresh = self._take_fresh(live, most - taken, now_ms, order)
         self._note_waits(fresh, now_ms)
         found += fresh
-        aside = self.spent_jobs - spent
+        found.sort()
+        return found, self.spent_jobs - spent
+
+    def _grant(self, found: list[Stretch], node: bytes, lease_ms: int, now_ms: int, aside: int) -> Claimed:
         if not found:
             return Claimed([], 0, aside)
-        found.sort()
         deadline = now_ms + lease_ms
         holder = self._holders.take(node)
         given: list[LeaseRun] = []
@@ -224,8 +257,8 @@ class Queue:
             self._wait_for(row)
         self.in_flight += stop - first
 
-    def _take_returned(self, most: int, deliveries_max: int) -> list[tuple[int, int, int]]:
-        found: list[tuple[int, int, int]] = []
+    def _take_returned(self, most: int, deliveries_max: int) -> list[Stretch]:
+        found: list[Stretch] = []
         runs, heap, aside = self.runs, self._returned, 0
         while most and heap:
             row = runs.find(heap[0])
@@ -258,10 +291,10 @@ class Queue:
 
     def _take_fresh(
         self, live: Live, most: int, now_ms: int, order: Order
-    ) -> list[tuple[int, int, int]]:  # fmt: skip
+    ) -> list[Stretch]:  # fmt: skip
         if not self.apart:
             return self._take_at_cursor(live, most)
-        found: list[tuple[int, int, int]] = []
+        found: list[Stretch] = []
         self.apart.ripen(now_ms - order.starvation_ms)
         if order.levels > 1 and order.starvation_ms:
             found = self._take_overdue(live, most, now_ms - order.starvation_ms, order.levels - 1)
@@ -278,9 +311,9 @@ class Queue:
 
     def _take_overdue(
         self, live: Live, most: int, until_ms: int, top: int
-    ) -> list[tuple[int, int, int]]:  # fmt: skip
+    ) -> list[Stretch]:  # fmt: skip
         """Jobs below the highest level that were ready before `until_ms`, those put first before others."""
-        found: list[tuple[int, int, int]] = []
+        found: list[Stretch] = []
         below = min(self.ages.first_after(until_ms - 1), live.head + 1)
         while most:
             spans = list(self.apart.overdue(top, below))
@@ -301,8 +334,8 @@ class Queue:
         self.promoted += sum(stop - first for first, stop, _ in found)
         return found
 
-    def _take_at_cursor(self, live: Live, most: int) -> list[tuple[int, int, int]]:
-        found: list[tuple[int, int, int]] = []
+    def _take_at_cursor(self, live: Live, most: int) -> list[Stretch]:
+        found: list[Stretch] = []
         at, passed = max(self.cursor, live.front), self.apart.passed
         while most and at <= live.head:
             at, stop = next_alive(live, at, passed)
@@ -314,7 +347,7 @@ class Queue:
         self.cursor = max(self.cursor, min(at, live.head + 1))
         return found
 
-    def _note_waits(self, found: list[tuple[int, int, int]], now_ms: int) -> None:
+    def _note_waits(self, found: list[Stretch], now_ms: int) -> None:
         """How long these waited, as far as it is known when they were put."""
         for first, stop, _ in found:
             for count, put_ms in self.ages.stretches(first, stop):
@@ -468,9 +501,9 @@ class Queue:
             if reason and len(self.reasons) + size <= DEAD_LETTER_REASONS_MAX:
                 self.reasons |= dict.fromkeys(range(runs.first[row], runs.stop[row]), reason)
 
-    def spent(self, most: int) -> list[tuple[int, int, int]]:
+    def spent(self, most: int) -> list[Stretch]:
         """(first, stop, deliveries) of jobs that are set aside, lowest first, at most so many jobs."""
-        found: list[tuple[int, int, int]] = []
+        found: list[Stretch] = []
         runs, kept = self.runs, []
         while most and self._spent:
             first = heappop(self._spent)
@@ -641,9 +674,9 @@ def spans_of(seqs: I64) -> list[Span]:
     return [(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
 
 
-def _joined(found: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+def _joined(found: list[Stretch]) -> list[Stretch]:
     """Stretches that follow each other and were handed out as often are one."""
-    joined: list[tuple[int, int, int]] = []
+    joined: list[Stretch] = []
     for first, stop, deliveries in found:
         if joined and joined[-1][1] == first and joined[-1][2] == deliveries:
             joined[-1] = joined[-1][0], stop, deliveries

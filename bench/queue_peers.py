@@ -28,6 +28,7 @@ ALONE = "storage.enabled=false"
 LEASE_MS = 120_000
 """Longer than any round: what is measured is work, not leases that end."""
 
+
 class Batch(NamedTuple):
     """Jobs of one claim."""
 

@@ -254,6 +254,17 @@ DEAD_LETTERS_PER_CLAIM_MAX = 1_000
 
 DEAD_LETTER_REASON_BYTES_MAX = 256
 """Of why a job was rejected the first line is kept, up to so many bytes."""
+COHORT_JOBS_MAX = 65_536
+"""Jobs dealt out in one pass to claims that came in together: enough for one each of WAITING_CLAIMS_MAX.
+Beyond it shares are smaller, and who got none is answered so or waits on."""
+QUEUE_AGES_MAX = 4_096
+"""Instants that a queue remembers to know when its jobs were put; beyond it only those stay that lie twice as
+far apart, and a job may look older than it is by as much: by less than a 2,000th of the oldest one's age."""
+QUEUE_UNRIPE_MAX = 1_024
+"""Instants at which delayed jobs of a queue became ready and did not wait for long yet; beyond it the two
+oldest are taken for one, and a job is promoted a little later."""
+WAIT_WINDOW_MS = 60_000
+"""The waits that a queue's statistics speak of are those of this minute and of the one before it."""
 DEAD_LETTER_REASONS_MAX = 65_536
 """Rejected jobs of a queue whose reason is kept until they are moved; the others go without."""
 DEAD_LETTERS_LOOK_MS = 1_000

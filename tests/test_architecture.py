@@ -112,7 +112,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         *WIRE, "contract", "topic", "topic.sealed", "runtime", "runtime.listening", "storage", *READ_PATH,
         "link", "storage.snapshot", "segment", "tier", "root",
         # Routers read their sources as every reader on the host does.
-        "client.source", "client.connection", "client.pages", "client.pieces",
+        "client.source", "client.connection", "client.pages", "client.pieces", "client.reader",
+        # What a dead letter is, its scheduler and clients know from one place.
+        "client.letters", "queue",
     },
     "actors.__main__": {"base", "envelope", "runtime"},
     # `ringlog.connect` is loaded when it is first asked for.
@@ -148,6 +150,7 @@ SHELL_SIDE: dict[str, str] = {
     "actors.scheduler.forwarder": "follows and reads sources, sends passes to shards",
     "actors.scheduler.sources": "a reader's connection from within, open files of sources",
     "actors.scheduler.dead_letters": "reads spent jobs, sends their copies to shards",
+    "actors.scheduler.letters": "reads dead letters, sends their copies to shards",
     "actors.scheduler.copies": "makes the frames of a pass with the writer of segments",
     "actors.scheduler.router_objects": "asks shards to make routers and topics",
     "actors.scheduler.turn_rings": "turns for clients on the host, in shared memory",

@@ -56,6 +56,7 @@ SCOPES_OF: dict[type[m.Message], tuple[str, ...]] = {
     m.JobsNack: (WRITE,),
     m.JobsExtend: (WRITE,),
     m.JobsReject: (WRITE,),
+    m.LettersRedrive: (WRITE,),
     m.QueueStats: (READ,),
 }
 """Scopes of which an operation needs one (A-8). What is not listed is refused to everybody."""

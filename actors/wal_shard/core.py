@@ -72,7 +72,7 @@ from actors.wal_shard.phases import Phase, Room, Waiting
 from actors.wal_shard.places import Places
 from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.records import HeadReserved, frame_of
-from actors.wal_shard.removal import Question
+from actors.wal_shard.removal import OF_QUEUES, Question
 from actors.wal_shard.requests import CHANGES, Identity, Requests
 from actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
@@ -213,7 +213,7 @@ class ShardCore:
         kind = type(event)
         if kind is Tick:
             self._now_us, self._now_ns = event.now_us, event.monotonic_ns
-            self.requests.queues.waiting.now_ns = event.monotonic_ns
+            self.requests.queues.ticked(event.now_us, event.monotonic_ns)
             return
         if kind is FramesArrived or kind is ControlReceived:
             if self._held or self.waiting is not Waiting.NOTHING:
@@ -307,6 +307,8 @@ class ShardCore:
         message = event.message if isinstance(event, ControlReceived) else None
         if self.removals.holds_up(message, self._group, self._now_us):
             return False
+        if isinstance(message, OF_QUEUES) and self._consult(self.requests.queues.to_learn_for(message)):
+            return False
         if isinstance(message, m.JobsAck | m.SpentMoved):
             return not self._consult(self.requests.queues.question_of(message, self._now_us))
         if not isinstance(message, m.RecordsDelete):
@@ -387,6 +389,8 @@ class ShardCore:
         if self.waiting is not Waiting.NOTHING:
             return
         self._effects.extend(self.requests.queues.serve(self._now_us))
+        if self._consult(self.requests.queues.to_learn()):
+            return
         if self.requests.read_only is not None:
             self._answer_without_log()
         elif self.phase is Phase.RECOVERING:
@@ -527,6 +531,7 @@ class ShardCore:
         self.waiting = Waiting.NOTHING
         topics = list(group.dirty.values())
         for topic in topics:
+            self.requests.queues.published(topic)
             topic.publish()
             self.requests.queues.waiting.wake(topic.topic_id)
         self.checkpoint.note(group.dirty, retired)

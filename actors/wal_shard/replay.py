@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.wal_shard.admission import Intake, Stretch, note_written
+from actors.wal_shard.admission import HAVE_MARKS, Intake, Stretch, note_written
 from actors.wal_shard.facts import Facts
 from actors.wal_shard.group import Group, RoutedCopy, RoutedPart
 from actors.wal_shard.records import (
@@ -287,6 +287,8 @@ class Replay:
         topic.staged_count += total
         topic.staged_bytes += int(measure(source.piece.buffer, part).accounted.sum())
         note_written(topic, source.piece.buffer, part, int(words[0, layout.W_COMMIT_TS]))
+        if (words[:, layout.W_HEAD] & np.uint64(HAVE_MARKS)).any():
+            topic.marked_to = topic.next_seq - 1
         topic.publish()
         for of_producer in _by_value(np.arange(len(words)), words[:, layout.W_PRODUCER_ID]):
             self._remember(topic, words[of_producer])

@@ -17,13 +17,15 @@ from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
 from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
-from ringlog.client.pages import Record
+from ringlog.client.letters import dead_letter_of, is_letter_of
+from ringlog.client.pages import Record, Tombstone
 from ringlog.client.queue import GIVE_BACK_S, RETRY_S, check_claim, check_delay, check_iteration, check_lease
+from ringlog.client.redrive import Redrive, RedriveReport, Where
 from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
 from ringlog.client.working import Wish, Working
 from ringlog.clock import SystemClock
-from ringlog.errors import InvalidRequest, LeaseLost, RinglogError
+from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
 from ringlog.link.pending import Steps
 from ringlog.payload import RAW, PayloadCodec
 
@@ -287,6 +289,30 @@ class Queue:
         """The first jobs that are there, whoever holds them."""
         await self._require_queue()
         return (await self._client.read(self.topic, limit=limit)).records
+
+    async def dead_letters(self) -> AsyncIterator[Record | Tombstone]:
+        """This queue's jobs in its dead-letter topic, oldest first."""
+        name = dead_letter_of(await self._shell.run(self._working.known(self._shell.session)))
+        with suppress(TopicNotFound):
+            async with self._client.reader(name) as reader:
+                async for item in reader:
+                    if is_letter_of(self.topic, item):
+                        yield item
+
+    async def redrive(
+        self, where: Where = None, *, limit: int | None = None, rate: float | None = None
+    ) -> RedriveReport:
+        """Put dead letters back into this queue."""
+        plan, session = Redrive(self.topic, where, limit, rate), self._shell.session
+        name = await self._shell.run(plan.begin(session))
+        if name is not None:
+            async with self._client.reader(name) as reader:
+                async for page in reader.pages():
+                    for part in plan.parts(page.records):
+                        await self._shell.run(plan.move(session, part))
+                    if plan.is_done:
+                        break
+        return plan.report()
 
     async def purge(self) -> Deletion:
         """Delete every job that is there now."""

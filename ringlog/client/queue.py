@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -22,18 +22,21 @@ from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
 from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
-from ringlog.client.pages import Record
+from ringlog.client.letters import dead_letter_of, is_letter_of
+from ringlog.client.pages import Record, Tombstone
+from ringlog.client.redrive import Redrive, RedriveReport, Where
 from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
 from ringlog.client.working import Wish, Working
-from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, UsageError
+from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX
-from ringlog.link.pending import Steps, start
+from ringlog.link.pending import Pending, Steps, start
 from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
     from ringlog.client.client import Client
     from ringlog.client.locked import LockedConnection
+    from ringlog.client.session import Session
     from ringlog.client.shell import Shell
 
 log = logging.getLogger(__name__)
@@ -338,6 +341,37 @@ class Queue:
         self._require_queue()
         return self._client.read(self.topic, limit=limit).records
 
+    # -- dead letters ---------------------------------------------------------------------------------
+
+    def dead_letters(self) -> Iterator[Record | Tombstone]:
+        """This queue's jobs in its dead-letter topic, oldest first, up to the last one there is now. A
+        tombstone says that some were lost there. Raises InvalidRequest where the queue has none."""
+        return self._letters(dead_letter_of(self._client.run(self._working.known(self._connection))))
+
+    def _letters(self, name: str) -> Iterator[Record | Tombstone]:
+        with suppress(TopicNotFound), self._client.reader(name) as reader:
+            yield from (item for item in reader if is_letter_of(self.topic, item))
+
+    def redrive(
+        self, where: Where = None, *, limit: int | None = None, rate: float | None = None
+    ) -> RedriveReport:
+        """Put dead letters back into this queue, with all they have, and delete them there: all, those with
+        these numbers there, or those for which `where(record)` is true; the oldest `limit`, at most `rate` a
+        second.
+
+        Safe to repeat after an error or a crash: nothing is lost, and nothing comes back twice as long as the
+        shard remembers who wrote. Raises what an append raises; what was moved before stays so."""
+        plan = Redrive(self.topic, where, limit, rate)
+        name = self._shell.ask(lambda session: start(plan.begin(session)))
+        if name is not None:
+            with self._client.reader(name) as reader:
+                for page in reader.pages():
+                    for part in plan.parts(page.records):
+                        self._shell.ask(partial(_begin_move, plan, part))
+                    if plan.is_done:
+                        break
+        return plan.report()
+
     def purge(self) -> Deletion:
         """Delete every job that is there now: ready, leased and delayed ones. They do not come back."""
         self._require_queue()
@@ -372,6 +406,10 @@ class Queue:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _begin_move(plan: Redrive, letters: Sequence[Record], session: Session) -> Pending[None]:
+    return start(plan.move(session, letters))
 
 
 def check_claim(wait_ms: int, lease_ms: int | None) -> None:

@@ -254,8 +254,9 @@ class Working:
         """How many jobs are in which state."""
         reply: QueueStatsReply = (yield connection.about_jobs(QueueStatsMessage(self.topic))).message
         return QueueStats(
-            reply.topic, reply.ready, reply.in_flight, reply.delayed, reply.dead_lettered, reply.waiting
-        )
+            reply.topic, reply.ready, reply.in_flight, reply.delayed, reply.dead_lettered, reply.waiting,
+            None if reply.oldest_ready_ms < 0 else reply.oldest_ready_ms, reply.wait_p99_ms, reply.promoted,
+        )  # fmt: skip
 
 
 def parts_of(leases: Sequence[Lease] | Claimed) -> Sequence[Sequence[Lease] | Claimed]:

@@ -841,6 +841,12 @@ class QueueStatsReply(Message, frozen=True):
     delayed: int
     dead_lettered: int
     waiting: int
+    oldest_ready_ms: int = -1
+    """How long ago the oldest job was put that is ready; -1 = none is."""
+    wait_p99_ms: int = 0
+    """99 in 100 jobs that were handed out lately had waited no longer than this for the first time."""
+    promoted: int = 0
+    """Jobs that were handed out before more urgent ones, for their long wait."""
 
 
 class SpentAsk(Message, frozen=True):
@@ -876,6 +882,23 @@ class SpentGone(Message, frozen=True):
 
     topic: str
     moved: int
+
+
+class LettersRedrive(Message, frozen=True):
+    """Client -> scheduler 0, gateway: put these dead letters (numbers in the dead-letter topic, 8 bytes each,
+    little-endian, at most 256) back into the queue they came from, and delete them there."""
+
+    topic: str
+    seqs: bytes
+
+
+class LettersRedriven(Message, frozen=True):
+    """Reply, when the copies are durable and the letters deleted: `moved` went, `repeated` of them had been
+    copied before. Those named that are missing, or came from elsewhere, are none."""
+
+    topic: str
+    moved: int
+    repeated: int
 
 
 # -- segments: compactor, reclaimer and relocator -> shard -------------------------------------------------
@@ -1179,5 +1202,6 @@ KINDS: dict[str, type[Message]] = {
         RouteRow, Route, RoutedRow, Routed,
         JobsClaim, JobsClaimed, JobsAck, JobsAcked, JobsNack, JobsNacked, JobsExtend, JobsExtended,
         JobsReject, JobsRejected, QueueStats, QueueStatsReply, SpentAsk, SpentJobs, SpentMoved, SpentGone,
+        LettersRedrive, LettersRedriven,
     )
 }  # fmt: skip

@@ -55,8 +55,12 @@ class TopicConfig:
     max_deliveries: int = 0
     dead_letter: str | None = None
     leases_durable: bool = False
+    record_priority: bool = False
+    """Queue: are jobs of a higher priority handed out first?"""
     priority_levels: int = 3
-    """Levels of a record's own priority: 0 up to this less one."""
+    """Levels of a record's own priority: 0 up to this less one. One above that counts as the highest."""
+    starvation_ms: int = 30_000
+    """Queue with priorities: a job below the highest level that waited longer goes first; 0 = none does."""
     expire_unused_ms: int = 0
     """The topic is removed when nobody used it for this long; 0 = never."""
     compression: str = "none"
@@ -208,6 +212,8 @@ _CHECKS: dict[str, Check] = {
     "max_deliveries": _unsigned,
     "dead_letter": _dead_letter,
     "leases_durable": _boolean,
+    "record_priority": _boolean,
+    "starvation_ms": _unsigned,
     "priority_levels": _clamped(1, PRIORITY_LEVELS_MAX),
     "expire_unused_ms": _unsigned,
     "compression": _one_of("none", "lz4", "zstd"),

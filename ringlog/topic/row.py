@@ -31,6 +31,8 @@ from ringlog.topic.state import Topic, with_range
 
 ROW_VERSION = 1
 IS_RESERVING = 1
+HAS_MARKS = 2
+"""Some record may have a `not_before` or a priority."""
 
 U64 = Annotated[int, Meta(ge=0)]
 Volatile = Iterable[tuple[int, int, int]]
@@ -86,7 +88,7 @@ def encode_row(topic: Topic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
     return _encode(
         _Row(
             ROW_VERSION, topic.epoch, topic.name, config, topic.head_seq, topic.last_ts,
-            count, size, IS_RESERVING if topic.is_reserving else 0, topic.version, topic.cap_floor,
+            count, size, _flags_of(topic), topic.version, topic.cap_floor,
             topic.ttl_floor, topic.trim_floor, topic.delete_floor,
             topic._reservation.reserved if topic._reservation else 0, topic.due_us, topic.last_read_us,
             topic.dead.serialize() if topic.dead else b"",
@@ -122,6 +124,7 @@ def _fill(topic: Topic, row: _Row) -> None:
     topic.count = topic.staged_count = row.count
     topic.bytes = topic.staged_bytes = row.bytes
     topic.is_reserving = bool(row.flags & IS_RESERVING)
+    topic.marked_to = row.head_seq if row.flags & HAS_MARKS else 0
     topic.version = row.topic_version
     topic.cap_floor, topic.ttl_floor = row.cap_floor, row.ttl_floor
     topic.trim_floor, topic.delete_floor = row.trim_floor, row.delete_floor
@@ -136,6 +139,10 @@ def _fill(topic: Topic, row: _Row) -> None:
         topic.producers.restore(producer_id, Producer.of_past(past))
     for key, *seen in row.keys:
         topic.keys.remember(key, Remembered(*seen), topic.config.idempotency_window_ms)
+
+
+def _flags_of(topic: Topic) -> int:
+    return (IS_RESERVING if topic.is_reserving else 0) | (HAS_MARKS if topic.marked_to else 0)
 
 
 def _pairs(flat: list[int]) -> list[tuple[int, int]]:

@@ -56,6 +56,9 @@ class Topic:
     """When the next record expires, microseconds; 0 = none will."""
     own_due_us: int = 0
     """A time before which no record's own `expires_at` comes; 0 = none will. Not later than `due_us`."""
+    marked_to: int = 0
+    """The last number that may say when or how urgently it wants to be handed out; 0 = none does. Queues ask
+    storage about them up to here."""
     staged_count: int = 0
     """Live records, staged ones included (W-14)."""
     staged_bytes: int = 0

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap64
 
+from actors.wal_shard import groups
 from actors.wal_shard.admission import Admission, Intake
 from actors.wal_shard.checkpoint import Answer, Checkpoint
 from actors.wal_shard.group import Group
+from actors.wal_shard.groups import Groups
 from actors.wal_shard.places import Places
 from actors.wal_shard.queues import Queues
 from actors.wal_shard.read_only import ANSWERED, ReadOnly
@@ -68,7 +70,7 @@ from ringlog.types import Durability
 
 CHANGES = (
     m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.LiveAsk, m.CheckpointRows, m.RouterPut,
-    m.RouterDrop, m.Route, m.JobsAck, m.SpentMoved,
+    m.RouterDrop, m.Route, m.JobsAck, m.SpentMoved, *groups.CHANGES,
 )  # fmt: skip
 """Requests that may add to the log."""
 _MODES = ("upsert", "create", "merge")
@@ -107,6 +109,7 @@ class Requests:
         self.removals = Removals(identity.incarnation, directory, self._all_extents)
         self.routing = Routing(directory, admission, self._ask_again)
         self.queues = Queues(identity.incarnation, directory, self.removals)
+        self.groups = Groups(identity.incarnation, directory, self.removals)
         self._handlers: dict[type[m.Message], Callable[[Any, ControlReceived, Group, int], Answer | None]] = {
             m.Hello: self._hello,
             m.TopicPut: self._put,
@@ -121,6 +124,7 @@ class Requests:
             **checkpoint.handlers,
             **self.routing.handlers,
             **self.queues.handlers,
+            **self.groups.handlers,
         }
 
     def handle(
@@ -298,6 +302,7 @@ class Requests:
         self._directory.remove(topic)
         self.routing.forget(topic)
         self.queues.forget(topic)
+        self.groups.forget(topic)
         self.retired.append(topic)
         return m.TopicDeleted(topic.name, True)
 

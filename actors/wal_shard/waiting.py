@@ -10,6 +10,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
@@ -27,7 +28,8 @@ class Parked:
 
     client: bytes
     corr: int
-    message: m.JobsClaim
+    message: Any
+    """JobsClaim or GroupClaim."""
     topic_id: int
     number: int
     is_over: bool = False
@@ -72,7 +74,7 @@ class Waiting:
         parked.client, parked.corr = event.client, event.corr
         return True
 
-    def park(self, topic_id: int, event: ControlReceived, message: m.JobsClaim) -> None:
+    def park(self, topic_id: int, event: ControlReceived, message: Any) -> None:
         """Have a claim wait; raises Throttled when too many do."""
         if self._count >= WAITING_CLAIMS_MAX:
             raise Throttled(

@@ -361,7 +361,7 @@ class Gateway:
                 return self._routing.one(request.message, request.principal)
             case m.RouterList():
                 return self._routing.some(request.message, request.principal)
-            case m.JobsClaim():
+            case m.JobsClaim() | m.GroupClaim() | m.GroupSteal():
                 return self._jobs.claim(request.message)
             case _:
                 return self._at_shard(request.message)

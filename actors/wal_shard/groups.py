@@ -62,7 +62,7 @@ CHANGES = (
 """Requests that may add to the log."""
 
 
-_SYNCED = frozenset({Op.CREATED, Op.SEEK, Op.REMOVED})
+_SYNCED = frozenset({Op.CREATED, Op.SEEK, Op.TAKEN, Op.REMOVED})
 
 
 def change_bytes(message: m.Message) -> int:

@@ -125,7 +125,7 @@ class Queue:
         jobs = [Job(self, *each) for each in found]
         if auto_extend and jobs:
             if self._keeper is None:
-                self._keeper = Keeper(session, self.topic, self.node)
+                self._keeper = Keeper(self._working.line(session), self.topic, self.node)
             self._keeper.keep(job.lease for job in jobs)
         return jobs
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,8 @@ from ringlog.limits import CLAIM_JOBS_MAX, CLAIM_SLICE_MS_MAX, NODE_BYTES_MAX
 from ringlog.link.peer import MS, Reply
 from ringlog.link.pending import Pending, Steps
 from ringlog.storage.mask import NOTHING
+
+C = TypeVar("C")
 
 
 class QueueConnection(Connection, Protocol):
@@ -77,6 +79,10 @@ class Working:
         self._clock = clock
         self._source: LocalSource | None = None
 
+    def line(self, connection: C) -> C:
+        """Over what requests about jobs go; a group says there which one it is."""
+        return connection
+
     def close(self) -> None:
         """Let go of files."""
         if self._source is not None:
@@ -106,7 +112,7 @@ class Working:
                 left_ms = wait_s * 1_000 - (self._clock.monotonic_ns() - begun_ns) / MS
             wait_ms = int(min(max(left_ms, 0), CLAIM_SLICE_MS_MAX))
             claim = JobsClaim(self.topic, self.node, most, lease_ms or 0, wait_ms, call_number())
-            reply = yield connection.about_jobs(claim, extra_ms=wait_ms)
+            reply = yield self.line(connection).about_jobs(claim, extra_ms=wait_ms)
             message: JobsClaimed = reply.message
             if message.runs or wish.is_over() or left_ms <= CLAIM_SLICE_MS_MAX:
                 break
@@ -186,7 +192,7 @@ class Working:
             seqs, tokens = entries_of(part)
             in_time = self._clock.monotonic_ns() <= min(lease.until_ns for lease in part)
             ack = JobsAck(self.topic, self.node, seqs, tokens, in_time, call_number())
-            reply: JobsAcked = (yield connection.about_jobs(ack)).message
+            reply: JobsAcked = (yield self.line(connection).about_jobs(ack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
@@ -196,7 +202,7 @@ class Working:
         for part in parts_of(leases):
             seqs, tokens = entries_of(part)
             nack = JobsNack(self.topic, self.node, seqs, tokens, delay_ms, call_number())
-            reply: JobsNacked = (yield connection.about_jobs(nack)).message
+            reply: JobsNacked = (yield self.line(connection).about_jobs(nack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
@@ -206,7 +212,7 @@ class Working:
         for part in parts_of(leases):
             seqs, tokens = entries_of(part)
             reject = JobsReject(self.topic, self.node, seqs, tokens, reason, call_number())
-            reply: JobsRejected = (yield connection.about_jobs(reject)).message
+            reply: JobsRejected = (yield self.line(connection).about_jobs(reject)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
@@ -217,7 +223,7 @@ class Working:
             seqs, tokens = entries_of(part)
             begun_ns = self._clock.monotonic_ns()
             extend = JobsExtend(self.topic, self.node, seqs, tokens, lease_ms, call_number())
-            reply: JobsExtended = (yield connection.about_jobs(extend)).message
+            reply: JobsExtended = (yield self.line(connection).about_jobs(extend)).message
             gone = set(np.frombuffer(reply.skipped, dtype="<i8").tolist())
             for lease in part:
                 if lease.seq in gone:
@@ -230,7 +236,9 @@ class Working:
 
     def stats(self, connection: QueueConnection) -> Steps[QueueStats]:
         """How many jobs are in which state."""
-        reply: QueueStatsReply = (yield connection.about_jobs(QueueStatsMessage(self.topic))).message
+        reply: QueueStatsReply = (
+            yield self.line(connection).about_jobs(QueueStatsMessage(self.topic))
+        ).message
         return QueueStats(
             reply.topic, reply.ready, reply.in_flight, reply.delayed, reply.dead_lettered, reply.waiting
         )

@@ -51,7 +51,7 @@ from ringlog.queue.state import I64, U64
 from ringlog.queue.tokens import NUMBER_MAX, Tokens
 from ringlog.topic.directory import Directory
 from ringlog.topic.names import is_topic_name
-from ringlog.topic.retention import Removal
+from ringlog.topic.retention import Removal, held_from
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
@@ -301,13 +301,13 @@ class Groups:
         topic, group = self._find(message)
         group.settle(now_us // 1_000)
         group.members.sweep(now_us // 1_000)
-        undelivered = topic.live_within(
-            group.cursor if group.is_queue else group.committed + 1, topic.head_seq
-        )
+        after = group.cursor if group.is_queue else group.committed + 1
+        undelivered = topic.live_within(after, topic.head_seq)
         members = [(each.name, each.seen_ms, each.held) for each in group.members.by_number.values()]
         return m.GroupStateReply(
             info_of(topic, group), topic.head_seq, undelivered, group.leased, group.delayed, group.returned,
-            self.waiting.of(group.number), sorted(members), group.holder, False,
+            self.waiting.of(group.number), sorted(members), group.holder,
+            bool(topic.held_at) and held_from(topic)[1] == group.made.key,
         )  # fmt: skip
 
     def _list(self, message: m.GroupList, event: ControlReceived, into: Group, now_us: int) -> m.Message:
@@ -363,8 +363,12 @@ class Groups:
             self.waiting.wake(number)
 
     def _freed(self, topic: Topic, group: ConsumerGroup) -> None:
-        """More is done than was: a full group gives out again."""
+        """More is done than was: a full group gives out again, and what waited for this group may leave."""
         self.waiting.wake(group.number)
+        if topic.held_at:
+            first, _ = held_from(topic)
+            if not first or first > topic.held_at:
+                self._removals.want(topic)
 
     def serve(self, into: Group, now_us: int) -> list[Reply]:
         """Answers to claims that waited; those that are given something are due when `into` is durable."""

@@ -35,6 +35,7 @@ from ringlog.topic.retention import (
     Stored,
     TagMatch,
     apply,
+    held_from,
     is_over,
     parse_match,
     retain,
@@ -280,6 +281,7 @@ class Removals:
 
     def _retain(self, topic: Topic, removal: Removal, group: Group) -> None:
         topic.own_due_us = removal.own_due_us
+        topic.held_at = held_from(topic)[0] if removal.is_held else 0
         if topic.due_us != removal.due_us:
             topic.due_us = removal.due_us
             group.dirty[topic.topic_id] = topic

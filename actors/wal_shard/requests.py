@@ -65,6 +65,7 @@ from ringlog.topic.config import TopicConfig
 from ringlog.topic.directory import Directory
 from ringlog.topic.idempotency import Remembered
 from ringlog.topic.names import check_topic_name, home_shard
+from ringlog.topic.retention import held_from
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
@@ -284,6 +285,7 @@ class Requests:
             last_write_ts=topic.last_ts // 1000 or None,
             last_read_ts=topic.last_read_us // 1000 or None,
             config=topic.config.to_dict(),
+            held_by=held_from(topic)[1] if topic.held_at else "",
         )
 
     def _list(self, message: m.TopicList, event: ControlReceived, group: Group, now_us: int) -> m.Message:
@@ -464,7 +466,7 @@ class Requests:
             extents=extents,
             lost=[n for pair in topic.lost for n in pair],
             delete_floor=topic.delete_floor,
-            ttl_us=topic.config.ttl_ms * 1_000,
+            ttl_us=topic.config.hidden_after_us,
             version=topic.version,
             is_behind=is_behind,
             trimmed=[n for pair in topic.trimmed for n in pair],

@@ -686,6 +686,6 @@ def _facts(topic: Topic, state: int) -> TopicFacts:
         durability_bits=int(topic.config.durability),
         version=topic.version,
         due_us=topic.due_us,
-        ttl_us=topic.config.ttl_ms * 1_000,
+        ttl_us=topic.config.hidden_after_us,
         order=encode_order(topic.config.priority, is_auto=topic.config.auto_priority),
     )

@@ -181,6 +181,8 @@ class TopicStateReply(Message, frozen=True):
     last_write_ts: int | None
     last_read_ts: int | None
     config: dict[str, Any]
+    held_by: str = ""
+    """The consumer group for which records stay that caps or TTL would have taken (retain_until_acked)."""
 
 
 class TopicList(Message, frozen=True):

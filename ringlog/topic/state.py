@@ -63,6 +63,8 @@ class Topic:
     count: int = 0
     """Live records that are published, and their accounted bytes."""
     bytes: int = 0
+    held_at: int = 0
+    """What caps or TTL would have taken from here on stays for a consumer group; 0 = nothing does."""
     is_reserving: bool = False
     """Some of its records are of a class that a crash may take: numbers are reserved ahead (D-9)."""
     _reservation: Reservation | None = None

@@ -21,6 +21,7 @@ from ringlog.errors import (
 )
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
+from ringlog.verify.directory import verify_directory
 
 LONG_MS = 60_000
 
@@ -292,6 +293,8 @@ def test_groups_outlive_every_kill(transport):
             assert next(stream).seq == 4
             stream_group.commit()
             assert stream_group.stats().floor == 4
+        running.stop()
+        assert not verify_directory(running.data_dir, is_deep=True).is_damaged
 
 
 def test_a_group_that_somebody_removed_is_said(member, topic):

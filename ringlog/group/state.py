@@ -29,7 +29,12 @@ from ringlog.group.alive import alive_from, alive_within
 from ringlog.group.change import CLAIM_ROW, SPAN_ROW, Change, Made, Mode, Op
 from ringlog.group.entries import I64, Entries
 from ringlog.group.members import Members
-from ringlog.limits import GROUP_CALL_ROWS_KEPT_MAX, GROUP_CALLS_KEPT_MAX, GROUP_PENDING_MAX
+from ringlog.limits import (
+    GROUP_CALL_ROWS_KEPT_MAX,
+    GROUP_CALLS_KEPT_MAX,
+    GROUP_CALLS_PER_MEMBER_MAX,
+    GROUP_PENDING_MAX,
+)
 from ringlog.queue.runs import BLOCK, DELAYED, LEASED, RETURNED
 from ringlog.queue.state import U64, LeaseRun, Live, Span, spans_of
 from ringlog.queue.tokens import Tokens
@@ -89,6 +94,8 @@ class ConsumerGroup:
         self.calls: OrderedDict[int, Change] = OrderedDict()
         """The latest changes by the number of their call, for who asks again; see `answered`."""
         self._call_rows = 0
+        self._calls_of: dict[str, OrderedDict[int, None]] = {}
+        """The same numbers by member, each the oldest first."""
         self._due: list[int] = []
         """Heap of (instant, row) in one number; one counts only while the row says the same."""
         self._returned: list[int] = []
@@ -420,11 +427,24 @@ class ConsumerGroup:
 
     def keep(self, change: Change) -> None:
         """Remember a change for who makes its call again."""
+        if change.call in self.calls:
+            self._forget_call(change.call)
         self.calls[change.call] = change
-        self._call_rows += 1 + len(change.rows) + len(change.skipped)
+        self._call_rows += len(change.rows) + len(change.skipped)
+        of_node = self._calls_of.setdefault(change.node, OrderedDict())
+        of_node[change.call] = None
+        if len(of_node) > GROUP_CALLS_PER_MEMBER_MAX:
+            self._forget_call(next(iter(of_node)))
         while len(self.calls) > GROUP_CALLS_KEPT_MAX or self._call_rows > GROUP_CALL_ROWS_KEPT_MAX:
-            _, old = self.calls.popitem(last=False)
-            self._call_rows -= 1 + len(old.rows) + len(old.skipped)
+            self._forget_call(next(iter(self.calls)))
+
+    def _forget_call(self, call: int) -> None:
+        old = self.calls.pop(call)
+        self._call_rows -= len(old.rows) + len(old.skipped)
+        of_node = self._calls_of[old.node]
+        of_node.pop(call, None)
+        if not of_node:
+            del self._calls_of[old.node]
 
     # -- rows -----------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.wal_shard.records import decode_body, frame_of
+from ringlog import limits
 from ringlog.errors import CorruptData
 from ringlog.frame import open_frame
 from ringlog.frame.layout import FrameType
@@ -43,6 +44,24 @@ def test_a_group_saved_and_loaded_is_the_same() -> None:
     assert again.made == CREATED.made
     assert again.list_pending(CLAIMED.at_ms) == group.list_pending(CLAIMED.at_ms)
     assert (again.changes, again.cursor, again.pending, again.answered(77)) == (2, 12, 3, CLAIMED)
+
+
+def test_the_answers_of_one_member_are_not_forgotten_for_those_of_another() -> None:
+    group = begin(CREATED)
+    group.apply(CLAIMED)
+    for n in range(limits.GROUP_CALLS_PER_MEMBER_MAX + 9):
+        group.apply(change := Change(NUMBER, n + 3, Op.EXTENDED, CLAIMED.at_ms, 12, "bob", call=1_000 + n))
+        assert group.answered(1_000 + n) is change
+    assert group.answered(77) == CLAIMED
+    assert group.answered(1_000 + 8) is None
+    for n in range(limits.GROUP_CALLS_KEPT_MAX):
+        group.apply(Change(NUMBER, group.changes + 1, Op.EXTENDED, 1, 12, f"m{n}", call=9_000 + n))
+    assert len(group.calls) == limits.GROUP_CALLS_KEPT_MAX
+    assert group.answered(77) is None
+    wide = Change(NUMBER, group.changes + 1, Op.ACKED, 1, 12, "x", rows=[0] * 20_000, call=5)
+    group.apply(wide)
+    assert group.answered(5) is None, "the numbers in answers are bounded, too"
+    assert not group.calls
 
 
 @pytest.mark.parametrize("at", range(0, 200, 3))

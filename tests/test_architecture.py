@@ -51,11 +51,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tier": {"base", "frame", "segment", "storage.disk", "storage.layout", "tier"},
     "storage.shelf": {"base", "frame", "storage.disk", "segment"},
     "storage.snapshot": {"base", "storage", "segment"},
-    "topic": {"base", "frame", "topic", *PURE_STORAGE},
+    "topic": {"base", "frame", "topic", "group", *PURE_STORAGE},
     # Which segments a shard has, told as messages tell it.
     "topic.sealed": {"base", "frame", "envelope", "topic"},
     # Who works on which job: what a shard keeps beside the log.
     "queue": {"base", "queue"},
+    # How far named groups of consumers are; built of what queues are built of.
+    "group": {"base", "queue", "group"},
     "contract": {"base", "frame", "envelope"},
     "runtime": {*WIRE, "contract", "runtime", "runtime.listening"},
     "runtime.listening": {"base", "runtime.listening"},
@@ -105,7 +107,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "base", "envelope", "segment", "testing", "testing.shard_world", "actors.core", "actors.shell",
     },
     "actors.core": {
-        "base", "frame", "envelope", "contract", "topic", "topic.sealed", "queue", "segment.layout",
+        "base", "frame", "envelope", "contract", "topic", "topic.sealed", "queue", "group", "segment.layout",
         *PURE_STORAGE, "root",
     },
     "actors.shell": {
@@ -171,7 +173,7 @@ IMPURE_ALLOWED = {
     ("ringlog.frame.compress", "threading"): "one compressor for each thread; no thread is started",
 }
 
-PURE_UNITS = {"frame", "envelope", "topic", "topic.sealed", "queue", "contract", "actors.core"}
+PURE_UNITS = {"frame", "envelope", "topic", "topic.sealed", "queue", "group", "contract", "actors.core"}
 PURE_MODULES = {
     "ringlog.errors",
     "ringlog.types",

@@ -365,7 +365,7 @@ class Gateway:
                 return self._routing.some(request.message, request.principal)
             case m.LettersRedrive():
                 return self._routing.letters(request.message)
-            case m.JobsClaim():
+            case m.JobsClaim() | m.GroupClaim() | m.GroupSteal():
                 return self._jobs.claim(request.message)
             case _:
                 return self._at_shard(request.message)

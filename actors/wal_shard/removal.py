@@ -35,6 +35,7 @@ from ringlog.topic.retention import (
     Stored,
     TagMatch,
     apply,
+    held_from,
     is_over,
     parse_match,
     retain,
@@ -49,8 +50,10 @@ SHOWS = (m.TopicState, m.TopicList, m.TopicDelete, m.TopicPut, m.Locate, m.Recor
 """Requests that show contents or counts, or depend on them; a longer TTL brings nothing back (C-12)."""
 OF_QUEUES = (
     m.JobsClaim, m.JobsAck, m.JobsNack, m.JobsExtend, m.JobsReject, m.QueueStats, m.SpentMoved,
+    m.GroupOpen, m.GroupClaim, m.GroupSteal, m.GroupAck, m.GroupNack, m.GroupExtend, m.GroupPending,
+    m.GroupState, m.GroupSeek,
 )  # fmt: skip
-"""Requests about jobs: what has expired is none any more (QS-1), also before it is published."""
+"""Requests about jobs and groups: what has expired is none any more (QS-1), also before it is published."""
 _INCARNATION_SHIFT = 32
 _FRAME_BYTES = 256
 """Most bytes of a removal's frame beside its bitmap."""
@@ -313,6 +316,7 @@ class Removals:
 
     def _retain(self, topic: Topic, removal: Removal, group: Group) -> None:
         topic.own_due_us = removal.own_due_us
+        topic.held_at = held_from(topic)[0] if removal.is_held else 0
         if topic.due_us != removal.due_us:
             topic.due_us = removal.due_us
             group.dirty[topic.topic_id] = topic

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from actors.wal_shard.admission import HAVE_MARKS, Intake, Stretch, note_written
 from actors.wal_shard.facts import Facts
 from actors.wal_shard.group import Group, RoutedCopy, RoutedPart
+from actors.wal_shard.groups import replay_change
 from actors.wal_shard.records import (
     Body,
     ConfigChanged,
@@ -48,6 +49,7 @@ from ringlog.frame.layout import FrameType
 from ringlog.frame.measure import measure
 from ringlog.frame.routed import CopyRow, carried_by, routed_frame
 from ringlog.frame.settle import WORDS
+from ringlog.group.change import Change
 from ringlog.storage.recovery import Piece
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.directory import Directory
@@ -417,6 +419,8 @@ class Replay:
             replayed(topic, body)
         elif isinstance(body, RouterCreated | RouterRemoved | RouterMoved):
             replay_router(topic, body)
+        elif isinstance(body, Change):
+            replay_change(topic, body)
 
     def _create(self, topic_id: int, body: TopicCreated, topic: Topic | None) -> None:
         config = TopicConfig.from_bytes(body.config)

@@ -136,6 +136,9 @@ class Shell:
         self._syncs_ns: list[int] = []
         self._poll = select.epoll()
         self._control: deque[ControlReceived] = deque()
+        requests = self.core.requests
+        self._callable = frozenset([*requests.queues.handlers, *requests.groups.handlers])
+        """Requests that may come through a call ring."""
         self._perform: dict[type, Callable[[Any], Any]] = {
             ev.WriteGroup: self._write_group,
             ev.WriteVolatile: self._write_volatile,
@@ -413,7 +416,7 @@ class Shell:
             return
         self._note_gap(now_ns)
         for caller, envelope in self._calls.take(REQUESTS_PER_TURN - len(self._control)):
-            if type(envelope.message) in self.core.requests.queues.handlers:
+            if type(envelope.message) in self._callable:
                 self._control.append(ControlReceived(caller, envelope.corr, envelope.message))
             else:
                 refusal = InvalidRequest("such a request does not go through a ring", kind=envelope.kind)
@@ -717,6 +720,6 @@ def _facts(topic: Topic, state: int) -> TopicFacts:
         durability_bits=int(topic.config.durability),
         version=topic.version,
         due_us=topic.due_us,
-        ttl_us=topic.config.ttl_ms * 1_000,
+        ttl_us=topic.config.hidden_after_us,
         order=encode_order(topic.config.priority, is_auto=topic.config.auto_priority),
     )

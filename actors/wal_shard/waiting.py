@@ -10,6 +10,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
@@ -27,7 +28,8 @@ class Parked:
 
     client: bytes
     corr: int
-    message: m.JobsClaim
+    message: Any
+    """JobsClaim or GroupClaim."""
     topic_id: int
     number: int
     is_over: bool = False
@@ -75,7 +77,7 @@ class Waiting:
         return True
 
     def park(
-        self, topic_id: int, event: ControlReceived, message: m.JobsClaim, jitter_ms: int = 0
+        self, topic_id: int, event: ControlReceived, message: Any, jitter_ms: int = 0
     ) -> None:  # fmt: skip
         """Have a claim wait; raises Throttled when too many do.
 

@@ -153,7 +153,7 @@ class Queue:
         jobs = self._jobs_of(found)
         if auto_extend and jobs:
             if self._keeper is None:
-                self._keeper = Keeper(session, self.topic, self.node)
+                self._keeper = Keeper(self._working.line(session), self.topic, self.node)
             self._keeper.keep(job.lease for job in jobs)
         return jobs
 

@@ -27,7 +27,8 @@ class Claimed:
     """Leases of one claim and the records they are for. Until `made` they are over or not all together."""
 
     __slots__ = (
-        "_records", "_runs", "_skipped", "deadline_ms", "is_over", "lease_ms", "leases", "pieces", "until_ns",
+        "_records", "_runs", "_skipped", "_times", "deadline_ms", "is_over", "lease_ms", "leases", "pieces",
+        "until_ns",
     )  # fmt: skip
 
     def __init__(self, runs: Sequence[Run], deadline_ms: int, lease_ms: int, until_ns: int) -> None:
@@ -36,6 +37,7 @@ class Claimed:
         self.pieces: list[Piece] = []
         """Where the records lie, until they are made."""
         self._records: list[Record] = []
+        self._times: list[int] = []
         self.is_over = False
         self._skipped: frozenset[int] = frozenset()
         self.leases: list[Lease] | None = None
@@ -95,8 +97,13 @@ class Claimed:
                 lease.lose()
 
     def made(self) -> list[tuple[Record, Lease, int]]:
-        """Each record with its lease and the number of its delivery; once."""
-        records = self._records = [record for piece in self.pieces for record in piece.records()]
+        """Each record with its lease and the number of its delivery; always the same leases."""
+        if self.leases is None:
+            self._make()
+        return list(zip(self._records, self.leases or (), self._times, strict=True))
+
+    def _make(self) -> None:
+        self._records = [record for piece in self.pieces for record in piece.records()]
         seqs = self.seqs
         tokens, times = self._columns(seqs)
         leases = list(
@@ -105,9 +112,18 @@ class Claimed:
         )  # fmt: skip
         if self.is_over:
             _end(leases, self._skipped)
-        self.leases = leases
+        self.leases, self._times = leases, times.tolist()
         self.pieces = []  # What they lie in is much larger.
-        return list(zip(records, leases, times.tolist(), strict=True))
+
+    def keep(self, is_wanted: Callable[[Record], bool]) -> list[Lease]:
+        """Keep those whose record is wanted; the leases of the others."""
+        made = self.made()
+        kept = [each for each in made if is_wanted(each[0])]
+        left = [lease for record, lease, _ in made if not is_wanted(record)]
+        self._records = [record for record, _, _ in kept]
+        self.leases = [lease for _, lease, _ in kept]
+        self._times = [times for _, _, times in kept]
+        return left
 
 
 def _end(leases: Sequence[Lease], skipped: frozenset[int]) -> None:
@@ -131,11 +147,6 @@ class Jobs(Sequence[J], Generic[J]):
         self._jobs: list[J] | None = None
 
     @property
-    def is_made(self) -> bool:
-        """Somebody has looked at single ones."""
-        return self._jobs is not None
-
-    @property
     def seqs(self) -> NDArray[np.int64]:
         """(n,) their numbers."""
         return self.claimed.seqs
@@ -147,7 +158,7 @@ class Jobs(Sequence[J], Generic[J]):
     def _all(self) -> list[J]:
         if self._jobs is None:
             make = self._make
-            self._jobs = [make(*each) for each in self.claimed.made()] if len(self.claimed) else []
+            self._jobs = [make(*each) for each in self.claimed.made()]
         return self._jobs
 
     def __len__(self) -> int:
@@ -176,4 +187,6 @@ class Jobs(Sequence[J], Generic[J]):
 
 def settled_together(jobs: Any) -> Claimed | None:
     """The claim, if these are all its jobs and nobody looked at single ones; else None."""
-    return jobs.claimed if isinstance(jobs, Jobs) and not jobs.is_made and not jobs.claimed.is_over else None
+    if not isinstance(jobs, Jobs) or jobs.claimed.leases is not None or jobs.claimed.is_over:
+        return None
+    return jobs.claimed

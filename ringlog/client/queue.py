@@ -176,7 +176,7 @@ class Queue:
         if auto_extend and jobs:
             with self._shell.locked() as session:
                 if self._keeper is None:
-                    self._keeper = Keeper(session, self.topic, self.node)
+                    self._keeper = Keeper(self._working.line(session), self.topic, self.node)
                 self._keeper.keep(job.lease for job in jobs)
         return jobs
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -40,6 +40,8 @@ from ringlog.limits import CLAIM_JOBS_MAX, CLAIM_SLICE_MS_MAX, JOBS_PER_REQUEST_
 from ringlog.link.peer import MS, Reply
 from ringlog.link.pending import Pending, Steps
 from ringlog.storage.mask import NOTHING
+
+C = TypeVar("C")
 
 Span = tuple[int, int]
 """Numbers, both included."""
@@ -83,6 +85,10 @@ class Working:
         self._frame: FrameView | None = None
         """The one read last: jobs that were put together are claimed one after the other."""
 
+    def line(self, connection: C) -> C:
+        """Over what requests about jobs go; a group says there which one it is."""
+        return connection
+
     def close(self) -> None:
         """Let go of files."""
         self._frame = None
@@ -111,7 +117,7 @@ class Working:
                 left_ms = wait_s * 1_000 - (self._clock.monotonic_ns() - begun_ns) / MS
             wait_ms = int(min(max(left_ms, 0), CLAIM_SLICE_MS_MAX))
             claim = JobsClaim(self.topic, self.node, most, lease_ms or 0, wait_ms, call_number())
-            reply = yield connection.about_jobs(claim, extra_ms=wait_ms)
+            reply = yield self.line(connection).about_jobs(claim, extra_ms=wait_ms)
             message: JobsClaimed = reply.message
             if message.runs or wish.is_over() or left_ms <= CLAIM_SLICE_MS_MAX:
                 break
@@ -141,7 +147,7 @@ class Working:
         for at in range(0, len(entries), JOBS_PER_REQUEST_MAX):
             seqs, tokens = zip(*entries[at : at + JOBS_PER_REQUEST_MAX], strict=True)
             nack = JobsNack(self.topic, self.node, words_of(seqs), words_of(tokens), 0, call_number())
-            yield connection.about_jobs(nack)
+            yield self.line(connection).about_jobs(nack)
 
     def known(self, connection: QueueConnection) -> Steps[TopicInfo]:
         """The topic, which has to be a queue; raises NotAQueue, TopicNotFound."""
@@ -206,7 +212,7 @@ class Working:
             seqs, tokens = entries_of(part)
             in_time = self._clock.monotonic_ns() <= until_of(part)
             ack = JobsAck(self.topic, self.node, seqs, tokens, in_time, call_number())
-            reply: JobsAcked = (yield connection.about_jobs(ack)).message
+            reply: JobsAcked = (yield self.line(connection).about_jobs(ack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
@@ -218,7 +224,7 @@ class Working:
         for part in parts_of(leases):
             seqs, tokens = entries_of(part)
             nack = JobsNack(self.topic, self.node, seqs, tokens, delay_ms, call_number())
-            reply: JobsNacked = (yield connection.about_jobs(nack)).message
+            reply: JobsNacked = (yield self.line(connection).about_jobs(nack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
@@ -228,7 +234,7 @@ class Working:
         for part in lists_of(leases):
             seqs, tokens = entries_of(part)
             reject = JobsReject(self.topic, self.node, seqs, tokens, reason, call_number())
-            reply: JobsRejected = (yield connection.about_jobs(reject)).message
+            reply: JobsRejected = (yield self.line(connection).about_jobs(reject)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
@@ -239,7 +245,7 @@ class Working:
             seqs, tokens = entries_of(part)
             begun_ns = self._clock.monotonic_ns()
             extend = JobsExtend(self.topic, self.node, seqs, tokens, lease_ms, call_number())
-            reply: JobsExtended = (yield connection.about_jobs(extend)).message
+            reply: JobsExtended = (yield self.line(connection).about_jobs(extend)).message
             gone = set(np.frombuffer(reply.skipped, dtype="<i8").tolist())
             for lease in part:
                 if lease.seq in gone:
@@ -252,7 +258,9 @@ class Working:
 
     def stats(self, connection: QueueConnection) -> Steps[QueueStats]:
         """How many jobs are in which state."""
-        reply: QueueStatsReply = (yield connection.about_jobs(QueueStatsMessage(self.topic))).message
+        reply: QueueStatsReply = (
+            yield self.line(connection).about_jobs(QueueStatsMessage(self.topic))
+        ).message
         return QueueStats(
             reply.topic, reply.ready, reply.in_flight, reply.delayed, reply.dead_lettered, reply.waiting,
             None if reply.oldest_ready_ms < 0 else reply.oldest_ready_ms, reply.wait_p99_ms, reply.promoted,

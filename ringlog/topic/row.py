@@ -23,6 +23,7 @@ from msgspec import Meta
 from pyroaring import BitMap64
 
 from ringlog.errors import CorruptData, InvalidRequest, InvariantViolation
+from ringlog.group.saved import load, save
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.dedup import Producer
 from ringlog.topic.idempotency import Remembered
@@ -69,6 +70,8 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
     """first, last, first, last …: those of `lost` that a router's source had lost."""
     routers: list[tuple[U64, str, str, U64, U64, U64, str, U64, U64]] = []
     """Of each the fields of `Router` in their order: with the topic's content they are one unit (RT-34)."""
+    groups: list[builtins.bytes] = []
+    """Consumer groups, each as ringlog/group/saved.py encodes it."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -97,6 +100,7 @@ def encode_row(topic: Topic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
             [(key, *seen) for key, seen in keys],
             [number for pair in topic.trimmed for number in pair],
             [astuple(router) for router in topic.routers.values()],
+            [save(group) for group in topic.groups.values()],
         )
     )  # fmt: skip
 
@@ -131,6 +135,7 @@ def _fill(topic: Topic, row: _Row) -> None:
     topic.dead = BitMap64.deserialize(row.dead) if row.dead else None
     topic.lost, topic.trimmed = _pairs(row.lost), _pairs(row.trimmed)
     topic.routers = {router[0]: Router(*router) for router in row.routers}
+    topic.groups = {group.number: group for group in map(load, row.groups)}
     if row.reserved:
         topic.reservation.recovered(row.reserved)
     for producer_id, *past in row.producers:

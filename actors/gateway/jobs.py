@@ -36,7 +36,9 @@ class JobFlows:
         """Have a shard lease jobs, and read them. A long wait is cut short: who has more patience asks
         again."""
         wait_ms = min(message.wait_ms, CLAIM_SLICE_MS_MAX)
-        claimed, _ = yield from self._at_shard(msgspec.structs.replace(message, wait_ms=wait_ms))
+        # Who is behind a gateway may come back by another connection, and has no number here.
+        claim = msgspec.structs.replace(message, wait_ms=wait_ms, pid=0, born=0)
+        claimed, _ = yield from self._at_shard(claim)
         assert isinstance(claimed, m.JobsClaimed)
         if not claimed.runs:
             return claimed, None

@@ -254,6 +254,11 @@ DEAD_LETTERS_PER_CLAIM_MAX = 1_000
 
 DEAD_LETTER_REASON_BYTES_MAX = 256
 """Of why a job was rejected the first line is kept, up to so many bytes."""
+WORKERS_WATCHED_MAX = 1_024
+"""Worker processes on the host whose death a shard notices at once; leases of others end by themselves."""
+LINKS_MAX = 65_536
+"""Processes that claimed jobs and that a shard can tell apart; of the one it forgets first the leases end by
+themselves."""
 COHORT_JOBS_MAX = 65_536
 """Jobs dealt out in one pass to claims that came in together: enough for one each of WAITING_CLAIMS_MAX.
 Beyond it shares are smaller, and who got none is answered so or waits on."""

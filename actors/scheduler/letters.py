@@ -28,7 +28,7 @@ from ringlog.frame.settle import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, WORD
 from ringlog.limits import DEAD_LETTERS_PER_MOVE
 from ringlog.link.local_links import LocalLinks
 from ringlog.link.pending import Steps
-from ringlog.queue.state import spans_of
+from ringlog.queue.stretches import spans_of
 from ringlog.topic.config import QUEUE
 from ringlog.topic.dedup import SESSION_BIT
 from ringlog.topic.names import home_shard

@@ -65,6 +65,7 @@ from actors.wal_shard.events import (
     Synced,
     VolatileFailed,
     VolatileOpened,
+    WorkerDied,
     WriteGroup,
 )
 from actors.wal_shard.group import MARK_BYTES_MAX, Group, LogPosition, lay_out
@@ -253,6 +254,8 @@ class ShardCore:
             else:
                 self.ephemerals.failed(self._now_ns)
             self.ephemerals.evict(event, self.removals, self._group)
+        elif kind is WorkerDied:
+            self.requests.queues.left((event.pid, event.born))
         elif kind is DrainRequested:
             if self.phase is not Phase.STOPPED:
                 self.phase = Phase.DRAINING

@@ -44,6 +44,7 @@ from ringlog.limits import (
     JOBS_PER_REQUEST_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
+    LINKS_MAX,
     NACK_DELAY_MS_MAX,
     NODE_BYTES_MAX,
 )
@@ -91,6 +92,9 @@ class Queues:
         self.set_aside = 0
         """Jobs set aside in this incarnation: who moves them looks whether it has grown."""
         self.waiting = Waiting()
+        self._links: dict[tuple[int, int], int] = {}
+        """Numbers of the processes that claimed, as long as they live."""
+        self._links_made = 0
         removals.on_removed = self._removed
         removals.on_learned = self._learned
         self._now_us = 0
@@ -152,18 +156,41 @@ class Queues:
         wishes = [
             Wish(
                 node_of(each), min(max(each.max, 1), CLAIM_JOBS_MAX),
-                _lease_ms(each.lease_ms or config.lease_ms),
+                _lease_ms(each.lease_ms or config.lease_ms), self._link_of(each),
             )
             for each in messages
         ]  # fmt: skip
         limit = config.max_deliveries if self._dead_letters_of(topic) else 0
         order, live, now_ms = Order(queue.levels, config.starvation_ms), live_of(topic), now_us // 1_000
         if len(wishes) == 1:
-            answers = [queue.claim(live, *wishes[0], now_ms, deliveries_max=limit, order=order)]
+            node, most, lease_ms, link = wishes[0]
+            answers = [
+                queue.claim(live, node, most, lease_ms, now_ms, deliveries_max=limit, order=order, link=link)
+            ]
         else:
             answers = queue.deal(live, wishes, COHORT_JOBS_MAX, now_ms, deliveries_max=limit, order=order)
         self.set_aside += sum(answer.aside for answer in answers)
         return answers
+
+    def _link_of(self, message: m.JobsClaim) -> int:
+        if not message.pid:
+            return 0
+        life = message.pid, message.born
+        if life not in self._links:
+            self._links_made += 1
+            self._links[life] = self._links_made
+            while len(self._links) > LINKS_MAX:
+                del self._links[next(iter(self._links))]
+        return self._links[life]
+
+    def left(self, life: tuple[int, int]) -> None:
+        """This process is no more: what it holds is ready at once; deliveries stay counted (CL-10)."""
+        self.waiting.left(life)
+        link = self._links.pop(life, 0)
+        if link:
+            for topic_id, queue in self._queues.items():
+                if queue.release(link, self._now_us // 1_000):
+                    self.waiting.wake(topic_id)
 
     def _claimed(self, topic: Topic, claimed: Claimed, now_us: int) -> m.JobsClaimed:
         counts = self._queue(topic).counts(live_count(topic))

@@ -24,6 +24,7 @@ from actors.wal_shard.governing import Governing
 from actors.wal_shard.latch import Latch
 from actors.wal_shard.phases import Phase
 from actors.wal_shard.preparer import Preparer
+from actors.wal_shard.presence import Presence
 from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.recover import Recovered, Recovery, make_stream, stream_directory, tidy
 from actors.wal_shard.removal import answer
@@ -117,6 +118,7 @@ class Shell:
         self._writer = WalWriter(self._disk, stream, file_bytes)
         self._preparer = Preparer(self._writer)
         self._flusher = Flusher(self._writer)
+        self._presence = Presence()
         self._own_bells = {bell.fileno(): bell for bell in (self._preparer.bell, self._flusher.bell)}
         self._prepared: PreparedFile | None = None
         self._volatile = VolatileLog(boot, volatile_bytes)
@@ -181,7 +183,10 @@ class Shell:
             return ExitCode.READ_ONLY
         gc.freeze()
         gc.enable()
-        for fd in (self._socket.fileno(), stop.fileno(), self._bell.fileno(), *self._own_bells):
+        for fd in (
+            self._socket.fileno(), stop.fileno(), self._bell.fileno(), self._presence.fileno(),
+            *self._own_bells,
+        ):  # fmt: skip
             self._poll.register(fd, select.EPOLLIN)
         self._slot.set(P.STATE, ProcessState.READY)
         say(log, logging.INFO, "ready", shard=self._boot.shard, topics=len(self.core.directory))
@@ -221,6 +226,7 @@ class Shell:
         self._socket.close()
         self._bell.close()
         self._announcer.close()
+        self._presence.close()
         self._preparer.close()
         self._flusher.close()
         self._volatile.close()
@@ -249,6 +255,8 @@ class Shell:
         elif isinstance(result, DiskError):
             say(log, logging.ERROR, "cannot make the next WAL file", reason=str(result))
             events.append(ev.FileFailed(str(result)))
+        if self._presence and (self._is_idle or not self._turns % LOOK_AT_SOCKET_TURNS):
+            events += [ev.WorkerDied(*life) for life in self._presence.take()]
         flushed = self._flusher.take()
         if flushed is not None:
             self._slot.add(P.SYNCS, 1)
@@ -404,6 +412,8 @@ class Shell:
                     self._socket.send(client, m.Pong(self._boot.incarnation, self._turns), envelope.corr)
                 else:
                     opened = None
+                    if isinstance(message, m.JobsClaim) and message.pid:
+                        self._presence.watch((message.pid, message.born))
                     if isinstance(message, m.SegmentsChange):
                         opened = segment_tables(self._disk, self._boot.data_dir, message.added)
                     self._control.append(ControlReceived(client, envelope.corr, message, attachment, opened))

@@ -131,6 +131,13 @@ class Waiting:
                 self.over(parked)
                 self.dismissed.append(parked.answer(answer))
 
+    def left(self, life: tuple[int, int]) -> None:
+        """This process is no more: its claims are given nothing, and nobody is answered (QC-16)."""
+        for topic_id in list(self._of):
+            for parked in self.all_of(topic_id):
+                if (parked.message.pid, parked.message.born) == life:
+                    self.over(parked)
+
     # -- time -----------------------------------------------------------------------------------------
 
     def note_due(self, topic_id: int, due_ms: int | None) -> None:

@@ -39,6 +39,7 @@ from ringlog.frame.view import FrameView
 from ringlog.limits import CLAIM_JOBS_MAX, CLAIM_SLICE_MS_MAX, JOBS_PER_REQUEST_MAX, NODE_BYTES_MAX
 from ringlog.link.peer import MS, Reply
 from ringlog.link.pending import Pending, Steps
+from ringlog.lives import own_life
 from ringlog.storage.mask import NOTHING
 
 C = TypeVar("C")
@@ -116,7 +117,8 @@ class Working:
             if wait_s != math.inf:
                 left_ms = wait_s * 1_000 - (self._clock.monotonic_ns() - begun_ns) / MS
             wait_ms = int(min(max(left_ms, 0), CLAIM_SLICE_MS_MAX))
-            claim = JobsClaim(self.topic, self.node, most, lease_ms or 0, wait_ms, call_number())
+            life = own_life() if connection.transport == "ring" else (0, 0)
+            claim = JobsClaim(self.topic, self.node, most, lease_ms or 0, wait_ms, call_number(), *life)
             reply = yield self.line(connection).about_jobs(claim, extra_ms=wait_ms)
             message: JobsClaimed = reply.message
             if message.runs or wish.is_over() or left_ms <= CLAIM_SLICE_MS_MAX:

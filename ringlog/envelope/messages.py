@@ -722,6 +722,10 @@ class JobsClaim(Message, frozen=True):
     """0 = the topic's."""
     wait_ms: int = 0
     call: int = 0
+    pid: int = 0
+    """The process that claims, and when it began (lives.py): when it dies, its jobs are ready at once. 0: the
+    leases end by themselves. A gateway passes on 0."""
+    born: int = 0
 
 
 class JobsClaimed(Message, frozen=True):

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from ringlog.queue.live import Live, Span
-from ringlog.queue.state import spans_of
+from ringlog.queue.stretches import spans_of
 
 I64 = NDArray[np.int64]
 _LOOK_MAX = 1 << 20

@@ -37,7 +37,8 @@ from ringlog.limits import (
 )
 from ringlog.queue.live import Live, Span
 from ringlog.queue.runs import BLOCK, DELAYED, LEASED, RETURNED
-from ringlog.queue.state import U64, LeaseRun, spans_of
+from ringlog.queue.state import U64, LeaseRun
+from ringlog.queue.stretches import spans_of
 from ringlog.queue.tokens import Tokens
 
 _ROW_BITS = 32

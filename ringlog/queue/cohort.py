@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Stretch = tuple[int, int, int]
-"""Numbers [first, stop), and how often they were handed out."""
+from ringlog.queue.stretches import Stretch
 
 
 def fair_shares(wants: Sequence[int], supply: int) -> list[int]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -27,10 +26,11 @@ from ringlog.errors import InvariantViolation
 from ringlog.limits import DEAD_LETTER_REASONS_MAX, DEAD_LETTERS_PER_CLAIM_MAX, QUEUE_AGES_MAX
 from ringlog.queue.ages import Ages, Waits
 from ringlog.queue.apart import Apart, Marks
-from ringlog.queue.cohort import Stretch, fair_shares, split
+from ringlog.queue.cohort import fair_shares, split
 from ringlog.queue.holders import Holders
-from ringlog.queue.live import Live, Span, next_alive
+from ringlog.queue.live import Live, next_alive
 from ringlog.queue.runs import BLOCK, BLOCK_SHIFT, DELAYED, GONE, LEASED, RETURNED, SPENT, Runs
+from ringlog.queue.stretches import Stretch, blocks_of, joined, keep_first, spans_of
 from ringlog.queue.tokens import Tokens
 
 I64 = NDArray[np.int64]
@@ -92,6 +92,8 @@ class Wish(NamedTuple):
     node: bytes
     most: int
     lease_ms: int
+    link: int = 0
+    """Through whom it came; see `release`."""
 
 
 class Order(NamedTuple):
@@ -192,7 +194,7 @@ class Queue:
 
     def claim(
         self, live: Live, node: bytes, most: int, lease_ms: int, now_ms: int, *, deliveries_max: int = 0,
-        order: Order = PLAIN,
+        order: Order = PLAIN, link: int = 0,
     ) -> Claimed:  # fmt: skip
         """Lease up to `most` jobs: those that came back, lowest first, then those that nobody had, lowest
         first (QC-5) or by `order` (L11). The answer ascends whatever it was chosen by (QC-3).
@@ -201,7 +203,7 @@ class Queue:
         DEAD_LETTERS_PER_CLAIM_MAX of them (QD-1, QD-10): see `spent`.
         """
         found, aside = self._collect(live, most, now_ms, deliveries_max, order)
-        return self._grant(found, node, lease_ms, now_ms, aside)
+        return self._grant(found, Wish(node, most, lease_ms, link), now_ms, aside)
 
     def deal(
         self, live: Live, wishes: Sequence[Wish], most: int, now_ms: int, *, deliveries_max: int = 0,
@@ -213,7 +215,7 @@ class Queue:
         shares = fair_shares(wants, sum(stop - first for first, stop, _ in found))
         answers = []
         for wish, part in zip(wishes, split(found, shares), strict=True):
-            answers.append(self._grant(part, wish.node, wish.lease_ms, now_ms, aside))
+            answers.append(self._grant(part, wish, now_ms, aside))
             aside = 0
         return answers
 
@@ -233,25 +235,28 @@ class Queue:
         found.sort()
         return found, self.spent_jobs - spent
 
-    def _grant(self, found: list[Stretch], node: bytes, lease_ms: int, now_ms: int, aside: int) -> Claimed:
+    def _grant(self, found: list[Stretch], wish: Wish, now_ms: int, aside: int) -> Claimed:
         if not found:
             return Claimed([], 0, aside)
-        deadline = now_ms + lease_ms
-        holder = self._holders.take(node)
+        deadline = now_ms + wish.lease_ms
+        holder = self._holders.take(wish.node)
         given: list[LeaseRun] = []
-        for first, stop, deliveries in _joined(found):
+        for first, stop, deliveries in joined(found):
             token = self._tokens.take(stop - first)
-            self._lease(first, stop, deadline, token, holder, deliveries + 1)
+            self._lease(first, stop, deadline, token, holder, deliveries + 1, wish.link)
             given.append(LeaseRun(first, stop, deliveries + 1, token))
         self._holders.settle(holder)
         return Claimed(given, deadline, aside)
 
-    def _lease(self, first: int, stop: int, at: int, token: int, holder: int, deliveries: int) -> None:
+    def _lease(
+        self, first: int, stop: int, at: int, token: int, holder: int, deliveries: int, link: int
+    ) -> None:
         self.changes += 1
-        for low, high in _blocks_of(first, stop):
+        for low, high in blocks_of(first, stop):
             row = self.runs.add(
-                low, high, LEASED, at=at, token=token + low - first, holder=holder, deliveries=deliveries
-            )
+                low, high, LEASED, at=at, token=token + low - first, holder=holder, deliveries=deliveries,
+                link=link,
+            )  # fmt: skip
             self._holders.add(holder)
             self._timed += 1
             self._wait_for(row)
@@ -393,8 +398,8 @@ class Queue:
                 into = leased if state == LEASED else gone
                 into[place:end] = self._fits(row, ascending[place:end], given, place, end)
             place = end
-        _keep_first(leased, ascending)
-        _keep_first(gone, ascending)
+        keep_first(leased, ascending)
+        keep_first(gone, ascending)
         passed = np.ones(len(seqs), np.bool_)
         passed[order[leased | gone]] = False
         return Matched(ascending[leased], ascending[gone], seqs[passed])
@@ -448,6 +453,14 @@ class Queue:
             self.runs.at[row] = deadline
             self._wait_for(row)
         return deadline
+
+    def release(self, link: int, now_ms: int) -> int:
+        """Who claimed through this one is gone: what they hold is ready at once; returns how many jobs."""
+        self.settle(now_ms)
+        before = self.in_flight
+        for row in self.runs.leased_through(link):
+            self._return(row)
+        return before - self.in_flight
 
     def removed(self, floor: int, seqs: BitMap64 | None, *, on_request: bool) -> None:
         """Jobs below `floor` and those in `seqs` are alive no longer: their leases and delays end (QL-11)."""
@@ -653,38 +666,3 @@ class Queue:
                 for seq in range(self.runs.first[row], self.runs.stop[row]):
                     self.reasons.pop(seq, None)
         self.runs.drop(row)
-
-
-def _keep_first(chosen: NDArray[np.bool_], ascending: I64) -> None:
-    """A number that is listed twice counts once (QA-4)."""
-    places = np.flatnonzero(chosen)
-    again = np.flatnonzero(ascending[places[1:]] == ascending[places[:-1]]) + 1
-    chosen[places[again]] = False
-
-
-def spans_of(seqs: I64) -> list[Span]:
-    """Ascending numbers as stretches without a gap."""
-    if not len(seqs):
-        return []
-    if int(seqs[-1]) - int(seqs[0]) == len(seqs) - 1:
-        return [(int(seqs[0]), int(seqs[-1]) + 1)]
-    cuts = np.flatnonzero(seqs[1:] != seqs[:-1] + 1) + 1
-    firsts = seqs[np.concatenate(([0], cuts))].tolist()
-    lasts = seqs[np.concatenate((cuts - 1, [len(seqs) - 1]))].tolist()
-    return [(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
-
-
-def _joined(found: list[Stretch]) -> list[Stretch]:
-    """Stretches that follow each other and were handed out as often are one."""
-    joined: list[Stretch] = []
-    for first, stop, deliveries in found:
-        if joined and joined[-1][1] == first and joined[-1][2] == deliveries:
-            joined[-1] = joined[-1][0], stop, deliveries
-        else:
-            joined.append((first, stop, deliveries))
-    return joined
-
-
-def _blocks_of(first: int, stop: int) -> list[Span]:
-    cuts = [first, *range((first & -BLOCK) + BLOCK, stop, BLOCK), stop]
-    return list(pairwise(cuts))

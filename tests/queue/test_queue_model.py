@@ -153,7 +153,16 @@ class QueueMachine(RuleBasedStateMachine):
             for job in self.jobs.values():
                 job.ripe = 0
         has_marked = bool(self.queue.apart)
-        claimed = self.queue.claim(self.live(), who, most, lease, self.now, deliveries_max=limit, order=order)
+        claimed = self.queue.claim(
+            self.live(),
+            who,
+            most,
+            lease,
+            self.now,
+            deliveries_max=limit,
+            order=order,
+            link=1 + NODES.index(who),
+        )
         ready = [seq for seq, job in sorted(self.jobs.items()) if job.state == "returned"]
         wanted, taken = [], most
         for seq in ready:
@@ -248,6 +257,14 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.reject(matched, "why")
         for seq in leased:
             self.jobs[seq].state = "spent"
+
+    @rule(who=node)
+    def worker_dies(self, who):
+        self.expire()
+        held = [job for job in self.jobs.values() if job.state == "leased" and job.node == who]
+        assert self.queue.release(1 + NODES.index(who), self.now) == len(held)
+        for job in held:
+            job.state = "returned"
 
     @rule(ms=st.sampled_from([1, 50, 99, 100, 101, 299, 300, 301]))
     def time_passes(self, ms):

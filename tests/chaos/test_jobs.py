@@ -67,7 +67,8 @@ def test_a_job_that_goes_its_way_is_counted() -> None:
         (Story().put().claim(10, 2).claim(10 + LEASE, 3).ack(1_050, 3), (), "lease ended"),
         (Story().put().claim(10, 2).add(20, Did.NACK, 2).claim(30, 3).ack(40, 3), (), "given back"),
         (Story().put().claim(10, 2).claim(60, 3).ack(70, 3), (shard_died(30),), "shard died"),
-        (Story().put().claim(10, 2).claim(60, 3).ack(70, 3), (Death("worker", 30 * MS, 31 * MS, 2),), "worker died"),
+        (Story().put().claim(10, 2).claim(60, 3).ack(70, 3), (Death("worker", 30 * MS, 31 * MS, 2),),
+         "worker died"),
         (Story().put().claim(10, 2).claim(60, 3).ack(70, 3), (Death("all", 30 * MS, 31 * MS),), "shard died"),
     ],
 )  # fmt: skip

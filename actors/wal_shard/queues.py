@@ -21,6 +21,7 @@ import numpy as np
 from pyroaring import BitMap64
 
 from actors.wal_shard.group import Group
+from actors.wal_shard.queue_numbers import DEAD_LETTERED, QueueNumbers, live_count
 from actors.wal_shard.removal import Question, Removals
 from actors.wal_shard.waiting import Waiting
 from ringlog.contract import ControlReceived, Reply
@@ -87,6 +88,7 @@ class Queues:
         """Is there a scheduler that moves jobs to the dead letters? Without one jobs come back for ever."""
         self.set_aside = 0
         """Jobs set aside in this incarnation: who moves them looks whether it has grown."""
+        self.numbers = QueueNumbers()
         self.waiting = Waiting()
         removals.on_removed = self._removed
         self.handlers: dict[
@@ -325,6 +327,7 @@ class Queues:
         topic, matched = (decided.topic, decided.matched) if decided else self._moved(message)
         self._delete(topic, self._found_out(matched), group)
         self._queue(topic).dead_lettered += len(matched.leased)
+        self.numbers.done[DEAD_LETTERED] += len(matched.leased)
         return m.SpentGone(topic.name, len(matched.leased))
 
     # -- claims that wait -----------------------------------------------------------------------------
@@ -370,6 +373,7 @@ class Queues:
     def forget(self, topic: Topic) -> None:
         """The topic is no more."""
         self._queues.pop(topic.topic_id, None)
+        self.numbers.forget(topic.topic_id)
         self.waiting.dismiss(TopicNotFound("no such topic", topic=topic.name), topic.topic_id)
 
     def _removed(self, topic: Topic, removal: Removal, on_request: bool) -> None:
@@ -392,10 +396,12 @@ class Queues:
         queue = self._queues.get(topic.topic_id)
         if queue is None:
             queue = self._queues[topic.topic_id] = Queue(self._tokens)
+            self.numbers.made(topic, queue)
         return queue
 
     def _keep(self, call: int, answer: _Kept) -> _Kept:
         """Remember an answer, for who asks again."""
+        self.numbers.note(answer)
         if not call:
             return answer
         self._answers[call] = answer
@@ -413,11 +419,6 @@ class Queues:
 def live_of(topic: Topic) -> Live:
     """Which of its jobs are alive and published."""
     return Live(front_of(topic), topic.head_seq, topic.dead, topic.lost)
-
-
-def live_count(topic: Topic) -> int:
-    """How many: staged ones are not there yet (S-9)."""
-    return max(topic.staged_count - (topic.next_seq - 1 - topic.head_seq), 0)
 
 
 def was_deleted(topic: Topic, seq: int) -> bool:

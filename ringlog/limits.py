@@ -252,6 +252,10 @@ nothing after that, and it is shorter than the silence after which a connection 
 DEAD_LETTERS_PER_CLAIM_MAX = 1_000
 """Spent jobs that one claim sets aside; the next one goes on (QD-10)."""
 
+QUEUES_SAMPLED_MAX = 1_000
+"""Queues that a shard counts anew for the board each time it looks; with more the sums are so much older."""
+QUEUES_LOOK_MS = 1_000
+"""How often it looks: no oftener than its heart beats anyway."""
 DEAD_LETTER_REASON_BYTES_MAX = 256
 """Of why a job was rejected the first line is kept, up to so many bytes."""
 WORKERS_WATCHED_MAX = 1_024

@@ -21,6 +21,7 @@ import numpy as np
 from pyroaring import BitMap64
 
 from actors.wal_shard.group import Group
+from actors.wal_shard.queue_numbers import DEAD_LETTERED, QueueNumbers, live_count
 from actors.wal_shard.removal import Learn, Learned, Question, Removals
 from actors.wal_shard.waiting import Waiting
 from ringlog.contract import ControlReceived, Reply
@@ -91,6 +92,7 @@ class Queues:
         """Is there a scheduler that moves jobs to the dead letters? Without one jobs come back for ever."""
         self.set_aside = 0
         """Jobs set aside in this incarnation: who moves them looks whether it has grown."""
+        self.numbers = QueueNumbers()
         self.waiting = Waiting()
         self._links: dict[tuple[int, int], int] = {}
         """Numbers of the processes that claimed, as long as they live."""
@@ -457,6 +459,7 @@ class Queues:
         topic, matched = (decided.topic, decided.matched) if decided else self._moved(message)
         self._delete(topic, self._found_out(matched), group)
         self._queue(topic).dead_lettered += len(matched.leased)
+        self.numbers.done[DEAD_LETTERED] += len(matched.leased)
         return m.SpentGone(topic.name, len(matched.leased))
 
     # -- claims that wait -----------------------------------------------------------------------------
@@ -531,6 +534,7 @@ class Queues:
         self._queues.pop(topic.topic_id, None)
         self._damaged.pop(topic.topic_id, None)
         self._put_us.pop(topic.topic_id, None)
+        self.numbers.forget(topic.topic_id)
         self.waiting.dismiss(TopicNotFound("no such topic", topic=topic.name), topic.topic_id)
 
     def _removed(self, topic: Topic, removal: Removal, on_request: bool) -> None:
@@ -557,10 +561,12 @@ class Queues:
             queue = self._queues[topic.topic_id] = Queue(self._tokens)
             # Of jobs that were there before it is only known that they are older than this.
             queue.ages.note(topic.head_seq + 1, self._now_us // 1_000)
+            self.numbers.made(topic, queue)
         return queue
 
     def _keep(self, call: int, answer: _Kept) -> _Kept:
         """Remember an answer, for who asks again."""
+        self.numbers.note(answer)
         if not call:
             return answer
         self._answers[call] = answer
@@ -600,11 +606,6 @@ def _damage(topic: Topic, damage: CorruptData) -> Internal:
 def live_of(topic: Topic) -> Live:
     """Which of its jobs are alive and published."""
     return Live(front_of(topic), topic.head_seq, topic.dead, topic.lost)
-
-
-def live_count(topic: Topic) -> int:
-    """How many: staged ones are not there yet (S-9)."""
-    return max(topic.staged_count - (topic.next_seq - 1 - topic.head_seq), 0)
 
 
 def was_deleted(topic: Topic, seq: int) -> bool:

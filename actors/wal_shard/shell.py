@@ -25,6 +25,7 @@ from actors.wal_shard.latch import Latch
 from actors.wal_shard.phases import Phase
 from actors.wal_shard.preparer import Preparer
 from actors.wal_shard.presence import Presence
+from actors.wal_shard.queue_board import QueueBoard
 from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.recover import Recovered, Recovery, make_stream, stream_directory, tidy
 from actors.wal_shard.removal import answer
@@ -34,7 +35,7 @@ from actors.wal_shard.rings import Rings
 from actors.wal_shard.volatile import VolatileLog
 from ringlog import stop_points
 from ringlog.board.board import Board
-from ringlog.board.layout import H, Mark, P, ProcessState, Q
+from ringlog.board.layout import H, Mark, P, ProcessState
 from ringlog.board.topics import TopicFacts, TopicTable, encode_order
 from ringlog.clock import Clock, SystemClock
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
@@ -98,6 +99,7 @@ class Shell:
         self._is_lenient = is_lenient
         self._has_cold = has_cold
         self._disk_look_ns = 0
+        self._queue_board = QueueBoard()
         identity = Identity(boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max)
         self.core = ShardCore(identity, settings)
         self.core.requests.queues.has_mover = schedulers > 0
@@ -315,7 +317,7 @@ class Shell:
         now_ns = self._clock.monotonic_ns()
         slot.set(P.TURNS, self._turns)
         slot.set(P.HEARTBEAT_NS, now_ns)
-        slot.set(Q.SET_ASIDE, self.core.requests.queues.set_aside)
+        self._queue_board.beat(slot, self.core.requests.queues, now_ns)
         self._socket.guard(now_ns)
         self._calls.look(now_ns)
         if now_ns >= self._disk_look_ns:

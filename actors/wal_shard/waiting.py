@@ -64,6 +64,10 @@ class Waiting:
     def __bool__(self) -> bool:
         return self._count > 0 or bool(self.dismissed)
 
+    def __len__(self) -> int:
+        """Claims that wait, of all queues."""
+        return self._count
+
     def of(self, topic_id: int) -> int:
         """How many wait for this queue."""
         return len(self._of.get(topic_id, ()))

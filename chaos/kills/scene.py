@@ -264,8 +264,16 @@ class Stage:
             complaints = [f"{n} {kind}" for kind, n in judgement.wrong.items()] + complaints
             complaints += judgement.stories
         self.pauses_ms += scene.pauses_ms()
+        self._note(scene, complaints)
+
+    def judged(self, scene: Scene, complaints: list[str]) -> None:
+        """Enter the findings of a scene that was finished and judged elsewhere."""
+        self._open.remove(scene)
+        self._note(scene, complaints)
+
+    def _note(self, scene: Scene, complaints: list[str]) -> None:
         if complaints:
-            account.found(
+            self.account.found(
                 f"{scene.name}: {complaints[0]}", scene.name,
                 "\n".join([*complaints[:STORY_LINES], *scene.engine.log_path.read_text().splitlines()[-30:]]),
             )  # fmt: skip

@@ -19,6 +19,7 @@ import xxhash
 
 import ringlog
 from chaos.check.journal import Journal, Outcome, What
+from chaos.jobs import clients as jobs
 from chaos.kills.keys import KEY_VALUES
 from chaos.kills.tasks import Report, Task, TopicFacts
 from ringlog import stop_points
@@ -66,6 +67,8 @@ def payload_of(value: int, mean_bytes: int) -> bytes:
 def perform(task: Task) -> Report:
     """Do the task until told to end; raises only for what is wrong with the harness."""
     end, report = _End(), Report()
+    if task.kind.startswith("jobs_"):
+        return jobs.perform(task, end)
     _arm(task.hook)
     journal = Journal(task.journal_path, task.client)
     try:

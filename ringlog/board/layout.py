@@ -191,6 +191,20 @@ class Q(IntEnum):
 
     SET_ASIDE = 480
     """Jobs that had all their deliveries, counted when they are set aside: there is something to be moved."""
+    QUEUES = 481
+    """Queues that were asked for something in this life of the shard; the next three are theirs."""
+    READY = 482
+    IN_FLIGHT = 483
+    DELAYED = 484
+    WAITING = 485
+    """Claims that wait for jobs."""
+    CLAIMED = 486
+    """Jobs handed out; this and the next four are counted since the engine was started."""
+    ACKED = 487
+    NACKED = 488
+    REJECTED = 489
+    DEAD_LETTERED = 490
+    """Jobs moved to the dead letters."""
 
 
 class ProcessState(IntEnum):

@@ -20,6 +20,7 @@ from ringlog.envelope.messages import (
     EngineStatusReply,
     PressureStatus,
     ProcessStatus,
+    QueuesStatus,
 )
 from ringlog.errors import ConnectionTrouble, RinglogError, UsageError
 from ringlog.link.address import ENGINE_FILE, parse_url
@@ -132,6 +133,9 @@ def show(found: EngineStatusReply, printer: Printer, consumers: Sequence[Consume
     if found.delivery is not None:
         printer.say("")
         printer.thing(delivery_facts(found.delivery))
+    if found.queues is not None and found.queues.queues:
+        printer.say("")
+        printer.thing(queue_facts(found.queues))
     if consumers:
         printer.say("")
         printer.rows([consumer_row(each) for each in consumers])
@@ -172,6 +176,17 @@ def delivery_facts(found: DeliveryStatus) -> dict[str, Any]:
         "wait for credit": "  ".join(f"B{band} {many}" for band, many in bands),
         "turns told": found.turns_told,
         "delivery lag": f"{human_seconds(found.lag_s)} at most, latency {found.latency_s * 1000:.1f} ms",
+    }
+
+
+def queue_facts(found: QueuesStatus) -> dict[str, Any]:
+    """All queues for people."""
+    return {
+        "queues": found.queues,
+        "jobs": f"{found.ready} ready, {found.in_flight} in flight, {found.delayed} delayed",
+        "claims waiting": found.waiting,
+        "since the start": f"{found.claimed} handed out, {found.acked} acked, {found.nacked} given back, "
+        f"{found.rejected} rejected, {found.dead_lettered} dead letters",
     }
 
 

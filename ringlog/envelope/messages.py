@@ -1403,6 +1403,23 @@ class ConsumersReply(Message, frozen=True):
     consumers: list[Consumer]
 
 
+class QueuesStatus(Message, frozen=True):
+    """The queues of all shards together, as far as somebody asked them for something since their shard began;
+    what became of jobs is counted since the engine's start."""
+
+    queues: int
+    ready: int
+    in_flight: int
+    delayed: int
+    waiting: int
+    """Claims that wait for jobs."""
+    claimed: int
+    acked: int
+    nacked: int
+    rejected: int
+    dead_lettered: int
+
+
 class EngineStatusReply(Message, frozen=True):
     """The engine at a glance."""
 
@@ -1423,6 +1440,7 @@ class EngineStatusReply(Message, frozen=True):
     routers: int = 0
     router_lag: int = 0
     """Positions of sources that are not forwarded yet, summed over routers."""
+    queues: QueuesStatus | None = None
 
 
 class Drain(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""What a status says of pressure and delivery: read from the board, nobody is asked (M-9)."""
+"""What a status says of pressure, delivery and queues: read from the board, nobody is asked (M-9)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import msgspec
 
 from ringlog.board import pressure
 from ringlog.board.board import ProcessSlot
-from ringlog.board.layout import BANDS, D, G
-from ringlog.envelope.messages import DeliveryStatus, PressureStatus
+from ringlog.board.layout import BANDS, D, G, Q
+from ringlog.envelope.messages import DeliveryStatus, PressureStatus, QueuesStatus
 from ringlog.supervision.children import Ward
 from ringlog.supervision.restart import NS_PER_S
 from ringlog.supervision.tree import GATEWAY, SCHEDULER, WAL_SHARD
 
 INSTANCE = "instance"
+_QUEUES = set(Q) - {Q.SET_ASIDE}
 
 
 def pressures(wards: Sequence[Ward], now_ns: int) -> list[PressureStatus]:
@@ -44,6 +45,14 @@ def delivery(wards: Sequence[Ward], now_ns: int) -> DeliveryStatus | None:
         turns_told=sum(page.get(D.TURNS_TOLD) for page in living),
         latency_s=max((page.get(D.LATENCY_NS) for page in living), default=0) / NS_PER_S,
         lag_s=max((page.get(D.LAG_MS) for page in living), default=0) / 1_000,
+    )
+
+
+def queues(wards: Sequence[Ward]) -> QueuesStatus:
+    """Of all shards, together."""
+    pages = [ward.slot for ward in wards if ward.spec.kind == WAL_SHARD]
+    return QueuesStatus(
+        **{word.name.lower(): sum(page.get(word) for page in pages) for word in Q if word in _QUEUES}
     )
 
 

@@ -27,6 +27,7 @@ FOUND = m.EngineStatusReply(
         m.PressureStatus("wal_shard-00", 0.87, "shed", 0.5, 0.87, 0.0, 0.0, 12, 0.25),
     ],
     delivery=m.DeliveryStatus([1, 2, 3, 4, 5], 0, 2, 3, 40, 99, 0.001, 7.5),
+    queues=m.QueuesStatus(2, 30, 4, 5, 6, 100, 90, 7, 2, 1),
 )  # fmt: skip
 BEHIND = m.Consumer("0a0b", 3, 7_500, 20, 15, 4, 4)
 
@@ -47,6 +48,8 @@ def test_people_see_pressure_and_delivery_in_tables() -> None:
     assert "wait for credit B4 5 B3 4 B2 3 B1 2 B0 1" in lines
     assert "delivery lag 7.5 s at most, latency 1.0 ms" in lines
     assert "0a0b/3 7.5 s 20 15 4 of 4" in lines
+    assert "jobs 30 ready, 4 in flight, 5 delayed" in lines
+    assert "since the start 100 handed out, 90 acked, 7 given back, 2 rejected, 1 dead letters" in lines
 
 
 @pytest.mark.parametrize("format", [Format.JSON, Format.NDJSON])
@@ -56,6 +59,7 @@ def test_programs_see_all_of_it_as_numbers(format: Format) -> None:
     assert [each["pressure"] for each in facts["pressure"]] == [0.87, 0.87]
     assert facts["pressure"][1]["throttled"] == 12
     assert facts["delivery"]["ready_by_band"] == [1, 2, 3, 4, 5]
+    assert (facts["queues"]["ready"], facts["queues"]["dead_lettered"]) == (30, 1)
     assert facts["consumers"] == [
         {
             "link": "0a0b",

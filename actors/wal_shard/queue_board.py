@@ -1,0 +1,43 @@
+"""Shows on the board what a shard's queues count."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from actors.wal_shard import queue_numbers as n
+from ringlog.board.board import ProcessSlot
+from ringlog.board.layout import Q
+from ringlog.limits import QUEUES_LOOK_MS
+
+if TYPE_CHECKING:
+    from actors.wal_shard.queues import Queues
+
+NS_PER_MS = 1_000_000
+COUNTERS = {
+    n.CLAIMED: Q.CLAIMED, n.ACKED: Q.ACKED, n.NACKED: Q.NACKED, n.REJECTED: Q.REJECTED,
+    n.DEAD_LETTERED: Q.DEAD_LETTERED,
+}  # fmt: skip
+
+
+class QueueBoard:
+    """Writes the words Q of a shard's page."""
+
+    def __init__(self) -> None:
+        self._look_ns = 0
+
+    def beat(self, slot: ProcessSlot, queues: Queues, now_ns: int) -> None:
+        """Called in every turn. What others wait for is shown at once, the rest now and then."""
+        slot.set(Q.SET_ASIDE, queues.set_aside)
+        if now_ns < self._look_ns:
+            return
+        self._look_ns = now_ns + QUEUES_LOOK_MS * NS_PER_MS
+        numbers = queues.numbers
+        numbers.sample()
+        slot.set(Q.QUEUES, len(numbers))
+        slot.set(Q.READY, max(numbers.ready, 0))
+        slot.set(Q.IN_FLIGHT, numbers.in_flight)
+        slot.set(Q.DELAYED, numbers.delayed)
+        slot.set(Q.WAITING, len(queues.waiting))
+        for name, word in COUNTERS.items():
+            if many := numbers.done.pop(name, 0):
+                slot.add(word, many)

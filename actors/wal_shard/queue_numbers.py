@@ -1,0 +1,83 @@
+"""What a shard's queues count: how many jobs are in which state, and what became of how many. Pure.
+
+States are sampled, so many queues at a time: their sums are as old as a round over all of them. A queue is
+known here from when somebody first asked it for something in this life of the shard.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from ringlog.envelope import messages as m
+from ringlog.limits import QUEUES_SAMPLED_MAX
+from ringlog.queue.state import Counts, Queue
+from ringlog.topic.state import Topic
+
+CLAIMED, ACKED, NACKED, REJECTED, DEAD_LETTERED = "claimed", "acked", "nacked", "rejected", "dead_lettered"
+_NONE = Counts(0, 0, 0)
+
+
+@dataclass(slots=True)
+class _Known:
+    topic: Topic
+    queue: Queue
+    seen: Counts = _NONE
+
+
+def live_count(topic: Topic) -> int:
+    """How many jobs a queue has: staged ones are not there yet (S-9)."""
+    return max(topic.staged_count - (topic.next_seq - 1 - topic.head_seq), 0)
+
+
+class QueueNumbers:
+    """The numbers of one shard's queues."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+        self._round: deque[int] = deque()
+        """Topic ids, the one sampled longest ago first. May have such as are gone."""
+        self.ready = self.in_flight = self.delayed = 0
+        self.done: Counter[str] = Counter()
+        """What became of how many jobs since it was last taken away."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def made(self, topic: Topic, queue: Queue) -> None:
+        """A queue is asked for something for the first time."""
+        self._known[topic.topic_id] = _Known(topic, queue)
+        self._round.append(topic.topic_id)
+
+    def forget(self, topic_id: int) -> None:
+        """The topic is no more."""
+        known = self._known.pop(topic_id, None)
+        if known is not None:
+            self._seen(known, _NONE)
+
+    def note(self, answer: m.Message) -> None:
+        """A request was answered, for the first time."""
+        match answer:
+            case m.JobsClaimed():
+                self.done[CLAIMED] += sum(count for _, count, _, _ in answer.runs)
+            case m.JobsAcked():
+                self.done[ACKED] += answer.acked
+            case m.JobsNacked():
+                self.done[NACKED] += answer.nacked
+            case m.JobsRejected():
+                self.done[REJECTED] += answer.rejected
+
+    def sample(self) -> None:
+        """Look at the next few queues, at most QUEUES_SAMPLED_MAX."""
+        for _ in range(min(len(self._round), QUEUES_SAMPLED_MAX)):
+            topic_id = self._round.popleft()
+            known = self._known.get(topic_id)
+            if known is not None:
+                self._seen(known, known.queue.counts(live_count(known.topic)))
+                self._round.append(topic_id)
+
+    def _seen(self, known: _Known, now: Counts) -> None:
+        before, known.seen = known.seen, now
+        self.ready += now.ready - before.ready
+        self.in_flight += now.in_flight - before.in_flight
+        self.delayed += now.delayed - before.delayed

@@ -1,0 +1,164 @@
+"""What client processes of the class do: put jobs, and work on them as workers do, well and badly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import count
+from random import Random
+from typing import Any, Protocol
+
+import ringlog
+from chaos.jobs.journal import Did, Journal, Outcome
+from chaos.kills.tasks import Report, Task
+from ringlog.client.queue import Job, Queue
+from ringlog.errors import LeaseLost, RinglogError
+
+LEASE_MS = 1_200
+CLAIM_WAIT_MS = 200
+CLAIM_MOST = 20
+OVERTIME = 1.3
+"""A worker that overslept wakes when so many leases have passed."""
+PAUSE_S = 0.05
+BAD_EVERY = 40
+"""Each so many-th job is rejected, in the queue that has dead letters."""
+_FILLER = bytes(range(256))
+VALUE_BYTES = 8
+
+
+class End(Protocol):
+    """Whether the client was told to end."""
+
+    is_set: bool
+
+
+def payload_of(value: int) -> bytes:
+    """A job of this value."""
+    return value.to_bytes(VALUE_BYTES, "little") + _FILLER[: 8 + value % 200]
+
+
+def value_of(data: bytes) -> int:
+    """Whose payload is it? Raises AssertionError for one that nobody put."""
+    value = int.from_bytes(data[:VALUE_BYTES], "little")
+    assert data == payload_of(value), "a payload is not what was put"
+    return value
+
+
+def perform(task: Task, end: End) -> Report:
+    """Do the task until told to end."""
+    report, journal = Report(), Journal(task.journal_path, task.client)
+    try:
+        with ringlog.connect(
+            task.url, transport=task.transport, timeout_ms=round(task.timeout_s * 1_000)
+        ) as client:
+            queue = client.queue(task.topics[task.topic])
+            _KINDS[task.kind](queue, task, journal, end, report)
+            report.retries = client.health().retries
+    finally:
+        journal.close()
+    return report
+
+
+# -- putting ----------------------------------------------------------------------------------------------
+
+
+def _put(queue: Queue, task: Task, journal: Journal, end: End, report: Report) -> None:
+    """Single jobs and batches, each with an outcome."""
+    random = Random(task.client)
+    numbers = count(task.client << 32)
+    begun = time.monotonic()
+    while not end.is_set:
+        values = [next(numbers) for _ in range(random.choice((1, task.batch)))]
+        journal.note(Did.PUT, task.topic, values)
+        report.ops += len(values)
+        try:
+            done = queue.put_many([payload_of(value) for value in values])
+        except RinglogError as e:
+            report.failed(str(e))
+            journal.note(Did.PUT_END, task.topic, values)
+            continue
+        seqs = [done.first_seq + n for n in range(len(values))] if done.first_seq else [0] * len(values)
+        journal.note(Did.PUT_END, task.topic, values, seqs=seqs, outcome=Outcome.OK)
+        ahead = begun + report.ops / task.per_s - time.monotonic()
+        if ahead > 0:
+            time.sleep(ahead)
+
+
+# -- working ----------------------------------------------------------------------------------------------
+
+
+def _work(queue: Queue, task: Task, journal: Journal, end: End, report: Report) -> None:
+    """Claim, and then do with the jobs what workers do."""
+    random = Random(task.client)
+    while not end.is_set:
+        begun_ns = time.monotonic_ns()
+        try:
+            jobs = queue.claim(random.randint(1, CLAIM_MOST), wait_ms=CLAIM_WAIT_MS, lease_ms=LEASE_MS)
+        except RinglogError as e:
+            report.failed(str(e))
+            time.sleep(PAUSE_S)
+            continue
+        if not jobs:
+            continue
+        values = [value_of(job.data) for job in jobs]
+        journal.note(Did.CLAIMED, task.topic, values, seqs=[job.seq for job in jobs], begun_ns=begun_ns)
+        report.ops += len(jobs)
+        with_jobs = dict(zip(values, jobs, strict=True))
+        if task.hook == "rejects":
+            with_jobs = _reject_bad(queue, task, journal, with_jobs, report)
+        act = random.random()
+        if act < 0.1:
+            _nack(queue, task, journal, with_jobs, random.choice((0, 100)), report)
+            continue
+        if act < 0.13:
+            time.sleep(LEASE_MS / 1_000 * OVERTIME)
+        if act < 0.3:
+            for value, job in with_jobs.items():
+                _ack(queue, task, journal, {value: job}, report)
+        else:
+            _ack(queue, task, journal, with_jobs, report)
+
+
+def _ack(queue: Queue, task: Task, journal: Journal, jobs: dict[int, Job], report: Report) -> None:
+    if not jobs:
+        return
+    journal.note(Did.ACK, task.topic, list(jobs))
+    try:
+        skipped = set(queue.ack(jobs.values()).skipped)
+    except RinglogError as e:
+        report.failed(str(e))
+        return  # Nobody knows: no end.
+    for outcome in (Outcome.OK, Outcome.REFUSED):
+        ended = [v for v, job in jobs.items() if (job.seq in skipped) == (outcome is Outcome.REFUSED)]
+        journal.note(Did.END, task.topic, ended, outcome=outcome)
+
+
+def _nack(
+    queue: Queue, task: Task, journal: Journal, jobs: dict[int, Job], delay_ms: int, report: Report
+) -> None:
+    journal.note(Did.NACK, task.topic, list(jobs))
+    try:
+        queue.nack(jobs.values(), delay_ms=delay_ms)
+    except RinglogError as e:
+        report.failed(str(e))
+
+
+def _reject_bad(
+    queue: Queue, task: Task, journal: Journal, jobs: dict[int, Job], report: Report
+) -> dict[int, Job]:
+    """Reject those that are bad; returns the others."""
+    for value in [value for value in jobs if value % BAD_EVERY == 0]:
+        job = jobs.pop(value)
+        journal.note(Did.REJECT, task.topic, [value])
+        try:
+            queue.reject(job, "bad")
+        except LeaseLost:
+            journal.note(Did.END, task.topic, [value], outcome=Outcome.REFUSED)
+        except RinglogError as e:
+            report.failed(str(e))
+        else:
+            journal.note(Did.END, task.topic, [value], outcome=Outcome.OK)
+    return jobs
+
+
+_KINDS: dict[str, Callable[[Queue, Task, Journal, End, Report], Any]] = {"jobs_put": _put, "jobs_work": _work}

@@ -1,0 +1,83 @@
+"""What putters and workers did and saw, written down outside the engine while it happens.
+
+As chaos/check/journal.py: an operation is noted before it begins and again when it returned, in one write of
+whole rows to a file of the client's own. Times are of the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROW = np.dtype(
+    [
+        ("at_ns", "<i8"), ("begun_ns", "<i8"), ("client", "<u4"), ("queue", "u1"), ("what", "u1"),
+        ("outcome", "u1"), ("empty", "u1"), ("value", "<u8"), ("seq", "<u8"),
+    ]
+)  # fmt: skip
+"""One row. `value` is a job's own number, which its payload carries, `queue` an index into the queues."""
+Rows = NDArray[Any]
+
+
+class Did(IntEnum):
+    """What a row says."""
+
+    PUT = 1
+    """Begun."""
+    PUT_END = 2
+    """With `outcome` and the job's `seq`."""
+    CLAIMED = 3
+    """A claim that began at `begun_ns` gave it."""
+    ACK = 4
+    """Begun; so are the next two."""
+    NACK = 5
+    REJECT = 6
+    END = 7
+    """Of an ack or a reject, with `outcome`."""
+
+
+class Outcome(IntEnum):
+    """How an operation ended for its client."""
+
+    UNKNOWN = 0
+    OK = 1
+    REFUSED = 2
+    """Certainly not done: its lease had ended."""
+
+
+class Journal:
+    """One client's journal."""
+
+    def __init__(self, path: Path, client: int) -> None:
+        """Create the file; raises FileExistsError."""
+        self._client = client
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def note(
+        self, did: Did, queue: int, values: Sequence[int], *, seqs: Any = 0,
+        outcome: Outcome = Outcome.UNKNOWN, begun_ns: int = 0,
+    ) -> None:  # fmt: skip
+        """Note something of some jobs, now."""
+        rows = np.zeros(len(values), dtype=ROW)
+        rows["at_ns"], rows["begun_ns"], rows["client"] = time.monotonic_ns(), begun_ns, self._client
+        rows["queue"], rows["what"], rows["outcome"] = queue, did, outcome
+        rows["value"], rows["seq"] = values, seqs
+        os.write(self._fd, rows.tobytes())
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        os.close(self._fd)
+
+
+def load(folder: Path) -> Rows:
+    """All journals of a run, by time."""
+    parts = [np.fromfile(path, dtype=ROW) for path in sorted(folder.glob("*.journal"))]
+    rows = np.concatenate([np.zeros(0, dtype=ROW), *parts])
+    return rows[np.argsort(rows["at_ns"], kind="stable")]

@@ -1,0 +1,172 @@
+"""The class of jobs: its judge finds what is planted, and a small slice of the real thing holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chaos import jobs
+from chaos.jobs.clients import payload_of, value_of
+from chaos.jobs.journal import ROW, Did, Journal, Outcome, load
+from chaos.jobs.verdict import Death, Judgement, judge
+from chaos.kills.nursery import Nursery
+from chaos.kills.scene import Stage
+from chaos.order import Account, Order
+from chaos.plan import load_plan
+
+MS = 1_000_000
+LEASE = 1_000
+JOB = 7
+
+
+@dataclass
+class Story:
+    """A history by hand; times in ms."""
+
+    rows: list[Any] = field(default_factory=list)
+
+    def add(self, at: int, did: Did, client: int, *, outcome: Outcome = Outcome.UNKNOWN, seq: int = 0,
+            begun: int = 0, value: int = JOB) -> Story:  # fmt: skip
+        self.rows.append((at * MS, begun * MS, client, 0, did, outcome, 0, value, seq))
+        return self
+
+    def put(self, at: int = 0, seq: int = 1, value: int = JOB) -> Story:
+        self.add(at, Did.PUT, 1, value=value)
+        return self.add(at + 1, Did.PUT_END, 1, outcome=Outcome.OK, seq=seq, value=value)
+
+    def claim(self, at: int, client: int, seq: int = 1, begun: int | None = None) -> Story:
+        return self.add(at, Did.CLAIMED, client, seq=seq, begun=at - 1 if begun is None else begun)
+
+    def ack(self, at: int, client: int, outcome: Outcome | None = Outcome.OK) -> Story:
+        self.add(at, Did.ACK, client)
+        return self if outcome is None else self.add(at + 1, Did.END, client, outcome=outcome)
+
+    def judged(self, *deaths: Death, letters: dict[int, int] | None = None, left: int = 0) -> Judgement:
+        rows = np.array(sorted(self.rows), dtype=ROW)
+        return judge(rows, deaths, LEASE, letters or {}, left)
+
+
+def shard_died(at: int) -> Death:
+    return Death("wal_shard", at * MS, (at + 1) * MS)
+
+
+def test_a_job_that_goes_its_way_is_counted() -> None:
+    found = Story().put().claim(10, 2).ack(20, 2).judged()
+    assert (found.put, found.done, found.doubles, dict(found.wrong)) == (1, 1, 0, {})
+
+
+@pytest.mark.parametrize(
+    ("story", "deaths", "why"),
+    [
+        (Story().put().claim(10, 2).claim(10 + LEASE, 3).ack(1_050, 3), (), "lease ended"),
+        (Story().put().claim(10, 2).add(20, Did.NACK, 2).claim(30, 3).ack(40, 3), (), "given back"),
+        (Story().put().claim(10, 2).claim(60, 3).ack(70, 3), (shard_died(30),), "shard died"),
+        (Story().put().claim(10, 2).claim(60, 3).ack(70, 3), (Death("worker", 30 * MS, 31 * MS, 2),),
+         "worker died"),
+        (Story().put().claim(10, 2).claim(60, 3).ack(70, 3), (Death("all", 30 * MS, 31 * MS),), "shard died"),
+    ],
+)  # fmt: skip
+def test_a_job_that_is_handed_out_again_is_explained(
+    story: Story, deaths: tuple[Death, ...], why: str
+) -> None:
+    found = story.judged(*deaths)
+    assert (found.doubles, dict(found.explained), dict(found.wrong)) == (1, {why: 1}, {})
+
+
+@pytest.mark.parametrize(
+    ("story", "deaths", "letters", "left", "fault"),
+    [
+        # Never handed out, or handed out and gone without an ack.
+        (Story().put(), (), {}, 0, "a job is lost"),
+        (Story().put().claim(10, 2), (), {}, 0, "a job is lost"),
+        (Story().put().claim(10, 2).add(20, Did.NACK, 2), (shard_died(15),), {}, 0, "a job is lost"),
+        # Again within its lease, while nobody died that kept it.
+        (Story().put().claim(10, 2).claim(500, 3).ack(510, 3), (), {}, 0, "two workers have one job"),
+        (Story().put().claim(10, 2).claim(500, 3).ack(510, 3), (Death("gateway", 20 * MS, 21 * MS),), {}, 0,
+         "two workers have one job"),
+        (Story().put().claim(10, 2).claim(500, 3).ack(510, 3), (Death("worker", 20 * MS, 21 * MS, 3),), {}, 0,
+         "two workers have one job"),
+        (Story().put().claim(10, 2).claim(500, 3).ack(510, 3), (shard_died(600),), {}, 0,
+         "two workers have one job"),
+        # After its ack, even if a shard died.
+        (Story().put().claim(10, 2).ack(20, 2).claim(5_000, 3).ack(5_010, 3, Outcome.REFUSED),
+         (shard_died(30),), {}, 0, "a job came back"),
+        # Two are told that they finished it.
+        (Story().put().claim(10, 2).claim(10 + LEASE, 3, begun=15).ack(1_020, 3).ack(1_022, 2), (), {}, 0,
+         "a job is finished twice"),
+        (Story().put().claim(10, 2).claim(30, 3, seq=2).ack(40, 3), (shard_died(20),), {}, 0,
+         "a job is there twice"),
+        (Story().claim(10, 2).ack(20, 2), (), {}, 0, "a job that nobody put"),
+        (Story().put().claim(10, 2).add(20, Did.REJECT, 2), (), {JOB: 2}, 0, "a dead letter is there twice"),
+        (Story().put().claim(10, 2).ack(20, 2), (), {9: 1}, 0, "a job that nobody put"),
+        (Story().put().claim(10, 2).ack(20, 2), (), {}, 3, "jobs that nobody gets"),
+    ],
+)  # fmt: skip
+def test_what_is_planted_is_found(
+    story: Story, deaths: tuple[Death, ...], letters: dict[int, int], left: int, fault: str
+) -> None:
+    found = story.judged(*deaths, letters=letters, left=left)
+    assert fault in found.wrong
+    assert any(told.startswith(fault) for told in found.stories)
+
+
+@pytest.mark.parametrize(
+    ("story", "letters"),
+    [
+        # An ack or a put of unknown outcome excuses both ends.
+        (Story().put().claim(10, 2).ack(20, 2, None), {}),
+        (Story().add(0, Did.PUT, 1), {}),
+        (Story().add(0, Did.PUT, 1).claim(10, 2).ack(20, 2), {}),
+        (Story().put().claim(10, 2).add(20, Did.REJECT, 2), {JOB: 1}),
+        # A claim that was under way before the ack returned: its answer may have been late.
+        (Story().put().claim(10, 2).claim(1_100, 3, begun=15).ack(20, 2), {}),
+    ],
+)
+def test_what_is_allowed_is_not_found(story: Story, letters: dict[int, int]) -> None:
+    assert not story.judged(letters=letters).wrong
+
+
+def test_journals_are_read_as_they_were_written(tmp_path: Path) -> None:
+    for client in (1, 2):
+        journal = Journal(tmp_path / f"{client}.journal", client)
+        journal.note(Did.PUT, 3, [client, 10 + client])
+        journal.note(Did.PUT_END, 3, [client, 10 + client], seqs=[5, 6], outcome=Outcome.OK)
+        journal.note(Did.END, 3, [])
+        journal.close()
+        with pytest.raises(FileExistsError):
+            Journal(tmp_path / f"{client}.journal", client)
+    rows = load(tmp_path)
+    assert rows["value"].tolist() == [1, 11, 1, 11, 2, 12, 2, 12]
+    assert rows["seq"].tolist() == [0, 0, 5, 6] * 2
+    assert (np.diff(rows["at_ns"]) >= 0).all()
+    assert set(rows["queue"]) == {3}
+
+
+def test_payloads_name_their_job() -> None:
+    for value in (0, 1, 255, 1 << 40):
+        assert value_of(payload_of(value)) == value
+    with pytest.raises(AssertionError):
+        value_of(payload_of(3)[:-1])
+
+
+def test_both_plans_have_the_class() -> None:
+    assert load_plan("ci").by_name["jobs"].seconds <= 20
+    assert "jobs" in load_plan("night").by_name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_small_storm_holds(tmp_path: Path) -> None:
+    account = Account()
+    with Nursery() as nursery:
+        stage = Stage(Order("jobs", 1, 5.0, tmp_path, {}), account, nursery)
+        stage.run("storm", partial(jobs.storm, seconds=4.0, random=Random(5)))
+    assert account.findings == []
+    assert account.counts["jobs"] > 100
+    assert account.counts["kills"] > 0

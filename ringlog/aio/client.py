@@ -263,9 +263,13 @@ class Client:
 
     # -- working ------------------------------------------------------------------------------------
 
-    def queue(self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW) -> Queue:
+    def queue(
+        self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW,
+        release_on_exit: bool = True,
+    ) -> Queue:  # fmt: skip
         """A queue, as the worker `node` sees it. See ringlog.client.Client.queue."""
         queue = Queue(self, self._shell, topic, node or self._node, payload)
+        queue._working.release_on_exit = release_on_exit
         self._queues.add(queue)
         return queue
 

@@ -409,14 +409,21 @@ class Client:
 
     # -- working ------------------------------------------------------------------------------------
 
-    def queue(self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW) -> Queue:
+    def queue(
+        self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW,
+        release_on_exit: bool = True,
+    ) -> Queue:  # fmt: skip
         """A queue, as the worker `node` sees it; without a name, this client's. See ringlog.client.queue.
+
+        On the engine's host, what is claimed is given back as soon as this process is gone; not so without
+        `release_on_exit`: then leases last as long as they were asked for.
 
         With another `payload` than RAW, jobs are put from values and have a `value`; what cannot be decoded
         is rejected by a `jobs()` loop."""
         from ringlog.client.queue import Queue
 
         queue = Queue(self, self._shell, self._connection, topic, node or self.client_id, payload)
+        queue._working.release_on_exit = release_on_exit
         self._queues.add(queue)
         return queue
 

@@ -82,6 +82,8 @@ class Working:
         self.topic = topic
         self.node = node
         self._clock = clock
+        self.release_on_exit = True
+        """What this process claims is given back as soon as it dies, as far as the engine can see that."""
         self._source: LocalSource | None = None
         self._frame: FrameView | None = None
         """The one read last: jobs that were put together are claimed one after the other."""
@@ -117,7 +119,7 @@ class Working:
             if wait_s != math.inf:
                 left_ms = wait_s * 1_000 - (self._clock.monotonic_ns() - begun_ns) / MS
             wait_ms = int(min(max(left_ms, 0), CLAIM_SLICE_MS_MAX))
-            life = own_life() if connection.transport == "ring" else (0, 0)
+            life = own_life() if self.release_on_exit and connection.transport == "ring" else (0, 0)
             claim = JobsClaim(self.topic, self.node, most, lease_ms or 0, wait_ms, call_number(), *life)
             reply = yield self.line(connection).about_jobs(claim, extra_ms=wait_ms)
             message: JobsClaimed = reply.message

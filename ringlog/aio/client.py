@@ -268,8 +268,7 @@ class Client:
         release_on_exit: bool = True,
     ) -> Queue:  # fmt: skip
         """A queue, as the worker `node` sees it. See ringlog.client.Client.queue."""
-        queue = Queue(self, self._shell, topic, node or self._node, payload)
-        queue._working.release_on_exit = release_on_exit
+        queue = Queue(self, self._shell, topic, node or self._node, payload, release_on_exit)
         self._queues.add(queue)
         return queue
 

@@ -101,11 +101,12 @@ class Queue:
     """One queue, as the worker `node` sees it; see ringlog.client.queue.Queue for what each call does."""
 
     def __init__(
-        self, client: Client, shell: LoopShell, topic: str, node: str, payload: PayloadCodec[Any] = RAW
-    ) -> None:
+        self, client: Client, shell: LoopShell, topic: str, node: str, payload: PayloadCodec[Any] = RAW,
+        release_on_exit: bool = True,
+    ) -> None:  # fmt: skip
         self._client, self._shell = client, shell
         self._codec = payload
-        self._working = Working(topic, node, SystemClock())
+        self._working = Working(topic, node, SystemClock(), release_on_exit=release_on_exit)
         self._claiming = asyncio.Lock()
         self._is_closed = False
         self._keeper: Keeper | None = None

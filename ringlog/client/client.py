@@ -422,8 +422,9 @@ class Client:
         is rejected by a `jobs()` loop."""
         from ringlog.client.queue import Queue
 
-        queue = Queue(self, self._shell, self._connection, topic, node or self.client_id, payload)
-        queue._working.release_on_exit = release_on_exit
+        queue = Queue(
+            self, self._shell, self._connection, topic, node or self.client_id, payload, release_on_exit
+        )
         self._queues.add(queue)
         return queue
 

@@ -117,11 +117,11 @@ class Queue:
 
     def __init__(
         self, client: Client, shell: Shell, connection: LockedConnection, topic: str, node: str,
-        payload: PayloadCodec[Any] = RAW,
+        payload: PayloadCodec[Any] = RAW, release_on_exit: bool = True,
     ) -> None:  # fmt: skip
         self._client, self._shell, self._connection = client, shell, connection
         self._codec = payload
-        self._working = Working(topic, node, shell.session.clock)
+        self._working = Working(topic, node, shell.session.clock, release_on_exit=release_on_exit)
         self._claiming = threading.Lock()
         """One claim at a time: they share open files."""
         self._is_closed = False

@@ -76,13 +76,13 @@ class Wish:
 class Working:
     """One worker's view of one queue. Its steps run over `connection`; they never run at the same time."""
 
-    def __init__(self, topic: str, node: str, clock: Clock) -> None:
+    def __init__(self, topic: str, node: str, clock: Clock, *, release_on_exit: bool = True) -> None:
         if not 1 <= len(node.encode()) <= NODE_BYTES_MAX:
             raise UsageError("a node's name has 1 to 128 bytes", found=node[:NODE_BYTES_MAX])
         self.topic = topic
         self.node = node
         self._clock = clock
-        self.release_on_exit = True
+        self._release_on_exit = release_on_exit
         """What this process claims is given back as soon as it dies, as far as the engine can see that."""
         self._source: LocalSource | None = None
         self._frame: FrameView | None = None
@@ -119,7 +119,7 @@ class Working:
             if wait_s != math.inf:
                 left_ms = wait_s * 1_000 - (self._clock.monotonic_ns() - begun_ns) / MS
             wait_ms = int(min(max(left_ms, 0), CLAIM_SLICE_MS_MAX))
-            life = own_life() if self.release_on_exit and connection.transport == "ring" else (0, 0)
+            life = own_life() if self._release_on_exit and connection.transport == "ring" else (0, 0)
             claim = JobsClaim(self.topic, self.node, most, lease_ms or 0, wait_ms, call_number(), *life)
             reply = yield self.line(connection).about_jobs(claim, extra_ms=wait_ms)
             message: JobsClaimed = reply.message

@@ -414,13 +414,17 @@ class Shell:
                     self._socket.send(client, m.Pong(self._boot.incarnation, self._turns), envelope.corr)
                 else:
                     opened = None
-                    if isinstance(message, m.JobsClaim) and message.pid:
-                        self._presence.watch((message.pid, message.born))
+                    self._look_after(message)
                     if isinstance(message, m.SegmentsChange):
                         opened = segment_tables(self._disk, self._boot.data_dir, message.added)
                     self._control.append(ControlReceived(client, envelope.corr, message, attachment, opened))
             except Refused as e:
                 self._socket.send(client, error_reply(e), envelope.corr)
+
+    def _look_after(self, message: m.Message) -> None:
+        """Who claims jobs is watched, if it is on this host: its leases end with it."""
+        if isinstance(message, m.JobsClaim) and message.pid:
+            self._presence.watch((message.pid, message.born))
 
     def _take_calls(self, now_ns: int) -> None:
         """Take requests out of shared memory: those about jobs, which are many and small."""
@@ -429,6 +433,7 @@ class Shell:
         self._note_gap(now_ns)
         for caller, envelope in self._calls.take(REQUESTS_PER_TURN - len(self._control)):
             if type(envelope.message) in self._callable:
+                self._look_after(envelope.message)
                 self._control.append(ControlReceived(caller, envelope.corr, envelope.message))
             else:
                 refusal = InvalidRequest("such a request does not go through a ring", kind=envelope.kind)

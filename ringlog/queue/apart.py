@@ -1,8 +1,8 @@
 """Jobs nobody was given yet and that do not wait for the cursor: delayed ones, and those of a level. Pure.
 
 A job that has neither a `not_before` ahead of it nor a priority is known by the cursor alone. The others are
-numbers in bitmaps, and the times of the delayed ones a Schedule: some twenty bytes a job. The cursor passes
-over `passed`; what becomes ready ahead of it, at level 0, is left to it again.
+numbers in bitmaps, and the times of the delayed ones a Schedule: less than thirty bytes a job. The cursor
+passes over `passed`; what becomes ready ahead of it, at level 0, is left to it again.
 
     delayed ──(its time)──▶ levels[n], n > 0, or 0 when the cursor is past it ──▶ handed out
                         └─▶ the cursor's again, when it has not come that far
@@ -10,7 +10,6 @@ over `passed`; what becomes ready ahead of it, at level 0, is left to it again.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -47,7 +46,7 @@ class Apart:
         self._later: dict[int, BitMap64] = {}
         """Delayed jobs by their level, but for level 0."""
         self._schedule = Schedule()
-        self._unripe: deque[tuple[int, BitMap64]] = deque()
+        self._unripe: list[tuple[int, BitMap64]] = []
         """Jobs that were delayed, by when they became ready: they have not waited since they were put."""
         self._again: BitMap64 | None = None
         """While all marks are awaited anew: the jobs below the cursor that nobody was given."""
@@ -194,13 +193,13 @@ class Apart:
             return
         self._unripe.append((now_ms, seqs.copy()))
         if len(self._unripe) > QUEUE_UNRIPE_MAX:
-            (_, older), (at, newer) = self._unripe.popleft(), self._unripe.popleft()
-            self._unripe.appendleft((at, older | newer))
+            (_, older), (at, newer) = self._unripe[:2]
+            self._unripe[:2] = [(at, older | newer)]
 
     def ripen(self, until_ms: int) -> None:
         """What became ready before has waited long enough, if it was put early enough."""
         while self._unripe and self._unripe[0][0] < until_ms:
-            self._unripe.popleft()
+            del self._unripe[0]
 
     def overdue(self, top: int, below: int) -> Iterator[tuple[int, Span]]:
         """(level, its first stretch of jobs below a number that waited long enough) of each level below the

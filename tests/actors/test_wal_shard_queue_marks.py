@@ -9,11 +9,14 @@ import pytest
 from checkpoint_world import checkpoint_all, new_world
 from removal_world import append, delete, started
 from test_wal_shard_queues import ack, claim, jobs_of, make, nack, stats
+from test_wal_shard_routing import Routed
 
 from actors.wal_shard import events as ev
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Internal, Status
-from ringlog.testing.shard_world import World
+from ringlog.frame import encode_records, frame
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.shard_world import DATA, World
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 S = 1_000_000
@@ -235,6 +238,27 @@ def test_a_queue_whose_marks_are_damaged_hands_out_nothing(world, monkeypatch):
     run.step(run.request(901, m.JobsClaim("q", "w", 1, wait_ms=1_000)))
     assert run.replies.pop(901).status == Status.INTERNAL
     broken[0] = False
+    assert taken(world) == [1]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_a_router_copies_into_a_queue_keeps_its_time(ends):
+    """Copies of one frame in two queues; a restart finds them in the one frame of the log."""
+    world = Routed(SimulatedDisk(DATA))
+    world.start()
+    for number, name in enumerate(("q", "r"), 1):
+        world.put(name, type="queue", durability="fsync")
+        world.route_to(number, name)
+    at_us = world.clock.now_us() + 5 * S
+    sent = frame(encode_records([b"a", b"b"], not_before=[at_us, None]), topic_id=0)
+    rows = [world.row(n, name, 0, 2, frame=0) for n, name in enumerate(("q", "r"), 1)]
+    world.answer("q", m.Route(rows, 1, 1), sent)
+    if ends:
+        world.kill()
+        world.start()
+    assert taken(world) == [2]
+    assert [run[:2] for run in world.request(m.JobsClaim("r", "w", 9)).runs] == [(2, 1)]
+    world.clock.advance(5)
     assert taken(world) == [1]
 
 

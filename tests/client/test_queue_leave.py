@@ -17,14 +17,17 @@ from ringlog.testing.real_engine import wait_until
 WORKER = """
 import sys, time, ringlog
 with ringlog.connect(sys.argv[1], wait=20, transport=sys.argv[3]) as client:
-    jobs = client.queue(sys.argv[2], node="shared").claim(2, wait_ms=20_000)
+    queue = client.queue(sys.argv[2], node="shared")
+    for _ in range(int(sys.argv[4])):
+        queue.stats()
+    jobs = queue.claim(2, wait_ms=20_000)
     print(len(jobs), flush=True)
     time.sleep(600)
 """
 
 
-def worker(url: str, topic: str, transport: str) -> subprocess.Popen[str]:
-    arguments = [sys.executable, "-c", WORKER, url, topic, transport]
+def worker(url: str, topic: str, transport: str, calls_before: int = 0) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", WORKER, url, topic, transport, str(calls_before)]
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
 
 
@@ -36,12 +39,14 @@ def killed(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
-def test_the_jobs_of_a_killed_worker_are_ready_at_once(ringlog_engine, ringlog_topic):
+@pytest.mark.parametrize("calls_before", [0, 3])
+def test_the_jobs_of_a_killed_worker_are_ready_at_once(ringlog_engine, ringlog_topic, calls_before):
+    """Also when its first claim came through shared memory, because other calls had come before."""
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         client.topics.create(ringlog_topic(), type="queue", lease_ms=3_600_000)
         queue = client.queue(ringlog_topic(), node="shared")
         queue.put_many([b"1", b"2", b"3"])
-        killed(worker(ringlog_engine.url, ringlog_topic(), "ring"))
+        killed(worker(ringlog_engine.url, ringlog_topic(), "ring", calls_before))
         jobs = []
         while len(jobs) < 3:
             jobs += queue.claim(9, wait_ms=20_000)

@@ -44,10 +44,10 @@ def _work(name: str, address: str, batch: int, seconds: float, ready: Any, go: A
     done = 0
     while (now := time.monotonic()) - begun < seconds:
         jobs = worker.claim(batch, 0)
-        if not jobs:
+        if not jobs.payloads:
             break
         worker.ack(jobs)
-        done += len(jobs)
+        done += len(jobs.payloads)
     results.put((done, begun, now))
     worker.close()
 
@@ -94,9 +94,11 @@ def _wait(name: str, address: str, count: int, ready: Any, results: Any) -> None
     ready.release()
     times = []
     while len(times) < count:
-        for job in worker.claim(1, 5.0):
-            times.append(time.monotonic_ns() - int.from_bytes(job[1][:STAMP_BYTES], "little"))
-            worker.ack([job])
+        jobs = worker.claim(1, 5.0)
+        now = time.monotonic_ns()
+        times += [now - int.from_bytes(payload[:STAMP_BYTES], "little") for payload in jobs.payloads]
+        if jobs.payloads:
+            worker.ack(jobs)
     results.put(np.array(times, dtype=np.int64))
     worker.close()
 

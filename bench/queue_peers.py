@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import ringlog
 from bench.host import BUILD, Host
@@ -28,8 +28,13 @@ ALONE = "storage.enabled=false"
 LEASE_MS = 120_000
 """Longer than any round: what is measured is work, not leases that end."""
 
-Job = tuple[Any, bytes]
-"""What a system wants to hear of a job that is done, and its payload."""
+
+class Batch(NamedTuple):
+    """Jobs of one claim."""
+
+    payloads: Sequence[bytes]
+    names: Any
+    """What the system wants to hear when they are done."""
 
 
 class Worker(Protocol):
@@ -38,10 +43,10 @@ class Worker(Protocol):
     def put(self, payload: bytes) -> None:
         """Add a job; returns when it is as durable as the server was told to make it."""
 
-    def claim(self, most: int, wait_s: float) -> Sequence[Job]:
+    def claim(self, most: int, wait_s: float) -> Batch:
         """Take up to `most`, waiting up to `wait_s` for the first."""
 
-    def ack(self, jobs: Sequence[Job]) -> None:
+    def ack(self, jobs: Batch) -> None:
         """They are done."""
 
     def close(self) -> None:
@@ -58,11 +63,12 @@ class RinglogWorker:
     def put(self, payload: bytes) -> None:
         self._queue.put(payload)
 
-    def claim(self, most: int, wait_s: float) -> Sequence[Job]:
-        return [(job, job.data) for job in self._queue.claim(most, wait_ms=int(wait_s * 1_000))]
+    def claim(self, most: int, wait_s: float) -> Batch:
+        jobs = self._queue.claim(most, wait_ms=int(wait_s * 1_000))
+        return Batch(jobs.payloads(), jobs)
 
-    def ack(self, jobs: Sequence[Job]) -> None:
-        settled = self._queue.ack(job for job, _ in jobs)
+    def ack(self, jobs: Batch) -> None:
+        settled = self._queue.ack(jobs.names)
         assert settled.is_complete, "no lease ends in a round"
 
     def close(self) -> None:
@@ -93,17 +99,17 @@ class RedisWorker:
     def put(self, payload: bytes) -> None:
         self._redis.xadd(TOPIC, {"d": payload})
 
-    def claim(self, most: int, wait_s: float) -> Sequence[Job]:
+    def claim(self, most: int, wait_s: float) -> Batch:
         block = int(wait_s * 1_000) or None
         found: Any = self._redis.xreadgroup(self._GROUP, self._name, {TOPIC: ">"}, count=most, block=block)
         if not found:
-            return ()
+            return Batch((), ())
         entries = next(iter(found.values()))[0] if isinstance(found, dict) else found[0][1]
-        return [(number, fields[b"d"]) for number, fields in entries]
+        return Batch([fields[b"d"] for _, fields in entries], [number for number, _ in entries])
 
-    def ack(self, jobs: Sequence[Job]) -> None:
-        acked = self._redis.xack(TOPIC, self._GROUP, *(number for number, _ in jobs))
-        assert acked == len(jobs), "every job is acked once"
+    def ack(self, jobs: Batch) -> None:
+        acked = self._redis.xack(TOPIC, self._GROUP, *jobs.names)
+        assert acked == len(jobs.names), "every job is acked once"
 
     def close(self) -> None:
         self._redis.close()
@@ -142,20 +148,21 @@ class BeanstalkWorker:
         self._socket.sendall(self._put(payload))
         self._expect(b"INSERTED")
 
-    def claim(self, most: int, wait_s: float) -> Sequence[Job]:
+    def claim(self, most: int, wait_s: float) -> Batch:
         self._socket.sendall(b"reserve-with-timeout %d\r\n" % int(wait_s) * most)
-        found: list[Job] = []
+        payloads, names = [], []
         for _ in range(most):
             words = self._replies.readline().split()
             if words[0] == b"TIMED_OUT":
                 continue
             _, number, size = words
-            found.append((number, self._replies.read(int(size) + 2)[:-2]))
-        return found
+            names.append(number)
+            payloads.append(self._replies.read(int(size) + 2)[:-2])
+        return Batch(payloads, names)
 
-    def ack(self, jobs: Sequence[Job]) -> None:
-        self._socket.sendall(b"".join(b"delete %s\r\n" % number for number, _ in jobs))
-        for _ in jobs:
+    def ack(self, jobs: Batch) -> None:
+        self._socket.sendall(b"".join(b"delete %s\r\n" % number for number in jobs.names))
+        for _ in jobs.names:
             self._expect(b"DELETED")
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from chaos import doctor, record
+from chaos.dying import die_with
 from chaos.order import Account, CannotRun, Enough, FaultClass, Order
 from chaos.plan import PlanError, load_faults, load_plan
 from chaos.run import NEVER_STARTED, ROOT, run_plan
@@ -72,6 +73,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def _class(args: argparse.Namespace) -> int:
     raw = msgspec.json.decode(Path(args.order).read_bytes())
+    # A run that is killed must not leave a class behind, which would go on for an hour beside what follows.
+    die_with(raw["parent"])
     order = Order(raw["name"], raw["seed"], raw["seconds"], Path(raw["scratch"]), raw["settings"])
     account = Account(wanted=raw["wanted"])
     code = 0

@@ -176,7 +176,7 @@ def run_entry(
     order = {
         "name": entry.name, "seed": seed, "seconds": entry.seconds, "settings": entry.settings,
         "scratch": str(scratch / "scratch"), "account": str(scratch / "account.json"),
-        "wanted": wanted,
+        "wanted": wanted, "parent": os.getpid(),
     }  # fmt: skip
     (scratch / "scratch").mkdir()
     (scratch / "order.json").write_bytes(msgspec.json.encode(order))

@@ -15,6 +15,7 @@ RinglogError                      code, detail, retriable, outcome
 │  ├─ InvalidRequest  BatchTooLarge  RecordTooLarge  Unauthorized  Forbidden
 │  ├─ TopicNotFound  TopicIncompatible  TopicNotEmpty  StaleEpoch
 │  ├─ PayloadTooLarge  TopicFull  Throttled  RouterNotFound  RouterCycle  NotAQueue
+│  ├─ GroupNotFound  GroupIncompatible
 │  ├─ Internal  ShuttingDown  StorageReadOnly
 │  └─ NotReady
 │     └─ ColdUnavailable          the cold tier does not answer; nothing is lost
@@ -147,6 +148,8 @@ class Status(IntEnum):
     ROUTER_NOT_FOUND = 18
     ROUTER_CYCLE = 19
     NOT_A_QUEUE = 20
+    GROUP_NOT_FOUND = 81
+    GROUP_INCOMPATIBLE = 82
 
 
 class Refused(RinglogError):
@@ -208,6 +211,18 @@ class NotAQueue(Refused):
     """The topic is a log: nothing is claimed there."""
 
     code, status, http = "not_a_queue", Status.NOT_A_QUEUE, 409
+
+
+class GroupNotFound(Refused):
+    """The topic has no such consumer group."""
+
+    code, status, http = "group_not_found", Status.GROUP_NOT_FOUND, 404
+
+
+class GroupIncompatible(Refused):
+    """The consumer group is there in another mode, or the request is one for the other mode."""
+
+    code, status, http = "group_incompatible", Status.GROUP_INCOMPATIBLE, 409
 
 
 class TopicIncompatible(Refused):
@@ -359,7 +374,7 @@ REFUSALS: dict[int, type[Refused]] = {
         InvalidRequest, BatchTooLarge, RecordTooLarge, Unauthorized, Forbidden, TopicNotFound,
         TopicIncompatible, TopicNotEmpty, StaleEpoch, PayloadTooLarge, TopicFull, Throttled,
         Internal, NotReady, ShuttingDown, CorruptFrame, StorageReadOnly, RouterNotFound, RouterCycle,
-        NotAQueue,
+        NotAQueue, GroupNotFound, GroupIncompatible,
     )
 }  # fmt: skip
 

@@ -162,6 +162,17 @@ TURN_RINGS_MAX = 64
 """Local clients that a scheduler tells of turns through shared memory; the others get messages."""
 TURN_RING_ROWS = 4_096
 """Turns in such a ring that its client has not looked at; beyond it they are told again."""
+CALL_RINGS_MAX = 256
+"""Local clients whose requests about jobs a shard takes from shared memory; the others use sockets."""
+CALL_RING_BYTES = 32_768
+"""Requests, and as much of answers, in such a ring that the other side has not taken; what does not fit goes
+by socket."""
+CALL_BYTES_MAX = 24_576
+"""Longest message in one: a thousand jobs by number and token, and some to spare."""
+CALL_RING_GRACE_S = 10
+"""How long a shard waits for the client that asked for one to open it."""
+CALL_RING_LOOK_MS = 100
+"""How often it looks at one of them, in turn, whether its client is still there."""
 HINTS_PER_TOPIC = 4
 """Latest places of a topic's records that are told with a turn; who is further behind finds them itself."""
 SLOTS_PER_LOOK_MAX = 4_096
@@ -247,6 +258,22 @@ QUEUES_LOOK_MS = 1_000
 """How often it looks: no oftener than its heart beats anyway."""
 DEAD_LETTER_REASON_BYTES_MAX = 256
 """Of why a job was rejected the first line is kept, up to so many bytes."""
+WORKERS_WATCHED_MAX = 1_024
+"""Worker processes on the host whose death a shard notices at once; leases of others end by themselves."""
+LINKS_MAX = 65_536
+"""Processes that claimed jobs and that a shard can tell apart; of the one it forgets first the leases end by
+themselves."""
+COHORT_JOBS_MAX = 65_536
+"""Jobs dealt out in one pass to claims that came in together: enough for one each of WAITING_CLAIMS_MAX.
+Beyond it shares are smaller, and who got none is answered so or waits on."""
+QUEUE_AGES_MAX = 4_096
+"""Instants that a queue remembers to know when its jobs were put; beyond it only those stay that lie twice as
+far apart, and a job may look older than it is by as much: by less than a 2,000th of the oldest one's age."""
+QUEUE_UNRIPE_MAX = 1_024
+"""Instants at which delayed jobs of a queue became ready and did not wait for long yet; beyond it the two
+oldest are taken for one, and a job is promoted a little later."""
+WAIT_WINDOW_MS = 60_000
+"""The waits that a queue's statistics speak of are those of this minute and of the one before it."""
 DEAD_LETTER_REASONS_MAX = 65_536
 """Rejected jobs of a queue whose reason is kept until they are moved; the others go without."""
 DEAD_LETTERS_LOOK_MS = 1_000
@@ -277,6 +304,41 @@ WORKER_EXIT_S = 5.0
 WORKER_SETTLE_S = 10.0
 """A worker that stops waits so long for the engine to hear what became of its last jobs; then their leases
 end by themselves."""
+
+# -- consumer groups -------------------------------------------------------------------------------------
+GROUPS_PER_TOPIC_MAX = 64
+"""A further group of a topic is Throttled."""
+GROUP_NAME_BYTES_MAX = 255
+GROUP_PENDING_MAX = 100_000
+"""Positions of a group that were given out and are not done: beyond it nothing new is given out until some
+are; what comes back still is (F47)."""
+GROUP_PENDING_PER_TOPIC_MAX = 800_000
+"""The same of all groups of a topic together: what a snapshot keeps of a topic fits into a message."""
+GROUP_ENTRY_BYTES = 56
+"""Most bytes that one run of positions takes in a snapshot."""
+GROUP_MEMBERS_MAX = 1_024
+"""Members of a group; who was silent longest and holds nothing makes room, else a new one is Throttled."""
+GROUP_MEMBER_SILENT_MS = 120_000
+"""A member that holds nothing and asked for nothing for so long is one no more (F63)."""
+GROUP_CALLS_PER_MEMBER_MAX = 64
+"""Latest requests of a member whose answer the group's state keeps, for who asks again; a shard's death does
+not end that. Beyond it the member's oldest is forgotten, and its repeat is taken for a new request. For each
+member, so that one whose gateway died is not forgotten for the haste of others."""
+GROUP_CALLS_KEPT_MAX = 2_048
+"""The same of all members together: the group's oldest is forgotten."""
+GROUP_CALL_BYTES = 64
+"""Most bytes that such an answer takes in a snapshot, beside 9 for each of its numbers."""
+GROUP_CALL_ROWS_KEPT_MAX = 16_384
+"""Numbers in all of these answers; the same."""
+GROUP_CHANGE_BYTES_MAX = 64 * KIB
+"""Most bytes of one change in the log: a thousand runs, or positions apart, with what was skipped."""
+PENDING_ROWS_MAX = 1_000
+"""Entries of a pending list in one answer."""
+CHECKPOINT_ROW_BYTES = 1 * MIB
+"""Bytes of rows behind which an answer with topics' states is full, so that topics with many groups do not
+make it grow without bound."""
+AUTO_COMMIT_MS_DEFAULT = 5_000
+"""How often a reader of a stream group says how far it is (F41)."""
 
 # -- envelopes -----------------------------------------------------------------------------------------
 ENVELOPE_BYTES_MAX = 1 * MIB
@@ -329,5 +391,10 @@ assert DRAIN_BYTES_PER_RING_MAX <= GROUP_BYTES_MAX < WAL_FILE_BYTES_DEFAULT
 assert DEDUP_FRAMES_PER_PRODUCER >= SETTLE_ENTRIES_DEFAULT, "a whole ring can be resent and recognised"
 assert GROUP_WINDOW_US_MIN <= GROUP_WINDOW_US_MAX <= FLUSH_INTERVAL_MS_DEFAULT * 1000
 assert COALESCE_MS_MAX < GOVERNOR_SAMPLE_MS < HEARTBEAT_INTERVAL_MS < GOVERNOR_BELIEF_MS
+assert (
+    GROUP_PENDING_PER_TOPIC_MAX * GROUP_ENTRY_BYTES
+    + GROUPS_PER_TOPIC_MAX * (GROUP_CALLS_KEPT_MAX * GROUP_CALL_BYTES + GROUP_CALL_ROWS_KEPT_MAX * 9)
+    <= FRAME_BYTES_MAX
+), "a topic's row fits a message"
 assert DEAD_LETTERS_LOOK_MS >= HEARTBEAT_INTERVAL_MS, "looking wakes nobody who would sleep"
 assert STUCK_AFTER_S_MIN * 1000 >= 3 * HEARTBEAT_INTERVAL_MS, "nobody is stuck for a late heartbeat"

@@ -54,6 +54,7 @@ POINTS: dict[str, str] = {
     "route_before_put": "the topics of a router are there and its shard does not know of it",
     "route_after_put": "a router is durable and who asked for it was not told",
     "dead_letter_after_append": "the copies of spent jobs are durable and their queue has them still",
+    "redrive_after_append": "copies of dead letters are durable in their queue and the letters still there",
     "sink_after_stage": "a task's staged file is durable and no driver knows of it",
     "sink_before_plan": "the staged files of a batch are durable and no plan names them",
     "sink_after_plan": "a plan is durable and none of its frames was sent",

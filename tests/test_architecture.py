@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
-    "shm", "governor", "payload",
+    "shm", "governor", "payload", "lives",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
@@ -51,11 +51,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tier": {"base", "frame", "segment", "storage.disk", "storage.layout", "tier"},
     "storage.shelf": {"base", "frame", "storage.disk", "segment"},
     "storage.snapshot": {"base", "storage", "segment"},
-    "topic": {"base", "frame", "topic", *PURE_STORAGE},
+    "topic": {"base", "frame", "topic", "group", *PURE_STORAGE},
     # Which segments a shard has, told as messages tell it.
     "topic.sealed": {"base", "frame", "envelope", "topic"},
     # Who works on which job: what a shard keeps beside the log.
     "queue": {"base", "queue"},
+    # How far named groups of consumers are; built of what queues are built of.
+    "group": {"base", "queue", "group"},
     "contract": {"base", "frame", "envelope"},
     "runtime": {*WIRE, "contract", "runtime", "runtime.listening"},
     "runtime.listening": {"base", "runtime.listening"},
@@ -105,14 +107,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         "base", "envelope", "segment", "testing", "testing.shard_world", "actors.core", "actors.shell",
     },
     "actors.core": {
-        "base", "frame", "envelope", "contract", "topic", "topic.sealed", "queue", "segment.layout",
+        "base", "frame", "envelope", "contract", "topic", "topic.sealed", "queue", "group", "segment.layout",
         *PURE_STORAGE, "root",
     },
     "actors.shell": {
         *WIRE, "contract", "topic", "topic.sealed", "runtime", "runtime.listening", "storage", *READ_PATH,
         "link", "storage.snapshot", "segment", "tier", "root",
         # Routers read their sources as every reader on the host does.
-        "client.source", "client.connection", "client.pages", "client.pieces",
+        "client.source", "client.connection", "client.pages", "client.pieces", "client.reader",
+        # What a dead letter is, its scheduler and clients know from one place.
+        "client.letters", "queue",
     },
     "actors.__main__": {"base", "envelope", "runtime"},
     # `ringlog.connect` is loaded when it is first asked for.
@@ -126,11 +130,13 @@ SHELL_SIDE: dict[str, str] = {
     "actors.wal_shard.flusher": "the thread that syncs",
     "actors.wal_shard.governing": "measures pressure, and says so on the board",
     "actors.wal_shard.latch": "looks whether a directory takes writes",
+    "actors.wal_shard.presence": "looks whether workers on this host live",
     "actors.wal_shard.queue_board": "shows what queues count on the board",
     "actors.wal_shard.preparer": "the thread that makes the next WAL file",
     "actors.wal_shard.recover": "reads the data directory for the pure replay",
     "actors.wal_shard.baseline": "reads snapshots and indexes of segments for it",
     "actors.wal_shard.rings": "drains and settles rings in shared memory",
+    "actors.wal_shard.calls": "requests about jobs in shared memory",
     "actors.wal_shard.volatile": "writes the volatile log in shared memory",
     "actors.gateway.shell": "the effect table",
     "actors.gateway.zap": "answers libzmq's question about a connection",
@@ -148,6 +154,7 @@ SHELL_SIDE: dict[str, str] = {
     "actors.scheduler.forwarder": "follows and reads sources, sends passes to shards",
     "actors.scheduler.sources": "a reader's connection from within, open files of sources",
     "actors.scheduler.dead_letters": "reads spent jobs, sends their copies to shards",
+    "actors.scheduler.letters": "reads dead letters, sends their copies to shards",
     "actors.scheduler.copies": "makes the frames of a pass with the writer of segments",
     "actors.scheduler.router_objects": "asks shards to make routers and topics",
     "actors.scheduler.turn_rings": "turns for clients on the host, in shared memory",
@@ -168,7 +175,7 @@ IMPURE_ALLOWED = {
     ("ringlog.frame.compress", "threading"): "one compressor for each thread; no thread is started",
 }
 
-PURE_UNITS = {"frame", "envelope", "topic", "topic.sealed", "queue", "contract", "actors.core"}
+PURE_UNITS = {"frame", "envelope", "topic", "topic.sealed", "queue", "group", "contract", "actors.core"}
 PURE_MODULES = {
     "ringlog.errors",
     "ringlog.types",

@@ -56,7 +56,22 @@ SCOPES_OF: dict[type[m.Message], tuple[str, ...]] = {
     m.JobsNack: (WRITE,),
     m.JobsExtend: (WRITE,),
     m.JobsReject: (WRITE,),
+    m.LettersRedrive: (WRITE,),
     m.QueueStats: (READ,),
+    m.GroupOpen: (READ,),
+    m.GroupClaim: (READ,),
+    m.GroupSteal: (READ,),
+    m.GroupAck: (READ,),
+    m.GroupNack: (READ,),
+    m.GroupExtend: (READ,),
+    m.GroupLeave: (READ,),
+    m.GroupPending: (READ,),
+    m.GroupState: (READ,),
+    m.GroupList: (READ,),
+    m.GroupSeek: (READ,),
+    m.GroupTake: (READ,),
+    m.GroupCommit: (READ,),
+    m.GroupDelete: (DELETE,),
 }
 """Scopes of which an operation needs one (A-8). What is not listed is refused to everybody."""
 NEEDED_BESIDES: dict[type[m.Message], str] = {m.JobsClaim: WRITE}

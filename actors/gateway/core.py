@@ -77,7 +77,9 @@ _COLD_READS_MAX = 8
 """Asks of the relocator for one reply: a frame's length is known only when its beginning is there."""
 
 
-_OF_SCHEDULERS = (m.Subscribe, m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete)
+_OF_SCHEDULERS = (
+    m.Subscribe, m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.LettersRedrive,
+)  # fmt: skip
 """Requests that wait for schedulers, if they wait for anything but the name of a topic."""
 
 
@@ -361,7 +363,9 @@ class Gateway:
                 return self._routing.one(request.message, request.principal)
             case m.RouterList():
                 return self._routing.some(request.message, request.principal)
-            case m.JobsClaim():
+            case m.LettersRedrive():
+                return self._routing.letters(request.message)
+            case m.JobsClaim() | m.GroupClaim() | m.GroupSteal():
                 return self._jobs.claim(request.message)
             case _:
                 return self._at_shard(request.message)

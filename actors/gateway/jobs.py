@@ -20,6 +20,7 @@ from ringlog.limits import CLAIM_SLICE_MS_MAX, READ_BYTES_MAX, READ_LIMIT_MAX
 from ringlog.topic.tombstone import ReadPlan
 
 Run = tuple[int, int, int, int]
+Claim = m.JobsClaim | m.GroupClaim | m.GroupSteal
 ReadFrames = Callable[[m.Read, m.Located, ReadPlan], Generator[Any, Any, ev.FramesRead]]
 Locate = Callable[[m.Read], Generator[Any, Any, m.Located]]
 _LOOKS_MAX = 16
@@ -32,11 +33,16 @@ class JobFlows:
     def __init__(self, at_shard: Callable[[Any], Flow], locate: Locate, read_frames: ReadFrames) -> None:
         self._at_shard, self._locate, self._read_frames = at_shard, locate, read_frames
 
-    def claim(self, message: m.JobsClaim) -> Flow:
+    def claim(self, message: Claim) -> Flow:
         """Have a shard lease jobs, and read them. A long wait is cut short: who has more patience asks
         again."""
-        wait_ms = min(message.wait_ms, CLAIM_SLICE_MS_MAX)
-        claimed, _ = yield from self._at_shard(msgspec.structs.replace(message, wait_ms=wait_ms))
+        if not isinstance(message, m.GroupSteal):
+            wait_ms = min(message.wait_ms, CLAIM_SLICE_MS_MAX)
+            message = msgspec.structs.replace(message, wait_ms=wait_ms)
+        if isinstance(message, m.JobsClaim):
+            # Who is behind a gateway may come back by another connection, and has no number here.
+            message = msgspec.structs.replace(message, pid=0, born=0)
+        claimed, _ = yield from self._at_shard(message)
         assert isinstance(claimed, m.JobsClaimed)
         if not claimed.runs:
             return claimed, None
@@ -88,10 +94,14 @@ class JobFlows:
                 break
         return frames, reached
 
-    def _give_back(self, message: m.JobsClaim, runs: list[Run]) -> Generator[Any, Any, None]:
+    def _give_back(self, message: Claim, runs: list[Run]) -> Generator[Any, Any, None]:
         seqs = [first + n for first, count, _, _ in runs for n in range(count)]
         tokens = [token + n for _, count, _, token in runs for n in range(count)]
-        yield from self._at_shard(m.JobsNack(message.topic, message.node, _words(seqs), _words(tokens)))
+        entries = _words(seqs), _words(tokens)
+        if isinstance(message, m.JobsClaim):
+            yield from self._at_shard(m.JobsNack(message.topic, message.node, *entries))
+        else:
+            yield from self._at_shard(m.GroupNack(message.topic, message.group, message.node, *entries))
 
 
 def _last(run: Run) -> int:

@@ -39,6 +39,10 @@ class RouterFlows:
             return found, None
         return (yield self._ask(message)), None
 
+    def letters(self, message: m.LettersRedrive) -> Flow:
+        """Dead letters that go back to their queue; only its own ones do, so its name alone is looked at."""
+        return (yield self._ask(message)), None
+
     def some(self, message: m.RouterList, principal: Principal) -> Flow:
         """A page of the routers of which both ends may be seen."""
         size = max(1, min(message.page_size, LIST_PAGE_MAX))

@@ -18,10 +18,12 @@ import msgspec
 import numpy as np
 import xxhash
 
+from actors.scheduler.letters import columns_of
 from actors.scheduler.sources import EngineConnection
 from ringlog import stop_points
 from ringlog.board.board import BoardError, BoardUnstable
 from ringlog.board.layout import Q
+from ringlog.client.letters import in_parts
 from ringlog.client.pages import Record
 from ringlog.client.pieces import Piece
 from ringlog.client.source import LocalSource
@@ -35,15 +37,12 @@ from ringlog.frame.columns import (
     DEAD_LETTER_REASON,
     DEAD_LETTER_SRC_SEQ,
     STAMPED_KEYS,
-    encode_records,
 )
 from ringlog.frame.settle import WORDS, entry_error
 from ringlog.limits import (
-    DEAD_LETTERS_BYTES_PER_MOVE,
     DEAD_LETTERS_LOOK_ANYWAY_S,
     DEAD_LETTERS_LOOK_MS,
     DEAD_LETTERS_PAUSE_S_MAX,
-    DEAD_LETTERS_PER_MOVE,
     META_BYTES_MAX,
 )
 from ringlog.link.local_links import LocalLinks
@@ -126,7 +125,7 @@ class DeadLetters:
         for first, count, _ in spent.runs:
             try:
                 # What is not there any more was deleted meanwhile, and its shard knows.
-                for part in _parts((yield from self._read(spent, first, count))):
+                for part in in_parts((yield from self._read(spent, first, count))):
                     done = yield from self._append(spent, target, part, times)
                     stop_points.hit("dead_letter_after_append")
                     gone = m.SpentMoved(spent.topic, spent.topic_id, np.array(done, dtype="<u8").tobytes())
@@ -191,20 +190,6 @@ def producer_of(topic_id: int, epoch: int, seq: int) -> int:
     return SESSION_BIT | xxhash.xxh3_64_intdigest(f"dead letter {topic_id} {epoch} {seq}".encode())
 
 
-def _parts(records: Sequence[Record]) -> list[Sequence[Record]]:
-    """As many at once as one message takes."""
-    parts: list[Sequence[Record]] = []
-    start_at = size = 0
-    for at, record in enumerate(records):
-        length = len(record.data) + len(record.meta_json or b"")
-        is_full = at - start_at >= DEAD_LETTERS_PER_MOVE or size + length > DEAD_LETTERS_BYTES_PER_MOVE
-        if at > start_at and is_full:
-            parts.append(records[start_at:at])
-            start_at, size = at, 0
-        size += length
-    return [*parts, records[start_at:]] if records else []
-
-
 def _columns(record: Record, spent: m.SpentJobs, deliveries: int) -> Any:
     """A job as its copy is stored: everything but its own expiry, and where it comes from."""
     stamps = {
@@ -221,14 +206,4 @@ def _columns(record: Record, spent: m.SpentJobs, deliveries: int) -> Any:
         # Too large to be stamped: then the headers say it.
         meta = record.meta_json or b""
         headers |= {name: value.encode() for name, value in stamps.items()}
-    return encode_records(
-        [record.data],
-        keys=None if record.key is None else [record.key],
-        tags=None if record.tag is None else [record.tag],
-        nodes=None if record.node is None else [record.node],
-        headers=[headers] if headers else None,
-        metas=[meta] if meta else None,
-        event_ts=None if record.event_ts is None else [record.event_ts],
-        not_before=None if record.not_before is None else [record.not_before],
-        priorities=[record.priority] if record.priority else None,
-    )
+    return columns_of(record, meta, headers)

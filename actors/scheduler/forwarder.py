@@ -18,6 +18,7 @@ from actors.scheduler.copies import stretch_of
 from actors.scheduler.core import FIND_OUT, TAKEN_WORDS, TURN_WORDS
 from actors.scheduler.dead_letters import DeadLetters
 from actors.scheduler.feeds import ROUTERS
+from actors.scheduler.letters import Letters
 from actors.scheduler.router_objects import RouterObjects
 from actors.scheduler.routing import FlowKey, Routing
 from actors.scheduler.sources import ASK_NS, EngineConnection, Sources
@@ -46,7 +47,7 @@ from ringlog.topic.tombstone import RECREATED
 
 log = logging.getLogger("ringlog.scheduler")
 
-REQUESTS = (m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.RouterTell)
+REQUESTS = (m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.RouterTell, m.LettersRedrive)
 LOAD_AGAIN_S = 0.25
 _SILENCE_NS = LINK_SILENCE_MS * 1_000_000 // 3
 _NS_PER_MS = 1_000_000
@@ -69,6 +70,7 @@ class Forwarder:
         self.routing = Routing(boot.shards)
         self._sources = Sources(self.connection, clock)
         self._dead_letters = DeadLetters(self.links, self.connection, clock)
+        self._letters = Letters(self.links, self.connection, clock)
         self.objects = RouterObjects(self, boot.incarnation, routers_max)
         self.is_loaded = False
         self._events: list[Any] = []
@@ -148,7 +150,7 @@ class Forwarder:
     # -- what is asked of us ----------------------------------------------------------------------------
 
     def ask(self, link: bytes, corr: int, message: m.Message) -> None:
-        """A request about routers; it is answered later."""
+        """A request about routers or dead letters; it is answered later."""
         if isinstance(message, m.RouterTell):
             self.hear(message)
             self._reply(link, m.RouterTold(message.facts.router), corr)
@@ -162,8 +164,10 @@ class Forwarder:
                 self._reply(link, _refusal(error), corr)
 
         if self._number:
-            refused = InvalidRequest("scheduler 0 makes routers", kind=type(message).__name__)
+            refused = InvalidRequest("scheduler 0 does this", kind=type(message).__name__)
             self._reply(link, _refusal(refused), corr)
+        elif isinstance(message, m.LettersRedrive):
+            start(self._letters.redrive(message)).when_done(done)
         else:
             self.objects.ask(message).when_done(done)
 

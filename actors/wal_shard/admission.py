@@ -220,6 +220,8 @@ class Admission:
         config = topic.config
         if config.ttl_ms or config.cap_records or config.cap_bytes or head >> _EXPIRES_SHIFT & 1:
             self._note_retention(intake, topic, 0, 1, stamp)
+        if head & HAVE_MARKS:
+            topic.marked_to = base + count - 1
         position = intake.entries[0, S_POSITION]
         intake.entries[0] = (
             position,
@@ -591,6 +593,8 @@ class Admission:
         heads = int(np.bitwise_or.reduce(words[:, layout.W_HEAD]))
         if config.ttl_ms or config.cap_records or config.cap_bytes or heads >> _EXPIRES_SHIFT & 1:
             self._note_retention(intake, topic, start, stop, stamp)
+        if heads & HAVE_MARKS:
+            topic.marked_to = topic.next_seq - 1
         entries = intake.entries[start:stop]
         entries[:, S_FIRST_SEQ] = bases
         entries[:, S_COMMIT_TS] = stamp
@@ -626,6 +630,8 @@ class Admission:
 _ALIKE = np.array([layout.W_HEAD, layout.W_TOPIC, layout.W_COUNT_EPOCH, layout.W_PRODUCER_ID, layout.W_TAIL])
 """Words in which frames of one producer, of one shape, do not differ."""
 _EXPIRES_SHIFT = layout.COLUMNS_SHIFT + layout.Column.EXPIRES_AT
+HAVE_MARKS = (1 << layout.Column.NOT_BEFORE | 1 << layout.Column.PRIORITY) << layout.COLUMNS_SHIFT
+"""Frames with one of these columns in their head hold records that queues have to know more of."""
 _APPEND_HEAD = layout.FrameType.APPEND | layout.VERSION << 8
 _FOLLOWS = int(frames.FOLLOWS)
 _LONE_FOLLOWS = np.array([True])

@@ -33,7 +33,7 @@ from actors.wal_shard.records import CheckpointPassed, frame_of
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
-from ringlog.limits import CHECKPOINT_ROWS_PER_REPLY, WAL_HEADER_BYTES
+from ringlog.limits import CHECKPOINT_ROW_BYTES, CHECKPOINT_ROWS_PER_REPLY, WAL_HEADER_BYTES
 from ringlog.topic.directory import Directory
 from ringlog.topic.row import encode_row
 from ringlog.topic.sealed import Sealed, owned_by
@@ -198,20 +198,23 @@ class Checkpoint:
             self._begin(message)
         elif not self._is_open:
             raise InvalidRequest("no checkpoint was begun")
-        page = [self._pending.popleft() for _ in range(min(len(self._pending), CHECKPOINT_ROWS_PER_REPLY))]
-        words = np.empty((len(page), 2), dtype="<u8")
+        page: list[tuple[int, int]] = []
         parts: list[bytes] = []
-        for at, topic_id in enumerate(page):
+        room = CHECKPOINT_ROW_BYTES
+        while self._pending and room > 0 and len(page) < CHECKPOINT_ROWS_PER_REPLY:
+            topic_id = self._pending.popleft()
             topic = self._directory.by_id.get(topic_id)
             row = b"" if topic is None else encode_row(topic, now_us, self._volatile_of(topic_id))
-            words[at] = topic_id, len(row)
+            page.append((topic_id, len(row)))
             parts.append(row)
+            room -= len(row)
         is_done = not self._pending
         if is_done:
             self._await_durable(group)
             self._listing = set(self.sealed.refs)
         facts = encode_facts(self._facts()) if is_done else b""
         reply = m.CheckpointRowsReply(len(page), is_done, facts, self._everything)
+        words = np.array(page, dtype="<u8").reshape(len(page), 2)
         return reply, b"".join((words.tobytes(), *parts))
 
     def _begin(self, message: m.CheckpointRows) -> None:

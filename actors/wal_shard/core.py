@@ -65,14 +65,16 @@ from actors.wal_shard.events import (
     Synced,
     VolatileFailed,
     VolatileOpened,
+    WorkerDied,
     WriteGroup,
 )
 from actors.wal_shard.group import MARK_BYTES_MAX, Group, LogPosition, lay_out
+from actors.wal_shard.groups import change_bytes
 from actors.wal_shard.phases import Phase, Room, Waiting
 from actors.wal_shard.places import Places
 from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.records import HeadReserved, frame_of
-from actors.wal_shard.removal import Question
+from actors.wal_shard.removal import OF_QUEUES, Question
 from actors.wal_shard.requests import CHANGES, Identity, Requests
 from actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
@@ -194,9 +196,9 @@ class ShardCore:
         times = [t for t in due if t is not None]
         if self._file_failed and not self._preparing:
             times.append(self._file_retry_ns)
-        claims = self.requests.queues.waiting
-        if is_free and claims and (at_ns := claims.next_deadline_ns(self._now_us)) is not None:
-            times.append(at_ns)
+        waiting = [each.waiting for each in (self.requests.queues, self.requests.groups) if each.waiting]
+        ends = [claims.next_deadline_ns(self._now_us) for claims in waiting if is_free]
+        times += [at_ns for at_ns in ends if at_ns is not None]
         return min(times) if times else None
 
     def handle(self, events: Sequence[Any]) -> list[Any]:
@@ -213,7 +215,8 @@ class ShardCore:
         kind = type(event)
         if kind is Tick:
             self._now_us, self._now_ns = event.now_us, event.monotonic_ns
-            self.requests.queues.waiting.now_ns = event.monotonic_ns
+            self.requests.queues.ticked(event.now_us, event.monotonic_ns)
+            self.requests.groups.waiting.now_ns = event.monotonic_ns
             return
         if kind is FramesArrived or kind is ControlReceived:
             if self._held or self.waiting is not Waiting.NOTHING:
@@ -251,10 +254,13 @@ class ShardCore:
             else:
                 self.ephemerals.failed(self._now_ns)
             self.ephemerals.evict(event, self.removals, self._group)
+        elif kind is WorkerDied:
+            self.requests.queues.left((event.pid, event.born))
         elif kind is DrainRequested:
             if self.phase is not Phase.STOPPED:
                 self.phase = Phase.DRAINING
                 self.requests.queues.stopping()
+                self.requests.groups.stopping()
         else:
             raise InvariantViolation("a shard was told something it does not know", event=kind.__name__)
 
@@ -287,7 +293,9 @@ class ShardCore:
             if room is Room.LATER:
                 return room
             self.admission.is_volatile_closed = room is Room.NONE
-        added = added_bytes(event.message) if isinstance(event, ControlReceived) else 0
+        added = 0
+        if isinstance(event, ControlReceived):
+            added = added_bytes(event.message) + change_bytes(event.message)
         needed = self._group.bytes + len(data or b"") + added + _SLACK
         kept = 0
         if self._file_failed and data:
@@ -306,6 +314,8 @@ class ShardCore:
         ordered before it is not in a file yet, or it is not known what it takes away."""
         message = event.message if isinstance(event, ControlReceived) else None
         if self.removals.holds_up(message, self._group, self._now_us):
+            return False
+        if isinstance(message, OF_QUEUES) and self._consult(self.requests.queues.to_learn_for(message)):
             return False
         if isinstance(message, m.JobsAck | m.SpentMoved):
             return not self._consult(self.requests.queues.question_of(message, self._now_us))
@@ -387,6 +397,9 @@ class ShardCore:
         if self.waiting is not Waiting.NOTHING:
             return
         self._effects.extend(self.requests.queues.serve(self._now_us))
+        self._serve_groups()
+        if self._consult(self.requests.queues.to_learn()):
+            return
         if self.requests.read_only is not None:
             self._answer_without_log()
         elif self.phase is Phase.RECOVERING:
@@ -405,6 +418,15 @@ class ShardCore:
             self._write_mark()
         elif self.phase is Phase.DRAINING and not self._held:
             self._finish_draining()
+
+    def _serve_groups(self) -> None:
+        """Answer claims of groups that waited. What they are given is logged first; while no file can be made
+        they go on waiting."""
+        groups = self.requests.groups
+        if not groups.waiting or self._file_failed or self.phase is Phase.RECOVERING:
+            return
+        replies = groups.serve(self._group, self._now_us)
+        (self._replies if self._group.parts else self._effects).extend(replies)
 
     def _due(self, at_ns: int | None) -> bool:
         return at_ns is not None and self._now_ns >= at_ns
@@ -527,8 +549,10 @@ class ShardCore:
         self.waiting = Waiting.NOTHING
         topics = list(group.dirty.values())
         for topic in topics:
+            self.requests.queues.published(topic)
             topic.publish()
             self.requests.queues.waiting.wake(topic.topic_id)
+            self.requests.groups.published(topic)
         self.checkpoint.note(group.dirty, retired)
         self._has_records |= bool(group.records or (group.parts and self.phase is Phase.RECOVERING))
         # Marks before heads: who sees a head must find every record up to it (S-8).
@@ -634,6 +658,7 @@ class ShardCore:
             topic.publish()
         self.removals.begun()
         self.requests.routing.recovered()
+        self.requests.groups.recovered()
         self.requests.read_only = latch
         self.phase = Phase.ACTIVE
 
@@ -671,6 +696,7 @@ class ShardCore:
             self._effects.append(self._marks())
             self.removals.recovered()
             self.requests.routing.recovered()
+            self.requests.groups.recovered()
             self._prepare(0)
 
     def _finish_draining(self) -> None:
@@ -693,6 +719,7 @@ class ShardCore:
         for topic in self.directory.by_id.values():
             topic.check()
         self.requests.queues.check()
+        self.requests.groups.check()
         if self.log.durable > self.log.offset:
             raise InvariantViolation(
                 "more is durable than was written", durable=self.log.durable, offset=self.log.offset

@@ -75,6 +75,14 @@ class Flushed:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """A process on this host that claimed jobs is no more."""
+
+    pid: int
+    born: int
+
+
+@dataclass(frozen=True, slots=True)
 class Consulted:
     """What was asked is known; one answer a question, in order."""
 

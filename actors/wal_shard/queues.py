@@ -22,7 +22,7 @@ from pyroaring import BitMap64
 
 from actors.wal_shard.group import Group
 from actors.wal_shard.queue_numbers import DEAD_LETTERED, QueueNumbers, live_count
-from actors.wal_shard.removal import Question, Removals
+from actors.wal_shard.removal import Learn, Learned, Question, Removals
 from actors.wal_shard.waiting import Waiting
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
@@ -40,14 +40,18 @@ from ringlog.limits import (
     ANSWER_ROWS_KEPT_MAX,
     ANSWERS_KEPT_MAX,
     CLAIM_JOBS_MAX,
+    COHORT_JOBS_MAX,
     DEAD_LETTER_REASON_BYTES_MAX,
     JOBS_PER_REQUEST_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
+    LINKS_MAX,
     NACK_DELAY_MS_MAX,
     NODE_BYTES_MAX,
 )
-from ringlog.queue.state import I64, U64, Claimed, Live, Matched, Queue
+from ringlog.queue.apart import Marks
+from ringlog.queue.live import Live
+from ringlog.queue.state import I64, U64, Claimed, Matched, Order, Queue, Wish
 from ringlog.queue.tokens import Tokens, incarnation_of
 from ringlog.topic.config import QUEUE
 from ringlog.topic.directory import Directory
@@ -90,7 +94,18 @@ class Queues:
         """Jobs set aside in this incarnation: who moves them looks whether it has grown."""
         self.numbers = QueueNumbers()
         self.waiting = Waiting()
+        self._links: dict[tuple[int, int], int] = {}
+        """Numbers of the processes that claimed, as long as they live."""
+        self._links_made = 0
         removals.on_removed = self._removed
+        removals.on_learned = self._learned
+        self._now_us = 0
+        self._wanted: dict[int, Topic] = {}
+        """Queues with claims that wait for what has to be learned first."""
+        self._damaged: dict[int, CorruptData] = {}
+        """Queues whose marks could not be read: the next request is told."""
+        self._put_us: dict[int, tuple[int, int]] = {}
+        """Of a queue whose statistics are asked for: (job, when it was put)."""
         self.handlers: dict[
             type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
         ] = {
@@ -117,6 +132,9 @@ class Queues:
             return None
         answer: Any = self._answers.get(message.call)
         if not isinstance(answer, m.JobsClaimed) or answer.deadline * 1_000 < now_us:
+            if jitter_ms := topic.config.claim_jitter_ms:
+                self.waiting.park(topic.topic_id, event, message, jitter_ms)
+                return None
             answer = self._given(topic, message, now_us)
         if answer is not None or not message.wait_ms:
             return answer or self._claimed(topic, Claimed([], 0), now_us)
@@ -126,26 +144,65 @@ class Queues:
 
     def _given(self, topic: Topic, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
         """What there is for this claim; None when there is nothing."""
-        config, queue = topic.config, self._queue(topic)
-        most = min(max(message.max, 1), CLAIM_JOBS_MAX)
-        topic.last_read_us = now_us
-        if queue.spent_jobs and not self._dead_letters_of(topic):
-            queue.restore()
-        claimed = queue.claim(
-            live_of(topic), node_of(message), most, _lease_ms(message.lease_ms or config.lease_ms),
-            now_us // 1_000, deliveries_max=config.max_deliveries if self._dead_letters_of(topic) else 0,
-        )  # fmt: skip
-        self.set_aside += claimed.aside
+        (claimed,) = self._deal(topic, [message], now_us)
         if not claimed.runs:
             return None
         return self._keep(message.call, self._claimed(topic, claimed, now_us))
+
+    def _deal(self, topic: Topic, messages: list[m.JobsClaim], now_us: int) -> list[Claimed]:
+        """What there is for these claims, shared out among them if they are several."""
+        config, queue = topic.config, self._queue(topic)
+        topic.last_read_us = now_us
+        if queue.spent_jobs and not self._dead_letters_of(topic):
+            queue.restore()
+        wishes = [
+            Wish(
+                node_of(each), min(max(each.max, 1), CLAIM_JOBS_MAX),
+                _lease_ms(each.lease_ms or config.lease_ms), self._link_of(each),
+            )
+            for each in messages
+        ]  # fmt: skip
+        limit = config.max_deliveries if self._dead_letters_of(topic) else 0
+        order, live, now_ms = Order(queue.levels, config.starvation_ms), live_of(topic), now_us // 1_000
+        if len(wishes) == 1:
+            node, most, lease_ms, link = wishes[0]
+            answers = [
+                queue.claim(live, node, most, lease_ms, now_ms, deliveries_max=limit, order=order, link=link)
+            ]
+        else:
+            answers = queue.deal(live, wishes, COHORT_JOBS_MAX, now_ms, deliveries_max=limit, order=order)
+        self.set_aside += sum(answer.aside for answer in answers)
+        return answers
+
+    def _link_of(self, message: m.JobsClaim) -> int:
+        if not message.pid:
+            return 0
+        life = message.pid, message.born
+        if life not in self._links:
+            self._links_made += 1
+            self._links[life] = self._links_made
+            while len(self._links) > LINKS_MAX:
+                del self._links[next(iter(self._links))]
+        return self._links[life]
+
+    def left(self, life: tuple[int, int]) -> None:
+        """This process is no more: what it holds is ready at once; deliveries stay counted (CL-10)."""
+        self.waiting.left(life)
+        link = self._links.pop(life, 0)
+        if link:
+            for topic_id, queue in self._queues.items():
+                if queue.release(link, self._now_us // 1_000):
+                    self.waiting.wake(topic_id)
 
     def _claimed(self, topic: Topic, claimed: Claimed, now_us: int) -> m.JobsClaimed:
         counts = self._queue(topic).counts(live_count(topic))
         runs: list[tuple[int, int, int, int]] = [
             (first, stop - first, deliveries, token) for first, stop, deliveries, token in claimed.runs
         ]
-        return m.JobsClaimed(topic.name, topic.topic_id, topic.epoch, claimed.deadline, counts.ready, runs)
+        return m.JobsClaimed(
+            topic.name, topic.topic_id, topic.epoch, claimed.deadline, counts.ready, runs,
+            lease_ms=claimed.deadline - now_us // 1_000 if runs else 0,
+        )  # fmt: skip
 
     # -- what becomes of jobs -------------------------------------------------------------------------
 
@@ -281,9 +338,84 @@ class Queues:
         queue.settle(now_us // 1_000)
         counts = queue.counts(live_count(topic))
         waiting = self.waiting.of(topic.topic_id)
+        put_ms = self._put_ms(topic, queue.oldest_ready(live_of(topic)))
+        self._put_us.pop(topic.topic_id, None)
         return m.QueueStatsReply(
-            topic.name, counts.ready, counts.in_flight, counts.delayed, queue.dead_lettered, waiting
-        )
+            topic.name, counts.ready, counts.in_flight, counts.delayed, queue.dead_lettered, waiting,
+            -1 if put_ms is None else max(now_us // 1_000 - put_ms, 0),
+            queue.waits.p99_ms(now_us // 1_000) if queue.waits else 0, queue.promoted,
+        )  # fmt: skip
+
+    def _put_ms(self, topic: Topic, seq: int | None) -> int | None:
+        """When a job was put, as far as it is known; None = it is not, or there is none."""
+        if seq is None:
+            return None
+        known, put_us = self._put_us.get(topic.topic_id, (0, 0))
+        return put_us // 1_000 if known == seq else self._queue(topic).ages.put_ms(seq)
+
+    # -- what records say -----------------------------------------------------------------------------
+
+    def ticked(self, now_us: int, monotonic_ns: int) -> None:
+        """Time has come this far."""
+        self._now_us, self.waiting.now_ns = now_us, monotonic_ns
+
+    def published(self, topic: Topic) -> None:
+        """What is staged of a topic is about to be published."""
+        if topic.config.type == QUEUE and topic.next_seq > topic.head_seq + 1:
+            self._queue(topic).ages.note(topic.head_seq + 1, topic.last_ts // 1_000)
+
+    def to_learn_for(self, message: Any) -> list[Question]:
+        """What has to be known before this request is looked at: marks that records brought since, or had
+        when we began; and when the oldest job was put, where that was before."""
+        topic = self._directory.find(message.topic)
+        if topic is None or topic.config.type != QUEUE or topic.topic_id in self._damaged:
+            return []
+        learn = self._unlearned(topic)
+        if learn is None and isinstance(message, m.QueueStats):
+            queue = self._queue(topic)
+            queue.settle(self._now_us // 1_000)
+            oldest = queue.oldest_ready(live_of(topic))
+            if oldest and topic.topic_id not in self._put_us and queue.ages.put_ms(oldest) is None:
+                learn = Learn(1, 0, oldest)
+        return [] if learn is None else self._removals.questions_to_learn([(topic, learn)], self._now_us)
+
+    def to_learn(self) -> list[Question]:
+        """The same for claims that wait."""
+        wanted, self._wanted = self._wanted, {}
+        asked = [
+            (topic, learn)
+            for topic in wanted.values()
+            if self._directory.by_id.get(topic.topic_id) is topic
+            and (learn := self._unlearned(topic)) is not None
+        ]
+        return self._removals.questions_to_learn(asked, self._now_us) if asked else []
+
+    def _unlearned(self, topic: Topic) -> Learn | None:
+        queue, levels = self._queue(topic), _levels_of(topic)
+        if queue.levels != levels:
+            queue.unmark(levels)
+        if topic.marked_to <= queue.marked_to or topic.head_seq <= queue.marked_to:
+            return None
+        first = max(queue.marked_to + 1, front_of(topic))
+        if not queue.apart.is_awaiting:
+            first = max(first, queue.cursor)
+        if first > min(topic.marked_to, topic.head_seq):
+            return None
+        return Learn(first, topic.head_seq)
+
+    def _learned(self, question: Question, found: Learned | CorruptData) -> None:
+        topic, learn = question.topic, question.learn
+        if self._directory.by_id.get(topic.topic_id) is not topic or learn is None:
+            return
+        if isinstance(found, CorruptData):
+            self._damaged[topic.topic_id] = found
+            self.waiting.dismiss(_damage(topic, found), topic.topic_id)
+        elif learn.put:
+            self._put_us[topic.topic_id] = (learn.put, found.put_us)
+        else:
+            marks = _marks_of(found.marks, _levels_of(topic))
+            self._queue(topic).feed(marks, live_of(topic), learn.last, self._now_us // 1_000)
+            self.waiting.wake(topic.topic_id)
 
     def _matched(self, message: _Names, now_us: int) -> tuple[Topic, Matched]:
         topic = self._found(message)
@@ -341,19 +473,32 @@ class Queues:
         if not waiting:
             return []
         replies, waiting.dismissed = waiting.dismissed, []
+        held: set[int] = set()
         for topic_id in waiting.woken(now_us):
-            replies += self._serve(self._directory.by_id[topic_id], now_us)
-        for parked in waiting.ended():
+            topic = self._directory.by_id[topic_id]
+            if self._has_to_wait(topic, now_us):
+                held.add(topic_id)
+                waiting.wake(topic_id)
+            else:
+                replies += self._serve(topic, now_us)
+        for parked in waiting.ended(held):
             topic = self._directory.by_id[parked.topic_id]
             replies.append(parked.answer(self._claimed(topic, Claimed([], 0), now_us)))
         return replies
 
-    def _serve(self, topic: Topic, now_us: int) -> list[Reply]:
+    def _has_to_wait(self, topic: Topic, now_us: int) -> bool:
+        """Has something to be applied or known before anybody is given jobs of this queue?"""
         if 0 < topic.due_us <= now_us:
-            # What has expired goes first (QS-1).
-            self._removals.want(topic)
-            self.waiting.wake(topic.topic_id)
-            return []
+            self._removals.want(topic)  # What has expired goes first (QS-1).
+            return True
+        if self._unlearned(topic) is not None:
+            self._wanted[topic.topic_id] = topic
+            return True
+        return False
+
+    def _serve(self, topic: Topic, now_us: int) -> list[Reply]:
+        if topic.config.claim_jitter_ms:
+            return self._serve_together(topic, now_us)
         replies: list[Reply] = []
         while (parked := self.waiting.first(topic.topic_id)) is not None:
             answer = self._given(topic, parked.message, now_us)
@@ -362,6 +507,20 @@ class Queues:
                 break
             self.waiting.over(parked)
             replies.append(parked.answer(answer))
+        return replies
+
+    def _serve_together(self, topic: Topic, now_us: int) -> list[Reply]:
+        """One pass for all who wait: equal shares as far as they want them (QC-12, QC-13)."""
+        waiting = self.waiting.all_of(topic.topic_id)
+        replies: list[Reply] = []
+        answers = self._deal(topic, [parked.message for parked in waiting], now_us) if waiting else []
+        for parked, claimed in zip(waiting, answers, strict=True):
+            if claimed.runs:
+                self.waiting.over(parked)
+                answer = self._keep(parked.message.call, self._claimed(topic, claimed, now_us))
+                replies.append(parked.answer(answer))
+        if len(replies) < len(waiting):
+            self._note_due(topic)
         return replies
 
     def stopping(self) -> None:
@@ -373,6 +532,8 @@ class Queues:
     def forget(self, topic: Topic) -> None:
         """The topic is no more."""
         self._queues.pop(topic.topic_id, None)
+        self._damaged.pop(topic.topic_id, None)
+        self._put_us.pop(topic.topic_id, None)
         self.numbers.forget(topic.topic_id)
         self.waiting.dismiss(TopicNotFound("no such topic", topic=topic.name), topic.topic_id)
 
@@ -390,12 +551,16 @@ class Queues:
             raise TopicNotFound("no such topic", topic=message.topic)
         if topic.config.type != QUEUE:
             raise NotAQueue("not a queue", topic=topic.name)
+        if (damage := self._damaged.pop(topic.topic_id, None)) is not None:
+            raise _damage(topic, damage)
         return topic
 
     def _queue(self, topic: Topic) -> Queue:
         queue = self._queues.get(topic.topic_id)
         if queue is None:
             queue = self._queues[topic.topic_id] = Queue(self._tokens)
+            # Of jobs that were there before it is only known that they are older than this.
+            queue.ages.note(topic.head_seq + 1, self._now_us // 1_000)
             self.numbers.made(topic, queue)
         return queue
 
@@ -414,6 +579,28 @@ class Queues:
         """Assert what must be true of every queue."""
         for queue in self._queues.values():
             queue.check()
+
+
+def _levels_of(topic: Topic) -> int:
+    config = topic.config
+    return config.priority_levels if config.record_priority and config.priority_levels > 1 else 0
+
+
+def _marks_of(found: Any, levels: int) -> Marks:
+    """What storage said, as a queue understands it: whole milliseconds, never early, and levels there are."""
+    at_ms = -(-found.not_before // 1_000)
+    if levels:
+        of_level = np.minimum(found.priorities, np.uint8(levels - 1))
+    else:
+        of_level = np.zeros(len(at_ms), np.uint8)
+    chosen = (at_ms > 0) | (of_level > 0)
+    return Marks(found.seqs.astype(np.int64)[chosen], at_ms[chosen], of_level[chosen])
+
+
+def _damage(topic: Topic, damage: CorruptData) -> Internal:
+    return Internal(
+        "stored records are damaged, so no job is handed out", topic=topic.name, reason=str(damage)
+    )
 
 
 def live_of(topic: Topic) -> Live:

@@ -12,6 +12,7 @@ import msgspec
 from ringlog.errors import CorruptData
 from ringlog.frame.codec import control_frame
 from ringlog.frame.layout import FrameType
+from ringlog.group.change import Change
 from ringlog.topic.state import Topic
 
 Bitmap = bytes
@@ -158,6 +159,7 @@ Body = (
     | RouterCreated
     | RouterRemoved
     | RouterMoved
+    | Change
     | KeyUsed
     | CheckpointPassed
     | GroupMark
@@ -174,6 +176,7 @@ _KINDS: dict[int, Any] = {
     FrameType.ROUTER_CREATE: RouterCreated,
     FrameType.ROUTER_DELETE: RouterRemoved,
     FrameType.ROUTER_CURSOR: RouterMoved,
+    FrameType.LEASE: Change,
     FrameType.IDEMPOTENCY_KEY: KeyUsed,
     FrameType.CHECKPOINT_MARK: CheckpointPassed,
     FrameType.GROUP_MARK: GroupMark,

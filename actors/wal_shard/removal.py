@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyroaring import BitMap64
@@ -35,6 +35,7 @@ from ringlog.topic.retention import (
     Stored,
     TagMatch,
     apply,
+    held_from,
     is_over,
     parse_match,
     retain,
@@ -49,8 +50,10 @@ SHOWS = (m.TopicState, m.TopicList, m.TopicDelete, m.TopicPut, m.Locate, m.Recor
 """Requests that show contents or counts, or depend on them; a longer TTL brings nothing back (C-12)."""
 OF_QUEUES = (
     m.JobsClaim, m.JobsAck, m.JobsNack, m.JobsExtend, m.JobsReject, m.QueueStats, m.SpentMoved,
+    m.GroupOpen, m.GroupClaim, m.GroupSteal, m.GroupAck, m.GroupNack, m.GroupExtend, m.GroupPending,
+    m.GroupState, m.GroupSeek,
 )  # fmt: skip
-"""Requests about jobs: what has expired is none any more (QS-1), also before it is published."""
+"""Requests about jobs and groups: what has expired is none any more (QS-1), also before it is published."""
 _INCARNATION_SHIFT = 32
 _FRAME_BYTES = 256
 """Most bytes of a removal's frame beside its bitmap."""
@@ -82,6 +85,24 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Learn:
+    """What a queue has to know of published jobs: the marks of first..last, and when job `put` was put."""
+
+    first: int
+    last: int
+    put: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """The answer."""
+
+    marks: Any
+    """storage.ledger.Marked."""
+    put_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """What is to leave this topic? By retention, or by what is wanted."""
 
@@ -94,9 +115,11 @@ class Question:
     wanted: Wanted | None = None
     files: Sequence[tuple[int, int]] = ()
     """Of an ephemeral topic: volatile files that hold it, and one past the last number in each."""
+    learn: Learn | None = None
+    """Nothing is to leave: a queue has to know these."""
 
 
-Answer = Removal | CorruptData
+Answer = Removal | Learned | CorruptData
 LedgerOf = Callable[[Any, Sequence[RecordFacts]], Stored]
 
 
@@ -106,6 +129,9 @@ def answer(question: Question, ledger_of: LedgerOf) -> Answer:
     staged = [record_facts(buffer, batch, with_tags=True) for buffer, batch in question.staged]
     try:
         stored = ledger_of(question.place, staged)
+        if (learn := question.learn) is not None:
+            stamps = stored.positions(learn.put, learn.put)[2].tolist() if learn.put else []
+            return Learned(stored.marks(learn.first, learn.last), stamps[0] if stamps else 0)
         wanted, held = question.wanted, question.standing
         if wanted is None:
             found = retain(held, stored, question.now_us)
@@ -128,6 +154,8 @@ class Removals:
         """Which volatile files hold an ephemeral topic, as a Question wants it."""
         self.on_removed: Callable[[Topic, Removal, bool], None] = lambda topic, removal, on_request: None
         """Who is told what left a topic, and whether somebody asked for it."""
+        self.on_learned: Callable[[Question, Learned | CorruptData], None] = lambda question, found: None
+        """Who asked by `questions_to_learn`."""
         self._left: dict[tuple[int, int], tuple[int, int]] = {}
         """(volatile file, topic_id) -> (records, bytes) that left it by deletes, caps and expiry."""
         self._base = incarnation << _INCARNATION_SHIFT
@@ -141,7 +169,7 @@ class Removals:
         self._not_before: dict[int, int] = {}
         """topic_id -> when the caps of a topic with damaged records are looked at again, microseconds."""
         self._asked: list[Question] = []
-        self._delete: Answer | None = None
+        self._delete: Removal | CorruptData | None = None
 
     # -- what is due ----------------------------------------------------------------------------------
 
@@ -247,7 +275,12 @@ class Removals:
         self._asked = [self._question(topic, now_us, [], Wanted(0, None, seqs))]
         return self._asked[0]
 
-    def take_delete(self) -> Answer | None:
+    def questions_to_learn(self, wanted: Sequence[tuple[Topic, Learn]], now_us: int) -> list[Question]:
+        """What queues have to know of published jobs; see `on_learned`."""
+        self._asked = [replace(self._question(topic, now_us, []), learn=learn) for topic, learn in wanted]
+        return self._asked
+
+    def take_delete(self) -> Removal | CorruptData | None:
         """What storage said to the last question about a delete."""
         found, self._delete = self._delete, None
         return found
@@ -266,7 +299,12 @@ class Removals:
         """The answers are there: stage what retention takes away, keep a delete's for its handler."""
         asked, self._asked = self._asked, []
         for question, found in zip(asked, answers, strict=True):
-            if question.wanted is not None:
+            if question.learn is not None:
+                assert not isinstance(found, Removal)
+                self.on_learned(question, found)
+            elif isinstance(found, Learned):
+                raise Internal("storage answered another question", topic=question.topic.name)
+            elif question.wanted is not None:
                 self._delete = found
             elif isinstance(found, CorruptData):
                 topic = question.topic
@@ -278,6 +316,7 @@ class Removals:
 
     def _retain(self, topic: Topic, removal: Removal, group: Group) -> None:
         topic.own_due_us = removal.own_due_us
+        topic.held_at = held_from(topic)[0] if removal.is_held else 0
         if topic.due_us != removal.due_us:
             topic.due_us = removal.due_us
             group.dirty[topic.topic_id] = topic

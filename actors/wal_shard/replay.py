@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.wal_shard.admission import Intake, Stretch, note_written
+from actors.wal_shard.admission import HAVE_MARKS, Intake, Stretch, note_written
 from actors.wal_shard.facts import Facts
 from actors.wal_shard.group import Group, RoutedCopy, RoutedPart
+from actors.wal_shard.groups import replay_change
 from actors.wal_shard.records import (
     Body,
     ConfigChanged,
@@ -48,6 +49,7 @@ from ringlog.frame.layout import FrameType
 from ringlog.frame.measure import measure
 from ringlog.frame.routed import CopyRow, carried_by, routed_frame
 from ringlog.frame.settle import WORDS
+from ringlog.group.change import Change
 from ringlog.storage.recovery import Piece
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.directory import Directory
@@ -287,6 +289,8 @@ class Replay:
         topic.staged_count += total
         topic.staged_bytes += int(measure(source.piece.buffer, part).accounted.sum())
         note_written(topic, source.piece.buffer, part, int(words[0, layout.W_COMMIT_TS]))
+        if (words[:, layout.W_HEAD] & np.uint64(HAVE_MARKS)).any():
+            topic.marked_to = topic.next_seq - 1
         topic.publish()
         for of_producer in _by_value(np.arange(len(words)), words[:, layout.W_PRODUCER_ID]):
             self._remember(topic, words[of_producer])
@@ -415,6 +419,8 @@ class Replay:
             replayed(topic, body)
         elif isinstance(body, RouterCreated | RouterRemoved | RouterMoved):
             replay_router(topic, body)
+        elif isinstance(body, Change):
+            replay_change(topic, body)
 
     def _create(self, topic_id: int, body: TopicCreated, topic: Topic | None) -> None:
         config = TopicConfig.from_bytes(body.config)

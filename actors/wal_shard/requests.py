@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap64
 
+from actors.wal_shard import groups
 from actors.wal_shard.admission import Admission, Intake
 from actors.wal_shard.checkpoint import Answer, Checkpoint
 from actors.wal_shard.group import Group
+from actors.wal_shard.groups import Groups
 from actors.wal_shard.places import Places
 from actors.wal_shard.queues import Queues
 from actors.wal_shard.read_only import ANSWERED, ReadOnly
@@ -63,12 +65,13 @@ from ringlog.topic.config import TopicConfig
 from ringlog.topic.directory import Directory
 from ringlog.topic.idempotency import Remembered
 from ringlog.topic.names import check_topic_name, home_shard
+from ringlog.topic.retention import held_from
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
 CHANGES = (
     m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.LiveAsk, m.CheckpointRows, m.RouterPut,
-    m.RouterDrop, m.Route, m.JobsAck, m.SpentMoved,
+    m.RouterDrop, m.Route, m.JobsAck, m.SpentMoved, *groups.CHANGES,
 )  # fmt: skip
 """Requests that may add to the log."""
 _MODES = ("upsert", "create", "merge")
@@ -107,6 +110,7 @@ class Requests:
         self.removals = Removals(identity.incarnation, directory, self._all_extents)
         self.routing = Routing(directory, admission, self._ask_again)
         self.queues = Queues(identity.incarnation, directory, self.removals)
+        self.groups = Groups(identity.incarnation, directory, self.removals)
         self._handlers: dict[type[m.Message], Callable[[Any, ControlReceived, Group, int], Answer | None]] = {
             m.Hello: self._hello,
             m.TopicPut: self._put,
@@ -121,6 +125,7 @@ class Requests:
             **checkpoint.handlers,
             **self.routing.handlers,
             **self.queues.handlers,
+            **self.groups.handlers,
         }
 
     def handle(
@@ -280,6 +285,7 @@ class Requests:
             last_write_ts=topic.last_ts // 1000 or None,
             last_read_ts=topic.last_read_us // 1000 or None,
             config=topic.config.to_dict(),
+            held_by=held_from(topic)[1] if topic.held_at else "",
         )
 
     def _list(self, message: m.TopicList, event: ControlReceived, group: Group, now_us: int) -> m.Message:
@@ -298,6 +304,7 @@ class Requests:
         self._directory.remove(topic)
         self.routing.forget(topic)
         self.queues.forget(topic)
+        self.groups.forget(topic)
         self.retired.append(topic)
         return m.TopicDeleted(topic.name, True)
 
@@ -459,7 +466,7 @@ class Requests:
             extents=extents,
             lost=[n for pair in topic.lost for n in pair],
             delete_floor=topic.delete_floor,
-            ttl_us=topic.config.ttl_ms * 1_000,
+            ttl_us=topic.config.hidden_after_us,
             version=topic.version,
             is_behind=is_behind,
             trimmed=[n for pair in topic.trimmed for n in pair],

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from actors.wal_shard.admission import Admission, note_written
+from actors.wal_shard.admission import HAVE_MARKS, Admission, note_written
 from actors.wal_shard.group import Group, RoutedCopy, RoutedPart
 from actors.wal_shard.records import RangeLost, RouterCreated, RouterMoved, RouterRemoved, frame_of
 from ringlog.contract import ControlReceived
@@ -51,6 +51,8 @@ class _Sent(NamedTuple):
     """Accounted bytes."""
     expires: list[int]
     """Not 0: some of its records expire by themselves."""
+    marked: list[int]
+    """Not 0: some of them say when or how urgently they want to be handed out."""
 
 
 class Routing:
@@ -153,6 +155,8 @@ class Routing:
                 replies[n] = refused
                 continue
             copy = self._stage(topic, router, row, records, size, now_us)
+            if sent.marked[row.frame]:
+                topic.marked_to = topic.next_seq - 1
             self._note_retention(topic, sent, row.frame, copy.commit_ts)
             is_volatile = topic.config.durability == Durability.EPHEMERAL
             if is_volatile:
@@ -299,5 +303,5 @@ def _frames_of(message: m.Route, data: bytearray | None) -> _Sent:
     expires = frames.columns_of(batch.words) >> np.uint64(layout.Column.EXPIRES_AT) & np.uint64(1)
     return _Sent(
         data or bytearray(), batch, frames.counts_of(batch.words).tolist(), measures.accounted.tolist(),
-        expires.tolist(),
+        expires.tolist(), (batch.words[:, layout.W_HEAD] & np.uint64(HAVE_MARKS)).tolist(),
     )  # fmt: skip

@@ -17,12 +17,14 @@ from typing import Any
 from actors.wal_shard import events as ev
 from actors.wal_shard.announcer import Announcer
 from actors.wal_shard.baseline import segment_tables
+from actors.wal_shard.calls import Caller, Calls
 from actors.wal_shard.core import Settings, ShardCore
 from actors.wal_shard.flusher import Flusher
 from actors.wal_shard.governing import Governing
 from actors.wal_shard.latch import Latch
 from actors.wal_shard.phases import Phase
 from actors.wal_shard.preparer import Preparer
+from actors.wal_shard.presence import Presence
 from actors.wal_shard.queue_board import QueueBoard
 from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.recover import Recovered, Recovery, make_stream, stream_directory, tidy
@@ -43,6 +45,7 @@ from ringlog.errors import (
     CorruptData,
     DiskError,
     ExitCode,
+    InvalidRequest,
     InvariantViolation,
     NotReady,
     Refused,
@@ -108,6 +111,7 @@ class Shell:
         self._socket = RouterSocket(f"ipc://{boot.shm_dir}/{boot.name}.sock")
         self._bell = BellListener(f"{boot.shm_dir}/{boot.name}.bell")
         self._rings = Rings(boot.shm_dir, boot.shard, boot.engine_id)
+        self._calls = Calls(boot.shm_dir, boot.shard, boot.incarnation, self._clock)
         self._directory = stream_directory(boot.data_dir, boot.shard)
         stream = StreamIdentity(
             self._directory, boot.shard, boot.shards, boot.incarnation,
@@ -116,6 +120,7 @@ class Shell:
         self._writer = WalWriter(self._disk, stream, file_bytes)
         self._preparer = Preparer(self._writer)
         self._flusher = Flusher(self._writer)
+        self._presence = Presence()
         self._own_bells = {bell.fileno(): bell for bell in (self._preparer.bell, self._flusher.bell)}
         self._prepared: PreparedFile | None = None
         self._volatile = VolatileLog(boot, volatile_bytes)
@@ -135,6 +140,9 @@ class Shell:
         self._syncs_ns: list[int] = []
         self._poll = select.epoll()
         self._control: deque[ControlReceived] = deque()
+        requests = self.core.requests
+        self._callable = frozenset([*requests.queues.handlers, *requests.groups.handlers])
+        """Requests that may come through a call ring."""
         self._perform: dict[type, Callable[[Any], Any]] = {
             ev.WriteGroup: self._write_group,
             ev.WriteVolatile: self._write_volatile,
@@ -177,7 +185,10 @@ class Shell:
             return ExitCode.READ_ONLY
         gc.freeze()
         gc.enable()
-        for fd in (self._socket.fileno(), stop.fileno(), self._bell.fileno(), *self._own_bells):
+        for fd in (
+            self._socket.fileno(), stop.fileno(), self._bell.fileno(), self._presence.fileno(),
+            *self._own_bells,
+        ):  # fmt: skip
             self._poll.register(fd, select.EPOLLIN)
         self._slot.set(P.STATE, ProcessState.READY)
         say(log, logging.INFO, "ready", shard=self._boot.shard, topics=len(self.core.directory))
@@ -212,10 +223,12 @@ class Shell:
             self._writer.close(truncate=True)
             self._disk.sync_dir(self._directory)
         self._rings.close()
+        self._calls.close()
         self._ledger.close()
         self._socket.close()
         self._bell.close()
         self._announcer.close()
+        self._presence.close()
         self._preparer.close()
         self._flusher.close()
         self._volatile.close()
@@ -244,6 +257,8 @@ class Shell:
         elif isinstance(result, DiskError):
             say(log, logging.ERROR, "cannot make the next WAL file", reason=str(result))
             events.append(ev.FileFailed(str(result)))
+        if self._presence and (self._is_idle or not self._turns % LOOK_AT_SOCKET_TURNS):
+            events += [ev.WorkerDied(*life) for life in self._presence.take()]
         flushed = self._flusher.take()
         if flushed is not None:
             self._slot.add(P.SYNCS, 1)
@@ -260,6 +275,7 @@ class Shell:
             # Full: as many requests wait as are taken in one turn.
             is_full = len(self._control) >= REQUESTS_PER_TURN
             self.core.requests.is_pressed = is_full and governing.is_refusing
+            self._take_calls(now_ns)
             if self._control:
                 events.extend(self._control)
                 self._control.clear()
@@ -303,6 +319,7 @@ class Shell:
         slot.set(P.HEARTBEAT_NS, now_ns)
         self._queue_board.beat(slot, self.core.requests.queues, now_ns)
         self._socket.guard(now_ns)
+        self._calls.look(now_ns)
         if now_ns >= self._disk_look_ns:
             self._look_at_disk(now_ns)
         for took in self._syncs_ns:
@@ -330,7 +347,7 @@ class Shell:
         if self._await_briefly():
             return
         slot.set(P.ASLEEP, 1)
-        if not self._rings.has_pending() and not self._socket.has_input():
+        if not self._has_pending() and not self._socket.has_input():
             now = self._clock.monotonic_ns()
             deadline = self.core.next_deadline_ns()
             self._idle_sleeps += 1
@@ -348,6 +365,9 @@ class Shell:
         slot.set(P.ASLEEP, 0)
         self._bell.drain()
 
+    def _has_pending(self) -> bool:
+        return self._rings.has_pending() or self._calls.has_pending()
+
     def _await_briefly(self) -> bool:
         """Look on for a moment where frames have been coming quickly; True when there are some.
 
@@ -359,7 +379,7 @@ class Shell:
         began = now = self._clock.monotonic_ns()
         has_come = False
         while not has_come and now < began + QUICK_GAP_NS:
-            has_come = self._rings.has_pending()
+            has_come = self._has_pending()
             now = self._clock.monotonic_ns()
         self._governing.rested_ns += now - began
         return has_come
@@ -388,15 +408,39 @@ class Shell:
                     self._attach(client, envelope.corr, message)
                 elif isinstance(message, m.RingDetach):
                     self._detach(client, envelope.corr, message)
+                elif isinstance(message, m.OpenCalls):
+                    self._socket.send(client, m.CallsOpened(self._calls.open(client)), envelope.corr)
                 elif isinstance(message, m.Ping):
                     self._socket.send(client, m.Pong(self._boot.incarnation, self._turns), envelope.corr)
                 else:
                     opened = None
+                    if isinstance(message, m.JobsClaim) and message.pid:
+                        self._presence.watch((message.pid, message.born))
                     if isinstance(message, m.SegmentsChange):
                         opened = segment_tables(self._disk, self._boot.data_dir, message.added)
                     self._control.append(ControlReceived(client, envelope.corr, message, attachment, opened))
             except Refused as e:
                 self._socket.send(client, error_reply(e), envelope.corr)
+
+    def _take_calls(self, now_ns: int) -> None:
+        """Take requests out of shared memory: those about jobs, which are many and small."""
+        if not self._calls.has_pending():
+            return
+        self._note_gap(now_ns)
+        for caller, envelope in self._calls.take(REQUESTS_PER_TURN - len(self._control)):
+            if type(envelope.message) in self._callable:
+                self._control.append(ControlReceived(caller, envelope.corr, envelope.message))
+            else:
+                refusal = InvalidRequest("such a request does not go through a ring", kind=envelope.kind)
+                self._answer(caller, error_reply(refusal), envelope.corr)
+
+    def _answer(self, client: bytes, message: m.Message, corr: int, attachment: Any = None) -> None:
+        if isinstance(client, Caller):
+            if attachment is None and self._calls.answer(client, message, corr):
+                self._settled_ns = self._clock.monotonic_ns()
+                return
+            client = bytes(client)
+        self._socket.send(client, message, corr, attachment)
 
     def _attach(self, client: bytes, corr: int, message: m.RingAttach) -> None:
         try:
@@ -537,7 +581,7 @@ class Shell:
             topic = self.core.directory.by_id.get(message.topic_id)
             if topic is not None:
                 message = self.core.requests.info(topic, created=message.created)
-        self._socket.send(effect.client, message, effect.corr, effect.attachment)
+        self._answer(effect.client, message, effect.corr, effect.attachment)
 
     def _note_stop(self, effect: Stop) -> None:
         self._stop = effect
@@ -688,6 +732,6 @@ def _facts(topic: Topic, state: int) -> TopicFacts:
         durability_bits=int(topic.config.durability),
         version=topic.version,
         due_us=topic.due_us,
-        ttl_us=topic.config.ttl_ms * 1_000,
+        ttl_us=topic.config.hidden_after_us,
         order=encode_order(topic.config.priority, is_auto=topic.config.auto_priority),
     )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
@@ -27,7 +28,8 @@ class Parked:
 
     client: bytes
     corr: int
-    message: m.JobsClaim
+    message: Any
+    """JobsClaim or GroupClaim."""
     topic_id: int
     number: int
     is_over: bool = False
@@ -56,6 +58,8 @@ class Waiting:
         self._due_of: dict[int, int] = {}
         """The earliest of a topic in it, so that nothing is noted twice."""
         self._woken: dict[int, None] = {}
+        self._windows: dict[int, int] = {}
+        """When each open window closes."""
 
     def __bool__(self) -> bool:
         return self._count > 0 or bool(self.dismissed)
@@ -76,8 +80,14 @@ class Waiting:
         parked.client, parked.corr = event.client, event.corr
         return True
 
-    def park(self, topic_id: int, event: ControlReceived, message: m.JobsClaim) -> None:
-        """Have a claim wait; raises Throttled when too many do."""
+    def park(
+        self, topic_id: int, event: ControlReceived, message: Any, jitter_ms: int = 0
+    ) -> None:  # fmt: skip
+        """Have a claim wait; raises Throttled when too many do.
+
+        With `jitter_ms` it opens a window of this length, unless one is open: until that closes nobody is
+        answered who waits for this queue (QC-11).
+        """
         if self._count >= WAITING_CLAIMS_MAX:
             raise Throttled(
                 "too many claims wait", limit="waiting_claims", max=WAITING_CLAIMS_MAX,
@@ -90,6 +100,9 @@ class Waiting:
         if message.call:
             self._by_call[message.call] = parked
         end_ns = self.now_ns + min(message.wait_ms, WAIT_MS_MAX) * _MS_NS
+        if jitter_ms:
+            close_ns = self._windows.setdefault(topic_id, self.now_ns + jitter_ms * _MS_NS)
+            end_ns = max(end_ns, close_ns)
         heapq.heappush(self._ends, (end_ns, parked.number, parked))
         if len(self._ends) > 2 * self._count + _ENDS_OVER_MAX:
             self._ends = [entry for entry in self._ends if not entry[2].is_over]
@@ -99,6 +112,10 @@ class Waiting:
         """Who has waited longest for this queue."""
         waiting = self._of.get(topic_id)
         return next(iter(waiting.values())) if waiting else None
+
+    def all_of(self, topic_id: int) -> list[Parked]:
+        """Who waits for this queue, who came first is first."""
+        return list(self._of.get(topic_id, {}).values())
 
     def over(self, parked: Parked) -> None:
         """It waits no longer."""
@@ -117,6 +134,13 @@ class Waiting:
             while (parked := self.first(each)) is not None:
                 self.over(parked)
                 self.dismissed.append(parked.answer(answer))
+
+    def left(self, life: tuple[int, int]) -> None:
+        """This process is no more: its claims are given nothing, and nobody is answered (QC-16)."""
+        for topic_id in list(self._of):
+            for parked in self.all_of(topic_id):
+                if (parked.message.pid, parked.message.born) == life:
+                    self.over(parked)
 
     # -- time -----------------------------------------------------------------------------------------
 
@@ -138,7 +162,8 @@ class Waiting:
         times = [self._ends[0][0]] if self._ends else []
         if self._dues and self._count:
             times.append(self.now_ns + max(self._dues[0][0] * 1_000 - now_us, 0) * 1_000)
-        if self.dismissed or self._woken:
+        times += self._windows.values()
+        if self.dismissed or any(topic_id not in self._windows for topic_id in self._woken):
             times.append(self.now_ns)
         return min(times) if times else None
 
@@ -149,13 +174,24 @@ class Waiting:
             if self._due_of.get(topic_id) == due_ms:
                 del self._due_of[topic_id]
             self.wake(topic_id)
+        for topic_id in [each for each, close_ns in self._windows.items() if close_ns <= self.now_ns]:
+            del self._windows[topic_id]
+            self.wake(topic_id)
         woken, self._woken = self._woken, {}
-        return [topic_id for topic_id in woken if topic_id in self._of]
+        return [topic_id for topic_id in woken if topic_id in self._of and topic_id not in self._windows]
 
-    def ended(self) -> Iterator[Parked]:
-        """Claims whose time is over; they wait no longer."""
+    def ended(self, held: Collection[int] = ()) -> list[Parked]:
+        """Claims whose time is over; they wait no longer. Not those for the topics `held`: these are looked
+        at as soon as what they need is known."""
+        ended, kept = [], []
         while self._ends and (self._ends[0][0] <= self.now_ns or self._ends[0][2].is_over):
-            parked = heapq.heappop(self._ends)[2]
-            if not parked.is_over:
+            entry = heapq.heappop(self._ends)
+            parked = entry[2]
+            if not parked.is_over and parked.topic_id in held:
+                kept.append(entry)
+            elif not parked.is_over:
                 self.over(parked)
-                yield parked
+                ended.append(parked)
+        for entry in kept:
+            heapq.heappush(self._ends, entry)
+        return ended

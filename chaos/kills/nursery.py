@@ -9,7 +9,6 @@ the nursery, and the nursery with whoever started it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -22,18 +21,11 @@ from pathlib import Path
 
 import msgspec
 
+from chaos.dying import die_with
 from chaos.kills.tasks import Report, Task
 
 ROOT = Path(__file__).parent.parent.parent
-_PR_SET_PDEATHSIG = 1
 _MAIN = "import sys; from chaos.kills.nursery import main; main(sys.argv[1:])"
-
-
-def die_with(parent: int) -> None:
-    """Ask to be killed when the parent ends; ends at once when that is past already."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 class Client:

@@ -15,7 +15,7 @@ from ringlog.supervision.tree import COMPACTOR, GATEWAY, RECLAIMER, RELOCATOR, S
 PASSES = (1, 2, 7)
 SUPERVISOR_POINT = "supervisor_before_respawn"
 DRAIN_POINT = "drain_mid"
-OF_OTHER_LOADS = ("dead_letter_after_append",)
+OF_OTHER_LOADS = ("dead_letter_after_append", "redrive_after_append")
 """Points that the load here never passes: tests/actors/test_dead_letters_engine.py dies there."""
 _ONCE_A_LIFE = ("recovery_before_copy", "recovery_after_copy", DRAIN_POINT)
 _OF_ACTOR = {

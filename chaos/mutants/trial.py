@@ -21,6 +21,7 @@ from chaos.run import ROOT, run_entry
 COPIED = ("ringlog", "actors", "chaos", "supervisor.py", "pyproject.toml")
 WITH_TESTS = (*COPIED, "tests", "docs", "demo", "bench", "README.md", "Makefile")
 OUTPUT_CHARS_MAX = 4_000
+SHORT_PATHS = "/tmp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +126,23 @@ def _apart() -> tuple[str, ...]:
 
 
 def _by_tests(mutant: Mutant, root: Path, work: Path, seed: int, *, is_changed: bool) -> _Seen:
-    command = [*_apart(), sys.executable, "-m", "pytest", "-q", "-x", *mutant.tests]
     environ = {**os.environ, "PYTHONPATH": str(root), "RINGLOG_ALLOW_ROOT": "1"}
-    try:
-        done = subprocess.run(
-            command,
-            cwd=root,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=mutant.limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        late = f"tests not done after {mutant.limit_s:.0f} s"
-        return _Seen("" if is_changed else late, "", "", late)
+    # Where tests have their files anyway: the path of a socket in our own scratch area would be too long.
+    with tempfile.TemporaryDirectory(prefix="rl-", dir=SHORT_PATHS) as base:
+        command = [*_apart(), sys.executable, "-m", "pytest", "-q", "-x", f"--basetemp={base}/t"]
+        try:
+            done = subprocess.run(
+                [*command, *mutant.tests],
+                cwd=root,
+                env=environ,
+                capture_output=True,
+                text=True,
+                timeout=mutant.limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            late = f"tests not done after {mutant.limit_s:.0f} s"
+            return _Seen("" if is_changed else late, "", "", late)
     every = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     failed = [line for line in every if line.startswith("FAILED") and mutant.says in line]
     if not is_changed and done.returncode:

@@ -15,6 +15,7 @@ descriptors by `loop.add_reader`, so it runs under every loop that has that, uvl
 from __future__ import annotations
 
 from ringlog.aio.client import Client, connect
+from ringlog.aio.group import Group
 from ringlog.aio.producer import Producer
 from ringlog.aio.queue import Job, Queue
 from ringlog.aio.reader import Reader, Tailer
@@ -24,6 +25,6 @@ from ringlog.aio.topics import Topics
 from ringlog.aio.watch import Watch
 
 __all__ = [
-    "Client", "Job", "Producer", "Queue", "Reader", "Routers", "Tailer", "Ticket", "Topics", "Watch",
+    "Client", "Group", "Job", "Producer", "Queue", "Reader", "Routers", "Tailer", "Ticket", "Topics", "Watch",
     "connect",
 ]  # fmt: skip

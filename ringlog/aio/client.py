@@ -9,6 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, overload
 
+from ringlog.aio.group import Group
 from ringlog.aio.producer import Producer
 from ringlog.aio.queue import Queue
 from ringlog.aio.reader import Reader, Tailer
@@ -21,12 +22,15 @@ from ringlog.client.client import ClientOptions, checked_key
 from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
 from ringlog.client.fields import NewRecord, Payload, RecordFields
-from ringlog.client.pages import EARLIEST, Cursor, Page, Record, Start, TagFilter
+from ringlog.client.group_facts import GroupLimits
+from ringlog.client.grouping import GroupWorking
+from ringlog.client.pages import EARLIEST, STORED, Cursor, Page, Record, Start, TagFilter
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState, CloseReport
 from ringlog.client.session import Session, new_client_id
 from ringlog.client.shared_reads import SharedReads
 from ringlog.client.watching import Topics as WatchTopics
 from ringlog.client.watching import watch_options
+from ringlog.clock import SystemClock
 from ringlog.errors import NotConnected
 from ringlog.limits import CREDIT_DEFAULT
 from ringlog.link.peer import FdSet
@@ -259,11 +263,27 @@ class Client:
 
     # -- working ------------------------------------------------------------------------------------
 
-    def queue(self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW) -> Queue:
+    def queue(
+        self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW,
+        release_on_exit: bool = True,
+    ) -> Queue:  # fmt: skip
         """A queue, as the worker `node` sees it. See ringlog.client.Client.queue."""
         queue = Queue(self, self._shell, topic, node or self._node, payload)
+        queue._working.release_on_exit = release_on_exit
         self._queues.add(queue)
         return queue
+
+    def group(
+        self, topic: str, name: str, *, mode: Literal["queue", "stream"] = "stream", start: Start = STORED,
+        tags: TagFilter | None = None, node: str | None = None, **limits: Unpack[GroupLimits],
+    ) -> Group:  # fmt: skip
+        """A consumer group of a topic, as its member `node` sees it. See ringlog.client.Client.group."""
+        working = GroupWorking(
+            topic, name, mode, node or self._node, SystemClock(), start=start, tags=tags, **limits
+        )
+        group = Group(self, self._shell, working)
+        self._queues.add(group.leases)
+        return group
 
     # -- the end ------------------------------------------------------------------------------------
 

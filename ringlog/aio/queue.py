@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ringlog.client.claimed import Claimed, Jobs, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
 from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
-from ringlog.client.pages import Record
+from ringlog.client.letters import dead_letter_of, is_letter_of
+from ringlog.client.pages import Record, Tombstone
 from ringlog.client.queue import GIVE_BACK_S, RETRY_S, check_claim, check_delay, check_iteration, check_lease
+from ringlog.client.redrive import Redrive, RedriveReport, Where
 from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
 from ringlog.client.working import Wish, Working
 from ringlog.clock import SystemClock
-from ringlog.errors import InvalidRequest, LeaseLost, RinglogError
+from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
 from ringlog.link.pending import Steps
 from ringlog.payload import RAW, PayloadCodec
 
@@ -35,16 +39,30 @@ log = logging.getLogger(__name__)
 class Job(JobFacts):
     """One job and the right to it; see ringlog.client.queue.Job. `async with` acks it or gives it back."""
 
-    __slots__ = ("_queue", "lost")
+    __slots__ = ("_lost", "_queue")
 
     def __init__(
         self, queue: Queue, record: Record, lease: Lease, deliveries: int, codec: PayloadCodec[Any] = RAW
     ) -> None:
         super().__init__(queue.topic, record, lease, deliveries, codec)
         self._queue = queue
-        self.lost = asyncio.Event()
+        self._lost: asyncio.Event | None = None
+        lease.on_lost = self._was_lost
+
+    @property
+    def lost(self) -> asyncio.Event:
         """Set when the lease is known to have ended: somebody else may be at work on the job."""
-        lease.on_lost = self.lost.set
+        if self._lost is None:
+            # Made when somebody asks: that takes longer than all the rest of a job. In this order, since the
+            # lease may be lost at any moment.
+            self._lost = asyncio.Event()
+            if self.lease.is_lost:
+                self._lost.set()
+        return self._lost
+
+    def _was_lost(self) -> None:
+        if self._lost is not None:
+            self._lost.set()
 
     async def ack(self) -> None:
         """The job is done; raises LeaseLost."""
@@ -115,12 +133,12 @@ class Queue:
 
     async def claim(
         self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False
-    ) -> list[Job]:
+    ) -> Jobs[Job]:
         """Lease up to `max` jobs."""
         check_claim(wait_ms, lease_ms)
         return await self._claim(max, wait_ms / 1_000, lease_ms, auto_extend)
 
-    async def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> list[Job]:
+    async def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> Jobs[Job]:
         async with self._claiming:
             session = self._shell.session
             wish = Wish()
@@ -132,10 +150,10 @@ class Queue:
             finally:
                 if self._is_closed:
                     self._working.close()
-        jobs = [Job(self, *each, self._codec) for each in found]
+        jobs = self._jobs_of(found)
         if auto_extend and jobs:
             if self._keeper is None:
-                self._keeper = Keeper(session, self.topic, self.node)
+                self._keeper = Keeper(self._working.line(session), self.topic, self.node)
             self._keeper.keep(job.lease for job in jobs)
         return jobs
 
@@ -178,7 +196,7 @@ class Queue:
                 raise
         return False
 
-    async def _fill(self, slots: Slots, lease_ms: int | None, auto_extend: bool) -> list[Job]:
+    async def _fill(self, slots: Slots, lease_ms: int | None, auto_extend: bool) -> Sequence[Job]:
         """Claim as many as may be in flight; nothing, behind a pause, when the engine cannot answer now."""
         await self._shell.wait(slots.room())
         try:
@@ -190,7 +208,7 @@ class Queue:
             return []
         for job in jobs:
             if not job.lease.is_lost:
-                slots.take(job, job.lost.set)
+                slots.take(job, job._was_lost)
         return jobs
 
     async def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
@@ -209,18 +227,35 @@ class Queue:
 
     async def ack(self, jobs: Iterable[Job]) -> Settled:
         """These jobs are done."""
-        return await self._settle(list(jobs), None)
+        return await self._settle(jobs, None)
 
     async def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
         """Give these jobs back."""
         check_delay(delay_ms)
-        return await self._settle(list(jobs), delay_ms)
+        return await self._settle(jobs, delay_ms)
 
-    async def _settle(self, jobs: list[Job], delay_ms: int | None) -> Settled:
+    def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
+        return Jobs(claimed, partial(Job, self, codec=self._codec))
+
+    async def _settle(self, jobs: Iterable[Job], delay_ms: int | None) -> Settled:
+        together = settled_together(jobs)
+        if together is not None:
+            return await self._settled_together(together, delay_ms)
+        jobs = list(jobs)
         session, leases = self._shell.session, [job.lease for job in jobs]
         if delay_ms is None:
             return await self._settled(jobs, self._working.ack(session, leases))
         return await self._settled(jobs, self._working.nack(session, leases, delay_ms))
+
+    async def _settled_together(self, claimed: Claimed, delay_ms: int | None) -> Settled:
+        session, working = self._shell.session, self._working
+        try:
+            if delay_ms is None:
+                return await self._shell.run(working.ack(session, claimed))
+            return await self._shell.run(working.nack(session, claimed, delay_ms))
+        except RinglogError:
+            claimed.lose()
+            raise
 
     async def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once."""
@@ -254,6 +289,30 @@ class Queue:
         """The first jobs that are there, whoever holds them."""
         await self._require_queue()
         return (await self._client.read(self.topic, limit=limit)).records
+
+    async def dead_letters(self) -> AsyncIterator[Record | Tombstone]:
+        """This queue's jobs in its dead-letter topic, oldest first."""
+        name = dead_letter_of(await self._shell.run(self._working.known(self._shell.session)))
+        with suppress(TopicNotFound):
+            async with self._client.reader(name) as reader:
+                async for item in reader:
+                    if is_letter_of(self.topic, item):
+                        yield item
+
+    async def redrive(
+        self, where: Where = None, *, limit: int | None = None, rate: float | None = None
+    ) -> RedriveReport:
+        """Put dead letters back into this queue."""
+        plan, session = Redrive(self.topic, where, limit, rate), self._shell.session
+        name = await self._shell.run(plan.begin(session))
+        if name is not None:
+            async with self._client.reader(name) as reader:
+                async for page in reader.pages():
+                    for part in plan.parts(page.records):
+                        await self._shell.run(plan.move(session, part))
+                    if plan.is_done:
+                        break
+        return plan.report()
 
     async def purge(self) -> Deletion:
         """Delete every job that is there now."""

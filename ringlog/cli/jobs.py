@@ -141,7 +141,7 @@ def claim(
         raise UsageError("--count out of range", found=count, max=CLAIM_JOBS_MAX)
     lease_ms = None if lease is None else parse_milliseconds(lease)
     with options.connect() as client:
-        jobs = client.queue(queue, node=node).claim(
+        jobs = client.queue(queue, node=node, release_on_exit=False).claim(
             count, wait_ms=parse_milliseconds(wait), lease_ms=lease_ms
         )
     printer = options.printer()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ringlog.client.client import Client, connect
 from ringlog.client.events import CaughtUp, Lagged, TopicDeleted, WatchEvent
 from ringlog.client.fields import NewRecord, Payload, RecordFields
+from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
 from ringlog.client.job import backoff_ms
-from ringlog.client.pages import EARLIEST, LATEST, Cursor, Page, Record, Start, Tombstone
+from ringlog.client.pages import EARLIEST, LATEST, STORED, Cursor, Page, Record, Start, Tombstone
 from ringlog.client.producer import Producer
 from ringlog.client.results import (
     Appended,
@@ -26,10 +27,11 @@ from ringlog.client.topics import Deletion, TopicDescription, Topics, TopicSumma
 from ringlog.payload import JSON, RAW, TEXT, PayloadCodec, msgspec_codec
 
 __all__ = [
-    "EARLIEST", "JSON", "LATEST", "RAW", "TEXT",
+    "EARLIEST", "JSON", "LATEST", "RAW", "STORED", "TEXT",
     "Appended", "AppendedEach", "CaughtUp", "Client", "ClientEvent", "ClientHealth", "ClientState",
-    "CloseReport", "Cursor", "Deletion", "FlushReport", "Lagged", "NewRecord", "Page", "Payload",
-    "PayloadCodec", "Producer", "ProducerStats", "QueueStats", "Record", "RecordFields",
+    "CloseReport", "Cursor", "Deletion", "FlushReport", "GroupMember", "GroupStats", "Lagged",
+    "NewRecord", "Page", "Payload",
+    "PayloadCodec", "PendingEntry", "Producer", "ProducerStats", "QueueStats", "Record", "RecordFields",
     "RouterDescription", "Routers", "Settled", "Start", "Ticket", "Tombstone",
     "TopicDeleted", "TopicDescription", "TopicSummary", "Topics", "WatchEvent", "backoff_ms", "connect",
     "msgspec_codec",

@@ -17,7 +17,7 @@ from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
 from ringlog.client.fields import NewRecord, Payload, RecordFields
 from ringlog.client.locked import LockedConnection
-from ringlog.client.pages import EARLIEST, Cursor, Page, Record, Start, TagFilter
+from ringlog.client.pages import EARLIEST, STORED, Cursor, Page, Record, Start, TagFilter
 from ringlog.client.producer import Producer
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState, CloseReport
 from ringlog.client.routers import Routers
@@ -35,6 +35,8 @@ from ringlog.payload import RAW, PayloadCodec
 from ringlog.types import Codec, Durability
 
 if TYPE_CHECKING:
+    from ringlog.client.group import Group
+    from ringlog.client.group_facts import GroupLimits
     from ringlog.client.numbered import NumberedProducer
     from ringlog.client.queue import Queue
     from ringlog.client.reader import Reader
@@ -407,16 +409,47 @@ class Client:
 
     # -- working ------------------------------------------------------------------------------------
 
-    def queue(self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW) -> Queue:
+    def queue(
+        self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW,
+        release_on_exit: bool = True,
+    ) -> Queue:  # fmt: skip
         """A queue, as the worker `node` sees it; without a name, this client's. See ringlog.client.queue.
+
+        On the engine's host, what is claimed is given back as soon as this process is gone; not so without
+        `release_on_exit`: then leases last as long as they were asked for.
 
         With another `payload` than RAW, jobs are put from values and have a `value`; what cannot be decoded
         is rejected by a `jobs()` loop."""
         from ringlog.client.queue import Queue
 
         queue = Queue(self, self._shell, self._connection, topic, node or self.client_id, payload)
+        queue._working.release_on_exit = release_on_exit
         self._queues.add(queue)
         return queue
+
+    def group(
+        self, topic: str, name: str, *, mode: Literal["queue", "stream"] = "stream", start: Start = STORED,
+        tags: TagFilter | None = None, node: str | None = None, **limits: Unpack[GroupLimits],
+    ) -> Group:  # fmt: skip
+        """A consumer group of a topic, as its member `node` sees it; made when it is first used. See
+        ringlog.client.group.
+
+        `start` is where a new group begins; one that is there goes on where it stands. With `tags` it is a
+        group of its own, which passes over every other record. `max_in_flight` and `member_max_in_flight`
+        bound what is claimed and not acked, of all members and of one; they, too, are those of a new group.
+        With `min_idle_ms` this member's claims take over what another one did nothing about for so long, when
+        nothing else is there.
+        """
+        from ringlog.client.group import Group
+        from ringlog.client.grouping import GroupWorking
+
+        working = GroupWorking(
+            topic, name, mode, node or self.client_id, self._shell.session.clock, start=start, tags=tags,
+            **limits,
+        )  # fmt: skip
+        group = Group(self, self._shell, self._connection, working)
+        self._queues.add(group.leases)
+        return group
 
     # -- the end ------------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class Keeper:
             elif not lease.is_over:
                 by_length.setdefault(lease.lease_ms, []).append(lease)
         for lease_ms, leases in by_length.items():
-            for part in parts_of(leases):
+            for part in lists_of(leases):
                 self._ask(part, lease_ms, now_ns)
         self._plan()
 
@@ -142,7 +142,7 @@ class Keeper:
                 lease.deadline_ms, lease.until_ns = reply.deadline, until_ns
 
 
-def parts_of(leases: Sequence[Lease]) -> list[Sequence[Lease]]:
+def lists_of(leases: Sequence[Lease]) -> list[Sequence[Lease]]:
     """As many at once as one request names."""
     return [leases[at : at + JOBS_PER_REQUEST_MAX] for at in range(0, len(leases), JOBS_PER_REQUEST_MAX)]
 

@@ -113,9 +113,11 @@ class Position(Enum):
     """The first record that is still there."""
     LATEST = "latest"
     """Behind the last record: only what comes from now on."""
+    STORED = "stored"
+    """Where a consumer group stands already; one that is made begins at the first record."""
 
 
-EARLIEST, LATEST = Position.EARLIEST, Position.LATEST
+EARLIEST, LATEST, STORED = Position.EARLIEST, Position.LATEST, Position.STORED
 END = LATEST
 Start: TypeAlias = "Position | Cursor | int | datetime"
 """Where to start: a Position, a stored Cursor, the seq to start after, or the time from which on."""

@@ -10,28 +10,33 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ringlog.client.claimed import Claimed, Jobs, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
 from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
-from ringlog.client.pages import Record
+from ringlog.client.letters import dead_letter_of, is_letter_of
+from ringlog.client.pages import Record, Tombstone
+from ringlog.client.redrive import Redrive, RedriveReport, Where
 from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
 from ringlog.client.working import Wish, Working
-from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, UsageError
+from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX
-from ringlog.link.pending import Steps, start
+from ringlog.link.pending import Pending, Steps, start
 from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
     from ringlog.client.client import Client
     from ringlog.client.locked import LockedConnection
+    from ringlog.client.session import Session
     from ringlog.client.shell import Shell
 
 log = logging.getLogger(__name__)
@@ -46,16 +51,30 @@ class Job(JobFacts):
     """One job and the right to it. As a context: acked when the block ends well, given back when it does not,
     to rest for a while (`backoff_ms`)."""
 
-    __slots__ = ("_queue", "lost")
+    __slots__ = ("_lost", "_queue")
 
     def __init__(
         self, queue: Queue, record: Record, lease: Lease, deliveries: int, codec: PayloadCodec[Any] = RAW
     ) -> None:
         super().__init__(queue.topic, record, lease, deliveries, codec)
         self._queue = queue
-        self.lost = threading.Event()
+        self._lost: threading.Event | None = None
+        lease.on_lost = self._was_lost
+
+    @property
+    def lost(self) -> threading.Event:
         """Set when the lease is known to have ended: somebody else may be at work on the job."""
-        lease.on_lost = self.lost.set
+        if self._lost is None:
+            # Made when somebody asks: that takes longer than all the rest of a job. In this order, since the
+            # lease may be lost at any moment.
+            self._lost = threading.Event()
+            if self.lease.is_lost:
+                self._lost.set()
+        return self._lost
+
+    def _was_lost(self) -> None:
+        if self._lost is not None:
+            self._lost.set()
 
     def ack(self) -> None:
         """The job is done; it is gone for good when this returns. Raises LeaseLost when the lease had ended:
@@ -137,7 +156,7 @@ class Queue:
 
     def claim(
         self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False
-    ) -> list[Job]:
+    ) -> Jobs[Job]:
         """Lease up to `max` jobs (at most 1,000), those that came back first, then lowest number first.
 
         An empty list: there was none within `wait_ms`. The leases last `lease_ms`, or as long as the topic
@@ -146,18 +165,18 @@ class Queue:
         check_claim(wait_ms, lease_ms)
         return self._claim(max, wait_ms / 1_000, lease_ms, auto_extend)
 
-    def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> list[Job]:
+    def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> Jobs[Job]:
         with self._claiming:
             try:
                 steps = self._working.claim(self._connection, most, wait_s, lease_ms, Wish())
-                jobs = [Job(self, *found, self._codec) for found in self._client.run(steps)]
+                jobs = self._jobs_of(self._client.run(steps))
             finally:
                 if self._is_closed:
                     self._working.close()  # Meanwhile, and by another thread.
         if auto_extend and jobs:
             with self._shell.locked() as session:
                 if self._keeper is None:
-                    self._keeper = Keeper(session, self.topic, self.node)
+                    self._keeper = Keeper(self._working.line(session), self.topic, self.node)
                 self._keeper.keep(job.lease for job in jobs)
         return jobs
 
@@ -228,7 +247,7 @@ class Queue:
         with self._shell.locked():
             for job in jobs:
                 if not job.lease.is_lost:
-                    slots.take(job, job.lost.set)
+                    slots.take(job, job._was_lost)
         unbegun += jobs
 
     def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
@@ -253,12 +272,12 @@ class Queue:
         thousand in one request are one record of the log.
 
         When the engine does not answer, the leases are not extended any more; trying again does no harm."""
-        return self._settle(list(jobs), None)
+        return self._settle(jobs, None)
 
     def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
         """Give these jobs back, ready now or after `delay_ms` (at most a day)."""
         check_delay(delay_ms)
-        return self._settle(list(jobs), delay_ms)
+        return self._settle(jobs, delay_ms)
 
     def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once, whatever its deliveries; the first line of `reason` goes
@@ -267,12 +286,29 @@ class Queue:
         if not self._settled([job], steps).is_complete:
             raise job.lost_error()
 
-    def _settle(self, jobs: list[Job], delay_ms: int | None) -> Settled:
+    def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
+        return Jobs(claimed, partial(Job, self, codec=self._codec))
+
+    def _settle(self, jobs: Iterable[Job], delay_ms: int | None) -> Settled:
         connection, working = self._connection, self._working
+        together = settled_together(jobs)
+        if together is not None:
+            return self._settled_together(together, delay_ms)
+        jobs = list(jobs)
         leases = [job.lease for job in jobs]
         if delay_ms is None:
             return self._settled(jobs, working.ack(connection, leases))
         return self._settled(jobs, working.nack(connection, leases, delay_ms))
+
+    def _settled_together(self, claimed: Claimed, delay_ms: int | None) -> Settled:
+        connection, working = self._connection, self._working
+        try:
+            if delay_ms is None:
+                return self._client.run(working.ack(connection, claimed))
+            return self._client.run(working.nack(connection, claimed, delay_ms))
+        except RinglogError:
+            claimed.lose()
+            raise
 
     def _settled(self, jobs: list[Job], steps: Steps[Settled]) -> Settled:
         try:
@@ -304,6 +340,37 @@ class Queue:
         """The first jobs that are there, whoever holds them, without claiming any."""
         self._require_queue()
         return self._client.read(self.topic, limit=limit).records
+
+    # -- dead letters ---------------------------------------------------------------------------------
+
+    def dead_letters(self) -> Iterator[Record | Tombstone]:
+        """This queue's jobs in its dead-letter topic, oldest first, up to the last one there is now. A
+        tombstone says that some were lost there. Raises InvalidRequest where the queue has none."""
+        return self._letters(dead_letter_of(self._client.run(self._working.known(self._connection))))
+
+    def _letters(self, name: str) -> Iterator[Record | Tombstone]:
+        with suppress(TopicNotFound), self._client.reader(name) as reader:
+            yield from (item for item in reader if is_letter_of(self.topic, item))
+
+    def redrive(
+        self, where: Where = None, *, limit: int | None = None, rate: float | None = None
+    ) -> RedriveReport:
+        """Put dead letters back into this queue, with all they have, and delete them there: all, those with
+        these numbers there, or those for which `where(record)` is true; the oldest `limit`, at most `rate` a
+        second.
+
+        Safe to repeat after an error or a crash: nothing is lost, and nothing comes back twice as long as the
+        shard remembers who wrote. Raises what an append raises; what was moved before stays so."""
+        plan = Redrive(self.topic, where, limit, rate)
+        name = self._shell.ask(lambda session: start(plan.begin(session)))
+        if name is not None:
+            with self._client.reader(name) as reader:
+                for page in reader.pages():
+                    for part in plan.parts(page.records):
+                        self._shell.ask(partial(_begin_move, plan, part))
+                    if plan.is_done:
+                        break
+        return plan.report()
 
     def purge(self) -> Deletion:
         """Delete every job that is there now: ready, leased and delayed ones. They do not come back."""
@@ -339,6 +406,10 @@ class Queue:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _begin_move(plan: Redrive, letters: Sequence[Record], session: Session) -> Pending[None]:
+    return start(plan.move(session, letters))
 
 
 def check_claim(wait_ms: int, lease_ms: int | None) -> None:

@@ -172,3 +172,10 @@ class QueueStats:
     dead_lettered: int
     waiting: int
     """Claims that wait for jobs."""
+    oldest_ready_ms: int | None = None
+    """How long ago the oldest ready job was put; None = none is ready."""
+    wait_p99_ms: int = 0
+    """99 in 100 of the jobs handed out in the last one or two minutes had waited no longer than this since
+    they were put; 0 = none was handed out. Jobs from before the shard's last start are not counted."""
+    promoted: int = 0
+    """Jobs that went before more urgent ones because they had waited for `starvation_ms`."""

@@ -305,12 +305,12 @@ class Session:
         info: TopicInfo = yield self.resolve(message.topic)
         reply: Reply
         try:
-            reply = yield self.links.request(info.shard, message, self.deadline_ns(extra_ms))
+            reply = yield self.links.request(info.shard, message, self.deadline_ns(extra_ms), by_ring=True)
         except TopicNotFound:
             # Perhaps it is made anew, and elsewhere.
             self.forget(message.topic)
             info = yield self.resolve(message.topic)
-            reply = yield self.links.request(info.shard, message, self.deadline_ns(extra_ms))
+            reply = yield self.links.request(info.shard, message, self.deadline_ns(extra_ms), by_ring=True)
         return reply
 
     # -- writing --------------------------------------------------------------------------------------

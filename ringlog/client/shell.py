@@ -396,7 +396,7 @@ class Shell:
         is_background = self._leader is self._background
         # The daemon thread serves results that nobody waits for: it looks now and then, so that a busy
         # sender, who takes settlements himself, is not disturbed at each of them.
-        if not session.links.pump() if is_background else session.links.arm():
+        if session.links.arm(for_settlements=not is_background):
             seconds = session.sleep_s()
             if is_background and session.links.frames_in_flight:
                 seconds = min(seconds, BACKGROUND_LOOK_S)

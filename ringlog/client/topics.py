@@ -52,6 +52,8 @@ class TopicSummary:
     last_write_ts: int | None
     last_read_ts: int | None
     config: dict[str, Any]
+    held_by: str = ""
+    """The consumer group for which records stay that caps or TTL would have taken (`retain_until_acked`)."""
 
     @property
     def next_seq(self) -> int:
@@ -135,7 +137,7 @@ def summary_of(reply: TopicStateReply) -> TopicSummary:
     return TopicSummary(
         reply.topic, reply.type, reply.epoch, reply.head_seq, reply.earliest_seq, reply.count,
         reply.bytes, reply.evict_floor, _microseconds(reply.last_write_ts),
-        _microseconds(reply.last_read_ts), reply.config,
+        _microseconds(reply.last_read_ts), reply.config, reply.held_by,
     )  # fmt: skip
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from ringlog.client.claimed import Claimed
 from ringlog.client.connection import Connection
-from ringlog.client.leases import Lease, call_number, entries_of, parts_of
-from ringlog.client.pages import Record
-from ringlog.client.pieces import Piece, visible_pieces
+from ringlog.client.leases import Lease, call_number, lists_of, words_of
+from ringlog.client.pieces import FramePiece, Piece, visible_pieces
 from ringlog.client.results import QueueStats, Settled
 from ringlog.client.source import LocalSource, received
 from ringlog.clock import Clock
@@ -35,10 +35,17 @@ from ringlog.envelope.messages import (
 )
 from ringlog.envelope.messages import QueueStats as QueueStatsMessage
 from ringlog.errors import NotAQueue, RinglogError, UsageError
-from ringlog.limits import CLAIM_JOBS_MAX, CLAIM_SLICE_MS_MAX, NODE_BYTES_MAX
+from ringlog.frame.view import FrameView
+from ringlog.limits import CLAIM_JOBS_MAX, CLAIM_SLICE_MS_MAX, JOBS_PER_REQUEST_MAX, NODE_BYTES_MAX
 from ringlog.link.peer import MS, Reply
 from ringlog.link.pending import Pending, Steps
+from ringlog.lives import own_life
 from ringlog.storage.mask import NOTHING
+
+C = TypeVar("C")
+
+Span = tuple[int, int]
+"""Numbers, both included."""
 
 
 class QueueConnection(Connection, Protocol):
@@ -75,10 +82,19 @@ class Working:
         self.topic = topic
         self.node = node
         self._clock = clock
+        self.release_on_exit = True
+        """What this process claims is given back as soon as it dies, as far as the engine can see that."""
         self._source: LocalSource | None = None
+        self._frame: FrameView | None = None
+        """The one read last: jobs that were put together are claimed one after the other."""
+
+    def line(self, connection: C) -> C:
+        """Over what requests about jobs go; a group says there which one it is."""
+        return connection
 
     def close(self) -> None:
         """Let go of files."""
+        self._frame = None
         if self._source is not None:
             self._source.close()
 
@@ -91,50 +107,51 @@ class Working:
 
     def claim(
         self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, wish: Wish
-    ) -> Steps[list[tuple[Record, Lease, int]]]:
-        """Up to `most` jobs, each with its lease and the number of its delivery; empty when there was none
-        within `wait_s`. What cannot be read is given back."""
+    ) -> Steps[Claimed]:
+        """Up to `most` jobs with their leases; none when there was none within `wait_s`. What cannot be read
+        is given back."""
         if not 1 <= most <= CLAIM_JOBS_MAX:
             raise UsageError("a claim takes between one job and the most there may be", found=most,
                              max=CLAIM_JOBS_MAX)  # fmt: skip
-        info: TopicInfo = yield from self.known(connection)
-        length_ms = lease_ms or int(info.config["lease_ms"])
         begun_ns = self._clock.monotonic_ns()
         while True:
             left_ms = math.inf
             if wait_s != math.inf:
                 left_ms = wait_s * 1_000 - (self._clock.monotonic_ns() - begun_ns) / MS
             wait_ms = int(min(max(left_ms, 0), CLAIM_SLICE_MS_MAX))
-            claim = JobsClaim(self.topic, self.node, most, lease_ms or 0, wait_ms, call_number())
-            reply = yield connection.about_jobs(claim, extra_ms=wait_ms)
+            life = own_life() if self.release_on_exit and connection.transport == "ring" else (0, 0)
+            claim = JobsClaim(self.topic, self.node, most, lease_ms or 0, wait_ms, call_number(), *life)
+            reply = yield self.line(connection).about_jobs(claim, extra_ms=wait_ms)
             message: JobsClaimed = reply.message
             if message.runs or wish.is_over() or left_ms <= CLAIM_SLICE_MS_MAX:
                 break
-        leases = self._leases(message, length_ms)
+        until_ns = self._clock.monotonic_ns() + message.lease_ms * MS
+        claimed = Claimed(message.runs, message.deadline, message.lease_ms, until_ns)
         if wish.is_over():
-            yield from self.nack(connection, leases, 0)
-            return []
-        pieces: list[Piece] = []
+            yield from self._give_back(connection, claimed)
+            return claimed
         try:
-            yield from self._read(connection, message, reply.attachment, pieces)
+            yield from self._read(connection, message, reply.attachment, claimed.pieces)
         except RinglogError:
             # What comes before the damage is worked on; the rest is given back, and is an error when nothing
             # comes before it (QC-8).
-            reached = max((piece.last_seq for piece in pieces), default=0)
-            yield from self.nack(connection, [lease for lease in leases if lease.seq > reached], 0)
-            if not pieces:
+            reached = max((piece.last_seq for piece in claimed.pieces), default=0)
+            yield from self._give_back(connection, claimed, reached)
+            if not claimed.pieces:
                 raise
         if wish.is_over():
-            yield from self.nack(connection, [lease for lease in leases if not lease.is_over], 0)
-            return []
-        found = {record.seq: record for piece in pieces for record in piece.records()}
-        times = [times for _, count, times, _ in message.runs for _ in range(count)]
-        # A job without a record was deleted in between: it is nobody's any more.
-        return [
-            (found[lease.seq], lease, number)
-            for lease, number in zip(leases, times, strict=True)
-            if lease.seq in found
-        ]
+            yield from self._give_back(connection, claimed)
+            claimed.pieces.clear()
+        return claimed
+
+    def _give_back(self, connection: QueueConnection, claimed: Claimed, after: int = 0) -> Steps[None]:
+        """Those behind `after` are nobody's again. Those before it that were given back already, too: the
+        engine skips them."""
+        entries = [each for each in claimed.given() if each[0] > after]
+        for at in range(0, len(entries), JOBS_PER_REQUEST_MAX):
+            seqs, tokens = zip(*entries[at : at + JOBS_PER_REQUEST_MAX], strict=True)
+            nack = JobsNack(self.topic, self.node, words_of(seqs), words_of(tokens), 0, call_number())
+            yield self.line(connection).about_jobs(nack)
 
     def known(self, connection: QueueConnection) -> Steps[TopicInfo]:
         """The topic, which has to be a queue; raises NotAQueue, TopicNotFound."""
@@ -143,33 +160,17 @@ class Working:
             raise NotAQueue("not a queue", topic=self.topic)
         return info
 
-    def _leases(self, message: JobsClaimed, length_ms: int) -> list[Lease]:
-        until_ns = self._clock.monotonic_ns() + length_ms * MS
-        return [
-            Lease(first + n, token + n, message.deadline, length_ms, until_ns)
-            for first, count, _, token in message.runs
-            for n in range(count)
-        ]
-
     def _read(
         self, connection: QueueConnection, message: JobsClaimed, attached: Any, pieces: list[Piece]
     ) -> Steps[None]:
-        spans: list[tuple[int, int]] = []
+        spans: list[Span] = []
         for first, count, _, _ in message.runs:
             if spans and spans[-1][1] + 1 == first:
                 spans[-1] = spans[-1][0], first + count - 1
             else:
                 spans.append((first, first + count - 1))
         if connection.transport == "ring":
-            source = self._source
-            if source is None:
-                source = self._source = LocalSource(connection, self.topic)
-            try:
-                for first, last in spans:
-                    yield from source.held(first, last, message.epoch, pieces)
-            finally:
-                if source is not self._source:
-                    source.close()
+            yield from self._read_files(connection, message, spans, pieces)
         elif spans:
             runs = received(self.topic, message.frames, spans[0][0] - 1, memoryview(attached or b""))
             for first, last in spans:
@@ -177,47 +178,78 @@ class Working:
                     if run.last_seq >= first:
                         pieces += visible_pieces(run, first - 1, last, NOTHING, self.topic)
 
+    def _read_files(
+        self, connection: QueueConnection, message: JobsClaimed, spans: list[Span], pieces: list[Piece]
+    ) -> Steps[None]:
+        source = self._source
+        if source is None:
+            source = self._source = LocalSource(connection, self.topic)
+        try:
+            for first, last in spans:
+                known = self._known_frame(message, first, last)
+                if known is not None:
+                    pieces.append(FramePiece(known))
+                    continue
+                yield from source.held(first, last, message.epoch, pieces)
+                if pieces and isinstance(pieces[-1], FramePiece):
+                    self._frame = pieces[-1].view.whole
+        finally:
+            if source is not self._source:
+                source.close()
+
+    def _known_frame(self, message: JobsClaimed, first: int, last: int) -> FrameView | None:
+        """These jobs, if they lie in the frame that was read last: what a number stands for never changes in
+        one life of a topic."""
+        frame = self._frame
+        if frame is None or (frame.topic_id, frame.epoch) != (message.topic_id, message.epoch):
+            return None
+        if not frame.first_seq <= first <= last <= frame.last_seq:
+            return None
+        return frame.slice(first - frame.first_seq, last + 1 - frame.first_seq)
+
     # -- what becomes of jobs -------------------------------------------------------------------------
 
-    def ack(self, connection: QueueConnection, leases: Sequence[Lease]) -> Steps[Settled]:
+    def ack(self, connection: QueueConnection, leases: Sequence[Lease] | Claimed) -> Steps[Settled]:
         """Their jobs are done."""
         skipped: list[int] = []
         for part in parts_of(leases):
             seqs, tokens = entries_of(part)
-            in_time = self._clock.monotonic_ns() <= min(lease.until_ns for lease in part)
+            in_time = self._clock.monotonic_ns() <= until_of(part)
             ack = JobsAck(self.topic, self.node, seqs, tokens, in_time, call_number())
-            reply: JobsAcked = (yield connection.about_jobs(ack)).message
+            reply: JobsAcked = (yield self.line(connection).about_jobs(ack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
-    def nack(self, connection: QueueConnection, leases: Sequence[Lease], delay_ms: int) -> Steps[Settled]:
+    def nack(
+        self, connection: QueueConnection, leases: Sequence[Lease] | Claimed, delay_ms: int
+    ) -> Steps[Settled]:
         """Their jobs are given back."""
         skipped: list[int] = []
         for part in parts_of(leases):
             seqs, tokens = entries_of(part)
             nack = JobsNack(self.topic, self.node, seqs, tokens, delay_ms, call_number())
-            reply: JobsNacked = (yield connection.about_jobs(nack)).message
+            reply: JobsNacked = (yield self.line(connection).about_jobs(nack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
     def reject(self, connection: QueueConnection, leases: Sequence[Lease], reason: str) -> Steps[Settled]:
         """Their jobs go to the dead letters."""
         skipped: list[int] = []
-        for part in parts_of(leases):
+        for part in lists_of(leases):
             seqs, tokens = entries_of(part)
             reject = JobsReject(self.topic, self.node, seqs, tokens, reason, call_number())
-            reply: JobsRejected = (yield connection.about_jobs(reject)).message
+            reply: JobsRejected = (yield self.line(connection).about_jobs(reject)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
     def extend(self, connection: QueueConnection, leases: Sequence[Lease], lease_ms: int) -> Steps[Settled]:
         """They are held up to another instant."""
         skipped: list[int] = []
-        for part in parts_of(leases):
+        for part in lists_of(leases):
             seqs, tokens = entries_of(part)
             begun_ns = self._clock.monotonic_ns()
             extend = JobsExtend(self.topic, self.node, seqs, tokens, lease_ms, call_number())
-            reply: JobsExtended = (yield connection.about_jobs(extend)).message
+            reply: JobsExtended = (yield self.line(connection).about_jobs(extend)).message
             gone = set(np.frombuffer(reply.skipped, dtype="<i8").tolist())
             for lease in part:
                 if lease.seq in gone:
@@ -230,15 +262,45 @@ class Working:
 
     def stats(self, connection: QueueConnection) -> Steps[QueueStats]:
         """How many jobs are in which state."""
-        reply: QueueStatsReply = (yield connection.about_jobs(QueueStatsMessage(self.topic))).message
+        reply: QueueStatsReply = (
+            yield self.line(connection).about_jobs(QueueStatsMessage(self.topic))
+        ).message
         return QueueStats(
-            reply.topic, reply.ready, reply.in_flight, reply.delayed, reply.dead_lettered, reply.waiting
+            reply.topic, reply.ready, reply.in_flight, reply.delayed, reply.dead_lettered, reply.waiting,
+            None if reply.oldest_ready_ms < 0 else reply.oldest_ready_ms, reply.wait_p99_ms, reply.promoted,
+        )  # fmt: skip
+
+
+def parts_of(leases: Sequence[Lease] | Claimed) -> Sequence[Sequence[Lease] | Claimed]:
+    """As many at once as one request names; a claim is never of more."""
+    if isinstance(leases, Claimed):
+        return [leases] if len(leases) else []
+    return lists_of(leases)
+
+
+def until_of(leases: Sequence[Lease] | Claimed) -> int:
+    """When the first of them ends, on our clock."""
+    return leases.until_ns if isinstance(leases, Claimed) else min(lease.until_ns for lease in leases)
+
+
+def entries_of(leases: Sequence[Lease] | Claimed) -> tuple[bytes, bytes]:
+    """Numbers and tokens as they travel."""
+    return (
+        leases.entries()
+        if isinstance(leases, Claimed)
+        else (
+            words_of([lease.seq for lease in leases]),
+            words_of([lease.token for lease in leases]),
         )
+    )
 
 
-def _over(leases: Iterable[Lease], skipped: bytes) -> list[int]:
+def _over(leases: Iterable[Lease] | Claimed, skipped: bytes) -> list[int]:
     """These leases are over, and those skipped are lost."""
     gone: list[int] = np.frombuffer(skipped, dtype="<i8").tolist()
+    if isinstance(leases, Claimed):
+        leases.over(gone)
+        return gone
     lost = set(gone)
     for lease in leases:
         if lease.seq in lost:

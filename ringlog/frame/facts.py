@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringlog.errors import FrameInvalid
 from ringlog.frame import layout
@@ -35,6 +36,10 @@ class RecordFacts:
     """(n,) own `expires_at`, 0 = none; None when no record has one."""
     tags: list[bytes] | None
     """One a record, b"" = none; None when no record has one, or when they were not asked for."""
+    not_before: I64 | None = None
+    """(n,) own `not_before`, 0 = none; None when no record has one."""
+    priorities: NDArray[np.uint8] | None = None
+    """(n,) own priority; None when no record has one."""
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -66,10 +71,7 @@ def joined(parts: list[RecordFacts]) -> RecordFacts:
         return parts[0]
     seqs = np.concatenate([part.seqs for part in parts])
     order = np.argsort(seqs, kind="stable")
-    expires = tags = None
-    if any(part.expires is not None for part in parts):
-        filled = [np.zeros(len(part), np.int64) if part.expires is None else part.expires for part in parts]
-        expires = np.concatenate(filled)[order]
+    tags = None
     if any(part.tags is not None for part in parts):
         flat = [tag for part in parts for tag in (part.tags or [b""] * len(part))]
         tags = [flat[row] for row in order.tolist()]
@@ -77,9 +79,23 @@ def joined(parts: list[RecordFacts]) -> RecordFacts:
         seqs[order],
         np.concatenate([part.sizes for part in parts])[order],
         np.concatenate([part.stamps for part in parts])[order],
-        expires,
+        _filled(parts, [part.expires for part in parts], order),
         tags,
+        _filled(parts, [part.not_before for part in parts], order),
+        _filled(parts, [part.priorities for part in parts], order),
     )
+
+
+def _filled(parts: list[RecordFacts], columns: list[Any], order: I64) -> Any:
+    """One column of all rows, in this order, with 0 where a part has none; None when no part has one."""
+    known = next((column for column in columns if column is not None), None)
+    if known is None:
+        return None
+    filled = [
+        np.zeros(len(part), known.dtype) if column is None else column
+        for part, column in zip(parts, columns, strict=True)
+    ]
+    return np.concatenate(filled)[order]
 
 
 def _of_shape(buffer: Any, batch: FrameBatch, shape: int, *, with_tags: bool) -> RecordFacts:
@@ -103,6 +119,8 @@ def _of_view(view: FrameView, *, with_tags: bool) -> RecordFacts:
         np.full(len(view), view.commit_ts, np.int64) if stamps is None else stamps.astype(np.int64),
         view.fixed_column(Column.EXPIRES_AT),
         None if tags is None else tags.to_list(),
+        view.fixed_column(Column.NOT_BEFORE),
+        view.fixed_column(Column.PRIORITY),
     )
 
 
@@ -130,7 +148,7 @@ class _Walk:
     def facts(self, bitmap: int, *, with_tags: bool) -> RecordFacts:
         """The facts of all frames, which have the columns of `bitmap`."""
         sizes: Any = 0
-        expires = tags = None
+        expires = tags = not_before = priorities = None
         stamps = self._words[:, layout.W_COMMIT_TS].astype(np.int64)[self._frame_of]
         for column in columns_in(bitmap):
             if column <= Column.META:
@@ -142,16 +160,19 @@ class _Walk:
                     bounds = zip((starts - starts[0]).tolist(), (stops - starts[0]).tolist(), strict=True)
                     tags = [whole[a:b] for a, b in bounds]
             elif column == Column.PRIORITY:
-                self._past(_padded(self._counts))
+                at = self._past(_padded(self._counts))
+                priorities = np.frombuffer(self._view, np.uint8)[at[self._frame_of] + self._index_of]
             else:
                 values = self._times()
                 if column == Column.EXPIRES_AT:
                     expires = values
+                elif column == Column.NOT_BEFORE:
+                    not_before = values
                 elif column == Column.COMMIT_TS:
                     stamps = values
         bases = self._words[:, layout.W_BASE_SEQ][self._frame_of]
         seqs = bases + np.asarray(self._index_of, dtype=np.uint64)
-        return RecordFacts(seqs, sizes, stamps, expires, tags)
+        return RecordFacts(seqs, sizes, stamps, expires, tags, not_before, priorities)
 
     def _past(self, sizes: I64) -> I64:
         at = self._at

@@ -43,6 +43,8 @@ class BytesColumn(NamedTuple):
         if count <= 0:
             return []
         start, stop = int(self.offsets[0]), int(self.offsets[-1])
+        if count == 1:
+            return [self.data[start:stop].tobytes()]
         length = (stop - start) // count
         if bool((np.diff(self.offsets) == length).all()):
             if length == 0:
@@ -203,6 +205,11 @@ class FrameView:
         return FrameView(
             self.header, self._body, self._layout, self.offset, self._start + first, self._start + last
         )
+
+    @property
+    def whole(self) -> FrameView:
+        """All records of the frame that this is a view of."""
+        return FrameView(self.header, self._body, self._layout, self.offset, 0, self.header.records)
 
     def after(self, seq: int) -> FrameView:
         """View the records of this view whose seq is greater than `seq`."""

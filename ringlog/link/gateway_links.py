@@ -119,6 +119,7 @@ class GatewayLinks:
         attachment: Any = None,
         *,
         is_patient: bool = True,
+        by_ring: bool = False,
     ) -> Pending[Reply]:
         """Ask the gateway; it knows which shard has what."""
         return self._peer.request(message, deadline_ns, attachment, is_patient=is_patient)
@@ -170,7 +171,7 @@ class GatewayLinks:
         """See can_look_on."""
         return False
 
-    def arm(self) -> bool:
+    def arm(self, *, for_settlements: bool = True) -> bool:
         """A socket always wakes; False when something was there already."""
         return not self._peer.pump()
 

@@ -26,6 +26,7 @@ from ringlog.link.address import (
     shard_socket,
     supervisor_socket,
 )
+from ringlog.link.call_link import CallLink
 from ringlog.link.engine_watch import EngineWatch
 from ringlog.link.peer import MS, FdSet, Peer, Reply
 from ringlog.link.pending import Pending
@@ -47,6 +48,7 @@ class ShardLink(NamedTuple):
     """All there is between one client and one shard."""
 
     control: Peer
+    calls: CallLink
     channel: RingChannel
     publication: PublicationWatch
 
@@ -192,12 +194,17 @@ class LocalLinks:
         attachment: Any = None,
         *,
         is_patient: bool = True,
+        by_ring: bool = False,
     ) -> Pending[Reply]:
         """Ask a shard; raises NotConnected for one there is not."""
         link = self._link(shard)
-        if link.control.fd < 0 and self._board is not None:
-            link.control.point_at(shard_socket(self.engine.shm_dir, shard))
-        return link.control.request(message, deadline_ns, attachment, is_patient=is_patient)
+        control = link.control
+        if control.fd < 0 and self._board is not None:
+            control.point_at(shard_socket(self.engine.shm_dir, shard))
+        if by_ring and control.lane is None and self._board is not None:
+            page = self.board.process(1 + shard)
+            link.calls.ask(control, self.engine.shm_dir, lambda: bool(page.get(P.ASLEEP)))
+        return control.request(message, deadline_ns, attachment, is_patient=is_patient, by_lane=by_ring)
 
     def ask_supervisor(self, message: Message, deadline_ns: int) -> Pending[Reply]:
         """Ask the supervisor."""
@@ -269,6 +276,7 @@ class LocalLinks:
         happened = False
         for link in self._links:
             happened |= link.channel.pump()
+            happened |= link.calls.pump()
         for turns in self._turns.values():
             happened |= turns.pump()
         return happened
@@ -292,6 +300,9 @@ class LocalLinks:
             if link.control.fd == fd:
                 link.control.pump()
                 return
+            if link.calls.fd == fd:
+                link.calls.on_bell()
+                return
             link.channel.on_bell(fd)
             link.publication.on_bell(fd)
 
@@ -301,23 +312,27 @@ class LocalLinks:
         return sum(link.channel.in_flight for link in self._links)
 
     def can_look_on(self) -> bool:
-        """A few frames are in flight on rings, so `has_settled` may turn true at any moment."""
-        return 0 < self.frames_in_flight <= LONE_FRAMES_MAX
+        """A few frames or requests are in flight on rings, so `has_settled` may turn true at any moment."""
+        calls = sum(link.calls.open_requests for link in self._links)
+        return 0 < self.frames_in_flight + calls <= LONE_FRAMES_MAX
 
     def has_settled(self) -> bool:
-        """Are settlements there? A load a ring, for looking on."""
-        return any(link.channel.has_settled() for link in self._links)
+        """Are settlements or answers there? A load a ring, for looking on."""
+        return any(link.channel.has_settled() or link.calls.has_some for link in self._links)
 
-    def arm(self) -> bool:
-        """Ask to be woken for settlements; False when some were there already."""
+    def arm(self, *, for_settlements: bool = True) -> bool:
+        """Ask to be woken for answers, and settlements; False when some were there already."""
         for link in self._links:
-            link.channel.arm(is_wanted=True)
+            if for_settlements:
+                link.channel.arm(is_wanted=True)
+            link.calls.arm(is_wanted=True)
         return not self.pump()
 
     def disarm(self) -> None:
         """The owner is awake."""
         for link in self._links:
             link.channel.arm(is_wanted=False)
+            link.calls.arm(is_wanted=False)
 
     def close(self) -> list[Run]:
         """End everything; returns the runs that were not settled."""
@@ -327,6 +342,7 @@ class LocalLinks:
             for link in self._links:
                 left += link.channel.close()
                 link.publication.close_ring()
+                link.calls.drop()
                 link.control.close()
             self._supervisor.close()
             self._relocator.close()
@@ -346,6 +362,7 @@ class LocalLinks:
         for link in self._links:
             link.channel.close_ring()
             link.publication.close_ring()
+            link.calls.let_go_in_child()
         for turns in self._turns.values():
             turns.let_go_in_child()
 
@@ -405,6 +422,7 @@ class LocalLinks:
             peer.point_at(scheduler_socket(engine.shm_dir, number) if has_it else "")
         for shard, link in enumerate(self._links):
             place = self._place(engine, shard) if is_there and shard < engine.shards else None
+            link.calls.drop()
             if link.control.open_requests or place is None:
                 link.control.point_at(shard_socket(engine.shm_dir, shard) if place else "")
             else:
@@ -424,7 +442,13 @@ class LocalLinks:
 
     def _new_link(self) -> ShardLink:
         shard = len(self._links)
-        control = self._peer(f"shard {shard}")
+        calls = CallLink(shard, clock=self._clock, fds=self._fds)
+
+        def changed(control: Peer) -> None:
+            if not control.is_up:
+                calls.drop()
+
+        control = self._peer(f"shard {shard}", changed)
 
         def displaced(run: Run) -> None:
             if self._on_displaced is None:
@@ -437,7 +461,7 @@ class LocalLinks:
             ring_bytes=self._ring_bytes, on_displaced=displaced,
         )  # fmt: skip
         publication = PublicationWatch(self._client_id, clock=self._clock, timers=self._timers, fds=self._fds)
-        return ShardLink(control, channel, publication)
+        return ShardLink(control, calls, channel, publication)
 
 
 def cold_unavailable(why: str) -> NotReady:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -78,16 +78,27 @@ class FdSet:
         raise NotImplementedError
 
 
+class Lane(Protocol):
+    """Another way to the same process, of use as long as the connection lasts."""
+
+    def send(self, data: bytes) -> bool:
+        """Send an encoded request; False when it is to go through the socket."""
+        ...
+
+
 class _Request:
     __slots__ = (
-        "attachment", "data", "is_patient", "is_repeat", "kind", "pending", "retry", "timer", "was_sent",
+        "attachment", "by_lane", "data", "is_in_lane", "is_patient", "is_repeat", "kind", "pending", "retry",
+        "timer", "was_sent",
     )  # fmt: skip
 
-    def __init__(self, kind: str, data: bytes, attachment: Any, is_patient: bool) -> None:
+    def __init__(self, kind: str, data: bytes, attachment: Any, is_patient: bool, by_lane: bool) -> None:
         self.kind = kind
         self.data = data
         self.attachment = attachment
         self.is_patient = is_patient
+        self.by_lane = by_lane
+        self.is_in_lane = False
         self.pending: Pending[Reply] = Pending()
         self.was_sent = False
         self.is_repeat = False
@@ -118,6 +129,10 @@ class Peer:
         self.connections = 0
         self.resent = 0
         self.fd = -1
+        self.lane: Lane | None = None
+        """For requests that ask for it."""
+        self.in_lane = 0
+        """Requests that went through it and have no answer."""
         self._context, self._timers, self._clock, self._fds = context, timers, clock, fds
         self._curve = curve
         self._on_change = on_change
@@ -147,18 +162,39 @@ class Peer:
             self._connect()
 
     def request(
-        self, message: Message, deadline_ns: int, attachment: Any = None, *, is_patient: bool = True
+        self,
+        message: Message,
+        deadline_ns: int,
+        attachment: Any = None,
+        *,
+        is_patient: bool = True,
+        by_lane: bool = False,
     ) -> Pending[Reply]:
-        """Ask. The result is a Reply; it fails with a typed refusal, RequestTimeout or NotConnected."""
+        """Ask. The result is a Reply; it fails with a typed refusal, RequestTimeout or NotConnected.
+
+        `by_lane`: through the lane, if there is one. It may overtake what goes through the socket."""
         self._corr += 1
         corr = self._corr
-        asked = _Request(type(message).__name__, encode(message, corr), attachment, is_patient)
+        asked = _Request(type(message).__name__, encode(message, corr), attachment, is_patient, by_lane)
         self._requests[corr] = asked
         asked.timer = self._timers.at(deadline_ns, lambda: self._expire(corr))
-        if self.is_up:
-            self._send(asked)
+        if self.is_up and not self._send(asked):
             self.pump()
         return asked.pending
+
+    def leave_lane(self, *, is_up: bool) -> None:
+        """The lane is gone. Unless the connection is, what it did not answer goes through the socket."""
+        self.lane, self.in_lane = None, 0
+        for asked in list(self._requests.values()):
+            if not asked.is_in_lane:
+                continue
+            asked.is_in_lane = False
+            if is_up and asked.retry is None:
+                self.resent += 1
+                asked.is_repeat = True
+                self._send(asked)
+        if is_up:
+            self.pump()
 
     def tell(self, message: Message, attachment: Any = None) -> bool:
         """Send what has no answer; False while there is no connection. It may be lost with the connection."""
@@ -323,8 +359,16 @@ class Peer:
     def _events(self) -> int:
         return int(self._socket.getsockopt(zmq.EVENTS)) if self._socket is not None else 0
 
-    def _send(self, asked: _Request) -> None:
+    def _send(self, asked: _Request) -> bool:
+        """Send; True when it went by the lane, so that the socket need not be looked at."""
         assert self._socket is not None
+        if asked.by_lane and self.lane is not None and self.lane.send(asked.data):
+            asked.was_sent = True
+            if not asked.is_in_lane:
+                asked.is_in_lane = True
+                self.in_lane += 1
+            self._watch_for_silence()
+            return True
         try:
             if asked.attachment is None:
                 self._socket.send(asked.data, zmq.NOBLOCK)
@@ -333,9 +377,10 @@ class Peer:
                 is_small = len(asked.attachment) <= _COPY_BYTES_MAX
                 self._socket.send(asked.attachment, zmq.NOBLOCK, copy=is_small)
         except zmq.Again:
-            return  # The connection has just ended: pump sees it, and the next one gets the request.
+            return False  # The connection has just ended: pump sees it, and the next one gets the request.
         asked.was_sent = True
         self._watch_for_silence()
+        return False
 
     def _receive(self) -> bool:
         # An answer makes its owner ask more, which comes back here: the loop that is running goes on.
@@ -355,17 +400,18 @@ class Peer:
             except zmq.Again:
                 break
             happened = True
-            self._take(parts)
+            self.take(bytes(parts[0].buffer), parts[1].buffer if len(parts) > 1 else None)
         return happened
 
-    def _take(self, parts: list[Any]) -> None:
+    def take(self, data: bytes, attachment: Any) -> None:
+        """An answer has come, or something that was not asked for."""
         self.last_heard_ns = self._clock.monotonic_ns()
         try:
-            envelope = decode(bytes(parts[0].buffer))
+            envelope = decode(data)
         except EnvelopeInvalid:
             return  # Not of this protocol: as good as no answer, and the deadline covers that.
         if not envelope.corr and self._on_push is not None:
-            self._on_push(self, Reply(envelope.message, parts[1].buffer if len(parts) > 1 else None))
+            self._on_push(self, Reply(envelope.message, attachment))
             return
         asked = self._requests.get(envelope.corr)
         if asked is None:
@@ -382,7 +428,7 @@ class Peer:
             return
         del self._requests[envelope.corr]
         self._finish(asked)
-        asked.pending.resolve(Reply(message, parts[1].buffer if len(parts) > 1 else None))
+        asked.pending.resolve(Reply(message, attachment))
 
     def _retry_later(self, corr: int, asked: _Request, message: ErrorReply) -> None:
         wait_ms = int(message.detail.get("retry_after_ms", RETRY_MS)) or RETRY_MS
@@ -390,8 +436,7 @@ class Peer:
 
         def again() -> None:
             asked.retry = None
-            if corr in self._requests and self.is_up:
-                self._send(asked)
+            if corr in self._requests and self.is_up and not self._send(asked):
                 self.pump()
 
         asked.retry = self._timers.at(self._clock.monotonic_ns() + wait_ns, again)
@@ -403,6 +448,9 @@ class Peer:
             asked.pending.fail(self._no_answer(asked))
 
     def _finish(self, asked: _Request) -> None:
+        if asked.is_in_lane:
+            asked.is_in_lane = False
+            self.in_lane -= 1
         if asked.timer is not None:
             asked.timer.cancel()
         if asked.retry is not None:

@@ -101,8 +101,10 @@ class Links(Protocol):
         attachment: Any = None,
         *,
         is_patient: bool = True,
+        by_ring: bool = False,
     ) -> Pending[Reply]:
-        """Ask a shard (any number, for a gateway)."""
+        """Ask a shard (any number, for a gateway). `by_ring`: through shared memory where there is a way;
+        such a request may overtake others."""
         ...
 
     @property
@@ -147,8 +149,9 @@ class Links(Protocol):
         """Are settlements there to be pumped?"""
         ...
 
-    def arm(self) -> bool:
-        """Ask to be woken for settlements; False when some are there already and sleeping would miss them."""
+    def arm(self, *, for_settlements: bool = True) -> bool:
+        """Ask to be woken for answers, and settlements; False when some are there already and sleeping would
+        miss them."""
         ...
 
     def disarm(self) -> None:

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 
+import numpy as np
+
 BLOCK_SHIFT = 10
 BLOCK = 1 << BLOCK_SHIFT
 """Numbers in a block: about as many as one claim takes."""
@@ -55,6 +57,8 @@ class Runs:
         self.token = array("Q")
         """Of the first job; those of the others follow."""
         self.holder = array("I")
+        self.link = array("I")
+        """Of a leased run: through whom it was claimed; 0 = nobody whose end would be noticed."""
         self.deliveries = array("I")
         self.state = bytearray()
         self._free: list[int] = []
@@ -116,13 +120,14 @@ class Runs:
 
     def add(
         self, first: int, stop: int, state: int, *, at: int = 0, token: int = 0, holder: int = 0,
-        deliveries: int = 0,
+        deliveries: int = 0, link: int = 0,
     ) -> int:  # fmt: skip
         """Make a run inside one block, where there is none; returns its row."""
         if self._free:
             row = self._free.pop()
             self.first[row], self.stop[row], self.at[row], self.token[row] = first, stop, at, token
             self.holder[row], self.deliveries[row], self.state[row] = holder, deliveries, state
+            self.link[row] = link
         else:
             row = len(self.state)
             self.first.append(first)
@@ -130,6 +135,7 @@ class Runs:
             self.at.append(at)
             self.token.append(token)
             self.holder.append(holder)
+            self.link.append(link)
             self.deliveries.append(deliveries)
             self.state.append(state)
         number = first >> BLOCK_SHIFT
@@ -164,8 +170,13 @@ class Runs:
         self.stop[row] = at
         return self.add(
             at, stop, self.state[row], at=self.at[row], token=self.token[row] + at - first,
-            holder=self.holder[row], deliveries=self.deliveries[row],
+            holder=self.holder[row], deliveries=self.deliveries[row], link=self.link[row],
         )  # fmt: skip
+
+    def leased_through(self, link: int) -> list[int]:
+        """Rows of the runs that were claimed so and are leased."""
+        links, states = np.frombuffer(self.link, np.uint32), np.frombuffer(self.state, np.uint8)
+        return np.flatnonzero((links == link) & (states == LEASED)).tolist() if len(links) else []
 
     def rows(self) -> list[int]:
         """Every row in use, by number of its first job."""

@@ -1,11 +1,13 @@
 """One queue: which jobs are leased, delayed or came back, and what every operation does to them. Pure.
 
 The topic says which jobs are alive; a job that nobody was ever given has no state here but that it lies
-behind `cursor`. Times are milliseconds and come as arguments. What has expired is looked after at the
-beginning of every operation (QL-9), in the order in which it expires and at a cost of what expired.
+behind `cursor`, unless its record asks for another time or place (apart.py). Times are milliseconds and come
+as arguments. What has expired is looked after at the beginning of every operation (QL-9), in the order in
+which it expires and at a cost of what expired.
 
 Invariants, which `check` counts again:
-  runs are disjoint and lie below `cursor`; in_flight and delayed are what the runs say (QS-3);
+  runs are disjoint and lie below `cursor`, or are passed over by it; in_flight and delayed are what the runs
+  and the marks say (QS-3);
   a lease's token was never given before (QL-7), and no job is in two leases (QL-4).
 """
 
@@ -14,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,32 +23,23 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
-from ringlog.limits import DEAD_LETTER_REASONS_MAX, DEAD_LETTERS_PER_CLAIM_MAX
+from ringlog.limits import DEAD_LETTER_REASONS_MAX, DEAD_LETTERS_PER_CLAIM_MAX, QUEUE_AGES_MAX
+from ringlog.queue.ages import Ages, Waits
+from ringlog.queue.apart import Apart, Marks
+from ringlog.queue.cohort import fair_shares, split
 from ringlog.queue.holders import Holders
+from ringlog.queue.live import Live, next_alive
 from ringlog.queue.runs import BLOCK, BLOCK_SHIFT, DELAYED, GONE, LEASED, RETURNED, SPENT, Runs
+from ringlog.queue.stretches import Stretch, blocks_of, joined, keep_first, spans_of
 from ringlog.queue.tokens import Tokens
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
-Span = tuple[int, int]
-"""Numbers [first, stop)."""
-
 _NONE: I64 = np.zeros(0, np.int64)
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
 _STALE_MAX = 1_024
 """Entries of a heap that hold no longer, beside as many as hold; beyond it the heap is made anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """Which jobs are alive and published: `front` to `head`, both included, but for dead and lost ones."""
-
-    front: int
-    head: int
-    dead: BitMap64 | None = None
-    lost: Sequence[tuple[int, int]] = ()
-    """Inclusive, ascending."""
 
 
 class LeaseRun(NamedTuple):
@@ -94,6 +86,28 @@ class Counts:
     delayed: int
 
 
+class Wish(NamedTuple):
+    """One claim among several."""
+
+    node: bytes
+    most: int
+    lease_ms: int
+    link: int = 0
+    """Through whom it came; see `release`."""
+
+
+class Order(NamedTuple):
+    """In which order jobs are handed out that nobody had yet."""
+
+    levels: int = 0
+    """Levels of priority, the highest first; a priority above them is the highest. 0: there are none."""
+    starvation_ms: int = 0
+    """A job below the highest level that waited longer goes before all of these; 0 = none does."""
+
+
+PLAIN = Order()
+
+
 class Queue:
     """State of one queue, beside its topic."""
 
@@ -110,6 +124,15 @@ class Queue:
         """Why jobs were rejected, until they are moved."""
         self.changes = 0
         """Grows whenever a run does anything: what was found out before holds while it is the same."""
+        self.promoted = 0
+        """Jobs that were handed out before others of a higher level, for their long wait (L12)."""
+        self.marked_to = 0
+        """Marks of jobs up to this one are known."""
+        self.levels = 0
+        """Levels of priority that the known marks stand for."""
+        self.apart = Apart()
+        self.ages = Ages()
+        self.waits: Waits | None = None
         self.runs = Runs()
         self._tokens = tokens
         self._holders = Holders()
@@ -127,6 +150,8 @@ class Queue:
 
     def settle(self, now_ms: int) -> None:
         """What has expired by now is ready again."""
+        if self.apart.delayed and self.apart.settle(self.cursor, now_ms):
+            self.changes += 1
         due, runs = self._due, self.runs
         while due and due[0] >> _ROW_BITS <= now_ms:
             entry = heappop(due)
@@ -142,7 +167,10 @@ class Queue:
         """When the next lease or delay ends; None = none will."""
         while self._due and not self._is_due(self._due[0]):
             heappop(self._due)
-        return self._due[0] >> _ROW_BITS if self._due else None
+        times = [self._due[0] >> _ROW_BITS] if self._due else []
+        if (marked := self.apart.next_ms()) is not None:
+            times.append(marked)
+        return min(times, default=None)
 
     def _is_due(self, entry: int) -> bool:
         row = entry & _ROW_MASK
@@ -165,44 +193,77 @@ class Queue:
     # -- operations -----------------------------------------------------------------------------------
 
     def claim(
-        self, live: Live, node: bytes, most: int, lease_ms: int, now_ms: int, *, deliveries_max: int = 0
-    ) -> Claimed:
-        """Lease up to `most` jobs: those that came back, lowest first, then those behind the cursor (QC-5).
+        self, live: Live, node: bytes, most: int, lease_ms: int, now_ms: int, *, deliveries_max: int = 0,
+        order: Order = PLAIN, link: int = 0,
+    ) -> Claimed:  # fmt: skip
+        """Lease up to `most` jobs: those that came back, lowest first, then those that nobody had, lowest
+        first (QC-5) or by `order` (L11). The answer ascends whatever it was chosen by (QC-3).
 
         With `deliveries_max` jobs that had so many are passed over and set aside, at most
         DEAD_LETTERS_PER_CLAIM_MAX of them (QD-1, QD-10): see `spent`.
         """
+        found, aside = self._collect(live, most, now_ms, deliveries_max, order)
+        return self._grant(found, Wish(node, most, lease_ms, link), now_ms, aside)
+
+    def deal(
+        self, live: Live, wishes: Sequence[Wish], most: int, now_ms: int, *, deliveries_max: int = 0,
+        order: Order = PLAIN,
+    ) -> list[Claimed]:  # fmt: skip
+        """The same for claims that came in together: fair shares of up to `most` jobs, one answer each."""
+        wants = [wish.most for wish in wishes]
+        found, aside = self._collect(live, min(sum(wants), most), now_ms, deliveries_max, order)
+        shares = fair_shares(wants, sum(stop - first for first, stop, _ in found))
+        answers = []
+        for wish, part in zip(wishes, split(found, shares), strict=True):
+            answers.append(self._grant(part, wish, now_ms, aside))
+            aside = 0
+        return answers
+
+    def _collect(
+        self, live: Live, most: int, now_ms: int, deliveries_max: int, order: Order
+    ) -> tuple[list[Stretch], int]:
+        """Ready jobs, ascending, that are anybody's from here on; and how many were set aside meanwhile."""
         self.settle(now_ms)
+        if len(self.ages) > QUEUE_AGES_MAX // 2:
+            self.ages.forget(live.front)
         spent = self.spent_jobs
         found = self._take_returned(most, deliveries_max)
         taken = sum(stop - first for first, stop, _ in found)
-        found += self._take_fresh(live, most - taken)
-        aside = self.spent_jobs - spent
+        fresh = self._take_fresh(live, most - taken, now_ms, order)
+        self._note_waits(fresh, now_ms)
+        found += fresh
+        found.sort()
+        return found, self.spent_jobs - spent
+
+    def _grant(self, found: list[Stretch], wish: Wish, now_ms: int, aside: int) -> Claimed:
         if not found:
             return Claimed([], 0, aside)
-        deadline = now_ms + lease_ms
-        holder = self._holders.take(node)
+        deadline = now_ms + wish.lease_ms
+        holder = self._holders.take(wish.node)
         given: list[LeaseRun] = []
-        for first, stop, deliveries in _joined(found):
+        for first, stop, deliveries in joined(found):
             token = self._tokens.take(stop - first)
-            self._lease(first, stop, deadline, token, holder, deliveries + 1)
+            self._lease(first, stop, deadline, token, holder, deliveries + 1, wish.link)
             given.append(LeaseRun(first, stop, deliveries + 1, token))
         self._holders.settle(holder)
         return Claimed(given, deadline, aside)
 
-    def _lease(self, first: int, stop: int, at: int, token: int, holder: int, deliveries: int) -> None:
+    def _lease(
+        self, first: int, stop: int, at: int, token: int, holder: int, deliveries: int, link: int
+    ) -> None:
         self.changes += 1
-        for low, high in _blocks_of(first, stop):
+        for low, high in blocks_of(first, stop):
             row = self.runs.add(
-                low, high, LEASED, at=at, token=token + low - first, holder=holder, deliveries=deliveries
-            )
+                low, high, LEASED, at=at, token=token + low - first, holder=holder, deliveries=deliveries,
+                link=link,
+            )  # fmt: skip
             self._holders.add(holder)
             self._timed += 1
             self._wait_for(row)
         self.in_flight += stop - first
 
-    def _take_returned(self, most: int, deliveries_max: int) -> list[tuple[int, int, int]]:
-        found: list[tuple[int, int, int]] = []
+    def _take_returned(self, most: int, deliveries_max: int) -> list[Stretch]:
+        found: list[Stretch] = []
         runs, heap, aside = self.runs, self._returned, 0
         while most and heap:
             row = runs.find(heap[0])
@@ -233,11 +294,56 @@ class Queue:
             most -= stop - first
         return found
 
-    def _take_fresh(self, live: Live, most: int) -> list[tuple[int, int, int]]:
-        found: list[tuple[int, int, int]] = []
-        at = max(self.cursor, live.front)
+    def _take_fresh(
+        self, live: Live, most: int, now_ms: int, order: Order
+    ) -> list[Stretch]:  # fmt: skip
+        if not self.apart:
+            return self._take_at_cursor(live, most)
+        found: list[Stretch] = []
+        self.apart.ripen(now_ms - order.starvation_ms)
+        if order.levels > 1 and order.starvation_ms:
+            found = self._take_overdue(live, most, now_ms - order.starvation_ms, order.levels - 1)
+            most -= sum(stop - first for first, stop, _ in found)
+        for level in sorted(self.apart.levels, reverse=True):
+            while most and (span := self.apart.lowest(level)) is not None:
+                first, stop = span[0], min(span[1], span[0] + most)
+                self.apart.take(level, first, stop)
+                found.append((first, stop, 0))
+                most -= stop - first
+        found += self._take_at_cursor(live, most)
+        self.apart.forget_below(self.cursor)
+        return found
+
+    def _take_overdue(
+        self, live: Live, most: int, until_ms: int, top: int
+    ) -> list[Stretch]:  # fmt: skip
+        """Jobs below the highest level that were ready before `until_ms`, those put first before others."""
+        found: list[Stretch] = []
+        below = min(self.ages.first_after(until_ms - 1), live.head + 1)
+        while most:
+            spans = list(self.apart.overdue(top, below))
+            first, stop = next_alive(live, max(self.cursor, live.front), self.apart.passed)
+            if first < below:
+                spans.append((-1, (first, min(stop, below))))
+            if not spans:
+                break
+            level, (first, stop) = min(spans, key=lambda span: span[1])
+            # Only up to where another level's next one was put before.
+            stop = min(stop, first + most, *(span[0] for _, span in spans if span[0] > first))
+            if level < 0:
+                self.cursor = stop
+            else:
+                self.apart.take(level, first, stop)
+            found.append((first, stop, 0))
+            most -= stop - first
+        self.promoted += sum(stop - first for first, stop, _ in found)
+        return found
+
+    def _take_at_cursor(self, live: Live, most: int) -> list[Stretch]:
+        found: list[Stretch] = []
+        at, passed = max(self.cursor, live.front), self.apart.passed
         while most and at <= live.head:
-            at, stop = _next_alive(live, at)
+            at, stop = next_alive(live, at, passed)
             stop = min(stop, at + most)
             if stop > at:
                 found.append((at, stop, 0))
@@ -245,6 +351,28 @@ class Queue:
                 at = stop
         self.cursor = max(self.cursor, min(at, live.head + 1))
         return found
+
+    def _note_waits(self, found: list[Stretch], now_ms: int) -> None:
+        """How long these waited, as far as it is known when they were put."""
+        for first, stop, _ in found:
+            for count, put_ms in self.ages.stretches(first, stop):
+                if self.waits is None:
+                    self.waits = Waits()
+                self.waits.note(count, now_ms - put_ms, now_ms)
+
+    # -- marks ----------------------------------------------------------------------------------------
+
+    def unmark(self, levels: int) -> None:
+        """Priorities mean something else from now on: nothing is handed out until all marks are fed again."""
+        self.levels, self.marked_to = levels, 0
+        self.changes += 1
+        self.apart.unmark(self.cursor)
+
+    def feed(self, marks: Marks, live: Live, marked_to: int, now_ms: int) -> None:
+        """What the records up to `marked_to` say of when and how urgently they want to be handed out."""
+        self.marked_to = marked_to
+        self.changes += 1
+        self.apart.feed(marks, live, self.cursor, now_ms)
 
     def match(self, seqs: I64, tokens: U64 | None, node: bytes, now_ms: int) -> Matched:
         """Which of these jobs does `node` hold (QA-3, QA-4, QA-10)? A token of 0 asks for none. Changes
@@ -270,8 +398,8 @@ class Queue:
                 into = leased if state == LEASED else gone
                 into[place:end] = self._fits(row, ascending[place:end], given, place, end)
             place = end
-        _keep_first(leased, ascending)
-        _keep_first(gone, ascending)
+        keep_first(leased, ascending)
+        keep_first(gone, ascending)
         passed = np.ones(len(seqs), np.bool_)
         passed[order[leased | gone]] = False
         return Matched(ascending[leased], ascending[gone], seqs[passed])
@@ -326,8 +454,18 @@ class Queue:
             self._wait_for(row)
         return deadline
 
+    def release(self, link: int, now_ms: int) -> int:
+        """Who claimed through this one is gone: what they hold is ready at once; returns how many jobs."""
+        self.settle(now_ms)
+        before = self.in_flight
+        for row in self.runs.leased_through(link):
+            self._return(row)
+        return before - self.in_flight
+
     def removed(self, floor: int, seqs: BitMap64 | None, *, on_request: bool) -> None:
         """Jobs below `floor` and those in `seqs` are alive no longer: their leases and delays end (QL-11)."""
+        if self.apart:
+            self.apart.removed(floor, seqs)
         if not len(self.runs):
             return
         for row in self.runs.below(floor) if floor else ():
@@ -376,9 +514,9 @@ class Queue:
             if reason and len(self.reasons) + size <= DEAD_LETTER_REASONS_MAX:
                 self.reasons |= dict.fromkeys(range(runs.first[row], runs.stop[row]), reason)
 
-    def spent(self, most: int) -> list[tuple[int, int, int]]:
+    def spent(self, most: int) -> list[Stretch]:
         """(first, stop, deliveries) of jobs that are set aside, lowest first, at most so many jobs."""
-        found: list[tuple[int, int, int]] = []
+        found: list[Stretch] = []
         runs, kept = self.runs, []
         while most and self._spent:
             first = heappop(self._spent)
@@ -419,18 +557,27 @@ class Queue:
 
     def counts(self, live: int) -> Counts:
         """Of `live` jobs (QS-1). What has expired counts as it stood at the last `settle`."""
-        return Counts(live - self.in_flight - self.delayed, self.in_flight, self.delayed)
+        delayed = self.delayed + len(self.apart.delayed) if self.apart.delayed else self.delayed
+        return Counts(live - self.in_flight - delayed, self.in_flight, delayed)
 
-    def has_ready(self, live: Live) -> bool:
-        """Would a claim be given something? Of jobs that came back perhaps only ones that are spent."""
-        return self._returned_runs > 0 or _next_alive(live, max(self.cursor, live.front))[0] <= live.head
+    def oldest_ready(self, live: Live) -> int | None:
+        """The lowest number of a job that may be claimed; None = there is none."""
+        while self._returned and not self._is_returned(self._returned[0]):
+            heappop(self._returned)
+        lowest = self._returned[:1]
+        lowest += [seqs.min() for seqs in self.apart.levels.values()]
+        fresh, _ = next_alive(live, max(self.cursor, live.front), self.apart.passed)
+        if fresh <= live.head:
+            lowest.append(fresh)
+        return min(lowest, default=None)
 
     def check(self) -> None:
         """Assert the invariants by counting again."""
         runs, before = self.runs, 0
         totals = dict.fromkeys((LEASED, DELAYED, RETURNED, GONE, SPENT), 0)
         for row in runs.rows():
-            is_sound = before <= runs.first[row] < runs.stop[row] <= self.cursor
+            is_sound = before <= runs.first[row] < runs.stop[row]
+            is_sound = is_sound and self._is_behind(runs.first[row], runs.stop[row])
             is_sound = is_sound and runs.first[row] >> BLOCK_SHIFT == (runs.stop[row] - 1) >> BLOCK_SHIFT
             if not is_sound or runs.state[row] not in totals:
                 raise InvariantViolation(
@@ -442,6 +589,13 @@ class Queue:
         counted = (self.in_flight, self.delayed, self.spent_jobs)
         if (totals[LEASED], totals[DELAYED], totals[SPENT]) != counted:
             raise InvariantViolation("a queue counts wrongly", counted=counted, found=totals)
+        if wrong := self.apart.check(self.cursor):
+            raise InvariantViolation("a queue's marks contradict each other", cursor=self.cursor, wrong=wrong)
+
+    def _is_behind(self, first: int, stop: int) -> bool:
+        """Will the cursor never hand out these?"""
+        first = max(first, self.cursor)
+        return first >= stop or self.apart.passed.contains_range(first, stop)
 
     # -- rows -----------------------------------------------------------------------------------------
 
@@ -512,77 +666,3 @@ class Queue:
                 for seq in range(self.runs.first[row], self.runs.stop[row]):
                     self.reasons.pop(seq, None)
         self.runs.drop(row)
-
-
-def _keep_first(chosen: NDArray[np.bool_], ascending: I64) -> None:
-    """A number that is listed twice counts once (QA-4)."""
-    places = np.flatnonzero(chosen)
-    again = np.flatnonzero(ascending[places[1:]] == ascending[places[:-1]]) + 1
-    chosen[places[again]] = False
-
-
-def spans_of(seqs: I64) -> list[Span]:
-    """Ascending numbers as stretches without a gap."""
-    if not len(seqs):
-        return []
-    if int(seqs[-1]) - int(seqs[0]) == len(seqs) - 1:
-        return [(int(seqs[0]), int(seqs[-1]) + 1)]
-    cuts = np.flatnonzero(seqs[1:] != seqs[:-1] + 1) + 1
-    firsts = seqs[np.concatenate(([0], cuts))].tolist()
-    lasts = seqs[np.concatenate((cuts - 1, [len(seqs) - 1]))].tolist()
-    return [(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
-
-
-def _joined(found: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Stretches that follow each other and were handed out as often are one."""
-    joined: list[tuple[int, int, int]] = []
-    for first, stop, deliveries in found:
-        if joined and joined[-1][1] == first and joined[-1][2] == deliveries:
-            joined[-1] = joined[-1][0], stop, deliveries
-        else:
-            joined.append((first, stop, deliveries))
-    return joined
-
-
-def _blocks_of(first: int, stop: int) -> list[Span]:
-    cuts = [first, *range((first & -BLOCK) + BLOCK, stop, BLOCK), stop]
-    return list(pairwise(cuts))
-
-
-def _next_alive(live: Live, at: int) -> Span:
-    """The first stretch of live jobs from `at` on; it begins behind the head when there is none."""
-    stop = live.head + 1
-    dead = live.dead
-    while at <= live.head:
-        before = at
-        for first, last in live.lost:
-            if first <= at <= last:
-                at = last + 1
-        if dead is not None and at in dead:
-            at = _end_of(dead, at)
-        if at == before:
-            break
-    if at > live.head:
-        return stop, stop
-    for first, _ in live.lost:
-        if first > at:
-            stop = min(stop, first)
-            break
-    if dead is not None and dead.range_cardinality(at, stop):
-        stop = min(stop, dead.next_set_bit(at))
-    return at, stop
-
-
-def _end_of(dead: BitMap64, first: int) -> int:
-    """One past the last of the dead numbers that follow `first` without a gap."""
-    step = 1
-    while dead.contains_range(first, first + 2 * step):
-        step *= 2
-    low, high = first + step, first + 2 * step
-    while low < high:
-        middle = (low + high) // 2
-        if dead.contains_range(first, middle + 1):
-            low = middle + 1
-        else:
-            high = middle
-    return low

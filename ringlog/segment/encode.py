@@ -71,6 +71,8 @@ class SealedFrame:
     expires: I64 | None
     tags: list[bytes] | None
     """b"" for none; None when no record has one."""
+    not_before: I64 | None = None
+    priorities: NDArray[np.uint8] | None = None
 
     @property
     def count(self) -> int:
@@ -98,7 +100,7 @@ def seal_frame(
     )  # fmt: skip
     return SealedFrame(
         [_sealed_header(header, salt), *stored], layout.HEADER_BYTES + stored_bytes, header.base_seq,
-        body.sizes, body.stamps, body.events, body.expires, body.tags,
+        body.sizes, body.stamps, body.events, body.expires, body.tags, body.not_before, body.priorities,
     )  # fmt: skip
 
 
@@ -119,7 +121,8 @@ def described(view: FrameView) -> SealedFrame:
     values = None if tag is None or int(tag.offsets[-1]) == 0 else tag.to_list()
     return SealedFrame(
         [], view.total_bytes, view.base_seq, sizes, view.commit_stamps, view.fixed_column(Column.EVENT_TS),
-        view.fixed_column(Column.EXPIRES_AT), values,
+        view.fixed_column(Column.EXPIRES_AT), values, view.fixed_column(Column.NOT_BEFORE),
+        view.fixed_column(Column.PRIORITY),
     )  # fmt: skip
 
 
@@ -145,6 +148,8 @@ class _Body:
         self.bitmap = 0
         self.events: I64 | None = None
         self.expires: I64 | None = None
+        self.not_before: I64 | None = None
+        self.priorities: NDArray[np.uint8] | None = None
         self.tags: list[bytes] | None = None
         self.stamps: I64 = _concatenated([each.block.times[each.start : each.stop] for each in stretches])
         self.sizes: I64 = np.zeros(len(self.stamps), dtype=np.int64)
@@ -198,6 +203,10 @@ class _Body:
             self.events = values
         elif column == Column.EXPIRES_AT:
             self.expires = values
+        elif column == Column.NOT_BEFORE:
+            self.not_before = values
+        elif column == Column.PRIORITY:
+            self.priorities = values
         self._lay(column, [values.tobytes()], values.nbytes)
 
     def _add_headers(self) -> None:

@@ -6,6 +6,7 @@ the same bytes.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ from ringlog.segment.layout import (
     DATA_HEADER_BYTES,
     ENTRY_DTYPE,
     HAS_EXPIRES,
+    HAS_NOT_BEFORE,
+    HAS_PRIORITY,
     HAS_SIZES,
     HAS_STAMPS,
     IDX_HEADER_BYTES,
@@ -30,6 +33,7 @@ from ringlog.segment.layout import (
 
 I64 = NDArray[np.int64]
 Table = NDArray[Any]
+_KINDS_KNOWN = HAS_SIZES | HAS_STAMPS | HAS_EXPIRES | HAS_NOT_BEFORE | HAS_PRIORITY
 
 
 class RecordColumns(NamedTuple):
@@ -39,6 +43,10 @@ class RecordColumns(NamedTuple):
     stamps: I64
     expires: I64
     """0 for none."""
+    not_before: I64 | None = None
+    """0 for none; None when no record has one."""
+    priorities: NDArray[np.uint8] | None = None
+    """The same."""
 
 
 class IndexBuilder:
@@ -81,7 +89,7 @@ class IndexBuilder:
         events = None if frame.events is None else frame.events[frame.events != EVENT_TS_NONE]
         has_events = events is not None and len(events)
         expires = None if frame.expires is None or not frame.expires.any() else frame.expires
-        block = _block(frame.sizes, stamps, expires)
+        block = _block(frame.sizes, stamps, expires, frame.not_before, frame.priorities)
         self._entries.append(
             (
                 frame.base_seq, frame.count, offset, frame.length, int(stamps.min()), int(stamps.max()),
@@ -141,28 +149,39 @@ class IndexBuilder:
         return [header.encode(), tables, b"".join(self._blocks)]
 
 
-def _block(sizes: I64, stamps: I64, expires: I64 | None) -> bytes:
+def _block(
+    sizes: I64, stamps: I64, expires: I64 | None, not_before: I64 | None, priorities: NDArray[np.uint8] | None
+) -> bytes:
     """Checksum, what is there, then the columns; nothing when every record is like every other."""
     kinds, parts = 0, []
     if (sizes != sizes[0]).any():
         kinds |= HAS_SIZES
-        data = sizes.astype("<u4").tobytes()
-        parts.append(data + bytes(-len(data) & 7))
+        parts.append(_padded(sizes.astype("<u4").tobytes()))
     if (stamps != stamps[0]).any():
         kinds |= HAS_STAMPS
         parts.append(stamps.astype("<i8").tobytes())
     if expires is not None and (expires != expires[0]).any():
         kinds |= HAS_EXPIRES
         parts.append(expires.astype("<i8").tobytes())
+    if not_before is not None and not_before.any():
+        kinds |= HAS_NOT_BEFORE
+        parts.append(not_before.astype("<i8").tobytes())
+    if priorities is not None and priorities.any():
+        kinds |= HAS_PRIORITY
+        parts.append(_padded(priorities.astype("u1").tobytes()))
     if not kinds:
         return b""
     rest = b"".join([kinds.to_bytes(8, "little"), *parts])
     return xxhash.xxh3_64_intdigest(rest).to_bytes(8, "little") + rest
 
 
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) & 7)
+
+
 def block_bytes_max(count: int) -> int:
     """The most a block of `count` records takes."""
-    return BLOCK_HEAD_BYTES + ((4 * count + 7) & ~7) + 16 * count
+    return BLOCK_HEAD_BYTES + sum(_column_bytes(_KINDS_KNOWN, count))
 
 
 def read_block(data: bytes, entry: Any, path: str) -> RecordColumns:
@@ -178,15 +197,16 @@ def read_block(data: bytes, entry: Any, path: str) -> RecordColumns:
     expires = np.broadcast_to(np.int64(entry["expires_min"]), count)
     if not at:
         return RecordColumns(sizes, stamps, expires)
-    sizes_bytes, stamps_bytes, _ = _column_bytes(kinds, count)
-    place = BLOCK_HEAD_BYTES
+    places = list(accumulate(_column_bytes(kinds, count), initial=BLOCK_HEAD_BYTES))
     if kinds & HAS_SIZES:
-        sizes = np.frombuffer(data, "<u4", count, place).astype(np.int64)
+        sizes = np.frombuffer(data, "<u4", count, places[0]).astype(np.int64)
     if kinds & HAS_STAMPS:
-        stamps = np.frombuffer(data, "<i8", count, place + sizes_bytes)
+        stamps = np.frombuffer(data, "<i8", count, places[1])
     if kinds & HAS_EXPIRES:
-        expires = np.frombuffer(data, "<i8", count, place + sizes_bytes + stamps_bytes)
-    return RecordColumns(sizes, stamps, expires)
+        expires = np.frombuffer(data, "<i8", count, places[2])
+    not_before = np.frombuffer(data, "<i8", count, places[3]) if kinds & HAS_NOT_BEFORE else None
+    priorities = np.frombuffer(data, "u1", count, places[4]) if kinds & HAS_PRIORITY else None
+    return RecordColumns(sizes, stamps, expires, not_before, priorities)
 
 
 def read_sizes(data: bytes, count: int, at: int, path: str) -> I64 | None:
@@ -204,9 +224,14 @@ def read_stamps(data: bytes, count: int, at: int, path: str) -> I64 | None:
     return np.frombuffer(data, "<i8", count, BLOCK_HEAD_BYTES + _column_bytes(kinds, count)[0])
 
 
-def _column_bytes(kinds: int, count: int) -> tuple[int, int, int]:
-    sizes = (4 * count + 7) & ~7 if kinds & HAS_SIZES else 0
-    return sizes, 8 * count if kinds & HAS_STAMPS else 0, 8 * count if kinds & HAS_EXPIRES else 0
+def _column_bytes(kinds: int, count: int) -> tuple[int, ...]:
+    """Of each column, in the order in which they lie."""
+    return tuple(
+        (width * count + 7) & ~7 if kinds & kind else 0
+        for kind, width in (
+            (HAS_SIZES, 4), (HAS_STAMPS, 8), (HAS_EXPIRES, 8), (HAS_NOT_BEFORE, 8), (HAS_PRIORITY, 1),
+        )
+    )  # fmt: skip
 
 
 def _kinds(data: bytes, count: int, at: int, path: str) -> int:
@@ -214,7 +239,7 @@ def _kinds(data: bytes, count: int, at: int, path: str) -> int:
     kinds = int.from_bytes(data[8:16], "little")
     stop = BLOCK_HEAD_BYTES + sum(_column_bytes(kinds, count))
     stored = int.from_bytes(data[:8], "little")
-    if len(data) < stop or kinds >> 3 or xxhash.xxh3_64_intdigest(data[8:stop]) != stored:
+    if len(data) < stop or kinds & ~_KINDS_KNOWN or xxhash.xxh3_64_intdigest(data[8:stop]) != stored:
         raise CorruptData("record columns of the index do not verify", file=path, offset=at)
     return kinds
 

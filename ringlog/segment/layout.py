@@ -71,8 +71,9 @@ ENTRY_DTYPE = np.dtype(
 """One frame. `event_*` are -2**63 when no record has one; `columns_at` is the place in the index part of
 what differs from record to record, 0 when nothing does."""
 
-HAS_SIZES, HAS_STAMPS, HAS_EXPIRES = 1, 2, 4
-"""What a block of record columns holds: see docs/format.md."""
+HAS_SIZES, HAS_STAMPS, HAS_EXPIRES, HAS_NOT_BEFORE, HAS_PRIORITY = 1, 2, 4, 8, 16
+"""What a block of record columns holds: see docs/format.md. The last two are there wherever one record has a
+value, alike or not: the table of frames has no place for them."""
 BLOCK_HEAD_BYTES = 16
 POSTINGS_PER_PAGE = 16_384
 """Postings are checked in pages of so many."""

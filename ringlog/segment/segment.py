@@ -156,6 +156,18 @@ class Segment:
                 found.append((rows + int(self.entries["base_seq"][at])).astype(np.uint64))
         return np.concatenate(found)
 
+    def marks(self, row: int, first: int, last: int) -> list[tuple[I64, RecordColumns, slice]]:
+        """Of each frame in which a record of first..last has a `not_before` or a priority: numbers of those
+        within, its columns, and which of their rows those are. Raises CorruptData, DiskError."""
+        found = []
+        start, stop = self._entries_within(row, first, last)
+        # Without a block there is nothing that differs, and no mark either.
+        for place in (np.flatnonzero(self.entries["columns_at"][start:stop]) + start).tolist():
+            for at, columns in self._columns(place, place + 1):
+                if columns.not_before is not None or columns.priorities is not None:
+                    found.append((*self._seqs_within(at, first, last), columns))
+        return [(seqs, columns, rows) for seqs, rows, columns in found]
+
     def sizes_in(self, entries: Sequence[int]) -> Iterator[I64 | None]:
         """For each of these frames the (count,) accounted sizes of its records, None where all are alike.
 

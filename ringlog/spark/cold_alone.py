@@ -187,7 +187,7 @@ class ColdConnection:
                 state.cap_floor, state.ttl_floor, state.trim_floor,
                 epoch not in {0, state.epoch} or after > found.head, extents,
                 [number for pair in state.lost for number in pair], state.delete_floor,
-                (config.ttl_ms or 0) * 1_000, state.dead.serialize() if state.dead else b"", 0, state.version,
+                config.hidden_after_us, state.dead.serialize() if state.dead else b"", 0, state.version,
             )
         )  # fmt: skip
 

@@ -16,9 +16,10 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from ringlog.frame.batch import I64, U64
@@ -40,6 +41,20 @@ SEGMENTS_MAX = 64
 Positions = tuple[U64, I64, I64]
 """(n,) numbers ascending, (n,) accounted sizes, (n,) commit stamps in microseconds."""
 _NO_POSITIONS: Positions = (np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+class Marked(NamedTuple):
+    """Records that say when, or how urgently, they want to be handed out."""
+
+    seqs: U64
+    """(n,) ascending."""
+    not_before: I64
+    """(n,) microseconds, 0 = none."""
+    priorities: NDArray[np.uint8]
+    """(n,)"""
+
+
+NO_MARKS = Marked(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.uint8))
 
 
 class SegmentExtent(ExtentFacts, Protocol):
@@ -278,6 +293,27 @@ class TopicLedger:
             earliest += [int(later.min())] if len(later) else []
         return min(earliest, default=0)
 
+    # -- queues ---------------------------------------------------------------------------------------
+
+    def marks(self, first: int, last: int) -> Marked:
+        """Which of first..last have a `not_before` or a priority, ascending."""
+        parts = [
+            _marked(seqs.astype(np.uint64), columns.not_before, columns.priorities, rows)
+            for segment, row, low, high in self._segments(first, last)
+            for seqs, columns, rows in segment.marks(row, low, high)
+        ]
+        if last > self._after:
+            tail = self._tail_to(lambda known: known.last_seq >= last)
+            if tail.not_before is not None or tail.priorities is not None:
+                rows = slice(
+                    int(np.searchsorted(tail.seqs, max(first, self._after + 1))),
+                    int(np.searchsorted(tail.seqs, last, side="right")),
+                )
+                parts.append(_marked(tail.seqs[rows], tail.not_before, tail.priorities, rows))
+        if not parts:
+            return NO_MARKS
+        return Marked(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
     # -- parts ----------------------------------------------------------------------------------------
 
     def _segments(self, first: int, last: int) -> Iterator[tuple[Segment, int, int, int]]:
@@ -302,6 +338,15 @@ class TopicLedger:
                 tail.feed(facts)
         tail.forget(self._after + 1)
         return tail
+
+
+def _marked(seqs: U64, not_before: Any, priorities: Any, rows: slice) -> Marked:
+    """Those of these records that have one of both, whose values are in `rows` of the columns."""
+    times = np.zeros(len(seqs), np.int64) if not_before is None else not_before[rows]
+    levels = np.zeros(len(seqs), np.uint8) if priorities is None else priorities[rows]
+    # A time before 1970 has come, like one that was never given.
+    chosen = (times > 0) | (levels > 0)
+    return Marked(seqs[chosen], np.maximum(times[chosen], 0), levels[chosen])
 
 
 def _totals_of(segment: Segment, row: int, low: int, high: int) -> tuple[int, int]:

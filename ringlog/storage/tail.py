@@ -142,6 +142,8 @@ class Tail:
         self._sizes = Growing(np.int64)
         self._stamps = Growing(np.int64)
         self._expires: Growing[np.int64] | None = None
+        self._not_before: Growing[np.int64] | None = None
+        self._priorities: Growing[np.uint8] | None = None
         self.tags = Tags() if with_tags else None
         self._offsets: dict[int, int] = {}
 
@@ -173,6 +175,16 @@ class Tail:
         """(n,) own expiry, 0 = none; None when no record has one."""
         return None if self._expires is None else self._expires.values
 
+    @property
+    def not_before(self) -> I64 | None:
+        """(n,) own `not_before`, 0 = none; None when no record has one."""
+        return None if self._not_before is None else self._not_before.values
+
+    @property
+    def priorities(self) -> NDArray[np.uint8] | None:
+        """(n,) own priority; None when no record has one."""
+        return None if self._priorities is None else self._priorities.values
+
     def feed(self, facts: RecordFacts) -> None:
         """Take in records that follow the last one seen; what is known already is passed over."""
         fresh = int(np.searchsorted(facts.seqs, self.last_seq, side="right"))
@@ -181,12 +193,9 @@ class Tail:
         if self.tags is not None:
             tags = None if facts.tags is None else facts.tags[fresh:]
             self.tags.append(RecordFacts(facts.seqs[fresh:], facts.sizes, facts.stamps, None, tags))
-        if facts.expires is not None and self._expires is None:
-            self._expires = Growing(np.int64)
-            self._expires.append(np.zeros(len(self), np.int64))
-        if self._expires is not None:
-            expires = np.zeros(len(facts), np.int64) if facts.expires is None else facts.expires
-            self._expires.append(expires[fresh:])
+        self._expires = _extended(self._expires, len(self), np.int64, facts, facts.expires, fresh)
+        self._not_before = _extended(self._not_before, len(self), np.int64, facts, facts.not_before, fresh)
+        self._priorities = _extended(self._priorities, len(self), np.uint8, facts, facts.priorities, fresh)
         self._seqs.append(facts.seqs[fresh:])
         self._sizes.append(facts.sizes[fresh:])
         self._stamps.append(facts.stamps[fresh:])
@@ -198,7 +207,8 @@ class Tail:
         if not count:
             return
         self.after = max(self.after, below - 1)
-        for column in (self._seqs, self._sizes, self._stamps, self._expires):
+        own = (self._expires, self._not_before, self._priorities)
+        for column in (self._seqs, self._sizes, self._stamps, *own):
             if column is not None:
                 column.drop(count)
         if self.tags is not None:
@@ -265,6 +275,21 @@ class Tail:
             f"stored frames are damaged: {reason}", topic_id=self._topic_id, seq=self.last_seq + 1,
             file=extent.path, offset=offset,
         )  # fmt: skip
+
+
+def _extended(
+    column: Growing[Scalar] | None, known: int, dtype: type[Scalar], facts: RecordFacts,
+    values: NDArray[Scalar] | None, fresh: int,
+) -> Growing[Scalar] | None:  # fmt: skip
+    """A column that most topics lack, with what records from row `fresh` on have of it; made when the first
+    one has a value."""
+    if column is None:
+        if values is None:
+            return None
+        column = Growing(dtype)
+        column.append(np.zeros(known, dtype))
+    column.append(np.zeros(len(facts) - fresh, dtype) if values is None else values[fresh:])
+    return column
 
 
 def _read(files: Disk, fd: int, at: int, length: int) -> NDArray[np.uint8]:

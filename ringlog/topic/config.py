@@ -55,12 +55,27 @@ class TopicConfig:
     max_deliveries: int = 0
     dead_letter: str | None = None
     leases_durable: bool = False
+    record_priority: bool = False
+    """Queue: are jobs of a higher priority handed out first?"""
+    retain_until_acked: bool = False
+    """Caps and TTL wait for the queue-mode group that is furthest behind, up to the hard caps."""
+    hard_cap_records: int = 0
+    hard_cap_bytes: int = 0
+    """Caps that wait for nobody, where `retain_until_acked` lets the others wait; 0 = no bound."""
     priority_levels: int = 3
-    """Levels of a record's own priority: 0 up to this less one."""
+    """Levels of a record's own priority: 0 up to this less one. One above that counts as the highest."""
+    starvation_ms: int = 30_000
+    """Queue with priorities: a job below the highest level that waited longer goes first; 0 = none does."""
     expire_unused_ms: int = 0
     """The topic is removed when nobody used it for this long; 0 = never."""
     compression: str = "none"
     """Codec of frames written by the library's own producers: none, lz4 or zstd."""
+
+    @property
+    def hidden_after_us(self) -> int:
+        """A record older than this is hidden from readers before it is removed; 0 = none is. What waits for a
+        group has to be seen until it goes."""
+        return 0 if self.retain_until_acked else self.ttl_ms * 1_000
 
     @property
     def durable(self) -> bool:
@@ -208,6 +223,11 @@ _CHECKS: dict[str, Check] = {
     "max_deliveries": _unsigned,
     "dead_letter": _dead_letter,
     "leases_durable": _boolean,
+    "record_priority": _boolean,
+    "starvation_ms": _unsigned,
+    "retain_until_acked": _boolean,
+    "hard_cap_records": _unsigned,
+    "hard_cap_bytes": _unsigned,
     "priority_levels": _clamped(1, PRIORITY_LEVELS_MAX),
     "expire_unused_ms": _unsigned,
     "compression": _one_of("none", "lz4", "zstd"),

@@ -8,6 +8,8 @@ records and bytes leave with them. `apply` puts a removal into force, in live tr
   last one that went (X-6, X-7). What was deleted before is passed over.
 - By TTL the longest prefix of expired records goes. A record with an `expires_at` of its own may expire
   between others: it goes alone, and is announced when the prefix comes to it (X-8, R-14).
+- With `retain_until_acked` caps and TTL stop at the first position that a queue-mode group has not done, and
+  only the hard caps go on (F20). A record's own expiry waits for nobody. Without such a group nothing waits.
 - A delete on request is silent: it never moves a floor of involuntary loss (DL-10).
 """
 
@@ -44,6 +46,7 @@ class Stored(Protocol):
     def tagged(self, tag: bytes, below: int, *, is_prefix: bool) -> BitMap64: ...
     def expired(self, now_us: int) -> BitMap64: ...
     def next_expiry(self, now_us: int) -> int: ...
+    def marks(self, first: int, last: int) -> Any: ...
 
 
 class TagMatch(NamedTuple):
@@ -67,6 +70,11 @@ class Standing:
     ttl_us: int
     own_due_us: int
     """A time before which no record's own expiry comes; 0 = none will."""
+    held_from: int = 0
+    """A group needs what lies from here on; 0 = none does."""
+    hard_records: int = 0
+    hard_bytes: int = 0
+    """Caps that wait for no group."""
 
 
 @dataclass(slots=True)
@@ -87,6 +95,8 @@ class Removal:
     due_us: int = 0
     """When the next record expires, own expiry included; 0 = none will. Only `retain` says so."""
     own_due_us: int = 0
+    is_held: bool = False
+    """More would have left but for a group. Only `retain` says so."""
     shares: list[tuple[int, int, int]] = field(default_factory=list)
     """What leaves of each volatile file: (file, records, bytes); see `share`."""
 
@@ -136,7 +146,19 @@ def standing(topic: Topic) -> Standing:
         cap_bytes=config.cap_bytes if evicts else 0,
         ttl_us=config.ttl_ms * 1_000,
         own_due_us=topic.own_due_us,
+        held_from=held_from(topic)[0],
+        hard_records=config.hard_cap_records if evicts else 0,
+        hard_bytes=config.hard_cap_bytes if evicts else 0,
     )
+
+
+def held_from(topic: Topic) -> tuple[int, str]:
+    """The first position that a queue-mode group of this topic has not done, and which group is furthest
+    behind; (0, "") when caps and TTL wait for none."""
+    if not topic.config.retain_until_acked:
+        return 0, ""
+    floors = [(group.floor + 1, group.made.key) for group in topic.groups.values() if group.is_queue]
+    return min(floors, default=(0, ""))
 
 
 def front_of(topic: Topic) -> int:
@@ -149,9 +171,18 @@ def front_of(topic: Topic) -> int:
 
 
 def is_over(topic: Topic, config: TopicConfig) -> bool:
-    """Does a topic that evicts hold more than a cap allows?"""
-    return config.discard == DISCARD_OLD and (
-        0 < config.cap_records < topic.staged_count or 0 < config.cap_bytes < topic.staged_bytes
+    """Does a topic that evicts hold more than a cap allows, of what need not wait?"""
+    if config.discard != DISCARD_OLD:
+        return False
+    is_over_caps = 0 < config.cap_records < topic.staged_count or 0 < config.cap_bytes < topic.staged_bytes
+    if not is_over_caps or not topic.held_at:
+        return is_over_caps
+    first, _ = held_from(topic)
+    return (
+        not first
+        or 0 < config.hard_cap_records < topic.staged_count
+        or 0 < config.hard_cap_bytes < topic.staged_bytes
+        or topic.live_within(front_of(topic), first - 1) > 0
     )
 
 
@@ -164,7 +195,9 @@ def retain(topic: Standing, stored: Stored, now_us: int) -> Removal:
     prefix = stop = topic.front
     expired = BitMap64()
     if topic.ttl_us and topic.count:
-        stop = min(max(stored.seek_time(now_us - topic.ttl_us), stop), topic.next_seq)
+        old = min(max(stored.seek_time(now_us - topic.ttl_us), stop), topic.next_seq)
+        stop = min(old, max(topic.held_from, topic.front)) if topic.held_from else old
+        found.is_held = stop < old
     is_own_due = 0 < topic.own_due_us <= now_us
     if is_own_due or (stop > topic.front and topic.dead):
         expired = stored.expired(now_us)
@@ -177,7 +210,7 @@ def retain(topic: Standing, stored: Stored, now_us: int) -> Removal:
         prefix = _expired_prefix(topic, stored, stop, expired, found)
         _one_by_one(topic, stored, expired, prefix, found)
         _by_caps(topic, stored, gone, prefix, found)
-    found.due_us = _next_due(topic, stored, gone, max(prefix, found.cap_floor), found)
+    found.due_us = _next_due(topic, stored, gone, max(prefix, found.cap_floor), found, now_us)
     return found
 
 
@@ -247,12 +280,28 @@ def _one_by_one(topic: Standing, stored: Stored, expired: BitMap64, prefix: int,
 
 
 def _by_caps(topic: Standing, stored: Stored, gone: BitMap64, prefix: int, found: Removal) -> None:
-    """Take the lowest live records until both caps hold (X-7)."""
-    records = topic.count - found.records - topic.cap_records if topic.cap_records else 0
-    accounted = topic.bytes - found.bytes - topic.cap_bytes if topic.cap_bytes else 0
-    at, step = prefix, max(_STEP, records)
-    while (records > 0 or accounted > 0) and at < topic.next_seq:
-        seqs, sizes = _live(stored, gone, at, min(at + step, topic.next_seq) - 1)
+    """Take the lowest live records until both caps hold (X-7), as far as no group needs them; and from there
+    until the hard caps do."""
+    caps = topic.cap_records, topic.cap_bytes
+    if not topic.held_from:
+        _evict(topic, stored, gone, (prefix, topic.next_seq), caps, found)
+    else:
+        found.is_held |= _evict(topic, stored, gone, (prefix, topic.held_from), caps, found)
+        rest = max(prefix, found.cap_floor), topic.next_seq
+        _evict(topic, stored, gone, rest, (topic.hard_records, topic.hard_bytes), found)
+    _take_back(stored, topic, found)
+
+
+def _evict(
+    topic: Standing, stored: Stored, gone: BitMap64, within: tuple[int, int], caps: tuple[int, int],
+    found: Removal,
+) -> bool:  # fmt: skip
+    """Take the lowest live records of a stretch until both caps hold; False when they do."""
+    records = topic.count - found.records - caps[0] if caps[0] else 0
+    accounted = topic.bytes - found.bytes - caps[1] if caps[1] else 0
+    (at, stop), step = within, max(_STEP, records)
+    while (records > 0 or accounted > 0) and at < stop:
+        seqs, sizes = _live(stored, gone, at, min(at + step, stop) - 1)
         if len(seqs):
             ends = np.cumsum(sizes)
             by_bytes = int(np.searchsorted(ends, accounted)) + 1 if accounted > 0 else 0
@@ -263,7 +312,7 @@ def _by_caps(topic: Standing, stored: Stored, gone: BitMap64, prefix: int, found
             found.bytes, found.floor_bytes = found.bytes + size, found.floor_bytes + size
             records, accounted = records - taken, accounted - size
         at, step = at + step, step * 2
-    _take_back(stored, topic, found)
+    return records > 0 or accounted > 0
 
 
 def _take_back(stored: Stored, topic: Standing, found: Removal) -> None:
@@ -276,7 +325,7 @@ def _take_back(stored: Stored, topic: Standing, found: Removal) -> None:
         found.floor_bytes += int(sizes.sum())
 
 
-def _next_due(topic: Standing, stored: Stored, gone: BitMap64, at: int, found: Removal) -> int:
+def _next_due(topic: Standing, stored: Stored, gone: BitMap64, at: int, found: Removal, now_us: int) -> int:
     """When the next record expires (the first live one by TTL, any by itself)."""
     due = [found.own_due_us] if found.own_due_us else []
     if topic.ttl_us and topic.count > found.records:
@@ -285,7 +334,10 @@ def _next_due(topic: Standing, stored: Stored, gone: BitMap64, at: int, found: R
             seqs, _, stamps = stored.positions(at, min(at + step, topic.next_seq) - 1)
             alive = ~_is_in(seqs, gone)
             if alive.any():
-                due.append(int(stamps[alive.argmax()]) + topic.ttl_us + 1)
+                first = int(alive.argmax())
+                at_us = int(stamps[first]) + topic.ttl_us + 1
+                # What waits for a group is looked at again when that gets on.
+                due += [at_us] if at_us > now_us or not 0 < topic.held_from <= int(seqs[first]) else []
                 break
             at, step = at + step, max(step * 2, _STEP)
     return min(due, default=0)

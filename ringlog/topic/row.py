@@ -23,6 +23,7 @@ from msgspec import Meta
 from pyroaring import BitMap64
 
 from ringlog.errors import CorruptData, InvalidRequest, InvariantViolation
+from ringlog.group.saved import load, save
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.dedup import Producer
 from ringlog.topic.idempotency import Remembered
@@ -31,6 +32,8 @@ from ringlog.topic.state import Topic, with_range
 
 ROW_VERSION = 1
 IS_RESERVING = 1
+HAS_MARKS = 2
+"""Some record may have a `not_before` or a priority."""
 
 U64 = Annotated[int, Meta(ge=0)]
 Volatile = Iterable[tuple[int, int, int]]
@@ -67,6 +70,8 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
     """first, last, first, last …: those of `lost` that a router's source had lost."""
     routers: list[tuple[U64, str, str, U64, U64, U64, str, U64, U64]] = []
     """Of each the fields of `Router` in their order: with the topic's content they are one unit (RT-34)."""
+    groups: list[builtins.bytes] = []
+    """Consumer groups, each as ringlog/group/saved.py encodes it."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -86,7 +91,7 @@ def encode_row(topic: Topic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
     return _encode(
         _Row(
             ROW_VERSION, topic.epoch, topic.name, config, topic.head_seq, topic.last_ts,
-            count, size, IS_RESERVING if topic.is_reserving else 0, topic.version, topic.cap_floor,
+            count, size, _flags_of(topic), topic.version, topic.cap_floor,
             topic.ttl_floor, topic.trim_floor, topic.delete_floor,
             topic._reservation.reserved if topic._reservation else 0, topic.due_us, topic.last_read_us,
             topic.dead.serialize() if topic.dead else b"",
@@ -95,6 +100,7 @@ def encode_row(topic: Topic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
             [(key, *seen) for key, seen in keys],
             [number for pair in topic.trimmed for number in pair],
             [astuple(router) for router in topic.routers.values()],
+            [save(group) for group in topic.groups.values()],
         )
     )  # fmt: skip
 
@@ -122,12 +128,14 @@ def _fill(topic: Topic, row: _Row) -> None:
     topic.count = topic.staged_count = row.count
     topic.bytes = topic.staged_bytes = row.bytes
     topic.is_reserving = bool(row.flags & IS_RESERVING)
+    topic.marked_to = row.head_seq if row.flags & HAS_MARKS else 0
     topic.version = row.topic_version
     topic.cap_floor, topic.ttl_floor = row.cap_floor, row.ttl_floor
     topic.trim_floor, topic.delete_floor = row.trim_floor, row.delete_floor
     topic.dead = BitMap64.deserialize(row.dead) if row.dead else None
     topic.lost, topic.trimmed = _pairs(row.lost), _pairs(row.trimmed)
     topic.routers = {router[0]: Router(*router) for router in row.routers}
+    topic.groups = {group.number: group for group in map(load, row.groups)}
     if row.reserved:
         topic.reservation.recovered(row.reserved)
     for producer_id, *past in row.producers:
@@ -136,6 +144,10 @@ def _fill(topic: Topic, row: _Row) -> None:
         topic.producers.restore(producer_id, Producer.of_past(past))
     for key, *seen in row.keys:
         topic.keys.remember(key, Remembered(*seen), topic.config.idempotency_window_ms)
+
+
+def _flags_of(topic: Topic) -> int:
+    return (IS_RESERVING if topic.is_reserving else 0) | (HAS_MARKS if topic.marked_to else 0)
 
 
 def _pairs(flat: list[int]) -> list[tuple[int, int]]:

@@ -23,6 +23,7 @@ from ringlog.topic.index import SparseIndex
 from ringlog.topic.reservation import Reservation
 
 if TYPE_CHECKING:
+    from ringlog.group.state import ConsumerGroup
     from ringlog.topic.routers import Router
 
 
@@ -56,12 +57,17 @@ class Topic:
     """When the next record expires, microseconds; 0 = none will."""
     own_due_us: int = 0
     """A time before which no record's own `expires_at` comes; 0 = none will. Not later than `due_us`."""
+    marked_to: int = 0
+    """The last number that may say when or how urgently it wants to be handed out; 0 = none does. Queues ask
+    storage about them up to here."""
     staged_count: int = 0
     """Live records, staged ones included (W-14)."""
     staged_bytes: int = 0
     count: int = 0
     """Live records that are published, and their accounted bytes."""
     bytes: int = 0
+    held_at: int = 0
+    """What caps or TTL would have taken from here on stays for a consumer group; 0 = nothing does."""
     is_reserving: bool = False
     """Some of its records are of a class that a crash may take: numbers are reserved ahead (D-9)."""
     _reservation: Reservation | None = None
@@ -71,6 +77,7 @@ class Topic:
     _lost: list[tuple[int, int]] | None = None
     _trimmed: list[tuple[int, int]] | None = None
     _routers: dict[int, Router] | None = None
+    _groups: dict[int, ConsumerGroup] | None = None
 
     @property
     def reservation(self) -> Reservation:
@@ -135,6 +142,15 @@ class Topic:
     @routers.setter
     def routers(self, routers: dict[int, Router]) -> None:
         self._routers = routers or None
+
+    @property
+    def groups(self) -> dict[int, ConsumerGroup]:
+        """Consumer groups of this topic, by number. Assign a new dictionary to change which there are."""
+        return self._groups if self._groups is not None else {}
+
+    @groups.setter
+    def groups(self, groups: dict[int, ConsumerGroup]) -> None:
+        self._groups = groups or None
 
     @property
     def evict_floor(self) -> int:

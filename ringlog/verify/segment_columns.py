@@ -9,7 +9,7 @@ import xxhash
 
 from ringlog.verify.frame_decoder import DecodedFrame, VerifyError
 
-_SIZES, _STAMPS, _EXPIRES = 1, 2, 4
+_SIZES, _STAMPS, _EXPIRES, _NOT_BEFORE, _PRIORITY = 1, 2, 4, 8, 16
 
 
 class EntryFacts(Protocol):
@@ -33,6 +33,8 @@ class RecordColumns(NamedTuple):
     sizes: list[int]
     stamps: list[int]
     expires: list[int]
+    not_before: list[int]
+    priorities: list[int]
 
 
 def read_columns(index: bytes, entry: EntryFacts) -> RecordColumns:
@@ -40,16 +42,19 @@ def read_columns(index: bytes, entry: EntryFacts) -> RecordColumns:
     count, at = entry.records, entry.columns_at
     sizes, stamps = [entry.bytes // count] * count, [entry.ts_min] * count
     expires = [entry.expires_min] * count
+    not_before, priorities = [0] * count, [0] * count
     if not at:
-        return RecordColumns(sizes, stamps, expires)
+        return RecordColumns(sizes, stamps, expires, not_before, priorities)
     if at + 16 > len(index):
         raise VerifyError("a block of record columns lies outside of the index")
     checksum, kinds = struct.unpack_from("<QQ", index, at)
-    if kinds >> 3:
+    if kinds >> 5:
         raise VerifyError("unknown record columns")
     sizes_bytes = -(-4 * count // 8) * 8 if kinds & _SIZES else 0
     stamps_bytes = 8 * count if kinds & _STAMPS else 0
-    stop = at + 16 + sizes_bytes + stamps_bytes + (8 * count if kinds & _EXPIRES else 0)
+    marks = at + 16 + sizes_bytes + stamps_bytes + (8 * count if kinds & _EXPIRES else 0)
+    levels = marks + (8 * count if kinds & _NOT_BEFORE else 0)
+    stop = levels + (-(-count // 8) * 8 if kinds & _PRIORITY else 0)
     if stop > len(index) or xxhash.xxh3_64_intdigest(index[at + 8 : stop]) != checksum:
         raise VerifyError("checksum of record columns")
     if kinds & _SIZES:
@@ -58,7 +63,11 @@ def read_columns(index: bytes, entry: EntryFacts) -> RecordColumns:
         stamps = list(struct.unpack_from(f"<{count}q", index, at + 16 + sizes_bytes))
     if kinds & _EXPIRES:
         expires = list(struct.unpack_from(f"<{count}q", index, at + 16 + sizes_bytes + stamps_bytes))
-    return RecordColumns(sizes, stamps, expires)
+    if kinds & _NOT_BEFORE:
+        not_before = list(struct.unpack_from(f"<{count}q", index, marks))
+    if kinds & _PRIORITY:
+        priorities = list(index[levels : levels + count])
+    return RecordColumns(sizes, stamps, expires, not_before, priorities)
 
 
 def columns_of(frame: DecodedFrame) -> RecordColumns:
@@ -69,4 +78,6 @@ def columns_of(frame: DecodedFrame) -> RecordColumns:
         [len(payload) + len(meta.encode()) for payload, meta in zip(columns["payload"], metas, strict=True)],
         columns.get("commit_ts") or [frame.commit_ts] * count,
         columns.get("expires_at") or [0] * count,
+        columns.get("not_before") or [0] * count,
+        columns.get("priority") or [0] * count,
     )

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringlog import logs
@@ -256,7 +256,7 @@ class Worker:
             if not jobs and self._options.until_empty and not self._at_work and not self._settler.unsettled:
                 self.stop()
 
-    async def _claim(self, most: int) -> list[Job]:
+    async def _claim(self, most: int) -> Sequence[Job]:
         """Jobs, or none: there was none, the engine is away, or the worker has to stop."""
         wait_ms = 0 if self._options.until_empty else WORKER_CLAIM_MS
         try:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 import ringlog
-from actors.scheduler.dead_letters import _parts, producer_of
+from actors.scheduler.dead_letters import producer_of
 from ringlog import stop_points
 from ringlog.client import Client
+from ringlog.client.letters import in_parts
 from ringlog.client.pages import Record
 from ringlog.client.queue import Queue
 from ringlog.errors import LeaseLost
@@ -27,10 +28,10 @@ STAMPS = ("$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
 
 def test_messages_hold_as_many_jobs_as_they_may_and_at_least_one():
     many = [Record(seq=n, ts=0, data=b"x") for n in range(2 * DEAD_LETTERS_PER_MOVE + 1)]
-    assert list(map(len, _parts(many))) == [DEAD_LETTERS_PER_MOVE, DEAD_LETTERS_PER_MOVE, 1]
+    assert list(map(len, in_parts(many))) == [DEAD_LETTERS_PER_MOVE, DEAD_LETTERS_PER_MOVE, 1]
     large = [Record(seq=n, ts=0, data=bytes(DEAD_LETTERS_BYTES_PER_MOVE)) for n in range(3)]
-    assert list(map(len, _parts(large))) == [1, 1, 1]
-    assert _parts([]) == []
+    assert list(map(len, in_parts(large))) == [1, 1, 1]
+    assert in_parts([]) == []
 
 
 def test_a_jobs_producer_is_its_own_and_always_the_same():

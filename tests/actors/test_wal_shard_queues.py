@@ -111,6 +111,28 @@ def test_an_ack_is_one_record_of_the_log_and_answered_after_its_sync():
     assert len(seen[kinds.index(ev.WriteGroup)].buffers) == 2, "the group's mark and one frame"
 
 
+def test_what_a_dead_worker_holds_is_ready_at_once(world):
+    """CL-10, QC-16: what it had through others, and what others have under its name, is not its own."""
+    make(world, 6)
+    mine = claim(world, 2, pid=7, born=70)
+    other = claim(world, 2, pid=7, born=71)
+    claim(world, 1)
+    run = world.run_of("q")
+    run.step(run.request(901, m.JobsClaim("q", "x", 9, wait_ms=20_000)))
+    assert list(jobs_of(run.replies.pop(901))) == [6]
+    run.step(run.request(902, m.JobsClaim("q", "w", 9, wait_ms=20_000, pid=7, born=70)))
+    run.step(run.request(903, m.JobsClaim("q", "x", 9, wait_ms=20_000)))
+    run.step(ev.WorkerDied(7, 70))
+    again = run.replies.pop(903)
+    assert [run[:3] for run in again.runs] == [(1, 2, 2)], "deliveries stay counted"
+    assert 902 not in run.replies, "its claim is given nothing"
+    assert stats(world) == (0, 6, 0)
+    assert ack(world, jobs_of(mine)).acked == 0
+    assert ack(world, jobs_of(other)).acked == 2
+    run.step(ev.WorkerDied(7, 70))
+    assert stats(world) == (0, 4, 0)
+
+
 def test_acks_that_come_together_share_one_sync():
     seen: list[Any] = []
     world = started(watch=lambda shard, effect: seen.append(effect))

@@ -9,7 +9,8 @@ from ringlog.board import histogram, layout, news, row_ring
 from ringlog.board.layout import D, G, P, ProcessState
 from ringlog.board.news import NewsRow
 from ringlog.board.topics import TopicFacts
-from ringlog.limits import NEWS_ROWS, TURN_RING_ROWS
+from ringlog.limits import CALL_BYTES_MAX, CALL_RING_BYTES, NEWS_ROWS, TURN_RING_ROWS
+from ringlog.link import call_ring
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 BOARD = PAGE.split("\n## Board\n")[1].split("\n## ")[0]
@@ -18,11 +19,12 @@ BOARD = PAGE.split("\n## Board\n")[1].split("\n## ")[0]
 def test_the_worked_identities_are_what_the_code_writes() -> None:
     block = re.search(r"```board\n(.*?)```", BOARD, re.S)
     assert block
-    board, topics, told, turns = (bytes.fromhex(line) for line in block[1].splitlines())
+    board, topics, told, turns, calls = (bytes.fromhex(line) for line in block[1].splitlines())
     assert board == layout.encode_identity(layout.BOARD_MAGIC, 0, 128, 0)
     assert topics == layout.encode_identity(layout.TOPICS_MAGIC, 7, 4096, 1)
     assert told == layout.encode_identity(layout.NEWS_MAGIC, 7, NEWS_ROWS, 0)
     assert turns == layout.encode_identity(layout.TURNS_MAGIC, 0, TURN_RING_ROWS, 0)
+    assert calls == layout.encode_identity(layout.CALLS_MAGIC, 7, 2 * CALL_RING_BYTES // 64, 0)
     assert layout.decode_identity(topics, layout.TOPICS_MAGIC, "page") == (7, 4096, 1)
 
 
@@ -64,3 +66,14 @@ def test_the_words_of_news_are_on_the_page() -> None:
     for word, name in enumerate(NewsRow._fields):
         assert re.search(rf"\| {word} \| [^|]*{name}", section) or name in {"offset", "stop"}, name
     assert f"{news.NEWS_ROWS} rows of {layout.NEWS_ROW_BYTES} bytes" in BOARD
+
+
+def test_the_words_of_a_call_ring_are_on_the_page() -> None:
+    section = BOARD.split("### Calls")[1].split("### Sequences")[0]
+    words = [int(word) for word in re.findall(r"^\| (\d+) \|", section, re.M)]
+    assert words == [
+        call_ring._REQUESTS, call_ring._REQUESTS_TAKEN, call_ring._ANSWERS, call_ring._ANSWERS_TAKEN,
+        call_ring._WANTS, call_ring._CLOSED,
+    ]  # fmt: skip
+    assert f"two rings of {CALL_RING_BYTES} bytes" in section
+    assert f"1 to {CALL_BYTES_MAX} bytes" in section

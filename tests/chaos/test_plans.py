@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from collections import Counter
 from datetime import date
 from pathlib import Path
 
+import psutil
 import pytest
 
 from chaos import plan as plans
 from chaos.order import Account, Order
 from chaos.plan import Entry, PlanError, load_faults, load_plan
-from chaos.run import ROUND_STEP, Verdict, _judge, _rows_without_case, run_rounds
+from chaos.run import ROOT, ROUND_STEP, Verdict, _judge, _rows_without_case, run_rounds
+from ringlog.testing.real_engine import wait_until
 
 PLANS = sorted(path.stem for path in plans.PLANS.glob("*.toml"))
 
@@ -146,3 +151,22 @@ def test_a_plan_that_makes_no_sense_is_refused_by_name(tmp_path: Path, monkeypat
     (tmp_path / "ci.toml").write_text('[[entry]]\nname = "states"\ntarget = "T-1"\nseconds = 1\nlimt_s = 2\n')
     with pytest.raises(PlanError, match="limt_s"):
         load_plan("ci")
+
+
+def test_a_run_that_is_killed_leaves_no_class_behind(tmp_path: Path) -> None:
+    """It would go on for as long as its plan says, beside whatever is measured next."""
+    command = [sys.executable, "-m", "chaos", "run", "world", "--plan", "night", "--work", str(tmp_path)]
+    environ = {**os.environ, "RINGLOG_ALLOW_ROOT": "1"}
+    running = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "out.json")], cwd=ROOT, env=environ, stdout=subprocess.DEVNULL
+    )
+    try:
+        runner = psutil.Process(running.pid)
+        wait_until(lambda: bool(runner.children()), 30, "the class to begin")
+        (child,) = runner.children()
+        running.kill()
+        running.wait(20)
+        wait_until(lambda: not child.is_running() or child.status() == "zombie", 20, "the class to end")
+    finally:
+        running.kill()
+        running.wait(20)

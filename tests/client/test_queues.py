@@ -93,7 +93,7 @@ def test_many_jobs_in_frames_of_many_kinds_are_read(queue, worker):
     assert [job.data for job in again] == [expected[at] for at in (5, *range(100, 110), 700)]
     assert {job.deliveries for job in again} == {2}
     left = [job for job in found if job.seq not in {each.seq for each in again}]
-    assert queue.ack(left + again).count == len(expected)
+    assert queue.ack([*left, *again]).count == len(expected)
     assert counts(queue) == (0, 0, 0)
 
 

@@ -174,4 +174,15 @@ def golden_frames() -> dict[str, tuple[str, bytearray]]:
         "topic_create": ("control frame: a topic begins", _control(
             FrameType.TOPIC_CREATE, ["flights.UA", 3, {"type": "log", "cap_records": None, "durable": True}]
         )),
+        "group_created": ("control frame: a consumer group begins", _control(
+            FrameType.LEASE, [
+                0x18000000005, 1, 1, 1_700_000_000_000, 8, "", 0, [], 0, [], ["billing", 1, "^eu.", 500, 50],
+            ]
+        )),
+        "group_claimed": ("control frame: a group's records are leased in two runs", _control(
+            FrameType.LEASE, [
+                0x18000000005, 2, 2, 1_700_000_000_500, 12, "ann", 1_700_000_030_500,
+                [8, 2, 1, 0x18000000006, 11, 1, 3, 0x18000000008], 77, [], None,
+            ]
+        )),
     }  # fmt: skip

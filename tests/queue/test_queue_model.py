@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pyroaring import BitMap64
 
+from ringlog.queue.apart import Marks
+from ringlog.queue.live import Live
 from ringlog.queue.runs import BLOCK
-from ringlog.queue.state import Counts, Live, Queue
+from ringlog.queue.state import Counts, Order, Queue
 from ringlog.queue.tokens import Tokens
 
 NODES = (b"a", b"b", b"c")
@@ -25,6 +27,11 @@ BEGIN = BLOCK - 20
 class Job:
     """One job as the model knows it."""
 
+    not_before: int = 0
+    priority: int = 0
+    put: int = 0
+    ripe: int = 0
+    """When it became ready, if it was delayed and the queue counts from then."""
     state: str = "fresh"
     node: bytes = b""
     token: int = 0
@@ -39,7 +46,10 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 1_000
         self.incarnation = 1
+        self.levels = 0
         self.queue = Queue(Tokens(1))
+        self.queue.ages.note(BEGIN, self.now)
+        self.promoted = 0
         self.jobs: dict[int, Job] = {}
         self.gone: dict[int, Job] = {}
         self.dead: set[int] = set()
@@ -59,7 +69,36 @@ class QueueMachine(RuleBasedStateMachine):
             over = job.at < self.now if job.state == "leased" else job.at <= self.now
             if job.state in {"leased", "delayed"} and over:
                 job.state = "returned"
+        for seq, job in self.jobs.items():
+            if job.state == "waiting" and job.not_before <= self.now:
+                job.state = "fresh"
+                job.ripe = self.now if self.level_of(job) or seq < self.queue.cursor else 0
         self.gone = {seq: job for seq, job in self.gone.items() if job.at >= self.now}
+
+    def level_of(self, job: Job) -> int:
+        return min(job.priority, self.levels - 1) if self.levels else 0
+
+    def feed(self, seqs: list[int]) -> None:
+        """What the records of these jobs say, as the shard would tell."""
+        found = [(seq, self.jobs[seq].not_before, self.level_of(self.jobs[seq])) for seq in seqs]
+        found = [row for row in found if row[1] or row[2]]
+        columns = zip(*found, strict=True) if found else ((), (), ())
+        seqs_of, at_ms, levels = (list(column) for column in columns)
+        marks = Marks(np.array(seqs_of, np.int64), np.array(at_ms, np.int64), np.array(levels, np.uint8))
+        self.queue.feed(marks, self.live(), self.head, self.now)
+
+    def fresh_in_order(self, starvation: int) -> tuple[list[int], set[int]]:
+        """L11, L12: jobs nobody had, in the order in which they are handed out; and which are promoted."""
+        fresh = [seq for seq, job in sorted(self.jobs.items()) if job.state == "fresh"]
+        until, top = self.now - starvation, self.levels - 1
+        overdue = [
+            seq for seq in fresh
+            if self.levels and starvation and self.level_of(self.jobs[seq]) < top
+            and max(self.jobs[seq].put, self.jobs[seq].ripe) < until
+        ]  # fmt: skip
+        rest = [seq for seq in fresh if seq not in overdue]
+        rest.sort(key=lambda seq: -self.level_of(self.jobs[seq]))
+        return overdue + rest, set(overdue)
 
     def holds(self, seq: int, token: int, who: bytes, jobs: dict[int, Job]) -> bool:
         job = jobs.get(seq)
@@ -77,18 +116,53 @@ class QueueMachine(RuleBasedStateMachine):
 
     # -- what happens ---------------------------------------------------------------------------------
 
-    @rule(count=st.integers(1, 30))
-    def append(self, count):
+    @rule(
+        count=st.integers(1, 30), delay=st.sampled_from([None, None, -5, 0, 1, 100, 250]),
+        priority=st.sampled_from([0, 0, 1, 2, 7]),
+    )  # fmt: skip
+    def append(self, count, delay, priority):
+        self.queue.ages.note(self.head + 1, self.now)
+        first = self.head + 1
         for _ in range(count):
             self.head += 1
-            self.jobs[self.head] = Job()
+            not_before = 0 if delay is None else self.now + delay
+            state = "waiting" if not_before > self.now else "fresh"
+            self.jobs[self.head] = Job(not_before, priority, self.now, state=state)
+        self.feed(list(range(first, self.head + 1)))
+
+    @rule(levels=st.sampled_from([0, 2, 3]))
+    def levels_change(self, levels):
+        if levels == self.levels:
+            return
+        self.expire()
+        self.queue.settle(self.now)
+        self.levels = levels
+        self.queue.unmark(levels)
+        for job in self.jobs.values():
+            job.ripe = 0
+        self.feed(sorted(self.jobs))
 
     @rule(
-        who=node, most=st.integers(1, 25), lease=st.sampled_from([100, 300]), limit=st.sampled_from([0, 0, 2])
-    )
-    def claim(self, who, most, lease, limit):
+        who=node, most=st.integers(1, 25), lease=st.sampled_from([100, 300]),
+        limit=st.sampled_from([0, 0, 2]), starvation=st.sampled_from([0, 200]),
+    )  # fmt: skip
+    def claim(self, who, most, lease, limit, starvation):
         self.expire()
-        claimed = self.queue.claim(self.live(), who, most, lease, self.now, deliveries_max=limit)
+        order = Order(self.levels, starvation)
+        if not starvation:
+            for job in self.jobs.values():
+                job.ripe = 0
+        has_marked = bool(self.queue.apart)
+        claimed = self.queue.claim(
+            self.live(),
+            who,
+            most,
+            lease,
+            self.now,
+            deliveries_max=limit,
+            order=order,
+            link=1 + NODES.index(who),
+        )
         ready = [seq for seq, job in sorted(self.jobs.items()) if job.state == "returned"]
         wanted, taken = [], most
         for seq in ready:
@@ -99,8 +173,10 @@ class QueueMachine(RuleBasedStateMachine):
                 continue
             wanted.append(seq)
             taken -= 1
-        fresh = [seq for seq, job in sorted(self.jobs.items()) if job.state == "fresh"]
+        fresh, overdue = self.fresh_in_order(starvation)
         wanted += fresh[:taken]
+        self.promoted += len(overdue & set(fresh[:taken])) if has_marked else 0
+        assert self.queue.promoted == self.promoted, "L12"
         found = []
         for run in claimed.runs:
             for seq in range(run.first, run.stop):
@@ -113,7 +189,7 @@ class QueueMachine(RuleBasedStateMachine):
                 job.state, job.node, job.token, job.at = "leased", who, token, claimed.deadline
                 self.given.append((seq, token, who))
                 found.append(seq)
-        assert found == wanted, "QC-5"
+        assert found == sorted(wanted), "QC-3, QC-5, L11"
         assert not found or claimed.deadline == self.now + lease, "QC-7"
 
     @rule(who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(), strangers=st.booleans())
@@ -182,6 +258,14 @@ class QueueMachine(RuleBasedStateMachine):
         for seq in leased:
             self.jobs[seq].state = "spent"
 
+    @rule(who=node)
+    def worker_dies(self, who):
+        self.expire()
+        held = [job for job in self.jobs.values() if job.state == "leased" and job.node == who]
+        assert self.queue.release(1 + NODES.index(who), self.now) == len(held)
+        for job in held:
+            job.state = "returned"
+
     @rule(ms=st.sampled_from([1, 50, 99, 100, 101, 299, 300, 301]))
     def time_passes(self, ms):
         self.now += ms
@@ -214,8 +298,14 @@ class QueueMachine(RuleBasedStateMachine):
         """QL-14: every live job is ready, deliveries from 0; no token comes again (QL-7)."""
         self.incarnation += 1
         self.queue = Queue(Tokens(self.incarnation))
-        self.jobs = {seq: Job() for seq in self.jobs}
+        self.queue.ages.note(self.head + 1, self.now)
+        self.queue.unmark(self.levels)
+        self.promoted = 0
+        for seq, job in self.jobs.items():
+            state = "waiting" if job.not_before > self.now else "fresh"
+            self.jobs[seq] = Job(job.not_before, job.priority, self.now, state=state)
         self.gone = {}
+        self.feed(sorted(self.jobs))
 
     @rule()
     def restore(self):
@@ -233,7 +323,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.settle(self.now)
         states = [job.state for job in self.jobs.values()]
         counts = self.queue.counts(len(self.jobs))
-        leased, delayed = states.count("leased"), states.count("delayed")
+        leased, delayed = states.count("leased"), states.count("delayed") + states.count("waiting")
         assert counts == Counts(len(states) - leased - delayed, leased, delayed)
         self.queue.check()
 
@@ -242,7 +332,15 @@ class QueueMachine(RuleBasedStateMachine):
         """QL-9."""
         due = [job.at + 1 for job in (*self.jobs.values(), *self.gone.values()) if job.state == "leased"]
         due += [job.at for job in self.jobs.values() if job.state == "delayed"]
-        assert self.queue.next_due_ms() == min(due, default=None)
+        due += [job.not_before for job in self.jobs.values() if job.state == "waiting"]
+        found = self.queue.next_due_ms()
+        # The time of a delayed job that was deleted may be kept.
+        assert found == min(due, default=None) or (due and self.now < found < min(due))
+
+    @invariant()
+    def the_oldest_ready_job_is_the_lowest_one(self):
+        ready = [seq for seq, job in self.jobs.items() if job.state in {"fresh", "returned"}]
+        assert self.queue.oldest_ready(self.live()) == min(ready, default=None)
 
     @invariant()
     def spent_jobs_are_known(self):

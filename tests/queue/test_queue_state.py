@@ -10,8 +10,10 @@ import pytest
 from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
+from ringlog.queue.live import Live
 from ringlog.queue.runs import BLOCK
-from ringlog.queue.state import Counts, Live, Queue, spans_of
+from ringlog.queue.state import Counts, Queue
+from ringlog.queue.stretches import spans_of
 from ringlog.queue.tokens import NUMBER_MAX, Tokens, incarnation_of
 
 A, B = b"a", b"b"

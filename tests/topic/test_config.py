@@ -17,14 +17,20 @@ DEFAULTS = {
     "type": "log", "ttl_ms": 0, "cap_records": 0, "cap_bytes": 0, "discard": "old", "durable": False,
     "durability": "disk", "priority": None, "auto_priority": True, "auto_create": True,
     "idempotency_window_ms": 120_000, "dedupe_node": True, "lease_ms": 30_000, "claim_jitter_ms": 0,
-    "max_deliveries": 0, "dead_letter": None, "leases_durable": False, "priority_levels": 3,
-    "expire_unused_ms": 0, "compression": "none",
+    "max_deliveries": 0, "dead_letter": None, "leases_durable": False, "record_priority": False,
+    "starvation_ms": 30_000, "priority_levels": 3,
+    "expire_unused_ms": 0, "compression": "none", "retain_until_acked": False, "hard_cap_records": 0,
+    "hard_cap_bytes": 0,
 }  # fmt: skip
 UNSIGNED = [
     "ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "lease_ms", "claim_jitter_ms",
-    "max_deliveries", "priority_levels", "expire_unused_ms",
+    "max_deliveries", "priority_levels", "expire_unused_ms", "starvation_ms", "hard_cap_records",
+    "hard_cap_bytes",
 ]  # fmt: skip
-BOOLEANS = ["durable", "auto_priority", "auto_create", "dedupe_node", "leases_durable"]
+BOOLEANS = [
+    "durable", "record_priority", "auto_priority", "auto_create", "dedupe_node", "leases_durable",
+    "retain_until_acked",
+]  # fmt: skip
 WORDS = ["type", "discard", "durability", "compression"]
 NULLABLE = {"priority", "dead_letter"}
 

@@ -1,0 +1,146 @@
+"""Letters: dead jobs go back to the queue they came from, as many at once as a client names.
+
+First their copies are durable in the queue, then they are deleted among the dead. Who dies in between leaves
+letters whose copies are known: each is a frame of its own, of a producer that stands for this one letter of
+this life of its topic, so that the queue's shard recognises a repeat (W4) as long as it remembers who wrote.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xxhash
+from pyroaring import BitMap64
+
+from actors.scheduler.sources import EngineConnection
+from ringlog import stop_points
+from ringlog.client.letters import dead_letter_of, in_parts, is_letter_of
+from ringlog.client.pages import Cursor, Page, Record
+from ringlog.client.reader import read_page
+from ringlog.client.source import LocalSource
+from ringlog.clock import Clock
+from ringlog.envelope import messages as m
+from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, NotReady, Refused, TopicNotFound
+from ringlog.frame.codec import frame
+from ringlog.frame.columns import encode_records
+from ringlog.frame.settle import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, WORDS, entry_error
+from ringlog.limits import DEAD_LETTERS_PER_MOVE
+from ringlog.link.local_links import LocalLinks
+from ringlog.link.pending import Steps
+from ringlog.queue.stretches import spans_of
+from ringlog.topic.config import QUEUE
+from ringlog.topic.dedup import SESSION_BIT
+from ringlog.topic.names import home_shard
+from ringlog.types import Durability
+
+
+class Letters:
+    """What scheduler 0 does for who wants dead letters back."""
+
+    def __init__(self, links: LocalLinks, connection: EngineConnection, clock: Clock) -> None:
+        self._links, self._connection, self._clock = links, connection, clock
+
+    def redrive(self, asked: m.LettersRedrive) -> Steps[m.Message]:
+        """Move those of the named letters that are there and of this queue."""
+        seqs = _numbers(asked)
+        queue = yield from self._topic(asked.topic)
+        if queue.config.get("type") != QUEUE:
+            raise NotAQueue("not a queue", topic=asked.topic)
+        try:
+            dead = yield from self._topic(dead_letter_of(queue))
+        except TopicNotFound:
+            return m.LettersRedriven(queue.topic, 0, 0)
+        source = LocalSource(self._connection.of(dead.topic_id), dead.topic, clock=self._clock)
+        found: list[Record] = []
+        try:
+            for first, stop in spans_of(seqs):
+                yield from _read(source, dead, first, stop - 1, found)
+        finally:
+            source.close()
+        moved, repeated, refused = 0, 0, None
+        for part in in_parts([each for each in found if is_letter_of(queue.topic, each)]):
+            done, again, refused = yield from self._move(queue, dead, part)
+            moved, repeated = moved + done, repeated + again
+            if refused is not None:
+                break
+        if refused is not None and not moved:
+            raise refused
+        return m.LettersRedriven(queue.topic, moved, repeated)
+
+    def _move(
+        self, queue: m.TopicInfo, dead: m.TopicInfo, letters: Any
+    ) -> Steps[tuple[int, int, Refused | None]]:
+        """(how many went, how many of them had been copied before, why another was refused)."""
+        # As durable as where it lies, at least: it is deleted there.
+        durability = Durability.parse(dead.config["durability"])
+        sent = bytearray().join(
+            frame(
+                columns_of(letter, letter.meta_json or b"", dict(letter.headers)), topic_id=queue.topic_id,
+                epoch=queue.epoch, producer_id=producer_of(dead.topic_id, dead.epoch, letter.seq),
+                producer_seq=1, durability=durability,
+            )
+            for letter in letters
+        )  # fmt: skip
+        message = m.Append(queue.topic, len(letters), disable_backpressure=True)
+        reply: m.Appended = yield from self._connection.ask(queue.shard, message, sent)
+        entries = np.frombuffer(reply.entries, dtype=np.uint64).reshape(-1, WORDS)
+        errors = [entry_error(entry, queue.topic) for entry in entries]
+        done = [letter.seq for letter, error in zip(letters, errors, strict=True) if error is None]
+        stop_points.hit("redrive_after_append")
+        if done:
+            numbers = BitMap64(done).serialize()
+            gone = m.RecordsDelete(dead.topic, 0, None, numbers, dead.epoch)
+            yield from self._connection.ask(dead.shard, gone)
+        flags = entries[:, S_COUNT_STATUS] >> np.uint64(FLAGS_SHIFT)
+        again = int(((flags & np.uint64(FLAG_DEDUPED)) != 0).sum())
+        return len(done), again, next((error for error in errors if error is not None), None)
+
+    def _topic(self, name: str) -> Steps[m.TopicInfo]:
+        message = m.TopicResolve(name)
+        info: m.TopicInfo = yield from self._connection.ask(home_shard(name, self._links.shards), message)
+        if not info.topic_id:
+            info = yield from self._connection.ask(info.shard, message)
+        if not info.topic_id:
+            raise NotReady("the shards do not agree on who looks after this name", topic=name)
+        return info
+
+
+def _read(source: LocalSource, dead: m.TopicInfo, first: int, last: int, found: list[Record]) -> Steps[None]:
+    """Those of first..last that are there still."""
+    at = Cursor(dead.epoch, first - 1)
+    while at.seq < last:
+        page: Page = yield from read_page(source, dead.topic, at, limit=last - at.seq, until=last)
+        if page.cursor.epoch != dead.epoch or page.cursor.seq <= at.seq:
+            return
+        found += page.records
+        at = page.cursor
+
+
+def producer_of(topic_id: int, epoch: int, seq: int) -> int:
+    """The producer that a letter's copy is of: always the same for one letter of one life of its topic."""
+    return SESSION_BIT | xxhash.xxh3_64_intdigest(f"redriven {topic_id} {epoch} {seq}".encode())
+
+
+def columns_of(record: Record, meta: bytes, headers: dict[str, bytes]) -> Any:
+    """A record with other metadata and headers, and without its own expiry."""
+    return encode_records(
+        [record.data],
+        keys=None if record.key is None else [record.key],
+        tags=None if record.tag is None else [record.tag],
+        nodes=None if record.node is None else [record.node],
+        headers=[headers] if headers else None,
+        metas=[meta] if meta else None,
+        event_ts=None if record.event_ts is None else [record.event_ts],
+        not_before=None if record.not_before is None else [record.not_before],
+        priorities=[record.priority] if record.priority else None,
+    )
+
+
+def _numbers(asked: m.LettersRedrive) -> Any:
+    count, rest = divmod(len(asked.seqs), 8)
+    if rest:
+        raise InvalidRequest("numbers are 8 bytes each", topic=asked.topic)
+    if count > DEAD_LETTERS_PER_MOVE:
+        raise BatchTooLarge("too many letters at once", seqs=count, max=DEAD_LETTERS_PER_MOVE)
+    return np.unique(np.frombuffer(asked.seqs, dtype="<i8"))

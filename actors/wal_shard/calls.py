@@ -1,0 +1,138 @@
+"""Requests of clients on the host through shared memory: one ring for each client. Part of the shell.
+
+A client asks for one over its connection, holds it as long as that lasts, and may use the socket beside it at
+any time; what has no room in a ring goes there as well. Rings of the incarnation before are removed: its
+connections are gone. A ring whose words make no sense is closed, and its client goes on by socket.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from ringlog.board.layout import BoardError
+from ringlog.clock import Clock
+from ringlog.envelope import wire
+from ringlog.envelope.messages import Message
+from ringlog.errors import RingError
+from ringlog.limits import CALL_RING_GRACE_S, CALL_RING_LOOK_MS, CALL_RINGS_MAX
+from ringlog.link.call_ring import CallServer, calls_prefix, remove_leftovers
+from ringlog.logs import say
+
+log = logging.getLogger("ringlog.shard")
+
+
+class Caller(bytes):
+    """Who sent a request through a ring: its connection, which such an answer can take as well. Known by its
+    type from one that sent through the socket."""
+
+    __slots__ = ()
+
+
+class _Ring:
+    __slots__ = ("caller", "is_met", "made_ns", "server")
+
+    def __init__(self, caller: Caller, server: CallServer, made_ns: int) -> None:
+        self.caller = caller
+        self.server = server
+        self.made_ns = made_ns
+        self.is_met = False
+        """Its client has opened it."""
+
+
+class Calls:
+    """All call rings of one shard."""
+
+    def __init__(self, shm_dir: str, shard: int, incarnation: int, clock: Clock) -> None:
+        self._shm_dir, self._shard = shm_dir, shard
+        self._clock = clock
+        self._prefix = f"{calls_prefix(shard)}{incarnation}-"
+        self._made = 0
+        self._rings: dict[bytes, _Ring] = {}
+        self._order: list[_Ring] = []
+        self._first = 0
+        self._look_ns = 0
+        remove_leftovers(shm_dir, shard)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def open(self, client: bytes) -> str:
+        """Make one for a connection; its name, or "" when there is to be none. Asked again it is the same."""
+        known = self._rings.get(client)
+        if known is not None:
+            return known.server.name
+        if len(self._order) >= CALL_RINGS_MAX:
+            return ""
+        self._made += 1
+        try:
+            server = CallServer(self._shm_dir, f"{self._prefix}{self._made}", self._shard)
+        except (BoardError, RingError) as e:
+            say(log, logging.WARNING, "no ring for calls", reason=str(e))
+            return ""
+        ring = _Ring(Caller(client), server, self._clock.monotonic_ns())
+        self._rings[client] = ring
+        self._order.append(ring)
+        return server.name
+
+    def has_pending(self) -> bool:
+        """Is there a request? A load a ring."""
+        return any(ring.server.has_some for ring in self._order)
+
+    def take(self, most: int) -> Iterator[tuple[Caller, wire.Envelope]]:
+        """Up to `most` requests, one ring after the other, another one first each time."""
+        rings = self._order
+        if not rings:
+            return
+        self._first = (self._first + 1) % len(rings)
+        for ring in rings[self._first :] + rings[: self._first]:
+            if most <= 0:
+                return
+            if not ring.server.has_some:
+                continue
+            try:
+                requests = ring.server.take(most)
+                envelopes = [wire.decode(data) for data in requests]
+            except (RingError, wire.EnvelopeInvalid) as e:
+                self._remove(ring, str(e))
+                continue
+            most -= len(envelopes)
+            for envelope in envelopes:
+                yield ring.caller, envelope
+
+    def answer(self, caller: Caller, message: Message, corr: int) -> bool:
+        """Answer through the ring; False when it has no room, or is gone: the socket takes it."""
+        ring = self._rings.get(caller)
+        if ring is None:
+            return False
+        try:
+            return ring.server.answer(wire.encode(message, corr))
+        except RingError as e:
+            self._remove(ring, str(e))
+            return False
+
+    def look(self, now_ns: int) -> None:
+        """Now and then: remove a ring whose client is gone."""
+        if now_ns < self._look_ns or not self._order:
+            return
+        self._look_ns = now_ns + CALL_RING_LOOK_MS * 1_000_000
+        self._first = (self._first + 1) % len(self._order)
+        ring = self._order[self._first]
+        if ring.server.is_used():
+            ring.is_met = True
+        elif ring.is_met or now_ns - ring.made_ns > CALL_RING_GRACE_S * 1_000_000_000:
+            self._remove(ring, "")
+
+    def _remove(self, ring: _Ring, why: str) -> None:
+        if why:
+            say(log, logging.WARNING, "call ring closed", ring=ring.server.name, reason=why)
+        self._order.remove(ring)
+        del self._rings[ring.caller]
+        ring.server.close()
+
+    def close(self) -> None:
+        """Remove all of them."""
+        for ring in self._order:
+            ring.server.close()
+        self._order.clear()
+        self._rings.clear()

@@ -1,0 +1,517 @@
+"""Consumer groups of one shard's topics: requests about them, and the claims that wait. Pure.
+
+What a group is, is decided in ringlog/group. Every change is one frame of the log, and answered when that is
+as durable as the topic's class asks; so groups and their leases outlive the shard, and an answer that was
+lost is given again from what the log says. Groups lie with their topic: in its row of a snapshot, and with
+whichever shard looks after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from actors.wal_shard.group import Group
+from actors.wal_shard.queues import live_of, node_of
+from actors.wal_shard.records import frame_of
+from actors.wal_shard.removal import Removals
+from actors.wal_shard.waiting import Waiting
+from ringlog.contract import ControlReceived, Reply
+from ringlog.envelope import messages as m
+from ringlog.errors import (
+    BatchTooLarge,
+    CorruptData,
+    GroupIncompatible,
+    GroupNotFound,
+    InvalidRequest,
+    ShuttingDown,
+    Throttled,
+    TopicNotFound,
+)
+from ringlog.group.alive import is_alive
+from ringlog.group.change import Change, Made, Mode, Op
+from ringlog.group.state import ConsumerGroup, Held, begin, created, lease_runs
+from ringlog.limits import (
+    CLAIM_JOBS_MAX,
+    GROUP_CHANGE_BYTES_MAX,
+    GROUP_NAME_BYTES_MAX,
+    GROUP_PENDING_MAX,
+    GROUP_PENDING_PER_TOPIC_MAX,
+    GROUPS_PER_TOPIC_MAX,
+    JOBS_PER_REQUEST_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    NACK_DELAY_MS_MAX,
+    PENDING_ROWS_MAX,
+    TAG_BYTES_MAX,
+)
+from ringlog.queue.state import I64, U64
+from ringlog.queue.tokens import NUMBER_MAX, Tokens
+from ringlog.topic.directory import Directory
+from ringlog.topic.names import is_topic_name
+from ringlog.topic.retention import Removal, held_from
+from ringlog.topic.state import Topic
+from ringlog.types import Durability
+
+CHANGES = (
+    m.GroupOpen, m.GroupClaim, m.GroupSteal, m.GroupAck, m.GroupNack, m.GroupExtend, m.GroupLeave,
+    m.GroupSeek, m.GroupTake, m.GroupCommit, m.GroupDelete,
+)  # fmt: skip
+"""Requests that may add to the log."""
+
+
+_SYNCED = frozenset({Op.CREATED, Op.SEEK, Op.TAKEN, Op.REMOVED})
+
+
+def change_bytes(message: m.Message) -> int:
+    """Most bytes that a request about groups adds to the log."""
+    return GROUP_CHANGE_BYTES_MAX if isinstance(message, CHANGES) else 0
+
+
+class Groups:
+    """The groups of one shard; each lies with its topic."""
+
+    def __init__(self, incarnation: int, directory: Directory, removals: Removals) -> None:
+        self._directory = directory
+        self._removals = removals
+        self._tokens = Tokens(incarnation)
+        # Queues count from the other end of the same numbers: a lease's name is never given twice.
+        self._tokens.take(NUMBER_MAX // 2)
+        self._by_number: dict[int, Topic] = {}
+        self.waiting = Waiting()
+        """Claims that wait, by the number of their group."""
+        self._told = removals.on_removed
+        removals.on_removed = self._removed
+        self.handlers: dict[
+            type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
+        ] = {
+            m.GroupOpen: self._open,
+            m.GroupClaim: self._claim,
+            m.GroupSteal: self._steal,
+            m.GroupAck: self._ack,
+            m.GroupNack: self._nack,
+            m.GroupExtend: self._extend,
+            m.GroupLeave: self._leave,
+            m.GroupPending: self._pending,
+            m.GroupState: self._state,
+            m.GroupList: self._list,
+            m.GroupSeek: self._seek,
+            m.GroupTake: self._take,
+            m.GroupCommit: self._commit,
+            m.GroupDelete: self._delete,
+        }
+
+    def recovered(self) -> None:
+        """The directory is filled: what left topics while nobody looked is pending no longer."""
+        for topic in self._directory.by_id.values():
+            for group in topic.groups.values():
+                self._by_number[group.number] = topic
+                group.recovered(live_of(topic))
+
+    # -- which group ----------------------------------------------------------------------------------
+
+    def _topic(self, message: Any) -> Topic:
+        topic = self._directory.find(message.topic)
+        if topic is None:
+            raise TopicNotFound("no such topic", topic=message.topic)
+        return topic
+
+    def _find(self, message: Any, mode: Mode | None = None) -> tuple[Topic, ConsumerGroup]:
+        topic = self._topic(message)
+        group = find_group(topic, message.group)
+        if group is None:
+            raise GroupNotFound("no such group", topic=topic.name, group=message.group)
+        if getattr(message, "call", 0) < 0:
+            raise InvalidRequest("a number is negative", field="call")
+        if mode is not None and group.made.mode != mode:
+            raise GroupIncompatible(
+                "the group is of the other mode", topic=topic.name, group=message.group,
+                mode=group.made.mode.name.lower(),
+            )  # fmt: skip
+        return topic, group
+
+    def _log(self, topic: Topic, change: Change | None, into: Group) -> None:
+        """Log it in the class of the topic; what a group is, and where it was told to be, durably in any
+        case, as a topic's creation is."""
+        if change is not None:
+            is_synced = topic.config.durability == Durability.FSYNC or change.op in _SYNCED
+            into.add_control(frame_of(change, topic.topic_id, topic.epoch), topic, sync=is_synced)
+
+    def _open(self, message: m.GroupOpen, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, made, now_ms = self._topic(message), _made(message), now_us // 1_000
+        group = find_group(topic, made.key)
+        is_new = group is None
+        if group is None:
+            if not message.make:
+                raise GroupNotFound("no such group", topic=topic.name, group=made.key)
+            if len(topic.groups) >= GROUPS_PER_TOPIC_MAX:
+                raise Throttled(
+                    "too many groups", limit="groups", max=GROUPS_PER_TOPIC_MAX, retry_after_ms=1_000
+                )
+            change = created(self._tokens.take(1), made, _clamped(topic, message.start), now_ms)
+            group = begin(change)
+            topic.groups = {**topic.groups, group.number: group}
+            self._by_number[group.number] = topic
+            self._log(topic, change, into)
+        elif group.made.mode != made.mode:
+            raise GroupIncompatible(
+                "the group is there in another mode", topic=topic.name, group=made.key,
+                mode=group.made.mode.name.lower(),
+            )  # fmt: skip
+        if message.node:
+            node_of(message)
+            group.members.require_room(message.node, now_ms)
+            group.members.note(message.node, now_ms)
+        return info_of(topic, group, created=is_new)
+
+    # -- leases ---------------------------------------------------------------------------------------
+
+    def _claim(
+        self, message: m.GroupClaim, event: ControlReceived, into: Group, now_us: int
+    ) -> m.Message | None:
+        topic, group = self._find(message, Mode.QUEUE)
+        node_of(message)
+        if min(message.max, message.wait_ms, message.lease_ms, message.min_idle_ms) < 0:
+            raise InvalidRequest("a number is negative", topic=topic.name)
+        if self.waiting.sent_again(event, message.call):
+            return None
+        answer = self._given(topic, group, message, into, now_us)
+        if answer is not None or not message.wait_ms:
+            return answer or _claimed(topic, group, None)
+        self.waiting.park(group.number, event, message)
+        self.waiting.note_due(group.number, group.next_due_ms())
+        return None
+
+    def _given(
+        self, topic: Topic, group: ConsumerGroup, message: m.GroupClaim, into: Group, now_us: int
+    ) -> m.JobsClaimed | None:
+        """What there is for this claim; None when there is nothing, or too much is pending."""
+        topic.last_read_us, now_ms = now_us, now_us // 1_000
+        before = group.answered(message.call)
+        if before is not None and before.until_ms >= now_ms:
+            return _claimed(topic, group, before)
+        if sum(each.pending for each in topic.groups.values()) >= GROUP_PENDING_PER_TOPIC_MAX:
+            return None
+        change = group.claim(
+            live_of(topic), message.node, min(max(message.max, 1), CLAIM_JOBS_MAX),
+            _lease_ms(message.lease_ms or topic.config.lease_ms), now_ms, self._tokens,
+            min_idle_ms=message.min_idle_ms, call=message.call,
+        )  # fmt: skip
+        self._log(topic, change, into)
+        return _claimed(topic, group, change) if change is not None else None
+
+    def _steal(self, message: m.GroupSteal, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group = self._find(message, Mode.QUEUE)
+        node_of(message)
+        seqs, _ = _entries(message.seqs, b"")
+        if message.lease_ms < 0 or message.min_idle_ms < 0:
+            raise InvalidRequest("a number is negative", topic=topic.name)
+        if (before := group.answered(message.call)) is not None:
+            return _claimed(topic, group, before)
+        change = group.steal(
+            np.unique(seqs), message.node, _lease_ms(message.lease_ms or topic.config.lease_ms),
+            now_us // 1_000, self._tokens, min_idle_ms=message.min_idle_ms, call=message.call,
+        )  # fmt: skip
+        self._log(topic, change, into)
+        return _claimed(topic, group, change)
+
+    def _matched(
+        self, message: m.GroupAck | m.GroupNack | m.GroupExtend, now_us: int
+    ) -> tuple[Topic, ConsumerGroup, Held]:
+        topic, group = self._find(message, Mode.QUEUE)
+        node_of(message)
+        seqs, tokens = _entries(message.seqs, message.tokens)
+        return topic, group, group.match(seqs, tokens, message.node, now_us // 1_000)
+
+    def _ack(self, message: m.GroupAck, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group, found = self._matched(message, now_us)
+        before = group.answered(message.call)
+        if before is None:
+            # What is not there any more is as good as done (QA-9).
+            live = live_of(topic)
+            is_left = is_alive(live, found.skipped) | (found.skipped > live.head)
+            found = Held(found.held, found.skipped[is_left])
+            self._log(topic, group.ack(found, message.node, now_us // 1_000, call=message.call), into)
+            self._freed(topic, group)
+        skipped = found.skipped.tolist() if before is None else before.skipped
+        acked = len(message.seqs) // 8 - len(skipped)
+        return m.JobsAcked(topic.name, acked, _bytes_of(skipped), ready_of(topic, group), group.leased)
+
+    def _nack(self, message: m.GroupNack, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group, found = self._matched(message, now_us)
+        if message.delay_ms < 0:
+            raise InvalidRequest("a number is negative", field="delay_ms")
+        before = group.answered(message.call)
+        if before is None:
+            delay_ms = min(message.delay_ms, NACK_DELAY_MS_MAX)
+            change = group.nack(found, message.node, delay_ms, now_us // 1_000, call=message.call)
+            self._log(topic, change, into)
+            self.waiting.wake(group.number)
+        skipped = found.skipped.tolist() if before is None else before.skipped
+        nacked = len(message.seqs) // 8 - len(skipped)
+        return m.JobsNacked(topic.name, nacked, _bytes_of(skipped), ready_of(topic, group), group.leased)
+
+    def _extend(self, message: m.GroupExtend, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group, found = self._matched(message, now_us)
+        if message.lease_ms < 0:
+            raise InvalidRequest("a number is negative", field="lease_ms")
+        before, lease_ms = group.answered(message.call), _lease_ms(message.lease_ms or topic.config.lease_ms)
+        deadline = now_us // 1_000 + lease_ms if before is None else before.until_ms
+        if before is None:
+            change = group.extend(found, message.node, lease_ms, now_us // 1_000, call=message.call)
+            self._log(topic, change, into)
+            self.waiting.wake(group.number)
+        skipped = found.skipped.tolist() if before is None else before.skipped
+        extended = len(message.seqs) // 8 - len(skipped)
+        return m.JobsExtended(topic.name, extended, _bytes_of(skipped), deadline)
+
+    def _leave(self, message: m.GroupLeave, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group = self._find(message)
+        group.settle(now_us // 1_000)
+        released = group.members.held_by(message.node)
+        self._log(topic, group.leave(message.node, now_us // 1_000), into)
+        self.waiting.wake(group.number)
+        return m.GroupLeft(topic.name, released)
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def _pending(
+        self, message: m.GroupPending, event: ControlReceived, into: Group, now_us: int
+    ) -> m.Message:
+        topic, group = self._find(message, Mode.QUEUE)
+        if min(message.idle_ms, message.min_deliveries, message.after) < 0:
+            raise InvalidRequest("a number is negative", topic=topic.name)
+        now_ms = now_us // 1_000
+        entries, more = group.list_pending(
+            now_ms, node=message.node, idle_ms=message.idle_ms, min_deliveries=message.min_deliveries,
+            after=message.after, limit=min(max(message.limit, 1), PENDING_ROWS_MAX),
+        )  # fmt: skip
+        nodes = sorted({each.node for each in entries})
+        place = {node: at for at, node in enumerate(nodes)}
+        rows = [
+            (each.first, each.stop - each.first, each.state, each.deliveries, each.begun_ms, each.given_ms,
+             each.until_ms, place[each.node], each.token)
+            for each in entries
+        ]  # fmt: skip
+        return m.GroupPendingReply(topic.name, rows, nodes, more, now_ms)
+
+    def _state(self, message: m.GroupState, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group = self._find(message)
+        group.settle(now_us // 1_000)
+        group.members.sweep(now_us // 1_000)
+        after = group.cursor if group.is_queue else group.committed + 1
+        undelivered = topic.live_within(after, topic.head_seq)
+        members = [(each.name, each.seen_ms, each.held) for each in group.members.by_number.values()]
+        return m.GroupStateReply(
+            info_of(topic, group), topic.head_seq, undelivered, group.leased, group.delayed, group.returned,
+            self.waiting.of(group.number), sorted(members), group.holder,
+            bool(topic.held_at) and held_from(topic)[1] == group.made.key,
+        )  # fmt: skip
+
+    def _list(self, message: m.GroupList, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic = self._topic(message)
+        groups = sorted(topic.groups.values(), key=lambda each: each.made.key)
+        return m.GroupListReply(topic.name, [info_of(topic, group) for group in groups])
+
+    # -- where it is ----------------------------------------------------------------------------------
+
+    def _seek(self, message: m.GroupSeek, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group = self._find(message)
+        self._log(topic, group.seek(_clamped(topic, message.cursor), now_us // 1_000), into)
+        self._freed(topic, group)
+        return info_of(topic, group)
+
+    def _take(self, message: m.GroupTake, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group = self._find(message, Mode.STREAM)
+        node_of(message)
+        change = group.answered(message.call)
+        if change is None:
+            change = group.take(message.node, self._tokens.take(1), now_us // 1_000, call=message.call)
+            self._log(topic, change, into)
+        return m.GroupTaken(topic.name, change.rows[0], group.committed, topic.epoch)
+
+    def _commit(self, message: m.GroupCommit, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group = self._find(message, Mode.STREAM)
+        if not -1 < message.committed < message.cursor <= topic.head_seq + 1:
+            raise InvalidRequest(
+                "a commit is not beyond what was delivered, nor that beyond the head",
+                committed=message.committed, cursor=message.cursor, head_seq=topic.head_seq,
+            )  # fmt: skip
+        is_holder = message.token != 0 and message.token == group.holder_token
+        if is_holder:
+            group.members.note(group.holder, now_us // 1_000)
+            self._log(topic, group.commit(message.committed, message.cursor, now_us // 1_000), into)
+        return m.GroupCommitted(topic.name, group.committed, group.cursor, is_holder)
+
+    def _delete(self, message: m.GroupDelete, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic = self._topic(message)
+        group = find_group(topic, message.group)
+        if group is not None:
+            self._log(topic, group.remove(now_us // 1_000), into)
+            topic.groups = {number: each for number, each in topic.groups.items() if each is not group}
+            self._forget(topic, group)
+            self._freed(topic, group)
+        return m.GroupDeleted(topic.name, message.group, group is not None)
+
+    # -- claims that wait -----------------------------------------------------------------------------
+
+    def published(self, topic: Topic) -> None:
+        """Something of this topic was published."""
+        for number in topic.groups:
+            self.waiting.wake(number)
+
+    def _freed(self, topic: Topic, group: ConsumerGroup) -> None:
+        """More is done than was: a full group gives out again, and what waited for this group may leave."""
+        self.waiting.wake(group.number)
+        if topic.held_at:
+            first, _ = held_from(topic)
+            if not first or first > topic.held_at:
+                self._removals.want(topic)
+
+    def serve(self, into: Group, now_us: int) -> list[Reply]:
+        """Answers to claims that waited; those that are given something are due when `into` is durable."""
+        waiting = self.waiting
+        if not waiting:
+            return []
+        replies, waiting.dismissed = waiting.dismissed, []
+        for number in waiting.woken(now_us):
+            replies += self._serve(number, into, now_us)
+        for parked in waiting.ended():
+            topic = self._by_number[parked.topic_id]
+            replies.append(parked.answer(_claimed(topic, topic.groups[parked.topic_id], None)))
+        return replies
+
+    def _serve(self, number: int, into: Group, now_us: int) -> list[Reply]:
+        topic = self._by_number[number]
+        if 0 < topic.due_us <= now_us:
+            # What has expired goes first (QS-1).
+            self._removals.want(topic)
+            self.waiting.wake(number)
+            return []
+        group, replies = topic.groups[number], []
+        while (parked := self.waiting.first(number)) is not None:
+            answer = self._given(topic, group, parked.message, into, now_us)
+            if answer is None:
+                self.waiting.note_due(number, group.next_due_ms())
+                break
+            self.waiting.over(parked)
+            replies.append(parked.answer(answer))
+        return replies
+
+    def stopping(self) -> None:
+        """No claim waits any longer: it is sent again, to whoever comes after us."""
+        self.waiting.dismiss(ShuttingDown("the shard is stopping"))
+
+    # -- topics ---------------------------------------------------------------------------------------
+
+    def forget(self, topic: Topic) -> None:
+        """The topic is no more, and so are its groups."""
+        for group in topic.groups.values():
+            self._forget(topic, group)
+
+    def _forget(self, topic: Topic, group: ConsumerGroup) -> None:
+        gone = GroupNotFound("no such group", topic=topic.name, group=group.made.key)
+        self.waiting.dismiss(gone, group.number)
+        self._by_number.pop(group.number, None)
+
+    def _removed(self, topic: Topic, removal: Removal, on_request: bool) -> None:
+        self._told(topic, removal, on_request)
+        floor = max(removal.cap_floor, removal.ttl_floor, removal.delete_floor)
+        for group in topic.groups.values():
+            group.removed(floor, removal.seqs)
+
+    def check(self) -> None:
+        """Assert what must be true of every group."""
+        for topic in self._directory.by_id.values():
+            for group in topic.groups.values():
+                group.check()
+
+
+def replay_change(topic: Topic, change: Change) -> None:
+    """Apply what the log says of a group, unless the topic's state has it already."""
+    group = topic.groups.get(change.group)
+    if change.op == Op.CREATED:
+        if change.made is None:
+            raise CorruptData("a group begins without a name", topic=topic.name, group=change.group)
+        if group is None:
+            topic.groups = {**topic.groups, change.group: begin(change)}
+    elif change.op == Op.REMOVED:
+        topic.groups = {number: each for number, each in topic.groups.items() if number != change.group}
+    elif group is not None:
+        group.apply(change)
+
+
+def find_group(topic: Topic, key: str) -> ConsumerGroup | None:
+    """The group of this key."""
+    return next((each for each in topic.groups.values() if each.made.key == key), None)
+
+
+def info_of(topic: Topic, group: ConsumerGroup, *, created: bool = False) -> m.GroupInfo:
+    """A group as messages tell it."""
+    made = group.made
+    return m.GroupInfo(
+        topic.name, made.key, made.name, int(made.mode), made.tags, created, group.cursor, group.floor,
+        group.pending,
+    )  # fmt: skip
+
+
+def ready_of(topic: Topic, group: ConsumerGroup) -> int:
+    """Positions that a claim could be given, as it stood at the last `settle`."""
+    return topic.live_within(group.cursor, topic.head_seq) + group.returned
+
+
+def _made(message: m.GroupOpen) -> Made:
+    """What a new group is to be; raises InvalidRequest."""
+    if not is_topic_name(message.group):
+        raise InvalidRequest(
+            "not a legal group name", field="group", found=message.group[:64], max=GROUP_NAME_BYTES_MAX,
+            rule="as a topic's name",
+        )  # fmt: skip
+    if message.mode not in list(Mode):
+        raise InvalidRequest("unknown mode", field="mode", found=message.mode)
+    if message.tags and (message.tags[0] not in "=^" or len(message.tags.encode()) > TAG_BYTES_MAX + 1):
+        raise InvalidRequest("not a filter of tags", field="tags", found=message.tags[:64])
+    limits = (message.pending_max, message.member_max)
+    if min(limits) < 0 or max(limits) > GROUP_PENDING_MAX:
+        raise InvalidRequest("out of range", field="max_in_flight", found=list(limits), max=GROUP_PENDING_MAX)
+    return Made(message.group, Mode(message.mode), message.tags, *limits)
+
+
+def _clamped(topic: Topic, cursor: int) -> int:
+    """A place to go on from, moved to what there is (F42)."""
+    return min(max(cursor, topic.earliest_seq), topic.head_seq + 1)
+
+
+def _claimed(topic: Topic, group: ConsumerGroup, change: Change | None) -> m.JobsClaimed:
+    runs = (
+        [(run.first, run.stop - run.first, run.deliveries, run.token) for run in lease_runs(change)]
+        if change
+        else []
+    )
+    deadline, lease_ms = (change.until_ms, change.until_ms - change.at_ms) if change is not None else (0, 0)
+    return m.JobsClaimed(
+        topic.name, topic.topic_id, topic.epoch, deadline, ready_of(topic, group), runs, lease_ms=lease_ms
+    )
+
+
+def _entries(data: bytes, given: bytes) -> tuple[I64, U64 | None]:
+    """The positions that a request names and their tokens; raises BatchTooLarge, InvalidRequest."""
+    count, rest = divmod(len(data), 8)
+    if rest or (given and len(given) != len(data)):
+        raise InvalidRequest(
+            "numbers and tokens are 8 bytes each, and as many", seqs=len(data), tokens=len(given)
+        )
+    if count > JOBS_PER_REQUEST_MAX:
+        raise BatchTooLarge("too many positions at once", seqs=count, max=JOBS_PER_REQUEST_MAX)
+    seqs: I64 = np.frombuffer(data, dtype="<i8")
+    return seqs, np.frombuffer(given, dtype="<u8") if given else None
+
+
+def _bytes_of(seqs: list[int]) -> bytes:
+    return np.array(seqs, dtype="<i8").tobytes()
+
+
+def _lease_ms(wanted: int) -> int:
+    return min(max(wanted, LEASE_MS_MIN), LEASE_MS_MAX)

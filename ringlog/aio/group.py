@@ -1,0 +1,198 @@
+"""Consumer groups for asyncio: `async for job in client.group("orders", "billing", mode="queue").jobs():
+…`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ringlog.aio.queue import Job, Queue
+from ringlog.client.claimed import Jobs
+from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
+from ringlog.client.grouping import GroupWorking, Streaming
+from ringlog.client.leases import Keeper
+from ringlog.client.pages import Page, Record, Start, Tombstone
+from ringlog.client.queue import GIVE_BACK_S, RETRY_S
+from ringlog.client.results import ClientState, Settled
+from ringlog.clock import SystemClock
+from ringlog.errors import RinglogError, UsageError
+from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
+
+if TYPE_CHECKING:
+    from ringlog.aio.client import Client
+    from ringlog.aio.shell import LoopShell
+
+
+class Leases(Queue):
+    """The queue's way to claim, keep and settle, over a group's records."""
+
+    def __init__(self, client: Client, shell: LoopShell, working: GroupWorking) -> None:
+        super().__init__(client, shell, working.topic, working.node)
+        self._working: GroupWorking = working
+
+    async def steal(
+        self, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None, auto_extend: bool
+    ) -> Jobs[Job]:
+        """See Group.steal."""
+        session = self._shell.session
+        found = await self._shell.run(self._working.steal(session, seqs, min_idle_ms, lease_ms))
+        jobs = self._jobs_of(found)
+        if auto_extend and jobs:
+            if self._keeper is None:
+                self._keeper = Keeper(self._working.line(session), self.topic, self.node)
+            self._keeper.keep(job.lease for job in jobs)
+        return jobs
+
+
+class Group:
+    """One consumer group, as one member sees it; see ringlog.client.group.Group for what each call does."""
+
+    def __init__(self, client: Client, shell: LoopShell, working: GroupWorking) -> None:
+        self._client, self._shell = client, shell
+        self._working = working
+        self._leases = Leases(client, shell, working)
+        self._streaming: Streaming | None = None
+
+    @property
+    def topic(self) -> str:
+        """Its topic."""
+        return self._working.topic
+
+    @property
+    def name(self) -> str:
+        """Its name, and behind an `@` its filter of tags, if it has one."""
+        return self._working.key
+
+    @property
+    def node(self) -> str:
+        """The member's name, which holds the leases."""
+        return self._working.node
+
+    @property
+    def leases(self) -> Leases:
+        """What the client closes with itself."""
+        return self._leases
+
+    async def claim(
+        self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False
+    ) -> Jobs[Job]:
+        """Lease up to `max` records."""
+        return await self._leases.claim(max, wait_ms=wait_ms, lease_ms=lease_ms, auto_extend=auto_extend)
+
+    def jobs(
+        self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True
+    ) -> AsyncIterator[Job]:
+        """Record after record, for ever, each leased to this member."""
+        return self._leases.jobs(max_in_flight=max_in_flight, lease_ms=lease_ms, auto_extend=auto_extend)
+
+    async def ack(self, jobs: Iterable[Job]) -> Settled:
+        """These are done for the group."""
+        return await self._leases.ack(jobs)
+
+    async def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
+        """Give these back."""
+        return await self._leases.nack(jobs, delay_ms=delay_ms)
+
+    async def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
+        """Hold these up to `lease_ms` from now."""
+        return await self._leases.extend(jobs, lease_ms)
+
+    async def steal(
+        self, seqs: Iterable[int], *, min_idle_ms: int = 0, lease_ms: int | None = None,
+        auto_extend: bool = False,
+    ) -> Jobs[Job]:  # fmt: skip
+        """Lease those of these records that are pending, whoever holds them."""
+        return await self._leases.steal(sorted(set(seqs)), min_idle_ms, lease_ms, auto_extend)
+
+    async def pending(
+        self, *, node: str = "", idle_ms: int = 0, min_deliveries: int = 0, after: int = 0, limit: int = 100
+    ) -> list[PendingEntry]:
+        """What was given out and is not done."""
+        steps = self._working.pending(self._shell.session, node, idle_ms, min_deliveries, after, limit)
+        return await self._shell.run(steps)
+
+    async def leave(self) -> int:
+        """What this member holds is ready for others at once."""
+        return await self._shell.run(self._working.leave(self._shell.session))
+
+    def __aiter__(self) -> AsyncIterator[Record | Tombstone]:
+        return self.records()
+
+    async def records(
+        self, *, auto_commit_ms: int | None = AUTO_COMMIT_MS_DEFAULT
+    ) -> AsyncIterator[Record | Tombstone]:
+        """Every record behind what is committed, in order, for ever. Close the iterator (`aclosing`) to
+        commit at once what is done."""
+        streaming = Streaming(self._working, auto_commit_ms, SystemClock())
+        await self._shell.run(streaming.begin(self._shell.session))
+        self._streaming = streaming
+        try:
+            while not self._shell.is_closed and streaming is self._streaming:
+                for item in streaming.items(await self._page(streaming)):
+                    if streaming.is_due:
+                        await self._shell.run(streaming.commit_if_possible(self._shell.session))
+                    yield item
+                    if streaming is not self._streaming:
+                        return
+        except RinglogError:
+            if not self._shell.is_closed:
+                raise  # Else what was asked for has failed because the client ended, and so do we.
+        finally:
+            if streaming.is_auto and not self._shell.is_closed and streaming is self._streaming:
+                with suppress(RinglogError):
+                    await self._shell.run(streaming.commit(self._shell.session, streaming.done))
+            streaming.close()
+
+    async def _page(self, streaming: Streaming) -> Page | None:
+        try:
+            return await self._shell.run(streaming.page(self._shell.session))
+        except RinglogError as e:
+            if not e.retriable or self._client.state is ClientState.CLOSED:
+                raise
+            await asyncio.sleep(RETRY_S)
+            return None
+
+    async def commit(self, seq: int | None = None) -> None:
+        """Everything up to `seq` is done, or everything that was given out so far."""
+        streaming = self._streaming
+        if streaming is None:
+            raise UsageError("nothing is read from this group", group=self.name)
+        wanted = streaming.delivered if seq is None else seq
+        await self._shell.run(streaming.commit(self._shell.session, wanted))
+
+    async def seek(self, start: Start) -> int:
+        """Have the group go on from there; the first number that is given out."""
+        self._streaming = None
+        return await self._shell.run(self._working.seek(self._shell.session, start))
+
+    async def lag(self) -> tuple[int, int]:
+        """Records that nobody was given yet, and records that were given out and are not done."""
+        found = await self.stats()
+        return found.undelivered, found.pending
+
+    async def stats(self) -> GroupStats:
+        """How the group is."""
+        found: GroupStats = await self._shell.run(self._working.stats(self._shell.session))
+        return found
+
+    async def members(self) -> tuple[GroupMember, ...]:
+        """Who works for it."""
+        return (await self.stats()).members
+
+    async def delete(self) -> bool:
+        """Remove the group. Was it there?"""
+        self._streaming = None
+        return await self._shell.run(self._working.delete(self._shell.session))
+
+    async def close(self, timeout: float = GIVE_BACK_S) -> None:
+        """Give back what was claimed and not begun, and let go of files."""
+        self._streaming = None
+        await self._leases.close(timeout)
+
+    async def __aenter__(self) -> Group:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,192 @@
+"""What one claim was given, in columns: jobs are made of it when somebody looks at them one by one.
+
+A worker that takes a hundred jobs, hands their payloads on and acks them all at once needs no object for
+each. So the numbers, tokens and payloads of a claim stay what they are, stretches, until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+from typing import Any, Generic, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.client.leases import Lease
+from ringlog.client.pages import Record
+from ringlog.client.pieces import Piece
+
+J = TypeVar("J")
+Run = tuple[int, int, int, int]
+"""(first number, jobs, deliveries, token of the first) as in the message JobsClaimed."""
+_NONE: NDArray[np.int64] = np.zeros(0, np.int64)
+
+
+class Claimed:
+    """Leases of one claim and the records they are for. Until `made` they are over or not all together."""
+
+    __slots__ = (
+        "_records", "_runs", "_skipped", "_times", "deadline_ms", "is_over", "lease_ms", "leases", "pieces",
+        "until_ns",
+    )  # fmt: skip
+
+    def __init__(self, runs: Sequence[Run], deadline_ms: int, lease_ms: int, until_ns: int) -> None:
+        self._runs = runs
+        self.deadline_ms, self.lease_ms, self.until_ns = deadline_ms, lease_ms, until_ns
+        self.pieces: list[Piece] = []
+        """Where the records lie, until they are made."""
+        self._records: list[Record] = []
+        self._times: list[int] = []
+        self.is_over = False
+        self._skipped: frozenset[int] = frozenset()
+        self.leases: list[Lease] | None = None
+        """Made, one by one; they speak for themselves from then on."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pieces)) if self.leases is None else len(self.leases)
+
+    @property
+    def seqs(self) -> NDArray[np.int64]:
+        """(n,) numbers of the jobs, ascending. One without a record was deleted meanwhile: it is nobody's."""
+        if self.leases is not None:
+            return np.array([lease.seq for lease in self.leases], dtype=np.int64)
+        if len(self.pieces) == 1:
+            return self.pieces[0].seqs
+        return np.concatenate([_NONE, *(piece.seqs for piece in self.pieces)])
+
+    def payloads(self) -> list[bytes]:
+        """Payloads of the jobs."""
+        if self.leases is not None:
+            return [record.data for record in self._records]
+        return [payload for piece in self.pieces for payload in piece.payloads()]
+
+    def _columns(self, seqs: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """(n,) tokens and (n,) deliveries of these jobs."""
+        if not self._runs:
+            return _NONE.astype(np.uint64), _NONE
+        if len(self._runs) == 1:
+            first, _, deliveries, token = self._runs[0]
+            return (seqs - first).astype(np.uint64) + np.uint64(token), np.full(len(seqs), deliveries)
+        firsts, _, times, tokens = (np.array(column) for column in zip(*self._runs, strict=True))
+        at = np.searchsorted(firsts, seqs, "right") - 1
+        return tokens[at].astype(np.uint64) + (seqs - firsts[at]).astype(np.uint64), times[at]
+
+    def entries(self) -> tuple[bytes, bytes]:
+        """Numbers and tokens as they travel."""
+        seqs = self.seqs
+        return seqs.astype("<i8").tobytes(), self._columns(seqs)[0].astype("<u8").tobytes()
+
+    def given(self) -> list[tuple[int, int]]:
+        """(number, token) of every lease, also where there is no record."""
+        return [(first + n, token + n) for first, count, _, token in self._runs for n in range(count)]
+
+    def over(self, skipped: Sequence[int]) -> None:
+        """They are settled, but for those `skipped`, whose leases had ended."""
+        if self.leases is None:
+            self.is_over, self._skipped = True, frozenset(skipped)
+            return
+        _end(self.leases, frozenset(skipped))
+
+    def lose(self) -> None:
+        """Nobody knows what became of them."""
+        if self.leases is None:
+            self.is_over, self._skipped = True, frozenset(self.seqs.tolist())
+        else:
+            for lease in self.leases:
+                lease.lose()
+
+    def made(self) -> list[tuple[Record, Lease, int]]:
+        """Each record with its lease and the number of its delivery; always the same leases."""
+        if self.leases is None:
+            self._make()
+        return list(zip(self._records, self.leases or (), self._times, strict=True))
+
+    def _make(self) -> None:
+        self._records = [record for piece in self.pieces for record in piece.records()]
+        seqs = self.seqs
+        tokens, times = self._columns(seqs)
+        leases = list(
+            map(Lease, seqs.tolist(), tokens.tolist(), repeat(self.deadline_ms), repeat(self.lease_ms),
+                repeat(self.until_ns))
+        )  # fmt: skip
+        if self.is_over:
+            _end(leases, self._skipped)
+        self.leases, self._times = leases, times.tolist()
+        self.pieces = []  # What they lie in is much larger.
+
+    def keep(self, is_wanted: Callable[[Record], bool]) -> list[Lease]:
+        """Keep those whose record is wanted; the leases of the others."""
+        made = self.made()
+        kept = [each for each in made if is_wanted(each[0])]
+        left = [lease for record, lease, _ in made if not is_wanted(record)]
+        self._records = [record for record, _, _ in kept]
+        self.leases = [lease for _, lease, _ in kept]
+        self._times = [times for _, _, times in kept]
+        return left
+
+
+def _end(leases: Sequence[Lease], skipped: frozenset[int]) -> None:
+    for lease in leases:
+        if lease.seq in skipped:
+            lease.lose()
+        lease.is_over = True
+
+
+class Jobs(Sequence[J], Generic[J]):
+    """The jobs of one claim, ascending: a sequence of Job, made when they are first looked at one by one.
+
+    `payloads()` and `seqs` look at all of them together and make none; `queue.ack(jobs)` settles them so.
+    """
+
+    __slots__ = ("_jobs", "_make", "claimed")
+
+    def __init__(self, claimed: Claimed, make: Callable[[Record, Lease, int], J]) -> None:
+        self.claimed = claimed
+        self._make = make
+        self._jobs: list[J] | None = None
+
+    @property
+    def seqs(self) -> NDArray[np.int64]:
+        """(n,) their numbers."""
+        return self.claimed.seqs
+
+    def payloads(self) -> list[bytes]:
+        """Their payloads."""
+        return self.claimed.payloads()
+
+    def _all(self) -> list[J]:
+        if self._jobs is None:
+            make = self._make
+            self._jobs = [make(*each) for each in self.claimed.made()]
+        return self._jobs
+
+    def __len__(self) -> int:
+        return len(self.claimed)
+
+    def __iter__(self) -> Iterator[J]:
+        return iter(self._all())
+
+    @overload
+    def __getitem__(self, index: int) -> J: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[J]: ...
+
+    def __getitem__(self, index: int | slice) -> J | list[J]:
+        return self._all()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, list | Jobs) and self._all() == list(other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+
+def settled_together(jobs: Any) -> Claimed | None:
+    """The claim, if these are all its jobs and nobody looked at single ones; else None."""
+    if not isinstance(jobs, Jobs) or jobs.claimed.leases is not None or jobs.claimed.is_over:
+        return None
+    return jobs.claimed

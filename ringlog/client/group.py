@@ -1,0 +1,233 @@
+"""Consumer groups: several programs share the records of a topic, and the engine keeps how far they are.
+
+    billing = client.group("orders", "billing")
+    for job in billing.jobs(max_in_flight=8):
+        with job:
+            charge(job.json())
+
+    for order in client.group("orders", "report", mode="stream"):
+        add(order)
+
+Records stay in the topic for everybody else. In mode `queue` each is leased to one member at a time until it
+is acked; in mode `stream` one member reads all of them in order, and what it is done with is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ringlog.client.claimed import Jobs
+from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
+from ringlog.client.grouping import GroupWorking, Streaming
+from ringlog.client.leases import Keeper
+from ringlog.client.pages import Page, Record, Start, Tombstone
+from ringlog.client.queue import GIVE_BACK_S, RETRY_S, Job, Queue
+from ringlog.client.results import ClientState, Settled
+from ringlog.errors import RinglogError, UsageError
+from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
+
+if TYPE_CHECKING:
+    from ringlog.client.client import Client
+    from ringlog.client.locked import LockedConnection
+    from ringlog.client.shell import Shell
+
+
+class Leases(Queue):
+    """The queue's way to claim, keep and settle, over a group's records."""
+
+    def __init__(
+        self, client: Client, shell: Shell, connection: LockedConnection, working: GroupWorking
+    ) -> None:
+        super().__init__(client, shell, connection, working.topic, working.node)
+        self._working: GroupWorking = working
+
+    def steal(
+        self, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None, auto_extend: bool
+    ) -> Jobs[Job]:
+        """See Group.steal."""
+        steps = self._working.steal(self._connection, seqs, min_idle_ms, lease_ms)
+        jobs = self._jobs_of(self._client.run(steps))
+        if auto_extend:
+            with self._shell.locked() as session:
+                if self._keeper is None:
+                    self._keeper = Keeper(self._working.line(session), self.topic, self.node)
+                self._keeper.keep(job.lease for job in jobs)
+        return jobs
+
+
+class Group:
+    """One consumer group, as one member sees it. It is made when it is first used."""
+
+    def __init__(
+        self, client: Client, shell: Shell, connection: LockedConnection, working: GroupWorking
+    ) -> None:
+        self._client, self._shell, self._connection = client, shell, connection
+        self._working = working
+        self._leases = Leases(client, shell, connection, working)
+        self._streaming: Streaming | None = None
+
+    @property
+    def topic(self) -> str:
+        """Its topic."""
+        return self._working.topic
+
+    @property
+    def name(self) -> str:
+        """Its name, and behind an `@` its filter of tags, if it has one."""
+        return self._working.key
+
+    @property
+    def node(self) -> str:
+        """The member's name, which holds the leases."""
+        return self._working.node
+
+    @property
+    def leases(self) -> Leases:
+        """What the client closes with itself."""
+        return self._leases
+
+    # -- mode queue -----------------------------------------------------------------------------------
+
+    def claim(
+        self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False
+    ) -> Jobs[Job]:
+        """Lease up to `max` records (at most 1,000): those that came back, then new ones, each the lowest
+        number first. As Queue.claim."""
+        return self._leases.claim(max, wait_ms=wait_ms, lease_ms=lease_ms, auto_extend=auto_extend)
+
+    def jobs(
+        self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True
+    ) -> Iterator[Job]:
+        """Record after record, for ever, each leased to this member. As Queue.jobs."""
+        return self._leases.jobs(max_in_flight=max_in_flight, lease_ms=lease_ms, auto_extend=auto_extend)
+
+    def ack(self, jobs: Iterable[Job]) -> Settled:
+        """These are done for the group. As Queue.ack, but that the records stay."""
+        return self._leases.ack(jobs)
+
+    def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
+        """Give these back, ready now or after `delay_ms`."""
+        return self._leases.nack(jobs, delay_ms=delay_ms)
+
+    def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
+        """Hold these up to `lease_ms` from now."""
+        return self._leases.extend(jobs, lease_ms)
+
+    def steal(
+        self, seqs: Iterable[int], *, min_idle_ms: int = 0, lease_ms: int | None = None,
+        auto_extend: bool = False,
+    ) -> Jobs[Job]:  # fmt: skip
+        """Lease those of these records that are pending, whoever holds them, if nothing was done about them
+        for `min_idle_ms`. Who held them finds his lease lost."""
+        return self._leases.steal(sorted(set(seqs)), min_idle_ms, lease_ms, auto_extend)
+
+    def pending(
+        self, *, node: str = "", idle_ms: int = 0, min_deliveries: int = 0, after: int = 0, limit: int = 100
+    ) -> list[PendingEntry]:
+        """What was given out and is not done, by number: of one member, untouched for so long, given out so
+        often. Looking changes nothing."""
+        steps = self._working.pending(self._connection, node, idle_ms, min_deliveries, after, limit)
+        return self._client.run(steps)
+
+    def leave(self) -> int:
+        """This member leaves: what it holds is ready for others at once; how many records."""
+        return self._client.run(self._working.leave(self._connection))
+
+    # -- mode stream ----------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Record | Tombstone]:
+        return self.records()
+
+    def records(self, *, auto_commit_ms: int | None = AUTO_COMMIT_MS_DEFAULT) -> Iterator[Record | Tombstone]:
+        """Every record behind what is committed, in order, for ever; tombstones between them say what is
+        gone.
+
+        Whoever begins this reads the group alone: a member that read it before is told with LeaseLost when it
+        commits. A record is done when the next one is asked for. What is done is committed every
+        `auto_commit_ms` (0 = with each record), before waiting for more, and at the end; with None only
+        `commit` does.
+        """
+        streaming = Streaming(self._working, auto_commit_ms, self._shell.session.clock)
+        self._client.run(streaming.begin(self._connection))
+        self._streaming = streaming
+        return self._iterate(streaming)
+
+    def _iterate(self, streaming: Streaming) -> Iterator[Record | Tombstone]:
+        is_auto = streaming.is_auto
+        try:
+            while not self._shell.is_closed and streaming is self._streaming:
+                for item in streaming.items(self._page(streaming)):
+                    if streaming.is_due:
+                        self._client.run(streaming.commit_if_possible(self._connection))
+                    yield item
+                    if streaming is not self._streaming:
+                        return
+        except RinglogError:
+            if not self._shell.is_closed:
+                raise  # Else what was asked for has failed because the client ended, and so do we.
+        finally:
+            if is_auto and not self._shell.is_closed and streaming is self._streaming:
+                with suppress(RinglogError):
+                    self._client.run(streaming.commit(self._connection, streaming.done))
+            streaming.close()
+
+    def _page(self, streaming: Streaming) -> Page | None:
+        """The next records; None, behind a pause, when the engine cannot answer for now (CL-7)."""
+        try:
+            return self._client.run(streaming.page(self._connection))
+        except RinglogError as e:
+            if not e.retriable or self._client.state is ClientState.CLOSED:
+                raise
+            with self._shell.locked() as session:
+                pause = session.pause(RETRY_S)
+            self._shell.wait(pause, None)
+            return None
+
+    def commit(self, seq: int | None = None) -> None:
+        """Everything up to `seq` is done, or everything that was given out so far; durable as the topic's
+        class asks when this returns. Raises LeaseLost when somebody else reads the group now."""
+        streaming = self._streaming
+        if streaming is None:
+            raise UsageError("nothing is read from this group", group=self.name)
+        self._client.run(streaming.commit(self._connection, streaming.delivered if seq is None else seq))
+
+    # -- where it is ----------------------------------------------------------------------------------
+
+    def seek(self, start: Start) -> int:
+        """Have the group go on from there, back or forth: EARLIEST, LATEST, the number to go on after, or a
+        time. Nothing is pending then, and every lease has ended. Returns the first number that is given
+        out."""
+        self._streaming = None
+        return self._client.run(self._working.seek(self._connection, start))
+
+    def lag(self) -> tuple[int, int]:
+        """Records that nobody was given yet, and records that were given out and are not done."""
+        found = self.stats()
+        return found.undelivered, found.pending
+
+    def stats(self) -> GroupStats:
+        """How the group is."""
+        found: GroupStats = self._client.run(self._working.stats(self._connection))
+        return found
+
+    def members(self) -> tuple[GroupMember, ...]:
+        """Who works for it: who holds something, or asked in the last two minutes."""
+        return self.stats().members
+
+    def delete(self) -> bool:
+        """Remove the group: its place and its pending list are forgotten. Was it there?"""
+        self._streaming = None
+        return self._client.run(self._working.delete(self._connection))
+
+    def close(self, timeout: float = GIVE_BACK_S) -> None:
+        """Give back what was claimed and not begun, and let go of files. The client calls it, too."""
+        self._streaming = None
+        self._leases.close(timeout)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,88 @@
+"""What a program is told of consumer groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+
+class GroupLimits(TypedDict, total=False):
+    """What bounds a group, as `client.group` takes it."""
+
+    max_in_flight: int
+    member_max_in_flight: int
+    min_idle_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """Who works for a group."""
+
+    name: str
+    last_seen: float
+    """Seconds since the epoch, on the engine's clock."""
+    in_flight: int
+    """Records that are leased to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """How a group is. A position is a number of the topic."""
+
+    topic: str
+    group: str
+    """Its name, and behind an `@` its filter of tags, if it has one."""
+    mode: str
+    cursor: int
+    """No record from here on was given out."""
+    floor: int
+    """Everything up to here is done; of a stream group, committed."""
+    head_seq: int
+    undelivered: int
+    """Records that nobody was given; of a stream group, that are not committed."""
+    in_flight: int
+    delayed: int
+    returned: int
+    """Given out, not done, and ready again."""
+    waiting: int
+    """Claims that wait."""
+    members: tuple[GroupMember, ...]
+    holder: str
+    """Who reads a stream group."""
+    is_holding: bool
+    """Its topic keeps records beyond caps or TTL for this group (`retain_until_acked`)."""
+
+    @property
+    def pending(self) -> int:
+        """Records that were given out and are not done."""
+        return self.in_flight + self.delayed + self.returned
+
+    @property
+    def lag(self) -> int:
+        """Records that are not done."""
+        return self.undelivered + self.pending
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEntry:
+    """Records first_seq up to last_seq, both included, that were given out together and are not done."""
+
+    first_seq: int
+    last_seq: int
+    state: str
+    """leased, delayed or returned."""
+    node: str
+    """Who holds them, "" = nobody."""
+    deliveries: int
+    first_given: float
+    """Seconds since the epoch, on the engine's clock; so are the next two."""
+    last_given: float
+    until: float
+    """When the lease or the rest ends; 0 = they are ready."""
+    idle_ms: int
+    """Nothing was done about them for so long."""
+
+    @property
+    def seqs(self) -> range:
+        """Their numbers."""
+        return range(self.first_seq, self.last_seq + 1)

@@ -1,0 +1,392 @@
+"""What a member does with a consumer group, apart from waiting: written once, for both clients.
+
+Claims, acks and the rest are those of queues (working.py), sent with the group's name. A group's filter of
+tags is applied here: what does not match was claimed and is acked at once, so the group has passed it for
+good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from ringlog.client.claimed import Claimed
+from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
+from ringlog.client.leases import Lease, call_number, words_of
+from ringlog.client.pages import (
+    STORED,
+    Cursor,
+    Filters,
+    Page,
+    Record,
+    Start,
+    TagFilter,
+    Tombstone,
+    tag_filter,
+)
+from ringlog.client.reader import ITERATOR_PAGE_RECORDS, read_page, resolve_start
+from ringlog.client.results import Settled
+from ringlog.client.source import Source, open_source
+from ringlog.client.working import C, QueueConnection, Wish, Working
+from ringlog.clock import Clock
+from ringlog.envelope.messages import (
+    GroupAck,
+    GroupClaim,
+    GroupCommit,
+    GroupCommitted,
+    GroupDelete,
+    GroupExtend,
+    GroupInfo,
+    GroupLeave,
+    GroupLeft,
+    GroupNack,
+    GroupOpen,
+    GroupPending,
+    GroupPendingReply,
+    GroupSeek,
+    GroupState,
+    GroupStateReply,
+    GroupSteal,
+    GroupTake,
+    GroupTaken,
+    JobsAck,
+    JobsClaim,
+    JobsExtend,
+    JobsNack,
+    TopicInfo,
+)
+from ringlog.errors import LeaseLost, RinglogError, UsageError
+from ringlog.limits import JOBS_PER_REQUEST_MAX, PENDING_ROWS_MAX, SEQ_MAX
+from ringlog.link.peer import MS, Reply
+from ringlog.link.pending import Pending, Steps
+
+MODES = {"queue": 1, "stream": 2}
+_NAMES = {number: name for name, number in MODES.items()}
+_STATES = {1: "leased", 2: "delayed", 3: "returned"}
+STREAM_SLICE_S = 2.0
+"""Longest that a stream's read waits before it looks whether it is still wanted."""
+
+
+class _Line:
+    """A connection whose requests about jobs are about a group's."""
+
+    def __init__(self, connection: Any, working: GroupWorking) -> None:
+        self._connection, self._working = connection, working
+
+    def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
+        """Send it with the group's name."""
+        reply: Pending[Reply] = self._connection.about_jobs(
+            self._working.of_group(message), extra_ms=extra_ms
+        )
+        return reply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+class GroupWorking(Working):
+    """One member's view of one group."""
+
+    def __init__(
+        self, topic: str, name: str, mode: str, node: str, clock: Clock, *, start: Start = STORED,
+        tags: TagFilter | None = None, max_in_flight: int = 0, member_max_in_flight: int = 0,
+        min_idle_ms: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(topic, node, clock)
+        if mode not in MODES:
+            raise UsageError("a group's mode is queue or stream", found=mode)
+        if min(max_in_flight, member_max_in_flight, min_idle_ms) < 0:
+            raise UsageError("a limit is not negative", max_in_flight=max_in_flight, min_idle_ms=min_idle_ms)
+        self.name, self.mode = name, mode
+        self.tags = filter_text(tags)
+        self.key = f"{name}@{self.tags}" if self.tags else name
+        self.filters = Filters(tag=tag_filter(tags))
+        self._start = start
+        self._limits = max_in_flight, member_max_in_flight
+        self._min_idle_ms = min_idle_ms
+        self._stolen = b""
+        self._is_open = False
+
+    # -- talking --------------------------------------------------------------------------------------
+
+    def line(self, connection: C) -> C:
+        """The same connection, for requests about this group's records."""
+        return cast(C, _Line(connection, self))
+
+    def of_group(self, message: Any) -> Any:
+        """A request about jobs as one about this group's records."""
+        topic, group = self.topic, self.key
+        match message:
+            case JobsClaim(node=node, lease_ms=lease_ms, call=call) if self._stolen:
+                return GroupSteal(topic, group, node, self._stolen, lease_ms, self._min_idle_ms, call)
+            case JobsClaim(node=node, max=most, lease_ms=lease_ms, wait_ms=wait_ms, call=call):
+                return GroupClaim(topic, group, node, most, lease_ms, wait_ms, self._min_idle_ms, call)
+            case JobsAck(node=node, seqs=seqs, tokens=tokens, call=call):
+                return GroupAck(topic, group, node, seqs, tokens, call)
+            case JobsNack(node=node, seqs=seqs, tokens=tokens, delay_ms=delay_ms, call=call):
+                return GroupNack(topic, group, node, seqs, tokens, delay_ms, call)
+            case JobsExtend(node=node, seqs=seqs, tokens=tokens, lease_ms=lease_ms, call=call):
+                return GroupExtend(topic, group, node, seqs, tokens, lease_ms, call)
+        raise UsageError("a group has no such call", found=type(message).__name__)
+
+    def known(self, connection: QueueConnection) -> Steps[TopicInfo]:
+        """The topic, and the group is there."""
+        info: TopicInfo = yield connection.resolve(self.topic)
+        if not self._is_open:
+            yield from self.open(connection)
+        return info
+
+    def open(self, connection: QueueConnection) -> Steps[GroupInfo]:
+        """Make the group, unless it is there; raises GroupIncompatible."""
+        first = yield from self._first(connection, self._start)
+        opened = GroupOpen(
+            self.topic, self.name, MODES[self.mode], self.tags, first, *self._limits, self.node
+        )
+        info: GroupInfo = (yield connection.about_jobs(opened)).message
+        self._is_open = True
+        return info
+
+    def _first(self, connection: QueueConnection, start: Start) -> Steps[int]:
+        """The first position behind a place to start."""
+        if start is STORED:
+            return 1
+        source = open_source(connection, self.topic)
+        try:
+            cursor: Cursor = yield from resolve_start(connection, source, self.topic, start)
+        finally:
+            source.close()
+        return min(cursor.seq + 1, SEQ_MAX)
+
+    # -- records --------------------------------------------------------------------------------------
+
+    def claim(
+        self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, wish: Wish
+    ) -> Steps[Claimed]:
+        """As of a queue; what the group's filter leaves out is passed for good."""
+        yield from self.known(connection)
+        begun_ns = self._clock.monotonic_ns()
+        while True:
+            left_s = wait_s
+            if wait_s != math.inf:
+                left_s = max(wait_s - (self._clock.monotonic_ns() - begun_ns) / (1_000 * MS), 0.0)
+            found = yield from super().claim(connection, most, left_s, lease_ms, wish)
+            if self.filters.tag is None or not len(found):
+                return found
+            passed = found.keep(self._matches)
+            if passed:
+                yield from self.ack(connection, passed)
+            if len(found):
+                return found
+
+    def _matches(self, record: Record) -> bool:
+        return self.filters.tag is None or self.filters.tag((record.tag or "").encode())
+
+    def steal(
+        self, connection: QueueConnection, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None
+    ) -> Steps[Claimed]:
+        """Those of these that are pending, whoever holds them."""
+        yield from self.known(connection)
+        if len(seqs) > JOBS_PER_REQUEST_MAX or min_idle_ms < 0:
+            raise UsageError(
+                "too many at once, or a time is negative", seqs=len(seqs), min_idle_ms=min_idle_ms
+            )
+        if not seqs:
+            return Claimed((), 0, 0, 0)
+        thief = GroupWorking(
+            self.topic, self.name, self.mode, self.node, self._clock, min_idle_ms=min_idle_ms
+        )
+        thief.key, thief._is_open, thief._stolen = self.key, True, words_of(seqs)
+        try:
+            return (yield from thief.claim(connection, len(seqs), 0.0, lease_ms, Wish()))
+        finally:
+            thief.close()
+
+    def reject(self, connection: QueueConnection, leases: Sequence[Lease], reason: str) -> Steps[Settled]:
+        """Groups have no dead letters yet."""
+        yield from self.known(connection)
+        raise UsageError("a group has no dead letters; ack what cannot be done", group=self.key)
+
+    # -- looking and moving ---------------------------------------------------------------------------
+
+    def leave(self, connection: QueueConnection) -> Steps[int]:
+        """What the member holds is ready for others at once; how many records."""
+        yield from self.known(connection)
+        reply: GroupLeft = (yield connection.about_jobs(GroupLeave(self.topic, self.key, self.node))).message
+        return reply.released
+
+    def stats(self, connection: QueueConnection) -> Steps[Any]:
+        """How the group is, as GroupStats."""
+        yield from self.known(connection)
+        reply: GroupStateReply = (yield connection.about_jobs(GroupState(self.topic, self.key))).message
+        info = reply.info
+        members = tuple([GroupMember(name, seen / 1_000, held) for name, seen, held in reply.members])
+        return GroupStats(
+            info.topic, info.group, _NAMES.get(info.mode, ""), info.cursor, info.floor, reply.head_seq,
+            reply.undelivered, reply.leased, reply.delayed, reply.returned, reply.waiting, members,
+            reply.holder, reply.is_holding,
+        )  # fmt: skip
+
+    def pending(
+        self,
+        connection: QueueConnection,
+        node: str,
+        idle_ms: int,
+        min_deliveries: int,
+        after: int,
+        limit: int,
+    ) -> Steps[list[PendingEntry]]:
+        """Entries of the pending list."""
+        yield from self.known(connection)
+        entries: list[PendingEntry] = []
+        while len(entries) < limit:
+            ask = GroupPending(
+                self.topic, self.key, node, idle_ms, min_deliveries, after,
+                min(limit - len(entries), PENDING_ROWS_MAX),
+            )  # fmt: skip
+            reply: GroupPendingReply = (yield connection.about_jobs(ask)).message
+            entries += [_entry(row, reply) for row in reply.rows]
+            if not reply.more:
+                break
+            after = entries[-1].last_seq
+        return entries
+
+    def seek(self, connection: QueueConnection, start: Start) -> Steps[int]:
+        """Go on from there; the first position that is given out from now on."""
+        yield from self.known(connection)
+        if start is STORED:
+            raise UsageError("a place to go to is not where the group stands")
+        first = yield from self._first(connection, start)
+        info: GroupInfo = (yield connection.about_jobs(GroupSeek(self.topic, self.key, first))).message
+        return info.cursor
+
+    def delete(self, connection: QueueConnection) -> Steps[bool]:
+        """Remove the group."""
+        self._is_open = False
+        reply = yield connection.about_jobs(GroupDelete(self.topic, self.key))
+        return bool(reply.message.deleted)
+
+
+class Streaming:
+    """Reading a stream group: where the reader is, what is done, and when to say so."""
+
+    def __init__(self, working: GroupWorking, auto_commit_ms: int | None, clock: Clock) -> None:
+        if auto_commit_ms is not None and auto_commit_ms < 0:
+            raise UsageError("a time is not negative", auto_commit_ms=auto_commit_ms)
+        self._working, self._clock = working, clock
+        self._every_ns = None if auto_commit_ms is None else auto_commit_ms * MS
+        self._source: Source | None = None
+        self._token = 0
+        self._cursor = Cursor(0, 0)
+        self.delivered = 0
+        """Up to here the program was given everything."""
+        self.done = 0
+        """Up to here it came back for more."""
+        self.committed = 0
+        self._committed_ns = 0
+
+    def begin(self, connection: QueueConnection) -> Steps[None]:
+        """Take the group over: whoever read it before is told at his next commit."""
+        working = self._working
+        yield from working.known(connection)
+        take = GroupTake(working.topic, working.key, working.node, call_number())
+        taken: GroupTaken = (yield connection.about_jobs(take)).message
+        self._token = taken.token
+        self.done = self.delivered = self.committed = taken.committed
+        self._cursor = Cursor(taken.epoch, taken.committed)
+        self._committed_ns = self._clock.monotonic_ns()
+
+    def page(self, connection: QueueConnection) -> Steps[Page]:
+        """The next records. Before it waits for more, what is done is committed."""
+        page = yield from self._read(connection, 0.0)
+        if not len(page) and page.tombstone is None and page.caught_up:
+            self.done = self.delivered = max(self.delivered, page.cursor.seq)
+            if self._every_ns is not None:
+                yield from self.commit_if_possible(connection)
+            page = yield from self._read(connection, STREAM_SLICE_S)
+        return page
+
+    def _read(self, connection: QueueConnection, wait_s: float) -> Steps[Page]:
+        if self._source is None:
+            self._source = open_source(connection, self._working.topic)
+        page: Page = yield from read_page(
+            self._source, self._working.topic, self._cursor, limit=ITERATOR_PAGE_RECORDS, wait_s=wait_s,
+            filters=self._working.filters,
+        )  # fmt: skip
+        self._cursor = page.cursor
+        return page
+
+    def items(self, page: Page | None) -> Iterator[Record | Tombstone]:
+        """What a page holds, one after the other; whoever asks for the next one is done with the last."""
+        if page is None:
+            return
+        if page.tombstone is not None:
+            yield page.tombstone
+        for record in page.records:
+            self.delivered = record.seq
+            yield record
+            self.done = record.seq
+        self.delivered = self.done = max(self.done, page.cursor.seq)
+
+    @property
+    def is_auto(self) -> bool:
+        """Is what is done committed by itself?"""
+        return self._every_ns is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Is it time to commit?"""
+        if self._every_ns is None or self.done <= self.committed:
+            return False
+        return self._clock.monotonic_ns() - self._committed_ns >= self._every_ns
+
+    def commit(self, connection: QueueConnection, seq: int) -> Steps[None]:
+        """Everything up to `seq` is done with. Raises LeaseLost when somebody else reads the group,
+        UsageError for what was not given out."""
+        if seq > self.delivered:
+            raise UsageError("a commit is not beyond what was delivered", seq=seq, delivered=self.delivered)
+        if seq <= self.committed:
+            return
+        working = self._working
+        ask = GroupCommit(working.topic, working.key, self._token, seq, self.delivered + 1)
+        reply: GroupCommitted = (yield connection.about_jobs(ask)).message
+        if not reply.is_holder:
+            raise LeaseLost(
+                "another member reads the group, or it was told to be elsewhere", topic=working.topic,
+                group=working.key, committed=reply.committed,
+            )  # fmt: skip
+        self.committed = seq
+        self._committed_ns = self._clock.monotonic_ns()
+
+    def commit_if_possible(self, connection: QueueConnection) -> Steps[None]:
+        """Commit what is done. An engine that cannot answer for now is told the next time: nothing is lost
+        but that records are given again, should this program end before."""
+        try:
+            yield from self.commit(connection, self.done)
+        except RinglogError as e:
+            if not e.retriable:
+                raise
+
+    def close(self) -> None:
+        """Let go of files."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+
+def filter_text(tags: TagFilter | None) -> str:
+    """A filter of tags as it is kept: `=` and a tag, or `^` and how tags begin; raises InvalidRequest."""
+    tag_filter(tags)
+    if tags is None:
+        return ""
+    value = tags if isinstance(tags, str) else tags[2]
+    is_prefix = value.endswith("*") if isinstance(tags, str) else tags[1] == "Glob"
+    return f"^{value[:-1]}" if is_prefix else f"={value}"
+
+
+def _entry(row: tuple[int, ...], reply: GroupPendingReply) -> PendingEntry:
+    first, count, state, deliveries, begun, given, until, place, _ = row
+    return PendingEntry(
+        first, first + count - 1, _STATES.get(state, ""), reply.nodes[place], deliveries, begun / 1_000,
+        given / 1_000, until / 1_000, max(reply.now_ms - given, 0),
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""Dead letters, from the queue's side: which are its own, and which are to come back. For both clients.
+
+Moving them is the engine's (actors/scheduler/letters.py): numbers are deleted by nobody from outside (DL-22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringlog.client.letters import dead_letter_of, in_parts, is_letter_of
+from ringlog.client.pages import Record
+from ringlog.client.session import Session
+from ringlog.envelope.messages import LettersRedrive, LettersRedriven, TopicInfo, TopicState
+from ringlog.errors import NotAQueue, TopicNotFound, UsageError
+from ringlog.limits import DEAD_LETTERS_PER_MOVE
+from ringlog.link.pending import Steps
+
+Where = Callable[[Record], bool] | Collection[int] | None
+"""Which letters: those for which it is true, those with these numbers in the dead-letter topic, or all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveReport:
+    """What a redrive did: `moved` letters are in their queue again. Of these `repeated` had been copied by an
+    earlier one that did not come to delete them."""
+
+    topic: str
+    dead_letter: str
+    moved: int
+    repeated: int
+
+
+class Redrive:
+    """One call of redrive: which letters, how many, how fast."""
+
+    def __init__(self, topic: str, where: Where, limit: int | None, rate: float | None) -> None:
+        if (limit is not None and limit < 0) or (rate is not None and not rate > 0):
+            raise UsageError("a limit is not negative, a rate is above 0", limit=limit, rate=rate)
+        self.topic = topic
+        self._where = where if where is None or callable(where) else frozenset(where)
+        self._left = limit
+        self._rate = rate
+        self._dead = ""
+        self._head = self._moved = self._repeated = 0
+
+    @property
+    def is_done(self) -> bool:
+        """As many as there may be."""
+        return self._left == 0
+
+    def begin(self, session: Session) -> Steps[str | None]:
+        """Find both topics; returns the name of the other one, None when it is not there."""
+        session.forget(self.topic)
+        info: TopicInfo = yield session.resolve(self.topic)
+        if info.config.get("type") != "queue":
+            raise NotAQueue("not a queue", topic=self.topic)
+        self._dead = name = dead_letter_of(info)
+        session.forget(name)
+        try:
+            reply = yield from session.about(name, lambda _: TopicState(name, False))
+        except TopicNotFound:
+            return None
+        # What fails again meanwhile is another time's concern, or there might be no end.
+        self._head = reply.head_seq
+        return name
+
+    def parts(self, items: Sequence[Record]) -> Iterator[Sequence[Record]]:
+        """Of these records the letters that are meant, as many at once as `move` takes."""
+        chosen = [item for item in items if item.seq <= self._head and is_letter_of(self.topic, item)]
+        if callable(self._where):
+            chosen = list(filter(self._where, chosen))
+        elif self._where is not None:
+            chosen = [item for item in chosen if item.seq in self._where]
+        chosen = chosen if self._left is None else chosen[: self._left]
+        most = (
+            DEAD_LETTERS_PER_MOVE if self._rate is None else min(int(self._rate) + 1, DEAD_LETTERS_PER_MOVE)
+        )
+        for part in in_parts(chosen, most):
+            if self._left is not None:
+                self._left -= len(part)
+            yield part
+
+    def move(self, session: Session, letters: Sequence[Record]) -> Steps[None]:
+        """Have these moved. Raises when one was refused; the others went."""
+        numbers = np.array([letter.seq for letter in letters], dtype="<u8").tobytes()
+        left = len(letters)
+        while left:
+            # Answered with what went, when one was refused behind it: the next time that one is the first.
+            reply: LettersRedriven = yield session.ask_about_routers(LettersRedrive(self.topic, numbers))
+            self._moved += reply.moved
+            self._repeated += reply.repeated
+            left = left - reply.moved if reply.moved else 0
+        if self._rate is not None:
+            yield session.pause(len(letters) / self._rate)
+
+    def report(self) -> RedriveReport:
+        """What was done."""
+        return RedriveReport(self.topic, self._dead, self._moved, self._repeated)

@@ -1,0 +1,243 @@
+"""Jobs nobody was given yet and that do not wait for the cursor: delayed ones, and those of a level. Pure.
+
+A job that has neither a `not_before` ahead of it nor a priority is known by the cursor alone. The others are
+numbers in bitmaps, and the times of the delayed ones a Schedule: some twenty bytes a job. The cursor passes
+over `passed`; what becomes ready ahead of it, at level 0, is left to it again.
+
+    delayed ──(its time)──▶ levels[n], n > 0, or 0 when the cursor is past it ──▶ handed out
+                        └─▶ the cursor's again, when it has not come that far
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap64
+
+from ringlog.limits import QUEUE_UNRIPE_MAX
+from ringlog.queue.live import Live, Span, bitmap_of, end_of
+from ringlog.queue.schedule import Schedule
+
+I64 = NDArray[np.int64]
+_STALE_MAX = 1_024
+"""Numbers of the schedule that are delayed no longer, beside as many as are."""
+
+
+class Marks(NamedTuple):
+    """Of some jobs, ascending: when each may be handed out (milliseconds, 0 = at any time), and its level."""
+
+    seqs: I64
+    at_ms: I64
+    levels: NDArray[np.uint8]
+
+
+class Apart:
+    """What one queue knows of such jobs."""
+
+    def __init__(self) -> None:
+        self.delayed = BitMap64()
+        self.levels: dict[int, BitMap64] = {}
+        """Ready jobs by level; of level 0 those that the cursor is past."""
+        self.passed = BitMap64()
+        """Numbers from the cursor on that it does not hand out: these, and what was given ahead of it."""
+        self._later: dict[int, BitMap64] = {}
+        """Delayed jobs by their level, but for level 0."""
+        self._schedule = Schedule()
+        self._unripe: deque[tuple[int, BitMap64]] = deque()
+        """Jobs that were delayed, by when they became ready: they have not waited since they were put."""
+        self._again: BitMap64 | None = None
+        """While all marks are awaited anew: the jobs below the cursor that nobody was given."""
+
+    def __bool__(self) -> bool:
+        return bool(self.delayed or self.levels or self.passed or self._again)
+
+    def __len__(self) -> int:
+        """Jobs nobody was given, but for those that wait for the cursor."""
+        return len(self.delayed) + sum(map(len, self.levels.values()))
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Are all marks to be fed anew?"""
+        return self._again is not None
+
+    # -- coming and going -----------------------------------------------------------------------------
+
+    def feed(self, marks: Marks, live: Live, cursor: int, now_ms: int) -> None:
+        """Take in published jobs' marks. Those that were fed before come again only after `unmark`."""
+        again, self._again = self._again, None
+        fresh = self._fresh(marks.seqs, live, cursor, again)
+        seqs, at_ms, levels = marks.seqs[fresh], marks.at_ms[fresh], marks.levels[fresh]
+        later = at_ms > now_ms
+        waiting = bitmap_of(seqs[later])
+        self.delayed |= waiting
+        self.passed |= waiting
+        self._schedule.add(at_ms[later], seqs[later])
+        for level in np.unique(levels).tolist():
+            of_level = levels == level
+            if level:
+                _join(self._later, level, bitmap_of(seqs[of_level & later]))
+                self._ready(level, bitmap_of(seqs[of_level & ~later]), cursor)
+        if again:
+            # What has no mark any more, or one that holds no longer, is ready.
+            self._ready(0, again - self.delayed - _union(self.levels), cursor)
+
+    def _fresh(self, seqs: I64, live: Live, cursor: int, again: BitMap64 | None) -> NDArray[np.bool_]:
+        """Which of these jobs are alive, and were never handed out."""
+        fresh = seqs >= live.front
+        for first, last in live.lost:
+            fresh &= (seqs < first) | (seqs > last)
+        if again is None:
+            fresh &= seqs >= cursor
+        else:
+            fresh &= (seqs >= cursor) | np.isin(seqs, _numbers(again))
+        kept = bitmap_of(seqs[fresh])
+        kept -= self.passed
+        if live.dead is not None:
+            kept -= live.dead
+        return np.isin(seqs, _numbers(kept)) if len(kept) < int(fresh.sum()) else fresh
+
+    def unmark(self, cursor: int) -> None:
+        """Levels mean something else from now on: all marks are fed anew."""
+        known = self.delayed | _union(self.levels)
+        self.passed -= known
+        known.remove_range(cursor, 1 << 63)
+        self._again = known if self._again is None else self._again | known
+        self.delayed, self.levels, self._later = BitMap64(), {}, {}
+        self._schedule = Schedule()
+        self._unripe.clear()
+
+    def next_ms(self) -> int | None:
+        """When the next delayed job may be handed out; a job that was deleted may be meant."""
+        return self._schedule.next_ms() if self.delayed else None
+
+    def settle(self, cursor: int, now_ms: int) -> bool:
+        """What was delayed up to now is ready; False when nothing was."""
+        due_ms = self._schedule.next_ms()
+        if due_ms is None or due_ms > now_ms:
+            return False
+        due = bitmap_of(self._schedule.take(now_ms)) & self.delayed
+        self.delayed -= due
+        for level, seqs in list(self._later.items()):
+            if ours := seqs & due:
+                due -= ours
+                self._take_out(self._later, level, ours)
+                self._unripen(ours, now_ms)
+                self._ready(level, ours, cursor)
+        self._unripen(due, now_ms)
+        self._ready(0, due, cursor)
+        return True
+
+    def _ready(self, level: int, seqs: BitMap64, cursor: int) -> None:
+        if level:
+            self.passed |= seqs
+        else:
+            self.passed -= seqs
+            seqs = seqs.copy()
+            seqs.remove_range(cursor, 1 << 63)
+        _join(self.levels, level, seqs)
+
+    def removed(self, floor: int, seqs: BitMap64 | None) -> None:
+        """Jobs below `floor` and those in `seqs` are alive no longer."""
+        for level in (*self.levels, *self._later):
+            for by_level in (self.levels, self._later):
+                if level in by_level:
+                    self._drop(by_level[level], floor, seqs)
+                    self._take_out(by_level, level, BitMap64())
+        if self._again:
+            self._drop(self._again, floor, seqs)
+        self._drop(self.delayed, floor, seqs)
+        if len(self._schedule) > 2 * len(self.delayed) + _STALE_MAX:
+            self._schedule.keep_only(self.delayed)
+
+    @staticmethod
+    def _drop(numbers: BitMap64, floor: int, seqs: BitMap64 | None) -> None:
+        if floor:
+            numbers.remove_range(0, floor)
+        if seqs:
+            numbers -= seqs
+
+    @staticmethod
+    def _take_out(by_level: dict[int, BitMap64], level: int, seqs: BitMap64) -> None:
+        by_level[level] -= seqs
+        if not by_level[level]:
+            del by_level[level]
+
+    def forget_below(self, cursor: int) -> None:
+        """The cursor has come so far."""
+        if self.passed:
+            self.passed.remove_range(0, cursor)
+
+    # -- handing out ----------------------------------------------------------------------------------
+
+    def lowest(self, level: int) -> Span | None:
+        """The first stretch of ready jobs of a level."""
+        seqs = self.levels.get(level)
+        if not seqs:
+            return None
+        first = seqs.min()
+        return first, end_of(seqs, first)
+
+    def take(self, level: int, first: int, stop: int) -> None:
+        """These jobs of a level are handed out; all of them are among the ready ones."""
+        self.levels[level].remove_range(first, stop)
+        if not self.levels[level]:
+            del self.levels[level]
+
+    # -- promotion ------------------------------------------------------------------------------------
+
+    def _unripen(self, seqs: BitMap64, now_ms: int) -> None:
+        if not seqs:
+            return
+        self._unripe.append((now_ms, seqs.copy()))
+        if len(self._unripe) > QUEUE_UNRIPE_MAX:
+            (_, older), (at, newer) = self._unripe.popleft(), self._unripe.popleft()
+            self._unripe.appendleft((at, older | newer))
+
+    def ripen(self, until_ms: int) -> None:
+        """What became ready before has waited long enough, if it was put early enough."""
+        while self._unripe and self._unripe[0][0] < until_ms:
+            self._unripe.popleft()
+
+    def overdue(self, top: int, below: int) -> Iterator[tuple[int, Span]]:
+        """(level, its first stretch of jobs below a number that waited long enough) of each level below the
+        highest. See `ripen`."""
+        for level in sorted(self.levels):
+            if level >= top:
+                continue
+            seqs = self.levels[level]
+            if self._unripe:
+                seqs = seqs - BitMap64.union(*(each for _, each in self._unripe))
+            if seqs and (first := seqs.min()) < below:
+                yield level, (first, min(end_of(seqs, first), below))
+
+    def check(self, cursor: int) -> list[str]:
+        """What contradicts itself."""
+        wrong = []
+        if not all(self.levels.values()) or not all(self._later.values()):
+            wrong.append("an empty level is kept")
+        ready = _union(self.levels)
+        if len(ready) != sum(map(len, self.levels.values())) or ready & self.delayed:
+            wrong.append("a job is in two places")
+        ahead = (ready | self.delayed) - self.passed
+        if ahead and ahead.max() >= cursor:
+            wrong.append("the cursor would hand out a job that is not its own")
+        if 0 in self.levels and self.levels[0].max() >= cursor:
+            wrong.append("the cursor passes over a job that is its own")
+        return wrong
+
+
+def _join(by_level: dict[int, BitMap64], level: int, seqs: BitMap64) -> None:
+    if seqs:
+        by_level[level] = by_level[level] | seqs if level in by_level else seqs
+
+
+def _union(by_level: dict[int, BitMap64]) -> BitMap64:
+    return BitMap64.union(*by_level.values()) if by_level else BitMap64()
+
+
+def _numbers(seqs: BitMap64) -> I64:
+    return np.array(seqs.to_array(), dtype=np.int64)

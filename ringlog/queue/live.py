@@ -1,0 +1,81 @@
+"""Which of a queue's numbers are alive, and how to walk over them in stretches. Pure."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap64
+
+Span = tuple[int, int]
+"""Numbers [first, stop)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Which jobs are alive and published: `front` to `head`, both included, but for dead and lost ones."""
+
+    front: int
+    head: int
+    dead: BitMap64 | None = None
+    lost: Sequence[tuple[int, int]] = ()
+    """Inclusive, ascending."""
+
+
+def bitmap_of(seqs: NDArray[np.int64]) -> BitMap64:
+    """The set of these numbers."""
+    return BitMap64(array("Q", np.ascontiguousarray(seqs, dtype="<u8").tobytes()))
+
+
+def next_alive(live: Live, at: int, passed: BitMap64 | None = None) -> Span:
+    """The first stretch of live jobs from `at` on that are not `passed` over; it begins behind the head when
+    there is none."""
+    at, stop = _next_alive(live, at)
+    if not passed:
+        return at, stop
+    while at <= live.head and at in passed:
+        at, stop = _next_alive(live, end_of(passed, at))
+    if at <= live.head and passed.range_cardinality(at, stop):
+        stop = min(stop, passed.next_set_bit(at))
+    return at, stop
+
+
+def _next_alive(live: Live, at: int) -> Span:
+    stop = live.head + 1
+    dead = live.dead
+    while at <= live.head:
+        before = at
+        for first, last in live.lost:
+            if first <= at <= last:
+                at = last + 1
+        if dead is not None and at in dead:
+            at = end_of(dead, at)
+        if at == before:
+            break
+    if at > live.head:
+        return stop, stop
+    for first, _ in live.lost:
+        if first > at:
+            stop = min(stop, first)
+            break
+    if dead is not None and dead.range_cardinality(at, stop):
+        stop = min(stop, dead.next_set_bit(at))
+    return at, stop
+
+
+def end_of(numbers: BitMap64, first: int) -> int:
+    """One past the last of the numbers of a set that follow `first`, which is in it, without a gap."""
+    step = 1
+    while numbers.contains_range(first, first + 2 * step):
+        step *= 2
+    low, high = first + step, first + 2 * step
+    while low < high:
+        middle = (low + high) // 2
+        if numbers.contains_range(first, middle + 1):
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,67 @@
+"""Asking a shard of a World about the consumer group `g` of the topic `t`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringlog.envelope import messages as m
+from ringlog.group.change import Mode
+from ringlog.testing.shard_world import World
+
+QUEUE, STREAM = int(Mode.QUEUE), int(Mode.STREAM)
+
+
+def make(
+    world: World, records: int = 0, mode: int = QUEUE, *, durability: str = "fsync", **options: Any
+) -> Any:
+    """Make the topic and its group."""
+    world.put("t", durability=durability)
+    if records:
+        world.append("t", [b"record %d" % n for n in range(1, records + 1)])
+    return world.request(m.GroupOpen("t", "g", mode, **options))
+
+
+def words(numbers: Any) -> bytes:
+    return np.array(list(numbers), dtype="<u8").tobytes()
+
+
+def numbers(data: bytes) -> list[int]:
+    return np.frombuffer(data, dtype="<u8").tolist()
+
+
+def claim(world: World, most: int = 1, node: str = "w", group: str = "g", **options: Any) -> m.JobsClaimed:
+    return world.request(m.GroupClaim("t", group, node, most, **options))
+
+
+def held(claimed: m.JobsClaimed) -> dict[int, int]:
+    """Position -> token."""
+    return {first + n: token + n for first, count, _, token in claimed.runs for n in range(count)}
+
+
+def ack(world: World, jobs: Any, node: str = "w", group: str = "g", **options: Any) -> m.JobsAcked:
+    tokens = words(jobs.values()) if isinstance(jobs, dict) else b""
+    return world.request(m.GroupAck("t", group, node, words(jobs), tokens, **options))
+
+
+def nack(world: World, jobs: Any, node: str = "w", **options: Any) -> m.JobsNacked:
+    return world.request(m.GroupNack("t", "g", node, words(jobs), **options))
+
+
+def pending(world: World, **options: Any) -> dict[int, tuple[int, str, int]]:
+    """Position -> (state, member, deliveries)."""
+    reply = world.request(m.GroupPending("t", "g", limit=1_000, **options))
+    return {
+        first + n: (state, reply.nodes[place], deliveries)
+        for first, count, state, deliveries, _, _, _, place, _ in reply.rows
+        for n in range(count)
+    }
+
+
+def stand(world: World, group: str = "g") -> m.GroupStateReply:
+    """How the group is, and that it counts rightly."""
+    found = world.request(m.GroupState("t", group))
+    world.run_of("t").core.check()
+    assert found.leased + found.delayed + found.returned == found.info.pending
+    return found

@@ -1,0 +1,149 @@
+"""Claims that come in together, where the topic says that they are to be served together."""
+
+from __future__ import annotations
+
+import pytest
+from removal_world import append, started
+from test_wal_shard_queues import ack, claim, jobs_of, make, stats
+
+from ringlog.contract import DrainRequested
+from ringlog.envelope import messages as m
+from ringlog.errors import Status
+from ringlog.testing.shard_world import World
+
+JITTER_S = 0.1
+
+
+@pytest.fixture
+def world() -> World:
+    return started()
+
+
+class Claims:
+    """Claims on their way."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.run, self.corr = world, world.run_of("q"), 900
+
+    def ask(self, *wants: int, **options) -> list[int]:
+        corrs = []
+        for want in wants:
+            self.corr += 1
+            node = options.pop("node", f"w{self.corr}")
+            self.run.step(self.run.request(self.corr, m.JobsClaim("q", node, want, **options)))
+            corrs.append(self.corr)
+        return corrs
+
+    def after(self, seconds: float) -> None:
+        self.world.clock.advance(seconds)
+        self.run.step()
+
+    def shares(self, corrs: list[int]) -> list[int]:
+        return [len(jobs_of(self.run.replies.pop(corr))) for corr in corrs]
+
+
+@pytest.mark.parametrize(
+    ("asked", "jobs", "shares"),
+    [([10] * 10, 50, [5] * 10), ([10] * 4, 20, [5] * 4), ([1, 10, 10], 12, [1, 6, 5])],
+)
+def test_shares_are_fair_and_nobody_is_answered_before_the_window_closes(world, asked, jobs, shares):
+    """QC-11, QC-12, QC-13."""
+    make(world, jobs, claim_jitter_ms=100)
+    claims = Claims(world)
+    corrs = claims.ask(*asked)
+    claims.after(JITTER_S - 0.001)
+    assert not any(corr in claims.run.replies for corr in corrs)
+    deadline_ns = claims.run.core.next_deadline_ns()
+    assert deadline_ns is not None
+    assert deadline_ns <= world.clock.monotonic_ns() + 1_000_000
+    claims.after(0.001)
+    assert claims.shares(corrs) == shares
+    assert stats(world) == (max(jobs - sum(shares), 0), sum(shares), 0)
+
+
+def test_deadlines_count_from_the_pass_and_each_claim_has_its_own(world):
+    """QC-14, QC-15."""
+    make(world, 9, claim_jitter_ms=100)
+    claims = Claims(world)
+    (first,) = claims.ask(2, lease_ms=1_000, node="a")
+    claims.after(0.05)
+    (second,) = claims.ask(3, lease_ms=5_000, node="b")
+    claims.after(0.05)
+    now_ms = world.clock.now_us() // 1_000
+    one, two = claims.run.replies.pop(first), claims.run.replies.pop(second)
+    assert (one.deadline, two.deadline) == (now_ms + 1_000, now_ms + 5_000)
+    assert ack(world, jobs_of(one), node="a").acked == 2
+    assert ack(world, jobs_of(two), node="a").acked == 0
+    assert ack(world, jobs_of(two), node="b").acked == 3
+
+
+def test_what_is_not_a_claim_does_not_wait_and_a_new_claim_opens_a_new_window(world):
+    """QC-17."""
+    make(world, 4, claim_jitter_ms=100)
+    claims = Claims(world)
+    (held,) = claims.ask(1, node="a")
+    claims.after(JITTER_S)
+    jobs = jobs_of(claims.run.replies.pop(held))
+    (waiting,) = claims.ask(1)
+    assert ack(world, jobs, node="a").acked == 1
+    world.append("q", [b"x"])
+    assert waiting not in claims.run.replies, "nor does a write close it"
+    claims.after(JITTER_S)
+    assert claims.shares([waiting]) == [1]
+
+
+def test_an_empty_queue_is_said_when_the_window_closes_and_who_has_patience_waits_on(world):
+    make(world, 0, claim_jitter_ms=100)
+    claims = Claims(world)
+    (at_once,) = claims.ask(5)
+    (patient,) = claims.ask(5, wait_ms=10_000)
+    claims.after(JITTER_S)
+    assert claims.shares([at_once]) == [0]
+    assert patient not in claims.run.replies
+    world.append("q", [b"x"])
+    assert claims.shares([patient]) == [1]
+
+
+def test_what_has_to_be_learned_first_is_learned_when_the_window_closes(world):
+    make(world, 0, claim_jitter_ms=100)
+    at_us = world.clock.now_us() + 100_000
+    append(world, "q", [b"a", b"b"], not_before=[at_us, at_us + 100_000_000])
+    world.kill()
+    world.start()
+    claims = Claims(world)
+    corrs = claims.ask(5, 5)
+    append(world, "q", [b"c"], not_before=[at_us + 100_000_000])
+    claims.after(JITTER_S)
+    assert claims.shares(corrs) == [1, 0]
+
+
+def test_an_error_is_everybodys(world):
+    """QC-15."""
+    make(world, 3, claim_jitter_ms=100)
+    claims = Claims(world)
+    corrs = claims.ask(1, 1)
+    world.request(m.TopicDelete("q"))
+    claims.run.step()
+    assert [claims.run.replies.pop(corr).status for corr in corrs] == [Status.TOPIC_NOT_FOUND] * 2
+    make(world, 3, claim_jitter_ms=100)
+    corrs = claims.ask(1, 1)
+    claims.run.step(DrainRequested())
+    assert [claims.run.replies.pop(corr).status for corr in corrs] == [Status.SHUTTING_DOWN] * 2
+
+
+def test_a_claim_that_is_sent_again_joins_once(world):
+    make(world, 5, claim_jitter_ms=100)
+    claims = Claims(world)
+    (first,) = claims.ask(2, call=7, node="a")
+    (again,) = claims.ask(2, call=7, node="a")
+    claims.after(JITTER_S)
+    assert first not in claims.run.replies
+    answer = claims.run.replies.pop(again)
+    (later,) = claims.ask(2, call=7, node="a")
+    assert claims.run.replies.pop(later) == answer
+    assert stats(world) == (3, 2, 0)
+
+
+def test_without_jitter_each_claim_is_its_own_pass(world):
+    make(world, 3)
+    assert len(jobs_of(claim(world, 3))) == 3

@@ -1,0 +1,143 @@
+"""Any history of a consumer group, kills, losses of power, checkpoints and other numbers of shards included:
+what was acked is not given out again, and everything else is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from checkpoint_world import checkpoint_all, new_world
+from group_world import ack, claim, held, make, nack, numbers, pending, stand
+from removal_world import delete
+
+from ringlog.envelope import messages as m
+
+STEPS = 60
+STEPS_OF = [
+    "append", "claim", "claim", "claim", "ack", "ack", "nack", "steal", "leave", "time", "delete", "seek",
+    "checkpoint", "end", "end",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_acked_stays_so_and_everything_else_is_given_out(seed: int, durability: str) -> None:
+    """INV-11, F27 to F37. Of a topic of class `disk` the last calls may be undone by a loss of power."""
+    rng, world = random.Random(seed), new_world(rng_shards(seed))
+    make(world, 3, durability=durability)
+    live, done = {1, 2, 3}, set[int]()
+    leases: dict[int, tuple[str, int, int]] = {}
+    """Position -> member, token, deadline, as members know them."""
+    tokens: set[int] = set()
+
+    def given(node: str, reply: m.JobsClaimed) -> None:
+        for seq, token in held(reply).items():
+            assert seq in live - done
+            assert token not in tokens
+            tokens.add(token)
+            leases[seq] = node, token, reply.deadline
+
+    for calls in range(1, STEPS + 1):
+        what, node = rng.choice(STEPS_OF), rng.choice("ab")
+        mine = {seq: lease[1] for seq, lease in leases.items() if lease[0] == node}
+        chosen = {seq: mine[seq] for seq in rng.sample(sorted(mine), min(len(mine), rng.randint(1, 4)))}
+        if what == "append":
+            first = world.append("t", [b"x"] * rng.randint(1, 5))
+            live |= set(range(first, world.topic("t").head_seq + 1))
+        elif what == "claim":
+            given(node, claim(world, rng.randint(1, 4), node, lease_ms=2_000, call=calls))
+        elif what == "ack" and chosen:
+            reply = ack(world, chosen, node, call=calls)
+            if rng.random() < 0.4:
+                # Its answer was lost with the shard, so it is sent again.
+                end(world, rng, has_power=True)
+                again = ack(world, chosen, node, call=calls)
+                assert (again.acked, again.skipped) == (reply.acked, reply.skipped)
+            assert reply.skipped == b"", "its lease had not ended"
+            done |= set(chosen)
+            leases = {seq: lease for seq, lease in leases.items() if seq not in chosen}
+        elif what == "nack" and chosen:
+            assert nack(world, chosen, node, delay_ms=rng.choice([0, 500]), call=calls).skipped == b""
+            leases = {seq: lease for seq, lease in leases.items() if seq not in chosen}
+        elif what == "steal" and leases:
+            wanted = rng.sample(sorted(leases), 1)
+            reply = world.request(m.GroupSteal("t", "g", node, words_of(wanted), 2_000, call=calls))
+            assert sorted(held(reply)) == wanted
+            given(node, reply)
+        elif what == "leave":
+            assert world.request(m.GroupLeave("t", "g", node)).released == len(mine)
+            leases = {seq: lease for seq, lease in leases.items() if lease[0] != node}
+        elif what == "time":
+            world.clock.advance(rng.choice([0.1, 1.0, 3.0]))
+        elif what == "delete" and live and rng.random() < 0.3:
+            gone = set(rng.sample(sorted(live), 1))
+            delete(world, "t", seqs=sorted(gone))
+            live -= gone
+        elif what == "seek" and rng.random() < 0.3:
+            cursor = world.request(m.GroupSeek("t", "g", rng.randint(1, max(live, default=1)))).cursor
+            done, leases = {seq for seq in live if seq < cursor}, {}
+        elif what == "checkpoint":
+            checkpoint_all(world)
+        elif what == "end":
+            has_power = durability == "fsync" or rng.random() < 0.6
+            before = pending(world), stand(world).info
+            end(world, rng, has_power=has_power)
+            if not has_power:
+                # What was not synced may be undone: members and model begin again with what there is.
+                live = {seq for seq, _ in world.records("t")}
+                world.request(m.GroupSeek("t", "g", 1))
+                done, leases = set(), {}
+            else:
+                assert (pending(world), stand(world).info) == before
+        now_ms = world.clock.now_us() // 1_000
+        leases = {s: lease for s, lease in leases.items() if lease[2] >= now_ms and s in live}
+        found = stand(world)
+        assert found.leased == len(leases)
+        assert found.leased + found.delayed + found.returned + found.undelivered == len(live - done)
+    world.clock.advance(10)
+    world.request(m.GroupLeave("t", "g", "a"))
+    assert sorted(held(claim(world, 1_000, "c"))) == sorted(live - done)
+
+
+def rng_shards(seed: int) -> int:
+    return seed % 3 + 1
+
+
+def words_of(seqs: list[int]) -> bytes:
+    return b"".join(seq.to_bytes(8, "little") for seq in seqs)
+
+
+def end(world, rng, *, has_power: bool) -> None:
+    """A kill, an orderly stop, or a loss of power; then the engine starts again, perhaps with more shards."""
+    if not has_power:
+        world.power_loss(seed=rng.randrange(1 << 30))
+    elif rng.random() < 0.5:
+        world.kill()
+    else:
+        world.stop()
+    world.start(rng.choice([0, 0, 1, 2, 3]))
+    assert isinstance(world.request(m.TopicResolve("t")), m.TopicInfo)
+
+
+def test_a_change_that_is_not_replayed_is_caught(monkeypatch) -> None:
+    """The histories can fail: here acks are forgotten by replay."""
+    from actors.wal_shard import replay
+
+    real = replay.replay_change
+
+    def forgetful(topic, change):
+        if change.op != 3:
+            real(topic, change)
+
+    monkeypatch.setattr(replay, "replay_change", forgetful)
+    with pytest.raises(AssertionError):
+        run_all()
+
+
+def run_all() -> None:
+    for seed in range(12):
+        test_what_is_acked_stays_so_and_everything_else_is_given_out(seed, "fsync")
+
+
+def test_numbers_of_a_reply_are_read() -> None:
+    assert numbers(words_of([5, 7])) == [5, 7]

@@ -1,0 +1,406 @@
+"""Consumer groups of a shard: leases and positions over kills, checkpoints, layouts, deletes and repeats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from checkpoint_world import checkpoint_all, new_world
+from group_world import QUEUE, STREAM, ack, claim, held, make, nack, numbers, pending, stand, words
+from removal_world import delete, started
+
+from actors.wal_shard import events as ev
+from actors.wal_shard import groups, waiting
+from ringlog.contract import DrainRequested, Reply
+from ringlog.envelope import messages as m
+from ringlog.errors import (
+    BatchTooLarge,
+    GroupIncompatible,
+    GroupNotFound,
+    InvalidRequest,
+    Status,
+    Throttled,
+    TopicNotFound,
+)
+from ringlog.testing.shard_world import World
+
+CLASSES = ("fsync", "disk", "memory", "ephemeral")
+LEASED, DELAYED, RETURNED = 1, 2, 3
+
+
+@pytest.fixture
+def world() -> World:
+    return started()
+
+
+def refused(world: World, message: m.Message, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        world.request(message)
+
+
+# -- the life of a group ----------------------------------------------------------------------------------
+
+
+def test_a_group_is_made_on_use_and_is_there_afterwards(world):
+    """F25, F40."""
+    made = make(world, 5)
+    assert (made.created, made.cursor, made.floor, made.group) == (True, 1, 0, "g")
+    again = world.request(m.GroupOpen("t", "g", QUEUE, start=4))
+    assert (again.created, again.cursor) == (False, 1), "its place is its own"
+    refused(world, m.GroupOpen("t", "g", STREAM), GroupIncompatible)
+    refused(world, m.GroupOpen("t", "none", QUEUE, make=False), GroupNotFound)
+    refused(world, m.GroupOpen("no topic", "g", QUEUE), TopicNotFound)
+    refused(world, m.GroupClaim("t", "none", "w"), GroupNotFound)
+    for wrong in (
+        m.GroupOpen("t", "a@b", QUEUE), m.GroupOpen("t", "h", 3), m.GroupOpen("t", "h", 1, "tag"),
+        m.GroupOpen("t", "h", 1, pending_max=-1), m.GroupClaim("t", "g", "w", -1), m.GroupClaim("t", "g", ""),
+        m.GroupAck("t", "g", "w", b"12345"), m.GroupNack("t", "g", "w", words([1]), delay_ms=-1),
+        m.GroupSteal("t", "g", "w", words([1]), min_idle_ms=-1), m.GroupClaim("t", "g", "w", call=-1),
+    ):  # fmt: skip
+        refused(world, wrong, InvalidRequest)
+    refused(world, m.GroupAck("t", "g", "w", words(range(1_001))), BatchTooLarge)
+    world.request(m.GroupOpen("t", "g", QUEUE, tags="^a"))
+    listed = world.request(m.GroupList("t")).groups
+    assert [(each.group, each.name, each.tags) for each in listed] == [("g", "g", ""), ("g@^a", "g", "^a")], (
+        "F51"
+    )
+    assert world.request(m.GroupDelete("t", "g")).deleted
+    assert not world.request(m.GroupDelete("t", "g")).deleted
+    refused(world, m.GroupClaim("t", "g", "w"), GroupNotFound)
+
+
+@pytest.mark.parametrize(("start", "cursor"), [(1, 1), (3, 3), (6, 6), (99, 6)])
+def test_a_group_begins_where_it_is_told_to_within_what_there_is(world, start, cursor):
+    """F42."""
+    assert make(world, 5, start=start).cursor == cursor
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+def test_records_are_claimed_acked_and_stay_for_others(world, durability):
+    make(world, 3, durability=durability)
+    world.request(m.GroupOpen("t", "other", QUEUE))
+    claimed = claim(world, 2)
+    assert (list(held(claimed)), claimed.ready) == ([1, 2], 1)
+    assert claimed.deadline == world.clock.now_us() // 1_000 + 30_000
+    reply = ack(world, held(claimed))
+    assert (reply.acked, reply.skipped, reply.ready, reply.in_flight) == (2, b"", 1, 0)
+    assert [seq for seq, _ in world.records("t")] == [1, 2, 3], "a group deletes nothing"
+    assert stand(world).info.floor == 2
+    assert list(held(claim(world, 9, group="other"))) == [1, 2, 3]
+    assert numbers(ack(world, held(claimed)).skipped) == [1, 2], "they are done"
+
+
+def test_the_floor_is_exact_from_the_first_record_whatever_the_order_of_acks(world):
+    """F27: acked in the middle and at the end, the floor stays; with the first it goes over all of them."""
+    make(world, 6)
+    jobs = held(claim(world, 6))
+    for done, floor in (((4,), 0), ((6, 2), 0), ((1,), 2), ((3,), 4), ((5,), 6)):
+        ack(world, {seq: jobs[seq] for seq in done})
+        assert stand(world).info.floor == floor, done
+
+
+def test_one_frame_a_call_and_the_answer_after_its_sync():
+    seen: list[Any] = []
+    world = started(watch=lambda shard, effect: seen.append(effect))
+    make(world, 9)
+    for request in (
+        m.GroupClaim("t", "g", "w", 9), m.GroupAck("t", "g", "w", words([2, 5, 9])),
+        m.GroupExtend("t", "g", "w", words([1, 3])), m.GroupSteal("t", "g", "v", words([1, 4])),
+        m.GroupNack("t", "g", "v", words([4])), m.GroupLeave("t", "g", "v"), m.GroupSeek("t", "g", 4),
+    ):  # fmt: skip
+        seen.clear()
+        before = world.run_of("t").core.log.offset
+        assert not isinstance(world.request(request), m.ErrorReply)
+        kinds = [type(effect) for effect in seen]
+        assert kinds.count(ev.WriteGroup) == 1, request
+        assert kinds[-1] is Reply
+        assert kinds.index(ev.WriteGroup) < kinds.index(ev.Sync) < len(kinds) - 1
+        assert world.run_of("t").core.log.offset - before < 512
+    seen.clear()
+    assert ack(world, [77, 78], node="nobody").acked == 0
+    assert ev.WriteGroup not in map(type, seen), "what changes nothing is not logged"
+
+
+# -- redelivery -------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_acked_in_time_comes_back_first_and_counts(world):
+    """F33, F45, QL-9."""
+    make(world, 3)
+    first = held(claim(world, 2, lease_ms=1_000))
+    world.clock.advance(1.0)
+    assert list(held(claim(world, 1, node="v"))) == [3], "at its deadline a lease holds still"
+    world.clock.advance(0.001)
+    again = claim(world, 9, node="v")
+    assert [run[:3] for run in again.runs] == [(1, 1, 2), (2, 1, 2)] or again.runs[0][:3] == (1, 2, 2)
+    assert not set(held(again).values()) & set(first.values())
+    assert numbers(ack(world, first).skipped) == [1, 2]
+    assert ack(world, held(again), node="v").acked == 2
+
+
+def test_given_back_now_or_after_a_rest(world):
+    make(world, 2)
+    jobs = held(claim(world, 2))
+    nack(world, {1: jobs[1]})
+    nack(world, {2: jobs[2]}, delay_ms=500)
+    assert pending(world) == {1: (RETURNED, "", 1), 2: (DELAYED, "", 1)}
+    assert list(held(claim(world, 9))) == [1]
+    world.clock.advance(0.5)
+    assert list(held(claim(world, 9))) == [2]
+
+
+def test_stealing_fences_the_holder_before(world):
+    """F32: what was extended lately is not idle."""
+    make(world, 4)
+    jobs = held(claim(world, 4, node="a"))
+    world.clock.advance(2.0)
+    world.request(m.GroupExtend("t", "g", "a", words([2])))
+    stolen = world.request(m.GroupSteal("t", "g", "b", words([1, 2, 9]), min_idle_ms=1_000))
+    assert [run[:3] for run in stolen.runs] == [(1, 1, 2)]
+    assert numbers(ack(world, jobs, node="a").skipped) == [1]
+    assert pending(world) == {1: (LEASED, "b", 2)}
+    assert ack(world, held(stolen), node="b").acked == 1
+    assert stand(world).info.floor == 4
+
+
+def test_a_claim_may_ask_for_what_others_left_lying(world):
+    """F43, F45: only when there is nothing else."""
+    make(world, 2)
+    claim(world, 1, node="a")
+    world.clock.advance(1.0)
+    assert list(held(claim(world, 9, node="b", min_idle_ms=500))) == [1, 2]
+    assert claim(world, 9, node="b", min_idle_ms=500).runs == []
+    assert pending(world, idle_ms=1) == {}
+    world.clock.advance(0.4)
+    assert claim(world, 9, node="a", min_idle_ms=500).runs == []
+    assert pending(world, node="b", min_deliveries=2) == {1: (LEASED, "b", 2)}
+
+
+def test_leaving_gives_back_at_once_and_members_are_known(world):
+    """F63, F64."""
+    make(world, 3, node="w")
+    claim(world, 2)
+    claim(world, 1, node="v")
+    assert [(name, count) for name, _, count in stand(world).members] == [("v", 1), ("w", 2)]
+    assert world.request(m.GroupLeave("t", "g", "w")).released == 2
+    assert [(name, count) for name, _, count in stand(world).members] == [("v", 1)]
+    assert list(held(claim(world, 9, node="v", lease_ms=600_000))) == [1, 2]
+    world.request(m.GroupOpen("t", "g", QUEUE, node="idle"))
+    world.clock.advance(121)
+    assert [name for name, _, _ in stand(world).members] == ["v"], "silent for two minutes"
+
+
+def test_what_is_in_flight_is_bounded_for_the_group_and_for_each_member(world):
+    """F47: nothing new until some are done; what came back is given out all the same."""
+    make(world, 10, pending_max=5, member_max=3)
+    jobs = held(claim(world, 9, node="a"))
+    assert list(jobs) == [1, 2, 3]
+    assert claim(world, 9, node="a").runs == []
+    assert list(held(claim(world, 9, node="b"))) == [4, 5]
+    assert claim(world, 9, node="c").runs == []
+    nack(world, {1: jobs[1]}, node="a")
+    assert list(held(claim(world, 9, node="c"))) == [1]
+    ack(world, {2: jobs[2]}, node="a")
+    assert list(held(claim(world, 9, node="c"))) == [6]
+
+
+def test_bounds_of_a_topic_and_a_shard(world, monkeypatch):
+    monkeypatch.setattr(groups, "GROUPS_PER_TOPIC_MAX", 2)
+    make(world, 5)
+    world.request(m.GroupOpen("t", "h", QUEUE))
+    refused(world, m.GroupOpen("t", "i", QUEUE), Throttled)
+    monkeypatch.setattr(groups, "GROUP_PENDING_PER_TOPIC_MAX", 2)
+    claim(world, 2, group="h")
+    assert claim(world, 1).runs == []
+    monkeypatch.setattr(waiting, "WAITING_CLAIMS_MAX", 0)
+    refused(world, m.GroupClaim("t", "g", "w", wait_ms=1_000), Throttled)
+
+
+# -- seeking, lag -----------------------------------------------------------------------------------------
+
+
+def test_seeking_goes_both_ways_and_ends_every_lease(world):
+    """F26, L19."""
+    make(world, 9)
+    jobs = held(claim(world, 6))
+    assert world.request(m.GroupSeek("t", "g", 3)).cursor == 3
+    assert pending(world) == {}
+    assert numbers(ack(world, jobs).skipped) == [1, 2, 3, 4, 5, 6]
+    assert [run[:3] for run in claim(world, 2).runs] == [(3, 2, 1)]
+    assert world.request(m.GroupSeek("t", "g", 99)).cursor == 10
+    assert stand(world).info.floor == 9
+    assert claim(world, 2).runs == []
+
+
+def test_lag_counts_what_there_is(world):
+    """F66: undelivered and pending apart; records that are gone are none."""
+    make(world, 9)
+    claim(world, 3)
+    delete(world, "t", seqs=[2, 5])
+    found = stand(world)
+    assert (found.undelivered, found.leased, found.head_seq) == (5, 2, 9)
+    delete(world, "t", before=4)
+    found = stand(world)
+    assert (found.undelivered, found.leased, found.info.floor) == (5, 0, 3)
+
+
+def test_what_leaves_the_topic_leaves_the_pending_list_and_its_ack_counts(world):
+    """QL-11, QA-9, F55."""
+    make(world, 6)
+    jobs = held(claim(world, 4))
+    delete(world, "t", seqs=[2])
+    world.put("t", durability="fsync", cap_records=3)
+    assert sorted(pending(world)) == [4]
+    assert ack(world, jobs).skipped == b""
+    assert list(held(claim(world, 9))) == [5, 6]
+
+
+# -- streams ----------------------------------------------------------------------------------------------
+
+
+def test_a_stream_group_is_read_by_one_member_at_a_time(world):
+    """F41, F67."""
+    make(world, 9, STREAM)
+    refused(world, m.GroupClaim("t", "g", "w"), GroupIncompatible)
+    taken = world.request(m.GroupTake("t", "g", "a"))
+    assert taken.committed == 0
+    reply = world.request(m.GroupCommit("t", "g", taken.token, 4, 7))
+    assert (reply.committed, reply.cursor, reply.is_holder) == (4, 7, True)
+    refused(world, m.GroupCommit("t", "g", taken.token, 8, 8), InvalidRequest)
+    refused(world, m.GroupCommit("t", "g", taken.token, 8, 11), InvalidRequest)
+    assert world.request(m.GroupCommit("t", "g", taken.token, 2, 7)).committed == 4, "never back"
+    assert (stand(world).undelivered, stand(world).holder) == (5, "a")
+    other = world.request(m.GroupTake("t", "g", "b"))
+    assert other.committed == 4
+    late = world.request(m.GroupCommit("t", "g", taken.token, 7, 8))
+    assert (late.is_holder, late.committed) == (False, 4)
+    assert world.request(m.GroupSeek("t", "g", 2)).floor == 1
+    assert not world.request(m.GroupCommit("t", "g", other.token, 7, 8)).is_holder, "it is elsewhere now"
+
+
+# -- when things die --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "power"])
+@pytest.mark.parametrize("is_absorbed", [False, True])
+def test_everything_outlives_the_shard(how, is_absorbed):
+    """Leases, counts, delays and places, from the log or from a snapshot (F36, F37)."""
+    world = new_world()
+    make(world, 9, pending_max=50)
+    world.request(m.GroupOpen("t", "s", STREAM))
+    token = world.request(m.GroupTake("t", "s", "r")).token
+    world.request(m.GroupCommit("t", "s", token, 3, 6))
+    jobs = held(claim(world, 6, lease_ms=60_000))
+    ack(world, {2: jobs[2]})
+    nack(world, {4: jobs[4]}, delay_ms=3_600_000)
+    if is_absorbed:
+        checkpoint_all(world)
+        world.append("t", [b"10"])
+    before = pending(world)
+    if how == "power":
+        world.power_loss(seed=1)
+    elif how == "kill":
+        world.kill()
+    else:
+        world.stop()
+    world.start()
+    assert pending(world) == before
+    assert stand(world).info.cursor == 7
+    assert ack(world, {1: jobs[1], 3: jobs[3]}).acked == 2, "the lease is the same"
+    assert stand(world).info.floor == 3
+    assert world.request(m.GroupCommit("t", "s", token, 5, 6)).is_holder
+    assert [run[:3] for run in claim(world, 2).runs] == [(7, 2, 1)]
+    assert set(held(claim(world, 1)).values()).isdisjoint(jobs.values())
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
+def test_groups_move_with_their_topics_when_the_number_of_shards_changes(before, after):
+    world = new_world(before)
+    jobs = {}
+    for n in range(6):
+        name = f"t{n}"
+        world.put(name, durability="fsync")
+        world.append(name, [b"x"] * 5)
+        world.request(m.GroupOpen(name, "g", QUEUE))
+        jobs[name] = held(world.request(m.GroupClaim(name, "g", "w", 3)))
+    for round, shards in enumerate((after, before, after)):
+        if round != 1:
+            checkpoint_all(world)
+        world.kill()
+        world.start(shards)
+        for name, mine in jobs.items():
+            seq = min(mine)
+            reply = world.request(m.GroupAck(name, "g", "w", words([seq]), words([mine.pop(seq)])))
+            assert reply.acked == 1, (round, name)
+            state = world.request(m.GroupState(name, "g"))
+            assert (state.info.floor, state.info.cursor, state.leased) == (seq, 4, len(mine))
+
+
+def test_a_request_that_comes_again_has_the_same_answer_also_after_a_kill(world):
+    make(world, 9)
+    first = claim(world, 3, call=1)
+    done = ack(world, {**held(first), 8: 5}, call=2)
+    assert numbers(done.skipped) == [8]
+    later = claim(world, 2, call=3)
+    for _ in range(2):
+        assert claim(world, 2, call=3).runs == later.runs
+        again = ack(world, {**held(first), 8: 5}, call=2)
+        assert (again.acked, again.skipped) == (3, done.skipped)
+        world.kill()
+        world.start()
+    assert stand(world).leased == 2
+
+
+def test_a_deleted_group_stays_so_and_a_new_one_begins_anew(world):
+    make(world, 5)
+    claim(world, 3)
+    world.request(m.GroupDelete("t", "g"))
+    world.request(m.GroupOpen("t", "g", QUEUE, start=3))
+    world.kill()
+    world.start()
+    assert (stand(world).info.cursor, pending(world)) == (3, {})
+    world.request(m.TopicDelete("t"))
+    world.put("t", durability="fsync")
+    assert world.request(m.GroupList("t")).groups == []
+
+
+# -- waiting ----------------------------------------------------------------------------------------------
+
+
+def ask(world: World, corr: int, message: Any) -> None:
+    run = world.run_of("t")
+    run.step(run.request(corr, message))
+
+
+def answers(world: World) -> dict[int, Any]:
+    return {corr: message for corr, (message, _) in world.run_of("t").replies.items()}
+
+
+def test_a_claim_waits_for_a_record_a_lease_that_ends_or_its_own_end(world):
+    make(world, 0)
+    run = world.run_of("t")
+    replies = run.replies
+    ask(world, 901, m.GroupClaim("t", "g", "a", 1, wait_ms=20_000))
+    ask(world, 902, m.GroupClaim("t", "g", "b", 1, lease_ms=1_000, wait_ms=20_000))
+    assert stand(world).waiting == 2
+    world.append("t", [b"1"])
+    assert 901 in replies
+    assert 902 not in replies
+    world.append("t", [b"2"])
+    assert 902 in replies
+    ask(world, 903, m.GroupClaim("t", "g", "c", 1, wait_ms=20_000))
+    world.tick(1.1)
+    assert 903 in replies, "the second one's lease has ended"
+    ask(world, 904, m.GroupClaim("t", "g", "c", 1, wait_ms=2_000))
+    world.tick(2.1)
+    assert 904 in replies
+    ask(world, 905, m.GroupClaim("t", "g", "c", 1, wait_ms=2_000))
+    run.step(DrainRequested())
+    assert replies[905].status == int(Status.SHUTTING_DOWN)
+
+
+def test_who_waits_for_a_group_that_goes_is_told(world):
+    make(world, 0)
+    ask(world, 901, m.GroupClaim("t", "g", "a", 1, wait_ms=20_000))
+    world.request(m.GroupDelete("t", "g"))
+    assert world.run_of("t").replies[901].status == int(Status.GROUP_NOT_FOUND)

@@ -1,0 +1,330 @@
+"""What jobs' records say of when and how urgently: a shard learns it, over kills and segments."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from checkpoint_world import checkpoint_all, new_world
+from removal_world import append, delete, started
+from test_wal_shard_queues import ack, claim, jobs_of, make, nack, stats
+
+from actors.wal_shard import events as ev
+from ringlog.envelope import messages as m
+from ringlog.errors import CorruptData, Internal, Status
+from ringlog.testing.shard_world import World
+
+CLASSES = ("fsync", "disk", "memory", "ephemeral")
+S = 1_000_000
+
+
+@pytest.fixture
+def world() -> World:
+    return started()
+
+
+def put(
+    world: World, delay_s: float | None = None, priority: int = 0, count: int = 1, name: str = "q"
+) -> int:
+    """Put jobs that say when and how urgently; returns the first one's number."""
+    at_us = None if delay_s is None else world.clock.now_us() + round(delay_s * S)
+    return append(
+        world, name, [b"job"] * count, not_before=None if at_us is None else [at_us] * count,
+        priorities=[priority] * count if priority else None,
+    )  # fmt: skip
+
+
+def taken(world: World, most: int = 100, **options: Any) -> list[int]:
+    return list(jobs_of(claim(world, most, **options)))
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+def test_a_delayed_job_is_not_handed_out_before_its_instant(world, durability):
+    make(world, 1, durability=durability)
+    put(world, 10)
+    put(world)
+    assert taken(world) == [1, 3]
+    assert stats(world) == (0, 2, 1)
+    world.clock.advance(9.999)
+    assert taken(world) == []
+    world.clock.advance(0.001)
+    assert taken(world) == [2], "at equality it is ready"
+    assert stats(world) == (0, 3, 0)
+
+
+def test_an_instant_within_a_millisecond_is_never_early(world):
+    make(world, 0)
+    world.clock.advance(1 - world.clock.now_us() % S / S)
+    append(world, "q", [b"x"], not_before=[world.clock.now_us() + 1_500])
+    world.clock.advance(0.001_499)
+    assert taken(world) == []
+    world.clock.advance(0.000_501)
+    assert taken(world) == [1]
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "power"])
+def test_a_delay_survives_a_restart_because_the_record_says_it(world, how):
+    make(world, 1, durability="fsync")
+    put(world, 10)
+    put(world, 0.5)
+    if how == "power":
+        world.power_loss(seed=1)
+    else:
+        getattr(world, how)()
+    world.start()
+    assert stats(world) == (1, 0, 2)
+    assert taken(world) == [1]
+    world.clock.advance(1)
+    assert taken(world) == [3]
+    world.clock.advance(9)
+    assert taken(world) == [2]
+
+
+def test_segments_say_it_too(world):
+    """The log files are absorbed, and with a restart nobody remembers the marks but the segments' indexes."""
+    world = new_world()
+    world.put("q", type="queue", durability="fsync", record_priority=True, lease_ms=600_000)
+    world.append("q", [b"plain"] * 3)
+    put(world, 60, count=2)
+    put(world, priority=2, count=2)
+    put(world, 90, priority=1)
+    checkpoint_all(world)
+    put(world, 30, priority=2)
+    world.kill()
+    world.start()
+    assert stats(world) == (5, 0, 4)
+    assert taken(world, 3) == [1, 6, 7]
+    checkpoint_all(world)
+    world.clock.advance(30)
+    assert taken(world, 1) == [9]
+    world.clock.advance(30)
+    assert taken(world) == [2, 3, 4, 5]
+    world.clock.advance(30)
+    assert taken(world) == [8]
+    world.run_of("q").core.check()
+
+
+def test_a_waiting_claim_is_woken_at_the_instant(world):
+    make(world, 0)
+    put(world, 5)
+    run = world.run_of("q")
+    run.step(run.request(901, m.JobsClaim("q", "w", 5, wait_ms=20_000)))
+    assert 901 not in run.replies
+    deadline_ns = run.core.next_deadline_ns()
+    assert deadline_ns is not None
+    assert deadline_ns - world.clock.monotonic_ns() <= 5_000_000_000
+    world.clock.advance(4.999)
+    run.step()
+    assert 901 not in run.replies
+    world.clock.advance(0.001)
+    run.step()
+    assert list(jobs_of(run.replies.pop(901))) == [1]
+
+
+def test_a_waiting_claim_learns_what_was_put_since_it_began(world):
+    make(world, 0)
+    run = world.run_of("q")
+    run.step(run.request(901, m.JobsClaim("q", "w", 5, wait_ms=20_000)))
+    put(world, 5)
+    assert 901 not in run.replies, "the job is delayed, and that is known before it is handed out"
+    world.clock.advance(5)
+    run.step()
+    assert list(jobs_of(run.replies.pop(901))) == [1]
+
+
+def test_the_more_urgent_goes_first_where_the_topic_says_so(world):
+    make(world, 2, record_priority=True)
+    put(world, priority=1)
+    put(world, priority=2)
+    put(world, priority=9)
+    put(world, priority=1)
+    assert taken(world, 1) == [4]
+    assert taken(world, 1) == [5], "above the levels there are is the highest one"
+    assert taken(world, 1) == [3]
+    assert taken(world, 9) == [1, 2, 6]
+
+
+def test_without_record_priority_it_is_stored_and_ignored(world):
+    """L10."""
+    make(world, 1)
+    put(world, priority=2)
+    assert taken(world, 1) == [1]
+    world.put("q", type="queue", record_priority=True)
+    world.append("q", [b"x"])
+    put(world, priority=1)
+    assert taken(world, 1) == [2], "switched on at run time (L11)"
+    assert taken(world, 1) == [4]
+    world.put("q", type="queue", record_priority=False)
+    put(world, priority=2)
+    assert taken(world, 1) == [3]
+    assert taken(world, 1) == [5]
+
+
+def test_what_came_back_goes_before_what_nobody_had(world):
+    """QL-5, L11."""
+    make(world, 1, record_priority=True)
+    jobs = jobs_of(claim(world, 1))
+    put(world, priority=2)
+    nack(world, jobs)
+    assert taken(world, 1) == [1]
+    assert taken(world, 1) == [2]
+
+
+def test_a_job_that_waited_too_long_is_promoted(world):
+    """L12."""
+    make(world, 1, record_priority=True, starvation_ms=5_000)
+    world.clock.advance(3)
+    put(world, priority=2)
+    assert taken(world, 1) == [2]
+    world.clock.advance(2.1)
+    put(world, priority=2)
+    assert taken(world, 1) == [1]
+    assert world.request(m.QueueStats("q")).promoted == 1
+    assert taken(world, 1) == [3]
+
+
+def test_priorities_never_stop_an_ack(world):
+    make(world, 3, record_priority=True, durability="fsync")
+    put(world, priority=2, count=3)
+    jobs = jobs_of(claim(world, 2))
+    assert list(jobs) == [4, 5]
+    assert ack(world, jobs).acked == 2
+    world.kill()
+    world.start()
+    assert stats(world) == (4, 0, 0)
+    assert taken(world, 2) == [1, 6]
+
+
+def test_deletes_and_caps_take_delayed_jobs_too(world):
+    """QL-11."""
+    make(world, 0, cap_records=4)
+    put(world, 10, count=3)
+    delete(world, "q", seqs=[2])
+    assert stats(world) == (0, 0, 2)
+    world.append("q", [b"x"] * 3)
+    assert stats(world) == (3, 0, 1)
+    world.clock.advance(10)
+    assert taken(world) == [3, 4, 5, 6]
+
+
+def test_queues_without_marks_ask_storage_nothing():
+    seen: list[Any] = []
+    world = started(watch=lambda shard, effect: seen.append(effect))
+    make(world, 5)
+    taken(world, 2)
+    world.request(m.QueueStats("q"))
+    assert not [effect for effect in seen if isinstance(effect, ev.Consult)]
+
+
+def test_a_queue_whose_marks_are_damaged_hands_out_nothing(world, monkeypatch):
+    make(world, 1)
+    put(world, 10)
+    queues = world.run_of("q").core.requests.queues
+    learned = queues._removals.on_learned
+    broken = [True]
+
+    def damage(question, found):
+        learned(question, CorruptData("bytes are wrong") if broken[0] else found)
+
+    monkeypatch.setattr(queues._removals, "on_learned", damage)
+    for _ in range(2):
+        with pytest.raises(Internal, match="damaged"):
+            claim(world)
+    run = world.run_of("q")
+    run.step(run.request(901, m.JobsClaim("q", "w", 1, wait_ms=1_000)))
+    assert run.replies.pop(901).status == Status.INTERNAL
+    broken[0] = False
+    assert taken(world) == [1]
+
+
+# -- statistics -------------------------------------------------------------------------------------------
+
+
+def test_statistics_say_how_old_the_oldest_ready_job_is(world):
+    make(world, 0)
+    assert world.request(m.QueueStats("q")).oldest_ready_ms == -1
+    world.append("q", [b"a"])
+    world.clock.advance(2)
+    world.append("q", [b"b"])
+    world.clock.advance(3)
+    assert world.request(m.QueueStats("q")).oldest_ready_ms == 5_000
+    jobs = jobs_of(claim(world, 1))
+    assert world.request(m.QueueStats("q")).oldest_ready_ms == 3_000
+    nack(world, jobs)
+    assert world.request(m.QueueStats("q")).oldest_ready_ms == 5_000
+    world.kill()
+    world.start()
+    world.clock.advance(1)
+    assert world.request(m.QueueStats("q")).oldest_ready_ms == 6_000, "asked of storage"
+    taken(world)
+    assert world.request(m.QueueStats("q")).oldest_ready_ms == -1
+
+
+def test_statistics_say_how_long_jobs_waited(world):
+    make(world, 100)
+    assert world.request(m.QueueStats("q")).wait_p99_ms == 0
+    taken(world)
+    world.append("q", [b"a"])
+    world.clock.advance(2)
+    taken(world)
+    assert world.request(m.QueueStats("q")).wait_p99_ms <= 1
+    world.append("q", [b"a"])
+    world.clock.advance(2)
+    taken(world)
+    assert 2_000 <= world.request(m.QueueStats("q")).wait_p99_ms <= 2_250
+    world.clock.advance(200)
+    assert world.request(m.QueueStats("q")).wait_p99_ms == 0
+
+
+# -- any history ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_history_hands_out_a_job_too_early_or_loses_one(seed):
+    rng, world = random.Random(seed), new_world()
+    levels = rng.choice([False, True])
+    world.put("q", type="queue", durability="fsync", lease_ms=2_000, record_priority=levels)
+    live: dict[int, int] = {}
+    """Job -> its not_before, microseconds."""
+    held: dict[int, int] = {}
+    for _ in range(50):
+        what = rng.choice(["put", "put", "claim", "claim", "ack", "time", "delete", "end", "checkpoint"])
+        if what == "put":
+            delay, count = rng.choice([None, 0.2, 1.0, 5.0]), rng.randint(1, 4)
+            first = put(world, delay, rng.choice([0, 0, 1, 2]), count)
+            at_us = world.clock.now_us() + round((delay or 0) * S)
+            live |= dict.fromkeys(range(first, first + count), at_us)
+        elif what == "claim":
+            found = jobs_of(claim(world, rng.randint(1, 5)))
+            assert all(live[seq] <= world.clock.now_us() for seq in found)
+            held |= found
+        elif what == "ack" and held:
+            chosen = rng.sample(sorted(held), rng.randint(1, len(held)))
+            jobs = {seq: held.pop(seq) for seq in chosen}
+            reply = ack(world, jobs)
+            if not reply.skipped:
+                live = {seq: at for seq, at in live.items() if seq not in jobs}
+        elif what == "time":
+            world.clock.advance(rng.choice([0.1, 1.0, 3.0]))
+            there = {seq for seq, _ in world.records("q")}
+            live = {seq: at for seq, at in live.items() if seq in there}
+        elif what == "delete" and live:
+            gone = rng.choice(sorted(live))
+            delete(world, "q", seqs=[gone])
+            del live[gone]
+        elif what == "checkpoint":
+            checkpoint_all(world)
+        elif what == "end":
+            held.clear()
+            rng.choice([world.kill, world.stop, lambda: world.power_loss(seed=seed)])()
+            world.start()
+        there = {seq for seq, _ in world.records("q")}
+        live = {seq: at for seq, at in live.items() if seq in there}
+        stats(world)
+    ready = [seq for seq, at in live.items() if at <= world.clock.now_us()]
+    world.clock.advance(3)
+    ready = [seq for seq, at in live.items() if at <= world.clock.now_us()]
+    assert sorted(taken(world, 1_000)) == sorted(ready)
+    world.clock.advance(10)
+    assert set(taken(world, 1_000)) | set(ready) == set(live)

@@ -1,0 +1,168 @@
+"""Processes killed while members of a group are at work: every record is done once, and no lease is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import ringlog
+from ringlog.client import Client, Record
+from ringlog.client.group import Group
+from ringlog.testing import engine
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+pytestmark = pytest.mark.slow
+
+RECORDS = 600
+KILLS = 4
+BETWEEN = 60
+"""Records done between two kills at least."""
+DONE_S = 40.0
+LEASE_MS = 120_000
+"""Longer than the test: whatever comes back comes back for no reason."""
+TIMEOUT_MS = 60_000
+
+
+@pytest.fixture
+def running() -> Iterator[TestEngine]:
+    with engine(wal={"shards": 2}, gateway={"enabled": True}, supervisor={"restart_max": 100}) as found:
+        yield found
+
+
+class Member(threading.Thread):
+    """Works until it is stopped: notes each record it is given, and whether its ack was taken."""
+
+    def __init__(self, url: str, *, transport: str, most: int) -> None:
+        super().__init__(daemon=True)
+        self._url, self._transport, self._most = url, transport, most
+        self.given: list[int] = []
+        self.acked: list[int] = []
+        self.error: BaseException | None = None
+        self.is_stopped = threading.Event()
+
+    def run(self) -> None:
+        try:
+            with ringlog.connect(
+                self._url, wait=20, timeout_ms=TIMEOUT_MS, transport=self._transport,  # type: ignore[arg-type]
+            ) as client:  # fmt: skip
+                group = client.group("t", "g", mode="queue")
+                while not self.is_stopped.is_set():
+                    self.work(group)
+        except BaseException as e:  # noqa: BLE001  judged by the test
+            self.error = e
+
+    def work(self, group: Group) -> None:
+        jobs = group.claim(self._most, wait_ms=200, lease_ms=LEASE_MS)
+        self.given += [job.seq for job in jobs]
+        assert all(job.data == b"record %d" % job.seq and job.deliveries == 1 for job in jobs)
+        if jobs:
+            assert group.ack(jobs).is_complete, "a lease outlives its shard"
+        self.acked += [job.seq for job in jobs]
+
+    def stop(self) -> None:
+        self.is_stopped.set()
+        self.join(60)
+        assert not self.is_alive()
+        assert self.error is None, self.error
+
+
+def shard_of(client: Client, topic: str) -> int:
+    def steps():
+        info = yield client.connection.resolve(topic)
+        return info.shard
+
+    return client.run(steps())
+
+
+def is_over(members: list[Member], done: int) -> bool:
+    failed = [each.error for each in members if each.error is not None]
+    assert not failed, failed
+    return sum(len(each.acked) for each in members) >= min(done, RECORDS)
+
+
+def fill(client: Client, durability: str) -> None:
+    client.topics.create("t", durability=durability)
+    client.append_many("t", [b"record %d" % n for n in range(1, RECORDS + 1)])
+
+
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+@pytest.mark.parametrize("victim", ["wal_shard", "gateway"])
+@pytest.mark.timeout(150)
+def test_every_record_is_done_exactly_once_whoever_is_killed(
+    running: TestEngine, durability: str, victim: str
+) -> None:
+    """CL-7, QL-4, F36: leases outlive the shard, and a claim or an ack whose answer was lost has it again."""
+    with ringlog.connect(running.url, wait=20, timeout_ms=TIMEOUT_MS) as client:
+        fill(client, durability)
+        shard = shard_of(client, "t")
+        members = [
+            Member(running.url, transport=transport, most=most)
+            for transport, most in (("ring", 1), ("ipc", 3), ("ipc", 1))
+        ]
+        for member in members:
+            member.start()
+        for _ in range(KILLS):
+            done = sum(len(each.acked) for each in members)
+            wait_until(lambda done=done: is_over(members, done + BETWEEN), DONE_S, "records to be done")  # type: ignore[misc]
+            running.kill(victim, shard=shard if victim == "wal_shard" else 0)
+        wait_until(lambda: is_over(members, RECORDS), DONE_S, "all records to be done")
+        for member in members:
+            member.stop()
+        for found in ("given", "acked"):
+            assert sorted(seq for each in members for seq in getattr(each, found)) == list(
+                range(1, RECORDS + 1)
+            )
+        stats = client.group("t", "g", mode="queue").stats()
+        assert (stats.floor, stats.lag) == (RECORDS, 0)
+
+
+def test_a_stream_goes_on_over_kills_and_commits(running: TestEngine) -> None:
+    """F41: nothing is passed over, and nothing is given twice to a reader that lives."""
+    with ringlog.connect(running.url, wait=20, timeout_ms=TIMEOUT_MS) as client:
+        fill(client, "fsync")
+        shard = shard_of(client, "t")
+        group = client.group("t", "s")
+        found: list[int] = []
+        for record in group.records(auto_commit_ms=0):
+            assert isinstance(record, Record)
+            found.append(record.seq)
+            if record.seq % 200 == 100:
+                running.kill(
+                    "wal_shard" if record.seq < 400 else "gateway", shard=shard if record.seq < 400 else 0
+                )
+            if record.seq == RECORDS:
+                break
+        assert found == list(range(1, RECORDS + 1))
+        group.commit()
+        assert group.stats().floor == RECORDS
+
+
+def test_an_iteration_goes_on_when_its_engine_is_back(running: TestEngine) -> None:
+    """CL-7: leases from before are held still."""
+    with ringlog.connect(running.url, wait=20, timeout_ms=300) as client:
+        client.topics.create("t", durability="disk")
+        group = client.group("t", "g", mode="queue")
+        found: list[bytes] = []
+
+        def work() -> None:
+            for job in client.group("t", "g", mode="queue").jobs():
+                with job:
+                    found.append(job.data)
+
+        working = threading.Thread(target=work, daemon=True)
+        working.start()
+        wait_until(lambda: group.stats().waiting == 1, 20, "the iteration to wait")
+        running.stop()
+        wait_until(lambda: client.state.value != "ready", 20, "the client to notice")
+        running.start()
+        running.wait_ready()
+        with ringlog.connect(running.url, wait=20) as other:
+            other.append("t", b"record 1")
+            wait_until(lambda: found == [b"record 1"], 20, "the record to be done")
+            theirs = other.group("t", "g", mode="queue")
+            wait_until(lambda: theirs.stats().floor == 1, 20, "its ack")
+        client.close()
+        working.join(20)
+        assert not working.is_alive()

@@ -1,0 +1,306 @@
+"""Consumer groups as a program uses them, on rings and through a gateway."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import ringlog
+from ringlog.client import EARLIEST, LATEST, Client, Record
+from ringlog.client.group import Group
+from ringlog.errors import (
+    GroupIncompatible,
+    GroupNotFound,
+    InvalidRequest,
+    LeaseLost,
+    TopicNotFound,
+    UsageError,
+)
+from ringlog.testing import engine
+from ringlog.testing.real_engine import wait_until
+from ringlog.verify.directory import verify_directory
+
+LONG_MS = 60_000
+
+
+@pytest.fixture(params=["ring", "ipc"])
+def member(request, ringlog_engine) -> Iterator[Client]:
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
+        yield connected
+
+
+@pytest.fixture
+def topic(member, ringlog_topic) -> str:
+    name = ringlog_topic("log")
+    member.topics.create(name, durability="fsync", lease_ms=LONG_MS)
+    return name
+
+
+def fill(client: Client, topic: str, count: int, **columns) -> None:
+    client.append_many(topic, [b"record %d" % n for n in range(1, count + 1)], **columns)
+
+
+def queue(client: Client, topic: str, **options) -> Group:
+    return client.group(topic, "g", mode="queue", **options)
+
+
+def seqs(jobs) -> list[int]:
+    return [job.seq for job in jobs]
+
+
+def test_members_share_records_which_stay_in_the_topic(member, topic):
+    """F43, F30, F28."""
+    fill(member, topic, 5)
+    ann, bob = queue(member, topic, node="ann"), queue(member, topic, node="bob")
+    mine, theirs = ann.claim(3), bob.claim(9)
+    assert (seqs(mine), seqs(theirs)) == ([1, 2, 3], [4, 5])
+    assert [job.data for job in mine] == [b"record 1", b"record 2", b"record 3"]
+    assert mine[0].deliveries == 1
+    mine[1].ack()
+    stats = ann.stats()
+    assert (stats.mode, stats.floor, stats.cursor, stats.in_flight, stats.lag) == ("queue", 0, 6, 4, 4)
+    assert [(each.name, each.in_flight) for each in ann.members()] == [("ann", 2), ("bob", 2)]
+    assert ann.ack([mine[0], mine[2]]).is_complete
+    assert ann.stats().floor == 3
+    with pytest.raises(LeaseLost):
+        mine[1].ack()
+    with pytest.raises(UsageError):
+        theirs[0].reject("there are no dead letters")
+    assert bob.leave() == 2
+    assert seqs(ann.claim(9)) == [4, 5]
+    assert [record.seq for record in member.read(topic).records] == [1, 2, 3, 4, 5]
+
+
+def test_a_job_as_a_context_and_the_loop(member, topic):
+    fill(member, topic, 3)
+    group = queue(member, topic)
+    found = []
+    for job in group.jobs(max_in_flight=2):
+        with job:
+            found.append(job.text())
+        if job.seq == 3:
+            break
+    assert found == ["record 1", "record 2", "record 3"]
+    assert group.lag() == (0, 0)
+    member.append(topic, b"bad")
+    (job,) = group.claim()
+    with pytest.raises(ZeroDivisionError), job:
+        _ = 1 / 0
+    (entry,) = group.pending()
+    assert (entry.first_seq, entry.state, entry.deliveries, list(entry.seqs)) == (4, "delayed", 1, [4])
+
+
+def test_work_of_a_member_that_sleeps_is_taken_over(member, topic):
+    """F32, F33, F45."""
+    fill(member, topic, 3)
+    ann, bob = queue(member, topic, node="ann"), queue(member, topic, node="bob", min_idle_ms=1)
+    lost = ann.claim(3)
+    wait_until(lambda: bool(bob.pending(idle_ms=1)), 10, "a millisecond")
+    assert bob.pending(node="ann", min_deliveries=2) == []
+    stolen = bob.steal([2, 99])
+    assert (seqs(stolen), stolen[0].deliveries, stolen[0].data) == ([2], 2, b"record 2")
+    assert bob.steal([1], min_idle_ms=LONG_MS) == []
+    assert bob.steal([]) == []
+    assert ann.ack(lost).skipped == (2,)
+    stolen[0].ack()
+    member.append(topic, b"new")
+    held = ann.claim(1)
+    wait_until(lambda: bool(bob.pending(idle_ms=2)), 10, "two milliseconds")
+    assert seqs(bob.claim(1)) == seqs(held), "there is nothing else"
+
+
+def test_a_filter_passes_over_what_does_not_match(member, topic):
+    """F43, F50, F51: groups of one name with other filters are others."""
+    for tag in ("eu.1", "us.1", "eu.2", None, "eu", "eu.3"):
+        member.append(topic, b"x", **({"tag": tag} if tag else {}))
+    group = queue(member, topic, tags="eu.*")
+    assert group.name == "g@^eu."
+    assert seqs(group.claim(2)) == [1]
+    assert seqs(group.claim(2)) == [3]
+    assert seqs(group.claim(9)) == [6]
+    assert group.lag() == (0, 3)
+    assert seqs(queue(member, topic, tags=["tag", "Eq", "eu"]).claim(9)) == [5]
+    assert seqs(queue(member, topic).claim(9)) == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(InvalidRequest):
+        queue(member, topic, tags=["tag", "Like", "x"])
+
+
+def test_seeking_and_where_a_group_begins(member, topic):
+    """F26, F42, L19."""
+    fill(member, topic, 5)
+    late = member.group(topic, "late", mode="queue", start=LATEST)
+    assert late.claim(9) == []
+    assert seqs(member.group(topic, "mid", mode="queue", start=3).claim(9)) == [4, 5]
+    ago = datetime.now(UTC) - timedelta(hours=1)
+    assert seqs(member.group(topic, "hour", mode="queue", start=ago).claim(9)) == [1, 2, 3, 4, 5]
+    jobs = (group := queue(member, topic)).claim(4)
+    assert group.seek(2) == 3
+    assert group.ack(jobs).count == 0
+    assert seqs(group.claim(9)) == [3, 4, 5]
+    assert group.seek(LATEST) == 6
+    assert group.seek(EARLIEST) == 1
+    with pytest.raises(UsageError):
+        group.seek(ringlog.client.STORED)
+    assert group.delete()
+    assert not group.delete()
+    assert seqs(group.claim(1)) == [1], "made anew"
+
+
+def test_what_is_wrong_is_said(member, topic, ringlog_topic):
+    with pytest.raises(UsageError):
+        member.group(topic, "g", mode="both")  # type: ignore[arg-type]
+    with pytest.raises(UsageError):
+        member.group(topic, "g", max_in_flight=-1)
+    with pytest.raises(TopicNotFound):
+        member.group(ringlog_topic("none"), "g", mode="queue").claim()
+    with pytest.raises(InvalidRequest):
+        member.group(topic, "not a name", mode="queue").claim()
+    queue(member, topic).claim()
+    with pytest.raises(GroupIncompatible):
+        next(iter(member.group(topic, "g", mode="stream")))
+    with pytest.raises(UsageError):
+        queue(member, topic).commit()
+
+
+def test_a_waiting_claim_is_given_what_comes(member, topic, ringlog_engine):
+    group = queue(member, topic)
+    found = []
+    waiting = threading.Thread(target=lambda: found.extend(group.claim(wait_ms=20_000)))
+    waiting.start()
+    with ringlog.connect(ringlog_engine.url, wait=10) as other:
+        theirs = queue(other, topic)
+        wait_until(lambda: theirs.stats().waiting == 1, 10, "the claim to wait")
+        other.append(topic, b"late")
+    waiting.join(20)
+    assert [job.data for job in found] == [b"late"]
+
+
+def test_leases_are_kept_while_the_program_works(member, topic):
+    """CL-9."""
+    fill(member, topic, 1)
+    group = queue(member, topic)
+    (job,) = group.claim(lease_ms=200, auto_extend=True)
+    before = group.pending()[0].until
+    wait_until(lambda: group.pending()[0].until > before + 0.3, 10, "two extensions")
+    assert not job.lost.is_set()
+    job.ack()
+
+
+# -- streams ----------------------------------------------------------------------------------------------
+
+
+def take(stream: Iterator, count: int) -> list[int]:
+    found = []
+    for item in stream:
+        assert isinstance(item, Record)
+        found.append(item.seq)
+        if len(found) == count:
+            break
+    return found
+
+
+def test_a_stream_goes_on_behind_what_was_committed(member, topic):
+    """F41, F67."""
+    fill(member, topic, 6)
+    group = member.group(topic, "s")
+    assert take(group.records(auto_commit_ms=0), 4) == [1, 2, 3, 4]
+    assert group.stats().floor == 3, "the fourth was not done"
+    assert group.lag() == (3, 0)
+    stream = group.records(auto_commit_ms=None)
+    assert [next(stream).seq for _ in range(2)] == [4, 5]
+    with pytest.raises(UsageError):
+        group.commit(6)
+    group.commit(4)
+    group.commit()
+    stream.close()
+    assert group.stats().floor == 5
+    member.append(topic, b"7")
+    assert take(group.records(), 2) == [6, 7]
+
+
+def test_what_is_done_is_committed_before_waiting(member, topic):
+    fill(member, topic, 3)
+    group = member.group(topic, "s")
+    found: list[int] = []
+
+    def read() -> None:
+        for record in group:
+            found.append(record.seq)
+            if len(found) == 4:
+                return
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    other = member.group(topic, "s")
+    wait_until(lambda: other.stats().floor == 3, 10, "the commit before the wait")
+    member.append(topic, b"4")
+    reading.join(20)
+    assert found == [1, 2, 3, 4]
+
+
+def test_who_reads_last_reads_alone(member, topic):
+    fill(member, topic, 4)
+    first, second = (member.group(topic, "s", node=node) for node in ("a", "b"))
+    stream = first.records(auto_commit_ms=None)
+    assert next(stream).seq == 1
+    other = second.records(auto_commit_ms=None)
+    assert next(other).seq == 1
+    with pytest.raises(LeaseLost):
+        first.commit(1)
+    second.commit(1)
+    assert second.stats().holder == "b"
+    second.seek(0)
+    with pytest.raises(UsageError):
+        second.commit(1)
+    assert list(other) == [], "it was told to be elsewhere"
+    stream.close()
+
+
+def test_a_stream_with_a_filter(member, topic):
+    for n, tag in enumerate(("a", "b", "a", "b")):
+        member.append(topic, b"%d" % n, tag=tag)
+    group = member.group(topic, "s", tags="b")
+    assert take(group.records(), 2) == [2, 4]
+
+
+# -- when things die --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_groups_outlive_every_kill(transport):
+    """A job that was acked does not come back, one that was not does, and the lease goes on over the kill."""
+    with engine(wal={"shards": 2}, gateway={"enabled": True}) as running:
+        options = {"wait": 20, "timeout_ms": 20_000, "transport": transport}
+        with ringlog.connect(running.url, **options) as client:
+            client.topics.create("t", durability="fsync", lease_ms=LONG_MS)
+            fill(client, "t", 6)
+            group = client.group("t", "g", mode="queue")
+            stream_group = client.group("t", "s")
+            stream = stream_group.records(auto_commit_ms=0)
+            assert [next(stream).seq for _ in range(3)] == [1, 2, 3]
+            jobs = group.claim(4)
+            jobs[0].ack()
+            for actor in ("wal_shard", "gateway"):
+                running.kill(actor)
+                running.wait_ready(actor)
+                assert group.ack([jobs[1]]).count in {0, 1}
+            assert group.stats().floor == 2
+            jobs[2].ack()
+            assert seqs(group.claim(9)) == [5, 6]
+            assert next(stream).seq == 4
+            stream_group.commit()
+            assert stream_group.stats().floor == 4
+        running.stop()
+        assert not verify_directory(running.data_dir, is_deep=True).is_damaged
+
+
+def test_a_group_that_somebody_removed_is_said(member, topic):
+    fill(member, topic, 2)
+    group = queue(member, topic)
+    (job,) = group.claim()
+    queue(member, topic).delete()
+    with pytest.raises(GroupNotFound):
+        job.ack()

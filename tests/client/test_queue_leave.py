@@ -1,0 +1,97 @@
+"""Workers that die on the engine's host: what they held is somebody else's at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import ringlog
+from actors.wal_shard.presence import Presence
+from ringlog.lives import born_of, own_life
+from ringlog.testing.real_engine import wait_until
+
+WORKER = """
+import sys, time, ringlog
+with ringlog.connect(sys.argv[1], wait=20, transport=sys.argv[3]) as client:
+    jobs = client.queue(sys.argv[2], node="shared").claim(2, wait_ms=20_000)
+    print(len(jobs), flush=True)
+    time.sleep(600)
+"""
+
+
+def worker(url: str, topic: str, transport: str) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", WORKER, url, topic, transport]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "2\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait(20)
+    process.stdout.close()
+
+
+def test_the_jobs_of_a_killed_worker_are_ready_at_once(ringlog_engine, ringlog_topic):
+    with ringlog.connect(ringlog_engine.url, wait=10) as client:
+        client.topics.create(ringlog_topic(), type="queue", lease_ms=3_600_000)
+        queue = client.queue(ringlog_topic(), node="shared")
+        queue.put_many([b"1", b"2", b"3"])
+        killed(worker(ringlog_engine.url, ringlog_topic(), "ring"))
+        jobs = []
+        while len(jobs) < 3:
+            jobs += queue.claim(9, wait_ms=20_000)
+        assert sorted((job.data, job.deliveries) for job in jobs) == [(b"1", 2), (b"2", 2), (b"3", 1)]
+        assert queue.ack(jobs).count == 3
+
+
+def test_who_is_behind_a_gateway_may_come_back_so_its_leases_last(ringlog_engine, ringlog_topic):
+    with ringlog.connect(ringlog_engine.url, wait=10) as client:
+        client.topics.create(ringlog_topic(), type="queue", lease_ms=3_600_000)
+        queue = client.queue(ringlog_topic())
+        queue.put_many([b"1", b"2"])
+        killed(worker(ringlog_engine.url, ringlog_topic(), "ipc"))
+        assert queue.claim(9, wait_ms=300) == []
+        assert queue.stats().in_flight == 2
+
+
+# -- lives ------------------------------------------------------------------------------------------------
+
+
+def test_a_life_is_a_number_and_a_beginning():
+    assert own_life() == (os.getpid(), born_of(os.getpid()))
+    assert own_life()[1] > 0
+    assert born_of(2**22 + 1) == 0
+
+
+@pytest.fixture
+def presence():
+    made = Presence()
+    yield made
+    made.close()
+
+
+def test_a_death_is_told_once_and_strangers_are_not_watched(presence):
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        life = sleeper.pid, born_of(sleeper.pid)
+        presence.watch((sleeper.pid, life[1] + 1))
+        assert not presence, "it is not who it says"
+        presence.watch((2**22 + 1, 5))
+        presence.watch((0, 0))
+        assert not presence
+        presence.watch(life)
+        presence.watch(life)
+        assert presence.take() == []
+    finally:
+        sleeper.kill()
+        sleeper.wait(20)
+    found = []
+    wait_until(lambda: bool(found.extend(presence.take()) or found), 20, "the death to be seen")
+    assert found == [life]
+    assert presence.take() == []
+    assert not presence

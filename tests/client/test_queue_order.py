@@ -1,0 +1,56 @@
+"""Delayed and urgent jobs as a program puts them, on rings and through a gateway."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import ringlog
+from ringlog.client import Client
+from ringlog.client.fields import NewRecord
+from ringlog.client.queue import Queue
+
+LONG_MS = 60_000
+
+
+@pytest.fixture(params=["ring", "ipc"])
+def worker(request, ringlog_engine) -> Iterator[Client]:
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
+        yield connected
+
+
+@pytest.fixture
+def queue(worker, ringlog_topic) -> Queue:
+    name = ringlog_topic("queue")
+    worker.topics.create(name, type="queue", durability="fsync", lease_ms=LONG_MS, record_priority=True)
+    return worker.queue(name, node="worker")
+
+
+def test_a_waiting_claim_is_given_a_delayed_job_at_its_instant(queue):
+    at_us = round((time.time() + 0.5) * 1e6)
+    queue.put(b"later", not_before=at_us)
+    queue.put(b"never here", not_before=at_us + 3_600_000_000)
+    queue.put(b"now")
+    assert [job.data for job in queue.claim(9)] == [b"now"]
+    assert (queue.stats().ready, queue.stats().delayed) == (0, 2)
+    (job,) = queue.claim(9, wait_ms=20_000)
+    assert (job.data, time.time() * 1e6 >= at_us) == (b"later", True)
+    assert job.record.not_before == at_us
+    job.ack()
+    assert queue.stats().delayed == 1
+
+
+def test_urgent_jobs_overtake_and_statistics_tell_of_waits(queue):
+    queue.put_many([NewRecord(data=b"%d" % n, priority=n % 3) for n in range(9)])
+    found = [queue.claim()[0] for _ in range(6)]
+    assert [job.record.priority for job in found] == [2, 2, 2, 1, 1, 1]
+    assert [int(job.data) for job in found] == [2, 5, 8, 1, 4, 7]
+    stats = queue.stats()
+    assert stats.ready == 3
+    assert stats.oldest_ready_ms is not None
+    assert 0 <= stats.oldest_ready_ms < 60_000
+    assert 0 <= stats.wait_p99_ms < 60_000
+    queue.purge()
+    assert queue.stats().oldest_ready_ms is None

@@ -1,0 +1,77 @@
+"""A group's changes as bytes: what the golden frames say, and what no version can have written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from actors.wal_shard.records import decode_body, frame_of
+from ringlog import limits
+from ringlog.errors import CorruptData
+from ringlog.frame import open_frame
+from ringlog.frame.layout import FrameType
+from ringlog.group.change import Change, Made, Mode, Op
+from ringlog.group.saved import load, save
+from ringlog.group.state import begin
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "frames"
+SEED = 0x0123456789ABCDEF
+NUMBER = 0x18000000005
+CREATED = Change(
+    NUMBER, 1, Op.CREATED, 1_700_000_000_000, 8, made=Made("billing", Mode.QUEUE, "^eu.", 500, 50)
+)
+CLAIMED = Change(
+    NUMBER, 2, Op.CLAIMED, 1_700_000_000_500, 12, "ann", 1_700_000_030_500,
+    [8, 2, 1, 0x18000000006, 11, 1, 3, 0x18000000008], 77,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change"), [("group_created", CREATED), ("group_claimed", CLAIMED)])
+def test_the_engine_writes_and_reads_the_golden_bodies(name: str, change: Change) -> None:
+    golden = bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
+    view = open_frame(golden, seed=SEED)
+    assert view.frame_type == FrameType.LEASE
+    body = bytes(frame_of(change, 42, 3))[80:]
+    assert golden[80:].rstrip(b"\0") == body.rstrip(b"\0")
+    assert decode_body(FrameType.LEASE, body[: len(body.rstrip(b"\0")) or 0]) == change
+
+
+def test_a_group_saved_and_loaded_is_the_same() -> None:
+    group = begin(CREATED)
+    group.apply(CLAIMED)
+    again = load(save(group))
+    assert again.made == CREATED.made
+    assert again.list_pending(CLAIMED.at_ms) == group.list_pending(CLAIMED.at_ms)
+    assert (again.changes, again.cursor, again.pending, again.answered(77)) == (2, 12, 3, CLAIMED)
+
+
+def test_the_answers_of_one_member_are_not_forgotten_for_those_of_another() -> None:
+    group = begin(CREATED)
+    group.apply(CLAIMED)
+    for n in range(limits.GROUP_CALLS_PER_MEMBER_MAX + 9):
+        group.apply(change := Change(NUMBER, n + 3, Op.EXTENDED, CLAIMED.at_ms, 12, "bob", call=1_000 + n))
+        assert group.answered(1_000 + n) is change
+    assert group.answered(77) == CLAIMED
+    assert group.answered(1_000 + 8) is None
+    for n in range(limits.GROUP_CALLS_KEPT_MAX):
+        group.apply(Change(NUMBER, group.changes + 1, Op.EXTENDED, 1, 12, f"m{n}", call=9_000 + n))
+    assert len(group.calls) == limits.GROUP_CALLS_KEPT_MAX
+    assert group.answered(77) is None
+    wide = Change(NUMBER, group.changes + 1, Op.ACKED, 1, 12, "x", rows=[0] * 20_000, call=5)
+    group.apply(wide)
+    assert group.answered(5) is None, "the numbers in answers are bounded, too"
+    assert not group.calls
+
+
+@pytest.mark.parametrize("at", range(0, 200, 3))
+def test_damaged_state_is_found_or_makes_sense(at: int) -> None:
+    """SN-9: no exception but CorruptData comes out, whatever the bytes."""
+    group = begin(CREATED)
+    group.apply(CLAIMED)
+    data = bytearray(save(group))
+    data[at % len(data)] ^= 0x41
+    try:
+        load(bytes(data)).check()
+    except CorruptData:
+        return

@@ -1,0 +1,305 @@
+"""A consumer group against a model that keeps one dictionary a position; and its log against its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from pyroaring import BitMap64
+
+from ringlog.group.change import Change, Made, Mode
+from ringlog.group.saved import load, save
+from ringlog.group.state import ConsumerGroup, Entry, begin, created, lease_runs
+from ringlog.queue.runs import BLOCK, DELAYED, LEASED, RETURNED
+from ringlog.queue.state import Live
+from ringlog.queue.tokens import Tokens
+
+NODES = ("a", "b", "c")
+node = st.sampled_from(NODES)
+pick = st.integers(0, 60)
+BEGIN = BLOCK - 20
+"""The first position: what happens, happens around the end of a block."""
+PENDING_MAX, MEMBER_MAX = 40, 25
+STATE = {"leased": LEASED, "delayed": DELAYED, "returned": RETURNED}
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Change).decode
+
+
+@dataclass
+class Position:
+    """One position as the model knows it."""
+
+    state: str = "fresh"
+    node: str = ""
+    token: int = 0
+    at: int = 0
+    deliveries: int = 0
+    begun: int = 0
+    given: int = 0
+
+
+class GroupMachine(RuleBasedStateMachine):
+    """F26 to F33 and F47; that the log says the same as the state, and a snapshot of any moment too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1_000_000
+        self.incarnation = 1
+        self.tokens = Tokens(1)
+        made = Made("g", Mode.QUEUE, "", PENDING_MAX, MEMBER_MAX)
+        self.log: list[bytes] = []
+        self.saved: list[tuple[int, bytes]] = []
+        """States, each with how long the log was then."""
+        self.group = begin(self.logged(created(1, made, BEGIN, self.now)))
+        self.positions: dict[int, Position] = {}
+        self.all: set[int] = set()
+        self.dead: set[int] = set()
+        self.front, self.head, self.cursor = BEGIN, BEGIN - 1, BEGIN
+        self.given: list[tuple[int, int, str]] = []
+        self.seen: set[int] = set()
+        self.calls = 0
+
+    def logged(self, change: Change) -> Change:
+        data = _encode(change)
+        assert _decode(data) == change
+        self.log.append(data)
+        return change
+
+    # -- the model ------------------------------------------------------------------------------------
+
+    def live(self) -> Live:
+        dead = {seq for seq in self.dead if seq >= self.front}
+        return Live(self.front, self.head, BitMap64(dead) if dead else None)
+
+    def expire(self) -> None:
+        for each in self.positions.values():
+            over = each.at < self.now if each.state == "leased" else each.at <= self.now
+            if each.state in {"leased", "delayed"} and over:
+                each.state, each.at = "returned", 0
+
+    def pending(self) -> dict[int, Position]:
+        return {seq: each for seq, each in sorted(self.positions.items()) if each.state != "fresh"}
+
+    def held_by(self, who: str) -> int:
+        return sum(1 for each in self.positions.values() if each.state == "leased" and each.node == who)
+
+    def leased(self, change: Change | None, wanted: list[int], who: str, lease: int) -> None:
+        found = []
+        for run in lease_runs(change) if change else []:
+            for seq in range(run.first, run.stop):
+                each = self.positions[seq]
+                token = run.token + seq - run.first
+                assert token not in self.seen, "QL-7"
+                self.seen.add(token)
+                each.begun = each.begun or self.now
+                each.deliveries += 1
+                assert run.deliveries == each.deliveries
+                each.state, each.node, each.token, each.at = "leased", who, token, self.now + lease
+                each.given = self.now
+                self.given.append((seq, token, who))
+                found.append(seq)
+        assert found == sorted(wanted)
+        if change:
+            self.logged(change)
+            assert change.until_ms == self.now + lease
+
+    # -- what happens ---------------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 30))
+    def append(self, count):
+        for _ in range(count):
+            self.head += 1
+            self.all.add(self.head)
+            self.positions[self.head] = Position()
+
+    @rule(
+        who=node,
+        most=st.integers(1, 25),
+        lease=st.sampled_from([100, 300]),
+        idle=st.sampled_from([0, 0, 120]),
+    )
+    def claim(self, who, most, lease, idle):
+        self.expire()
+        room = min(most, MEMBER_MAX - self.held_by(who))
+        pending = self.pending()
+        wanted = [seq for seq, each in pending.items() if each.state == "returned"][:room]
+        most_new = max(min(room - len(wanted), PENDING_MAX - len(pending)), 0)
+        fresh = [seq for seq, each in sorted(self.positions.items()) if each.state == "fresh"][:most_new]
+        wanted += fresh
+        if idle:
+            others = [
+                seq for seq, each in pending.items()
+                if each.state == "leased" and each.node != who and each.given <= self.now - idle
+            ]  # fmt: skip
+            wanted += others[: room - len(wanted)]
+        change = self.group.claim(self.live(), who, most, lease, self.now, self.tokens, min_idle_ms=idle)
+        self.leased(change, wanted, who, lease)
+
+    @rule(who=node, picks=st.lists(pick, max_size=8), idle=st.sampled_from([0, 120]))
+    def steal(self, who, picks, idle):
+        self.expire()
+        seqs = np.array(
+            sorted({self.given[at % len(self.given)][0] for at in picks if self.given}), dtype=np.int64
+        )
+        pending = self.pending()
+        wanted = [seq for seq in seqs.tolist() if seq in pending and pending[seq].given <= self.now - idle]
+        wanted = wanted[: max(MEMBER_MAX - self.held_by(who), 0)]
+        change = self.group.steal(seqs, who, 200, self.now, self.tokens, min_idle_ms=idle)
+        self.leased(change, wanted, who, 200)
+
+    @rule(
+        who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(),
+        what=st.sampled_from(["ack", "ack", "nack", "rest", "extend"]),
+    )  # fmt: skip
+    def settle(self, who, picks, with_tokens, what):
+        entries = [self.given[at % len(self.given)][:2] for at in picks if self.given]
+        entries.insert(len(entries) // 2, (self.head + 5, 77))
+        seqs = np.array([seq for seq, _ in entries], dtype=np.int64)
+        tokens = np.array([token for _, token in entries], dtype=np.uint64) if with_tokens else None
+        self.expire()
+        held, skipped = [], []
+        for seq, token in entries:
+            each = self.positions.get(seq)
+            is_held = each is not None and each.state == "leased" and each.node == who
+            if is_held and seq not in held and (not with_tokens or token == each.token):
+                held.append(seq)
+            else:
+                skipped.append(seq)
+        found = self.group.match(seqs, tokens, who, self.now)
+        assert found.held.tolist() == sorted(held)
+        assert found.skipped.tolist() == skipped
+        self.calls += 1
+        if what == "ack":
+            change = self.group.ack(found, who, self.now, call=self.calls)
+        elif what == "extend":
+            change = self.group.extend(found, who, 250, self.now, call=self.calls)
+        else:
+            change = self.group.nack(found, who, 90 if what == "rest" else 0, self.now, call=self.calls)
+        assert (change is not None) == bool(held)
+        for seq in held:
+            each = self.positions[seq]
+            if what == "ack":
+                del self.positions[seq]
+            elif what == "extend":
+                each.at, each.given = self.now + 250, self.now
+            else:
+                each.state, each.at = ("delayed", self.now + 90) if what == "rest" else ("returned", 0)
+        if change:
+            self.logged(change)
+            assert self.group.answered(self.calls) == change
+            assert change.skipped == skipped
+
+    @rule(who=node)
+    def leave(self, who):
+        self.expire()
+        change = self.group.leave(who, self.now)
+        held = [each for each in self.positions.values() if each.state == "leased" and each.node == who]
+        assert (change is not None) == bool(held)
+        for each in held:
+            each.state, each.at = "returned", 0
+        if change:
+            self.logged(change)
+
+    @rule(back=st.integers(-5, 40))
+    def seek(self, back):
+        cursor = min(max(self.head + 1 - back, self.front), self.head + 1)
+        self.logged(self.group.seek(cursor, self.now))
+        self.positions = {seq: Position() for seq in self.all if seq >= cursor and seq not in self.dead}
+
+    @rule(picks=st.lists(pick, min_size=1, max_size=5))
+    def delete(self, picks):
+        there = sorted(self.all - self.dead)
+        gone = {there[at % len(there)] for at in picks} if there else set()
+        self.dead |= gone
+        self.group.removed(0, BitMap64(gone))
+        self.positions = {seq: each for seq, each in self.positions.items() if seq not in gone}
+
+    @rule(count=st.integers(1, 10))
+    def evict(self, count):
+        self.front = min(self.front + count, self.head + 1)
+        self.dead |= {seq for seq in self.all if seq < self.front}
+        self.group.removed(self.front)
+        self.positions = {seq: each for seq, each in self.positions.items() if seq >= self.front}
+
+    @rule(ms=st.integers(1, 150))
+    def time(self, ms):
+        self.now += ms
+
+    @rule()
+    def snapshot(self):
+        self.saved.append((len(self.log), save(self.group)))
+
+    @rule(at=st.integers(0, 20), again=st.integers(0, 3))
+    def restart(self, at, again):
+        """From any snapshot there was, or from none, and with some of the log replayed twice."""
+        begun, group = 1, begin(_decode(self.log[0]))
+        if self.saved:
+            begun, data = self.saved[at % len(self.saved)]
+            group = load(data)
+        for data in [*self.log[max(begun - again, 1) : begun], *self.log[begun:]]:
+            group.apply(_decode(data))
+        group.recovered(self.live())
+        group.settle(self.now)
+        self.group.settle(self.now)
+        assert self.facts(group) == self.facts(self.group)
+        assert list(group.calls) == list(self.group.calls)
+        self.group = group
+        self.incarnation += 1
+        self.tokens = Tokens(self.incarnation)
+
+    def facts(self, group: ConsumerGroup) -> dict[int, tuple]:
+        """Everything that is known of each pending position."""
+        entries, more = group.list_pending(self.now, limit=1_000)
+        assert not more
+        facts = {}
+        for each in entries:
+            for seq in range(each.first, each.stop):
+                token = each.token + seq - each.first if each.state == LEASED else 0
+                facts[seq] = (
+                    each.state, each.node, each.deliveries, each.begun_ms, each.given_ms, each.until_ms, token
+                )  # fmt: skip
+        return facts
+
+    # -- what must be true ----------------------------------------------------------------------------
+
+    @invariant()
+    def the_model_says_the_same(self):
+        self.group.check()
+        self.expire()
+        self.group.settle(self.now)
+        wanted = {}
+        for seq, each in self.pending().items():
+            is_leased = each.state == "leased"
+            wanted[seq] = (
+                STATE[each.state], each.node if is_leased else "", each.deliveries, each.begun, each.given,
+                each.at, each.token if is_leased else 0,
+            )  # fmt: skip
+        assert self.facts(self.group) == wanted
+        assert self.group.pending == len(wanted)
+        first = min(wanted, default=self.group.cursor)
+        assert self.group.floor == first - 1
+
+    @invariant()
+    def what_is_fresh_is_behind_the_cursor(self):
+        fresh = [seq for seq, each in self.positions.items() if each.state == "fresh"]
+        assert all(seq >= self.group.cursor for seq in fresh)
+        assert all(seq < self.group.cursor for seq in self.pending())
+
+    @invariant()
+    def looking_by_member_and_age_finds_the_right_ones(self):
+        self.expire()
+        for who in NODES:
+            found: list[Entry] = self.group.list_pending(self.now, node=who, limit=1_000)[0]
+            held = [seq for each in found for seq in range(each.first, each.stop)]
+            assert held == [s for s, p in self.pending().items() if p.state == "leased" and p.node == who]
+        old = self.group.list_pending(self.now, idle_ms=120, min_deliveries=2, limit=1_000)[0]
+        wanted = [s for s, p in self.pending().items() if p.given <= self.now - 120 and p.deliveries >= 2]
+        assert [seq for each in old for seq in range(each.first, each.stop)] == wanted
+
+
+GroupMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestGroup = GroupMachine.TestCase

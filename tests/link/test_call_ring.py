@@ -1,0 +1,193 @@
+"""Requests and answers through shared memory: one client, one shard (CL-7, BP-1)."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ringlog.board import layout
+from ringlog.board.layout import BoardError
+from ringlog.board.mapping import BoardFile
+from ringlog.errors import RingError
+from ringlog.limits import CALL_BYTES_MAX, CALL_RING_BYTES
+from ringlog.link.call_ring import CallCaller, CallServer, remove_leftovers
+
+NAME = "calls-00-1-1"
+
+
+@pytest.fixture
+def server(shm_dir):
+    made = CallServer(str(shm_dir), NAME, 0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def caller(server, shm_dir):
+    opened = CallCaller(str(shm_dir), NAME)
+    yield opened
+    opened.close()
+
+
+def rang(caller):
+    return bool(select.select([caller.fileno()], [], [], 0)[0])
+
+
+def words_of(shm_dir):
+    return BoardFile(str(shm_dir / NAME), layout.CALLS_MAGIC, writable=True)
+
+
+def test_requests_and_answers_come_whole_and_in_order(server, caller):
+    assert not server.has_some
+    assert caller.send(b"one")
+    assert caller.send(b"two, which is longer")
+    assert server.has_some
+    assert server.take(10) == [b"one", b"two, which is longer"]
+    assert not server.has_some
+    assert not caller.has_some
+    assert server.answer(b"12345678")
+    assert caller.has_some
+    assert caller.take() == [b"12345678"]
+    assert not caller.has_some
+
+
+def test_only_as_many_are_taken_as_were_asked_for(server, caller):
+    for n in range(5):
+        caller.send(b"%d" % n)
+    assert server.take(2) == [b"0", b"1"]
+    assert server.has_some
+    assert server.take(10) == [b"2", b"3", b"4"]
+
+
+def test_a_full_ring_takes_nothing_more_until_something_was_taken(server, caller):
+    """BP-1: what has no room goes elsewhere; nothing is overwritten."""
+    message = b"x" * 1_000
+    sent = 0
+    while caller.send(message):
+        sent += 1
+    assert sent == CALL_RING_BYTES // 1_008
+    assert not caller.send(message)
+    assert server.take(1) == [message]
+    assert caller.send(b"y" * 1_000)
+    taken = server.take(1_000)
+    assert taken == [message] * (sent - 1) + [b"y" * 1_000]
+
+
+def test_what_is_longer_than_the_longest_message_does_not_go_through(server, caller):
+    assert caller.send(b"x" * CALL_BYTES_MAX)
+    assert server.take(1) == [b"x" * CALL_BYTES_MAX]
+    assert not caller.send(b"x" * (CALL_BYTES_MAX + 1))
+    assert not server.answer(b"x" * (CALL_BYTES_MAX + 1))
+    assert not server.has_some
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**32))
+def test_any_mixture_of_lengths_goes_round_and_round(shm_dir, seed):
+    rng = random.Random(seed)
+    server = CallServer(str(shm_dir), NAME, 0)
+    caller = CallCaller(str(shm_dir), NAME)
+    try:
+        waiting: list[bytes] = []
+        for _ in range(300):
+            if rng.random() < 0.6:
+                message = rng.randbytes(rng.choice((1, 7, 8, 9, 100, 4_000, rng.randint(1, CALL_BYTES_MAX))))
+                if caller.send(message):
+                    waiting.append(message)
+                else:
+                    assert sum(8 + -(-len(each) // 8) * 8 for each in [*waiting, message]) > CALL_RING_BYTES
+            else:
+                most = rng.randint(1, 8)
+                assert server.take(most) == waiting[:most]
+                del waiting[:most]
+        assert server.take(1_000) == waiting
+    finally:
+        caller.close()
+        server.close()
+
+
+def test_the_bell_rings_only_for_who_wants_it(server, caller):
+    server.answer(b"a")
+    assert not rang(caller)
+    caller.want(is_wanted=True)
+    server.answer(b"b")
+    assert rang(caller)
+    caller.drain_bell()
+    caller.want(is_wanted=False)
+    server.answer(b"c")
+    assert not rang(caller)
+    assert caller.take() == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [(64, 4), (64, CALL_RING_BYTES + 8), (64, 1 << 63), (512, 0), (512, CALL_BYTES_MAX + 1), (512, 1 << 40)],
+)
+def test_words_that_cannot_be_are_an_error_and_nothing_is_taken(server, caller, shm_dir, word, value):
+    """RF-25: whoever writes them."""
+    caller.send(b"sound")
+    file = words_of(shm_dir)
+    file.words[word] = value
+    file.close()
+    with pytest.raises(RingError):
+        server.take(10)
+
+
+def test_a_reader_that_says_it_took_more_than_there_was_is_not_believed(server, caller, shm_dir):
+    file = words_of(shm_dir)
+    file.words[80] = 1 << 40
+    file.close()
+    for _ in range(CALL_RING_BYTES // 10_008):
+        assert caller.send(b"x" * 10_000)
+    with pytest.raises(RingError):
+        caller.send(b"x" * 10_000)
+
+
+def test_a_ring_has_one_client_and_the_shard_sees_whether_it_lives(server, shm_dir):
+    assert not server.is_used()
+    first = CallCaller(str(shm_dir), NAME)
+    assert server.is_used()
+    with pytest.raises(RingError, match="lock"):
+        CallCaller(str(shm_dir), NAME)
+    first.close()
+    assert not server.is_used()
+
+
+def test_a_closed_ring_is_gone_and_its_client_sees_it(server, caller, shm_dir):
+    caller.want(is_wanted=True)
+    assert not caller.is_closed
+    server.close()
+    assert caller.is_closed
+    assert rang(caller)
+    assert os.listdir(shm_dir) == []
+    caller.close()
+    caller.close()
+    server.close()
+
+
+def test_no_ring_where_there_is_no_bell(shm_dir):
+    made = CallServer(str(shm_dir), NAME, 0)
+    os.unlink(shm_dir / (NAME + ".bell"))
+    with pytest.raises(RingError):
+        CallCaller(str(shm_dir), NAME)
+    assert not made.is_used()
+    made.close()
+
+
+def test_another_file_is_no_call_ring(shm_dir):
+    (shm_dir / NAME).write_bytes(bytes(100))
+    (shm_dir / NAME).chmod(0o600)
+    os.mkfifo(shm_dir / (NAME + ".bell"), 0o600)
+    with pytest.raises(BoardError):
+        CallCaller(str(shm_dir), NAME)
+
+
+def test_a_successor_removes_what_was_left(server, shm_dir):
+    CallServer(str(shm_dir), "calls-01-1-1", 1)
+    remove_leftovers(str(shm_dir), 0)
+    assert sorted(os.listdir(shm_dir)) == ["calls-01-1-1", "calls-01-1-1.bell"]

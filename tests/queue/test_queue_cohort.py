@@ -1,0 +1,78 @@
+"""Fair shares of jobs among claims that came in together."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog.queue.cohort import fair_shares, split
+from ringlog.queue.live import Live
+from ringlog.queue.state import Queue, Wish
+from ringlog.queue.tokens import Tokens
+
+wants = st.lists(st.integers(0, 12), max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("asked", "supply", "shares"),
+    [
+        ([10] * 10, 50, [5] * 10), ([10] * 4, 20, [5] * 4), ([1, 10, 10], 12, [1, 6, 5]),
+        ([10, 1, 10], 12, [6, 1, 5]), ([3, 3], 0, [0, 0]), ([], 5, []), ([5, 5], 99, [5, 5]),
+        ([1000, 1, 1000], 2, [1, 1, 0]),
+    ],
+)  # fmt: skip
+def test_shares_are_those_of_the_examples(asked, supply, shares):
+    """QC-13."""
+    assert fair_shares(asked, supply) == shares
+
+
+@given(wants, st.integers(0, 80))
+def test_shares_are_what_dealing_one_by_one_gives(asked, supply):
+    """QC-12, QC-13."""
+    dealt = [0] * len(asked)
+    left = min(supply, sum(asked))
+    while left:
+        for n, want in enumerate(asked):
+            if left and dealt[n] < want:
+                dealt[n] += 1
+                left -= 1
+    shares = fair_shares(asked, supply)
+    assert shares == dealt
+    hungry = [share for share, want in zip(shares, asked, strict=True) if share < want]
+    assert not hungry or max(hungry) - min(hungry) <= 1
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), max_size=8), wants)
+def test_parts_are_all_jobs_in_their_order(lengths, asked):
+    found, at = [], 1
+    for length, deliveries in lengths:
+        found.append((at, at + length, deliveries))
+        at += length + 2
+    jobs = [(seq, often) for first, stop, often in found for seq in range(first, stop)]
+    shares = fair_shares(asked, len(jobs))
+    parts = split(found, shares)
+    given_out = [
+        [(seq, often) for first, stop, often in part for seq in range(first, stop)] for part in parts
+    ]
+    assert [len(part) for part in given_out] == shares
+    assert [job for part in given_out for job in part] == jobs[: sum(shares)]
+
+
+def test_each_claim_has_its_own_lease():
+    """QC-14, QC-15: with its own node and length, from the same instant."""
+    queue = Queue(Tokens(1))
+    wishes = [Wish(b"a", 2, 100), Wish(b"b", 9, 500), Wish(b"a", 1, 300)]
+    first, second, third = queue.deal(Live(1, 6), wishes, 1_000, 1_000)
+    assert [(each.count, each.deadline) for each in (first, second, third)] == [
+        (2, 1_100),
+        (3, 1_500),
+        (1, 1_300),
+    ]
+    assert queue.in_flight == 6
+    queue.settle(1_101)
+    assert queue.in_flight == 4
+    queue.check()
+    assert [each.count for each in queue.deal(Live(1, 6), wishes, 1, 1_200)] == [1, 0, 0], (
+        "no more than so many"
+    )

@@ -1,0 +1,222 @@
+"""In which order jobs are handed out that nobody had: short lives against the model, and the parts alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyroaring import BitMap64
+from test_queue_model import QueueMachine
+
+from ringlog.limits import QUEUE_AGES_MAX, QUEUE_UNRIPE_MAX
+from ringlog.queue.ages import Ages, Waits
+from ringlog.queue.apart import Apart, Marks
+from ringlog.queue.live import Live
+from ringlog.queue.schedule import Schedule
+from ringlog.queue.state import Order, Queue
+from ringlog.queue.tokens import Tokens
+
+puts = st.tuples(
+    st.just("append"), st.integers(1, 6), st.sampled_from([None, None, 1, 100, 250]), st.integers(0, 3)
+)
+claims = st.tuples(
+    st.just("claim"),
+    st.just(b"a"),
+    st.integers(1, 4),
+    st.just(100),
+    st.just(0),
+    st.sampled_from([0, 200, 200]),
+)
+passing = st.tuples(st.just("time_passes"), st.sampled_from([1, 99, 100, 101, 200, 201]))
+changes = st.tuples(st.just("levels_change"), st.sampled_from([0, 2, 3]))
+lives = st.lists(st.one_of(puts, puts, claims, claims, passing, changes), max_size=20)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([0, 2, 3]), lives)
+def test_a_short_life_is_what_the_model_says(levels, life):
+    machine = QueueMachine()
+    machine.levels_change(levels)
+    for name, *arguments in life:
+        getattr(machine, name)(*arguments)
+        machine.counts_are_what_a_recount_finds()
+        machine.the_next_instant_is_the_earliest_one()
+        machine.the_oldest_ready_job_is_the_lowest_one()
+
+
+def queue_of(count: int, at_ms: dict[int, int], levels: dict[int, int], now: int = 1_000) -> Queue:
+    queue = Queue(Tokens(1))
+    queue.unmark(max(levels.values(), default=0) + 1 if levels else 0)
+    seqs = sorted({*at_ms, *levels})
+    queue.ages.note(1, now)
+    queue.feed(
+        Marks(
+            np.array(seqs, np.int64), np.array([at_ms.get(seq, 0) for seq in seqs], np.int64),
+            np.array([levels.get(seq, 0) for seq in seqs], np.uint8),
+        ),
+        Live(1, count), count, now,
+    )  # fmt: skip
+    return queue
+
+
+def claimed(queue: Queue, live: Live, most: int, now: int, starvation: int = 0) -> list[int]:
+    found = queue.claim(live, b"w", most, 100_000, now, order=Order(queue.levels, starvation))
+    queue.check()
+    return [seq for run in found.runs for seq in range(run.first, run.stop)]
+
+
+def test_a_delayed_job_is_handed_out_at_its_instant_and_not_before():
+    queue, live = queue_of(3, {2: 1_500}, {}), Live(1, 3)
+    assert claimed(queue, live, 9, 1_499) == [1, 3]
+    assert (queue.counts(3).delayed, queue.next_due_ms()) == (1, 1_500)
+    assert claimed(queue, live, 9, 1_500) == [2], "at equality it is ready"
+
+
+def test_what_became_ready_behind_the_cursor_comes_before_what_lies_ahead():
+    queue = queue_of(9, {2: 1_500, 8: 1_600}, {})
+    assert claimed(queue, Live(1, 9), 4, 1_000) == [1, 3, 4, 5]
+    assert claimed(queue, Live(1, 9), 3, 1_600) == [2, 6, 7]
+    assert claimed(queue, Live(1, 9), 3, 1_600) == [8, 9]
+
+
+def test_what_was_deleted_while_delayed_is_never_ready():
+    queue = queue_of(3, {1: 1_500, 2: 1_500}, {})
+    queue.removed(0, BitMap64([2]), on_request=True)
+    live = Live(1, 3, BitMap64([2]))
+    assert queue.counts(2).delayed == 1
+    assert claimed(queue, live, 9, 2_000) == [1, 3]
+    queue.check()
+
+
+def test_the_highest_level_goes_first_and_an_answer_ascends():
+    queue, live = queue_of(6, {}, {2: 1, 4: 2, 5: 1}), Live(1, 6)
+    assert claimed(queue, live, 2, 1_000) == [2, 4]
+    assert claimed(queue, live, 2, 1_000) == [1, 5]
+    assert claimed(queue, live, 9, 1_000) == [3, 6]
+    queue = queue_of(3, {}, {3: 1})
+    assert claimed(queue, Live(1, 3), 9, 1_000) == [1, 2, 3]
+
+
+def test_no_job_waits_longer_than_the_bound_under_a_stream_of_urgent_ones():
+    """L12: the window plus one pass, whatever comes in meanwhile."""
+    queue = queue_of(1, {}, {1: 0, 2: 2})
+    head, now = 1, 1_000
+    while 1 in (live := [1]) and now < 40_000:
+        head += 2
+        queue.ages.note(head - 1, now)
+        marks = Marks(np.array([head - 1, head]), np.zeros(2, np.int64), np.full(2, 2, np.uint8))
+        queue.feed(marks, Live(1, head), head, now)
+        if 1 in claimed(queue, Live(1, head), 1, now, 30_000):
+            live.clear()
+            break
+        now += 1_000
+    assert not live
+    assert 31_000 < now <= 32_000
+    assert queue.promoted == 1
+
+
+def test_a_restart_knows_delays_from_the_records_alone():
+    first = queue_of(2, {1: 5_000}, {})
+    assert claimed(first, Live(1, 2), 9, 1_000) == [2]
+    again = queue_of(2, {1: 5_000}, {}, now=2_000)
+    assert claimed(again, Live(1, 2), 9, 4_999) == [2]
+    assert claimed(again, Live(1, 2), 9, 5_000) == [1]
+
+
+def test_a_million_delayed_jobs_take_fifty_bytes_each_and_a_claim_no_time():
+    import tracemalloc
+
+    count = 1_000_000
+    rng = np.random.default_rng(1)
+    seqs = np.arange(10, 10 * count + 10, 10, dtype=np.int64)
+    at_ms = rng.integers(2_000, 2_000_000, count)
+    live = Live(1, 10 * count + 9)
+    tracemalloc.start()
+    queue = Queue(Tokens(1))
+    for part in np.array_split(np.arange(count), 100):
+        marks = Marks(seqs[part], at_ms[part], np.zeros(len(part), np.uint8))
+        queue.feed(marks, live, int(seqs[part[-1]]), 1_000)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # The bitmaps are not Python's: at most two bytes a number and a few thousand containers of them.
+    bitmaps = sum(len(each.serialize()) for each in (queue.apart.delayed, queue.apart.passed))
+    assert held + bitmaps <= 50 * count
+    assert queue.counts(live.head).delayed == count
+    assert claimed(queue, live, 12, 1_000) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13]
+
+
+# -- the parts --------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 60)), max_size=20))
+def test_a_schedule_is_a_sorted_list(steps):
+    schedule, model, number = Schedule(), [], 0
+    for step in steps:
+        if isinstance(step, int):
+            due = sorted(seq for at, seq in model if at <= step)
+            assert sorted(schedule.take(step).tolist()) == due
+            model = [row for row in model if row[0] > step]
+        else:
+            seqs = list(range(number, number + len(step)))
+            schedule.add(np.array(step, np.int64), np.array(seqs, np.int64))
+            model += zip(step, seqs, strict=True)
+            number += len(step)
+        assert len(schedule) == len(model)
+        assert schedule.next_ms() == min((at for at, _ in model), default=None)
+    kept = BitMap64([seq for _, seq in model if seq % 2])
+    schedule.keep_only(kept)
+    assert sorted(schedule.take(100).tolist()) == list(kept)
+
+
+@pytest.mark.parametrize("count", [10, QUEUE_AGES_MAX, 3 * QUEUE_AGES_MAX])
+def test_ages_are_exact_until_there_are_too_many_and_never_too_young(count):
+    ages = Ages()
+    for n in range(count):
+        ages.note(1 + 3 * n, 1_000 + 7 * n)
+    grain = 1
+    while 7 * count / max(grain, 7) > QUEUE_AGES_MAX:
+        grain *= 2
+    for n in range(0, count, 11):
+        put_ms = 1_000 + 7 * n
+        found, bound = ages.put_ms(2 + 3 * n), ages.first_after(put_ms)
+        assert put_ms - grain < found <= put_ms
+        assert grain > 1 or found == put_ms
+        assert bound > 1 + 3 * n
+        assert bound <= 1 + 3 * (n + 2 + grain // 7) or bound == 1 << 63
+    assert sum(each for each, _ in ages.stretches(1, 1 + 3 * count)) == 3 * count
+    assert ages.put_ms(0) is None
+    assert ages.first_after(999) == 0
+    last = ages.put_ms(3 * count)
+    ages.forget(3 * count)
+    assert len(ages) == 1
+    assert ages.put_ms(3 * count) == last
+
+
+def test_waits_are_known_to_an_eighth_and_forgotten_after_two_windows():
+    for waited in (0, 1, 15, 16, 17, 31, 1_000, 123_456, 10**9):
+        waits = Waits()
+        waits.note(1, waited, 0)
+        assert waited <= waits.p99_ms(59_999) <= waited * 9 / 8
+        assert waits.p99_ms(60_000) >= waited
+        assert waits.p99_ms(120_000) == 0
+    waits = Waits()
+    waits.note(990, 10, 0)
+    waits.note(10, 5_000, 0)
+    assert waits.p99_ms(0) == 10
+    waits.note(1, 5_000, 0)
+    assert waits.p99_ms(0) >= 5_000
+
+
+def test_instants_at_which_jobs_became_ready_are_bounded():
+    apart = Apart()
+    count = 2 * QUEUE_UNRIPE_MAX
+    seqs = np.arange(1, count + 1, dtype=np.int64)
+    apart.feed(Marks(seqs, seqs + 10, np.ones(count, np.uint8)), Live(1, count), 1, 0)
+    for now in range(11, count + 11):
+        assert apart.settle(1, now)
+    assert len(apart._unripe) == QUEUE_UNRIPE_MAX
+    assert not list(apart.overdue(2, 1 << 40))
+    apart.ripen(count + 11)
+    assert list(apart.overdue(2, 1 << 40)) == [(1, (1, count + 1))]

@@ -3,8 +3,8 @@
 In the end every job was completed at least once, none is lost, none came back; every job that was handed out
 twice is counted under what explains it: a lease that ended, a holder who gave it back, a death.
 
-Settings: `storm_s` (how long a storm lasts; storms fill the time that is left), `only` (names of cases). A
-replay runs one case by its name.
+Settings: `storm_s` (how long a storm lasts; storms fill the time that is left), `empty_s` (how long workers
+have to empty the queues after it). A replay runs one case by its name.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ from chaos.order import Account, Order
 from ringlog.errors import RinglogError
 from ringlog.supervision.tree import GATEWAY, SCHEDULER, WAL_SHARD
 
-DEFAULTS: dict[str, Any] = {"storm_s": 10.0, "only": []}
+DEFAULTS: dict[str, Any] = {"storm_s": 10.0, "empty_s": 60.0}
 TIMEOUT_MS = 60_000
-EMPTY_S = 60.0
-"""Within this time after the last fault workers have emptied every queue."""
 PUTS_PER_S = 250.0
 WORKERS = 3
 """For each queue; one of them through the gateway."""
@@ -52,7 +50,7 @@ def run(order: Order, account: Account) -> None:
         number = 0
         while number == 0 or (time.monotonic() + settings["storm_s"] < end and not account.findings):
             random = order.random("storm", number)
-            stage.run("storm", partial(storm, seconds=settings["storm_s"], random=random))
+            stage.run("storm", _case(settings, random))
             number += 1
 
 
@@ -60,9 +58,7 @@ def replay(order: Order, case: str) -> None:
     """One case by its name: storm."""
     account = Account()
     settings = order.choose(DEFAULTS)
-    cases: dict[str, Callable[[Stage], None]] = {
-        "storm": partial(storm, seconds=settings["storm_s"], random=order.random("storm", 0))
-    }
+    cases: dict[str, Callable[[Stage], None]] = {"storm": _case(settings, order.random("storm", 0))}
     with Nursery() as nursery:
         Stage(order, account, nursery).run(case, cases[case])
     for finding in account.findings:
@@ -72,7 +68,11 @@ def replay(order: Order, case: str) -> None:
         raise AssertionError(account.findings[0].what)
 
 
-def storm(stage: Stage, *, seconds: float, random: Random) -> None:
+def _case(settings: dict[str, Any], random: Random) -> Callable[[Stage], None]:
+    return partial(storm, seconds=settings["storm_s"], empty_s=settings["empty_s"], random=random)
+
+
+def storm(stage: Stage, *, seconds: float, random: Random, empty_s: float = DEFAULTS["empty_s"]) -> None:
     """Anything killed at any time, workers too (RF-1, 4, 6, 8, 117)."""
     scene = stage.cast("jobs", topics=2 * SHARDS)
     _make_queues(scene)
@@ -100,7 +100,7 @@ def storm(stage: Stage, *, seconds: float, random: Random) -> None:
             stage.account.did("kills", 1, {WAL_SHARD: "RF-1", GATEWAY: "RF-8"}.get(act, "RF-6"))
         print(f"  {time.monotonic() - deadline + seconds:5.1f} s {act}", flush=True)
         time.sleep(STEP_S * (1 + random.random()))
-    _close(stage, scene, putters, deaths)
+    _close(stage, scene, putters, deaths, empty_s)
 
 
 def _make_queues(scene: Scene) -> None:
@@ -138,7 +138,7 @@ def _like(scene: Scene, dead: Client) -> Client:
 # -- the end ----------------------------------------------------------------------------------------------
 
 
-def _close(stage: Stage, scene: Scene, putters: list[Client], deaths: list[Death]) -> None:
+def _close(stage: Stage, scene: Scene, putters: list[Client], deaths: list[Death], empty_s: float) -> None:
     """Let workers empty the queues, restart once more, judge, stop, verify."""
     load, complaints = scene.load, scene.complaints
     load.is_patient = True  # An outage may be longer than a gateway waits.
@@ -146,7 +146,7 @@ def _close(stage: Stage, scene: Scene, putters: list[Client], deaths: list[Death
         scene.engine.wait_serving()
         for putter in putters:
             putter.ask_to_end()
-        left = _emptied(scene)
+        left = _emptied(scene, empty_s)
         load.end()
         from_ns = time.monotonic_ns()
         kill_tree(scene.engine)
@@ -172,12 +172,12 @@ def _close(stage: Stage, scene: Scene, putters: list[Client], deaths: list[Death
     stage.judged(scene, complaints + load.complaints)
 
 
-def _emptied(scene: Scene) -> int:
+def _emptied(scene: Scene, seconds: float) -> int:
     """Wait until nothing is ready, leased, resting or being moved; jobs that are left otherwise."""
     with ringlog.connect(scene.engine.url, timeout_ms=TIMEOUT_MS) as client:
         try:
             wait_for(
-                lambda: not _jobs_left(scene, client), EMPTY_S, "workers to empty the queues", look_s=0.2
+                lambda: not _jobs_left(scene, client), seconds, "workers to empty the queues", look_s=0.2
             )
         except Stuck:
             return _jobs_left(scene, client)

@@ -70,6 +70,8 @@ def judge(
         jobs[int(row["value"])].append(row)
     for value, story in jobs.items():
         _judge_job(value, story, deaths, lease_ms, dead_letters.get(value, 0), found)
+        if not left:  # Else it may be one of these.
+            _judge_loss(value, story, dead_letters.get(value, 0), found)
     for value in dead_letters.keys() - jobs.keys():
         found.says("a job that nobody put", f"dead letter {value:#x}")
     if left:
@@ -85,15 +87,10 @@ def _judge_job(
     answered = [row for row in story if row["what"] == Did.PUT_END and row["outcome"] == Outcome.OK]
     claims = [row for row in story if row["what"] == Did.CLAIMED]
     finished = [row for row in story if row["what"] == Did.END and row["outcome"] == Outcome.OK]
-    acks = [row for row in story if row["what"] == Did.ACK]
     found.put += len(answered)
     found.done += bool(finished)
     if not put:
         found.says("a job that nobody put", name)
-    if answered and not claims:
-        found.says("a job is lost", f"{name} was put and never handed out")
-    elif answered and not acks and not letters:
-        found.says("a job is lost", f"{name} was handed out {len(claims)} times, never acked, and is gone")
     seqs = {int(row["seq"]) for row in [*answered, *claims]} - {0}
     if len(seqs) > 1:
         found.says("a job is there twice", f"{name} has the numbers {sorted(seqs)}")
@@ -108,6 +105,16 @@ def _judge_job(
         found.doubles += 1
         found.explained[_explain(name, first, second, story, deaths, lease_ms, found)] += 1
     _judge_ends(name, finished, claims, deaths, found)
+
+
+def _judge_loss(value: int, story: list[Any], letters: int, found: Judgement) -> None:
+    """Of a queue that is empty."""
+    did = Counter(int(row["what"]) for row in story)
+    is_put = any(row["what"] == Did.PUT_END and row["outcome"] == Outcome.OK for row in story)
+    if is_put and not did[Did.ACK] and not letters:
+        found.says(
+            "a job is lost", f"{value:#x} was handed out {did[Did.CLAIMED]} times, never acked, and is gone"
+        )
 
 
 def _is_ack(end: Any, story: list[Any]) -> bool:

@@ -65,6 +65,7 @@ _GROUPS: dict[str, tuple[str, dict[str, str]]] = {
         {
             "list": "ringlog.cli.queue:dead_list",
             "show": "ringlog.cli.queue:dead_show",
+            "redrive": "ringlog.cli.queue:dead_redrive",
             "purge": "ringlog.cli.queue:dead_purge",
         },
     ),

@@ -105,6 +105,32 @@ def dead_show(queue: str, seq: int, *, options: Given) -> None:
     show.close()
 
 
+def dead_redrive(
+    queue: str,
+    *seqs: int,
+    limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
+    rate: float | None = None,
+    options: Given,
+) -> None:
+    """Put dead letters back into their queue.
+
+    Parameters
+    ----------
+    queue
+        The queue they come from.
+    seqs
+        Their numbers among the dead letters, as dead list prints them (default: all).
+    limit
+        The oldest so many.
+    rate
+        At most so many a second.
+    """
+    with options.connect() as client:
+        report = client.queue(queue).redrive(seqs or None, limit=limit, rate=rate)
+    facts = facts_of(report)
+    options.printer().thing({"queue": facts.pop("topic"), **facts})
+
+
 def dead_purge(queue: str, *, yes: Yes = False, options: Given) -> int:
     """Delete all dead letters of a queue. There is no way back. On a terminal it asks first.
 

@@ -118,6 +118,19 @@ def test_dead_letters_are_listed_shown_and_purged(shell: Shell, queue: str, clie
     assert stats(shell, queue) == (1, 0, 0)
 
 
+def test_dead_letters_go_back_to_their_queue(shell: Shell, queue: str, client: Client) -> None:
+    shell.ok("put", queue, "a", "b", "c")
+    shell.ok("claim", queue, "-n", "3")
+    shell.ok("reject", queue, "1", "2", "3")
+    wait_until(lambda: client.queue(queue).stats().dead_lettered == 3, timeout=20, what="all were moved")
+    (report,) = shell.ok("dead", "redrive", queue, "2")
+    assert (report["queue"], report["moved"]) == (queue, 1)
+    assert [row["src_seq"] for row in shell.ok("dead", "list", queue)] == [1, 3]
+    assert shell.ok("dead", "redrive", queue, "--limit", "1")[0]["moved"] == 1
+    assert shell.ok("dead", "redrive", queue)[0]["moved"] == 1
+    assert sorted(job["data"]["$text"] for job in shell.ok("claim", queue, "-n", "9")) == ["a", "b", "c"]
+
+
 def test_dead_letters_of_others_are_not_purged(shell: Shell, queue: str, client: Client) -> None:
     client.append(f"{queue}.dead", b"somebody else's")
     shell.ok("put", queue, "bad")

@@ -35,6 +35,7 @@ from ringlog.group.change import Change, Made, Mode, Op
 from ringlog.group.state import ConsumerGroup, Held, begin, created, lease_runs
 from ringlog.limits import (
     CLAIM_JOBS_MAX,
+    GROUP_BYTES_MAX,
     GROUP_CHANGE_BYTES_MAX,
     GROUP_NAME_BYTES_MAX,
     GROUP_PENDING_MAX,
@@ -377,7 +378,10 @@ class Groups:
             return []
         replies, waiting.dismissed = waiting.dismissed, []
         for number in waiting.woken(now_us):
-            replies += self._serve(number, into, now_us)
+            if into.bytes < GROUP_BYTES_MAX:
+                replies += self._serve(number, into, now_us)
+            else:
+                waiting.wake(number)  # With the next group.
         for parked in waiting.ended():
             topic = self._by_number[parked.topic_id]
             replies.append(parked.answer(_claimed(topic, topic.groups[parked.topic_id], None)))
@@ -392,6 +396,9 @@ class Groups:
             return []
         group, replies = topic.groups[number], []
         while (parked := self.waiting.first(number)) is not None:
+            if into.bytes >= GROUP_BYTES_MAX:
+                self.waiting.wake(number)
+                break
             answer = self._given(topic, group, parked.message, into, now_us)
             if answer is None:
                 self.waiting.note_due(number, group.next_due_ms())

@@ -334,11 +334,18 @@ class ConsumerGroup:
                 self._split(row, front)
             self._drop(row)
         if seqs and len(self.entries):
-            low, high = self.entries.lowest, self.cursor
-            near = seqs & BitMap64(range(low, high)) if high - low < len(seqs) else seqs
-            for first, stop in spans_of(np.array(near.to_array(), dtype=np.int64)):
+            for first, stop in spans_of(self._near(seqs)):
                 for row in self._exactly(first, stop):
                     self._drop(row)
+
+    def _near(self, seqs: BitMap64) -> I64:
+        """Those of the numbers that may be pending; a delete may name millions."""
+        entries = self.entries
+        if len(seqs) <= len(entries):
+            return np.array(seqs.to_array(), dtype=np.int64)
+        spans = [(entries.first[row], entries.stop[row]) for row in entries.rows()]
+        found = [seqs & BitMap64(range(*span)) for span in spans if seqs.range_cardinality(*span)]
+        return np.array([seq for part in found for seq in part], dtype=np.int64)
 
     def recovered(self, live: Live) -> None:
         """The log is applied: what left the topic meanwhile is pending no longer."""

@@ -399,6 +399,19 @@ def test_a_claim_waits_for_a_record_a_lease_that_ends_or_its_own_end(world):
     assert replies[905].status == int(Status.SHUTTING_DOWN)
 
 
+def test_claims_that_waited_are_served_group_by_group_commit(world, monkeypatch):
+    """A group of the log does not grow beyond its bound for them; none is forgotten."""
+    monkeypatch.setattr(groups, "GROUP_BYTES_MAX", 200)
+    make(world, 0)
+    for n in range(6):
+        ask(world, 900 + n, m.GroupClaim("t", "g", f"m{n}", 1, wait_ms=20_000))
+    world.append("t", [b"x"] * 6)
+    world.tick()
+    replies = world.run_of("t").replies
+    given = [seq for n in range(6) for seq in held(replies[900 + n])]
+    assert sorted(given) == [1, 2, 3, 4, 5, 6]
+
+
 def test_who_waits_for_a_group_that_goes_is_told(world):
     make(world, 0)
     ask(world, 901, m.GroupClaim("t", "g", "a", 1, wait_ms=20_000))

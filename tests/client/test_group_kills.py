@@ -141,7 +141,7 @@ def test_a_stream_goes_on_over_kills_and_commits(running: TestEngine) -> None:
 
 def test_an_iteration_goes_on_when_its_engine_is_back(running: TestEngine) -> None:
     """CL-7: leases from before are held still."""
-    with ringlog.connect(running.url, wait=20, timeout_ms=300) as client:
+    with ringlog.connect(running.url, wait=20, timeout_ms=2_000) as client:
         client.topics.create("t", durability="disk")
         group = client.group("t", "g", mode="queue")
         found: list[bytes] = []

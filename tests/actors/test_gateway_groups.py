@@ -1,0 +1,76 @@
+"""The gateway's part in consumer groups: claims come with their records, what does not fit goes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_gateway_jobs import Driver, only, words
+
+from actors.gateway import events as ev
+from actors.gateway.auth import Principal, authorise
+from ringlog.contract import Reply
+from ringlog.envelope import messages as m
+from ringlog.errors import Forbidden
+from ringlog.limits import CLAIM_SLICE_MS_MAX, READ_BYTES_MAX
+
+INFO = m.TopicInfo("t", 7, 3, 1, 0, False, {"type": "log"})
+
+
+def claimed(driver: Driver, message: Any, *runs: tuple[int, int, int, int]) -> tuple[Any, ev.ReadFiles]:
+    """Have it claim; returns what the shard was asked, and the first read of what it gives."""
+    (asked,) = driver.feed(ev.Asked(b"c", "w-id", 1, message, None))
+    (at_shard,) = driver.feed(ev.ShardAnswered(asked.ticket, INFO))
+    effects = driver.feed(ev.ShardAnswered(at_shard.ticket, m.JobsClaimed("t", 7, 3, 5_000, 4, list(runs))))
+    located = m.Located("t", 7, 3, 1, 0, 100, 1, 1, 1, 1, False, extents=[])
+    locate = only(effects, ev.AskShard)
+    return at_shard.message, only(driver.feed(ev.ShardAnswered(locate.ticket, located)), ev.ReadFiles)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.GroupClaim("t", "g", "w", 9, wait_ms=30_000, min_idle_ms=5, call=3),
+        m.GroupSteal("t", "g", "w", b"\5" + bytes(7), call=3),
+    ],
+)
+def test_a_claim_comes_with_its_records_and_what_does_not_fit_goes_back_to_its_group(message):
+    driver = Driver()
+    asked, wanted = claimed(driver, message, (5, 4, 1, 100))
+    assert (asked.group, asked.call) == ("g", 3)
+    if isinstance(asked, m.GroupClaim):
+        assert (asked.wait_ms, asked.min_idle_ms) == (CLAIM_SLICE_MS_MAX, 5)
+    back = only(driver.read(wanted, 6, data=bytes(READ_BYTES_MAX)), ev.AskShard)
+    assert isinstance(back.message, m.GroupNack)
+    assert (back.message.group, back.message.node) == ("g", "w")
+    assert (words(back.message.seqs), words(back.message.tokens)) == ([7, 8], [102, 103])
+    reply = only(driver.feed(ev.ShardAnswered(back.ticket, m.JobsNacked("t", 2, b"", 1, 1))), Reply)
+    assert (reply.message.runs, reply.message.frames) == ([(5, 2, 1, 100)], 1)
+
+
+@pytest.mark.parametrize(
+    ("message", "scope"),
+    [
+        (m.GroupOpen("t", "g", 1), "read"),
+        (m.GroupClaim("t", "g", "w"), "read"),
+        (m.GroupSteal("t", "g", "w", b""), "read"),
+        (m.GroupAck("t", "g", "w", b""), "read"),
+        (m.GroupNack("t", "g", "w", b""), "read"),
+        (m.GroupExtend("t", "g", "w", b""), "read"),
+        (m.GroupLeave("t", "g", "w"), "read"),
+        (m.GroupPending("t", "g"), "read"),
+        (m.GroupState("t", "g"), "read"),
+        (m.GroupList("t"), "read"),
+        (m.GroupSeek("t", "g", 1), "read"),
+        (m.GroupTake("t", "g", "w"), "read"),
+        (m.GroupCommit("t", "g", 1, 0, 1), "read"),
+        (m.GroupDelete("t", "g"), "delete"),
+    ],
+)
+def test_scopes_of_requests_about_groups(message, scope):
+    """A-8: who may read a topic may have its groups remember how far."""
+    authorise(Principal("p", frozenset({scope}), ("t",)), message)
+    with pytest.raises(Forbidden):
+        authorise(Principal("p", frozenset({"read", "write", "delete", "admin"} - {scope})), message)
+    with pytest.raises(Forbidden):
+        authorise(Principal("p", frozenset({scope}), ("other",)), message)

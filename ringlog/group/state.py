@@ -373,7 +373,7 @@ class ConsumerGroup:
         if change.number <= self.changes:
             return
         self.changes = change.number
-        self.cursor = max(self.cursor, change.cursor)
+        self.cursor = change.cursor
         op = change.op
         if op in {Op.CLAIMED, Op.STOLEN}:
             self._apply_lease(change)

@@ -67,6 +67,9 @@ BELL_SPACES = {
     "bell": bell.Plan(),
     "bell-lost": bell.Plan(lost=2, doubled=1),
     "bell-late": bell.Plan(is_late=True, lost=1, doubled=1),
+    "calls": bell.Plan(through_calls=True),
+    "calls-lost": bell.Plan(through_calls=True, lost=2, doubled=1),
+    "calls-late": bell.Plan(through_calls=True, is_late=True, lost=1, doubled=1),
 }
 
 

@@ -1,8 +1,9 @@
 """All schedules of a sleeping shard and a client that wakes it, over the code of both (RF-35).
 
-The sleeper is `Shell._sleep` of the shard, the ringer `ClientRing.wake_shard` of the client; what both touch
-(the ring's head, the asleep word, the bell, the wait) is made here, one access a step. A bell may be lost or
-rung twice, and a store may be seen late by the other side, which is how a real processor loses one.
+The sleeper is `Shell._sleep` of the shard, the ringer `ClientRing.wake_shard` of the client, or
+`CallLink.send` where requests go through a call ring; what both touch (the head, the asleep word, the bell,
+the wait) is made here, one access a step. A bell may be lost or rung twice, and a store may be seen late by
+the other side, which is how a real processor loses one.
 
 The promise: while nothing is lost or late, nobody waits beside work without a rung bell; whatever is lost,
 the next back-up poll finds the work.
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from actors.wal_shard.shell import Shell
 from ringlog.board.layout import P
+from ringlog.link.call_link import CallLink
 from ringlog.link.ring_channel import ClientRing
 
 TURNS_MAX = 4
@@ -67,6 +69,8 @@ class Plan:
     sleep: Callable[[Any], None] = Shell._sleep
     wake: Callable[[Any], None] = ClientRing.wake_shard
     polls: bool = True
+    through_calls: bool = False
+    """Work comes through a call ring."""
 
 
 class Memory:
@@ -178,12 +182,26 @@ class BellExplorer:
             publish=lambda: memory.access(lambda: self._publish(memory)),
         )  # fmt: skip
         try:
-            if self.plan.wake is ClientRing.wake_shard:
-                client.publish()
-            self.plan.wake(client)
+            if self.plan.through_calls:
+                self._call(memory, client)
+            else:
+                if self.plan.wake is ClientRing.wake_shard:
+                    client.publish()
+                self.plan.wake(client)
         except Suspended:
             return memory.world._replace(ringer=tuple(memory.done)), rang
         return memory.world._replace(ringer=(), published=world.published + 1), rang
+
+    def _call(self, memory: Memory, client: Any) -> None:
+        def publish(_: bytes) -> bool:
+            client.publish()
+            return True
+
+        caller: Any = SimpleNamespace(
+            _ring=SimpleNamespace(send=publish), _is_asleep=client._place.is_asleep,
+            _shard_bell=client._shard_bell,
+        )  # fmt: skip
+        CallLink.send(caller, b"a request")
 
     def _publish(self, memory: Memory) -> None:
         world = memory.world
@@ -224,10 +242,19 @@ class BellExplorer:
             if not memory.world.bell and not memory.timed_out:
                 raise Blocked
 
-        return SimpleNamespace(
+        def has_come() -> bool:
+            return bool(memory.access(lambda: memory.world.head) != seen)
+
+        def nothing() -> bool:
+            return False
+
+        is_called = self.plan.through_calls
+        shard: Any = SimpleNamespace(
             _slot=SimpleNamespace(set=set_word, add=lambda word, value: None),
             _await_briefly=lambda: False,
-            _rings=_Rings(lambda: memory.access(lambda: memory.world.head) != seen),
+            _has_pending=lambda: Shell._has_pending(shard),
+            _rings=_Rings(nothing if is_called else has_come),
+            _calls=_Rings(has_come if is_called else nothing),
             _socket=SimpleNamespace(has_input=lambda: False),
             _clock=SimpleNamespace(monotonic_ns=lambda: 0),
             core=SimpleNamespace(next_deadline_ns=lambda: None, wants_intake=True),
@@ -238,6 +265,7 @@ class BellExplorer:
             _poll=SimpleNamespace(poll=poll),
             _bell=SimpleNamespace(drain=lambda: memory.access(lambda: memory.set(bell=0))),
         )  # fmt: skip
+        return shard
 
 
 class _Rings:

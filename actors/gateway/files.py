@@ -149,7 +149,9 @@ class _Tray:
             self._records_left -= int(shown[:rows].sum())
             self._bytes_left -= int(run.batch.total_bytes.sum())
             self.runs.append(run)
-            self._hidden.append(hidden[hidden <= last])
+        # Also of frames that show nothing and are left out: a later frame may reach back over them, and who
+        # takes the reply apart knows nothing of them but this.
+        self._hidden.append(hidden[hidden <= last])
         self._passed += last - self.examined
         self.examined = last
 

@@ -170,6 +170,8 @@ class Removals:
         """topic_id -> when the caps of a topic with damaged records are looked at again, microseconds."""
         self._asked: list[Question] = []
         self._delete: Removal | CorruptData | None = None
+        self._delete_of: tuple[Topic, int] | None = None
+        """Topic and version that it was found for: it holds for no other."""
 
     # -- what is due ----------------------------------------------------------------------------------
 
@@ -261,12 +263,16 @@ class Removals:
 
     def question_of(self, message: m.RecordsDelete, now_us: int) -> list[Question]:
         """What has to be known for a delete; nothing when it is answered already, or will be refused."""
-        if self._delete is not None:
-            return []
         try:
             topic, wanted = self._checked(message)
         except (InvalidRequest, StaleEpoch, TopicNotFound):
             return []
+        # While there was no room for it, retention may have taken some of the same: asked once more, lest
+        # that is taken away twice.
+        of = self._delete_of
+        if self._delete is not None and of is not None and of[0] is topic and of[1] == topic.version:
+            return []
+        self._delete = None
         self._asked = [self._question(topic, now_us, [], wanted)]
         return self._asked
 
@@ -305,7 +311,7 @@ class Removals:
             elif isinstance(found, Learned):
                 raise Internal("storage answered another question", topic=question.topic.name)
             elif question.wanted is not None:
-                self._delete = found
+                self._delete, self._delete_of = found, (question.topic, question.topic.version)
             elif isinstance(found, CorruptData):
                 topic = question.topic
                 self._not_before[topic.topic_id] = topic.due_us = now_us + _RETRY_US

@@ -6,6 +6,7 @@ import pytest
 from removal_world import append, delete, read, started, state
 
 from actors.wal_shard import events as ev
+from actors.wal_shard.phases import Room
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     InvalidRequest,
@@ -561,3 +562,30 @@ def test_damage_refuses_the_delete_and_nothing_else(world):
     assert "damaged" in reply.message
     assert world.append("t", [b"x"], producer=4) == 3
     assert delete(world, "t", before=100).deleted == 3, "needs no look at the records"
+
+
+def test_what_a_delete_takes_is_found_anew_when_retention_came_between(world, monkeypatch):
+    """DL-24, X-9: while there was no room for it some of the same expired, and would be taken away twice."""
+    world.put("t", ttl_ms=10_000)
+    write(world, "t", 1, 2, 3)
+    world.clock.advance(8.0)
+    write(world, "t", 4, 5, 6)
+    core = world.run_of("t").core
+    find_room, kept = core._room_for, []
+
+    def no_room_at_first(event):
+        room = find_room(event)
+        if room is Room.NOW and isinstance(event.message, m.RecordsDelete) and not kept:
+            # It is decided, and has to wait for a file; meanwhile the first three expire.
+            kept.append(room)
+            world.clock.advance(4.0)
+            core.removals.want(core.directory.find("t"))
+            return Room.LATER
+        return room
+
+    monkeypatch.setattr(core, "_room_for", no_room_at_first)
+    assert delete(world, "t", seqs=[2, 3, 4]).deleted == 1
+    assert kept
+    found = state(world, "t")
+    assert (found.count, found.bytes) == (2, 2)
+    assert read(world, "t") == (Gap(1, 3, "ttl"), [5, 6])

@@ -56,6 +56,8 @@ FOUND = {
     205_787: "the verifier passed over the snapshot of the layout before while a shard of the next had one",
     7399420000200912: "a name's home forgot that a shard beside it had the topic, which was then made anew",
     7399420000201555: "a topic that was removed behind a snapshot nobody was told of was back",
+    7399420792100801: "records that expired while a delete waited for a file were taken away twice",
+    7399420792101334: "a gateway showed deleted records that a later frame holds once more",
     7399420000202462: "segments superseded by an unfinished checkpoint of another layout were lost with it",
     200_097: "(the judge: an answer that came when power was lost already)",
     201_397: "(the judge: a deletion that a loss of power undid)",

@@ -50,7 +50,7 @@ class Calls:
         self._made = 0
         self._rings: dict[bytes, _Ring] = {}
         self._order: list[_Ring] = []
-        self._first = 0
+        self._first = self._looked = 0
         self._look_ns = 0
         remove_leftovers(shm_dir, shard)
 
@@ -116,8 +116,9 @@ class Calls:
         if now_ns < self._look_ns or not self._order:
             return
         self._look_ns = now_ns + CALL_RING_LOOK_MS * 1_000_000
-        self._first = (self._first + 1) % len(self._order)
-        ring = self._order[self._first]
+        # A turn of its own: requests that keep moving the other one must not keep this one from any ring.
+        self._looked = (self._looked + 1) % len(self._order)
+        ring = self._order[self._looked]
         if ring.server.is_used():
             ring.is_met = True
         elif ring.is_met or now_ns - ring.made_ns > CALL_RING_GRACE_S * 1_000_000_000:

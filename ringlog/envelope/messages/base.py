@@ -1,0 +1,20 @@
+"""What all messages are, and the answer that refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=False):
+    """Base of all messages."""
+
+
+class ErrorReply(Message, frozen=True):
+    """The request was refused. `status` is an errors.Status; `detail` holds the facts."""
+
+    status: int
+    message: str
+    detail: dict[str, Any] = {}
+    outcome: str = "not_applied"

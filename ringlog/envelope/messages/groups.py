@@ -1,0 +1,249 @@
+"""Consumer groups: leases and places that outlive a shard."""
+
+from __future__ import annotations
+
+from ringlog.envelope.messages.base import Message
+
+
+class GroupOpen(Message, frozen=True):
+    """Make a consumer group of a topic, unless it is there (F25). `start` is the first position that a new
+    one gives out, moved to what there is; of one that is there nothing is changed."""
+
+    topic: str
+    group: str
+    mode: int
+    """1 leases records to members, 2 is read by one member at a time."""
+    tags: str = ""
+    """`=` and a tag, or `^` and how tags begin: members pass over everything else. Part of the key."""
+    start: int = 1
+    pending_max: int = 0
+    """Most positions given out and not done, of all members and of one; 0 = as many as there may be."""
+    member_max: int = 0
+    node: str = ""
+    """Who asks; a member of it from now on."""
+    make: bool = True
+    """False: GroupNotFound instead of making it."""
+
+
+class GroupInfo(Message, frozen=True):
+    """What a group is, and where."""
+
+    topic: str
+    group: str
+    """Its key: the name, and behind an `@` its filter, if it has one."""
+    name: str
+    mode: int
+    tags: str
+    created: bool
+    cursor: int
+    """No position from here on was given out."""
+    floor: int
+    """Everything up to here is done."""
+    pending: int
+    """Positions that were given out and are not done."""
+
+
+class GroupClaim(Message, frozen=True):
+    """Lease up to `max` positions of a group to `node`; answered with JobsClaimed. Fields as in JobsClaim."""
+
+    topic: str
+    group: str
+    node: str
+    max: int = 1
+    lease_ms: int = 0
+    """0 = the topic's."""
+    wait_ms: int = 0
+    min_idle_ms: int = 0
+    """Not 0: when nothing else is there, positions that another member did nothing about for so long."""
+    call: int = 0
+
+
+class GroupSteal(Message, frozen=True):
+    """Lease these positions (8 bytes each, little-endian, at most 1,000) to `node`, whoever holds them, as
+    far as they are pending and nothing was done about them for `min_idle_ms`; answered with JobsClaimed."""
+
+    topic: str
+    group: str
+    node: str
+    seqs: bytes
+    lease_ms: int = 0
+    min_idle_ms: int = 0
+    call: int = 0
+
+
+class GroupAck(Message, frozen=True):
+    """These positions are done for the group; answered with JobsAcked. Fields as in JobsAck."""
+
+    topic: str
+    group: str
+    node: str
+    seqs: bytes
+    tokens: bytes = b""
+    call: int = 0
+
+
+class GroupNack(Message, frozen=True):
+    """Give these back, to be ready now or after `delay_ms`; answered with JobsNacked."""
+
+    topic: str
+    group: str
+    node: str
+    seqs: bytes
+    tokens: bytes = b""
+    delay_ms: int = 0
+    call: int = 0
+
+
+class GroupExtend(Message, frozen=True):
+    """Hold these up to `lease_ms` from now; answered with JobsExtended."""
+
+    topic: str
+    group: str
+    node: str
+    seqs: bytes
+    tokens: bytes = b""
+    lease_ms: int = 0
+    call: int = 0
+
+
+class GroupLeave(Message, frozen=True):
+    """`node` leaves the group: what it holds is ready for others at once."""
+
+    topic: str
+    group: str
+    node: str
+
+
+class GroupLeft(Message, frozen=True):
+    """Reply; so many positions were given back."""
+
+    topic: str
+    released: int
+
+
+class GroupPending(Message, frozen=True):
+    """Which positions behind `after` were given out and are not done? Of one member, not touched for so long,
+    given out so often; at most `limit` runs (1,000)."""
+
+    topic: str
+    group: str
+    node: str = ""
+    idle_ms: int = 0
+    min_deliveries: int = 0
+    after: int = 0
+    limit: int = 100
+
+
+class GroupPendingReply(Message, frozen=True):
+    """Reply, ascending: rows [first, count, state, deliveries, first given, last given, until, place of the
+    member in `nodes`, token], times in milliseconds. A state is 1 leased, 2 delayed, 3 ready again; `until`
+    is when a lease or a delay ends."""
+
+    topic: str
+    rows: list[tuple[int, int, int, int, int, int, int, int, int]]
+    nodes: list[str]
+    more: bool
+    now_ms: int
+
+
+class GroupState(Message, frozen=True):
+    """How is this group?"""
+
+    topic: str
+    group: str
+
+
+class GroupStateReply(Message, frozen=True):
+    """Reply. `undelivered` records lie behind the cursor; of a stream group, behind what is committed.
+    `leased`, `delayed` and `returned` are pending."""
+
+    info: GroupInfo
+    head_seq: int
+    undelivered: int
+    leased: int
+    delayed: int
+    returned: int
+    waiting: int
+    """Claims that wait."""
+    members: list[tuple[str, int, int]]
+    """[name, when it was last heard of (milliseconds), positions it holds]"""
+    holder: str
+    """Of a stream group: who reads it."""
+    is_holding: bool
+    """The topic keeps records beyond its caps or its TTL for this group (retain_until_acked)."""
+
+
+class GroupList(Message, frozen=True):
+    """Which groups has this topic?"""
+
+    topic: str
+
+
+class GroupListReply(Message, frozen=True):
+    """Reply, by key."""
+
+    topic: str
+    groups: list[GroupInfo]
+
+
+class GroupSeek(Message, frozen=True):
+    """Go on from `cursor`, moved to what there is: nothing is pending, every lease has ended. Answered with
+    GroupInfo."""
+
+    topic: str
+    group: str
+    cursor: int
+
+
+class GroupTake(Message, frozen=True):
+    """`node` reads a stream group from now on, behind what is committed; who read it is told when he
+    commits."""
+
+    topic: str
+    group: str
+    node: str
+    call: int = 0
+
+
+class GroupTaken(Message, frozen=True):
+    """Reply; `token` fences the reader."""
+
+    topic: str
+    token: int
+    committed: int
+    epoch: int
+
+
+class GroupCommit(Message, frozen=True):
+    """Everything up to `committed` is done with, everything before `cursor` was delivered (F41, F67)."""
+
+    topic: str
+    group: str
+    token: int
+    committed: int
+    cursor: int
+
+
+class GroupCommitted(Message, frozen=True):
+    """Reply. Without `is_holder` nothing was committed: another member reads the group, or it was told to be
+    elsewhere."""
+
+    topic: str
+    committed: int
+    cursor: int
+    is_holder: bool
+
+
+class GroupDelete(Message, frozen=True):
+    """Remove a group. Its topic stays as it is."""
+
+    topic: str
+    group: str
+
+
+class GroupDeleted(Message, frozen=True):
+    """Reply; was it there?"""
+
+    topic: str
+    group: str
+    deleted: bool

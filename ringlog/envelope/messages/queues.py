@@ -1,0 +1,201 @@
+"""Jobs of queues, their leases, and what becomes of them."""
+
+from __future__ import annotations
+
+from ringlog.envelope.messages.base import Message
+
+
+class JobsClaim(Message, frozen=True):
+    """Lease up to `max` jobs to `node` (semantics 21.2); an empty answer says that there was none within
+    `wait_ms`. `call` is a number of this request alone (0 = none): sent again, it has the same answer."""
+
+    topic: str
+    node: str
+    max: int = 1
+    lease_ms: int = 0
+    """0 = the topic's."""
+    wait_ms: int = 0
+    call: int = 0
+    pid: int = 0
+    """The process that claims, and when it began (lives.py): when it dies, its jobs are ready at once. 0: the
+    leases end by themselves. A gateway passes on 0."""
+    born: int = 0
+
+
+class JobsClaimed(Message, frozen=True):
+    """Reply, ascending: rows [first, count, deliveries, token] of jobs that follow each other, and so do
+    their tokens. All are held up to `deadline`, milliseconds. Who can read the files reads the jobs there; a
+    gateway attaches `frames` that hold them, sealed under seed 0."""
+
+    topic: str
+    topic_id: int
+    epoch: int
+    deadline: int
+    ready: int
+    """Jobs that are left."""
+    runs: list[tuple[int, int, int, int]]
+    frames: int = 0
+    lease_ms: int = 0
+    """How long they are held from when they were given."""
+
+
+class JobsAck(Message, frozen=True):
+    """These jobs are done: delete them (semantics 21.3). Numbers and tokens are 8 bytes each, little-endian,
+    at most 1,000; without `tokens`, or where one is 0, `node` alone decides."""
+
+    topic: str
+    node: str
+    seqs: bytes
+    tokens: bytes = b""
+    in_time: bool = False
+    """It was first sent before the leases ended, as far as their holder knows; this is believed only where a
+    restart of the shard forgot them."""
+    call: int = 0
+
+
+class JobsAcked(Message, frozen=True):
+    """Reply, when the deletion is as durable as the topic's class asks. `skipped`: numbers that were not
+    held, 8 bytes each, in the order of the request."""
+
+    topic: str
+    acked: int
+    skipped: bytes
+    ready: int
+    in_flight: int
+
+
+class JobsNack(Message, frozen=True):
+    """Give these jobs back, to be ready now or after `delay_ms` (semantics 21.4). Fields as in JobsAck."""
+
+    topic: str
+    node: str
+    seqs: bytes
+    tokens: bytes = b""
+    delay_ms: int = 0
+    call: int = 0
+
+
+class JobsNacked(Message, frozen=True):
+    """Reply; `skipped` as in JobsAcked."""
+
+    topic: str
+    nacked: int
+    skipped: bytes
+    ready: int
+    in_flight: int
+
+
+class JobsExtend(Message, frozen=True):
+    """Hold these jobs up to `lease_ms` from now (semantics 21.5). Fields as in JobsAck."""
+
+    topic: str
+    node: str
+    seqs: bytes
+    tokens: bytes = b""
+    lease_ms: int = 0
+    """0 = the topic's."""
+    call: int = 0
+
+
+class JobsExtended(Message, frozen=True):
+    """Reply: `extended` jobs are held up to `deadline`, milliseconds; `skipped` as in JobsAcked."""
+
+    topic: str
+    extended: int
+    skipped: bytes
+    deadline: int
+
+
+class JobsReject(Message, frozen=True):
+    """These jobs are to go to the queue's dead letters at once; refused where there are none. Fields as in
+    JobsAck."""
+
+    topic: str
+    node: str
+    seqs: bytes
+    tokens: bytes = b""
+    reason: str = ""
+    call: int = 0
+
+
+class JobsRejected(Message, frozen=True):
+    """Reply; `skipped` as in JobsAcked. They are moved soon."""
+
+    topic: str
+    rejected: int
+    skipped: bytes
+
+
+class QueueStats(Message, frozen=True):
+    """How many jobs are in which state? (QS-1)"""
+
+    topic: str
+
+
+class QueueStatsReply(Message, frozen=True):
+    """Reply; `waiting` claims wait for jobs."""
+
+    topic: str
+    ready: int
+    in_flight: int
+    delayed: int
+    dead_lettered: int
+    waiting: int
+    oldest_ready_ms: int = -1
+    """How long ago the oldest job was put that is ready; -1 = none is."""
+    wait_p99_ms: int = 0
+    """99 in 100 jobs that were handed out lately had waited no longer than this for the first time."""
+    promoted: int = 0
+    """Jobs that were handed out before more urgent ones, for their long wait."""
+
+
+class SpentAsk(Message, frozen=True):
+    """Scheduler -> shard: which jobs had all their deliveries (QD-1)? Of the first queue behind `after`, a
+    topic's id."""
+
+    after: int = 0
+
+
+class SpentJobs(Message, frozen=True):
+    """Reply: rows [first, count, deliveries] of jobs of one queue that are set aside, to be moved to the
+    topic `dead_letter`; no topic = there are none."""
+
+    topic: str = ""
+    topic_id: int = 0
+    epoch: int = 0
+    dead_letter: str = ""
+    runs: list[tuple[int, int, int]] = []
+    reasons: dict[int, str] = {}
+    """Why those of them were rejected that were."""
+
+
+class SpentMoved(Message, frozen=True):
+    """Scheduler -> shard: copies of these jobs (8 bytes each, little-endian) are durable, so delete them."""
+
+    topic: str
+    topic_id: int
+    seqs: bytes
+
+
+class SpentGone(Message, frozen=True):
+    """Reply, when the deletion is durable; `moved` were still set aside."""
+
+    topic: str
+    moved: int
+
+
+class LettersRedrive(Message, frozen=True):
+    """Client -> scheduler 0, gateway: put these dead letters (numbers in the dead-letter topic, 8 bytes each,
+    little-endian, at most 256) back into the queue they came from, and delete them there."""
+
+    topic: str
+    seqs: bytes
+
+
+class LettersRedriven(Message, frozen=True):
+    """Reply, when the copies are durable and the letters deleted: `moved` went, `repeated` of them had been
+    copied before. Those named that are missing, or came from elsewhere, are none."""
+
+    topic: str
+    moved: int
+    repeated: int

@@ -1,0 +1,190 @@
+"""Routers, between clients, schedulers and shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringlog.envelope.messages.base import Message
+
+
+class RouterCreate(Message, frozen=True):
+    """Forward what is published to `source` from here on to `dest` (RT-1, RT-2). The same router again
+    changes its other fields and keeps its place."""
+
+    router: str
+    source: str
+    dest: str
+    filter: Any = None
+    """A tag, a prefix ending in `*`, or ["tag", "Eq", value], ["tag", "Glob", "prefix*"]."""
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    allow_cycle: bool = False
+    guarantee: str = "at_least_once"
+
+
+class RouterInfo(Message, frozen=True):
+    """A router as it stands. Reply to RouterCreate and RouterGet."""
+
+    router: str
+    source: str
+    dest: str
+    created: bool = False
+    filter: Any = None
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    allow_cycle: bool = False
+    guarantee: str = "at_least_once"
+    cursor: int = 0
+    """Position of the source up to which everything was forwarded, or passed over."""
+    lag: int = 0
+    """Positions of the source behind it."""
+    forwarded_total: int = 0
+
+
+class RouterGet(Message, frozen=True):
+    """How is this router? With `settle_ms` the answer waits so long at most until it has dealt with its
+    source up to `until`, or, with 0, up to what is its head when it is asked (RT-20)."""
+
+    router: str
+    settle_ms: int = 0
+    until: int = 0
+
+
+class RouterList(Message, frozen=True):
+    """Routers by name behind `after`, at most `page_size`; of one source, or one destination, if named."""
+
+    prefix: str = ""
+    source: str = ""
+    dest: str = ""
+    after: str = ""
+    page_size: int = 100
+
+
+class RouterListReply(Message, frozen=True):
+    """One page; `more` = further names exist."""
+
+    routers: list[RouterInfo]
+    more: bool = False
+
+
+class RouterDelete(Message, frozen=True):
+    """Forward no more. What was copied stays."""
+
+    router: str
+
+
+class RouterDeleted(Message, frozen=True):
+    """No copy appears behind this. `deleted` is false when there was no such router."""
+
+    router: str
+    deleted: bool
+
+
+class RouterFacts(Message, frozen=True):
+    """A router as its destination's shard keeps it."""
+
+    router: int
+    """Its number, never used twice."""
+    name: str
+    source: str
+    source_id: int
+    source_epoch: int
+    dest: str
+    dest_id: int
+    flags: int
+    filter: str
+    cursor: int
+    forwarded: int = 0
+    durability: int = 0
+    """Class of the destination, at present."""
+
+
+class RouterPut(Message, frozen=True):
+    """Scheduler -> shard of the destination: make the router, or change the one of this number. Answered with
+    the RouterFacts in force."""
+
+    facts: RouterFacts
+
+
+class RouterDrop(Message, frozen=True):
+    """Scheduler -> shard of the destination: this router is no more."""
+
+    dest_id: int
+    router: int
+
+
+class RouterDropped(Message, frozen=True):
+    """Reply; `dropped` is false when there was none."""
+
+    router: int
+    dropped: bool
+
+
+class RouterTell(Message, frozen=True):
+    """Scheduler 0 -> the scheduler of the source: a router was made or changed, or is no more."""
+
+    facts: RouterFacts
+    is_gone: bool = False
+
+
+class RouterTold(Message, frozen=True):
+    """Reply."""
+
+    router: int
+
+
+class RoutersAsk(Message, frozen=True):
+    """Scheduler -> shard: which routers lead to topics of yours? By number behind `after`."""
+
+    after: int = 0
+    page_size: int = 1_000
+
+
+class RoutersReply(Message, frozen=True):
+    """One page of one shard; `more` = further ones exist."""
+
+    routers: list[RouterFacts]
+    more: bool = False
+
+
+class RouteRow(Message, frozen=True):
+    """One router's part in a pass: it is at `start` of its source and will be at `stop`."""
+
+    router: int
+    dest_id: int
+    start: int
+    stop: int
+    frame: int = -1
+    """Which of the attached frames holds its copies; -1 = there is nothing to copy."""
+    lost: int = 0
+    """So many positions of the source went before they were forwarded; then there are no copies (RT-23)."""
+
+
+class Route(Message, frozen=True):
+    """Scheduler -> shard of the destinations: append these copies. The attached part holds `frames` appends
+    of no topic, each stored once for all rows that name it; their records came through `hops` routers, this
+    one counted. A row applies if its router is at `start`, and then wholly."""
+
+    rows: list[RouteRow]
+    frames: int
+    hops: int = 1
+
+
+class RoutedRow(Message, frozen=True):
+    """What became of a row: 0 done, 1 there is no such router, 2 it is elsewhere, 3 its destination is
+    full, 4 its destination takes nothing at present. With 3 there is room for so many records and bytes."""
+
+    fate: int
+    cursor: int = 0
+    durability: int = -1
+    """Class of the destination, at present; -1 = there is none."""
+    records: int = 0
+    bytes: int = 0
+
+
+class Routed(Message, frozen=True):
+    """Reply to Route, row by row, when the copies are as durable as their destinations ask."""
+
+    rows: list[RoutedRow]

@@ -1,0 +1,92 @@
+"""Topics: making, finding, changing and removing them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringlog.envelope.messages.base import Message
+
+
+class TopicPut(Message, frozen=True):
+    """Create or configure a topic (T-1..T-7). `config` holds fields of semantics section 5 by name."""
+
+    topic: str
+    config: dict[str, Any] = {}
+    mode: str = "upsert"
+    """`upsert` = PUT; `create` refuses nothing but leaves an existing topic as it is; `merge` changes
+    only the named fields of an existing topic and is topic_not_found for an absent one."""
+
+
+class TopicInfo(Message, frozen=True):
+    """A topic as it stands: identity, place and configuration. Also the reply to TopicPut."""
+
+    topic: str
+    topic_id: int
+    epoch: int
+    shard: int
+    slot: int
+    """Index of its slot in the shard's topic table on the board."""
+    created: bool
+    config: dict[str, Any]
+
+
+class TopicResolve(Message, frozen=True):
+    """Who is this topic? Never creates."""
+
+    topic: str
+
+
+class TopicState(Message, frozen=True):
+    """State of a topic (TS-1); never creates. `touch` refreshes last_read_ts."""
+
+    topic: str
+    touch: bool = True
+
+
+class TopicStateReply(Message, frozen=True):
+    """Fields of semantics section 6, milliseconds for stamps."""
+
+    topic: str
+    topic_id: int
+    epoch: int
+    shard: int
+    type: str
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    evict_floor: int
+    last_write_ts: int | None
+    last_read_ts: int | None
+    config: dict[str, Any]
+    held_by: str = ""
+    """The consumer group for which records stay that caps or TTL would have taken (retain_until_acked)."""
+
+
+class TopicList(Message, frozen=True):
+    """Names after `after`, in byte order, at most `page_size` (T-10..T-14). One shard's share."""
+
+    prefix: str = ""
+    after: str = ""
+    page_size: int = 100
+
+
+class TopicListReply(Message, frozen=True):
+    """One page of one shard; `more` = further names exist."""
+
+    topics: list[TopicStateReply]
+    more: bool
+
+
+class TopicDelete(Message, frozen=True):
+    """Remove a topic and all it holds (T-15..T-18)."""
+
+    topic: str
+    if_empty: bool = False
+
+
+class TopicDeleted(Message, frozen=True):
+    """`deleted` is false when there was no such topic."""
+
+    topic: str
+    deleted: bool

@@ -236,6 +236,12 @@ CLAIM_JOBS_MAX = 1_000
 """Jobs of one claim; a larger wish is cut to it (N-7)."""
 JOBS_PER_REQUEST_MAX = 1_000
 """Jobs that one ack, nack or extend names; more are BatchTooLarge."""
+JOB_SIZE_BLOCK = 1_024
+"""Jobs whose sizes are asked for together; a power of two."""
+JOB_SIZE_BLOCKS_AT_ONCE = 16
+"""Blocks that the jobs of one ack may lie in for that; those further apart are asked for by themselves."""
+JOB_SIZE_BLOCKS_MAX = 256
+"""Blocks whose sizes a shard remembers, 1 MiB; what was not needed for longest is asked for again."""
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 86_400_000
 NACK_DELAY_MS_MAX = 86_400_000

@@ -21,6 +21,7 @@ import numpy as np
 from pyroaring import BitMap64
 
 from actors.wal_shard.group import Group
+from actors.wal_shard.job_sizes import JobSizes
 from actors.wal_shard.queue_numbers import DEAD_LETTERED, QueueNumbers, live_count
 from actors.wal_shard.removal import Learn, Learned, Question, Removals
 from actors.wal_shard.waiting import Waiting
@@ -88,6 +89,9 @@ class Queues:
         """Latest answers, by the number of their request."""
         self._answer_rows = 0
         self._decided: _Decided | None = None
+        self._sizes = JobSizes()
+        self._sizes_asked: m.Message | None = None
+        """The request for which sizes were asked for, once."""
         self.has_mover = False
         """Is there a scheduler that moves jobs to the dead letters? Without one jobs come back for ever."""
         self.set_aside = 0
@@ -218,9 +222,31 @@ class Queues:
             return []  # Its handler says so.
         if not len(matched.leased):
             return []
+        numbers = _numbers(matched.leased)
+        removal = self._known_removal(topic, matched.leased, numbers)
+        if removal is None and self._sizes_asked is not message:
+            self._sizes_asked = message
+            span = self._sizes.to_ask_for(matched.leased, topic.head_seq)
+            if span is not None and topic.config.durability != Durability.EPHEMERAL:
+                learn = Learn(*span, has_sizes=True)
+                return self._removals.questions_to_learn([(topic, learn)], now_us)
         changes = self._queue(topic).changes
         self._decided = _Decided(message, topic, topic.version, changes, matched)
-        return [self._removals.question_about(topic, _numbers(matched.leased), now_us)]
+        if removal is None:
+            return [self._removals.question_about(topic, numbers, now_us)]
+        self._removals.know_delete(topic, removal)
+        return []
+
+    def _known_removal(self, topic: Topic, seqs: I64, numbers: BitMap64) -> Removal | None:
+        """What storage would answer, if that is known. Of an ephemeral topic it has to say more."""
+        if topic.config.durability == Durability.EPHEMERAL or int(seqs[0]) < front_of(topic):
+            return None
+        if topic.dead is not None and topic.dead.intersect(numbers):
+            return None
+        accounted = self._sizes.total(topic.topic_id, seqs)
+        if accounted is None:
+            return None
+        return Removal(seqs=numbers, records=len(seqs), bytes=accounted)
 
     def _to_delete(self, message: m.JobsAck | m.SpentMoved, now_us: int) -> tuple[Topic, Matched]:
         if isinstance(message, m.SpentMoved):
@@ -263,7 +289,7 @@ class Queues:
         )
 
     def _found_out(self, matched: Matched) -> Removal | None:
-        """What storage said of these jobs; raises Internal."""
+        """What is to leave with these jobs; raises Internal."""
         found = self._removals.take_delete()
         if isinstance(found, CorruptData):
             raise Internal("stored records are damaged, so no job was deleted", reason=str(found))
@@ -407,7 +433,11 @@ class Queues:
         topic, learn = question.topic, question.learn
         if self._directory.by_id.get(topic.topic_id) is not topic or learn is None:
             return
-        if isinstance(found, CorruptData):
+        if learn.has_sizes:
+            # What lies beside damage may be whole: then each ack asks for its own jobs alone.
+            if not isinstance(found, CorruptData):
+                self._sizes.learn(topic.topic_id, *found.sizes)
+        elif isinstance(found, CorruptData):
             self._damaged[topic.topic_id] = found
             self.waiting.dismiss(_damage(topic, found), topic.topic_id)
         elif learn.put:
@@ -534,6 +564,7 @@ class Queues:
         self._queues.pop(topic.topic_id, None)
         self._damaged.pop(topic.topic_id, None)
         self._put_us.pop(topic.topic_id, None)
+        self._sizes.forget(topic.topic_id)
         self.numbers.forget(topic.topic_id)
         self.waiting.dismiss(TopicNotFound("no such topic", topic=topic.name), topic.topic_id)
 

@@ -381,6 +381,8 @@ class Queue:
         holder = self._holders.find(node)
         if len(seqs) == 1:
             return self._match_one(seqs, 0 if tokens is None else int(tokens[0]), holder)
+        if self._is_one_lease(seqs, tokens, holder):
+            return Matched(seqs, _NONE, _NONE)
         order = np.argsort(seqs, kind="stable")
         ascending = seqs[order]
         given = None if tokens is None else tokens[order]
@@ -403,6 +405,23 @@ class Queue:
         passed = np.ones(len(seqs), np.bool_)
         passed[order[leased | gone]] = False
         return Matched(ascending[leased], ascending[gone], seqs[passed])
+
+    def _is_one_lease(self, seqs: I64, tokens: U64 | None, holder: int) -> bool:
+        """Are these jobs that were claimed together, in order, and are they all held still? Mostly so."""
+        count, first = len(seqs), int(seqs[0]) if len(seqs) else 0
+        if not count or int(seqs[-1]) - first != count - 1:
+            return False
+        runs = self.runs
+        row = runs.find(first)
+        if row < 0 or first + count > runs.stop[row]:
+            return False
+        if runs.state[row] != LEASED or runs.holder[row] != holder:
+            return False
+        steps = np.arange(count)
+        if not np.array_equal(seqs, first + steps):
+            return False
+        token = runs.token[row] + first - runs.first[row]
+        return tokens is None or np.array_equal(tokens, np.uint64(token) + steps.astype(np.uint64))
 
     def _match_one(self, seqs: I64, token: int, holder: int) -> Matched:
         """The same for one job, which is all latency."""

@@ -39,6 +39,11 @@ SEED_STEP = 1_000_003
 """Seeds of later passes: far from those of the entries, which are small."""
 ROUND_STEP = 7_919
 """Seeds of later rounds of one pass."""
+REST_MARGIN = 1.25
+"""A later round gets so many times as long as the rounds before took for as much."""
+REST_SHARE_MIN = 0.15
+REST_S_MIN = 10.0
+"""Of a class's time at least this share, and so long: much of a shorter round would be its start."""
 
 
 @dataclass(slots=True)
@@ -128,17 +133,34 @@ def run_plan(
     return report
 
 
-def run_rounds(entry: Entry, seed: int, once: Callable[[int], Verdict]) -> Verdict:
-    """Run one class (`once` with a seed) until its floors are reached, ROUNDS_MAX times at most.
+def run_rounds(entry: Entry, seed: int, once: Callable[[int, float], Verdict]) -> Verdict:
+    """Run one class (`once` with a seed and seconds) until its floors are reached, ROUNDS_MAX times at most.
 
     Only a lack of work is made up for: whatever else is wrong ends it at once.
     """
-    done = once(seed)
+    done, spent_s = once(seed, entry.seconds), entry.seconds
     for number in range(1, ROUNDS_MAX):
         if not done.wrong or done.wrong != _short(entry, done.account):
             break
-        done = _together(entry, done, once(seed + number * ROUND_STEP))
+        seconds = _rest_s(entry, done.account, spent_s)
+        done = _together(entry, done, once(seed + number * ROUND_STEP, seconds))
+        spent_s += seconds
     return done
+
+
+def _rest_s(entry: Entry, account: Account, spent_s: float) -> float:
+    """How long what is missing will take, by what was done in `spent_s`; no longer than the first round.
+
+    What was not done at all, and different things, of which another round may do the same, need a whole one.
+    """
+    wanted_s = max(REST_SHARE_MIN * entry.seconds, REST_S_MIN)
+    for what, floor in entry.floors.items():
+        done = account.counts[what]
+        if done < floor:
+            is_whole = not done or what in entry.distinct
+            rest_s = entry.seconds if is_whole else REST_MARGIN * spent_s * (floor - done) / done
+            wanted_s = max(wanted_s, rest_s)
+    return min(wanted_s, entry.seconds)
 
 
 def _together(entry: Entry, before: Verdict, after: Verdict) -> Verdict:
@@ -160,8 +182,8 @@ def _together(entry: Entry, before: Verdict, after: Verdict) -> Verdict:
     )  # fmt: skip
 
 
-def _run_entry_at(entry: Entry, work: Path, seed: int) -> Verdict:
-    return run_entry(entry, work, seed=seed)
+def _run_entry_at(entry: Entry, work: Path, seed: int, seconds: float) -> Verdict:
+    return run_entry(msgspec.structs.replace(entry, seconds=seconds), work, seed=seed)
 
 
 def run_entry(

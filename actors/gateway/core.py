@@ -3,7 +3,8 @@
 A request is checked in this order: who asks, is there room, may they, is it well-formed (A-13). Then it
 becomes a *flow*: a generator that yields the effects it needs one at a time, is resumed with their
 completions, and returns the reply. Holding a flow costs no thread, and a flow that waits for records
-holds nothing that could block a write (DR-22).
+holds nothing that could block a write (DR-22). Appends are in appends.py, reads in reads.py, claims in
+jobs.py, routers in routing.py; what they are made of is in flows.py.
 
 G1  nothing reaches a shard that `auth.authorise` did not let pass.
 G2  a client's appends to one topic reach the shard in the order they were sent: producer numbers must
@@ -17,30 +18,29 @@ G5  requests held never exceed the bounds, for one connection, for one key, for 
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from actors.gateway import events as ev
+from actors.gateway.appends import AppendFlows
 from actors.gateway.auth import (
     LOCAL_ID,
     OWNER,
     KeyRing,
     Principal,
     authorise,
-    needs_admin_to_create,
 )
-from actors.gateway.inspect import SentFrames, check_frames
+from actors.gateway.flows import Asker, Enter, Request, Resolve
 from actors.gateway.intake import Flow, Intake
 from actors.gateway.jobs import JobFlows
-from actors.gateway.replies import error_reply, is_still_held, plan_of, read_reply
+from actors.gateway.reads import ReadFlows
+from actors.gateway.replies import error_reply
 from actors.gateway.routing import RouterFlows
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     ExitCode,
-    Forbidden,
     InvalidRequest,
     NotReady,
     Refused,
@@ -59,23 +59,14 @@ from ringlog.limits import (
     GATEWAY_REQUESTS_PER_CONNECTION_MAX,
     GATEWAY_REQUESTS_PER_KEY_MAX,
     LIST_PAGE_MAX,
-    READ_BYTES_DEFAULT,
     READ_BYTES_MAX,
-    READ_LIMIT_DEFAULT,
     READ_LIMIT_MAX,
     REQUEST_BYTES_MAX,
     SEQ_MAX,
-    WAIT_MS_MAX,
 )
 from ringlog.topic.names import home_shard
-from ringlog.topic.tombstone import ReadPlan
 
-_TOPICS_CACHED_MAX = 10_000
 _RETRY_AFTER_MS = 50
-_MS = 1_000_000
-_COLD_READS_MAX = 8
-"""Asks of the relocator for one reply: a frame's length is known only when its beginning is there."""
-
 
 _OF_SCHEDULERS = (
     m.Subscribe, m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.LettersRedrive,
@@ -96,80 +87,35 @@ class Identity:
     """A frame larger than this goes to its shard by socket."""
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    """One request being answered."""
-
-    client: bytes
-    corr: int
-    message: Any
-    principal: Principal
-    data: Any
-    flow: Flow | None = None
-    deadline_ns: int = 0
-    """While it waits for records: when it stops waiting."""
-
-    @property
-    def bytes(self) -> int:
-        return len(self.data) if self.data is not None else 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Resolve:
-    """Asked for by flows: who is this topic? Those who ask together are answered in order (G2)."""
-
-    topic: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Enter:
-    """Asked for by appends: my turn on this way to the shard (G2)."""
-
-    by_socket: bool
-
-
-@dataclass(slots=True)
-class _Lane:
-    """Appends of one connection to one topic. The two ways to the shard must not overtake one another."""
-
-    by_ring: int = 0
-    by_socket: int = 0
-    parked: deque[tuple[_Request, bool]] = field(default_factory=deque)
-
-    def admits(self, *, by_socket: bool) -> bool:
-        # One at a time by socket: a shard that is not ready has it sent again, behind later ones.
-        return not self.by_socket and not (by_socket and self.by_ring)
-
-
 class Gateway:
     """State machine of one gateway. `requests_held` and the counters are for the board and for tests."""
 
     def __init__(self, identity: Identity, keys: KeyRing) -> None:
         self._identity = identity
         self._keys = keys
-        self._now_ns = self._now_us = 0
-        self._is_draining = False
+        self._asker = Asker()
         self._is_stopped = False
-        self._ticket = 0
         self._effects: list[Any] = []
-        self._waiting: dict[int, _Request] = {}
+        self._waiting: dict[int, Request] = {}
         self._deadlines: list[tuple[int, int]] = []
-        self._topics: dict[str, m.TopicInfo] = {}
-        self._resolving: dict[str, list[_Request]] = {}
+        self._resolving: dict[str, list[Request]] = {}
         self._resolve_tickets: dict[int, tuple[str, bool]] = {}
-        self._lanes: dict[tuple[bytes, str], _Lane] = {}
-        self._held: dict[_Request, None] = {}
+        self._held: dict[Request, None] = {}
         self._per_client: dict[bytes, list[int]] = {}
         self._per_key: dict[str, int] = {}
         self._bytes = 0
         self._intake = Intake()
-        self._routing = RouterFlows(self._ask_scheduler, lambda topic: self._topics.pop(topic, None))
+        self._appends = AppendFlows(
+            self._asker, self._intake, identity.shards, identity.ring_frame_bytes_max, self._advance
+        )
+        self._reads = ReadFlows(self._asker, self._wait_until)
+        self._routing = RouterFlows(self._asker.ask_scheduler, self._asker.forget)
         self._jobs = JobFlows(
             self._at_shard,
-            lambda read: self._locate(read, read.after, read.epoch),
-            lambda read, located, plan: self._read_files(read, located, plan, self._now_us),
+            lambda read: self._reads.locate(read, read.after, read.epoch),
+            lambda read, located, plan: self._reads.read_files(read, located, plan, self._asker.now_us),
         )
-        self._gone: set[_Request] = set()
+        self._gone: set[Request] = set()
         self.answered = 0
         self.refused = 0
 
@@ -187,7 +133,7 @@ class Gateway:
         """Take events in order; return the effects wanted, in order."""
         for event in events:
             self._take(event)
-        if self._is_draining and not self._held and not self._is_stopped:
+        if self._asker.is_draining and not self._held and not self._is_stopped:
             self._is_stopped = True
             self._effects.append(Stop(ExitCode.OK, "drained"))
         effects, self._effects = self._effects, []
@@ -208,8 +154,7 @@ class Gateway:
         taken = [self._intake.held(shard) for shard in range(self._identity.shards)]
         assert sum(appends for appends, _ in taken) <= len(self._held)
         assert sum(size for _, size in taken) <= self._bytes
-        running = [lane.by_ring + lane.by_socket + len(lane.parked) for lane in self._lanes.values()]
-        assert all(running)
+        self._appends.check()
 
     # -- events ---------------------------------------------------------------------------------------
 
@@ -245,9 +190,9 @@ class Gateway:
                 self._drain()
 
     def _tick(self, tick: Tick) -> None:
-        self._now_ns = tick.monotonic_ns
-        self._now_us = tick.now_us
-        while (due := self.next_deadline_ns()) is not None and due <= self._now_ns:
+        self._asker.now_ns = tick.monotonic_ns
+        self._asker.now_us = tick.now_us
+        while (due := self.next_deadline_ns()) is not None and due <= self._asker.now_ns:
             _, ticket = heapq.heappop(self._deadlines)
             self._effects.append(ev.Unwatch(ticket))
             self._resume(ticket, False)
@@ -272,14 +217,14 @@ class Gateway:
         except Refused as e:
             self._refuse(asked.client, asked.corr, e)
             return
-        request = _Request(asked.client, asked.corr, asked.message, principal, asked.attachment)
+        request = Request(asked.client, asked.corr, asked.message, principal, asked.attachment)
         self._hold(request)
         request.flow = self._flow(request)
         self._advance(request, None)
 
     def _admit(self, asked: ev.Asked, principal: Principal) -> None:
         """G5; raises Throttled or ShuttingDown."""
-        if self._is_draining:
+        if self._asker.is_draining:
             raise ShuttingDown("the engine is stopping")
         count, held = self._per_client.get(asked.client, (0, 0))
         size = len(asked.attachment) if asked.attachment is not None else 0
@@ -302,7 +247,7 @@ class Gateway:
         self._gone.update(request for request in self._held if request.client == client)
 
     def _drain(self) -> None:
-        self._is_draining = True
+        self._asker.is_draining = True
         for ticket, request in list(self._waiting.items()):
             if request.deadline_ns:
                 self._effects.append(ev.Unwatch(ticket))
@@ -318,7 +263,7 @@ class Gateway:
             request.deadline_ns = 0
             self._advance(request, value)
 
-    def _advance(self, request: _Request, value: Any) -> None:
+    def _advance(self, request: Request, value: Any) -> None:
         """Run a flow until it yields an effect for the shell, or is parked, or has its reply."""
         assert request.flow is not None
         try:
@@ -337,22 +282,22 @@ class Gateway:
             self._gone.discard(request)
             return
         match wanted:
-            case _Resolve():
+            case Resolve():
                 self._resolve(request, wanted.topic)
-            case _Enter():
-                self._enter(request, by_socket=wanted.by_socket)
+            case Enter():
+                self._appends.enter(request, by_socket=wanted.by_socket)
             case _:
                 self._waiting[wanted.ticket] = request
                 self._effects.append(wanted)
 
-    def _flow(self, request: _Request) -> Flow:
+    def _flow(self, request: Request) -> Flow:
         match request.message:
             case m.Append():
-                return self._append(request)
+                return self._appends.append(request)
             case m.Read():
-                return self._read(request)
+                return self._reads.read(request)
             case m.SeekTime():
-                return self._seek_time(request.message)
+                return self._reads.seek_time(request.message)
             case m.TopicList():
                 return self._list(request)
             case m.TopicPut() | m.TopicResolve():
@@ -390,13 +335,13 @@ class Gateway:
     def _at_home(self, message: Any) -> Flow:
         """Creating and finding happen where the name is at home, or where that shard points to."""
         shard = home_shard(message.topic, self._identity.shards)
-        answer = yield self._ask(shard, message)
+        answer = yield self._asker.ask(shard, message)
         if _is_pointer(answer):
-            answer = yield self._ask(answer.shard, message)
+            answer = yield self._asker.ask(answer.shard, message)
         if _is_pointer(answer):
             raise _disagreeing(message.topic)
         if isinstance(answer, m.TopicInfo):
-            self._remember(answer)
+            self._asker.remember(answer)
         return answer, None
 
     def _at_shard(self, message: Any) -> Flow:
@@ -404,228 +349,50 @@ class Gateway:
         if isinstance(message, m.RecordsDelete) and message.seqs:
             raise InvalidRequest("records are deleted below a position or by tag", topic=message.topic)
         try:
-            info = yield _Resolve(message.topic)
+            info = yield Resolve(message.topic)
         except TopicNotFound:
             if isinstance(message, m.TopicDelete):
                 return m.TopicDeleted(message.topic, False), None
             raise
         try:
-            answer = yield self._ask(info.shard, message)
+            answer = yield self._asker.ask(info.shard, message)
         except (TopicNotFound, StaleEpoch):
-            self._topics.pop(message.topic, None)
+            self._asker.forget(message.topic)
             raise
         if isinstance(message, m.TopicDelete):
-            self._topics.pop(message.topic, None)
+            self._asker.forget(message.topic)
         return answer, None
-
-    def _ask(self, shard: int, message: m.Message, attachment: Any = None) -> ev.AskShard:
-        return ev.AskShard(self._next_ticket(), shard, message, attachment)
-
-    def _ask_scheduler(self, message: m.Message) -> ev.AskShard:
-        """Schedulers stop with us, and may not answer."""
-        self._require_schedulers()
-        return self._ask(ev.SCHEDULER, message)
-
-    def _require_schedulers(self) -> None:
-        if self._is_draining:
-            raise ShuttingDown("the engine is stopping")
-
-    def _next_ticket(self) -> int:
-        self._ticket += 1
-        return self._ticket
 
     # -- resolving ------------------------------------------------------------------------------------
 
-    def _resolve(self, request: _Request, topic: str) -> None:
-        info = self._topics.get(topic)
+    def _resolve(self, request: Request, topic: str) -> None:
+        info = self._asker.known(topic)
         if info is not None:
             self._advance(request, info)
             return
         waiters = self._resolving.setdefault(topic, [])
         waiters.append(request)
         if len(waiters) == 1:
-            asked = self._ask(home_shard(topic, self._identity.shards), m.TopicResolve(topic))
+            asked = self._asker.ask(home_shard(topic, self._identity.shards), m.TopicResolve(topic))
             self._resolve_tickets[asked.ticket] = topic, True
             self._effects.append(asked)
 
     def _resolved(self, event: ev.ShardAnswered) -> None:
         topic, is_home = self._resolve_tickets.pop(event.ticket)
         if is_home and _is_pointer(event.message):
-            asked = self._ask(event.message.shard, m.TopicResolve(topic))
+            asked = self._asker.ask(event.message.shard, m.TopicResolve(topic))
             self._resolve_tickets[asked.ticket] = topic, False
             self._effects.append(asked)
             return
         error = _disagreeing(topic) if _is_pointer(event.message) else event.error
         if error is None and isinstance(event.message, m.TopicInfo):
-            self._remember(event.message)
+            self._asker.remember(event.message)
         for request in self._resolving.pop(topic):
             self._advance(request, error or event.message)
 
-    def _remember(self, info: m.TopicInfo) -> None:
-        if len(self._topics) >= _TOPICS_CACHED_MAX:
-            self._topics.pop(next(iter(self._topics)))
-        self._topics[info.topic] = info
-
-    # -- appending ------------------------------------------------------------------------------------
-
-    def _append(self, request: _Request) -> Flow:
-        message: m.Append = request.message
-        sent = check_frames(message, request.data)
-        if message.create and (sent.topic_id == 0 or message.config is not None):
-            return (yield from self._append_creating(request))
-        info = yield _Resolve(message.topic)
-        if sent.topic_id not in {0, info.topic_id}:
-            # Our memory of the name may be older than the client's.
-            self._topics.pop(message.topic, None)
-            info = yield _Resolve(message.topic)
-        if sent.topic_id not in {0, info.topic_id}:
-            raise StaleEpoch(
-                "the frames were made for another topic or another life of it", topic=message.topic
-            )
-        if (
-            message.idempotency_key
-            or not sent.topic_id
-            or sent.largest_bytes > self._identity.ring_frame_bytes_max
-        ):
-            way = self._by_socket(request, info.shard, message)
-        else:
-            way = self._by_ring(request, info, sent)
-        return (yield from self._intake.through(info.shard, message, request.bytes, way))
-
-    def _by_ring(self, request: _Request, info: m.TopicInfo, sent: SentFrames) -> Flow:
-        topic = request.message.topic
-        yield _Enter(by_socket=False)
-        try:
-            entries = yield ev.PushFrames(self._next_ticket(), info.shard, topic, request.data, sent.offsets)
-        finally:
-            self._leave(request, by_socket=False)
-        if sent.is_refused_for_life(entries):
-            self._topics.pop(topic, None)
-        return m.Appended(topic, info.topic_id, info.epoch, False, entries), None
-
-    def _append_creating(self, request: _Request) -> Flow:
-        message: m.Append = request.message
-        if needs_admin_to_create(request.principal, message):
-            # Allowed on a topic that exists, where the inline config is not even looked at (W-6).
-            try:
-                yield _Resolve(message.topic)
-            except TopicNotFound:
-                raise Forbidden(
-                    "creating with a configuration needs a scope", required_scope="admin"
-                ) from None
-        try:
-            shard = (yield _Resolve(message.topic)).shard
-        except TopicNotFound:
-            shard = home_shard(message.topic, self._identity.shards)
-        way = self._by_socket(request, shard, message)
-        return (yield from self._intake.through(shard, message, request.bytes, way))
-
-    def _by_socket(self, request: _Request, shard: int, message: m.Append) -> Flow:
-        yield _Enter(by_socket=True)
-        try:
-            answer = yield self._ask(shard, message, request.data)
-        except (TopicNotFound, StaleEpoch):
-            self._topics.pop(message.topic, None)
-            raise
-        finally:
-            self._leave(request, by_socket=True)
-        return answer, None
-
-    def _enter(self, request: _Request, *, by_socket: bool) -> None:
-        lane = self._lanes.setdefault((request.client, request.message.topic), _Lane())
-        if lane.parked or not lane.admits(by_socket=by_socket):
-            lane.parked.append((request, by_socket))
-            return
-        self._go(lane, request, by_socket=by_socket)
-
-    def _go(self, lane: _Lane, request: _Request, *, by_socket: bool) -> None:
-        if by_socket:
-            lane.by_socket += 1
-        else:
-            lane.by_ring += 1
-        self._advance(request, None)
-
-    def _leave(self, request: _Request, *, by_socket: bool) -> None:
-        key = (request.client, request.message.topic)
-        lane = self._lanes[key]
-        if by_socket:
-            lane.by_socket -= 1
-        else:
-            lane.by_ring -= 1
-        while lane.parked and lane.admits(by_socket=lane.parked[0][1]):
-            following, is_socket = lane.parked.popleft()
-            self._go(lane, following, by_socket=is_socket)
-        if not (lane.parked or lane.by_ring or lane.by_socket):
-            self._lanes.pop(key, None)
-
-    # -- reading --------------------------------------------------------------------------------------
-
-    def _read(self, request: _Request) -> Flow:
-        """Locate, decide what to announce, read; when there is nothing, wait for news and walk once more."""
-        message: m.Read = request.message
-        if message.after < 0 or message.epoch < 0 or message.limit < 0 or message.max_bytes < 0:
-            raise InvalidRequest("a number is negative", topic=message.topic)
-        deadline_ns = self._now_ns + max(0, min(message.wait_ms, WAIT_MS_MAX)) * _MS
-        has_waited = False
-        while True:
-            # The moment before: what has expired by then, the shard's answer says so (X-10).
-            asked_us = self._now_us
-            located = yield from self._locate(message, message.after, message.epoch)
-            plan = plan_of(message, located)
-            if is_still_held(message, located, plan):
-                return read_reply(located, plan, ev.FramesRead(0, 0, 0, 0, message.held)), None
-            read = yield from self._read_files(message, located, plan, asked_us)
-            reply = read_reply(located, plan, read)
-            is_news = read.frames or plan.gap is not None or not reply.caught_up
-            if is_news or has_waited or self._is_draining or deadline_ns <= self._now_ns:
-                return reply, read.data
-            # The shell compares with the board when it starts to watch: nothing is slept past (DR-19).
-            watch = ev.WatchTopic(
-                self._next_ticket(), located.shard, located.slot, located.topic_id, located.epoch,
-                located.head_seq,
-            )  # fmt: skip
-            request.deadline_ns = deadline_ns
-            heapq.heappush(self._deadlines, (deadline_ns, watch.ticket))
-            if not (yield watch):
-                return reply, read.data
-            has_waited = True
-
-    def _read_files(
-        self, message: m.Read, located: m.Located, plan: ReadPlan, now_us: int
-    ) -> Generator[Any, Any, ev.FramesRead]:
-        """Read, with the relocator's help where records are cold; an error of his is the answer (TI-10)."""
-        cold, data = None, None
-        for _ in range(_COLD_READS_MAX):
-            read: ev.FramesRead = yield ev.ReadFiles(
-                self._next_ticket(), located, plan.after, plan.stop,
-                min(message.limit, READ_LIMIT_MAX) or READ_LIMIT_DEFAULT,
-                min(message.max_bytes, READ_BYTES_MAX) or READ_BYTES_DEFAULT,
-                now_us, cold, data,
-            )  # fmt: skip
-            if read.cold is None:
-                return read
-            arrived: ev.ColdArrived = yield ev.ReadCold(self._next_ticket(), read.cold)
-            cold, data = read.cold, arrived.data
-        raise NotReady("cold records keep moving", topic=message.topic, reason="cold_unavailable")
-
-    def _seek_time(self, message: m.SeekTime) -> Flow:
-        """Find the place by the stamps of what is stored."""
-        located = yield from self._locate(message, 0, 0)
-        after = yield ev.FindTime(self._next_ticket(), located, message.ts)
-        return m.SeekTimeReply(message.topic, located.epoch, after), None
-
-    def _locate(self, message: m.Read | m.SeekTime, after: int, epoch: int) -> Generator[Any, Any, m.Located]:
-        info = yield _Resolve(message.topic)
-        try:
-            located: m.Located = yield self._ask(info.shard, m.Locate(message.topic, after, epoch))
-        except TopicNotFound:
-            self._topics.pop(message.topic, None)
-            raise
-        return located
-
     # -- delivery -------------------------------------------------------------------------------------
 
-    def _subscribe(self, request: _Request) -> Flow:
+    def _subscribe(self, request: Request) -> Flow:
         """Look the topics up ourselves: what a client says of ids and places is not to be believed."""
         message: m.Subscribe = request.message
         if len(message.feeds) > FEEDS_PER_MESSAGE_MAX:
@@ -644,25 +411,25 @@ class Gateway:
                 gone.append(feed.feed)
             else:
                 feeds.append((feed.feed, info, feed.after))
-        self._require_schedulers()
-        yield ev.Follow(self._next_ticket(), request.client, message, feeds, gone)
+        self._asker.require_schedulers()
+        yield ev.Follow(self._asker.next_ticket(), request.client, message, feeds, gone)
         return m.Subscribed(message.subscription, -1, self._identity.incarnation), None
 
     def _known(self, feed: m.Feed) -> Generator[Any, Any, m.TopicInfo | None]:
         """The topic a feed is of; None when there is none, or another one, under the name."""
         try:
-            info = yield _Resolve(feed.topic)
+            info = yield Resolve(feed.topic)
             if info.topic_id != feed.topic_id:
                 # Our memory of the name may be older than the client's.
-                self._topics.pop(feed.topic, None)
-                info = yield _Resolve(feed.topic)
+                self._asker.forget(feed.topic)
+                info = yield Resolve(feed.topic)
         except TopicNotFound:
             return None
         return info if info.topic_id == feed.topic_id else None
 
     # -- listing --------------------------------------------------------------------------------------
 
-    def _list(self, request: _Request) -> Flow:
+    def _list(self, request: Request) -> Flow:
         """Merge every shard's share, for every prefix the key may see (A-11)."""
         message: m.TopicList = request.message
         size = max(1, min(message.page_size, LIST_PAGE_MAX))
@@ -670,7 +437,9 @@ class Gateway:
         is_more = False
         for prefix in _visible_prefixes(request.principal, message.prefix):
             for shard in range(self._identity.shards):
-                share: m.TopicListReply = yield self._ask(shard, m.TopicList(prefix, message.after, size))
+                share: m.TopicListReply = yield self._asker.ask(
+                    shard, m.TopicList(prefix, message.after, size)
+                )
                 found.update((topic.topic, topic) for topic in share.topics)
                 is_more = is_more or share.more
         names = sorted(found)
@@ -678,7 +447,7 @@ class Gateway:
 
     # -- accounting and answers -----------------------------------------------------------------------
 
-    def _hold(self, request: _Request) -> None:
+    def _hold(self, request: Request) -> None:
         self._held[request] = None
         share = self._per_client.setdefault(request.client, [0, 0])
         share[0] += 1
@@ -686,7 +455,7 @@ class Gateway:
         self._per_key[request.principal.name] = self._per_key.get(request.principal.name, 0) + 1
         self._bytes += request.bytes
 
-    def _release(self, request: _Request) -> None:
+    def _release(self, request: Request) -> None:
         del self._held[request]
         share = self._per_client[request.client]
         share[0] -= 1
@@ -698,7 +467,7 @@ class Gateway:
             del self._per_key[request.principal.name]
         self._bytes -= request.bytes
 
-    def _answer(self, request: _Request, message: m.Message, attachment: Any) -> None:
+    def _answer(self, request: Request, message: m.Message, attachment: Any) -> None:
         if request in self._gone:
             self._gone.discard(request)
             return
@@ -708,6 +477,10 @@ class Gateway:
     def _refuse(self, client: bytes, corr: int, error: RinglogError) -> None:
         self.refused += 1
         self._effects.append(Reply(client, corr, error_reply(error)))
+
+    def _wait_until(self, request: Request, deadline_ns: int, ticket: int) -> None:
+        request.deadline_ns = deadline_ns
+        heapq.heappush(self._deadlines, (deadline_ns, ticket))
 
     def _is_current(self, deadline_ns: int, ticket: int) -> bool:
         request = self._waiting.get(ticket)

@@ -3,7 +3,8 @@
 A link subscribes to feeds. A feed whose reader is behind its topic is *dirty*; it then gets a *turn*: at once
 while its subscription has credit and nobody waits there, else when its ready set says that it is next. The
 link gives a turn back and says how far the reader is; still behind, the feed is dirty again. Nothing here is
-kept anywhere: whoever reads does so from the files, and says everything again to a successor (SCH-9).
+kept anywhere: whoever reads does so from the files, and says everything again to a successor (SCH-9). Here
+is who follows what and how far it is; who is next, and what links are told, is in turns.py.
 
 What must hold (docs/invariants.md):
 
@@ -22,7 +23,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,9 @@ from actors.scheduler.events import (
     Tell,
     Unsent,
 )
-from actors.scheduler.feeds import NO_HINT, Feed, Hint, Link, Shard, State, Subscription, Topic
+from actors.scheduler.feeds import Feed, Hint, Link, Shard, State, Subscription, Topic
 from actors.scheduler.lag import lags
-from actors.scheduler.ready import ReadySet
+from actors.scheduler.turns import Turns
 from ringlog.contract import Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, InvariantViolation, Refused, Throttled
@@ -61,25 +61,17 @@ from ringlog.limits import (
     REFRESHES_PER_TICK_MAX,
     SLOTS_PER_LOOK_MAX,
     SUBSCRIPTIONS_PER_LINK_MAX,
-    TURNS_PER_MESSAGE_MAX,
     WATCHED_SLOTS_MAX,
 )
-from ringlog.topic.priority import BANDS, Standing, auto_of, band_of
+from ringlog.topic.priority import Standing, auto_of
 
-FIND_OUT = (1 << 63) - 1
-"""`until` of a turn that says: this is not what it was, see for yourself."""
 NUMBER_MAX = (1 << 32) - 1
-TURN_WORDS = 8
 TAKEN_WORDS = 4
 SIFT_ROWS = 16
 """From so many rows on they are sifted by slot all at once."""
 AUTO_STEP = AGING_TICK_MS // 10
 """Points by which consumption must lift a topic before those that wait for it are put elsewhere."""
-ORDER_LOOK_MS = 1_000
-"""A topic that somebody waits for is looked at anew so often."""
 _RETRY_AFTER_MS = 1_000
-_ROW = Struct("<8Q")
-_ONE_TURN = m.Turns(1)
 _TICK_NS = AGING_TICK_MS * 1_000_000
 
 
@@ -93,31 +85,15 @@ class Scheduler:
         """In the order in which they were heard."""
         self.feeds = 0
         self.subscriptions = 0
-        self.ready = 0
-        """Feeds in all ready sets (G-2)."""
-        self.told = 0
-        """Turns told since the start."""
-        self.by_band = [0] * BANDS
-        """The same by band, from the lowest."""
-        self.gathered_ns = 0
-        """Time for which wake-ups were gathered, in all."""
-        self.is_shedding = False
-        """The lowest band gets no credit, nor does a router in the one above (governor.shed_bands)."""
-        self._now_ms = self._now_ns = 0
-        self._tick_ns = 0
+        self._now_ms = self._tick_ns = 0
         self._effects: list[Any] = []
-        self._telling: dict[Link, None] = {}
+        self.turns = Turns(self.shards, self._effects)
         self._named: dict[bytes, None] = {}
         """Links that want to hear of changed names."""
         self._names_changed = False
-        self._blocked: dict[bytes, None] = {}
         self._lifted: dict[Topic, None] = {}
         """Topics whose standing changed while somebody waited for them."""
         self._to_refresh: deque[Feed] = deque()
-        self._gathering: dict[Topic, tuple[int, int]] = {}
-        """Topics whose wake-ups are gathered: until when at the latest, since when."""
-        self._shed: dict[Subscription, None] = {}
-        """Subscriptions in which only bands that are shed wait, and have credit, and get none."""
         self._is_shard_down = False
         """Some look came to nothing: not before the next tick again."""
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -135,8 +111,9 @@ class Scheduler:
         """Take events in order; returns the effects wanted, in order."""
         for event in events:
             self._handlers[type(event)](event)
-        self._say_turns()
-        effects, self._effects = self._effects, []
+        self.turns.say_turns()
+        effects = self._effects.copy()
+        self._effects.clear()
         return effects
 
     # -- what the shell asks --------------------------------------------------------------------------
@@ -145,12 +122,10 @@ class Scheduler:
         """When the next Tick is wanted even if nothing else happens; 0 = at once."""
         if not self._is_shard_down and any(shard.to_look for shard in self.shards):
             return 0
-        is_waiting = self.ready or self._blocked or self._is_shard_down or self._names_changed
-        due_ns = self._tick_ns if is_waiting else None
-        if self._gathering:
-            gathered_ns = next(iter(self._gathering.values()))[0]
-            return gathered_ns if due_ns is None else min(gathered_ns, due_ns)
-        return due_ns
+        turns = self.turns
+        is_waiting = turns.ready or turns.blocked or self._is_shard_down or self._names_changed
+        due_ns, gathered_ns = self._tick_ns if is_waiting else None, turns.gathered_due_ns
+        return min((each for each in (due_ns, gathered_ns) if each is not None), default=None)
 
     @property
     def wants_names(self) -> bool:
@@ -177,10 +152,9 @@ class Scheduler:
     # -- time -----------------------------------------------------------------------------------------
 
     def _tick(self, tick: Tick) -> None:
-        self._now_ns = tick.monotonic_ns
-        self._now_ms = tick.monotonic_ns // 1_000_000
-        if self._gathering:
-            self._end_gathering()
+        self._now_ms = self.turns.now_ms = tick.monotonic_ns // 1_000_000
+        self.turns.now_ns = tick.monotonic_ns
+        self.turns.end_gathering()
         if tick.monotonic_ns >= self._tick_ns:
             self._tick_ns = tick.monotonic_ns + _TICK_NS
             self._on_aging_tick()
@@ -197,14 +171,10 @@ class Scheduler:
         if self._names_changed:
             self._names_changed = False
             for id in self._named:
-                self._say(self.links[id], m.TopicsChanged(), 0)
+                self.turns.say(self.links[id], m.TopicsChanged(), 0)
         self._refresh()
-        self._serve_shed()
-        blocked, self._blocked = self._blocked, {}
-        for link in [self.links[id] for id in blocked if id in self.links]:
-            link.is_blocked = False
-            for subscription in list(link.waiting):
-                self._serve(subscription)
+        self.turns.serve_shed()
+        self.turns.try_again(self.links)
 
     def _look_on(self, shard: Shard) -> None:
         """Read some of the slots that are to be read."""
@@ -279,10 +249,10 @@ class Scheduler:
             topic = self._topic_of(told, is_strong=subscription.is_strong)
             self._place(subscription, told.feed, topic, told.after)
             wanted.setdefault(told.shard, {})[topic] = None
-        self._serve(subscription)
+        self.turns.serve(subscription)
         done = Tell(asked.link, m.Subscribed(subscription.number, self.number, self.incarnation), asked.corr)
         if not wanted:
-            self._say(link, done.message, asked.corr)
+            self.turns.say(link, done.message, asked.corr)
         for n, (shard, topics) in enumerate(wanted.items(), 1):
             self._effects.append(LookAt(shard, tuple(topics), done if n == len(wanted) else None))
 
@@ -341,7 +311,7 @@ class Scheduler:
             topic.feeds[feed] = topic.idle[feed] = None
         else:
             is_told = feed.state is State.TOLD
-            self._rest(feed)
+            self.turns.rest(feed)
             old, feed.topic, feed.after, feed.is_alarmed = feed.topic, topic, after, False
             if old is not topic:
                 self._part(feed, old)
@@ -354,7 +324,7 @@ class Scheduler:
             else:
                 topic.idle[feed] = None
         if feed.state is State.IDLE and feed.is_dirty:
-            self._offer(feed, self._now_ms)
+            self.turns.offer(feed, self._now_ms)
 
     def _unsubscribe(self, asked: Asked, message: m.Unsubscribe, link: Link | None) -> None:
         done = m.Unsubscribed(message.subscription)
@@ -364,16 +334,16 @@ class Scheduler:
         subscription = link.subscriptions.get(message.subscription)
         if subscription is not None:
             # What it was given in this turn is said before, or not at all.
-            self._say_turns_of(link)
+            self.turns.say_turns_of(link)
             if message.feeds:
                 for number in message.feeds:
                     feed = subscription.feeds.get(number)
                     if feed is not None:
                         self._drop(feed)
-                self._serve(subscription)
+                self.turns.serve(subscription)
             else:
                 self._drop_subscription(subscription)
-        self._say(link, done, asked.corr)
+        self.turns.say(link, done, asked.corr)
 
     def _taken(self, asked: Asked, link: Link | None) -> None:
         if link is None:
@@ -401,20 +371,20 @@ class Scheduler:
                 feed.state = State.IDLE
                 subscription.free += 1
                 is_behind = after < topic.until and not topic.is_lost
-                if is_behind and self._gathering and after >= topic.offered_until:
-                    is_behind = topic not in self._gathering
+                if is_behind and self.turns.gathering and after >= topic.offered_until:
+                    is_behind = topic not in self.turns.gathering
                 if feed.is_alarmed or is_behind:
-                    self._offer(feed, now_ms)
+                    self.turns.offer(feed, now_ms)
                 else:
                     topic.idle[feed] = None
             elif feed.state is State.READY and not feed.is_dirty:
-                self._rest(feed)
+                self.turns.rest(feed)
             elif feed.state is State.IDLE and feed.is_dirty:
-                self._offer(feed, now_ms)
+                self.turns.offer(feed, now_ms)
             touched[subscription] = None
         for subscription in touched:
             if subscription.ready is not None:
-                self._serve(subscription)
+                self.turns.serve(subscription)
 
     def _consumed(self, topic: Topic, now_ms: int) -> None:
         """P-4. Those who wait for it are put elsewhere when that makes a difference."""
@@ -455,7 +425,7 @@ class Scheduler:
                 else:
                     shard.pending.append((hint.file_id, hint.stop, strong, epoch, hint))
         for topic in moved:
-            self._wake(shard, topic)
+            self.turns.wake(shard, topic)
         if len(shard.pending) > DURABLE_WAITS_MAX:
             shard.pending.clear()
             shard.to_look.update(dict.fromkeys(shard.strong.values()))
@@ -468,7 +438,7 @@ class Scheduler:
             self._begin_life(topic, epoch)
         elif topic.is_lost:
             topic.is_lost = False
-            self._offer_all(topic)
+            self.turns.offer_all(topic)
         return True
 
     @staticmethod
@@ -500,7 +470,7 @@ class Scheduler:
                 topic.until = max(topic.until, hint.last_seq)
             reached[topic] = None
         for topic in reached:
-            self._wake(shard, topic)
+            self.turns.wake(shard, topic)
 
     def _names(self, _: NamesChanged) -> None:
         """Told at the next tick: many changes are one."""
@@ -521,7 +491,7 @@ class Scheduler:
         if look.answer is not None:
             link = self.links.get(look.answer.link)
             if link is not None:
-                self._say(link, look.answer.message, look.answer.corr)
+                self.turns.say(link, look.answer.message, look.answer.corr)
 
     def _learn(self, shard: Shard, topic: Topic, fact: Seen, published: Mark) -> None:
         if fact.topic_id != topic.topic_id or not fact.is_live:
@@ -540,7 +510,7 @@ class Scheduler:
             topic.until = max(topic.until, fact.head)
         elif fact.head > topic.until:
             shard.pending.append((*published, topic, fact.epoch, Hint(0, fact.head, 0, 0, 0)))
-        self._offer_all(topic)
+        self.turns.offer_all(topic)
 
     def _begin_life(self, topic: Topic, epoch: int) -> None:
         """Seen for the first time; or made anew, which those who read the old one have to find out."""
@@ -559,210 +529,27 @@ class Scheduler:
     def _alarm(self, topic: Topic) -> None:
         for feed in topic.feeds:
             feed.is_alarmed = True
-        self._offer_all(topic)
+        self.turns.offer_all(topic)
 
     # -- under pressure -------------------------------------------------------------------------------
 
     def _pressed(self, pressed: Pressed) -> None:
         for shard, gap_ns in zip(self.shards, pressed.gaps_ns, strict=True):
             shard.gap_ns = gap_ns
-        self.is_shedding = pressed.is_shedding
-        if not self.is_shedding:
-            self._serve_shed()
+        self.turns.is_shedding = pressed.is_shedding
+        if not pressed.is_shedding:
+            self.turns.serve_shed()
 
-    def _wake(self, shard: Shard, topic: Topic) -> None:
-        """A topic moved. Under pressure the next wake-up waits until the gap is over; the first does not."""
-        due_ns = topic.offered_ns + shard.gap_ns
-        if not shard.gap_ns:
-            self._offer_all(topic)
-        elif self._now_ns >= due_ns:
-            self._gathering.pop(topic, None)
-            self._offer_gathered(topic)
-        elif topic not in self._gathering:
-            self._gathering[topic] = (due_ns, self._now_ns)
-
-    def _end_gathering(self) -> None:
-        """Wake-ups that were gathered for long enough. Who stands behind one that is due later, since gaps
-        differ, came after it and so waits no longer than the longest gap either."""
-        while self._gathering:
-            topic, (due_ns, since_ns) = next(iter(self._gathering.items()))
-            if due_ns > self._now_ns:
-                break
-            del self._gathering[topic]
-            self.gathered_ns += self._now_ns - since_ns
-            self._offer_gathered(topic)
-
-    def _offer_gathered(self, topic: Topic) -> None:
-        topic.offered_ns, topic.offered_until = self._now_ns, topic.until
-        self._offer_all(topic)
-
-    def _serve_shed(self) -> None:
-        """Those of bands that are shed may have risen, or may be given credit again."""
-        shed, self._shed = self._shed, {}
-        for subscription in shed:
-            self._serve(subscription)
-
-    def _band(self, topic: Topic, dirty_ms: int) -> int:
-        """The band of who waits for it since then; asked only while the governor sheds."""
-        return band_of(topic.standing.effective(self._now_ms, dirty_ms))
-
-    # -- turns ----------------------------------------------------------------------------------------
-
-    def _offer_all(self, topic: Topic) -> None:
-        """A topic moved: those of its feeds that were up to date get a turn, or wait for one.
-
-        A thousand may follow one topic, so this is written out rather than made of calls.
-        """
-        if not topic.idle:
-            return
-        idle, topic.idle = topic.idle, {}
-        until, is_lost, now_ms = topic.until, topic.is_lost, self._now_ms
-        band = self._band(topic, now_ms) if self.is_shedding else BANDS
-        told_after, words = -1, (until, *NO_HINT)
-        for feed in idle:
-            after = feed.after
-            if feed.is_alarmed or is_lost or after >= until:
-                if feed.is_alarmed:
-                    self._offer(feed, now_ms)
-                else:
-                    topic.idle[feed] = None
-                continue
-            subscription = feed.subscription
-            link = subscription.link
-            is_held = link.is_blocked or band < link.sheds_below
-            if is_held or subscription.free <= 0 or subscription.ready is not None:
-                self._wait(feed, now_ms)
-                continue
-            if after != told_after:
-                told_after, words = after, (until, *topic.hint(after))
-            subscription.free -= 1
-            feed.state, feed.dirty_ms = State.TOLD, now_ms
-            if not link.told:
-                self._telling[link] = None
-            link.rows += (subscription.number, feed.number, *words)
-            link.told.append(feed)
-
-    def _offer(self, feed: Feed, dirty_ms: int) -> None:
-        """A dirty feed gets a turn at once where nobody waits and credit is left, else it waits."""
-        subscription, link = feed.subscription, feed.subscription.link
-        may_go = subscription.free > 0 and subscription.ready is None and not link.is_blocked
-        if may_go and not (self.is_shedding and self._band(feed.topic, dirty_ms) < link.sheds_below):
-            feed.topic.idle.pop(feed, None)
-            self._give(feed, dirty_ms)
-        else:
-            self._wait(feed, dirty_ms)
-
-    def _wait(self, feed: Feed, dirty_ms: int) -> None:
-        subscription, topic = feed.subscription, feed.topic
-        topic.idle.pop(feed, None)
-        feed.state, feed.dirty_ms = State.READY, dirty_ms
-        if self._now_ms - topic.seen_ms >= ORDER_LOOK_MS:
-            # Its order may have been configured since it was last looked at.
-            topic.seen_ms = self._now_ms
-            self.shards[topic.shard].to_look[topic] = None
-        topic.waiting[feed] = None
-        if subscription.ready is None:
-            subscription.ready = ReadySet(self.by_band)
-            subscription.link.waiting[subscription] = None
-        subscription.ready.add(feed, topic.standing, dirty_ms, self._now_ms)
-        self.ready += 1
-        if self.is_shedding:
-            self._serve(subscription)  # Who waits beside a band that is shed need not wait for credit.
-
-    def _serve(self, subscription: Subscription) -> None:
-        """Give turns to those who wait, as long as there is credit."""
-        link = subscription.link
-        while subscription.ready is not None and subscription.free > 0 and not link.is_blocked:
-            popped = subscription.ready.pop(self._now_ms, link.sheds_below if self.is_shedding else 0)
-            if popped is None:
-                self._shed[subscription] = None
-                break
-            feed, dirty_ms = popped
-            self._left_ready(feed)
-            self._give(feed, dirty_ms)
-
-    def _give(self, feed: Feed, dirty_ms: int) -> None:
-        subscription, topic = feed.subscription, feed.topic
-        link = subscription.link
-        subscription.free -= 1
-        feed.state, feed.dirty_ms = State.TOLD, dirty_ms
-        if feed.is_alarmed:
-            feed.is_alarmed = False
-            words = (FIND_OUT, *NO_HINT)
-        else:
-            words = (topic.until, *topic.hint(feed.after))
-        if not link.told:
-            self._telling[link] = None
-        link.rows += (subscription.number, feed.number, *words)
-        link.told.append(feed)
-
-    def _left_ready(self, feed: Feed) -> None:
-        """It is out of its ready set."""
-        subscription = feed.subscription
-        del feed.topic.waiting[feed]
-        self.ready -= 1
-        if not subscription.ready:
-            subscription.ready = None
-            self._shed.pop(subscription, None)
-            del subscription.link.waiting[subscription]
-
-    def _rest(self, feed: Feed) -> None:
-        """Whatever it had or waited for, it has and waits for nothing."""
-        if feed.state is State.READY:
-            assert feed.subscription.ready is not None
-            feed.subscription.ready.discard(feed)
-            self._left_ready(feed)
-        elif feed.state is State.TOLD:
-            feed.subscription.free += 1
-        feed.state = State.IDLE
-        feed.topic.idle[feed] = None
-
-    def _say_turns(self) -> None:
-        for link in list(self._telling):
-            self._say_turns_of(link)
-
-    def _say_turns_of(self, link: Link) -> None:
-        """Put what a link was given into messages."""
-        if link not in self._telling:
-            return
-        del self._telling[link]
-        rows, told = link.rows, link.told
-        link.rows, link.told = [], []
-        self.told += len(told)
-        if len(told) == 1:
-            # One for each of many links is the common case beside many for one.
-            self._effects.append(Tell(link.id, _ONE_TURN, 0, _ROW.pack(*rows), tuple(told)))
-            return
-        words = np.array(rows, dtype=np.uint64)
-        for first in range(0, len(told), TURNS_PER_MESSAGE_MAX):
-            feeds = tuple(told[first : first + TURNS_PER_MESSAGE_MAX])
-            part = words[first * TURN_WORDS : (first + len(feeds)) * TURN_WORDS]
-            self._effects.append(Tell(link.id, m.Turns(len(feeds)), 0, part.tobytes(), feeds))
-
-    def _say(self, link: Link, message: m.Message, corr: int) -> None:
-        """Say something, behind the turns that were given before."""
-        self._say_turns_of(link)
-        self._effects.append(Tell(link.id, message, corr))
+    # -- what links did not take ----------------------------------------------------------------------
 
     def _unsent(self, unsent: Unsent) -> None:
-        tell = unsent.tell
-        link = self.links.get(tell.link)
+        link = self.links.get(unsent.tell.link)
         if link is None:
             return
         if unsent.is_gone:
             self._drop_link(link)
-            return
-        link.is_blocked = True
-        self._blocked[link.id] = None
-        self.told -= len(tell.feeds)
-        for feed in tell.feeds:
-            is_there = feed.subscription.feeds.get(feed.number) is feed
-            if is_there and feed.state is State.TOLD:
-                feed.subscription.free += 1
-                feed.state = State.IDLE
-                # Not behind: then it was to find something out, and still is.
-                feed.is_alarmed = feed.is_alarmed or not feed.is_dirty
-                self._wait(feed, feed.dirty_ms)
+        else:
+            self.turns.take_back(link, unsent.tell.feeds)
 
     # -- ends -----------------------------------------------------------------------------------------
 
@@ -772,11 +559,11 @@ class Scheduler:
         topic.idle.pop(feed, None)
         if not topic.feeds:
             self._lifted.pop(topic, None)
-            self._gathering.pop(topic, None)
+            self.turns.gathering.pop(topic, None)
             self.shards[topic.shard].leave(topic)
 
     def _drop(self, feed: Feed) -> None:
-        self._rest(feed)
+        self.turns.rest(feed)
         self._part(feed, feed.topic)
         del feed.subscription.feeds[feed.number]
         self.feeds -= 1
@@ -791,9 +578,7 @@ class Scheduler:
     def _drop_link(self, link: Link) -> None:
         for subscription in list(link.subscriptions.values()):
             self._drop_subscription(subscription)
-        self._telling.pop(link, None)
-        self._blocked.pop(link.id, None)
-        link.rows, link.told = [], []
+        self.turns.forget(link)
         del self.links[link.id]
 
     # -- what must be true ----------------------------------------------------------------------------
@@ -814,7 +599,7 @@ class Scheduler:
                 if subscription.ready is not None:
                     _must(len(subscription.ready) == len(waiting), "T2 each once")
                     _must(all(feed in subscription.ready for feed in waiting), "T2 the same")
-                    is_held = link.is_blocked or (self.is_shedding and subscription in self._shed)
+                    is_held = link.is_blocked or (self.turns.is_shedding and subscription in self.turns.shed)
                     _must(subscription.free <= 0 or is_held, "T3 nobody waits beside credit")
                 for feed in subscription.feeds.values():
                     self._check_feed(feed)
@@ -822,12 +607,12 @@ class Scheduler:
                 ready += len(waiting)
             subscriptions += len(link.subscriptions)
             _must(link.names == sum(each.names for each in link.subscriptions.values()), "T6 names")
-            _must(link.is_blocked == (link.id in self._blocked), "T6 who is blocked is tried again")
-        counted = (self.feeds, self.ready, self.subscriptions)
+            _must(link.is_blocked == (link.id in self.turns.blocked), "T6 who is blocked is tried again")
+        counted = (self.feeds, self.turns.ready, self.subscriptions)
         _must(counted == (feeds, ready, subscriptions), "T6 counts")
-        _must(sum(self.by_band) == ready and min(self.by_band) >= 0, "T6 counts by band")
-        _must(all(each.ready is not None for each in self._shed), "T6 who is shed waits")
-        _must(all(topic.feeds for topic in self._gathering), "T6 what is gathered is followed")
+        _must(sum(self.turns.by_band) == ready and min(self.turns.by_band) >= 0, "T6 counts by band")
+        _must(all(each.ready is not None for each in self.turns.shed), "T6 who is shed waits")
+        _must(all(topic.feeds for topic in self.turns.gathering), "T6 what is gathered is followed")
         _must(feeds <= FEEDS_PER_SCHEDULER_MAX and len(self.links) <= LINKS_PER_SCHEDULER_MAX, "T6 bounds")
         known = 0
         for shard in self.shards:
@@ -842,7 +627,7 @@ class Scheduler:
         _must(feed in topic.feeds, "T5 the topic knows its feed")
         _must((feed in topic.idle) == (feed.state is State.IDLE), "T2 idle")
         _must((feed in topic.waiting) == (feed.state is State.READY), "T2 ready")
-        is_cared_for = feed.state is not State.IDLE or topic in self._gathering
+        is_cared_for = feed.state is not State.IDLE or topic in self.turns.gathering
         _must(is_cared_for or not feed.is_dirty, "T4 who is behind is told, or waits")
 
 

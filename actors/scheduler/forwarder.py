@@ -15,13 +15,14 @@ import zmq
 from actors.scheduler import events as ev
 from actors.scheduler import routing
 from actors.scheduler.copies import stretch_of
-from actors.scheduler.core import FIND_OUT, TAKEN_WORDS, TURN_WORDS
+from actors.scheduler.core import TAKEN_WORDS
 from actors.scheduler.dead_letters import DeadLetters
 from actors.scheduler.feeds import ROUTERS
 from actors.scheduler.letters import Letters
 from actors.scheduler.router_objects import RouterObjects
 from actors.scheduler.routing import FlowKey, Routing
 from actors.scheduler.sources import ASK_NS, EngineConnection, Sources
+from actors.scheduler.turns import FIND_OUT, TURN_WORDS
 from ringlog import stop_points
 from ringlog.clock import Clock
 from ringlog.envelope import messages as m

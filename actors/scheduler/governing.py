@@ -91,7 +91,7 @@ class Governing:
         page.add(P.BUSY_NS, worked_ns)
         page.set(D.STANDING, standing)
         for band in range(BANDS):
-            page.set(D.BAND_LOWEST + band, core.by_band[band])
+            page.set(D.BAND_LOWEST + band, core.turns.by_band[band])
         if now_ns - self._lag_ns >= _LAG_LOOK_NS:
             self._lag_ns = now_ns
             page.set(D.LAG_MS, core.largest_lag_ms())
@@ -100,7 +100,7 @@ class Governing:
             pressure.publish(page, self._instance, self._instance.own, now_ns)
         page.set(G.BUSY, round(self._own.busy * pressure.MILLION))
         page.set(G.DELAY_NS, round(self._own.latency_ns))
-        page.set(G.WAITED_NS, self._waited_before_ns + core.gathered_ns)
+        page.set(G.WAITED_NS, self._waited_before_ns + core.turns.gathered_ns)
         page.set(G.SAMPLED_NS, now_ns)
 
     def _sample_instance(self, now_ns: int) -> None:

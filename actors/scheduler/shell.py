@@ -161,13 +161,13 @@ class Shell:
         pressed = self._governing.turn(now_ns, events, self.core)
         if pressed is not None:
             events.append(pressed)
-        told = self.core.told
+        told = self.core.turns.told
         has_done = self._pump(events)
         marks = self._gather_marks()
         if marks:
             has_done |= self._pump(marks)
         self.forwarder.perform()
-        self._beat(now_ns, has_told=self.core.told != told)
+        self._beat(now_ns, has_told=self.core.turns.told != told)
         return has_done or has_come
 
     def sleep(self) -> None:
@@ -204,10 +204,10 @@ class Shell:
             self._latency.record(took_ns)
             self._latency_ns += (took_ns - self._latency_ns) // LATENCY_SHARE
             slot.set(D.LATENCY_NS, max(self._latency_ns, 0))
-            slot.set(D.TURNS_TOLD, core.told)
+            slot.set(D.TURNS_TOLD, core.turns.told)
         slot.set(P.TURNS, self._turns)
         slot.set(P.HEARTBEAT_NS, now_ns)
-        slot.set(D.READY, core.ready)
+        slot.set(D.READY, core.turns.ready)
         slot.set(D.LINKS, len(core.links))
         slot.set(D.SUBSCRIPTIONS, core.subscriptions)
         slot.set(D.FEEDS, core.feeds)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from actors.scheduler import events as ev
-from actors.scheduler.core import FIND_OUT, Scheduler
+from actors.scheduler.core import Scheduler
+from actors.scheduler.turns import FIND_OUT
 from ringlog.contract import Tick
 from ringlog.envelope import messages as m
 

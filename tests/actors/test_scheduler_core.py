@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from actors.scheduler import core as scheduler_core
 from actors.scheduler import events as ev
-from actors.scheduler.core import FIND_OUT
 from actors.scheduler.feeds import ROUTERS
+from actors.scheduler.turns import FIND_OUT, TURN_WORDS
 from ringlog.board import news, row_ring
 from ringlog.envelope import messages as m
 from ringlog.errors import Status
@@ -33,7 +33,7 @@ def untils(world: World, link: bytes = A) -> list[tuple[int, int]]:
 
 def test_words_of_news_are_those_of_the_board() -> None:
     assert (ev.SLOT_MASK, ev.VOLATILE_BIT) == (news.SLOT_MASK, news.VOLATILE_BIT)
-    assert scheduler_core.TURN_WORDS == row_ring.ROW_WORDS
+    assert TURN_WORDS == row_ring.ROW_WORDS
 
 
 def test_news_are_told_at_once_with_the_place() -> None:

@@ -179,7 +179,7 @@ def test_a_successor_begins_anew_and_counts_on(running: Engine) -> None:
     running.pages[0].set(G.WAITED_NS, 5)
     successor = running.governing(0)
     assert running.instance.pressure == 0.0
-    running.core.gathered_ns = 7
+    running.core.turns.gathered_ns = 7
     running.sample(successor)
     assert running.pages[0].get(G.WAITED_NS) == 12
 

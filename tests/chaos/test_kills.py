@@ -32,6 +32,7 @@ from ringlog.stop_points import POINTS, configure
 from ringlog.supervision.tree import BACKGROUND, GATEWAY, SCHEDULER, WAL_SHARD
 from ringlog.testing import engine
 
+ROOT = Path(__file__).parent.parent.parent
 MAIN = "import sys; from ringlog.cli import main; sys.exit(main())"
 SOME = pytest.mark.timeout(180)
 
@@ -44,6 +45,16 @@ def test_the_plan_leads_through_every_point():
     for spec in points.plan_of(deaths).split(";"):
         configure(spec)
     configure("")
+
+
+def test_no_life_waits_for_a_point_that_its_actor_never_passes():
+    """Else the life never ends: shards once waited for points of Spark's sink, and passed each other once."""
+    deaths = points.deaths((WAL_SHARD, GATEWAY, SCHEDULER, *BACKGROUND))
+    for kind, planned in deaths.items():
+        places = [*(ROOT / "actors" / kind).glob("*.py"), *(ROOT / "ringlog/ring").glob("*.py"),
+                  *(ROOT / "ringlog/board").glob("*.py")]  # fmt: skip
+        code = "".join(place.read_text() for place in places)
+        assert [point for point, _ in planned if f'hit("{point}")' not in code] == [], kind
 
 
 def test_a_key_that_was_applied_twice_is_told(tmp_path):

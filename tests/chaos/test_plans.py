@@ -56,13 +56,15 @@ def test_less_than_a_floor_is_a_failure():
     assert _judge(entry(floors={"kills": 99}), 0, account) == []
 
 
-def rounds(entry: Entry, *accounts: Account) -> tuple[Verdict, list[int]]:
-    """What `run_rounds` makes of these accounts, and the seeds that it asked for."""
+def rounds(entry: Entry, *accounts: Account, lengths: list[float] | None = None) -> tuple[Verdict, list[int]]:
+    """What `run_rounds` makes of these accounts, and the seeds that it asked for; seconds in `lengths`."""
     seeds: list[int] = []
 
-    def once(seed: int) -> Verdict:
+    def once(seed: int, seconds: float) -> Verdict:
         account = accounts[len(seeds)]
         seeds.append(seed)
+        if lengths is not None:
+            lengths.append(seconds)
         return Verdict(entry.name, entry.target, seed, 1.0, account, _judge(entry, 0, account))
 
     return run_rounds(entry, 5, once), seeds
@@ -76,6 +78,31 @@ def test_a_slow_host_gets_more_rounds_with_other_seeds_and_their_work_is_added_u
     assert len(set(seeds)) == 3
     verdict, seeds = rounds(entry(floors={"kills": 80}), *slow)
     assert (verdict.rounds, len(seeds)) == (2, 2), "no more than is needed"
+
+
+@pytest.mark.parametrize(
+    ("done", "expected"),
+    [
+        # The second takes as long as what is missing did, and a quarter longer; the third by what both did.
+        ([80, 10, 10], [100.0, 31.25, 18.23]),
+        ([99, 1], [100.0, 15.0]),
+        ([30, 30, 40], [100.0, 100.0, 100.0]),
+        ([0, 100], [100.0, 100.0]),
+    ],
+)
+def test_a_later_round_is_as_long_as_what_is_missing(done: list[int], expected: list[float]):
+    lengths: list[float] = []
+    asked = Entry(name="states", target="T-1", seconds=100, limit_s=200, floors={"kills": 100})
+    verdict, _ = rounds(asked, *[Account(counts=Counter(kills=kills)) for kills in done], lengths=lengths)
+    assert (verdict.wrong, [round(each, 2) for each in lengths]) == ([], expected)
+
+
+def test_a_later_round_for_different_things_is_a_whole_one():
+    lengths: list[float] = []
+    asked = Entry(name="states", target="T-1", seconds=100, limit_s=200, floors={"points": 10},
+                  distinct=["points"])  # fmt: skip
+    rounds(asked, *[Account(counts=Counter(points=points)) for points in (9, 10)], lengths=lengths)
+    assert lengths == [100.0, 100.0]
 
 
 def test_a_class_may_have_other_seeds_each_day_and_each_round():

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,8 @@ def wait_until_empty(queue: Queue) -> None:
         return not (found.ready or found.in_flight or found.delayed)
 
     soon(is_empty, "the queue is empty")
+
+
+def events(log: list[dict[str, Any]]) -> Counter[str]:
+    """How often each event is in the log."""
+    return Counter(line["event"] for line in log)

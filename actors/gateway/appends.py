@@ -1,0 +1,137 @@
+"""Appends: by a ring or by socket, as they came (G3), and in each connection's order (G2). Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.gateway import events as ev
+from actors.gateway.auth import needs_admin_to_create
+from actors.gateway.flows import Asker, Enter, Request, Resolve
+from actors.gateway.inspect import SentFrames, check_frames
+from actors.gateway.intake import Flow, Intake
+from ringlog.envelope import messages as m
+from ringlog.errors import Forbidden, StaleEpoch, TopicNotFound
+from ringlog.topic.names import home_shard
+
+
+@dataclass(slots=True)
+class Lane:
+    """Appends of one connection to one topic. The two ways to the shard must not overtake one another."""
+
+    by_ring: int = 0
+    by_socket: int = 0
+    parked: deque[tuple[Request, bool]] = field(default_factory=deque)
+
+    def admits(self, *, by_socket: bool) -> bool:
+        # One at a time by socket: a shard that is not ready has it sent again, behind later ones.
+        return not self.by_socket and not (by_socket and self.by_ring)
+
+
+class AppendFlows:
+    """Appends as flows, and the lanes that keep them in order. `advance` runs a flow that was parked."""
+
+    def __init__(
+        self, asker: Asker, intake: Intake, shards: int, ring_frame_bytes_max: int,
+        advance: Callable[[Request, Any], None],
+    ) -> None:  # fmt: skip
+        self._asker, self._intake, self._shards = asker, intake, shards
+        self._ring_frame_bytes_max = ring_frame_bytes_max
+        self._advance = advance
+        self._lanes: dict[tuple[bytes, str], Lane] = {}
+
+    def check(self) -> None:
+        """Assert that no lane is kept for nothing."""
+        assert all(lane.by_ring + lane.by_socket + len(lane.parked) for lane in self._lanes.values())
+
+    def append(self, request: Request) -> Flow:
+        """Check the frames, find the topic or make it, and send them on. Raises Refused."""
+        message: m.Append = request.message
+        sent = check_frames(message, request.data)
+        if message.create and (sent.topic_id == 0 or message.config is not None):
+            return (yield from self._append_creating(request))
+        info = yield Resolve(message.topic)
+        if sent.topic_id not in {0, info.topic_id}:
+            # Our memory of the name may be older than the client's.
+            self._asker.forget(message.topic)
+            info = yield Resolve(message.topic)
+        if sent.topic_id not in {0, info.topic_id}:
+            raise StaleEpoch(
+                "the frames were made for another topic or another life of it", topic=message.topic
+            )
+        if message.idempotency_key or not sent.topic_id or sent.largest_bytes > self._ring_frame_bytes_max:
+            way = self._by_socket(request, info.shard, message)
+        else:
+            way = self._by_ring(request, info, sent)
+        return (yield from self._intake.through(info.shard, message, request.bytes, way))
+
+    def _by_ring(self, request: Request, info: m.TopicInfo, sent: SentFrames) -> Flow:
+        topic = request.message.topic
+        yield Enter(by_socket=False)
+        try:
+            entries = yield ev.PushFrames(
+                self._asker.next_ticket(), info.shard, topic, request.data, sent.offsets
+            )
+        finally:
+            self._leave(request, by_socket=False)
+        if sent.is_refused_for_life(entries):
+            self._asker.forget(topic)
+        return m.Appended(topic, info.topic_id, info.epoch, False, entries), None
+
+    def _append_creating(self, request: Request) -> Flow:
+        message: m.Append = request.message
+        if needs_admin_to_create(request.principal, message):
+            # Allowed on a topic that exists, where the inline config is not even looked at (W-6).
+            try:
+                yield Resolve(message.topic)
+            except TopicNotFound:
+                raise Forbidden(
+                    "creating with a configuration needs a scope", required_scope="admin"
+                ) from None
+        try:
+            shard = (yield Resolve(message.topic)).shard
+        except TopicNotFound:
+            shard = home_shard(message.topic, self._shards)
+        way = self._by_socket(request, shard, message)
+        return (yield from self._intake.through(shard, message, request.bytes, way))
+
+    def _by_socket(self, request: Request, shard: int, message: m.Append) -> Flow:
+        yield Enter(by_socket=True)
+        try:
+            answer = yield self._asker.ask(shard, message, request.data)
+        except (TopicNotFound, StaleEpoch):
+            self._asker.forget(message.topic)
+            raise
+        finally:
+            self._leave(request, by_socket=True)
+        return answer, None
+
+    def enter(self, request: Request, *, by_socket: bool) -> None:
+        """Let an append go on its way to the shard, or park it behind those that must not be overtaken."""
+        lane = self._lanes.setdefault((request.client, request.message.topic), Lane())
+        if lane.parked or not lane.admits(by_socket=by_socket):
+            lane.parked.append((request, by_socket))
+            return
+        self._go(lane, request, by_socket=by_socket)
+
+    def _go(self, lane: Lane, request: Request, *, by_socket: bool) -> None:
+        if by_socket:
+            lane.by_socket += 1
+        else:
+            lane.by_ring += 1
+        self._advance(request, None)
+
+    def _leave(self, request: Request, *, by_socket: bool) -> None:
+        key = (request.client, request.message.topic)
+        lane = self._lanes[key]
+        if by_socket:
+            lane.by_socket -= 1
+        else:
+            lane.by_ring -= 1
+        while lane.parked and lane.admits(by_socket=lane.parked[0][1]):
+            following, is_socket = lane.parked.popleft()
+            self._go(lane, following, by_socket=is_socket)
+        if not (lane.parked or lane.by_ring or lane.by_socket):
+            self._lanes.pop(key, None)

@@ -1,0 +1,95 @@
+"""Reads: where a topic's records are, the frames with them, and waiting for what is not there yet. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+from actors.gateway import events as ev
+from actors.gateway.flows import Asker, Request, Resolve
+from actors.gateway.intake import Flow
+from actors.gateway.replies import is_still_held, plan_of, read_reply
+from ringlog.envelope import messages as m
+from ringlog.errors import InvalidRequest, NotReady, TopicNotFound
+from ringlog.limits import (
+    READ_BYTES_DEFAULT,
+    READ_BYTES_MAX,
+    READ_LIMIT_DEFAULT,
+    READ_LIMIT_MAX,
+    WAIT_MS_MAX,
+)
+from ringlog.topic.tombstone import ReadPlan
+
+_MS = 1_000_000
+_COLD_READS_MAX = 8
+"""Asks of the relocator for one reply: a frame's length is known only when its beginning is there."""
+
+
+class ReadFlows:
+    """Reads as flows. `wait_until` notes when (ns) a request stops waiting for the completion of a ticket."""
+
+    def __init__(self, asker: Asker, wait_until: Callable[[Request, int, int], None]) -> None:
+        self._asker, self._wait_until = asker, wait_until
+
+    def read(self, request: Request) -> Flow:
+        """Locate, decide what to announce, read; when there is nothing, wait for news and walk once more."""
+        message: m.Read = request.message
+        if message.after < 0 or message.epoch < 0 or message.limit < 0 or message.max_bytes < 0:
+            raise InvalidRequest("a number is negative", topic=message.topic)
+        deadline_ns = self._asker.now_ns + max(0, min(message.wait_ms, WAIT_MS_MAX)) * _MS
+        has_waited = False
+        while True:
+            # The moment before: what has expired by then, the shard's answer says so (X-10).
+            asked_us = self._asker.now_us
+            located = yield from self.locate(message, message.after, message.epoch)
+            plan = plan_of(message, located)
+            if is_still_held(message, located, plan):
+                return read_reply(located, plan, ev.FramesRead(0, 0, 0, 0, message.held)), None
+            read = yield from self.read_files(message, located, plan, asked_us)
+            reply = read_reply(located, plan, read)
+            is_news = read.frames or plan.gap is not None or not reply.caught_up
+            if is_news or has_waited or self._asker.is_draining or deadline_ns <= self._asker.now_ns:
+                return reply, read.data
+            # The shell compares with the board when it starts to watch: nothing is slept past (DR-19).
+            watch = ev.WatchTopic(
+                self._asker.next_ticket(), located.shard, located.slot, located.topic_id, located.epoch,
+                located.head_seq,
+            )  # fmt: skip
+            self._wait_until(request, deadline_ns, watch.ticket)
+            if not (yield watch):
+                return reply, read.data
+            has_waited = True
+
+    def read_files(
+        self, message: m.Read, located: m.Located, plan: ReadPlan, now_us: int
+    ) -> Generator[Any, Any, ev.FramesRead]:
+        """Read, with the relocator's help where records are cold; an error of his is the answer (TI-10)."""
+        cold, data = None, None
+        for _ in range(_COLD_READS_MAX):
+            read: ev.FramesRead = yield ev.ReadFiles(
+                self._asker.next_ticket(), located, plan.after, plan.stop,
+                min(message.limit, READ_LIMIT_MAX) or READ_LIMIT_DEFAULT,
+                min(message.max_bytes, READ_BYTES_MAX) or READ_BYTES_DEFAULT,
+                now_us, cold, data,
+            )  # fmt: skip
+            if read.cold is None:
+                return read
+            arrived: ev.ColdArrived = yield ev.ReadCold(self._asker.next_ticket(), read.cold)
+            cold, data = read.cold, arrived.data
+        raise NotReady("cold records keep moving", topic=message.topic, reason="cold_unavailable")
+
+    def seek_time(self, message: m.SeekTime) -> Flow:
+        """Find the place by the stamps of what is stored."""
+        located = yield from self.locate(message, 0, 0)
+        after = yield ev.FindTime(self._asker.next_ticket(), located, message.ts)
+        return m.SeekTimeReply(message.topic, located.epoch, after), None
+
+    def locate(self, message: m.Read | m.SeekTime, after: int, epoch: int) -> Generator[Any, Any, m.Located]:
+        """Ask the shard where the records behind `after` are. Raises TopicNotFound."""
+        info = yield Resolve(message.topic)
+        try:
+            located: m.Located = yield self._asker.ask(info.shard, m.Locate(message.topic, after, epoch))
+        except TopicNotFound:
+            self._asker.forget(message.topic)
+            raise
+        return located

@@ -1,0 +1,79 @@
+"""`ringlog worker` against a real engine: it is told to stop, once or twice, or it is killed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ringlog.cli.outcome import Exit
+from ringlog.client.queue import Queue
+from tests.worker.conftest import Workers, events, soon
+
+pytestmark = pytest.mark.slow
+
+
+def test_told_to_stop_it_ends_what_it_began_and_nothing_else(workers: Workers, queue: Queue) -> None:
+    queue.put_many([b"wait go", b"wait go", b"note", b"note"])
+    started = workers.start("program:do", queue.topic, "-c", "2", "--payload", "text")
+    soon(lambda: len(workers.noted("wait")) == 2)
+    started.send_signal(signal.SIGTERM)
+    # Its processes may be told as well, as a container or a service manager does: a job is not cut off by it.
+    for child in psutil.Process(started.pid).children():
+        child.send_signal(signal.SIGTERM)
+    (workers.directory / "go").touch()
+    code, counts, log = workers.ended(started)
+    assert (code, counts["job_done"]) == (Exit.DONE, 2)
+    assert events(log)["job cut off"] == 0
+    assert (queue.stats().ready, queue.stats().in_flight) == (2, 0)
+    assert not workers.noted("note")
+
+
+def test_what_takes_too_long_to_stop_is_given_back_at_once(workers: Workers, queue: Queue) -> None:
+    queue.put(b"wait for ever")
+    started = workers.start(
+        "program:do", queue.topic, "-c", "1", "--payload", "text", "--stop-timeout", "100ms"
+    )
+    soon(lambda: workers.noted("wait"))
+    code, counts, log = workers.stop(started)
+    assert (code, counts["job_cut_off"]) == (Exit.FAILED, 1)
+    assert (queue.stats().ready, queue.stats().in_flight) == (1, 0)
+    (pid,) = workers.noted("wait")
+    assert not psutil.pid_exists(pid)
+    assert events(log)["job cut off"] == 1
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_wait(workers: Workers, queue: Queue, second: signal.Signals) -> None:
+    queue.put(b"wait for ever")
+    started = workers.start("program:do", queue.topic, "-c", "1", "--payload", "text")
+    soon(lambda: workers.noted("wait"))
+    started.send_signal(signal.SIGTERM)
+    # The first is taken before the second is sent: two of a kind that are pending are one.
+    soon(lambda: not _is_pending(started.pid, signal.SIGTERM))
+    started.send_signal(second)
+    code, counts, _ = workers.ended(started)
+    assert (code, counts["job_cut_off"]) == (Exit.INTERRUPTED, 1)
+    assert (queue.stats().ready, queue.stats().in_flight) == (1, 0)
+
+
+def _is_pending(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = [
+        int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))
+    ]
+    return any(mask & 1 << (number - 1) for mask in masks)
+
+
+def test_no_process_outlives_a_worker_that_was_killed(workers: Workers, queue: Queue) -> None:
+    queue.put(b"wait for ever")
+    started = workers.start("program:do", queue.topic, "-c", "2", "--payload", "text", "--lease", "300ms")
+    soon(lambda: workers.noted("wait"))
+    children = psutil.Process(started.pid).children()
+    assert len(children) == 2
+    started.kill()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert queue.claim(wait_ms=10_000), "its lease ended"

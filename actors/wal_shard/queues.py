@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from pyroaring import BitMap64
 
@@ -50,6 +51,7 @@ from ringlog.limits import (
     NACK_DELAY_MS_MAX,
     NODE_BYTES_MAX,
 )
+from ringlog.queue.again import entries_of, still_held
 from ringlog.queue.apart import Marks
 from ringlog.queue.live import Live
 from ringlog.queue.state import I64, U64, Claimed, Matched, Order, Queue, Wish
@@ -134,8 +136,8 @@ class Queues:
             raise InvalidRequest("a number is negative", topic=topic.name)
         if self.waiting.sent_again(event, message.call):
             return None
-        answer: Any = self._answers.get(message.call)
-        if not isinstance(answer, m.JobsClaimed) or answer.deadline * 1_000 < now_us:
+        answer = self._claimed_before(topic, message, now_us)
+        if answer is None:
             if jitter_ms := topic.config.claim_jitter_ms:
                 self.waiting.park(topic.topic_id, event, message, jitter_ms)
                 return None
@@ -145,6 +147,16 @@ class Queues:
         self.waiting.park(topic.topic_id, event, message)
         self._note_due(topic)
         return None
+
+    def _claimed_before(self, topic: Topic, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
+        """The answer that this claim had before, as far as it is true still: what was given back meanwhile
+        may be another one's. None when there is none, or the gateway took it back."""
+        answer: Any = self._answers.get(message.call)
+        if not isinstance(answer, m.JobsClaimed) or answer.deadline * 1_000 < now_us:
+            return None
+        found = self._queue(topic).match(*entries_of(answer.runs), node_of(message), now_us // 1_000)
+        runs = still_held(answer.runs, np.union1d(found.leased, found.gone))
+        return msgspec.structs.replace(answer, runs=runs)
 
     def _given(self, topic: Topic, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
         """What there is for this claim; None when there is nothing."""
@@ -317,8 +329,9 @@ class Queues:
 
     def _nack(self, message: m.JobsNack, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         topic, matched = self._matched(message, now_us)
-        if (answer := self._answers.get(message.call)) is not None:
-            return answer
+        answer = self._answers.get(message.call)
+        if answer is not None and not isinstance(answer, m.JobsClaimed):
+            return answer  # Else the claim is taken back: it is as if it had never been made.
         if message.delay_ms < 0:
             raise InvalidRequest("a number is negative", field="delay_ms")
         queue = self._queue(topic)
@@ -600,6 +613,8 @@ class Queues:
         self.numbers.note(answer)
         if not call:
             return answer
+        if call in self._answers:
+            self._answer_rows -= _rows_in(self._answers.pop(call))
         self._answers[call] = answer
         self._answer_rows += _rows_in(answer)
         while len(self._answers) > ANSWERS_KEPT_MAX or self._answer_rows > ANSWER_ROWS_KEPT_MAX:

@@ -129,6 +129,7 @@ SHELL_SIDE: dict[str, str] = {
     "actors.wal_shard.announcer": "writes news in shared memory",
     "actors.wal_shard.flusher": "the thread that syncs",
     "actors.wal_shard.governing": "measures pressure, and says so on the board",
+    "actors.wal_shard.log_hand": "writes and syncs the log",
     "actors.wal_shard.latch": "looks whether a directory takes writes",
     "actors.wal_shard.presence": "looks whether workers on this host live",
     "actors.wal_shard.queue_board": "shows what queues count on the board",

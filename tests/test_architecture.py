@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tier": {"base", "frame", "segment", "storage.disk", "storage.layout", "tier"},
     "storage.shelf": {"base", "frame", "storage.disk", "segment"},
     "storage.snapshot": {"base", "storage", "segment"},
-    "topic": {"base", "frame", "topic", "group", *PURE_STORAGE},
+    "topic": {"base", "frame", "topic", "queue", "group", *PURE_STORAGE},
     # Which segments a shard has, told as messages tell it.
     "topic.sealed": {"base", "frame", "envelope", "topic"},
     # Who works on which job: what a shard keeps beside the log.

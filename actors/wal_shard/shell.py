@@ -633,6 +633,8 @@ class Shell:
             effects = self.core.handle(completions)
         for effect in effects:
             self._perform[type(effect)](effect)
+        for life in self.core.requests.queues.durable.links:
+            self._presence.watch(life)
 
 
 def _facts(topic: Topic, state: int) -> TopicFacts:

@@ -133,6 +133,7 @@ SHELL_SIDE: dict[str, str] = {
     "actors.wal_shard.latch": "looks whether a directory takes writes",
     "actors.wal_shard.presence": "looks whether workers on this host live",
     "actors.wal_shard.queue_board": "shows what queues count on the board",
+    "actors.wal_shard.group_board": "shows what consumer groups count on the board",
     "actors.wal_shard.preparer": "the thread that makes the next WAL file",
     "actors.wal_shard.recover": "reads the data directory for the pure replay",
     "actors.wal_shard.baseline": "reads snapshots and indexes of segments for it",

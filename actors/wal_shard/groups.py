@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from actors.wal_shard.group import Group
+from actors.wal_shard.group_numbers import GroupNumbers
 from actors.wal_shard.queues import live_of, node_of
 from actors.wal_shard.records import frame_of
 from actors.wal_shard.removal import Removals
@@ -86,6 +87,7 @@ class Groups:
         # Queues count from the other end of the same numbers: a lease's name is never given twice.
         self._tokens.take(NUMBER_MAX // 2)
         self._by_number: dict[int, Topic] = {}
+        self.numbers = GroupNumbers()
         self.waiting = Waiting()
         """Claims that wait, by the number of their group."""
         self._told = removals.on_removed
@@ -114,6 +116,7 @@ class Groups:
         for topic in self._directory.by_id.values():
             for group in topic.groups.values():
                 self._by_number[group.number] = topic
+                self.numbers.made(topic, group)
                 group.recovered(live_of(topic))
 
     # -- which group ----------------------------------------------------------------------------------
@@ -160,6 +163,7 @@ class Groups:
             group = begin(change)
             topic.groups = {**topic.groups, group.number: group}
             self._by_number[group.number] = topic
+            self.numbers.made(topic, group)
             self._log(topic, change, into)
         elif group.made.mode != made.mode:
             raise GroupIncompatible(
@@ -430,6 +434,7 @@ class Groups:
         gone = GroupNotFound("no such group", topic=topic.name, group=group.made.key)
         self.waiting.dismiss(gone, group.number)
         self._by_number.pop(group.number, None)
+        self.numbers.forget(group.number)
 
     def _removed(self, topic: Topic, removal: Removal, on_request: bool) -> None:
         self._told(topic, removal, on_request)

@@ -19,6 +19,7 @@ from actors.wal_shard.baseline import segment_tables
 from actors.wal_shard.calls import Caller, Calls
 from actors.wal_shard.core import Settings, ShardCore
 from actors.wal_shard.governing import Governing
+from actors.wal_shard.group_board import GroupBoard
 from actors.wal_shard.latch import Latch
 from actors.wal_shard.log_hand import LogHand
 from actors.wal_shard.phases import Phase
@@ -97,7 +98,7 @@ class Shell:
         self._is_lenient = is_lenient
         self._has_cold = has_cold
         self._disk_look_ns = 0
-        self._queue_board = QueueBoard()
+        self._queue_board, self._group_board = QueueBoard(), GroupBoard(self._clock)
         identity = Identity(boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max)
         self.core = ShardCore(identity, settings)
         self.core.requests.queues.has_mover = schedulers > 0
@@ -291,6 +292,7 @@ class Shell:
         slot.set(P.TURNS, self._turns)
         slot.set(P.HEARTBEAT_NS, now_ns)
         self._queue_board.beat(slot, self.core.requests.queues, now_ns)
+        self._group_board.beat(slot, self.core.requests.groups.numbers, now_ns)
         self._socket.guard(now_ns)
         self._calls.look(now_ns)
         if now_ns >= self._disk_look_ns:

@@ -119,3 +119,15 @@ async def test_a_claim_that_is_called_off_keeps_no_job(ringlog_engine, ringlog_t
         assert [first.data, second.data] == [b"one", b"two"]
         assert (await queue.ack([first, second])).is_complete
         assert await counts(queue) == (0, 0, 0)
+
+
+async def test_a_claim_may_be_by_number(ringlog_engine, ringlog_topic, transport):
+    """L14."""
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        await client.topics.create(ringlog_topic(), type="queue", record_priority=True)
+        queue = client.queue(ringlog_topic())
+        await queue.put(b"plain")
+        await queue.put(b"urgent", priority=2)
+        assert [job.data for job in await queue.claim(order="seq")] == [b"plain"]
+        with pytest.raises(UsageError):
+            await queue.claim(order="")

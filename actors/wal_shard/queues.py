@@ -186,13 +186,15 @@ class Queues:
             Wish(
                 node_of(each), min(max(each.max, 1), CLAIM_JOBS_MAX),
                 _lease_ms(each.lease_ms or config.lease_ms), self._link_of((each.pid, each.born)),
+                each.by_number,
             )
             for each in messages
         ]  # fmt: skip
         limit = config.max_deliveries if self._dead_letters_of(topic) else 0
         order, live, now_ms = Order(queue.levels, config.starvation_ms), live_of(topic), now_us // 1_000
         if len(wishes) == 1:
-            node, most, lease_ms, link = wishes[0]
+            node, most, lease_ms, link, by_number = wishes[0]
+            order = order._replace(by_number=by_number) if by_number else order
             answers = [
                 queue.claim(live, node, most, lease_ms, now_ms, deliveries_max=limit, order=order, link=link)
             ]

@@ -146,9 +146,26 @@ def _explain(
     after_ms = (second["at_ns"] - first["begun_ns"]) / 1e6
     found.says(
         "two workers have one job",
-        f"{name}: client {first['client']}, then client {second['client']} {after_ms:.0f} ms later",
+        f"{name}: client {first['client']}, then client {second['client']} {after_ms:.0f} ms later; "
+        + _told(story, int(first["begun_ns"]), deaths),
     )
     return "nothing"
+
+
+def _told(story: list[Any], from_ns: int, deaths: Sequence[Death]) -> str:
+    """All that was said of a job, and who died about that time, in ms from an instant."""
+    told = [
+        (int(row["at_ns"]), f"client {row['client']} {Did(int(row['what'])).name.lower()}"
+         + (f" begun {(int(row['begun_ns']) - from_ns) / 1e6:.0f}" if row["begun_ns"] else "")
+         + (f" {Outcome(int(row['outcome'])).name.lower()}" if row["what"] in {Did.END, Did.PUT_END} else ""))
+        for row in story
+    ]  # fmt: skip
+    first, last = min(told)[0], max(told)[0]
+    told += [
+        (death.to_ns, f"{death.role} {death.client or ''} died") for death in deaths
+        if first <= death.to_ns and death.from_ns <= last
+    ]  # fmt: skip
+    return "; ".join(f"{(at_ns - from_ns) / 1e6:.0f} {what}" for at_ns, what in sorted(told))
 
 
 def _judge_ends(

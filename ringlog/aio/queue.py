@@ -20,7 +20,15 @@ from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.letters import dead_letter_of, is_letter_of
 from ringlog.client.pages import Record, Tombstone
-from ringlog.client.queue import GIVE_BACK_S, RETRY_S, check_claim, check_delay, check_iteration, check_lease
+from ringlog.client.queue import (
+    GIVE_BACK_S,
+    RETRY_S,
+    check_claim,
+    check_delay,
+    check_iteration,
+    check_lease,
+    is_by_number,
+)
 from ringlog.client.redrive import Redrive, RedriveReport, Where
 from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
@@ -141,16 +149,19 @@ class Queue:
         return await self._client.append_many(self.topic, encoded(jobs, self._codec), create=False)
 
     async def claim(
-        self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False
-    ) -> Jobs[Job]:
+        self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False,
+        order: str = "priority",
+    ) -> Jobs[Job]:  # fmt: skip
         """Lease up to `max` jobs."""
         check_claim(wait_ms, lease_ms)
-        return await self._claim(max, wait_ms / 1_000, lease_ms, auto_extend)
+        wish = Wish(by_number=is_by_number(order))
+        return await self._claim(max, wait_ms / 1_000, lease_ms, auto_extend, wish)
 
-    async def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> Jobs[Job]:
+    async def _claim(
+        self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, wish: Wish
+    ) -> Jobs[Job]:
         async with self._claiming:
             session = self._shell.session
-            wish = Wish()
             try:
                 found = await self._shell.run(self._working.claim(session, most, wait_s, lease_ms, wish))
             except asyncio.CancelledError:
@@ -278,7 +289,7 @@ class Queue:
         """Claim as many as may be in flight; nothing, behind a pause, when the engine cannot answer now."""
         await self._shell.wait(slots.room())
         try:
-            jobs = await self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend)
+            jobs = await self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend, Wish())
         except RinglogError as e:
             await self._pause_after(e)
             return []

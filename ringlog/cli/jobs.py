@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 from cyclopts import Parameter
 
@@ -119,6 +119,7 @@ def claim(
     count: Annotated[int, Parameter(name=["--count", "-n"])] = 1,
     wait: str = "0",
     lease: str | None = None,
+    order: Literal["priority", "seq"] = "priority",
     node: Node = NODE,
     options: Given,
 ) -> None:
@@ -134,6 +135,8 @@ def claim(
         How long to wait for the first.
     lease
         How long they are held (default: as the queue says). Nothing extends it: see extend.
+    order
+        Urgent jobs first, where the queue has priorities, or the lowest numbers.
     node
         Who holds them.
     """
@@ -142,7 +145,7 @@ def claim(
     lease_ms = None if lease is None else parse_milliseconds(lease)
     with options.connect() as client:
         jobs = client.queue(queue, node=node, release_on_exit=False).claim(
-            count, wait_ms=parse_milliseconds(wait), lease_ms=lease_ms
+            count, wait_ms=parse_milliseconds(wait), lease_ms=lease_ms, order=order
         )
     printer = options.printer()
     if printer.format is Format.RAW:

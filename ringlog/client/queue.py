@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 GIVE_BACK_S = 5.0
 """Longest that leaving waits for an engine to take back what was not begun."""
+ORDERS = ("priority", "seq")
+"""In which a claim is given jobs that nobody had."""
 RETRY_S = 0.25
 """Pause of an iteration whose engine cannot answer for now."""
 
@@ -164,20 +166,26 @@ class Queue:
     # -- taking them out ------------------------------------------------------------------------------
 
     def claim(
-        self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False
-    ) -> Jobs[Job]:
+        self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False,
+        order: str = "priority",
+    ) -> Jobs[Job]:  # fmt: skip
         """Lease up to `max` jobs (at most 1,000), those that came back first, then lowest number first.
 
-        An empty list: there was none within `wait_ms`. The leases last `lease_ms`, or as long as the topic
-        says; with `auto_extend` as long as this process lives and they are not settled.
+        Where the topic has `record_priority` the more urgent of these go first; with `order="seq"` the lowest
+        number does all the same. An empty list: there was none within `wait_ms`. The leases last `lease_ms`,
+        or as long as the topic says; with `auto_extend` as long as this process lives and they are not
+        settled.
         """
         check_claim(wait_ms, lease_ms)
-        return self._claim(max, wait_ms / 1_000, lease_ms, auto_extend)
+        wish = Wish(by_number=is_by_number(order))
+        return self._claim(max, wait_ms / 1_000, lease_ms, auto_extend, wish)
 
-    def _claim(self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool) -> Jobs[Job]:
+    def _claim(
+        self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, wish: Wish
+    ) -> Jobs[Job]:
         with self._claiming:
             try:
-                steps = self._working.claim(self._connection, most, wait_s, lease_ms, Wish())
+                steps = self._working.claim(self._connection, most, wait_s, lease_ms, wish)
                 jobs = self._jobs_of(self._client.run(steps))
             finally:
                 if self._is_closed:
@@ -359,7 +367,7 @@ class Queue:
                 behind.send()  # Before the claim: the shard takes them in this order.
             room = slots.room()
         self._shell.wait(room, None)
-        jobs = self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend)
+        jobs = self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend, Wish())
         with self._shell.locked():
             for job in jobs:
                 if not job.lease.is_lost:
@@ -536,6 +544,13 @@ def check_claim(wait_ms: int, lease_ms: int | None) -> None:
     """Raise UsageError for times that make no sense; so do the others."""
     if wait_ms < 0 or (lease_ms is not None and lease_ms < 0):
         raise UsageError("a time is not negative", wait_ms=wait_ms, lease_ms=lease_ms)
+
+
+def is_by_number(order: str) -> bool:
+    """Is a claim to be given the lowest numbers, whatever their priority?"""
+    if order not in ORDERS:
+        raise UsageError("a claim is by priority or by number", order=order, known=list(ORDERS))
+    return order == "seq"
 
 
 def check_iteration(max_in_flight: int) -> None:

@@ -59,10 +59,12 @@ class QueueConnection(Connection, Protocol):
 class Wish:
     """Somebody waits for a claim. When it is over, what the claim is given goes back at once."""
 
-    __slots__ = ("_is_over",)
+    __slots__ = ("_is_over", "by_number")
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_number: bool = False) -> None:
         self._is_over = False
+        self.by_number = by_number
+        """The lowest numbers are wanted, whatever their priority."""
 
     def end(self) -> None:
         """Nobody waits any more."""
@@ -120,7 +122,9 @@ class Working:
                 left_ms = wait_s * 1_000 - (self._clock.monotonic_ns() - begun_ns) / MS
             wait_ms = int(min(max(left_ms, 0), CLAIM_SLICE_MS_MAX))
             life = own_life() if self._release_on_exit and connection.transport == "ring" else (0, 0)
-            claim = JobsClaim(self.topic, self.node, most, lease_ms or 0, wait_ms, call_number(), *life)
+            claim = JobsClaim(
+                self.topic, self.node, most, lease_ms or 0, wait_ms, call_number(), *life, wish.by_number
+            )
             reply = yield self.line(connection).about_jobs(claim, extra_ms=wait_ms)
             message: JobsClaimed = reply.message
             if message.runs or wish.is_over() or left_ms <= CLAIM_SLICE_MS_MAX:

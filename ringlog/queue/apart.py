@@ -180,6 +180,12 @@ class Apart:
         first = seqs.min()
         return first, end_of(seqs, first)
 
+    def lowest_of_each(self) -> Iterator[tuple[int, Span]]:
+        """(level, its first stretch of ready jobs) of each level."""
+        for level, seqs in self.levels.items():
+            first = seqs.min()
+            yield level, (first, end_of(seqs, first))
+
     def take(self, level: int, first: int, stop: int) -> None:
         """These jobs of a level are handed out; all of them are among the ready ones."""
         self.levels[level].remove_range(first, stop)

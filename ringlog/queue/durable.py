@@ -269,7 +269,6 @@ class Durable:
         queue.removed(live.front, gone, on_request=False)
         queue.apart.passed -= gone
         queue.apart.passed.remove_range(0, live.front)
-        queue.settle(self.at_ms)
 
     def _relink(self, link_of: Callable[[Life], int]) -> None:
         runs, lives = self.queue.runs, self._lives

@@ -13,7 +13,7 @@ Invariants, which `check` counts again:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -147,28 +147,49 @@ class Queue:
         order: Order = PLAIN,
     ) -> list[Claimed]:  # fmt: skip
         """The same for claims that came in together: fair shares of up to `most` jobs, one answer each."""
-        wants = [wish.most for wish in wishes]
-        found, aside = self._collect(live, min(sum(wants), most), now_ms, deliveries_max, order)
-        shares = fair_shares(wants, sum(stop - first for first, stop, _ in found))
+        wants = fair_shares([wish.most for wish in wishes], most)
+        parts: list[list[Stretch]] = [[] for _ in wishes]
+        rest: list[Stretch] = []
+        aside, set_aside = 0, []
+        for by_number in (False, True):
+            places = [n for n, wish in enumerate(wishes) if wish.by_number is by_number]
+            if places:
+                asked = sum(wants[n] for n in places)
+                chosen = order._replace(by_number=by_number)
+                found, passed = self._collect(live, asked, now_ms, deliveries_max, chosen, _count(rest))
+                aside += passed
+                set_aside += self.aside
+                rest += found
+                if _count(found) == asked:
+                    for n, part in zip(places, split(found, [wants[n] for n in places]), strict=True):
+                        parts[n] = part
+        self.aside = set_aside
+        if _count(rest) < sum(wants):
+            # All there is is handed out, so that only the shares are left to decide.
+            shares = fair_shares(wants, _count(rest))
+            places = sorted(range(len(wishes)), key=lambda n: not wishes[n].by_number)
+            for n, part in zip(places, split(sorted(rest), [shares[n] for n in places]), strict=True):
+                parts[n] = part
         answers = []
-        for wish, part in zip(wishes, split(found, shares), strict=True):
+        for wish, part in zip(wishes, parts, strict=True):
             answers.append(self._grant(part, wish, now_ms, aside))
             aside = 0
         return answers
 
     def _collect(
-        self, live: Live, most: int, now_ms: int, deliveries_max: int, order: Order
+        self, live: Live, most: int, now_ms: int, deliveries_max: int, order: Order, beside: int = 0
     ) -> tuple[list[Stretch], int]:
-        """Ready jobs, ascending, that are anybody's from here on; and how many were set aside meanwhile."""
+        """Ready jobs, ascending, that are anybody's from here on, beside so many others; and how many were
+        set aside meanwhile."""
         self.settle(now_ms)
         if len(self.ages) > QUEUE_AGES_MAX // 2:
             self.ages.forget(live.front)
         spent, self.aside = self.spent_jobs, []
         found = self._take_returned(most, deliveries_max)
-        taken = sum(stop - first for first, stop, _ in found)
+        taken = _count(found)
         most -= taken
         if self.known_max:
-            most = min(most, max(self.known_max - self.runs.jobs - taken, 0))
+            most = min(most, max(self.known_max - self.runs.jobs - taken - beside, 0))
         fresh = self._take_fresh(live, most, now_ms, order)
         self._note_waits(fresh, now_ms)
         found += fresh
@@ -242,6 +263,10 @@ class Queue:
             return self._take_at_cursor(live, most)
         found: list[Stretch] = []
         self.apart.ripen(now_ms - order.starvation_ms)
+        if order.by_number:
+            found = self._take_lowest(live, most, live.head + 1, self.apart.lowest_of_each)
+            self.apart.forget_below(self.cursor)
+            return found
         if order.levels > 1 and order.starvation_ms:
             found = self._take_overdue(live, most, now_ms - order.starvation_ms, order.levels - 1)
             most -= sum(stop - first for first, stop, _ in found)
@@ -259,10 +284,18 @@ class Queue:
         self, live: Live, most: int, until_ms: int, top: int
     ) -> list[Stretch]:  # fmt: skip
         """Jobs below the highest level that were ready before `until_ms`, those put first before others."""
-        found: list[Stretch] = []
         below = min(self.ages.first_after(until_ms - 1), live.head + 1)
+        found = self._take_lowest(live, most, below, lambda: self.apart.overdue(top, below))
+        self.promoted += _count(found)
+        return found
+
+    def _take_lowest(
+        self, live: Live, most: int, below: int, spans_of: Callable[[], Iterable[tuple[int, Span]]]
+    ) -> list[Stretch]:
+        """Jobs below a number, the lowest first: the cursor's, and of levels as `spans_of` shows them."""
+        found: list[Stretch] = []
         while most:
-            spans = list(self.apart.overdue(top, below))
+            spans = list(spans_of())
             first, stop = next_alive(live, max(self.cursor, live.front), self.apart.passed)
             if first < below:
                 spans.append((-1, (first, min(stop, below))))
@@ -277,7 +310,6 @@ class Queue:
                 self.apart.take(level, first, stop)
             found.append((first, stop, 0))
             most -= stop - first
-        self.promoted += sum(stop - first for first, stop, _ in found)
         return found
 
     def _take_at_cursor(self, live: Live, most: int) -> list[Stretch]:
@@ -666,3 +698,7 @@ class Queue:
                 for seq in range(self.runs.first[row], self.runs.stop[row]):
                     self.reasons.pop(seq, None)
         self.runs.drop(row)
+
+
+def _count(found: list[Stretch]) -> int:
+    return sum(stop - first for first, stop, _ in found)

@@ -64,6 +64,8 @@ class Wish(NamedTuple):
     lease_ms: int
     link: int = 0
     """Through whom it came; see `release`."""
+    by_number: bool = False
+    """As of `Order`: it is given the lowest numbers whatever the others are given by."""
 
 
 class Order(NamedTuple):
@@ -73,6 +75,8 @@ class Order(NamedTuple):
     """Levels of priority, the highest first; a priority above them is the highest. 0: there are none."""
     starvation_ms: int = 0
     """A job below the highest level that waited longer goes before all of these; 0 = none does."""
+    by_number: bool = False
+    """Whatever their level: the lowest number first (L14)."""
 
 
 PLAIN = Order()

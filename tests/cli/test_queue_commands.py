@@ -181,3 +181,13 @@ def test_names_of_no_job(text: str) -> None:
 def test_names_of_jobs() -> None:
     assert parse_job("7") == (7, 0)
     assert parse_job("7:lease_00000a0000000001") == (7, 0xA0000000001)
+
+
+def test_a_claim_by_number_passes_over_urgency(shell: Shell, queue: str, client: Client) -> None:
+    """L14."""
+    client.topics.configure(queue, record_priority=True)
+    shell.ok("put", queue, "plain")
+    shell.ok("put", queue, "urgent", "--priority", "2")
+    (first,) = shell.ok("claim", queue, "--order", "seq", "--lease", "1h")
+    assert first["job"].startswith("1:")
+    assert shell.run("claim", queue, "--order", "size").returncode == 2

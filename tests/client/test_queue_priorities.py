@@ -11,6 +11,7 @@ import ringlog
 from ringlog.client import Client
 from ringlog.client.fields import NewRecord
 from ringlog.client.queue import Queue
+from ringlog.errors import UsageError
 
 LONG_MS = 60_000
 
@@ -54,3 +55,15 @@ def test_urgent_jobs_overtake_and_statistics_tell_of_waits(queue):
     assert 0 <= stats.wait_p99_ms < 60_000
     queue.purge()
     assert queue.stats().oldest_ready_ms is None
+
+
+def test_by_number_urgent_jobs_wait_for_their_turn(queue):
+    """L14."""
+    queue.put_many([NewRecord(data=b"%d" % n, priority=n % 3) for n in range(9)])
+    assert [int(job.data) for job in queue.claim(2, order="seq")] == [0, 1]
+    (urgent,) = queue.claim()
+    assert int(urgent.data) == 2
+    urgent.nack()
+    assert [int(job.data) for job in queue.claim(3, order="seq")] == [2, 3, 4]
+    with pytest.raises(UsageError):
+        queue.claim(order="number")

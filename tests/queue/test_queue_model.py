@@ -145,10 +145,11 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(
         who=node, most=st.integers(1, 25), lease=st.sampled_from([100, 300]),
         limit=st.sampled_from([0, 0, 2]), starvation=st.sampled_from([0, 200]),
+        by_number=st.sampled_from([False, False, True]),
     )  # fmt: skip
-    def claim(self, who, most, lease, limit, starvation):
+    def claim(self, who, most, lease, limit, starvation, by_number=False):
         self.expire()
-        order = Order(self.levels, starvation)
+        order = Order(self.levels, starvation, by_number)
         if not starvation:
             for job in self.jobs.values():
                 job.ripe = 0
@@ -174,6 +175,8 @@ class QueueMachine(RuleBasedStateMachine):
             wanted.append(seq)
             taken -= 1
         fresh, overdue = self.fresh_in_order(starvation)
+        if by_number:
+            fresh, overdue = sorted(fresh), set()
         wanted += fresh[:taken]
         self.promoted += len(overdue & set(fresh[:taken])) if has_marked else 0
         assert self.queue.promoted == self.promoted, "L12"
@@ -189,7 +192,7 @@ class QueueMachine(RuleBasedStateMachine):
                 job.state, job.node, job.token, job.at = "leased", who, token, claimed.deadline
                 self.given.append((seq, token, who))
                 found.append(seq)
-        assert found == sorted(wanted), "QC-3, QC-5, L11"
+        assert found == sorted(wanted), "QC-3, QC-5, L11, L14"
         assert not found or claimed.deadline == self.now + lease, "QC-7"
 
     @rule(who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(), strangers=st.booleans())

@@ -14,7 +14,7 @@ from ringlog.queue.ages import Ages, Waits
 from ringlog.queue.apart import Apart, Marks
 from ringlog.queue.live import Live
 from ringlog.queue.schedule import Schedule
-from ringlog.queue.state import Order, Queue
+from ringlog.queue.state import Order, Queue, Wish
 from ringlog.queue.tokens import Tokens
 
 puts = st.tuples(
@@ -220,3 +220,32 @@ def test_instants_at_which_jobs_became_ready_are_bounded():
     assert not list(apart.overdue(2, 1 << 40))
     apart.ripen(count + 11)
     assert list(apart.overdue(2, 1 << 40)) == [(1, (1, count + 1))]
+
+
+def test_by_number_levels_mean_nothing_and_what_came_back_is_first():
+    """L14: delayed jobs wait all the same."""
+    queue, live = queue_of(12, {3: 1_500, 9: 1_500}, {2: 2, 5: 1, 9: 2}), Live(1, 12)
+    by_number = Order(queue.levels, 0, by_number=True)
+
+    def taken(most: int, now: int, order: Order = by_number) -> list[int]:
+        found = queue.claim(live, b"w", most, 100_000, now, order=order)
+        queue.check()
+        return [seq for run in found.runs for seq in range(run.first, run.stop)]
+
+    assert taken(3, 1_000) == [1, 2, 4]
+    queue.nack(queue.match(np.array([2, 4]), None, b"w", 1_000), 0, 1_000)
+    assert taken(4, 1_000) == [2, 4, 5, 6]
+    assert taken(1, 1_600, Order(queue.levels)) == [9], "the highest level"
+    assert taken(4, 1_600) == [3, 7, 8, 10]
+    assert queue.promoted == 0
+
+
+@pytest.mark.parametrize(("jobs", "shares"), [(12, ([1, 3], [2, 4], [5])), (4, ([1, 2], [4], [3]))])
+def test_a_cohort_may_ask_in_both_ways(jobs, shares):
+    """QC-13, QC-15, L14: each is given by its own order while there is enough; else all there is, fairly."""
+    queue, live = queue_of(jobs, {}, dict.fromkeys((2, 4), 1)), Live(1, jobs)
+    wishes = [Wish(b"a", 2, 500, by_number=True), Wish(b"b", 2, 500), Wish(b"c", 1, 500, by_number=True)]
+    answers = queue.deal(live, wishes, 100, 1_000, order=Order(queue.levels))
+    queue.check()
+    given = tuple([seq for run in each.runs for seq in range(run.first, run.stop)] for each in answers)
+    assert given == shares

@@ -20,6 +20,8 @@ class JobsClaim(Message, frozen=True):
     """The process that claims, and when it began (lives.py): when it dies, its jobs are ready at once. 0: the
     leases end by themselves. A gateway passes on 0."""
     born: int = 0
+    by_number: bool = False
+    """Where a queue has priorities: the lowest numbers first whatever their priority (L14)."""
 
 
 class JobsClaimed(Message, frozen=True):

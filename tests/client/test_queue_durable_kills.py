@@ -1,0 +1,132 @@
+"""Queues with durable leases while shards and engines are killed: who holds a job goes on holding it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from test_queue_kills import BETWEEN, DONE_S, JOBS, TIMEOUT_MS, Worker, is_empty, is_over, judge, shard_of
+
+import ringlog
+from ringlog.client import Client
+from ringlog.testing import engine
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+pytestmark = pytest.mark.slow
+
+LONG_MS = 600_000
+SHORT_MS = 8_000
+KEPT_MS = 24_000
+
+
+@pytest.fixture
+def running() -> Iterator[TestEngine]:
+    with engine(wal={"shards": 2}, gateway={"enabled": True}, supervisor={"restart_max": 100}) as found:
+        yield found
+
+
+@pytest.fixture
+def client(running: TestEngine) -> Iterator[Client]:
+    with ringlog.connect(running.url, wait=20, timeout_ms=TIMEOUT_MS) as connected:
+        yield connected
+
+
+def make(client: Client, durability: str = "fsync") -> None:
+    client.topics.create("jobs", type="queue", durability=durability, lease_ms=LONG_MS, leases_durable=True)
+
+
+@pytest.mark.parametrize(
+    ("how", "transport"), [("shard", "ring"), ("shard", "ipc"), ("engine", "ring"), ("power", "ipc")]
+)
+def test_the_worker_that_holds_a_job_acks_it_after_the_kill(running, how, transport):
+    """QL-15, FX-95, FX-152: the same token; nobody else is given it before its deadline, but then."""
+    with ringlog.connect(running.url, wait=20, timeout_ms=TIMEOUT_MS, transport=transport) as client:
+        make(client)
+        mine, other = client.queue("jobs", node="mine"), client.queue("jobs", node="other")
+        mine.put_many([b"job %d" % n for n in range(1, 6)])
+        (first,) = mine.claim()
+        ends_ns = time.monotonic_ns() + SHORT_MS * 1_000_000
+        (short,) = mine.claim(lease_ms=SHORT_MS)
+        (kept,) = mine.claim(lease_ms=KEPT_MS, auto_extend=True)
+        until_ms = kept.deadline
+        (rests,) = mine.claim()
+        rests.nack(delay_ms=LONG_MS)
+        if how == "shard":
+            running.kill("wal_shard", shard=shard_of(client, "jobs"))
+        elif how == "engine":
+            running.crash()
+            running.start()
+        else:
+            running.power_off()
+            running.start()
+        found = other.claim(9)
+        if time.monotonic_ns() < ends_ns:
+            assert [(job.seq, job.deliveries) for job in found] == [(5, 1)]
+        first.ack()
+        (again,) = [job for job in (*found, *other.claim(9, wait_ms=20_000)) if job.seq == short.seq]
+        assert again.deliveries == 2
+        assert time.monotonic_ns() >= ends_ns
+        wait_until(lambda: kept.deadline > until_ms, 20, "a lease to be extended over the kill")
+        kept.ack()
+        stats = other.stats()
+        assert (stats.ready, stats.in_flight, stats.delayed) == (0, 2, 1)
+
+
+@pytest.mark.parametrize("victim", ["wal_shard", "gateway"])
+@pytest.mark.timeout(150)
+def test_no_job_is_handed_out_twice_whoever_is_killed(running, client, victim):
+    """QL-16: not even the set of a claim whose answer was lost with the shard."""
+    make(client, "fsync" if victim == "wal_shard" else "disk")
+    queue = client.queue("jobs")
+    queue.put_many([b"job %d" % n for n in range(1, JOBS + 1)])
+    shard = shard_of(client, "jobs")
+    workers = [
+        Worker(running.url, "jobs", transport=transport, most=most)
+        for transport, most in (("ring", 1), ("ipc", 3), ("ipc", 1))
+    ]
+    for worker in workers:
+        worker.start()
+    for _ in range(4):
+        done = sum(len(worker.acked) for worker in workers)
+        wait_until(lambda done=done: is_over(workers, done + BETWEEN), DONE_S, "jobs to be done")  # type: ignore[misc]
+        running.kill(victim, shard=shard if victim == "wal_shard" else 0)
+    wait_until(lambda: is_over(workers, JOBS), DONE_S, "all jobs to be done")
+    wait_until(lambda: is_empty(queue), DONE_S, "the queue to be empty")
+    for worker in workers:
+        worker.stop()
+    assert judge(workers) == 0
+
+
+HOLDING = """
+import sys
+import ringlog
+
+with ringlog.connect(sys.argv[1], wait=20) as client:
+    jobs = client.queue("jobs", node="dying").claim(2)
+    print(len(jobs), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_worker_that_outlived_its_shard_and_dies_is_noticed(running, client):
+    """CL-10: the shard's successor looks after it."""
+    make(client)
+    queue = client.queue("jobs")
+    queue.put_many([b"1", b"2"])
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDING, running.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ},
+    ) as holder:  # fmt: skip
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline().strip() == b"2"
+            running.kill("wal_shard", shard=shard_of(client, "jobs"))
+            assert queue.claim() == []
+            assert queue.stats().in_flight == 2
+        finally:
+            holder.kill()
+    assert [job.deliveries for job in queue.claim(2, wait_ms=20_000)] == [2, 2]

@@ -246,7 +246,7 @@ class Queue:
 
     async def _next_batch(self, size: int, lease_ms: int | None) -> Jobs[Job] | None:
         try:
-            return await self._claim(size, inf, lease_ms, auto_extend=False)
+            return await self._claim(size, inf, lease_ms, False, Wish())
         except RinglogError as e:
             await self._pause_after(e)
             return None

@@ -285,7 +285,7 @@ class Queue:
 
     def _next_batch(self, size: int, lease_ms: int | None) -> Jobs[Job] | None:
         try:
-            return self._claim(size, inf, lease_ms, auto_extend=False)
+            return self._claim(size, inf, lease_ms, False, Wish())
         except RinglogError as e:
             self._pause_after(e)
             return None

@@ -121,7 +121,6 @@ async def test_a_claim_that_is_called_off_keeps_no_job(ringlog_engine, ringlog_t
         assert await counts(queue) == (0, 0, 0)
 
 
-<<<<<<< HEAD
 async def test_acks_that_a_loop_does_not_wait_for(ringlog_engine, ringlog_topic, transport):
     """See tests/client/test_queue_behind.py."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
@@ -157,7 +156,8 @@ async def test_batches(ringlog_engine, ringlog_topic, transport):
             assert (await anext(batches)).seqs.tolist() == list(range(41, 51))
             assert await counts(queue) == (0, 10, 0)
         assert await counts(queue) == (10, 0, 0)
-=======
+
+
 async def test_a_claim_may_be_by_number(ringlog_engine, ringlog_topic, transport):
     """L14."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
@@ -168,4 +168,3 @@ async def test_a_claim_may_be_by_number(ringlog_engine, ringlog_topic, transport
         assert [job.data for job in await queue.claim(order="seq")] == [b"plain"]
         with pytest.raises(UsageError):
             await queue.claim(order="")
->>>>>>> durable

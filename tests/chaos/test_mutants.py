@@ -112,8 +112,4 @@ def test_an_account_that_has_what_was_wanted_ends_its_class():
 
 
 def test_every_mutant_of_the_list_is_there():
-<<<<<<< HEAD
-    assert {mutant.number for mutant in CATALOGUE} == {*range(1, 49), *range(60, 78)}
-=======
-    assert {mutant.number for mutant in CATALOGUE} == {*range(1, 49), *range(60, 83)}
->>>>>>> durable
+    assert {mutant.number for mutant in CATALOGUE} == {*range(1, 49), *range(60, 85)}

@@ -260,6 +260,8 @@ DEAD_LETTERS_PER_CLAIM_MAX = 1_000
 
 QUEUES_SAMPLED_MAX = 1_000
 """Queues that a shard counts anew for the board each time it looks; with more the sums are so much older."""
+GROUP_DELIVERIES_MAX = 1_000_000
+"""Most that a group's `max_deliveries` may be."""
 GROUPS_SAMPLED_MAX = 256
 """Consumer groups, and their members, that it counts anew then; the same."""
 QUEUES_LOOK_MS = 1_000

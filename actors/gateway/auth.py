@@ -63,6 +63,7 @@ SCOPES_OF: dict[type[m.Message], tuple[str, ...]] = {
     m.GroupSteal: (READ,),
     m.GroupAck: (READ,),
     m.GroupNack: (READ,),
+    m.GroupReject: (READ,),
     m.GroupExtend: (READ,),
     m.GroupLeave: (READ,),
     m.GroupPending: (READ,),

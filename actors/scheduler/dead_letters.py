@@ -34,6 +34,7 @@ from ringlog.frame.codec import frame
 from ringlog.frame.columns import (
     DEAD_LETTER_DELIVERIES,
     DEAD_LETTER_FROM,
+    DEAD_LETTER_GROUP,
     DEAD_LETTER_REASON,
     DEAD_LETTER_SRC_SEQ,
     STAMPED_KEYS,
@@ -98,11 +99,16 @@ class DeadLetters:
             return -1
 
     def _move_all(self, shard: int) -> Steps[bool]:
-        """One pass over all queues of a shard; False when something is left."""
+        """One pass over all queues and all groups of a shard; False when something is left."""
+        of_queues = yield from self._move_of(shard, m.SpentAsk)
+        of_groups = yield from self._move_of(shard, m.GroupSpentAsk)
+        return of_queues and of_groups
+
+    def _move_of(self, shard: int, question: type[m.SpentAsk | m.GroupSpentAsk]) -> Steps[bool]:
         after, is_done = 0, True
         while True:
             try:
-                spent: m.SpentJobs = yield from self._connection.ask(shard, m.SpentAsk(after))
+                spent: m.SpentJobs = yield from self._connection.ask(shard, question(after))
             except RinglogError:
                 return False
             if not spent.topic:
@@ -112,11 +118,12 @@ class DeadLetters:
             except RinglogError as e:
                 # Also an answer that did not come: asked again, all of it is found as it is.
                 say(log, logging.WARNING, "dead letters cannot be moved", topic=spent.topic,
-                    target=spent.dead_letter, reason=str(e))  # fmt: skip
-                after, is_done = spent.topic_id, False
+                    group=spent.group, target=spent.dead_letter, reason=str(e))  # fmt: skip
+                after, is_done = spent.number or spent.topic_id, False
 
     def _move(self, shard: int, spent: m.SpentJobs) -> Steps[None]:
-        """Copy these jobs, and have those deleted whose copies are durable. Raises when some are left."""
+        """Copy these jobs, and have those deleted whose copies are durable; a group's records stay, and are
+        done for it. Raises when some are left."""
         before, error = self.moved, None
         times = {first + n: often for first, count, often in spent.runs for n in range(count)}
         target = yield from self._target(spent.dead_letter)
@@ -128,8 +135,7 @@ class DeadLetters:
                 for part in in_parts((yield from self._read(spent, first, count))):
                     done = yield from self._append(spent, target, part, times)
                     stop_points.hit("dead_letter_after_append")
-                    gone = m.SpentMoved(spent.topic, spent.topic_id, np.array(done, dtype="<u8").tobytes())
-                    reply: m.SpentGone = yield from self._connection.ask(shard, gone)
+                    reply: m.SpentGone = yield from self._connection.ask(shard, _gone(spent, done))
                     self.moved += reply.moved
             except RinglogError as e:
                 error = e  # Other jobs go on (QD-3).
@@ -168,8 +174,8 @@ class DeadLetters:
         frames = [
             frame(
                 _columns(record, spent, times[record.seq]), topic_id=target.topic_id,
-                producer_id=producer_of(spent.topic_id, spent.epoch, record.seq), producer_seq=1,
-                durability=Durability.EPHEMERAL,
+                producer_id=producer_of(spent.topic_id, spent.epoch, record.seq, spent.number),
+                producer_seq=1, durability=Durability.EPHEMERAL,
             )
             for record in records
         ]  # fmt: skip
@@ -185,9 +191,19 @@ class DeadLetters:
         return done
 
 
-def producer_of(topic_id: int, epoch: int, seq: int) -> int:
-    """The producer that a job's copy is of: always the same for one job of one life of its queue."""
-    return SESSION_BIT | xxhash.xxh3_64_intdigest(f"dead letter {topic_id} {epoch} {seq}".encode())
+def producer_of(topic_id: int, epoch: int, seq: int, group: int = 0) -> int:
+    """The producer that a job's copy is of: always the same for one job of one life of its queue, and for one
+    record of one group."""
+    of_group = f" {group}" if group else ""
+    return SESSION_BIT | xxhash.xxh3_64_intdigest(f"dead letter {topic_id} {epoch} {seq}{of_group}".encode())
+
+
+def _gone(spent: m.SpentJobs, done: Sequence[int]) -> m.Message:
+    """To who set them aside: their copies are durable."""
+    seqs = np.array(done, dtype="<u8").tobytes()
+    if spent.group:
+        return m.GroupSpentMoved(spent.topic, spent.topic_id, spent.number, seqs)
+    return m.SpentMoved(spent.topic, spent.topic_id, seqs)
 
 
 def _columns(record: Record, spent: m.SpentJobs, deliveries: int) -> Any:
@@ -196,6 +212,8 @@ def _columns(record: Record, spent: m.SpentJobs, deliveries: int) -> Any:
         DEAD_LETTER_FROM: spent.topic, DEAD_LETTER_DELIVERIES: str(deliveries),
         DEAD_LETTER_SRC_SEQ: str(record.seq),
     }  # fmt: skip
+    if spent.group:
+        stamps[DEAD_LETTER_GROUP] = spent.group
     if record.seq in spent.reasons:
         stamps[DEAD_LETTER_REASON] = spent.reasons[record.seq]
     fields: dict[str, Any] = msgspec.json.decode(record.meta_json) if record.meta_json else {}

@@ -24,6 +24,7 @@ class _Known:
     floor: int = -1
     """Where it was when it was seen to move; -1 = it was not looked at yet."""
     moved_ms: int = 0
+    spent: int = 0
 
 
 class GroupNumbers:
@@ -37,6 +38,11 @@ class GroupNumbers:
         """So many of this round are still to be looked at."""
         self._oldest_ms = self._last_oldest_ms = 0
         self.lag = self.pending = self.members = 0
+        self.set_aside = 0
+        """Grows when something is to be moved to the dead letters: at once where it is rejected, at the next
+        look where it had all its deliveries."""
+        self._lettered: dict[int, None] = {}
+        """Numbers of groups that have dead letters."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -49,14 +55,23 @@ class GroupNumbers:
 
     def made(self, topic: Topic, group: ConsumerGroup) -> None:
         """There is one more."""
+        if group.number in self._known:
+            return
+        if group.made.dead_letter:
+            self._lettered[group.number] = None
         self._known[group.number] = _Known(topic, group)
         self._round.append(group.number)
 
     def forget(self, number: int) -> None:
         """It is no more."""
+        self._lettered.pop(number, None)
         known = self._known.pop(number, None)
         if known is not None:
             self._count(known, 0, 0, 0)
+
+    def with_spent(self, after: int) -> list[int]:
+        """Numbers behind `after` of groups that may have something for the dead letters, ascending."""
+        return sorted(number for number in self._lettered if number > after)
 
     def sample(self, now_ms: int, steady_ms: int) -> None:
         """Look at the next few groups, at most GROUPS_SAMPLED_MAX. `now_ms` is the time of members' words,
@@ -77,6 +92,10 @@ class GroupNumbers:
     def _look_at(self, known: _Known, now_ms: int, steady_ms: int) -> None:
         topic, group = known.topic, known.group
         group.members.sweep(now_ms)
+        if group.made.dead_letter:
+            group.settle(now_ms)
+            self.set_aside += max(group.spent - known.spent, 0)
+            known.spent = group.spent
         pending = group.pending
         after = group.cursor if group.is_queue else group.committed + 1
         lag = topic.live_within(after, topic.head_seq) + pending

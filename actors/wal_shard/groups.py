@@ -16,7 +16,7 @@ import numpy as np
 
 from actors.wal_shard.group import Group
 from actors.wal_shard.group_numbers import GroupNumbers
-from actors.wal_shard.queues import live_of, node_of
+from actors.wal_shard.queues import live_of, node_of, reason_of
 from actors.wal_shard.records import frame_of
 from actors.wal_shard.removal import Removals
 from actors.wal_shard.waiting import Waiting
@@ -39,6 +39,7 @@ from ringlog.limits import (
     CLAIM_JOBS_MAX,
     GROUP_BYTES_MAX,
     GROUP_CHANGE_BYTES_MAX,
+    GROUP_DELIVERIES_MAX,
     GROUP_NAME_BYTES_MAX,
     GROUP_PENDING_MAX,
     GROUP_PENDING_PER_TOPIC_MAX,
@@ -61,7 +62,7 @@ from ringlog.types import Durability
 
 CHANGES = (
     m.GroupOpen, m.GroupClaim, m.GroupSteal, m.GroupAck, m.GroupNack, m.GroupExtend, m.GroupLeave,
-    m.GroupSeek, m.GroupTake, m.GroupCommit, m.GroupDelete,
+    m.GroupSeek, m.GroupTake, m.GroupCommit, m.GroupDelete, m.GroupReject, m.GroupSpentMoved,
 )  # fmt: skip
 """Requests that may add to the log."""
 
@@ -88,6 +89,8 @@ class Groups:
         self._tokens.take(NUMBER_MAX // 2)
         self._by_number: dict[int, Topic] = {}
         self.numbers = GroupNumbers()
+        self.has_mover = False
+        """Is there a scheduler, which moves dead letters? Without one nothing is set aside."""
         self.waiting = Waiting()
         """Claims that wait, by the number of their group."""
         self._told = removals.on_removed
@@ -100,6 +103,9 @@ class Groups:
             m.GroupSteal: self._steal,
             m.GroupAck: self._ack,
             m.GroupNack: self._nack,
+            m.GroupReject: self._reject,
+            m.GroupSpentAsk: self._spent,
+            m.GroupSpentMoved: self._spent_moved,
             m.GroupExtend: self._extend,
             m.GroupLeave: self._leave,
             m.GroupPending: self._pending,
@@ -118,6 +124,7 @@ class Groups:
                 self._by_number[group.number] = topic
                 self.numbers.made(topic, group)
                 group.recovered(live_of(topic))
+                group.use_mover(self.has_mover)
 
     # -- which group ----------------------------------------------------------------------------------
 
@@ -161,6 +168,7 @@ class Groups:
                 )
             change = created(self._tokens.take(1), made, _clamped(topic, message.start), now_ms)
             group = begin(change)
+            group.use_mover(self.has_mover)
             topic.groups = {**topic.groups, group.number: group}
             self._by_number[group.number] = topic
             self.numbers.made(topic, group)
@@ -229,7 +237,7 @@ class Groups:
         return _claimed(topic, group, change)
 
     def _matched(
-        self, message: m.GroupAck | m.GroupNack | m.GroupExtend, now_us: int
+        self, message: m.GroupAck | m.GroupNack | m.GroupExtend | m.GroupReject, now_us: int
     ) -> tuple[Topic, ConsumerGroup, Held]:
         topic, group = self._find(message, Mode.QUEUE)
         node_of(message)
@@ -266,6 +274,21 @@ class Groups:
         nacked = len(message.seqs) // 8 - len(skipped)
         return m.JobsNacked(topic.name, nacked, _bytes_of(skipped), ready_of(topic, group), group.leased)
 
+    def _reject(self, message: m.GroupReject, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group, found = self._matched(message, now_us)
+        if not group.made.dead_letter or not self.has_mover:
+            raise InvalidRequest(
+                "this group has no dead letters", topic=topic.name, group=message.group, field="dead_letter"
+            )
+        before = group.answered(message.call)
+        if before is None:
+            reason = reason_of(message.reason)
+            change = group.reject(found, message.node, reason, now_us // 1_000, call=message.call)
+            self._log(topic, change, into)
+            self.numbers.set_aside += len(found.held)
+        skipped = found.skipped.tolist() if before is None else before.skipped
+        return m.JobsRejected(topic.name, len(message.seqs) // 8 - len(skipped), _bytes_of(skipped))
+
     def _extend(self, message: m.GroupExtend, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group, found = self._matched(message, now_us)
         if message.lease_ms < 0:
@@ -287,6 +310,40 @@ class Groups:
         self._log(topic, group.leave(message.node, now_us // 1_000), into)
         self.waiting.wake(group.number)
         return m.GroupLeft(topic.name, released)
+
+    # -- dead letters ---------------------------------------------------------------------------------
+
+    def _spent(self, message: m.GroupSpentAsk, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        """What is to be moved of one group, at most as many records as one request names."""
+        for number in self.numbers.with_spent(message.after):
+            topic = self._by_number[number]
+            group = topic.groups[number]
+            group.settle(now_us // 1_000)
+            spent = group.spent_runs(JOBS_PER_REQUEST_MAX)
+            if not spent:
+                continue
+            runs = [(first, stop - first, deliveries) for first, stop, deliveries in spent]
+            known = group.reasons
+            reasons = {seq: known[seq] for a, b, _ in spent for seq in range(a, b) if seq in known}
+            return m.SpentJobs(
+                topic.name, topic.topic_id, topic.epoch, group.made.dead_letter, runs, reasons,
+                group.made.key, number,
+            )  # fmt: skip
+        return m.SpentJobs()
+
+    def _spent_moved(
+        self, message: m.GroupSpentMoved, event: ControlReceived, into: Group, now_us: int
+    ) -> m.Message:
+        """Their copies are durable: they are done for the group (QD-2)."""
+        topic = self._topic(message)
+        group = topic.groups.get(message.number)
+        if topic.topic_id != message.topic_id or group is None:
+            raise GroupNotFound("no such group", topic=topic.name, number=message.number)
+        seqs, _ = _entries(message.seqs, b"")
+        before = group.spent
+        self._log(topic, group.moved(np.unique(seqs), now_us // 1_000), into)
+        self._freed(topic, group)
+        return m.SpentGone(topic.name, before - group.spent)
 
     # -- looking --------------------------------------------------------------------------------------
 
@@ -320,7 +377,7 @@ class Groups:
         return m.GroupStateReply(
             info_of(topic, group), topic.head_seq, undelivered, group.leased, group.delayed, group.returned,
             self.waiting.of(group.number), sorted(members), group.holder,
-            bool(topic.held_at) and held_from(topic)[1] == group.made.key,
+            bool(topic.held_at) and held_from(topic)[1] == group.made.key, group.spent,
         )  # fmt: skip
 
     def _list(self, message: m.GroupList, event: ControlReceived, into: Group, now_us: int) -> m.Message:
@@ -496,7 +553,22 @@ def _made(message: m.GroupOpen) -> Made:
     limits = (message.pending_max, message.member_max)
     if min(limits) < 0 or max(limits) > GROUP_PENDING_MAX:
         raise InvalidRequest("out of range", field="max_in_flight", found=list(limits), max=GROUP_PENDING_MAX)
-    return Made(message.group, Mode(message.mode), message.tags, *limits)
+    return Made(message.group, Mode(message.mode), message.tags, *limits, *_dead_letters(message))
+
+
+def _dead_letters(message: m.GroupOpen) -> tuple[int, str]:
+    """How often a record of a new group is given out at most, and where it goes then."""
+    most, target = message.max_deliveries, message.dead_letter
+    if not 0 <= most <= GROUP_DELIVERIES_MAX:
+        raise InvalidRequest("out of range", field="max_deliveries", found=most, max=GROUP_DELIVERIES_MAX)
+    if target and (not is_topic_name(target) or target == message.topic or message.mode != Mode.QUEUE):
+        raise InvalidRequest(
+            "not a topic for the dead letters of this group", field="dead_letter", found=target[:64],
+            rule="a topic's name, not the group's own topic; groups in mode queue alone",
+        )  # fmt: skip
+    if most and not target:
+        raise InvalidRequest("max_deliveries needs a dead_letter", field="dead_letter")
+    return most, target
 
 
 def _clamped(topic: Topic, cursor: int) -> int:

@@ -25,9 +25,10 @@ class QueueBoard:
     def __init__(self) -> None:
         self._look_ns = 0
 
-    def beat(self, slot: ProcessSlot, queues: Queues, now_ns: int) -> None:
-        """Called in every turn. What others wait for is shown at once, the rest now and then."""
-        slot.set(Q.SET_ASIDE, queues.set_aside)
+    def beat(self, slot: ProcessSlot, queues: Queues, set_aside: int, now_ns: int) -> None:
+        """Called in every turn. What others wait for is shown at once, the rest now and then. `set_aside`:
+        what groups set aside, beside queues."""
+        slot.set(Q.SET_ASIDE, queues.set_aside + set_aside)
         if now_ns < self._look_ns:
             return
         self._look_ns = now_ns + QUEUES_LOOK_MS * NS_PER_MS

@@ -101,7 +101,7 @@ class Shell:
         self._queue_board, self._group_board = QueueBoard(), GroupBoard(self._clock)
         identity = Identity(boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max)
         self.core = ShardCore(identity, settings)
-        self.core.requests.queues.has_mover = schedulers > 0
+        self.core.requests.queues.has_mover = self.core.requests.groups.has_mover = schedulers > 0
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
         self._governing = Governing(self._slot, self._clock.monotonic_ns(), is_reacting=is_governed)
@@ -291,8 +291,9 @@ class Shell:
         now_ns = self._clock.monotonic_ns()
         slot.set(P.TURNS, self._turns)
         slot.set(P.HEARTBEAT_NS, now_ns)
-        self._queue_board.beat(slot, self.core.requests.queues, now_ns)
-        self._group_board.beat(slot, self.core.requests.groups.numbers, now_ns)
+        groups = self.core.requests.groups.numbers
+        self._queue_board.beat(slot, self.core.requests.queues, groups.set_aside, now_ns)
+        self._group_board.beat(slot, groups, now_ns)
         self._socket.guard(now_ns)
         self._calls.look(now_ns)
         if now_ns >= self._disk_look_ns:

@@ -104,6 +104,10 @@ class Group:
         """Give these back."""
         return await self._leases.nack(jobs, delay_ms=delay_ms)
 
+    async def reject(self, job: Job, reason: str = "") -> None:
+        """Send a record to the group's dead letters."""
+        await self._leases.reject(job, reason)
+
     async def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
         """Hold these up to `lease_ms` from now."""
         return await self._leases.extend(jobs, lease_ms)

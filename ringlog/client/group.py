@@ -120,6 +120,11 @@ class Group:
         """Give these back, ready now or after `delay_ms`."""
         return self._leases.nack(jobs, delay_ms=delay_ms)
 
+    def reject(self, job: Job, reason: str = "") -> None:
+        """Send a record to the group's dead letters, whatever its deliveries; the first line of `reason` goes
+        with it. Raises InvalidRequest where the group has none, and LeaseLost."""
+        self._leases.reject(job, reason)
+
     def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
         """Hold these up to `lease_ms` from now."""
         return self._leases.extend(jobs, lease_ms)

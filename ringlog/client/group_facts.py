@@ -15,6 +15,8 @@ class GroupLimits(TypedDict, total=False):
     member_max_in_flight: int
     min_idle_ms: int
     create: bool
+    max_deliveries: int
+    dead_letter: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,13 @@ class GroupStats:
     """Who reads a stream group."""
     is_holding: bool
     """Its topic keeps records beyond caps or TTL for this group (`retain_until_acked`)."""
+    set_aside: int = 0
+    """On their way to the dead letters."""
 
     @property
     def pending(self) -> int:
         """Records that were given out and are not done."""
-        return self.in_flight + self.delayed + self.returned
+        return self.in_flight + self.delayed + self.returned + self.set_aside
 
     @property
     def lag(self) -> int:

@@ -47,6 +47,7 @@ from ringlog.envelope.messages import (
     GroupOpen,
     GroupPending,
     GroupPendingReply,
+    GroupReject,
     GroupSeek,
     GroupState,
     GroupStateReply,
@@ -57,6 +58,7 @@ from ringlog.envelope.messages import (
     JobsClaim,
     JobsExtend,
     JobsNack,
+    JobsReject,
     TopicInfo,
 )
 from ringlog.errors import LeaseLost, RinglogError, UsageError
@@ -94,7 +96,7 @@ class GroupWorking(Working):
     def __init__(
         self, topic: str, name: str, mode: str, node: str, clock: Clock, *, start: Start = STORED,
         tags: TagFilter | None = None, max_in_flight: int = 0, member_max_in_flight: int = 0,
-        min_idle_ms: int = 0, create: bool = True,
+        min_idle_ms: int = 0, create: bool = True, max_deliveries: int = 0, dead_letter: str = "",
     ) -> None:  # fmt: skip
         super().__init__(topic, node, clock)
         if mode not in MODES:
@@ -107,6 +109,7 @@ class GroupWorking(Working):
         self.filters = Filters(tag=tag_filter(tags))
         self._start = start
         self._limits = max_in_flight, member_max_in_flight
+        self._dead_letters = max_deliveries, dead_letter
         self._min_idle_ms = min_idle_ms
         self._stolen = b""
         self._create = create
@@ -131,6 +134,8 @@ class GroupWorking(Working):
                 return GroupAck(topic, group, node, seqs, tokens, call)
             case JobsNack(node=node, seqs=seqs, tokens=tokens, delay_ms=delay_ms, call=call):
                 return GroupNack(topic, group, node, seqs, tokens, delay_ms, call)
+            case JobsReject(node=node, seqs=seqs, tokens=tokens, reason=reason, call=call):
+                return GroupReject(topic, group, node, seqs, tokens, reason, call)
             case JobsExtend(node=node, seqs=seqs, tokens=tokens, lease_ms=lease_ms, call=call):
                 return GroupExtend(topic, group, node, seqs, tokens, lease_ms, call)
         raise UsageError("a group has no such call", found=type(message).__name__)
@@ -145,9 +150,11 @@ class GroupWorking(Working):
     def open(self, connection: QueueConnection) -> Steps[GroupInfo]:
         """Make the group, unless it is there; raises GroupIncompatible."""
         first = yield from self._first(connection, self._start)
+        most, dead_letter = self._dead_letters
         opened = GroupOpen(
-            self.topic, self.name, MODES[self.mode], self.tags, first, *self._limits, self.node
-        )
+            self.topic, self.name, MODES[self.mode], self.tags, first, *self._limits, self.node,
+            max_deliveries=most, dead_letter=dead_letter,
+        )  # fmt: skip
         info: GroupInfo = (yield connection.about_jobs(opened)).message
         self._is_open = True
         return info
@@ -208,9 +215,9 @@ class GroupWorking(Working):
             thief.close()
 
     def reject(self, connection: QueueConnection, leases: Sequence[Lease], reason: str) -> Steps[Settled]:
-        """Groups have no dead letters yet."""
+        """They go to the group's dead letters; raises InvalidRequest where it has none."""
         yield from self.known(connection)
-        raise UsageError("a group has no dead letters; ack what cannot be done", group=self.key)
+        return (yield from super().reject(connection, leases, reason))
 
     # -- looking and moving ---------------------------------------------------------------------------
 
@@ -229,7 +236,7 @@ class GroupWorking(Working):
         return GroupStats(
             info.topic, info.group, _NAMES.get(info.mode, ""), info.cursor, info.floor, reply.head_seq,
             reply.undelivered, reply.leased, reply.delayed, reply.returned, reply.waiting, members,
-            reply.holder, reply.is_holding,
+            reply.holder, reply.is_holding, reply.set_aside,
         )  # fmt: skip
 
     def pending(

@@ -109,7 +109,10 @@ DEAD_LETTER_FROM = "$dead_letter_from"
 DEAD_LETTER_DELIVERIES = "$dead_letter_deliveries"
 DEAD_LETTER_SRC_SEQ = "$dead_letter_src_seq"
 DEAD_LETTER_REASON = "$dead_letter_reason"
-STAMPED_KEYS = frozenset({DEAD_LETTER_FROM, DEAD_LETTER_DELIVERIES, DEAD_LETTER_SRC_SEQ, DEAD_LETTER_REASON})
+DEAD_LETTER_GROUP = "$dead_letter_group"
+STAMPED_KEYS = frozenset(
+    {DEAD_LETTER_FROM, DEAD_LETTER_DELIVERIES, DEAD_LETTER_SRC_SEQ, DEAD_LETTER_REASON, DEAD_LETTER_GROUP}
+)
 """Keys in the metadata of a dead letter: where it comes from, how often it was handed out, why (QD-6)."""
 
 

@@ -40,6 +40,8 @@ class Op(IntEnum):
     """A stream group is read by this member from here on; who read it before is told when it commits."""
     COMMITTED = 9
     REMOVED = 10
+    REJECTED = 11
+    """Given up: leased no more, and never given out again; waits to be moved to the dead letters."""
 
 
 class Made(msgspec.Struct, array_like=True, frozen=True):
@@ -52,6 +54,10 @@ class Made(msgspec.Struct, array_like=True, frozen=True):
     pending_max: U64 = 0
     """Most positions given out and not done, in all and of one member; 0 = as many as there may be."""
     member_max: U64 = 0
+    deliveries_max: U64 = 0
+    """What was given out so often and came back is set aside for the dead letters; 0 = nothing is."""
+    dead_letter: str = ""
+    """The topic where they go; "" = the group has none."""
 
     @property
     def key(self) -> str:
@@ -76,8 +82,8 @@ class Change(msgspec.Struct, array_like=True, frozen=True):
     """CLAIMED, STOLEN, EXTENDED: the leases hold up to this millisecond, included. RELEASED: ready from it
     on; 0 = at once."""
     rows: list[U64] = []
-    """CLAIMED, STOLEN: [first, count, deliveries, token] …; ACKED, RELEASED, EXTENDED: [first, count] …;
-    TAKEN: [token]; COMMITTED: [committed]. RELEASED without any: everything that `node` holds."""
+    """CLAIMED, STOLEN: [first, count, deliveries, token] …; ACKED, RELEASED, EXTENDED, REJECTED: [first,
+    count] …; TAKEN: [token]; COMMITTED: [committed]. RELEASED without any: everything that `node` holds."""
     call: U64 = 0
     """Number of the request, so that it has the same answer when it comes again; 0 = it has none."""
     skipped: list[int] = []
@@ -86,6 +92,8 @@ class Change(msgspec.Struct, array_like=True, frozen=True):
     """CREATED alone."""
 
 
+REJECTED_BIT = 1 << 31
+"""Beside the count of deliveries of what was rejected: it is set aside whatever its count."""
 CLAIM_ROW = 4
 """Numbers of a run in `rows` of a claim."""
 SPAN_ROW = 2

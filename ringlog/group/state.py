@@ -26,10 +26,11 @@ from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
 from ringlog.group.alive import alive_from, alive_within
-from ringlog.group.change import CLAIM_ROW, SPAN_ROW, Change, Made, Mode, Op
+from ringlog.group.change import CLAIM_ROW, REJECTED_BIT, SPAN_ROW, Change, Made, Mode, Op
 from ringlog.group.entries import I64, Entries
 from ringlog.group.members import Members
 from ringlog.limits import (
+    DEAD_LETTER_REASONS_MAX,
     GROUP_CALL_ROWS_KEPT_MAX,
     GROUP_CALLS_KEPT_MAX,
     GROUP_CALLS_PER_MEMBER_MAX,
@@ -86,8 +87,13 @@ class ConsumerGroup:
         """No position from here on was given out."""
         self.committed = cursor - 1
         """STREAM: everything up to here is done with."""
-        self.leased = self.delayed = self.returned = 0
-        """Positions in these states: all of them are pending."""
+        self.leased = self.delayed = self.returned = self.spent = 0
+        """Positions in these states: all of them are pending. What is spent was returned, and waits to be
+        moved to the dead letters: nobody is given it."""
+        self.has_mover = False
+        """Is there somebody who moves it? Else it is given out again."""
+        self.reasons: dict[int, str] = {}
+        """Why positions were rejected, until they are moved; not kept beyond the shard."""
         self.holder_token = 0
         """STREAM: fences who reads now; 0 = nobody."""
         self.holder = ""
@@ -102,6 +108,8 @@ class ConsumerGroup:
         """Heap of (instant, row) in one number; one counts only while the row says the same."""
         self._returned: list[int] = []
         """Heap of first positions of returned runs; the same."""
+        self._spent: list[int] = []
+        """Of spent ones; the same."""
 
     # -- what it says ---------------------------------------------------------------------------------
 
@@ -113,7 +121,7 @@ class ConsumerGroup:
     @property
     def pending(self) -> int:
         """Positions that were given out and are not done."""
-        return self.leased + self.delayed + self.returned
+        return self.leased + self.delayed + self.returned + self.spent
 
     @property
     def floor(self) -> int:
@@ -188,9 +196,9 @@ class ConsumerGroup:
         entries, found = self.entries, []
         for first, stop in spans_of(seqs):
             for row in entries.within(first, stop):
-                if entries.given[row] <= now_ms - min_idle_ms:
+                if entries.given[row] <= now_ms - min_idle_ms and not self._is_spent(row):
                     low, high = max(first, entries.first[row]), min(stop, entries.stop[row])
-                    found.append((low, high, entries.deliveries[row]))
+                    found.append((low, high, self._deliveries(row)))
         found = _cut(found, self._member_max - self.members.held_by(node))
         if not found:
             return None
@@ -214,7 +222,7 @@ class ConsumerGroup:
                 continue  # One that was split is there twice.
             row = entries.find(first)
             stop = min(entries.stop[row], first + most)
-            found.append((first, stop, entries.deliveries[row]))
+            found.append((first, stop, self._deliveries(row)))
             most -= stop - first
         return found
 
@@ -280,6 +288,13 @@ class ConsumerGroup:
     def extend(self, found: Held, node: str, lease_ms: int, now_ms: int, *, call: int = 0) -> Change | None:
         """These positions are held up to another instant, which may be an earlier one."""
         return self._settled(Op.EXTENDED, found, node, now_ms, now_ms + lease_ms, call)
+
+    def reject(self, found: Held, node: str, reason: str, now_ms: int, *, call: int = 0) -> Change | None:
+        """These positions are to go to the dead letters, whatever their deliveries."""
+        change = self._settled(Op.REJECTED, found, node, now_ms, 0, call)
+        if change is not None and reason and len(self.reasons) + len(found.held) <= DEAD_LETTER_REASONS_MAX:
+            self.reasons |= dict.fromkeys(found.held.tolist(), reason)
+        return change
 
     def leave(self, node: str, now_ms: int) -> Change | None:
         """A member leaves: what it holds is ready at once (F63)."""
@@ -377,7 +392,7 @@ class ConsumerGroup:
         op = change.op
         if op in {Op.CLAIMED, Op.STOLEN}:
             self._apply_lease(change)
-        elif op in {Op.ACKED, Op.RELEASED, Op.EXTENDED}:
+        elif op in {Op.ACKED, Op.RELEASED, Op.EXTENDED, Op.REJECTED}:
             self._apply_settled(change)
         elif op == Op.SEEK:
             self._apply_seek(change.cursor)
@@ -421,6 +436,8 @@ class ConsumerGroup:
                     continue
                 self._exit(row)
                 entries.at[row] = change.until_ms
+                if change.op == Op.REJECTED:
+                    entries.deliveries[row] |= REJECTED_BIT
                 if change.op == Op.EXTENDED:
                     entries.given[row] = change.at_ms
                     self.enter(row, LEASED)
@@ -483,6 +500,9 @@ class ConsumerGroup:
     def _drop(self, row: int) -> None:
         """Its positions are pending no more."""
         self._exit(row)
+        if self.reasons:
+            for seq in range(self.entries.first[row], self.entries.stop[row]):
+                self.reasons.pop(seq, None)
         self.entries.drop(row)
 
     def _exit(self, row: int) -> None:
@@ -493,6 +513,8 @@ class ConsumerGroup:
             self.members.drop(self.entries.holder[row], size)
         elif state == DELAYED:
             self.delayed -= size
+        elif self._is_spent(row):
+            self.spent -= size
         else:
             self.returned -= size
 
@@ -500,6 +522,12 @@ class ConsumerGroup:
         """A run is in this state from here on."""
         size, entries = self._size(row), self.entries
         entries.state[row] = state
+        if state == RETURNED and self._is_spent(row):
+            self.spent += size
+            heappush(self._spent, entries.first[row])
+            if len(self._spent) > 2 * len(entries) + _STALE_MAX:
+                self._spent = sorted({first for first in self._spent if self._holds(first, is_spent=True)})
+            return
         if state == RETURNED:
             self.returned += size
             heappush(self._returned, entries.first[row])
@@ -517,8 +545,59 @@ class ConsumerGroup:
             heapify(self._due)
 
     def _is_returned(self, first: int) -> bool:
+        return self._holds(first, is_spent=False)
+
+    def _holds(self, first: int, *, is_spent: bool) -> bool:
         row = self.entries.find(first)
-        return row >= 0 and self.entries.state[row] == RETURNED and self.entries.first[row] == first
+        if row < 0 or self.entries.state[row] != RETURNED or self.entries.first[row] != first:
+            return False
+        return self._is_spent(row) == is_spent
+
+    def _deliveries(self, row: int) -> int:
+        """How often it was given out."""
+        return self.entries.deliveries[row] & ~REJECTED_BIT
+
+    # -- dead letters ---------------------------------------------------------------------------------
+
+    def _is_spent(self, row: int) -> bool:
+        """Is it to go to the dead letters, once nobody holds it?"""
+        if not self.has_mover or not self.made.dead_letter or self.entries.state[row] != RETURNED:
+            return False
+        most, deliveries = self.made.deliveries_max, self.entries.deliveries[row]
+        return deliveries >= REJECTED_BIT or 0 < most <= deliveries
+
+    def use_mover(self, has_mover: bool) -> None:
+        """From here on there is somebody who moves dead letters, or nobody."""
+        rows = [row for row in self.entries.rows() if self.entries.state[row] == RETURNED]
+        for row in rows:
+            self._exit(row)
+        self.has_mover = has_mover
+        self._returned, self._spent = [], []
+        for row in rows:
+            self.enter(row, RETURNED)
+
+    def spent_runs(self, most: int) -> list[tuple[int, int, int]]:
+        """(first, stop, deliveries) of what is to go to the dead letters, ascending, at most so many
+        positions."""
+        found: list[tuple[int, int, int]] = []
+        for first in sorted({first for first in self._spent if self._holds(first, is_spent=True)}):
+            row = self.entries.find(first)
+            found.append((first, self.entries.stop[row], self._deliveries(row)))
+        return _cut(found, most)
+
+    def moved(self, seqs: I64, now_ms: int) -> Change | None:
+        """Copies of these ascending positions are durable among the dead letters: those that are spent still
+        are done."""
+        entries = self.entries
+        spans = [
+            (max(first, entries.first[row]), min(stop, entries.stop[row]))
+            for first, stop in spans_of(seqs)
+            for row in entries.within(first, stop)
+            if self._is_spent(row)
+        ]
+        if not spans:
+            return None
+        return self._change(Op.ACKED, now_ms, self.cursor, "", 0, _flat(spans), 0)
 
     # -- looking --------------------------------------------------------------------------------------
 
@@ -544,7 +623,7 @@ class ConsumerGroup:
         return Entry(
             first, entries.stop[row], state,
             self.members.by_number[entries.holder[row]].name if state == LEASED else "",
-            entries.deliveries[row], entries.begun[row], entries.given[row],
+            self._deliveries(row), entries.begun[row], entries.given[row],
             0 if state == RETURNED else entries.at[row], entries.token[row] + first - entries.first[row],
         )  # fmt: skip
 
@@ -564,7 +643,7 @@ class ConsumerGroup:
             totals[state] += stop - first
             if state == LEASED:
                 held.setdefault(entries.holder[row], []).append(stop - first)
-        counted = (self.leased, self.delayed, self.returned)
+        counted = (self.leased, self.delayed, self.returned + self.spent)
         by_member = {n: (sum(sizes), len(sizes)) for n, sizes in held.items()}
         known = {n: (each.held, each.runs) for n, each in self.members.by_number.items() if each.runs}
         if tuple(totals.values()) != counted or by_member != known or self.committed >= self.cursor:

@@ -63,5 +63,5 @@ def stand(world: World, group: str = "g") -> m.GroupStateReply:
     """How the group is, and that it counts rightly."""
     found = world.request(m.GroupState("t", group))
     world.run_of("t").core.check()
-    assert found.leased + found.delayed + found.returned == found.info.pending
+    assert found.leased + found.delayed + found.returned + found.set_aside == found.info.pending
     return found

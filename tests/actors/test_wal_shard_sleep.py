@@ -61,8 +61,8 @@ def test_a_bell_that_rings_behind_its_result_wakes_the_shard_once(shard, worker)
     """What a thread of the shard has done may be taken before the thread comes to ring. The shard then found
     the bell ringing each time it went to sleep, and used all of a processor until the next result."""
     # The file that a start asks for: after it nothing is under way, and no result will come.
-    wait_until(lambda: shard._prepared is not None, WAIT_S, "the next file")
-    bell = getattr(shard, worker).bell
+    wait_until(lambda: shard._log._prepared is not None, WAIT_S, "the next file")
+    bell = getattr(shard._log, worker).bell
     bell.ring()
     poll = select.poll()
     poll.register(bell.fileno(), select.POLLIN)

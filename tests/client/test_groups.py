@@ -67,7 +67,7 @@ def test_members_share_records_which_stay_in_the_topic(member, topic):
     assert ann.stats().floor == 3
     with pytest.raises(LeaseLost):
         mine[1].ack()
-    with pytest.raises(UsageError):
+    with pytest.raises(InvalidRequest):
         theirs[0].reject("there are no dead letters")
     assert bob.leave() == 2
     assert seqs(ann.claim(9)) == [4, 5]

@@ -174,7 +174,13 @@ def golden_frames() -> dict[str, tuple[str, bytearray]]:
         "topic_create": ("control frame: a topic begins", _control(
             FrameType.TOPIC_CREATE, ["flights.UA", 3, {"type": "log", "cap_records": None, "durable": True}]
         )),
-        "group_created": ("control frame: a consumer group begins", _control(
+        "group_with_letters": ("control frame: a consumer group begins that has dead letters", _control(
+            FrameType.LEASE, [
+                0x18000000005, 1, 1, 1_700_000_000_000, 8, "", 0, [], 0, [],
+                ["billing", 1, "^eu.", 500, 50, 3, "dead"],
+            ]
+        )),
+        "group_created": ("control frame: a consumer group begins, without dead letters", _control(
             FrameType.LEASE, [
                 0x18000000005, 1, 1, 1_700_000_000_000, 8, "", 0, [], 0, [], ["billing", 1, "^eu.", 500, 50],
             ]

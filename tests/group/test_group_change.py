@@ -21,13 +21,16 @@ NUMBER = 0x18000000005
 CREATED = Change(
     NUMBER, 1, Op.CREATED, 1_700_000_000_000, 8, made=Made("billing", Mode.QUEUE, "^eu.", 500, 50)
 )
+LETTERED = Change(
+    NUMBER, 1, Op.CREATED, 1_700_000_000_000, 8, made=Made("billing", Mode.QUEUE, "^eu.", 500, 50, 3, "dead")
+)
 CLAIMED = Change(
     NUMBER, 2, Op.CLAIMED, 1_700_000_000_500, 12, "ann", 1_700_000_030_500,
     [8, 2, 1, 0x18000000006, 11, 1, 3, 0x18000000008], 77,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "change"), [("group_created", CREATED), ("group_claimed", CLAIMED)])
+@pytest.mark.parametrize(("name", "change"), [("group_with_letters", LETTERED), ("group_claimed", CLAIMED)])
 def test_the_engine_writes_and_reads_the_golden_bodies(name: str, change: Change) -> None:
     golden = bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
     view = open_frame(golden, seed=SEED)
@@ -35,6 +38,14 @@ def test_the_engine_writes_and_reads_the_golden_bodies(name: str, change: Change
     body = bytes(frame_of(change, 42, 3))[80:]
     assert golden[80:].rstrip(b"\0") == body.rstrip(b"\0")
     assert decode_body(FrameType.LEASE, body[: len(body.rstrip(b"\0")) or 0]) == change
+
+
+def test_a_group_that_was_made_before_there_were_dead_letters_has_none() -> None:
+    golden = bytes.fromhex((GOLDEN / "group_created.hex").read_text())
+    assert open_frame(golden, seed=SEED).frame_type == FrameType.LEASE
+    found = decode_body(FrameType.LEASE, golden[80:].rstrip(b"\0"))
+    assert found == CREATED
+    assert (found.made.deliveries_max, found.made.dead_letter) == (0, "")
 
 
 def test_a_group_saved_and_loaded_is_the_same() -> None:

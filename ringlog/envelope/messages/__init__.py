@@ -41,7 +41,10 @@ from ringlog.envelope.messages.groups import (
     GroupOpen,
     GroupPending,
     GroupPendingReply,
+    GroupReject,
     GroupSeek,
+    GroupSpentAsk,
+    GroupSpentMoved,
     GroupState,
     GroupStateReply,
     GroupSteal,
@@ -193,7 +196,8 @@ KINDS: dict[str, type[Message]] = {
 
         GroupOpen, GroupInfo, GroupClaim, GroupSteal, GroupAck, GroupNack, GroupExtend, GroupLeave, GroupLeft,
         GroupPending, GroupPendingReply, GroupState, GroupStateReply, GroupList, GroupListReply, GroupSeek,
-        GroupTake, GroupTaken, GroupCommit, GroupCommitted, GroupDelete, GroupDeleted,
+        GroupTake, GroupTaken, GroupCommit, GroupCommitted, GroupDelete, GroupDeleted, GroupReject,
+        GroupSpentAsk, GroupSpentMoved,
     )
 }  # fmt: skip
 
@@ -204,7 +208,8 @@ __all__ = [
     "DeliveryStatus", "Drain", "EngineStatus", "EngineStatusReply", "EngineStop", "EngineStopping",
     "ErrorReply", "Extent", "Feed", "GroupAck", "GroupClaim", "GroupCommit", "GroupCommitted", "GroupDelete",
     "GroupDeleted", "GroupExtend", "GroupInfo", "GroupLeave", "GroupLeft", "GroupList", "GroupListReply",
-    "GroupNack", "GroupOpen", "GroupPending", "GroupPendingReply", "GroupSeek", "GroupState",
+    "GroupNack", "GroupOpen", "GroupPending", "GroupPendingReply", "GroupReject", "GroupSeek",
+    "GroupSpentAsk", "GroupSpentMoved", "GroupState",
     "GroupStateReply", "GroupSteal", "GroupTake", "GroupTaken", "GroupsStatus", "Hello", "JobsAck",
     "JobsAcked", "JobsClaim", "JobsClaimed", "JobsExtend", "JobsExtended", "JobsNack", "JobsNacked",
     "JobsReject", "JobsRejected",

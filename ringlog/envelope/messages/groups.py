@@ -23,6 +23,10 @@ class GroupOpen(Message, frozen=True):
     """Who asks; a member of it from now on."""
     make: bool = True
     """False: GroupNotFound instead of making it."""
+    max_deliveries: int = 0
+    """What was given out so often and comes back goes to the dead letters; 0 = nothing does by itself."""
+    dead_letter: str = ""
+    """The topic where they go; "" = the group has none."""
 
 
 class GroupInfo(Message, frozen=True):
@@ -92,6 +96,35 @@ class GroupNack(Message, frozen=True):
     tokens: bytes = b""
     delay_ms: int = 0
     call: int = 0
+
+
+class GroupReject(Message, frozen=True):
+    """These go to the dead letters, as JobsReject; answered with JobsRejected."""
+
+    topic: str
+    group: str
+    node: str
+    seqs: bytes
+    tokens: bytes = b""
+    reason: str = ""
+    call: int = 0
+
+
+class GroupSpentAsk(Message, frozen=True):
+    """Scheduler -> shard: which records of groups are to be moved to dead letters? Of the first group whose
+    number is behind `after`; answered with SpentJobs."""
+
+    after: int = 0
+
+
+class GroupSpentMoved(Message, frozen=True):
+    """Scheduler -> shard: copies of these records (8 bytes each, little-endian) are durable, so they are done
+    for the group; answered with SpentGone."""
+
+    topic: str
+    topic_id: int
+    number: int
+    seqs: bytes
 
 
 class GroupExtend(Message, frozen=True):
@@ -171,6 +204,8 @@ class GroupStateReply(Message, frozen=True):
     """Of a stream group: who reads it."""
     is_holding: bool
     """The topic keeps records beyond its caps or its TTL for this group (retain_until_acked)."""
+    set_aside: int = 0
+    """Pending, too: on their way to the dead letters."""
 
 
 class GroupList(Message, frozen=True):

@@ -169,6 +169,9 @@ class SpentJobs(Message, frozen=True):
     runs: list[tuple[int, int, int]] = []
     reasons: dict[int, str] = {}
     """Why those of them were rejected that were."""
+    group: str = ""
+    """Of a consumer group its key, and its number; "" = of a queue."""
+    number: int = 0
 
 
 class SpentMoved(Message, frozen=True):

@@ -1,0 +1,103 @@
+"""Records that a group gives up go to its dead letters, in a real engine, whoever dies on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import ringlog
+import ringlog.aio
+from actors.scheduler.dead_letters import producer_of
+from ringlog.client import Client
+from ringlog.client.group import Group
+from ringlog.client.pages import Record
+from ringlog.errors import LeaseLost
+from ringlog.testing import engine
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+MOVED_S = 30.0
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[TestEngine]:
+    with engine(
+        wal={"shards": 2}, delivery={"schedulers": 1}, gateway={"enabled": True},
+        supervisor={"restart_max": 100},
+    ) as found:  # fmt: skip
+        yield found
+
+
+@pytest.fixture
+def client(running: TestEngine) -> Iterator[Client]:
+    with ringlog.connect(running.url, wait=20, timeout_ms=60_000) as connected:
+        yield connected
+
+
+def letters(client: Client, name: str) -> list[Record]:
+    return [item for item in client.reader(name) if isinstance(item, Record)]
+
+
+def is_moved(group: Group) -> bool:
+    found = group.stats()
+    return (found.pending, found.undelivered) == (0, 0)
+
+
+def test_a_groups_copies_are_of_producers_of_their_own() -> None:
+    assert len({producer_of(1, 2, 3, group) for group in (0, 7, 8)} | {producer_of(1, 2, 4, 7)}) == 4
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_rejected_and_spent_records_are_copied_with_where_they_come_from(
+    running: TestEngine, transport: str
+) -> None:
+    """F49, QD-2, QD-6: and stay in the topic for everybody else."""
+    topic, dead = f"orders-{transport}", f"dead-{transport}"
+    with ringlog.connect(running.url, wait=20, transport=transport) as client:  # type: ignore[arg-type]
+        client.topics.create(topic, durability="fsync")
+        client.append(topic, b"bad", key=b"k", tag="eu", meta={"own": 1, "$dead_letter_group": "forged"})
+        client.append(topic, b"worse")
+        client.append(topic, b"good")
+        group = client.group(topic, "billing", mode="queue", max_deliveries=2, dead_letter=dead)
+        (job,) = group.claim()
+        group.reject(job, "no address")
+        with pytest.raises(LeaseLost):
+            job.reject()
+        for _ in range(2):
+            group.nack(group.claim(1))
+        group.ack(group.claim(9))
+        wait_until(lambda: is_moved(group), MOVED_S, "both to be moved", lambda: str(group.stats()))
+        assert group.stats().floor == 3
+        found = {each.data: each for each in letters(client, dead)}
+        assert found.keys() == {b"bad", b"worse"}
+        bad = found[b"bad"]
+        assert (bad.key, bad.tag) == (b"k", "eu")
+        assert bad.meta == {
+            "own": 1, "$dead_letter_from": topic, "$dead_letter_group": "billing",
+            "$dead_letter_deliveries": "1", "$dead_letter_src_seq": "1", "$dead_letter_reason": "no address",
+        }  # fmt: skip
+        assert found[b"worse"].meta["$dead_letter_deliveries"] == "2"
+        assert [record.seq for record in letters(client, topic)] == [1, 2, 3]
+
+
+def test_every_record_is_copied_once_whoever_is_killed(running: TestEngine, client: Client) -> None:
+    """QD-2, QD-4."""
+    client.append_many("many", [b"%d" % n for n in range(200)])
+    group = client.group("many", "g", mode="queue", max_deliveries=1, dead_letter="many-dead")
+    for victim in ("scheduler", "wal_shard", "scheduler", "wal_shard"):
+        group.nack(group.claim(50, lease_ms=60_000))
+        for shard in (0, 1) if victim == "wal_shard" else (0,):
+            running.kill(victim, shard=shard)
+    wait_until(lambda: is_moved(group), MOVED_S, "all to be moved", lambda: str(group.stats()))
+    assert sorted(int(each.data) for each in letters(client, "many-dead")) == list(range(200))
+    assert group.stats().floor == 200
+
+
+async def test_the_asyncio_client_rejects_as_well(running: TestEngine) -> None:
+    async with ringlog.aio.connect(running.url, wait=20) as client:
+        await client.append("aio", b"bad")
+        group = client.group("aio", "g", mode="queue", dead_letter="aio-dead")
+        (job,) = await group.claim()
+        await group.reject(job, "no")
+        assert (await group.stats()).in_flight == 0

@@ -1,0 +1,181 @@
+"""Records that a group gives up, as their shard sees it: set aside, named, done for the group when moved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from checkpoint_world import checkpoint_all, new_world
+from group_world import QUEUE, STREAM, ack, claim, held, nack, numbers, pending, stand, words
+from removal_world import delete, started
+
+from ringlog.envelope import messages as m
+from ringlog.errors import GroupNotFound, InvalidRequest
+from ringlog.limits import GROUP_DELIVERIES_MAX
+from ringlog.testing.shard_world import World
+
+RETURNED = 3
+
+
+@pytest.fixture
+def world() -> World:
+    return with_mover(started())
+
+
+def with_mover(world: World, has_mover: bool = True) -> World:
+    """As the shell does before recovery, of every group that is there."""
+    groups = world.run_of("t").core.requests.groups
+    groups.has_mover = has_mover
+    groups.recovered()
+    return world
+
+
+def make(world: World, records: int = 4, most: int = 2, dead_letter: str = "dead") -> None:
+    world.put("t", durability="fsync")
+    world.append("t", [b"record %d" % n for n in range(1, records + 1)])
+    world.request(m.GroupOpen("t", "g", QUEUE, max_deliveries=most, dead_letter=dead_letter))
+
+
+def spent(world: World, after: int = 0) -> m.SpentJobs:
+    return world.ask(world.run_of("t"), m.GroupSpentAsk(after))
+
+
+def reject(world: World, jobs: Any, **options: Any) -> m.JobsRejected:
+    return world.request(m.GroupReject("t", "g", "w", words(jobs), words(jobs.values()), **options))
+
+
+def moved(world: World, number: int, *seqs: int) -> int:
+    topic_id = world.topic("t").topic_id
+    return world.request(m.GroupSpentMoved("t", topic_id, number, words(seqs))).moved
+
+
+def test_a_record_is_given_out_as_often_as_its_group_says_and_then_set_aside(world: World) -> None:
+    """F49, QD-1."""
+    make(world)
+    for _ in range(2):
+        assert spent(world) == m.SpentJobs()
+        nack(world, held(claim(world, 2)))
+    found = spent(world)
+    assert (found.topic, found.dead_letter, found.group, found.runs) == ("t", "dead", "g", [(1, 2, 2)])
+    assert spent(world, found.number) == m.SpentJobs()
+    assert list(held(claim(world, 9))) == [3, 4], "nobody is given it"
+    reply = stand(world)
+    assert (reply.set_aside, reply.leased, reply.info.floor) == (2, 2, 0), "it is pending still"
+    assert pending(world)[1] == (RETURNED, "", 2)
+    assert held(world.request(m.GroupSteal("t", "g", "w", words([1])))) == {}
+
+
+def test_what_was_moved_is_done_for_the_group_and_stays_in_the_topic(world: World) -> None:
+    """QD-2: and only what is set aside still."""
+    make(world, most=1)
+    nack(world, held(claim(world, 3)))
+    number = spent(world).number
+    assert moved(world, number, 1, 3, 4) == 2
+    assert moved(world, number, 1, 3) == 0
+    assert spent(world).runs == [(2, 1, 1)]
+    assert stand(world).info.floor == 1
+    assert world.topic("t").count == 4
+    with pytest.raises(GroupNotFound):
+        moved(world, number + 1, 2)
+
+
+def test_a_rejected_record_is_set_aside_at_once_with_its_reason(world: World) -> None:
+    make(world, most=0)
+    jobs = held(claim(world, 3))
+    first = reject(world, {1: jobs[1], 3: jobs[3]}, reason="no address\nline two", call=5)
+    assert (first.rejected, numbers(first.skipped)) == (2, [])
+    again = reject(world, {1: jobs[1], 3: jobs[3]}, call=5)
+    assert again == first, "a request that comes again has the same answer"
+    assert numbers(reject(world, {1: jobs[1]}).skipped) == [1]
+    found = spent(world)
+    assert found.runs == [(1, 1, 1), (3, 1, 1)]
+    assert found.reasons == {1: "no address", 3: "no address"}
+    assert moved(world, found.number, 1) == 1
+    assert spent(world).reasons == {3: "no address"}
+    assert world.run_of("t").core.requests.groups.numbers.set_aside == 2
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_what_is_set_aside_outlives_its_shard(has_checkpoint: bool) -> None:
+    world = with_mover(new_world()) if has_checkpoint else with_mover(started())
+    make(world)
+    jobs = held(claim(world, 2))
+    reject(world, {1: jobs[1]})
+    nack(world, {2: jobs[2]})
+    nack(world, held(claim(world, 1)))
+    for _ in range(2):
+        if has_checkpoint:
+            checkpoint_all(world)
+        world.kill()
+        world.start()
+        with_mover(world)
+        found = spent(world)
+        assert found.runs == [(1, 1, 1), (2, 1, 2)]
+        assert stand(world).set_aside == 2
+    assert moved(world, found.number, 1, 2) == 2
+    world.kill()
+    world.start()
+    with_mover(world)
+    assert spent(world) == m.SpentJobs()
+    assert stand(world).info.floor == 2
+
+
+def test_leases_that_end_and_members_that_leave_count_as_deliveries(world: World) -> None:
+    make(world, most=1)
+    claim(world, 1, lease_ms=1_000)
+    claim(world, 1, "x")
+    world.request(m.GroupLeave("t", "g", "x"))
+    assert spent(world).runs == [(2, 1, 1)]
+    world.clock.advance(2)
+    assert spent(world).runs == [(1, 1, 1), (2, 1, 1)]
+
+
+def test_without_somebody_who_moves_them_records_are_given_out_again(world: World) -> None:
+    make(world, most=1)
+    jobs = held(claim(world, 2))
+    reject(world, {1: jobs[1]})
+    nack(world, {2: jobs[2]})
+    assert stand(world).set_aside == 2
+    with_mover(world, has_mover=False)
+    assert spent(world) == m.SpentJobs()
+    given = [run[:3] for run in claim(world, 2).runs]
+    assert given == [(1, 1, 2), (2, 1, 2)], "both, and their count goes on"
+    assert (stand(world).leased, stand(world).set_aside) == (2, 0)
+    with pytest.raises(InvalidRequest, match="dead letters"):
+        reject(world, held(claim(world, 1)))
+
+
+def test_what_leaves_the_topic_is_moved_no_more(world: World) -> None:
+    make(world, most=1)
+    nack(world, held(claim(world, 3)))
+    delete(world, "t", before=3)
+    assert spent(world).runs == [(3, 1, 1)]
+    assert stand(world).set_aside == 1
+    ack(world, held(claim(world, 1)))
+    assert stand(world).info.floor == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_deliveries": -1, "dead_letter": "dead"},
+        {"max_deliveries": GROUP_DELIVERIES_MAX + 1, "dead_letter": "dead"},
+        {"max_deliveries": 3},
+        {"dead_letter": "t"},
+        {"dead_letter": "no/../name\0"},
+        {"dead_letter": "dead", "mode": STREAM},
+    ],
+)
+def test_dead_letters_that_make_no_sense_are_refused(world: World, wrong: dict[str, Any]) -> None:
+    world.put("t")
+    with pytest.raises(InvalidRequest):
+        world.request(m.GroupOpen("t", "g", wrong.pop("mode", QUEUE), **wrong))
+
+
+def test_a_group_without_dead_letters_rejects_nothing(world: World) -> None:
+    make(world, most=0, dead_letter="")
+    with pytest.raises(InvalidRequest, match="dead letters"):
+        reject(world, held(claim(world, 1)))
+    for _ in range(5):
+        nack(world, held(claim(world, 1)))
+    assert (spent(world), stand(world).returned) == (m.SpentJobs(), 1)

@@ -22,6 +22,8 @@ from ringlog.client import NewRecord
 ROUNDS = 3
 SECONDS = 5.0
 """Longest that a round of a rate takes."""
+SYNCED_JOBS = 20_000
+"""Jobs that peers which sync each one are given."""
 PAYLOAD = bytes(100)
 HOUR_MS = 3_600_000
 SYSTEMS = tuple(SERVERS)
@@ -37,8 +39,11 @@ def rows(only: str = "") -> list[Row]:
     found: list[Row] = []
     for name, build in (
         ("batch", lambda: _rate_rows("queue_batch_100_4_workers", 4, 100, "memory", 400_000, 100, 300_000)),
+        ("batch loop", lambda: _loop_rows("queue_loop_100_4_workers", 4, 100, "memory", 800_000, 300_000)),
         ("single", lambda: _rate_rows("queue_single_disk_1_worker", 1, 1, "disk", 20_000, 1, 10_000)),
+        ("single loop", lambda: _loop_rows("queue_loop_disk_1_worker", 1, 1, "disk", 150_000, 10_000)),
         ("fsync", lambda: _rate_rows("queue_single_fsync_64_workers", 64, 1, "fsync", 40_000, 1, 20_000)),
+        ("fsync loop", lambda: _loop_rows("queue_loop_fsync_64_workers", 64, 1, "fsync", 100_000, 20_000)),
         ("large", _large_rows),
         ("fair", _fair_rows),
         ("wake", _wake_rows),
@@ -90,6 +95,28 @@ def _rate_rows(
         return empty(server, workers, batch, SECONDS).jobs_per_s
 
     note = f"{count:,} jobs of 100 B put {frame} a frame, {batch} a claim and an ack, class {durability}"
+    return _against_peers(id, "jobs/s", _rounds(durability, measure), {"min": least}, note)
+
+
+def _loop_rows(id: str, workers: int, batch: int, durability: str, jobs: int, least: float) -> list[Row]:
+    """The same as a program's loop does it: acks travel with the next claim, and nobody waits for them."""
+    count = scaled(jobs, workers * max(batch, 64) * 4)
+
+    def measure(server: Server) -> float:
+        # The peers sync each job that is put; a loop of theirs ends when none is left, as ours does.
+        is_slow = durability == "fsync" and server.name != "ringlog"
+        server.fill(
+            PAYLOAD, (min(count, SYNCED_JOBS) if is_slow else count) + workers, 100 if batch > 1 else 1
+        )
+        server.end(workers)
+        return empty(server, workers, batch, SECONDS, is_loop=True).jobs_per_s
+
+    way = (
+        "batches(100)"
+        if batch > 1
+        else "jobs(max_in_flight=64, ack_behind=True), each job a block of its own"
+    )
+    note = f"{count:,} jobs of 100 B, class {durability}, {way}; the peers claim and ack as many at once"
     return _against_peers(id, "jobs/s", _rounds(durability, measure), {"min": least}, note)
 
 

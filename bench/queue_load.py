@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from queue import Empty
 from typing import Any
 
 import numpy as np
 
-from bench.queue_peers import WORKERS, Server
+from bench.queue_peers import WORKERS, Server, Worker
 from bench.watchers import STAMP_BYTES, stamp
 
 _forks = multiprocessing.get_context("forkserver")
@@ -35,28 +36,42 @@ class Emptied:
         return float(self.served.std() / self.served.mean())
 
 
-def _work(name: str, address: str, batch: int, seconds: float, ready: Any, go: Any, results: Any) -> None:
+def _calls(worker: Worker, batch: int) -> Iterator[int]:
+    """A claim and an ack after the other, each waited for."""
+    while payloads := (jobs := worker.claim(batch, 0)).payloads:
+        worker.ack(jobs)
+        yield len(payloads)
+
+
+def _work(
+    name: str, address: str, batch: int, is_loop: bool, seconds: float, ready: Any, go: Any, results: Any
+) -> None:
     worker = WORKERS[name](address)
     worker.ack(worker.claim(1, 0))  # Connects and opens what there is to open.
     ready.release()
     go.wait()
     begun = time.monotonic()
     done = 0
-    while (now := time.monotonic()) - begun < seconds:
-        jobs = worker.claim(batch, 0)
-        if not jobs.payloads:
-            break
-        worker.ack(jobs)
-        done += len(jobs.payloads)
-    results.put((done, begun, now))
+    with closing(worker.loop(batch) if is_loop else _calls(worker, batch)) as working:  # type: ignore[type-var]
+        for count in working:
+            done += count
+            if time.monotonic() - begun > seconds:
+                break
+    results.put((done, begun, time.monotonic()))
     worker.close()
 
 
-def empty(server: Server, workers: int, batch: int, seconds: float = END_S) -> Emptied:
-    """So many processes claim and ack `batch` jobs at a time, until none is left or `seconds` are over."""
+def empty(
+    server: Server, workers: int, batch: int, seconds: float = END_S, *, is_loop: bool = False
+) -> Emptied:
+    """So many processes claim and ack `batch` jobs at a time, until none is left or `seconds` are over; call
+    by call, or as a loop does it."""
     ready, go, results = _forks.Semaphore(0), _forks.Event(), _forks.Queue()
     processes = [
-        _forks.Process(target=_work, args=(server.name, server.address, batch, seconds, ready, go, results))
+        _forks.Process(
+            target=_work,
+            args=(server.name, server.address, batch, is_loop, seconds, ready, go, results),
+        )
         for _ in range(workers)
     ]
     for process in processes:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -25,6 +25,10 @@ CONNECT_S = 60.0
 FILL_PART = 100_000
 """Jobs of one call that fills a queue."""
 ALONE = "storage.enabled=false"
+LOOP_JOBS = 64
+"""Jobs that a loop has in flight."""
+END = b"no more jobs"
+"""A job at which a loop of ours ends; those of the others end when there is none."""
 LEASE_MS = 120_000
 """Longer than any round: what is measured is work, not leases that end."""
 
@@ -49,8 +53,20 @@ class Worker(Protocol):
     def ack(self, jobs: Batch) -> None:
         """They are done."""
 
+    def loop(self, batch: int) -> Iterator[int]:
+        """Work as a program's loop does, in the quickest way there is: on one job after the other, or on
+        batches; how many were done, as it goes."""
+
     def close(self) -> None:
         """Leave."""
+
+
+def loop_by_hand(worker: Worker, batch: int) -> Iterator[int]:
+    """Claim many and ack all of them at once, also where they are worked on one by one: which spares the
+    peers what ours does for each job."""
+    while payloads := (jobs := worker.claim(LOOP_JOBS if batch == 1 else batch, 0)).payloads:
+        worker.ack(jobs)
+        yield len(payloads)
 
 
 class RinglogWorker:
@@ -70,6 +86,21 @@ class RinglogWorker:
     def ack(self, jobs: Batch) -> None:
         settled = self._queue.ack(jobs.names)
         assert settled.is_complete, "no lease ends in a round"
+
+    def loop(self, batch: int) -> Iterator[int]:
+        if batch == 1:
+            for job in self._queue.jobs(max_in_flight=LOOP_JOBS, ack_behind=True):
+                with job:
+                    if job.data == END:
+                        return
+                yield 1
+        for jobs in self._queue.batches(batch):
+            payloads = jobs.payloads()
+            if END in payloads:
+                # Those behind it are other workers' ends, and are given back.
+                self._queue.ack(jobs[: payloads.index(END) + 1])
+                return
+            yield len(payloads)
 
     def close(self) -> None:
         self._client.close()
@@ -110,6 +141,9 @@ class RedisWorker:
     def ack(self, jobs: Batch) -> None:
         acked = self._redis.xack(TOPIC, self._GROUP, *jobs.names)
         assert acked == len(jobs.names), "every job is acked once"
+
+    def loop(self, batch: int) -> Iterator[int]:
+        return loop_by_hand(self, batch)
 
     def close(self) -> None:
         self._redis.close()
@@ -165,6 +199,9 @@ class BeanstalkWorker:
         for _ in jobs.names:
             self._expect(b"DELETED")
 
+    def loop(self, batch: int) -> Iterator[int]:
+        return loop_by_hand(self, batch)
+
     def close(self) -> None:
         self._replies.close()
         self._socket.close()
@@ -186,6 +223,9 @@ class Server(Protocol):
     def fill(self, payload: bytes, count: int, frame: int) -> None:
         """Put so many jobs, all alike; `frame` records at a time where the system has such a thing."""
 
+    def end(self, loops: int) -> None:
+        """Have so many loops end when all jobs are done."""
+
     def close(self) -> None:
         """Stop it and remove what it left."""
 
@@ -202,6 +242,9 @@ class RinglogServer:
 
     def fill(self, payload: bytes, count: int, frame: int) -> None:
         fill(self.host, TOPIC, payload, count, frame)
+
+    def end(self, loops: int) -> None:
+        fill(self.host, TOPIC, END, loops, 1)
 
     def close(self) -> None:
         self.host.close()
@@ -238,6 +281,9 @@ class _PeerServer:
                 self.close()
                 raise RuntimeError(f"{self.name} did not start (exit {self._process.poll()})")
             time.sleep(0.01)
+
+    def end(self, loops: int) -> None:
+        """They see it."""
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:

@@ -236,6 +236,12 @@ CLAIM_JOBS_MAX = 1_000
 """Jobs of one claim; a larger wish is cut to it (N-7)."""
 JOBS_PER_REQUEST_MAX = 1_000
 """Jobs that one ack, nack or extend names; more are BatchTooLarge."""
+JOB_SIZE_BLOCK = 1_024
+"""Jobs whose sizes are asked for together; a power of two."""
+JOB_SIZE_BLOCKS_AT_ONCE = 16
+"""Blocks that the jobs of one ack may lie in for that; those further apart are asked for by themselves."""
+JOB_SIZE_BLOCKS_MAX = 256
+"""Blocks whose sizes a shard remembers, 1 MiB; what was not needed for longest is asked for again."""
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 86_400_000
 NACK_DELAY_MS_MAX = 86_400_000
@@ -254,6 +260,8 @@ DEAD_LETTERS_PER_CLAIM_MAX = 1_000
 
 QUEUES_SAMPLED_MAX = 1_000
 """Queues that a shard counts anew for the board each time it looks; with more the sums are so much older."""
+GROUPS_SAMPLED_MAX = 256
+"""Consumer groups, and their members, that it counts anew then; the same."""
 QUEUES_LOOK_MS = 1_000
 """How often it looks: no oftener than its heart beats anyway."""
 DEAD_LETTER_REASON_BYTES_MAX = 256
@@ -269,6 +277,25 @@ Beyond it shares are smaller, and who got none is answered so or waits on."""
 QUEUE_AGES_MAX = 4_096
 """Instants that a queue remembers to know when its jobs were put; beyond it only those stay that lie twice as
 far apart, and a job may look older than it is by as much: by less than a 2,000th of the oldest one's age."""
+DURABLE_LEASES_MAX = 80_000
+"""Jobs of a queue with durable leases that were handed out and are not done: beyond it none is handed out for
+the first time until some are; what comes back still is. So a topic's row of a snapshot fits a message."""
+DURABLE_LEASE_BYTES = 41
+"""Most bytes that one run of such jobs takes in a snapshot."""
+DURABLE_HOLDERS_MAX = 4_096
+"""Nodes that hold jobs of such a queue at a time; a further one is given none until another holds none. A
+snapshot keeps as many processes that claimed."""
+DURABLE_REASONS_MAX = 1_024
+"""Rejected jobs of such a queue whose reason outlives the shard; the others go without."""
+DURABLE_CALLS_KEPT_MAX = 2_048
+"""Latest requests about jobs of such a queue whose answer outlives the shard, for who asks again. Beyond it
+the oldest is forgotten, and its repeat is taken for a new request."""
+DURABLE_CALL_ROWS_KEPT_MAX = 16_384
+"""Numbers in all of these answers; the same."""
+DURABLE_CHANGE_BYTES_MAX = 64 * KIB
+"""Most bytes of one change of such a queue in the log: a thousand runs, or jobs, with what was skipped."""
+DURABLE_RETRY_MS = 1_000
+"""A claim that waits for such a queue while nothing can be logged is looked at again so often."""
 QUEUE_UNRIPE_MAX = 1_024
 """Instants at which delayed jobs of a queue became ready and did not wait for long yet; beyond it the two
 oldest are taken for one, and a job is promoted a little later."""
@@ -394,6 +421,11 @@ assert COALESCE_MS_MAX < GOVERNOR_SAMPLE_MS < HEARTBEAT_INTERVAL_MS < GOVERNOR_B
 assert (
     GROUP_PENDING_PER_TOPIC_MAX * GROUP_ENTRY_BYTES
     + GROUPS_PER_TOPIC_MAX * (GROUP_CALLS_KEPT_MAX * GROUP_CALL_BYTES + GROUP_CALL_ROWS_KEPT_MAX * 9)
+    + DURABLE_LEASES_MAX * DURABLE_LEASE_BYTES
+    + DURABLE_HOLDERS_MAX * (NODE_BYTES_MAX + 32)
+    + DURABLE_REASONS_MAX * (DEAD_LETTER_REASON_BYTES_MAX + 16)
+    + DURABLE_CALLS_KEPT_MAX * (NODE_BYTES_MAX + 96)
+    + DURABLE_CALL_ROWS_KEPT_MAX * 9
     <= FRAME_BYTES_MAX
 ), "a topic's row fits a message"
 assert DEAD_LETTERS_LOOK_MS >= HEARTBEAT_INTERVAL_MS, "looking wakes nobody who would sleep"

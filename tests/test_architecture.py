@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tier": {"base", "frame", "segment", "storage.disk", "storage.layout", "tier"},
     "storage.shelf": {"base", "frame", "storage.disk", "segment"},
     "storage.snapshot": {"base", "storage", "segment"},
-    "topic": {"base", "frame", "topic", "group", *PURE_STORAGE},
+    "topic": {"base", "frame", "topic", "queue", "group", *PURE_STORAGE},
     # Which segments a shard has, told as messages tell it.
     "topic.sealed": {"base", "frame", "envelope", "topic"},
     # Who works on which job: what a shard keeps beside the log.
@@ -129,9 +129,11 @@ SHELL_SIDE: dict[str, str] = {
     "actors.wal_shard.announcer": "writes news in shared memory",
     "actors.wal_shard.flusher": "the thread that syncs",
     "actors.wal_shard.governing": "measures pressure, and says so on the board",
+    "actors.wal_shard.log_hand": "writes and syncs the log",
     "actors.wal_shard.latch": "looks whether a directory takes writes",
     "actors.wal_shard.presence": "looks whether workers on this host live",
     "actors.wal_shard.queue_board": "shows what queues count on the board",
+    "actors.wal_shard.group_board": "shows what consumer groups count on the board",
     "actors.wal_shard.preparer": "the thread that makes the next WAL file",
     "actors.wal_shard.recover": "reads the data directory for the pure replay",
     "actors.wal_shard.baseline": "reads snapshots and indexes of segments for it",

@@ -54,7 +54,8 @@ class JobFlows:
             error = e
         if reached < _last(claimed.runs[-1]):
             left = [cut for run in claimed.runs if (cut := _behind(run, reached)) is not None]
-            yield from self._give_back(message, left)
+            # Under the claim's own number nothing is left of the claim: who asks again is given other leases.
+            yield from self._give_back(message, left, 0 if reached else message.call)
             if not reached:
                 raise error or NotReady("the jobs could not be read now", topic=message.topic)
             kept = [cut for run in claimed.runs if (cut := _up_to(run, reached)) is not None]
@@ -94,14 +95,15 @@ class JobFlows:
                 break
         return frames, reached
 
-    def _give_back(self, message: Claim, runs: list[Run]) -> Generator[Any, Any, None]:
+    def _give_back(self, message: Claim, runs: list[Run], call: int) -> Generator[Any, Any, None]:
         seqs = [first + n for first, count, _, _ in runs for n in range(count)]
         tokens = [token + n for _, count, _, token in runs for n in range(count)]
         entries = _words(seqs), _words(tokens)
         if isinstance(message, m.JobsClaim):
-            yield from self._at_shard(m.JobsNack(message.topic, message.node, *entries))
+            yield from self._at_shard(m.JobsNack(message.topic, message.node, *entries, call=call))
         else:
-            yield from self._at_shard(m.GroupNack(message.topic, message.group, message.node, *entries))
+            nack = m.GroupNack(message.topic, message.group, message.node, *entries, call=call)
+            yield from self._at_shard(nack)
 
 
 def _last(run: Run) -> int:

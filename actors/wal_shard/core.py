@@ -276,7 +276,9 @@ class ShardCore:
             return Room.NONE
         if not self._is_its_turn(event):
             return Room.LATER
-        if isinstance(event, ControlReceived) and not isinstance(event.message, CHANGES):
+        if isinstance(event, ControlReceived) and not (
+            isinstance(event.message, CHANGES) or self.requests.queues.durable.logs(event.message)
+        ):
             return Room.NOW
         if (
             self._is_busy
@@ -296,6 +298,7 @@ class ShardCore:
         added = 0
         if isinstance(event, ControlReceived):
             added = added_bytes(event.message) + change_bytes(event.message)
+            added += self.requests.queues.durable.bytes_of(event.message)
         needed = self._group.bytes + len(data or b"") + added + _SLACK
         kept = 0
         if self._file_failed and data:
@@ -396,7 +399,7 @@ class ShardCore:
             self._take(self._held.popleft(), room)
         if self.waiting is not Waiting.NOTHING:
             return
-        self._effects.extend(self.requests.queues.serve(self._now_us))
+        self._serve_queues()
         self._serve_groups()
         if self._consult(self.requests.queues.to_learn()):
             return
@@ -418,6 +421,16 @@ class ShardCore:
             self._write_mark()
         elif self.phase is Phase.DRAINING and not self._held:
             self._finish_draining()
+
+    def _serve_queues(self) -> None:
+        """Answer claims of queues that waited; where leases are durable, behind a record of what they get."""
+        queues, is_stuck = self.requests.queues, bool(self._file_failed)
+        if self.phase is Phase.RECOVERING or self.requests.read_only is not None or is_stuck:
+            self._effects.extend(queues.serve(self._now_us, is_stuck=is_stuck))
+            return
+        owed: list[Reply] = []
+        self._effects.extend(queues.serve(self._now_us, self._group, owed))
+        (self._replies if self._group.parts else self._effects).extend(owed)
 
     def _serve_groups(self) -> None:
         """Answer claims of groups that waited. What they are given is logged first; while no file can be made
@@ -658,6 +671,7 @@ class ShardCore:
             topic.publish()
         self.removals.begun()
         self.requests.routing.recovered()
+        self.requests.queues.recovered()
         self.requests.groups.recovered()
         self.requests.read_only = latch
         self.phase = Phase.ACTIVE
@@ -696,6 +710,7 @@ class ShardCore:
             self._effects.append(self._marks())
             self.removals.recovered()
             self.requests.routing.recovered()
+            self.requests.queues.recovered()
             self.requests.groups.recovered()
             self._prepare(0)
 

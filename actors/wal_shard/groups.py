@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from actors.wal_shard.group import Group
+from actors.wal_shard.group_numbers import GroupNumbers
 from actors.wal_shard.queues import live_of, node_of
 from actors.wal_shard.records import frame_of
 from actors.wal_shard.removal import Removals
@@ -48,6 +50,7 @@ from ringlog.limits import (
     PENDING_ROWS_MAX,
     TAG_BYTES_MAX,
 )
+from ringlog.queue.again import entries_of, still_held
 from ringlog.queue.state import I64, U64
 from ringlog.queue.tokens import NUMBER_MAX, Tokens
 from ringlog.topic.directory import Directory
@@ -66,6 +69,9 @@ CHANGES = (
 _SYNCED = frozenset({Op.CREATED, Op.SEEK, Op.TAKEN, Op.REMOVED})
 
 
+_LEASED = frozenset({Op.CLAIMED, Op.STOLEN})
+
+
 def change_bytes(message: m.Message) -> int:
     """Most bytes that a request about groups adds to the log."""
     return GROUP_CHANGE_BYTES_MAX if isinstance(message, CHANGES) else 0
@@ -81,6 +87,7 @@ class Groups:
         # Queues count from the other end of the same numbers: a lease's name is never given twice.
         self._tokens.take(NUMBER_MAX // 2)
         self._by_number: dict[int, Topic] = {}
+        self.numbers = GroupNumbers()
         self.waiting = Waiting()
         """Claims that wait, by the number of their group."""
         self._told = removals.on_removed
@@ -109,6 +116,7 @@ class Groups:
         for topic in self._directory.by_id.values():
             for group in topic.groups.values():
                 self._by_number[group.number] = topic
+                self.numbers.made(topic, group)
                 group.recovered(live_of(topic))
 
     # -- which group ----------------------------------------------------------------------------------
@@ -155,6 +163,7 @@ class Groups:
             group = begin(change)
             topic.groups = {**topic.groups, group.number: group}
             self._by_number[group.number] = topic
+            self.numbers.made(topic, group)
             self._log(topic, change, into)
         elif group.made.mode != made.mode:
             raise GroupIncompatible(
@@ -190,9 +199,9 @@ class Groups:
     ) -> m.JobsClaimed | None:
         """What there is for this claim; None when there is nothing, or too much is pending."""
         topic.last_read_us, now_ms = now_us, now_us // 1_000
-        before = group.answered(message.call)
-        if before is not None and before.until_ms >= now_ms:
-            return _claimed(topic, group, before)
+        again = _claimed_before(topic, group, message, now_ms)
+        if again is not None:
+            return again
         if sum(each.pending for each in topic.groups.values()) >= GROUP_PENDING_PER_TOPIC_MAX:
             return None
         change = group.claim(
@@ -209,8 +218,9 @@ class Groups:
         seqs, _ = _entries(message.seqs, b"")
         if message.lease_ms < 0 or message.min_idle_ms < 0:
             raise InvalidRequest("a number is negative", topic=topic.name)
-        if (before := group.answered(message.call)) is not None:
-            return _claimed(topic, group, before)
+        again = _claimed_before(topic, group, message, now_us // 1_000)
+        if again is not None:
+            return again
         change = group.steal(
             np.unique(seqs), message.node, _lease_ms(message.lease_ms or topic.config.lease_ms),
             now_us // 1_000, self._tokens, min_idle_ms=message.min_idle_ms, call=message.call,
@@ -245,6 +255,8 @@ class Groups:
         if message.delay_ms < 0:
             raise InvalidRequest("a number is negative", field="delay_ms")
         before = group.answered(message.call)
+        if before is not None and before.op in _LEASED:
+            before = None  # The claim is taken back: it is as if it had never been made.
         if before is None:
             delay_ms = min(message.delay_ms, NACK_DELAY_MS_MAX)
             change = group.nack(found, message.node, delay_ms, now_us // 1_000, call=message.call)
@@ -422,6 +434,7 @@ class Groups:
         gone = GroupNotFound("no such group", topic=topic.name, group=group.made.key)
         self.waiting.dismiss(gone, group.number)
         self._by_number.pop(group.number, None)
+        self.numbers.forget(group.number)
 
     def _removed(self, topic: Topic, removal: Removal, on_request: bool) -> None:
         self._told(topic, removal, on_request)
@@ -489,6 +502,19 @@ def _made(message: m.GroupOpen) -> Made:
 def _clamped(topic: Topic, cursor: int) -> int:
     """A place to go on from, moved to what there is (F42)."""
     return min(max(cursor, topic.earliest_seq), topic.head_seq + 1)
+
+
+def _claimed_before(
+    topic: Topic, group: ConsumerGroup, message: m.GroupClaim | m.GroupSteal, now_ms: int
+) -> m.JobsClaimed | None:
+    """The answer that this call had before, as far as it is true still: what was given back or stolen
+    meanwhile is another one's. None when there is none, or the gateway took it back."""
+    before = group.answered(message.call)
+    if before is None or before.op not in _LEASED or before.until_ms < now_ms:
+        return None
+    answer = _claimed(topic, group, before)
+    held = group.match(*entries_of(answer.runs), message.node, now_ms).held
+    return msgspec.structs.replace(answer, runs=still_held(answer.runs, held))
 
 
 def _claimed(topic: Topic, group: ConsumerGroup, change: Change | None) -> m.JobsClaimed:

@@ -4,7 +4,8 @@ What a queue is, is decided in ringlog/queue. A claim shows what is published an
 so that it is answered at once; an ack is a deletion, and is decided in two steps like one: the core asks
 storage how large the jobs are, and then it is staged and answered with its group (QA-7, QA-8).
 
-Leases are memory: after a restart every live job is ready. Whoever then sends an ack again, whose deletion
+Leases are memory, unless the topic asks for more (durable_leases.py): after a restart every live job is
+ready. Whoever then sends an ack again, whose deletion
 had become durable, finds the job deleted on request: it counts as acked, if the token is one of an earlier
 incarnation and its holder first sent it in time, however long the shard was away. Within one incarnation a
 request that comes again, under its number, has the answer it had.
@@ -17,10 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from pyroaring import BitMap64
 
+from actors.wal_shard.durable_leases import DurableLeases, answer_of
 from actors.wal_shard.group import Group
+from actors.wal_shard.job_sizes import JobSizes
 from actors.wal_shard.queue_numbers import DEAD_LETTERED, QueueNumbers, live_count
 from actors.wal_shard.removal import Learn, Learned, Question, Removals
 from actors.wal_shard.waiting import Waiting
@@ -42,6 +46,8 @@ from ringlog.limits import (
     CLAIM_JOBS_MAX,
     COHORT_JOBS_MAX,
     DEAD_LETTER_REASON_BYTES_MAX,
+    DURABLE_RETRY_MS,
+    GROUP_BYTES_MAX,
     JOBS_PER_REQUEST_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
@@ -49,6 +55,7 @@ from ringlog.limits import (
     NACK_DELAY_MS_MAX,
     NODE_BYTES_MAX,
 )
+from ringlog.queue.again import entries_of, still_held
 from ringlog.queue.apart import Marks
 from ringlog.queue.live import Live
 from ringlog.queue.state import I64, U64, Claimed, Matched, Order, Queue, Wish
@@ -88,6 +95,9 @@ class Queues:
         """Latest answers, by the number of their request."""
         self._answer_rows = 0
         self._decided: _Decided | None = None
+        self._sizes = JobSizes()
+        self._sizes_asked: m.Message | None = None
+        """The request for which sizes were asked for, once."""
         self.has_mover = False
         """Is there a scheduler that moves jobs to the dead letters? Without one jobs come back for ever."""
         self.set_aside = 0
@@ -97,6 +107,7 @@ class Queues:
         self._links: dict[tuple[int, int], int] = {}
         """Numbers of the processes that claimed, as long as they live."""
         self._links_made = 0
+        self.durable = DurableLeases(directory, self._queues, self._links, self._queue)
         removals.on_removed = self._removed
         removals.on_learned = self._learned
         self._now_us = 0
@@ -130,26 +141,42 @@ class Queues:
             raise InvalidRequest("a number is negative", topic=topic.name)
         if self.waiting.sent_again(event, message.call):
             return None
-        answer: Any = self._answers.get(message.call)
-        if not isinstance(answer, m.JobsClaimed) or answer.deadline * 1_000 < now_us:
+        answer = self._claimed_before(topic, message, now_us)
+        if answer is None:
             if jitter_ms := topic.config.claim_jitter_ms:
                 self.waiting.park(topic.topic_id, event, message, jitter_ms)
                 return None
-            answer = self._given(topic, message, now_us)
+            answer = self._given(topic, message, now_us, group)
         if answer is not None or not message.wait_ms:
             return answer or self._claimed(topic, Claimed([], 0), now_us)
         self.waiting.park(topic.topic_id, event, message)
         self._note_due(topic)
         return None
 
-    def _given(self, topic: Topic, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
+    def _claimed_before(self, topic: Topic, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
+        """The answer that this claim had before, as far as it is true still: what was given back meanwhile
+        may be another one's. None when there is none, or the gateway took it back."""
+        answer: Any = self._answers.get(message.call)
+        if not isinstance(answer, m.JobsClaimed) or answer.deadline * 1_000 < now_us:
+            return None
+        found = self._queue(topic).match(*entries_of(answer.runs), node_of(message), now_us // 1_000)
+        runs = still_held(answer.runs, np.union1d(found.leased, found.gone))
+        return msgspec.structs.replace(answer, runs=runs)
+
+    def _given(
+        self, topic: Topic, message: m.JobsClaim, now_us: int, into: Group | None
+    ) -> m.JobsClaimed | None:
         """What there is for this claim; None when there is nothing."""
-        (claimed,) = self._deal(topic, [message], now_us)
+        if not all(self.durable.room_for(topic, [message])):
+            return None
+        (claimed,) = self._deal(topic, [message], now_us, into)
         if not claimed.runs:
             return None
         return self._keep(message.call, self._claimed(topic, claimed, now_us))
 
-    def _deal(self, topic: Topic, messages: list[m.JobsClaim], now_us: int) -> list[Claimed]:
+    def _deal(
+        self, topic: Topic, messages: list[m.JobsClaim], now_us: int, into: Group | None
+    ) -> list[Claimed]:
         """What there is for these claims, shared out among them if they are several."""
         config, queue = topic.config, self._queue(topic)
         topic.last_read_us = now_us
@@ -158,7 +185,7 @@ class Queues:
         wishes = [
             Wish(
                 node_of(each), min(max(each.max, 1), CLAIM_JOBS_MAX),
-                _lease_ms(each.lease_ms or config.lease_ms), self._link_of(each),
+                _lease_ms(each.lease_ms or config.lease_ms), self._link_of((each.pid, each.born)),
             )
             for each in messages
         ]  # fmt: skip
@@ -172,12 +199,12 @@ class Queues:
         else:
             answers = queue.deal(live, wishes, COHORT_JOBS_MAX, now_ms, deliveries_max=limit, order=order)
         self.set_aside += sum(answer.aside for answer in answers)
+        self.durable.claimed(topic, messages, wishes, answers, into, now_ms)
         return answers
 
-    def _link_of(self, message: m.JobsClaim) -> int:
-        if not message.pid:
+    def _link_of(self, life: tuple[int, int]) -> int:
+        if not life[0]:
             return 0
-        life = message.pid, message.born
         if life not in self._links:
             self._links_made += 1
             self._links[life] = self._links_made
@@ -190,8 +217,10 @@ class Queues:
         self.waiting.left(life)
         link = self._links.pop(life, 0)
         if link:
+            self.durable.left(link)
             for topic_id, queue in self._queues.items():
-                if queue.release(link, self._now_us // 1_000):
+                is_logged = self._directory.by_id[topic_id].leases is not None
+                if not is_logged and queue.release(link, self._now_us // 1_000):
                     self.waiting.wake(topic_id)
 
     def _claimed(self, topic: Topic, claimed: Claimed, now_us: int) -> m.JobsClaimed:
@@ -218,9 +247,31 @@ class Queues:
             return []  # Its handler says so.
         if not len(matched.leased):
             return []
+        numbers = _numbers(matched.leased)
+        removal = self._known_removal(topic, matched.leased, numbers)
+        if removal is None and self._sizes_asked is not message:
+            self._sizes_asked = message
+            span = self._sizes.to_ask_for(matched.leased, topic.head_seq)
+            if span is not None and topic.config.durability != Durability.EPHEMERAL:
+                learn = Learn(*span, has_sizes=True)
+                return self._removals.questions_to_learn([(topic, learn)], now_us)
         changes = self._queue(topic).changes
         self._decided = _Decided(message, topic, topic.version, changes, matched)
-        return [self._removals.question_about(topic, _numbers(matched.leased), now_us)]
+        if removal is None:
+            return [self._removals.question_about(topic, numbers, now_us)]
+        self._removals.know_delete(topic, removal)
+        return []
+
+    def _known_removal(self, topic: Topic, seqs: I64, numbers: BitMap64) -> Removal | None:
+        """What storage would answer, if that is known. Of an ephemeral topic it has to say more."""
+        if topic.config.durability == Durability.EPHEMERAL or int(seqs[0]) < front_of(topic):
+            return None
+        if topic.dead is not None and topic.dead.intersect(numbers):
+            return None
+        accounted = self._sizes.total(topic.topic_id, seqs)
+        if accounted is None:
+            return None
+        return Removal(seqs=numbers, records=len(seqs), bytes=accounted)
 
     def _to_delete(self, message: m.JobsAck | m.SpentMoved, now_us: int) -> tuple[Topic, Matched]:
         if isinstance(message, m.SpentMoved):
@@ -263,7 +314,7 @@ class Queues:
         )
 
     def _found_out(self, matched: Matched) -> Removal | None:
-        """What storage said of these jobs; raises Internal."""
+        """What is to leave with these jobs; raises Internal."""
         found = self._removals.take_delete()
         if isinstance(found, CorruptData):
             raise Internal("stored records are damaged, so no job was deleted", reason=str(found))
@@ -291,12 +342,14 @@ class Queues:
 
     def _nack(self, message: m.JobsNack, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         topic, matched = self._matched(message, now_us)
-        if (answer := self._answers.get(message.call)) is not None:
-            return answer
+        answer = self._answers.get(message.call)
+        if answer is not None and not isinstance(answer, m.JobsClaimed):
+            return answer  # Else the claim is taken back: it is as if it had never been made.
         if message.delay_ms < 0:
             raise InvalidRequest("a number is negative", field="delay_ms")
-        queue = self._queue(topic)
-        queue.nack(matched, min(message.delay_ms, NACK_DELAY_MS_MAX), now_us // 1_000)
+        queue, delay_ms = self._queue(topic), min(message.delay_ms, NACK_DELAY_MS_MAX)
+        queue.nack(matched, delay_ms, now_us // 1_000)
+        self.durable.released(topic, message, matched, delay_ms, group, now_us // 1_000)
         self.waiting.wake(topic.topic_id)
         counts = queue.counts(live_count(topic))
         skipped = _skipped(matched)
@@ -313,6 +366,7 @@ class Queues:
             raise InvalidRequest("a number is negative", field="lease_ms")
         lease_ms = _lease_ms(message.lease_ms or topic.config.lease_ms)
         deadline = self._queue(topic).extend(matched, lease_ms, now_us // 1_000)
+        self.durable.extended(topic, message, matched, deadline, group, now_us // 1_000)
         self.waiting.wake(topic.topic_id)
         return self._keep(
             message.call,
@@ -325,7 +379,9 @@ class Queues:
             return answer
         if not self._dead_letters_of(topic):
             raise InvalidRequest("this queue has no dead letters", topic=topic.name, field="dead_letter")
-        self._queue(topic).reject(matched, reason_of(message.reason))
+        reason = reason_of(message.reason)
+        self._queue(topic).reject(matched, reason)
+        self.durable.rejected(topic, message, matched, reason, group, now_us // 1_000)
         self.set_aside += len(matched.leased)
         return self._keep(
             message.call,
@@ -407,7 +463,11 @@ class Queues:
         topic, learn = question.topic, question.learn
         if self._directory.by_id.get(topic.topic_id) is not topic or learn is None:
             return
-        if isinstance(found, CorruptData):
+        if learn.has_sizes:
+            # What lies beside damage may be whole: then each ack asks for its own jobs alone.
+            if not isinstance(found, CorruptData):
+                self._sizes.learn(topic.topic_id, *found.sizes)
+        elif isinstance(found, CorruptData):
             self._damaged[topic.topic_id] = found
             self.waiting.dismiss(_damage(topic, found), topic.topic_id)
         elif learn.put:
@@ -459,6 +519,7 @@ class Queues:
         topic, matched = (decided.topic, decided.matched) if decided else self._moved(message)
         self._delete(topic, self._found_out(matched), group)
         self._queue(topic).dead_lettered += len(matched.leased)
+        self.durable.moved(topic, group, now_us // 1_000)
         self.numbers.done[DEAD_LETTERED] += len(matched.leased)
         return m.SpentGone(topic.name, len(matched.leased))
 
@@ -467,9 +528,20 @@ class Queues:
     def _note_due(self, topic: Topic) -> None:
         self.waiting.note_due(topic.topic_id, self._queue(topic).next_due_ms())
 
-    def serve(self, now_us: int) -> list[Reply]:
-        """Answers to claims that waited: those that are given something, and those whose wait is over."""
+    def serve(
+        self, now_us: int, into: Group | None = None, owed: list[Reply] | None = None, *,
+        is_stuck: bool = False,
+    ) -> list[Reply]:  # fmt: skip
+        """Answers to claims that waited: those that are given something, and those whose wait is over.
+
+        Where leases are durable, what they are given is logged with `into`, and the answers in `owed` are due
+        when that is durable. Without it they wait on: for the next turn, or for a while when nothing can be
+        logged at present.
+        """
         waiting = self.waiting
+        if into is not None:
+            for topic_id in self.durable.release(into, now_us // 1_000):
+                waiting.wake(topic_id)
         if not waiting:
             return []
         replies, waiting.dismissed = waiting.dismissed, []
@@ -479,8 +551,15 @@ class Queues:
             if self._has_to_wait(topic, now_us):
                 held.add(topic_id)
                 waiting.wake(topic_id)
+            elif not topic.config.logs_leases:
+                replies += self._serve(topic, now_us, None)
+            elif into is not None and owed is not None and into.bytes < GROUP_BYTES_MAX:
+                owed += self._serve(topic, now_us, into)
+            elif is_stuck:
+                waiting.note_due(topic_id, now_us // 1_000 + DURABLE_RETRY_MS)
             else:
-                replies += self._serve(topic, now_us)
+                held.add(topic_id)
+                waiting.wake(topic_id)
         for parked in waiting.ended(held):
             topic = self._directory.by_id[parked.topic_id]
             replies.append(parked.answer(self._claimed(topic, Claimed([], 0), now_us)))
@@ -496,12 +575,15 @@ class Queues:
             return True
         return False
 
-    def _serve(self, topic: Topic, now_us: int) -> list[Reply]:
+    def _serve(self, topic: Topic, now_us: int, into: Group | None) -> list[Reply]:
         if topic.config.claim_jitter_ms:
-            return self._serve_together(topic, now_us)
+            return self._serve_together(topic, now_us, into)
         replies: list[Reply] = []
         while (parked := self.waiting.first(topic.topic_id)) is not None:
-            answer = self._given(topic, parked.message, now_us)
+            if into is not None and into.bytes >= GROUP_BYTES_MAX:
+                self.waiting.wake(topic.topic_id)  # With the next group.
+                break
+            answer = self._given(topic, parked.message, now_us, into)
             if answer is None:
                 self._note_due(topic)
                 break
@@ -509,17 +591,19 @@ class Queues:
             replies.append(parked.answer(answer))
         return replies
 
-    def _serve_together(self, topic: Topic, now_us: int) -> list[Reply]:
+    def _serve_together(self, topic: Topic, now_us: int, into: Group | None) -> list[Reply]:
         """One pass for all who wait: equal shares as far as they want them (QC-12, QC-13)."""
         waiting = self.waiting.all_of(topic.topic_id)
+        has_room = self.durable.room_for(topic, [parked.message for parked in waiting])
+        waiting = [parked for parked, may in zip(waiting, has_room, strict=True) if may]
         replies: list[Reply] = []
-        answers = self._deal(topic, [parked.message for parked in waiting], now_us) if waiting else []
+        answers = self._deal(topic, [parked.message for parked in waiting], now_us, into) if waiting else []
         for parked, claimed in zip(waiting, answers, strict=True):
             if claimed.runs:
                 self.waiting.over(parked)
                 answer = self._keep(parked.message.call, self._claimed(topic, claimed, now_us))
                 replies.append(parked.answer(answer))
-        if len(replies) < len(waiting):
+        if len(replies) < len(has_room):
             self._note_due(topic)
         return replies
 
@@ -529,11 +613,21 @@ class Queues:
 
     # -- topics ---------------------------------------------------------------------------------------
 
+    def recovered(self) -> None:
+        """The directory is filled: leases that outlived our predecessor are held, and what was answered about
+        them is known."""
+        for topic, durable in self.durable.recovered(live_of, self._tokens, self._link_of):
+            self._adopt(topic, durable.queue)
+            for call, change in durable.calls.items():
+                if (answer := answer_of(topic, durable, change)) is not None:
+                    self._remember(call, answer)
+
     def forget(self, topic: Topic) -> None:
         """The topic is no more."""
         self._queues.pop(topic.topic_id, None)
         self._damaged.pop(topic.topic_id, None)
         self._put_us.pop(topic.topic_id, None)
+        self._sizes.forget(topic.topic_id)
         self.numbers.forget(topic.topic_id)
         self.waiting.dismiss(TopicNotFound("no such topic", topic=topic.name), topic.topic_id)
 
@@ -557,23 +651,29 @@ class Queues:
 
     def _queue(self, topic: Topic) -> Queue:
         queue = self._queues.get(topic.topic_id)
-        if queue is None:
-            queue = self._queues[topic.topic_id] = Queue(self._tokens)
-            # Of jobs that were there before it is only known that they are older than this.
-            queue.ages.note(topic.head_seq + 1, self._now_us // 1_000)
-            self.numbers.made(topic, queue)
+        return self._adopt(topic, Queue(self._tokens)) if queue is None else queue
+
+    def _adopt(self, topic: Topic, queue: Queue) -> Queue:
+        self._queues[topic.topic_id] = queue
+        # Of jobs that were there before it is only known that they are older than this.
+        queue.ages.note(topic.head_seq + 1, self._now_us // 1_000)
+        self.numbers.made(topic, queue)
         return queue
 
     def _keep(self, call: int, answer: _Kept) -> _Kept:
         """Remember an answer, for who asks again."""
         self.numbers.note(answer)
-        if not call:
-            return answer
+        if call:
+            self._remember(call, answer)
+        return answer
+
+    def _remember(self, call: int, answer: m.Message) -> None:
+        if call in self._answers:
+            self._answer_rows -= _rows_in(self._answers.pop(call))
         self._answers[call] = answer
         self._answer_rows += _rows_in(answer)
         while len(self._answers) > ANSWERS_KEPT_MAX or self._answer_rows > ANSWER_ROWS_KEPT_MAX:
             self._answer_rows -= _rows_in(self._answers.popitem(last=False)[1])
-        return answer
 
     def check(self) -> None:
         """Assert what must be true of every queue."""

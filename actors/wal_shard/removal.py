@@ -86,20 +86,25 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """What a queue has to know of published jobs: the marks of first..last, and when job `put` was put."""
+    """What a queue has to know of published jobs: the marks of first..last, and when job `put` was put; or
+    how large they are."""
 
     first: int
     last: int
     put: int = 0
+    has_sizes: bool = False
+    """Not the marks, but the sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
     """The answer."""
 
-    marks: Any
+    marks: Any = None
     """storage.ledger.Marked."""
     put_us: int = 0
+    sizes: Any = None
+    """(numbers, bytes) of what is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,9 @@ def answer(question: Question, ledger_of: LedgerOf) -> Answer:
     staged = [record_facts(buffer, batch, with_tags=True) for buffer, batch in question.staged]
     try:
         stored = ledger_of(question.place, staged)
-        if (learn := question.learn) is not None:
+        if (learn := question.learn) is not None and learn.has_sizes:
+            return Learned(sizes=stored.positions(learn.first, learn.last)[:2])
+        if learn is not None:
             stamps = stored.positions(learn.put, learn.put)[2].tolist() if learn.put else []
             return Learned(stored.marks(learn.first, learn.last), stamps[0] if stamps else 0)
         wanted, held = question.wanted, question.standing
@@ -280,6 +287,10 @@ class Removals:
         """What has to be known to delete exactly these published records; see `take_delete`."""
         self._asked = [self._question(topic, now_us, [], Wanted(0, None, seqs))]
         return self._asked[0]
+
+    def know_delete(self, topic: Topic, found: Removal) -> None:
+        """What storage would say to a question about a delete is known: see `take_delete`."""
+        self._delete, self._delete_of = found, (topic, topic.version)
 
     def questions_to_learn(self, wanted: Sequence[tuple[Topic, Learn]], now_us: int) -> list[Question]:
         """What queues have to know of published jobs; see `on_learned`."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.wal_shard.admission import HAVE_MARKS, Intake, Stretch, note_written
+from actors.wal_shard.durable_leases import replay_config, replay_jobs
 from actors.wal_shard.facts import Facts
 from actors.wal_shard.group import Group, RoutedCopy, RoutedPart
 from actors.wal_shard.groups import replay_change
@@ -50,6 +51,7 @@ from ringlog.frame.measure import measure
 from ringlog.frame.routed import CopyRow, carried_by, routed_frame
 from ringlog.frame.settle import WORDS
 from ringlog.group.change import Change
+from ringlog.queue.change import JobsChange
 from ringlog.storage.recovery import Piece
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.directory import Directory
@@ -404,6 +406,7 @@ class Replay:
             self.directory.remove(topic)
         elif isinstance(body, ConfigChanged):
             topic.config = TopicConfig.from_bytes(body.config)
+            replay_config(topic)
             # The TTL may be another one: looked at soon, it is known again when the next record expires.
             topic.due_us = 1 if topic.config.ttl_ms and topic.staged_count else topic.own_due_us
             self.directory.note_class(topic)
@@ -421,6 +424,8 @@ class Replay:
             replay_router(topic, body)
         elif isinstance(body, Change):
             replay_change(topic, body)
+        elif isinstance(body, JobsChange):
+            replay_jobs(topic, body)
 
     def _create(self, topic_id: int, body: TopicCreated, topic: Topic | None) -> None:
         config = TopicConfig.from_bytes(body.config)

@@ -140,7 +140,9 @@ class Requests:
             answer: Answer | None
             if self.read_only is not None and not isinstance(event.message, (*ANSWERED, m.Append)):
                 raise self.read_only.refusal()
-            if not can_log and isinstance(event.message, CHANGES):
+            if not can_log and (
+                isinstance(event.message, CHANGES) or self.queues.durable.logs(event.message)
+            ):
                 answer = self._known(event, group, now_us)
             elif self.is_pressed and isinstance(event.message, m.Append):
                 answer = self._append_pressed(event.message, event, group, now_us)
@@ -192,15 +194,17 @@ class Requests:
         if message.mode != "create":
             config.require_type_of(topic.config, topic.name)
             if config != topic.config:
-                self._reconfigure(topic, config, group)
+                self.queues.durable.require_room(topic, config)
+                self._reconfigure(topic, config, group, now_us)
         return self.info(topic, created=False)
 
-    def _reconfigure(self, topic: Topic, config: TopicConfig, group: Group) -> None:
+    def _reconfigure(self, topic: Topic, config: TopicConfig, group: Group, now_us: int) -> None:
         old, topic.config = topic.config.durability, config
         # A cap or a TTL that became tighter takes effect behind its own frame (C-8, C-9).
         self.removals.want(topic)
         self._directory.note_class(topic)
         group.add_control(config_frame(topic), topic)
+        self.queues.durable.reconfigured(topic, group, now_us // 1_000)
         was_volatile = old == Durability.EPHEMERAL and config.durability != Durability.EPHEMERAL
         ends_reserving = topic.is_reserving and config.durability == Durability.FSYNC
         if was_volatile or ends_reserving:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import select
 from collections import deque
 from collections.abc import Callable
@@ -19,11 +18,11 @@ from actors.wal_shard.announcer import Announcer
 from actors.wal_shard.baseline import segment_tables
 from actors.wal_shard.calls import Caller, Calls
 from actors.wal_shard.core import Settings, ShardCore
-from actors.wal_shard.flusher import Flusher
 from actors.wal_shard.governing import Governing
+from actors.wal_shard.group_board import GroupBoard
 from actors.wal_shard.latch import Latch
+from actors.wal_shard.log_hand import LogHand
 from actors.wal_shard.phases import Phase
-from actors.wal_shard.preparer import Preparer
 from actors.wal_shard.presence import Presence
 from actors.wal_shard.queue_board import QueueBoard
 from actors.wal_shard.read_only import ReadOnly
@@ -52,16 +51,16 @@ from ringlog.errors import (
     RingError,
     StartRefused,
 )
-from ringlog.limits import DISK_LOOK_S, GATHER_LOOK_US, HEARTBEAT_INTERVAL_MS, WAL_HEADER_BYTES
+from ringlog.limits import DISK_LOOK_S, GATHER_LOOK_US, HEARTBEAT_INTERVAL_MS
 from ringlog.logs import say
 from ringlog.ring.doorbell import BellListener
 from ringlog.runtime.router_socket import RouterSocket
 from ringlog.signals import StopFlag
 from ringlog.storage.disk import Disk, RealDisk
-from ringlog.storage.layout import LOCK_NAME, META_DIR, WAL_FLAG_PREV_ORDERLY
+from ringlog.storage.layout import LOCK_NAME, META_DIR
 from ringlog.storage.ledger import Ledger
 from ringlog.storage.reader import Mark as ReadMark
-from ringlog.storage.wal import FIRST_FILE_BYTES, PreparedFile, StreamIdentity, WalWriter
+from ringlog.storage.wal import FIRST_FILE_BYTES, StreamIdentity, WalWriter
 from ringlog.topic.state import Topic
 
 log = logging.getLogger("ringlog.shard")
@@ -99,7 +98,7 @@ class Shell:
         self._is_lenient = is_lenient
         self._has_cold = has_cold
         self._disk_look_ns = 0
-        self._queue_board = QueueBoard()
+        self._queue_board, self._group_board = QueueBoard(), GroupBoard(self._clock)
         identity = Identity(boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max)
         self.core = ShardCore(identity, settings)
         self.core.requests.queues.has_mover = schedulers > 0
@@ -117,13 +116,11 @@ class Shell:
             self._directory, boot.shard, boot.shards, boot.incarnation,
             bytes.fromhex(boot.boot_id.replace("-", "")), bytes.fromhex(boot.engine_id),
         )  # fmt: skip
-        self._writer = WalWriter(self._disk, stream, file_bytes)
-        self._preparer = Preparer(self._writer)
-        self._flusher = Flusher(self._writer)
-        self._presence = Presence()
-        self._own_bells = {bell.fileno(): bell for bell in (self._preparer.bell, self._flusher.bell)}
-        self._prepared: PreparedFile | None = None
         self._volatile = VolatileLog(boot, volatile_bytes)
+        writer = WalWriter(self._disk, stream, file_bytes)
+        self._log = LogHand(boot, writer, self._volatile, self.core.places, self._slot, self._clock)
+        self._presence = Presence()
+        self._own_bells = self._log.bells
         self._ledger = Ledger(self._disk, boot.data_dir, boot.shm_dir, self._published_mark)
         self._latch = Latch(
             self._disk, self._clock, self._directory, boot.read_only_ms, min(FIRST_FILE_BYTES, file_bytes)
@@ -137,21 +134,14 @@ class Shell:
         self._commit_from_ns = 0
         self._has_published = False
         self._is_idle = True
-        self._syncs_ns: list[int] = []
         self._poll = select.epoll()
         self._control: deque[ControlReceived] = deque()
         requests = self.core.requests
         self._callable = frozenset([*requests.queues.handlers, *requests.groups.handlers])
         """Requests that may come through a call ring."""
         self._perform: dict[type, Callable[[Any], Any]] = {
-            ev.WriteGroup: self._write_group,
-            ev.WriteVolatile: self._write_volatile,
-            ev.Sync: self._sync,
+            **self._log.performs,
             ev.Consult: self._consult,
-            ev.Flush: self._flush,
-            ev.PrepareFile: self._prepare_file,
-            ev.OpenFile: self._open_file,
-            ev.OpenVolatile: self._open_volatile,
             ev.PublishTopics: self._publish_topics,
             ev.PublishMarks: self._publish_marks,
             ev.RetireTopic: self._retire_topic,
@@ -215,12 +205,8 @@ class Shell:
         return self._stop.code
 
     def _close(self) -> None:
-        left = self._preparer.finish()
-        for prepared in (self._prepared, left):
-            if prepared is not None:
-                self._writer.discard(prepared)
+        self._log.close_files(is_read_only=bool(self._boot.read_only_ms))
         if not self._boot.read_only_ms:
-            self._writer.close(truncate=True)
             self._disk.sync_dir(self._directory)
         self._rings.close()
         self._calls.close()
@@ -229,9 +215,7 @@ class Shell:
         self._bell.close()
         self._announcer.close()
         self._presence.close()
-        self._preparer.close()
-        self._flusher.close()
-        self._volatile.close()
+        self._log.close()
         self._poll.close()
         self._slot.set(P.STATE, ProcessState.STOPPED)
         if self._lock >= 0:
@@ -250,19 +234,9 @@ class Shell:
         if now_ns >= governing.due_ns:
             governing.sample(now_ns, self._rings, self.core.requests.pressed_away)
         self._receive()
-        result = self._preparer.take()
-        if isinstance(result, PreparedFile):
-            self._prepared = result
-            events.append(ev.FileReady(result.capacity))
-        elif isinstance(result, DiskError):
-            say(log, logging.ERROR, "cannot make the next WAL file", reason=str(result))
-            events.append(ev.FileFailed(str(result)))
+        events += self._log.arrived()
         if self._presence and (self._is_idle or not self._turns % LOOK_AT_SOCKET_TURNS):
             events += [ev.WorkerDied(*life) for life in self._presence.take()]
-        flushed = self._flusher.take()
-        if flushed is not None:
-            self._slot.add(P.SYNCS, 1)
-            events.append(flushed)
         if self.core.wants_intake:
             window = governing.window
             if not window.window_ns or governing.may_take(now_ns, self._rings):
@@ -318,15 +292,12 @@ class Shell:
         slot.set(P.TURNS, self._turns)
         slot.set(P.HEARTBEAT_NS, now_ns)
         self._queue_board.beat(slot, self.core.requests.queues, now_ns)
+        self._group_board.beat(slot, self.core.requests.groups.numbers, now_ns)
         self._socket.guard(now_ns)
         self._calls.look(now_ns)
         if now_ns >= self._disk_look_ns:
             self._look_at_disk(now_ns)
-        for took in self._syncs_ns:
-            slot.add(P.SYNCS, 1)
-            slot.add(P.SYNC_NS, took)
-            slot.histogram(H.SYNC).record(took)
-        self._syncs_ns.clear()
+        self._log.tell()
         if self._turns % CHECK_EVERY_TURNS == 0:
             self.core.check()
 
@@ -467,25 +438,6 @@ class Shell:
 
     # -- effects --------------------------------------------------------------------------------------
 
-    def _write_group(self, effect: ev.WriteGroup) -> ev.GroupWritten:
-        if self._slot.get(P.INCARNATION) != self._boot.incarnation:
-            # Not the fence (that is death, RD-6), but a stopped process that wakes up sees it here.
-            raise DiskError("a newer incarnation is alive", holder=self._slot.get(P.INCARNATION))
-        self._writer.append(effect.buffers, effect.offset, effect.length, is_synced=effect.is_synced)
-        stop_points.hit("log_after_write")
-        return ev.GroupWritten()
-
-    def _write_volatile(self, effect: ev.WriteVolatile) -> None:
-        self._volatile.append(effect.buffers, effect.offset)
-
-    def _sync(self, effect: ev.Sync) -> ev.Synced:
-        started = self._clock.monotonic_ns()
-        self._writer.sync()
-        # Counted at the end of the turn, when nobody waits any more.
-        self._syncs_ns.append(self._clock.monotonic_ns() - started)
-        stop_points.hit("log_after_sync")
-        return ev.Synced()
-
     def _consult(self, effect: ev.Consult) -> ev.Consulted:
         answers = [answer(question, self._ledger.of) for question in effect.questions]
         for question, found in zip(effect.questions, answers, strict=True):
@@ -498,39 +450,6 @@ class Shell:
                     **found.detail,
                 )
         return ev.Consulted(answers)
-
-    def _flush(self, effect: ev.Flush) -> None:
-        self._flusher.request(effect)
-
-    def _prepare_file(self, effect: ev.PrepareFile) -> None:
-        if self._prepared is not None:
-            self._writer.discard(self._prepared)
-            self._prepared = None
-        self._preparer.request(effect.at_least, fill=effect.fill)
-
-    def _open_file(self, effect: ev.OpenFile) -> ev.FileOpened:
-        prepared, self._prepared = self._prepared, None
-        if prepared is None:
-            raise InvariantViolation("no file was prepared")
-        stop_points.hit("rotate_before_header")
-        header = self._writer.open(
-            prepared,
-            salt=int.from_bytes(os.urandom(8), "little") | 1,
-            created_us=self._clock.now_us(),
-            prev=(effect.prev_file, effect.prev_stop, effect.prev_seal),
-            flags=WAL_FLAG_PREV_ORDERLY if effect.orderly else 0,
-        )
-        stop_points.hit("rotate_after_sync")
-        self.core.places.paths[header.file_id] = self._writer.path[len(self._boot.data_dir) + 1 :]
-        self._slot.add(P.WAL_FILES, 1)
-        return ev.FileOpened(header.file_id, header.salt, WAL_HEADER_BYTES, prepared.capacity)
-
-    def _open_volatile(self, effect: ev.OpenVolatile) -> ev.VolatileOpened | ev.VolatileFailed:
-        opened = self._volatile.open(effect.at_least, self._clock.now_us())
-        if isinstance(opened, ev.VolatileFailed):
-            return opened
-        self.core.places.paths[opened.file_id] = self._volatile.path
-        return opened
 
     def _publish_topics(self, effect: ev.PublishTopics) -> None:
         has_new = False
@@ -709,16 +628,15 @@ class Shell:
                 if completion is not None:
                     completions.append(completion)
             if len(completions) == 1:
-                prepared = self._preparer.finish()
-                if prepared is None and self._preparer.failure is not None:
-                    raise self._preparer.failure
-                if prepared is None:
+                ready = self._log.await_file()
+                if ready is None:
                     raise DiskError("cannot make the first WAL file", directory=self._directory)
-                self._prepared = prepared
-                completions.append(ev.FileReady(prepared.capacity))
+                completions.append(ready)
             effects = self.core.handle(completions)
         for effect in effects:
             self._perform[type(effect)](effect)
+        for life in self.core.requests.queues.durable.links:
+            self._presence.watch(life)
 
 
 def _facts(topic: Topic, state: int) -> TopicFacts:

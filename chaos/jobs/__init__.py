@@ -18,7 +18,8 @@ from typing import Any
 
 import ringlog
 from chaos.jobs import journal
-from chaos.jobs.clients import LEASE_MS, value_of
+from chaos.jobs.clients import LEASE_MS
+from chaos.jobs.putting import value_of
 from chaos.jobs.verdict import Death, judge
 from chaos.kills.load import Stuck, wait_for
 from chaos.kills.nursery import Client, Nursery

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from itertools import count
 from random import Random
-from typing import Any, Protocol
 
 import ringlog
 from chaos.jobs.journal import Did, Journal, Outcome
+from chaos.jobs.putting import End, put_all, value_of
 from chaos.kills.tasks import Report, Task
 from ringlog.client.queue import Job, Queue
 from ringlog.errors import LeaseLost, RinglogError
@@ -22,26 +20,6 @@ OVERTIME = 1.3
 PAUSE_S = 0.05
 BAD_EVERY = 40
 """Each so many-th job is rejected, in the queue that has dead letters."""
-_FILLER = bytes(range(256))
-VALUE_BYTES = 8
-
-
-class End(Protocol):
-    """Whether the client was told to end."""
-
-    is_set: bool
-
-
-def payload_of(value: int) -> bytes:
-    """A job of this value."""
-    return value.to_bytes(VALUE_BYTES, "little") + _FILLER[: 8 + value % 200]
-
-
-def value_of(data: bytes) -> int:
-    """Whose payload is it? Raises AssertionError for one that nobody put."""
-    value = int.from_bytes(data[:VALUE_BYTES], "little")
-    assert data == payload_of(value), "a payload is not what was put"
-    return value
 
 
 def perform(task: Task, end: End) -> Report:
@@ -52,36 +30,14 @@ def perform(task: Task, end: End) -> Report:
             task.url, transport=task.transport, timeout_ms=round(task.timeout_s * 1_000)
         ) as client:
             queue = client.queue(task.topics[task.topic])
-            _KINDS[task.kind](queue, task, journal, end, report)
+            if task.kind == "jobs_put":
+                put_all(queue.put_many, task, journal, end, report)
+            else:
+                _work(queue, task, journal, end, report)
             report.retries = client.health().retries
     finally:
         journal.close()
     return report
-
-
-# -- putting ----------------------------------------------------------------------------------------------
-
-
-def _put(queue: Queue, task: Task, journal: Journal, end: End, report: Report) -> None:
-    """Single jobs and batches, each with an outcome."""
-    random = Random(task.client)
-    numbers = count(task.client << 32)
-    begun = time.monotonic()
-    while not end.is_set:
-        values = [next(numbers) for _ in range(random.choice((1, task.batch)))]
-        journal.note(Did.PUT, task.topic, values)
-        report.ops += len(values)
-        try:
-            done = queue.put_many([payload_of(value) for value in values])
-        except RinglogError as e:
-            report.failed(str(e))
-            journal.note(Did.PUT_END, task.topic, values)
-            continue
-        seqs = [done.first_seq + n for n in range(len(values))] if done.first_seq else [0] * len(values)
-        journal.note(Did.PUT_END, task.topic, values, seqs=seqs, outcome=Outcome.OK)
-        ahead = begun + report.ops / task.per_s - time.monotonic()
-        if ahead > 0:
-            time.sleep(ahead)
 
 
 # -- working ----------------------------------------------------------------------------------------------
@@ -159,6 +115,3 @@ def _reject_bad(
         else:
             journal.note(Did.END, task.topic, [value], outcome=Outcome.OK)
     return jobs
-
-
-_KINDS: dict[str, Callable[[Queue, Task, Journal, End, Report], Any]] = {"jobs_put": _put, "jobs_work": _work}

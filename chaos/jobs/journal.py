@@ -1,4 +1,4 @@
-"""What putters and workers did and saw, written down outside the engine while it happens.
+"""What clients of queues and consumer groups did and saw, written down outside the engine while it happens.
 
 As chaos/check/journal.py: an operation is noted before it begins and again when it returned, in one write of
 whole rows to a file of the client's own. Times are of the monotonic clock.
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 ROW = np.dtype(
     [
         ("at_ns", "<i8"), ("begun_ns", "<i8"), ("client", "<u4"), ("queue", "u1"), ("what", "u1"),
-        ("outcome", "u1"), ("empty", "u1"), ("value", "<u8"), ("seq", "<u8"),
+        ("outcome", "u1"), ("group", "u1"), ("value", "<u8"), ("seq", "<u8"), ("deliveries", "<u4"),
     ]
 )  # fmt: skip
-"""One row. `value` is a job's own number, which its payload carries, `queue` an index into the queues."""
+"""One row. `value` is a job's own number, which its payload carries, `queue` an index into the topics, and
+`group` one into the consumer groups of a topic; `deliveries` is what a claim of a group said of it."""
 Rows = NDArray[Any]
 
 
@@ -41,6 +42,28 @@ class Did(IntEnum):
     REJECT = 6
     END = 7
     """Of an ack or a reject, with `outcome`."""
+
+    # Of consumer groups alone; chaos/groups/verdict.py says what they mean for its judgement.
+    TAKEN_OVER = 8
+    """As CLAIMED, by a member that also takes over what another one did nothing about."""
+    STOLEN = 9
+    """As CLAIMED, from whoever held it."""
+    EXTENDED = 10
+    """Held for a lease from `begun_ns` on, as its answer says."""
+    TAKEN = 11
+    """A stream is read by this client, which began to ask for it at `begun_ns`."""
+    READ = 12
+    """It was given by the stream that began at `begun_ns`; that names it in the next two as well."""
+    COMMIT = 13
+    """Begun: everything up to `seq` is done."""
+    COMMIT_END = 14
+    """With `outcome`."""
+    FLOOR = 15
+    """A look that began at `begun_ns` found the floor at `seq`."""
+    SEEK = 16
+    """Begun."""
+    SEEK_END = 17
+    """The group goes on at `seq`; it had begun at `begun_ns`."""
 
 
 class Outcome(IntEnum):
@@ -62,13 +85,14 @@ class Journal:
 
     def note(
         self, did: Did, queue: int, values: Sequence[int], *, seqs: Any = 0,
-        outcome: Outcome = Outcome.UNKNOWN, begun_ns: int = 0,
+        outcome: Outcome = Outcome.UNKNOWN, begun_ns: int = 0, group: int = 0, deliveries: Any = 0,
     ) -> None:  # fmt: skip
         """Note something of some jobs, now."""
         rows = np.zeros(len(values), dtype=ROW)
         rows["at_ns"], rows["begun_ns"], rows["client"] = time.monotonic_ns(), begun_ns, self._client
         rows["queue"], rows["what"], rows["outcome"] = queue, did, outcome
         rows["value"], rows["seq"] = values, seqs
+        rows["group"], rows["deliveries"] = group, deliveries
         os.write(self._fd, rows.tobytes())
 
     def close(self) -> None:

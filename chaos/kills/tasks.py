@@ -15,7 +15,7 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
 
     kind: str
     """What chaos/kills/work.py knows: produce, produce_one, produce_keyed, read, reread, watch, delete,
-    operate, final."""
+    operate, final; jobs_ and groups_ begin those of these classes."""
     client: int
     """Number of the client in the run; names its journal."""
     url: str

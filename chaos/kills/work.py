@@ -19,6 +19,7 @@ import xxhash
 
 import ringlog
 from chaos.check.journal import Journal, Outcome, What
+from chaos.groups import clients as groups
 from chaos.jobs import clients as jobs
 from chaos.kills.keys import KEY_VALUES
 from chaos.kills.tasks import Report, Task, TopicFacts
@@ -69,6 +70,8 @@ def perform(task: Task) -> Report:
     end, report = _End(), Report()
     if task.kind.startswith("jobs_"):
         return jobs.perform(task, end)
+    if task.kind.startswith("groups_"):
+        return groups.perform(task, end)
     _arm(task.hook)
     journal = Journal(task.journal_path, task.client)
     try:

@@ -12,6 +12,7 @@ from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ringlog.client.behind import Behind
 from ringlog.client.claimed import Claimed, Jobs, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
@@ -27,6 +28,7 @@ from ringlog.client.working import Wish, Working
 from ringlog.clock import SystemClock
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
 from ringlog.link.pending import Steps
+from ringlog.link.timers import Timer
 from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ log = logging.getLogger(__name__)
 class Job(JobFacts):
     """One job and the right to it; see ringlog.client.queue.Job. `async with` acks it or gives it back."""
 
-    __slots__ = ("_lost", "_queue")
+    __slots__ = ("_behind", "_lost", "_queue")
 
     def __init__(
         self, queue: Queue, record: Record, lease: Lease, deliveries: int, codec: PayloadCodec[Any] = RAW
@@ -47,6 +49,8 @@ class Job(JobFacts):
         super().__init__(queue.topic, record, lease, deliveries, codec)
         self._queue = queue
         self._lost: asyncio.Event | None = None
+        self._behind: Behind | None = None
+        """Where its ack goes when its block ends, if nobody waits for that."""
         lease.on_lost = self._was_lost
 
     @property
@@ -90,7 +94,10 @@ class Job(JobFacts):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            if not self.lease.is_over or self.lease.is_lost:
+            if self._behind is not None and not self.lease.is_over:
+                self._behind.add(self)
+                self._behind = None
+            elif not self.lease.is_over or self.lease.is_lost:
                 await self.ack()
         elif not self.lease.is_over:
             with suppress(RinglogError):
@@ -111,6 +118,7 @@ class Queue:
         self._is_closed = False
         self._keeper: Keeper | None = None
         self._unbegun: list[deque[Job]] = []
+        self._behind: list[Behind] = []
 
     @property
     def topic(self) -> str:
@@ -153,33 +161,102 @@ class Queue:
                     self._working.close()
         jobs = self._jobs_of(found)
         if auto_extend and jobs:
-            if self._keeper is None:
-                self._keeper = Keeper(self._working.line(session), self.topic, self.node)
-            self._keeper.keep(job.lease for job in jobs)
+            self._keep().keep(job.lease for job in jobs)
         return jobs
 
     async def jobs(
-        self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True
-    ) -> AsyncIterator[Job]:
+        self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,
+        ack_behind: bool = False,
+    ) -> AsyncIterator[Job]:  # fmt: skip
         """Jobs one after the other, for ever. Close the iterator (`aclosing`) to give back at once what was
         not begun; the client's end does it at the latest."""
         check_iteration(max_in_flight)
         slots, unbegun = Slots(max_in_flight), deque[Job]()
         self._unbegun.append(unbegun)
+        behind = Behind(self._working, self._shell.session) if ack_behind else None
+        if behind is not None:
+            self._behind.append(behind)
         try:
             while not self._shell.is_closed:
                 if not unbegun:
+                    if behind is not None:
+                        behind.send()  # Before the claim: the shard takes them in this order.
                     unbegun += await self._fill(slots, lease_ms, auto_extend)
                 while unbegun:
                     job = unbegun.popleft()
                     if not job.lease.is_lost and await self._is_readable(job):
+                        job._behind = behind
                         yield job
+                        if behind is not None and (error := behind.take_error()) is not None:
+                            raise error
         except RinglogError:
             if not self._shell.is_closed:
                 raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
             self._unbegun.remove(unbegun)
-            await self._give_back(unbegun, GIVE_BACK_S)
+            await self._give_back_unbegun(unbegun, GIVE_BACK_S)
+            if behind is not None:
+                self._behind.remove(behind)
+                await self._catch_up(behind)
+
+    async def batches(
+        self, size: int = 100, *, lease_ms: int | None = None, auto_extend: bool = True
+    ) -> AsyncIterator[Jobs[Job]]:
+        """Batch after batch, each acked when the next one is asked for. Close the iterator (`aclosing`) to
+        give back at once what was not settled of the last one."""
+        check_iteration(size)
+        behind = Behind(self._working, self._shell.session)
+        self._behind.append(behind)
+        held: Claimed | None = None
+        timer: Timer | None = None
+        try:
+            while not self._shell.is_closed:
+                if not (jobs := await self._next_batch(size, lease_ms)):
+                    continue
+                held = jobs.claimed
+                if auto_extend:
+                    timer = self._keep().keep_later(held.until_ns, held.lease_ms, held.to_keep)
+                yield jobs
+                behind.add_batch(held, timer)
+                held = timer = None
+                if (error := behind.take_error()) is not None:
+                    raise error
+        except RinglogError:
+            if not self._shell.is_closed:
+                raise  # Else what was asked for has failed because the client ended, and so do we.
+        finally:
+            self._behind.remove(behind)
+            if timer is not None:
+                timer.cancel()
+            if held is not None:
+                await self._give_back(held.unsettled(), GIVE_BACK_S)
+                held.lose()
+            await self._catch_up(behind)
+
+    async def _next_batch(self, size: int, lease_ms: int | None) -> Jobs[Job] | None:
+        try:
+            return await self._claim(size, inf, lease_ms, auto_extend=False)
+        except RinglogError as e:
+            await self._pause_after(e)
+            return None
+
+    async def _pause_after(self, error: RinglogError) -> None:
+        if not error.retriable or self._client.state is ClientState.CLOSED:
+            raise error
+        await asyncio.sleep(RETRY_S)
+
+    def _keep(self) -> Keeper:
+        if self._keeper is None:
+            self._keeper = Keeper(self._working.line(self._shell.session), self.topic, self.node)
+        return self._keeper
+
+    async def _catch_up(self, behind: Behind, timeout: float | None = None) -> None:
+        if self._shell.is_closed:
+            return
+        with suppress(TimeoutError):
+            await self._shell.wait(behind.all_answered(), timeout)
+        if (error := behind.take_error()) is not None:
+            log.error("jobs of %s were not acked, and come back: %s", self.topic, error)
 
     async def _is_readable(self, job: Job) -> bool:
         """See ringlog.client.queue.Queue."""
@@ -203,28 +280,32 @@ class Queue:
         try:
             jobs = await self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend)
         except RinglogError as e:
-            if not e.retriable or self._client.state is ClientState.CLOSED:
-                raise
-            await asyncio.sleep(RETRY_S)
+            await self._pause_after(e)
             return []
         for job in jobs:
             if not job.lease.is_lost:
                 slots.take(job, job._was_lost)
         return jobs
 
-    async def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
+    async def _give_back_unbegun(self, unbegun: deque[Job], timeout: float) -> None:
         left = list(unbegun)
         unbegun.clear()
-        leases = [job.lease for job in left if not job.lease.is_over]
-        if not leases or self._shell.is_closed:
+        await self._give_back([job.lease for job in left if not job.lease.is_over], timeout)
+
+    async def _give_back(self, leases: list[Lease] | Claimed, timeout: float) -> None:
+        if not len(leases) or self._shell.is_closed:
             return
         try:
             await asyncio.wait_for(
                 self._shell.run(self._working.nack(self._shell.session, leases, 0)), timeout
             )
         except (TimeoutError, RinglogError):
-            for lease in leases:
-                lease.lose()  # The engine is not there: it ends by itself.
+            # The engine is not there: they end by themselves.
+            if isinstance(leases, Claimed):
+                leases.lose()
+            else:
+                for lease in leases:
+                    lease.lose()
 
     async def ack(self, jobs: Iterable[Job]) -> Settled:
         """These jobs are done."""
@@ -324,7 +405,9 @@ class Queue:
     async def close(self, timeout: float = GIVE_BACK_S) -> None:
         """Give back what was claimed and not begun, and let go of files."""
         for unbegun in list(self._unbegun):
-            await self._give_back(unbegun, timeout)
+            await self._give_back_unbegun(unbegun, timeout)
+        for behind in list(self._behind):
+            await self._catch_up(behind, timeout)
         self._is_closed = True
         if not self._claiming.locked():
             self._working.close()  # Else who claims at this moment does it.
@@ -335,6 +418,8 @@ class Queue:
         self._keeper = None
         for unbegun in self._unbegun:
             unbegun.clear()
+        for behind in self._behind:
+            behind.forget()
         self._working.close()
 
     async def _require_queue(self) -> None:

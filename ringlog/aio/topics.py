@@ -7,6 +7,8 @@ from typing import Any
 
 from ringlog.aio.shell import LoopShell
 from ringlog.client import topics
+from ringlog.client.group_facts import GroupSummary
+from ringlog.client.grouping import list_groups
 from ringlog.client.pages import TagFilter
 from ringlog.client.topics import Deletion, TopicDescription, TopicMerge, TopicSummary
 from ringlog.limits import LIST_PAGE_DEFAULT
@@ -38,6 +40,10 @@ class Topics:
         while page := await self._shell.run(merge.next_page()):
             for summary in page:
                 yield summary
+
+    async def groups(self, topic: str) -> tuple[GroupSummary, ...]:
+        """The consumer groups of a topic, in byte order of names."""
+        return await self._shell.run(list_groups(self._shell.session, topic))
 
     async def delete(self, topic: str, *, if_empty: bool = False) -> bool:
         """Remove a topic and all it holds; False when there was none."""

@@ -207,6 +207,20 @@ class Q(IntEnum):
     """Jobs moved to the dead letters."""
 
 
+class C(IntEnum):
+    """Numbers of a shard's consumer groups, behind those of its queues."""
+
+    GROUPS = 491
+    """The next four are theirs."""
+    LAG = 492
+    """Records that are not done."""
+    PENDING = 493
+    """Of them, those that were given out."""
+    MEMBERS = 494
+    FLOOR_AGE_MS = 495
+    """For how long the floor that has stood longest has not moved, of groups that are behind."""
+
+
 class ProcessState(IntEnum):
     """P.STATE."""
 
@@ -345,3 +359,5 @@ assert max(G) < HISTOGRAM_BASE
 assert D.BAND_LOWEST + BANDS <= D.STANDING
 assert HISTOGRAM_BASE + len(H) * HISTOGRAM_WORDS <= min(D)
 assert max(D) < PAGE_WORDS
+assert max(Q) < min(C)
+assert max(C) < PAGE_WORDS

@@ -69,6 +69,18 @@ _GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "purge": "ringlog.cli.queue:dead_purge",
         },
     ),
+    "group": (
+        "Consumer groups: how far they are, and moving them.",
+        {
+            "list": "ringlog.cli.group:list_groups",
+            "show": "ringlog.cli.group:show",
+            "lag": "ringlog.cli.group:lag",
+            "pending": "ringlog.cli.group:pending",
+            "seek": "ringlog.cli.group:seek",
+            "reset": "ringlog.cli.group:reset",
+            "delete": "ringlog.cli.group:delete",
+        },
+    ),
     "router": (
         "List, make, show and delete routers.",
         {

@@ -4,7 +4,7 @@
 1  refused or failed; the line names the code
 2  wrong usage: nothing was sent
 3  cannot connect
-4  no such topic
+4  no such topic, consumer group or router
 5  timed out or cut off: whether it happened is not known
 6  damage found
 130  interrupted
@@ -19,6 +19,7 @@ from ringlog.errors import (
     ConnectionTrouble,
     CorruptData,
     FrameInvalid,
+    GroupNotFound,
     RequestTimeout,
     RinglogError,
     RouterNotFound,
@@ -50,7 +51,7 @@ def exit_for(error: BaseException) -> Exit:
         return Exit.UNKNOWN
     if isinstance(error, ConnectionTrouble):
         return Exit.NO_CONNECTION
-    if isinstance(error, TopicNotFound | RouterNotFound):
+    if isinstance(error, TopicNotFound | GroupNotFound | RouterNotFound):
         return Exit.NOT_FOUND
     if isinstance(error, CorruptData | FrameInvalid):
         return Exit.DAMAGE

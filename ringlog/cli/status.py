@@ -18,6 +18,7 @@ from ringlog.envelope.messages import (
     Consumer,
     DeliveryStatus,
     EngineStatusReply,
+    GroupsStatus,
     PressureStatus,
     ProcessStatus,
     QueuesStatus,
@@ -136,6 +137,9 @@ def show(found: EngineStatusReply, printer: Printer, consumers: Sequence[Consume
     if found.queues is not None and found.queues.queues:
         printer.say("")
         printer.thing(queue_facts(found.queues))
+    if found.groups is not None and found.groups.groups:
+        printer.say("")
+        printer.thing(group_facts(found.groups))
     if consumers:
         printer.say("")
         printer.rows([consumer_row(each) for each in consumers])
@@ -176,6 +180,15 @@ def delivery_facts(found: DeliveryStatus) -> dict[str, Any]:
         "wait for credit": "  ".join(f"B{band} {many}" for band, many in bands),
         "turns told": found.turns_told,
         "delivery lag": f"{human_seconds(found.lag_s)} at most, latency {found.latency_s * 1000:.1f} ms",
+    }
+
+
+def group_facts(found: GroupsStatus) -> dict[str, Any]:
+    """All consumer groups for people."""
+    return {
+        "groups": f"{found.groups}, {found.members} members",
+        "group lag": f"{found.lag} records, {found.pending} of them given out",
+        "floor stands": f"{human_seconds(found.floor_age_s)} at most",
     }
 
 

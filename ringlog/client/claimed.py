@@ -6,6 +6,7 @@ each. So the numbers, tokens and payloads of a claim stay what they are, stretch
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, Generic, TypeVar, overload
@@ -21,6 +22,8 @@ J = TypeVar("J")
 Run = tuple[int, int, int, int]
 """(first number, jobs, deliveries, token of the first) as in the message JobsClaimed."""
 _NONE: NDArray[np.int64] = np.zeros(0, np.int64)
+_making = threading.Lock()
+"""Leases of a claim are made once: by its holder, or by who keeps them alive beside him."""
 
 
 class Claimed:
@@ -98,8 +101,9 @@ class Claimed:
 
     def made(self) -> list[tuple[Record, Lease, int]]:
         """Each record with its lease and the number of its delivery; always the same leases."""
-        if self.leases is None:
-            self._make()
+        with _making:
+            if self.leases is None:
+                self._make()
         return list(zip(self._records, self.leases or (), self._times, strict=True))
 
     def _make(self) -> None:
@@ -112,8 +116,21 @@ class Claimed:
         )  # fmt: skip
         if self.is_over:
             _end(leases, self._skipped)
-        self.leases, self._times = leases, times.tolist()
+        # In this order: others look whether there are leases, and then at them.
+        self._times, self.leases = times.tolist(), leases
         self.pieces = []  # What they lie in is much larger.
+
+    def unsettled(self) -> Claimed | list[Lease]:
+        """Those that are not over: all together, if nobody looked at single ones."""
+        if self.leases is None and not self.is_over:
+            return self
+        return [lease for lease in self.leases or () if not lease.is_over]
+
+    def to_keep(self) -> list[Lease]:
+        """Leases that are not over, made now if they were not."""
+        if self.leases is None and self.is_over:
+            return []
+        return [lease for _, lease, _ in self.made() if not lease.is_over]
 
     def keep(self, is_wanted: Callable[[Record], bool]) -> list[Lease]:
         """Keep those whose record is wanted; the leases of the others."""

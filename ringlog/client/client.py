@@ -438,6 +438,7 @@ class Client:
         `start` is where a new group begins; one that is there goes on where it stands. With `tags` it is a
         group of its own, which passes over every other record. `max_in_flight` and `member_max_in_flight`
         bound what is claimed and not acked, of all members and of one; they, too, are those of a new group.
+        With `create=False` the group has to be there: GroupNotFound.
         With `min_idle_ms` this member's claims take over what another one did nothing about for so long, when
         nothing else is there.
         """

@@ -98,10 +98,19 @@ class Group:
         return self._leases.claim(max, wait_ms=wait_ms, lease_ms=lease_ms, auto_extend=auto_extend)
 
     def jobs(
-        self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True
-    ) -> Iterator[Job]:
+        self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,
+        ack_behind: bool = False,
+    ) -> Iterator[Job]:  # fmt: skip
         """Record after record, for ever, each leased to this member. As Queue.jobs."""
-        return self._leases.jobs(max_in_flight=max_in_flight, lease_ms=lease_ms, auto_extend=auto_extend)
+        return self._leases.jobs(
+            max_in_flight=max_in_flight, lease_ms=lease_ms, auto_extend=auto_extend, ack_behind=ack_behind
+        )
+
+    def batches(
+        self, size: int = 100, *, lease_ms: int | None = None, auto_extend: bool = True
+    ) -> Iterator[Jobs[Job]]:
+        """Batch after batch, each acked when the next one is asked for. As Queue.batches."""
+        return self._leases.batches(size, lease_ms=lease_ms, auto_extend=auto_extend)
 
     def ack(self, jobs: Iterable[Job]) -> Settled:
         """These are done for the group. As Queue.ack, but that the records stay."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
+from ringlog.client.pages import TagFilter
+
 
 class GroupLimits(TypedDict, total=False):
     """What bounds a group, as `client.group` takes it."""
@@ -12,6 +14,26 @@ class GroupLimits(TypedDict, total=False):
     max_in_flight: int
     member_max_in_flight: int
     min_idle_ms: int
+    create: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """A group of a topic, and where it is; see GroupStats for more."""
+
+    topic: str
+    group: str
+    """Its name, and behind an `@` its filter of tags, if it has one."""
+    name: str
+    mode: str
+    tags: TagFilter | None
+    """As `client.group` takes it."""
+    cursor: int
+    """No record from here on was given out."""
+    floor: int
+    """Everything up to here is done; of a stream group, committed."""
+    pending: int
+    """Records that were given out and are not done."""
 
 
 @dataclass(frozen=True, slots=True)

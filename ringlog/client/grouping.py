@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from ringlog.client.claimed import Claimed
-from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
+from ringlog.client.group_facts import GroupMember, GroupStats, GroupSummary, PendingEntry
 from ringlog.client.leases import Lease, call_number, words_of
 from ringlog.client.pages import (
     STORED,
@@ -27,6 +27,7 @@ from ringlog.client.pages import (
 )
 from ringlog.client.reader import ITERATOR_PAGE_RECORDS, read_page, resolve_start
 from ringlog.client.results import Settled
+from ringlog.client.session import Session
 from ringlog.client.source import Source, open_source
 from ringlog.client.working import C, QueueConnection, Wish, Working
 from ringlog.clock import Clock
@@ -40,6 +41,8 @@ from ringlog.envelope.messages import (
     GroupInfo,
     GroupLeave,
     GroupLeft,
+    GroupList,
+    GroupListReply,
     GroupNack,
     GroupOpen,
     GroupPending,
@@ -91,7 +94,7 @@ class GroupWorking(Working):
     def __init__(
         self, topic: str, name: str, mode: str, node: str, clock: Clock, *, start: Start = STORED,
         tags: TagFilter | None = None, max_in_flight: int = 0, member_max_in_flight: int = 0,
-        min_idle_ms: int = 0,
+        min_idle_ms: int = 0, create: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(topic, node, clock)
         if mode not in MODES:
@@ -106,7 +109,9 @@ class GroupWorking(Working):
         self._limits = max_in_flight, member_max_in_flight
         self._min_idle_ms = min_idle_ms
         self._stolen = b""
-        self._is_open = False
+        self._create = create
+        self._is_open = not create
+        """Is the group there, as far as we know? What is not there says so at every request."""
 
     # -- talking --------------------------------------------------------------------------------------
 
@@ -262,7 +267,7 @@ class GroupWorking(Working):
 
     def delete(self, connection: QueueConnection) -> Steps[bool]:
         """Remove the group."""
-        self._is_open = False
+        self._is_open = not self._create
         reply = yield connection.about_jobs(GroupDelete(self.topic, self.key))
         return bool(reply.message.deleted)
 
@@ -382,6 +387,25 @@ def filter_text(tags: TagFilter | None) -> str:
     value = tags if isinstance(tags, str) else tags[2]
     is_prefix = value.endswith("*") if isinstance(tags, str) else tags[1] == "Glob"
     return f"^{value[:-1]}" if is_prefix else f"={value}"
+
+
+def filter_of(text: str) -> TagFilter | None:
+    """The other way: the filter of tags that is kept as this."""
+    if not text:
+        return None
+    return ("tag", "Glob", f"{text[1:]}*") if text[0] == "^" else ("tag", "Eq", text[1:])
+
+
+def list_groups(session: Session, topic: str) -> Steps[tuple[GroupSummary, ...]]:
+    """All groups of a topic, by name."""
+    reply: GroupListReply = yield from session.about(topic, lambda _: GroupList(topic))
+    return tuple(
+        GroupSummary(
+            info.topic, info.group, info.name, _NAMES.get(info.mode, ""), filter_of(info.tags), info.cursor,
+            info.floor, info.pending,
+        )
+        for info in reply.groups
+    )  # fmt: skip
 
 
 def _entry(row: tuple[int, ...], reply: GroupPendingReply) -> PendingEntry:

@@ -75,6 +75,12 @@ class Keeper:
             self._leases[lease.token] = lease
         self._plan()
 
+    def keep_later(self, until_ns: int, lease_ms: int, leases: Callable[[], Iterable[Lease]]) -> Timer:
+        """Extend what `leases` says when a part of this time has passed: those that are over by then are
+        never asked for. The timer may be cancelled."""
+        due_ns = until_ns - lease_ms * MS * (EXTEND_PART - 1) // EXTEND_PART
+        return self._session.timers.at(due_ns, lambda: self.keep(leases()))
+
     def _plan(self) -> None:
         """Set the timer for the lease that is due first."""
         self._leases = {token: lease for token, lease in self._leases.items() if not lease.is_over}

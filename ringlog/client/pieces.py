@@ -100,6 +100,9 @@ def pieces_of(run: FrameRun, after: int, topic: str) -> Iterator[Piece]:
     """Split the records of `run` behind `after` into pieces; raises CorruptData for a malformed frame."""
     run = run.after(after)
     words = run.batch.words
+    if len(words) == 1:
+        yield _whole(run, 0, after, topic)
+        return
     counts = frames.counts_of(words).astype(np.int64)
     is_small = (counts < SMALL_FRAME_RECORDS) & (frames.codecs_of(words) == 0)
     kinds = np.where(is_small, frames.columns_of(words).astype(np.int64), -1 - np.arange(len(words)))
@@ -107,19 +110,26 @@ def pieces_of(run: FrameRun, after: int, topic: str) -> Iterator[Piece]:
     for start, stop in pairwise(bounds):
         if stop - start < GATHERED_FRAMES_MIN:
             for row in range(start, stop):
-                view = open_run_frame(run, row, topic)
-                yield FramePiece(view if view.first_seq > after else view.after(after))
+                yield _whole(run, row, after, topic)
             continue
         for first in range(start, stop, GATHERED_FRAMES_MAX):
             rows = slice(first, min(first + GATHERED_FRAMES_MAX, stop))
             yield gather(run, rows, after, topic)
 
 
+def _whole(run: FrameRun, row: int, after: int, topic: str) -> FramePiece:
+    view = open_run_frame(run, row, topic)
+    return FramePiece(view if view.first_seq > after else view.after(after))
+
+
 def visible_pieces(run: FrameRun, after: int, until: int, hidden: I64, topic: str) -> Iterator[Piece]:
     """The pieces of `run` behind `after` up to `until`, without the `hidden` (ascending) positions."""
     if after >= until:
         return
-    for piece in pieces_of(run, after, topic):
+    near = run.within(after, until)
+    if not len(near.batch.words) or near.last_seq <= after:
+        return
+    for piece in pieces_of(near, after, topic):
         first = piece.seq_at(0) if len(piece) else piece.last_seq + 1
         if first > until:
             return

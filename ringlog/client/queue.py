@@ -17,6 +17,7 @@ from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ringlog.client.behind import Behind
 from ringlog.client.claimed import Claimed, Jobs, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
@@ -31,6 +32,7 @@ from ringlog.client.working import Wish, Working
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX
 from ringlog.link.pending import Pending, Steps, start
+from ringlog.link.timers import Timer
 from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class Job(JobFacts):
     """One job and the right to it. As a context: acked when the block ends well, given back when it does not,
     to rest for a while (`backoff_ms`)."""
 
-    __slots__ = ("_lost", "_queue")
+    __slots__ = ("_behind", "_lost", "_queue")
 
     def __init__(
         self, queue: Queue, record: Record, lease: Lease, deliveries: int, codec: PayloadCodec[Any] = RAW
@@ -59,6 +61,8 @@ class Job(JobFacts):
         super().__init__(queue.topic, record, lease, deliveries, codec)
         self._queue = queue
         self._lost: threading.Event | None = None
+        self._behind: Behind | None = None
+        """Where its ack goes when its block ends, if nobody waits for that."""
         lease.on_lost = self._was_lost
 
     @property
@@ -103,7 +107,10 @@ class Job(JobFacts):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            if not self.lease.is_over or self.lease.is_lost:
+            if self._behind is not None and not self.lease.is_over:
+                self._queue.ack_behind(self, self._behind)
+                self._behind = None
+            elif not self.lease.is_over or self.lease.is_lost:
                 self.ack()
         elif not self.lease.is_over:
             # The error of the block is what its caller has to hear of: a lease that is lost besides, or an
@@ -128,6 +135,8 @@ class Queue:
         self._keeper: Keeper | None = None
         self._unbegun: list[deque[Job]] = []
         """Of each iteration, jobs that were claimed and not given out."""
+        self._behind: list[Behind] = []
+        """Of each iteration that asked for it, acks that nobody waits for."""
 
     @property
     def topic(self) -> str:
@@ -175,40 +184,135 @@ class Queue:
                     self._working.close()  # Meanwhile, and by another thread.
         if auto_extend and jobs:
             with self._shell.locked() as session:
-                if self._keeper is None:
-                    self._keeper = Keeper(self._working.line(session), self.topic, self.node)
-                self._keeper.keep(job.lease for job in jobs)
+                self._keep(session).keep(job.lease for job in jobs)
         return jobs
 
     def jobs(
-        self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True
-    ) -> Iterator[Job]:
+        self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,
+        ack_behind: bool = False,
+    ) -> Iterator[Job]:  # fmt: skip
         """Jobs one after the other, for ever: waits when there is none.
 
         Up to `max_in_flight` are claimed and not settled; more are claimed as these are acked, given back or
         lost. Whoever asks for the next one before that waits. Leaving the loop gives back at once what was
         not begun (CL-10).
+
+        With `ack_behind` the end of a `with job:` block sends its ack and does not wait for the answer: many
+        times as fast, where jobs are small. Leaving the loop waits for all of them. That a lease had ended
+        before is logged then, and sets `job.lost`, where it raises LeaseLost otherwise; an error that meets
+        an ack comes out of the loop with the next job.
         """
         check_iteration(max_in_flight)
-        return self._iterate(Slots(max_in_flight), lease_ms, auto_extend)
+        return self._iterate(Slots(max_in_flight), lease_ms, auto_extend, ack_behind)
 
-    def _iterate(self, slots: Slots, lease_ms: int | None, auto_extend: bool) -> Iterator[Job]:
+    def _iterate(
+        self, slots: Slots, lease_ms: int | None, auto_extend: bool, ack_behind: bool
+    ) -> Iterator[Job]:
         unbegun: deque[Job] = deque()
         self._unbegun.append(unbegun)
+        behind = Behind(self._working, self._shell.session) if ack_behind else None
+        if behind is not None:
+            self._behind.append(behind)
         try:
             while not self._shell.is_closed:
                 if not unbegun:
-                    self._fill_again(slots, unbegun, lease_ms, auto_extend)
+                    self._fill_again(slots, unbegun, lease_ms, auto_extend, behind)
                 while unbegun:
                     job = unbegun.popleft()
                     if not job.lease.is_lost and self._is_readable(job):
+                        job._behind = behind
                         yield job
+                        if behind is not None and (error := behind.take_error()) is not None:
+                            raise error
         except RinglogError:
             if not self._shell.is_closed:
                 raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
             self._unbegun.remove(unbegun)
             self._give_back(unbegun, GIVE_BACK_S)
+            if behind is not None:
+                self._behind.remove(behind)
+                self._catch_up(behind, None)
+
+    def batches(
+        self, size: int = 100, *, lease_ms: int | None = None, auto_extend: bool = True
+    ) -> Iterator[Jobs[Job]]:
+        """Batch after batch of up to `size` jobs, for ever: waits when there is none.
+
+        What is asked for next acks the batch before, as far as its jobs were not settled one by one: both
+        travel together, and nobody waits for the ack. `batch.payloads()` looks at all jobs at once. Leaving
+        the loop in the middle of a batch, by `break` or an error, gives back what was not settled of it, and
+        waits for the acks of the others. Lost leases and errors are told as for `jobs(ack_behind=True)`.
+        """
+        check_iteration(size)
+        return self._in_batches(size, lease_ms, auto_extend)
+
+    def _in_batches(self, size: int, lease_ms: int | None, auto_extend: bool) -> Iterator[Jobs[Job]]:
+        behind = Behind(self._working, self._shell.session)
+        self._behind.append(behind)
+        held: Claimed | None = None
+        timer: Timer | None = None
+        try:
+            while not self._shell.is_closed:
+                if not (jobs := self._next_batch(size, lease_ms)):
+                    continue
+                held = jobs.claimed
+                if auto_extend:
+                    with self._shell.locked() as session:
+                        timer = self._keep(session).keep_later(held.until_ns, held.lease_ms, held.to_keep)
+                yield jobs
+                with self._shell.locked():
+                    behind.add_batch(held, timer)
+                held = timer = None
+                if (error := behind.take_error()) is not None:
+                    raise error
+        except RinglogError:
+            if not self._shell.is_closed:
+                raise  # Else what was asked for has failed because the client ended, and so do we.
+        finally:
+            self._behind.remove(behind)
+            if held is not None:
+                self._give_back_batch(held, timer)
+            self._catch_up(behind, None)
+
+    def _next_batch(self, size: int, lease_ms: int | None) -> Jobs[Job] | None:
+        try:
+            return self._claim(size, inf, lease_ms, auto_extend=False)
+        except RinglogError as e:
+            self._pause_after(e)
+            return None
+
+    def _keep(self, session: Session) -> Keeper:
+        if self._keeper is None:
+            self._keeper = Keeper(self._working.line(session), self.topic, self.node)
+        return self._keeper
+
+    def _give_back_batch(self, claimed: Claimed, timer: Timer | None) -> None:
+        if self._shell.is_closed:
+            return
+        with self._shell.locked() as session:
+            if timer is not None:
+                timer.cancel()
+            leases = claimed.unsettled()
+            giving = start(self._working.nack(session, leases, 0)) if len(leases) else None
+        if giving is not None:
+            self._shell.wait(giving, GIVE_BACK_S)
+            claimed.lose()
+
+    def ack_behind(self, job: Job, behind: Behind) -> None:
+        """The block of a job of this iteration has ended."""
+        with self._shell.locked():
+            behind.add(job)
+
+    def _catch_up(self, behind: Behind, timeout: float | None) -> None:
+        """Wait until every ack has its answer, which each has or is refused in its time."""
+        if self._shell.is_closed:
+            return
+        with self._shell.locked():
+            all_answered = behind.all_answered()
+        self._shell.wait(all_answered, timeout)
+        if (error := behind.take_error()) is not None:
+            log.error("jobs of %s were not acked, and come back: %s", self.topic, error)
 
     def _is_readable(self, job: Job) -> bool:
         """What cannot be decoded never will be: it is rejected with the reason, or rests long where there are
@@ -227,20 +331,32 @@ class Queue:
                 raise
         return False
 
-    def _fill_again(self, slots: Slots, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool) -> None:
+    def _fill_again(
+        self, slots: Slots, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool,
+        behind: Behind | None,
+    ) -> None:  # fmt: skip
         """As `_fill`, and again as long as the engine cannot answer for now (CL-7)."""
         try:
-            self._fill(slots, unbegun, lease_ms, auto_extend)
+            self._fill(slots, unbegun, lease_ms, auto_extend, behind)
         except RinglogError as e:
-            if not e.retriable or self._client.state is ClientState.CLOSED:
-                raise
-            with self._shell.locked() as session:
-                pause = session.pause(RETRY_S)
-            self._shell.wait(pause, None)
+            self._pause_after(e)
 
-    def _fill(self, slots: Slots, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool) -> None:
+    def _pause_after(self, error: RinglogError) -> None:
+        """Wait a moment before asking again; raises the error when that is of no use."""
+        if not error.retriable or self._client.state is ClientState.CLOSED:
+            raise error
+        with self._shell.locked() as session:
+            pause = session.pause(RETRY_S)
+        self._shell.wait(pause, None)
+
+    def _fill(
+        self, slots: Slots, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool,
+        behind: Behind | None,
+    ) -> None:  # fmt: skip
         """Claim as many as may be in flight; waits for room, and for jobs."""
         with self._shell.locked():
+            if behind is not None:
+                behind.send()  # Before the claim: the shard takes them in this order.
             room = slots.room()
         self._shell.wait(room, None)
         jobs = self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend)
@@ -382,6 +498,8 @@ class Queue:
         """Give back what was claimed and not begun, and let go of files. The client calls it, too."""
         for unbegun in list(self._unbegun):
             self._give_back(unbegun, timeout)
+        for behind in list(self._behind):
+            self._catch_up(behind, timeout)
         self._is_closed = True
         # Who claims at this moment, perhaps waiting for the end of the client, lets go of files himself.
         if self._claiming.acquire(blocking=False):
@@ -396,6 +514,8 @@ class Queue:
         self._keeper = None
         for unbegun in self._unbegun:
             unbegun.clear()
+        for behind in self._behind:
+            behind.forget()
         self._working.close()
 
     def _require_queue(self) -> None:

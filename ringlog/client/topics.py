@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ringlog.client.group_facts import GroupSummary
 from ringlog.client.pages import TagFilter, check_after, tag_filter
 from ringlog.client.session import Session
 from ringlog.client.shell import Shell
@@ -211,6 +212,12 @@ class Topics:
         merge = TopicMerge(self._shell.session, prefix, page_size)
         while page := self._shell.ask(lambda _: start(merge.next_page())):
             yield from page
+
+    def groups(self, topic: str) -> tuple[GroupSummary, ...]:
+        """The consumer groups of a topic, in byte order of names; raises TopicNotFound."""
+        from ringlog.client.grouping import list_groups
+
+        return self._shell.ask(lambda session: start(list_groups(session, topic)))
 
     def delete(self, topic: str, *, if_empty: bool = False) -> bool:
         """Remove a topic and all it holds; False when there was none. `if_empty` may raise TopicNotEmpty."""

@@ -20,6 +20,10 @@ class Holders:
         """Its number; -1 = it holds nothing."""
         return self._numbers.get(name, -1)
 
+    def name_of(self, number: int) -> bytes:
+        """Who has this number."""
+        return self._names[number]
+
     def take(self, name: bytes) -> int:
         """Its number, a new one if it had none. Say `settle` when what it is given was added."""
         number = self._numbers.get(name)

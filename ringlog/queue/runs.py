@@ -61,6 +61,8 @@ class Runs:
         """Of a leased run: through whom it was claimed; 0 = nobody whose end would be noticed."""
         self.deliveries = array("I")
         self.state = bytearray()
+        self.jobs = 0
+        """In all runs together."""
         self._free: list[int] = []
         self._blocks: dict[int, tuple[array[int], array[int]]] = {}
         """Block -> first number and row of each run in it, ascending."""
@@ -138,6 +140,7 @@ class Runs:
             self.link.append(link)
             self.deliveries.append(deliveries)
             self.state.append(state)
+        self.jobs += stop - first
         number = first >> BLOCK_SHIFT
         block = self._blocks.get(number)
         if block is None:
@@ -152,6 +155,7 @@ class Runs:
     def drop(self, row: int) -> None:
         """Its jobs need no state any more."""
         first = self.first[row]
+        self.jobs -= self.stop[row] - first
         number = first >> BLOCK_SHIFT
         firsts, rows = self._blocks[number]
         place = bisect_left(firsts, first)
@@ -168,6 +172,7 @@ class Runs:
         """Split a run: it ends before `at`, and a new one with the same facts begins there; returns that."""
         first, stop = self.first[row], self.stop[row]
         self.stop[row] = at
+        self.jobs -= stop - at
         return self.add(
             at, stop, self.state[row], at=self.at[row], token=self.token[row] + at - first,
             holder=self.holder[row], deliveries=self.deliveries[row], link=self.link[row],

@@ -14,9 +14,7 @@ Invariants, which `check` counts again:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,84 +26,19 @@ from ringlog.queue.ages import Ages, Waits
 from ringlog.queue.apart import Apart, Marks
 from ringlog.queue.cohort import fair_shares, split
 from ringlog.queue.holders import Holders
-from ringlog.queue.live import Live, next_alive
+from ringlog.queue.live import Live, Span, next_alive
 from ringlog.queue.runs import BLOCK, BLOCK_SHIFT, DELAYED, GONE, LEASED, RETURNED, SPENT, Runs
 from ringlog.queue.stretches import Stretch, blocks_of, joined, keep_first, spans_of
 from ringlog.queue.tokens import Tokens
+from ringlog.queue.told import I64, PLAIN, U64, Claimed, Counts, LeaseRun, Matched, Order, Wish
 
-I64 = NDArray[np.int64]
-U64 = NDArray[np.uint64]
+__all__ = ["I64", "PLAIN", "U64", "Claimed", "Counts", "LeaseRun", "Matched", "Order", "Queue", "Wish"]
+
 _NONE: I64 = np.zeros(0, np.int64)
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
 _STALE_MAX = 1_024
 """Entries of a heap that hold no longer, beside as many as hold; beyond it the heap is made anew."""
-
-
-class LeaseRun(NamedTuple):
-    """Jobs `first` up to `stop`, exclusive, handed out together."""
-
-    first: int
-    stop: int
-    deliveries: int
-    token: int
-    """Of the first; those of the others follow."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """What a claim was given, ascending; held up to `deadline`, milliseconds, included."""
-
-    runs: list[LeaseRun]
-    deadline: int
-    aside: int = 0
-    """Jobs that had all their deliveries and were set aside."""
-
-    @property
-    def count(self) -> int:
-        """Jobs in all."""
-        return sum(run.stop - run.first for run in self.runs)
-
-
-@dataclass(frozen=True, slots=True)
-class Matched:
-    """Which entries of a request hold their lease. Numbers ascend, but for `skipped`: in request order."""
-
-    leased: I64
-    gone: I64
-    """Deleted by others meanwhile (QA-9)."""
-    skipped: I64
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """QS-1."""
-
-    ready: int
-    in_flight: int
-    delayed: int
-
-
-class Wish(NamedTuple):
-    """One claim among several."""
-
-    node: bytes
-    most: int
-    lease_ms: int
-    link: int = 0
-    """Through whom it came; see `release`."""
-
-
-class Order(NamedTuple):
-    """In which order jobs are handed out that nobody had yet."""
-
-    levels: int = 0
-    """Levels of priority, the highest first; a priority above them is the highest. 0: there are none."""
-    starvation_ms: int = 0
-    """A job below the highest level that waited longer goes before all of these; 0 = none does."""
-
-
-PLAIN = Order()
 
 
 class Queue:
@@ -120,6 +53,8 @@ class Queue:
         """Jobs that are set aside; they are ready, and not handed out."""
         self.dead_lettered = 0
         """Jobs that were moved to the dead letters (QD-8)."""
+        self.aside: list[Span] = []
+        """Those that the last claim set aside."""
         self.reasons: dict[int, str] = {}
         """Why jobs were rejected, until they are moved."""
         self.changes = 0
@@ -134,6 +69,8 @@ class Queue:
         self.ages = Ages()
         self.waits: Waits | None = None
         self.runs = Runs()
+        self.known_max = 0
+        """Most jobs that may be known: beyond it none is handed out for the first time. 0 = any number."""
         self._tokens = tokens
         self._holders = Holders()
         self._due: list[int] = []
@@ -226,10 +163,13 @@ class Queue:
         self.settle(now_ms)
         if len(self.ages) > QUEUE_AGES_MAX // 2:
             self.ages.forget(live.front)
-        spent = self.spent_jobs
+        spent, self.aside = self.spent_jobs, []
         found = self._take_returned(most, deliveries_max)
         taken = sum(stop - first for first, stop, _ in found)
-        fresh = self._take_fresh(live, most - taken, now_ms, order)
+        most -= taken
+        if self.known_max:
+            most = min(most, max(self.known_max - self.runs.jobs - taken, 0))
+        fresh = self._take_fresh(live, most, now_ms, order)
         self._note_waits(fresh, now_ms)
         found += fresh
         found.sort()
@@ -279,6 +219,7 @@ class Queue:
                     stop = first + DEAD_LETTERS_PER_CLAIM_MAX - aside
                     self._split(row, stop)
                 aside += stop - first
+                self.aside.append((first, stop))
                 self.changes += 1
                 self.spent_jobs += stop - first
                 self._returned_runs -= 1
@@ -360,6 +301,43 @@ class Queue:
                     self.waits = Waits()
                 self.waits.note(count, now_ms - put_ms, now_ms)
 
+    # -- what outlived a shard -------------------------------------------------------------------------
+
+    def put(
+        self, first: int, stop: int, state: int, *, at: int = 0, token: int = 0, node: bytes = b"",
+        deliveries: int = 0, link: int = 0,
+    ) -> None:  # fmt: skip
+        """These jobs are what the log says, whatever is known of them; the cursor passes over them."""
+        if self.runs.within(first, stop):
+            self.removed(0, BitMap64(range(first, stop)), on_request=False)
+        self.apart.passed.add_range(first, stop)
+        if state == LEASED:
+            holder = self._holders.take(node)
+            self._lease(first, stop, at, token, holder, deliveries, link)
+            return
+        self.changes += 1
+        for low, high in blocks_of(first, stop):
+            row = self.runs.add(low, high, state, at=at, token=token + low - first, deliveries=deliveries)
+            if state == DELAYED:
+                self.delayed += high - low
+                self._timed += 1
+                self._wait_for(row)
+            elif state == RETURNED:
+                self._returned_runs += 1
+                heappush(self._returned, low)
+            else:
+                self.spent_jobs += high - low
+                heappush(self._spent, low)
+
+    def take_tokens(self, tokens: Tokens) -> None:
+        """New leases are named by these from here on."""
+        self._tokens = tokens
+
+    @property
+    def holders(self) -> Holders:
+        """Who holds something."""
+        return self._holders
+
     # -- marks ----------------------------------------------------------------------------------------
 
     def unmark(self, levels: int) -> None:
@@ -381,6 +359,8 @@ class Queue:
         holder = self._holders.find(node)
         if len(seqs) == 1:
             return self._match_one(seqs, 0 if tokens is None else int(tokens[0]), holder)
+        if self._is_one_lease(seqs, tokens, holder):
+            return Matched(seqs, _NONE, _NONE)
         order = np.argsort(seqs, kind="stable")
         ascending = seqs[order]
         given = None if tokens is None else tokens[order]
@@ -403,6 +383,23 @@ class Queue:
         passed = np.ones(len(seqs), np.bool_)
         passed[order[leased | gone]] = False
         return Matched(ascending[leased], ascending[gone], seqs[passed])
+
+    def _is_one_lease(self, seqs: I64, tokens: U64 | None, holder: int) -> bool:
+        """Are these jobs that were claimed together, in order, and are they all held still? Mostly so."""
+        count, first = len(seqs), int(seqs[0]) if len(seqs) else 0
+        if not count or int(seqs[-1]) - first != count - 1:
+            return False
+        runs = self.runs
+        row = runs.find(first)
+        if row < 0 or first + count > runs.stop[row]:
+            return False
+        if runs.state[row] != LEASED or runs.holder[row] != holder:
+            return False
+        steps = np.arange(count)
+        if not np.array_equal(seqs, first + steps):
+            return False
+        token = runs.token[row] + first - runs.first[row]
+        return tokens is None or np.array_equal(tokens, np.uint64(token) + steps.astype(np.uint64))
 
     def _match_one(self, seqs: I64, token: int, holder: int) -> Matched:
         """The same for one job, which is all latency."""
@@ -533,8 +530,11 @@ class Queue:
 
     def still_spent(self, seqs: I64) -> I64:
         """Those of these ascending numbers that are set aside."""
-        kept = [seq for seq in seqs.tolist() if self._state_of(seq) == SPENT]
-        return np.array(kept, dtype=np.int64)
+        return np.array([seq for seq in seqs.tolist() if self.is_spent(seq)], dtype=np.int64)
+
+    def is_spent(self, seq: int) -> bool:
+        """Is this job set aside?"""
+        return self._state_of(seq) == SPENT
 
     def _state_of(self, seq: int) -> int:
         row = self.runs.find(seq)
@@ -587,7 +587,7 @@ class Queue:
             before = runs.stop[row]
             totals[runs.state[row]] += self._size(row)
         counted = (self.in_flight, self.delayed, self.spent_jobs)
-        if (totals[LEASED], totals[DELAYED], totals[SPENT]) != counted:
+        if (totals[LEASED], totals[DELAYED], totals[SPENT]) != counted or runs.jobs != sum(totals.values()):
             raise InvariantViolation("a queue counts wrongly", counted=counted, found=totals)
         if wrong := self.apart.check(self.cursor):
             raise InvariantViolation("a queue's marks contradict each other", cursor=self.cursor, wrong=wrong)

@@ -145,7 +145,8 @@ class FrameRun:
     @property
     def last_seq(self) -> int:
         """Number of the last record of the last frame."""
-        return int(_last_seqs(self.batch)[-1])
+        last = self.batch.words[-1:]
+        return int(last[0, layout.W_BASE_SEQ]) + int(frames.counts_of(last)[0]) - 1
 
     def after(self, seq: int) -> FrameRun:
         """The frames that hold records after `seq`; the first may begin before it."""
@@ -153,6 +154,17 @@ class FrameRun:
             return self
         row = int(np.searchsorted(_last_seqs(self.batch), seq, side="right"))
         return FrameRun(self.buffer, self.batch.take(slice(row, None)), self.salt, self.path, self.origin)
+
+    def within(self, after: int, until: int) -> FrameRun:
+        """The frames that hold records after `after` and up to `until`: a look at few does not cost what all
+        of them would. The first may begin before that, or even end, and the last may end behind."""
+        bases = self.batch.words[:, layout.W_BASE_SEQ]
+        low, high = np.searchsorted(bases, np.array([after + 1, until], np.uint64), side="right").tolist()
+        # The last frame that begins at or before the first record wanted; it may end before it, too.
+        low = max(low - 1, 0)
+        if not low and high == len(bases):
+            return self
+        return FrameRun(self.buffer, self.batch.take(slice(low, high)), self.salt, self.path, self.origin)
 
 
 class TopicReader:

@@ -1,4 +1,4 @@
-"""What a status says of pressure, delivery and queues: read from the board, nobody is asked (M-9)."""
+"""What a status says of pressure, delivery, queues and groups: read from the board, nobody is asked (M-9)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import msgspec
 
 from ringlog.board import pressure
 from ringlog.board.board import ProcessSlot
-from ringlog.board.layout import BANDS, D, G, Q
-from ringlog.envelope.messages import DeliveryStatus, PressureStatus, QueuesStatus
+from ringlog.board.layout import BANDS, C, D, G, Q
+from ringlog.envelope.messages import DeliveryStatus, GroupsStatus, PressureStatus, QueuesStatus
 from ringlog.supervision.children import Ward
 from ringlog.supervision.restart import NS_PER_S
 from ringlog.supervision.tree import GATEWAY, SCHEDULER, WAL_SHARD
@@ -53,6 +53,18 @@ def queues(wards: Sequence[Ward]) -> QueuesStatus:
     pages = [ward.slot for ward in wards if ward.spec.kind == WAL_SHARD]
     return QueuesStatus(
         **{word.name.lower(): sum(page.get(word) for page in pages) for word in Q if word in _QUEUES}
+    )
+
+
+def groups(wards: Sequence[Ward]) -> GroupsStatus:
+    """Of all shards, together."""
+    pages = [ward.slot for ward in wards if ward.spec.kind == WAL_SHARD]
+    return GroupsStatus(
+        groups=sum(page.get(C.GROUPS) for page in pages),
+        lag=sum(page.get(C.LAG) for page in pages),
+        pending=sum(page.get(C.PENDING) for page in pages),
+        members=sum(page.get(C.MEMBERS) for page in pages),
+        floor_age_s=max((page.get(C.FLOOR_AGE_MS) for page in pages), default=0) / 1_000,
     )
 
 

@@ -26,7 +26,7 @@ from ringlog.envelope.messages import (
 from ringlog.errors import InvalidRequest, Refused, ShuttingDown
 from ringlog.limits import RING_BYTES_MAX, RING_BYTES_MIN, RINGS_PER_SHARD_MAX
 from ringlog.supervision.children import Children, Ward
-from ringlog.supervision.pressure import delivery, pressures, queues
+from ringlog.supervision.pressure import delivery, groups, pressures, queues
 from ringlog.supervision.restart import NS_PER_S
 from ringlog.supervision.rings import Answer, RingKeeper
 from ringlog.supervision.run_dir import EngineInfo
@@ -117,6 +117,7 @@ class Reception:
             routers=sum(ward.slot.get(D.ROUTERS) for ward in wards),
             router_lag=sum(ward.slot.get(D.ROUTER_LAG) for ward in wards),
             queues=queues(wards),
+            groups=groups(wards),
         )
 
     def _process(self, ward: Ward, now: int) -> ProcessStatus:

@@ -72,6 +72,11 @@ class TopicConfig:
     """Codec of frames written by the library's own producers: none, lz4 or zstd."""
 
     @property
+    def logs_leases(self) -> bool:
+        """Is it a queue whose leases outlive their shard? Those of class `ephemeral` have no log (QL-19)."""
+        return self.leases_durable and self.type == QUEUE and self.durability != Durability.EPHEMERAL
+
+    @property
     def hidden_after_us(self) -> int:
         """A record older than this is hidden from readers before it is removed; 0 = none is. What waits for a
         group has to be seen until it goes."""

@@ -24,6 +24,7 @@ from pyroaring import BitMap64
 
 from ringlog.errors import CorruptData, InvalidRequest, InvariantViolation
 from ringlog.group.saved import load, save
+from ringlog.queue import durable
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.dedup import Producer
 from ringlog.topic.idempotency import Remembered
@@ -72,6 +73,8 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
     """Of each the fields of `Router` in their order: with the topic's content they are one unit (RT-34)."""
     groups: list[builtins.bytes] = []
     """Consumer groups, each as ringlog/group/saved.py encodes it."""
+    leases: builtins.bytes = b""
+    """Durable leases, as ringlog/queue/durable.py encodes them; empty = none."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -101,6 +104,7 @@ def encode_row(topic: Topic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
             [number for pair in topic.trimmed for number in pair],
             [astuple(router) for router in topic.routers.values()],
             [save(group) for group in topic.groups.values()],
+            durable.save(topic.leases) if topic.leases is not None else b"",
         )
     )  # fmt: skip
 
@@ -136,6 +140,8 @@ def _fill(topic: Topic, row: _Row) -> None:
     topic.lost, topic.trimmed = _pairs(row.lost), _pairs(row.trimmed)
     topic.routers = {router[0]: Router(*router) for router in row.routers}
     topic.groups = {group.number: group for group in map(load, row.groups)}
+    if row.leases:
+        topic.leases = durable.load(row.leases)
     if row.reserved:
         topic.reservation.recovered(row.reserved)
     for producer_id, *past in row.producers:

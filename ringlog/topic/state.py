@@ -24,6 +24,7 @@ from ringlog.topic.reservation import Reservation
 
 if TYPE_CHECKING:
     from ringlog.group.state import ConsumerGroup
+    from ringlog.queue.durable import Durable
     from ringlog.topic.routers import Router
 
 
@@ -78,6 +79,8 @@ class Topic:
     _trimmed: list[tuple[int, int]] | None = None
     _routers: dict[int, Router] | None = None
     _groups: dict[int, ConsumerGroup] | None = None
+    leases: Durable | None = None
+    """Of a queue whose leases are durable: what the log says of them; None = nothing yet."""
 
     @property
     def reservation(self) -> Reservation:

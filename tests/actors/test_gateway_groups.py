@@ -11,7 +11,7 @@ from actors.gateway import events as ev
 from actors.gateway.auth import Principal, authorise
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
-from ringlog.errors import Forbidden
+from ringlog.errors import CorruptData, Forbidden
 from ringlog.limits import CLAIM_SLICE_MS_MAX, READ_BYTES_MAX
 
 INFO = m.TopicInfo("t", 7, 3, 1, 0, False, {"type": "log"})
@@ -46,6 +46,19 @@ def test_a_claim_comes_with_its_records_and_what_does_not_fit_goes_back_to_its_g
     assert (words(back.message.seqs), words(back.message.tokens)) == ([7, 8], [102, 103])
     reply = only(driver.feed(ev.ShardAnswered(back.ticket, m.JobsNacked("t", 2, b"", 1, 1))), Reply)
     assert (reply.message.runs, reply.message.frames) == ([(5, 2, 1, 100)], 1)
+    assert back.message.call == 0, "the rest of the claim stays as it is"
+
+
+@pytest.mark.parametrize(
+    "message", [m.GroupClaim("t", "g", "w", 9, call=3), m.GroupSteal("t", "g", "w", b"\5" + bytes(7), call=3)]
+)
+def test_a_claim_of_which_nothing_can_be_read_is_taken_back_under_its_own_number(message):
+    """QC-8: whoever asks again under that number is not told of leases that nobody holds."""
+    driver = Driver()
+    _, wanted = claimed(driver, message, (5, 4, 1, 100))
+    missing = ev.FramesRead(wanted.ticket, 0, 0, 0, 4, None, CorruptData("damaged", topic="t", seq=5))
+    back = only(driver.feed(missing), ev.AskShard)
+    assert (words(back.message.seqs), back.message.call) == ([5, 6, 7, 8], 3)
 
 
 @pytest.mark.parametrize(

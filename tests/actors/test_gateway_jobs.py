@@ -35,7 +35,9 @@ class Driver:
         self, *runs: tuple[int, int, int, int], wait_ms: int = 0, head: int = 100
     ) -> ev.ReadFiles | Any:
         """Claim; the shard gives these runs. Returns the last effect: the first read, or the answer."""
-        (asked,) = self.feed(ev.Asked(b"c", "w-id", 1, m.JobsClaim("q", "w", 9, wait_ms=wait_ms), None))
+        (asked,) = self.feed(
+            ev.Asked(b"c", "w-id", 1, m.JobsClaim("q", "w", 9, wait_ms=wait_ms, call=8), None)
+        )
         (claimed,) = self.feed(
             ev.ShardAnswered(asked.ticket, m.TopicInfo("q", 7, 3, 1, 0, False, {"type": "queue"}))
         )
@@ -56,6 +58,7 @@ class Driver:
         """What is given back, and what follows when the shard has it."""
         asked = only(effects, ev.AskShard)
         assert isinstance(asked.message, m.JobsNack)
+        self.taken_back = asked.message.call
         answer = m.JobsNacked("q", 1, b"", 1, 1)
         after = self.feed(ev.ShardAnswered(asked.ticket, answer))
         return words(asked.message.seqs), words(asked.message.tokens), after
@@ -112,6 +115,7 @@ def test_what_cannot_be_read_is_given_back_and_an_error_when_it_is_the_first():
     damaged = ev.FramesRead(wanted.ticket, 0, 0, 0, 4, None, CorruptData("damaged", topic="q", seq=5))
     seqs, _, after = driver.nacked(driver.feed(damaged))
     assert seqs == [5, 6, 7, 8]
+    assert driver.taken_back == driver.asked.call != 0, "nothing is left of the claim, should it come again"
     answer = only(after, Reply).message
     assert (answer.status, answer.detail["reason"]) == (Status.INTERNAL, "corrupt_segment")
 
@@ -121,6 +125,7 @@ def test_what_cannot_be_read_is_given_back_and_an_error_when_it_is_the_first():
     damaged = ev.FramesRead(following.ticket, 0, 0, 0, 6, None, CorruptData("damaged", topic="q", seq=7))
     seqs, _, after = driver.nacked(driver.feed(damaged))
     assert seqs == [7, 8]
+    assert driver.taken_back == 0
     assert only(after, Reply).message.runs == [(5, 2, 1, 100)]
 
 

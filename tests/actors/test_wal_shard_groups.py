@@ -351,6 +351,47 @@ def test_a_request_that_comes_again_has_the_same_answer_also_after_a_kill(world)
     assert stand(world).leased == 2
 
 
+def test_a_claim_that_comes_again_is_not_told_of_leases_that_are_others_by_now(world):
+    """F32, QC-8: a gateway gives back what it cannot pass on; a member without an answer asks again."""
+    make(world, 6)
+    first = held(claim(world, 4, call=1))
+    nack(world, {seq: first[seq] for seq in (3, 4)}, tokens=words([first[3], first[4]]))
+    other = held(claim(world, 1, "x"))
+    assert list(other) == [3]
+    for _ in range(2):
+        assert held(claim(world, 4, call=1)) == {seq: first[seq] for seq in (1, 2)}, "4 is nobody's"
+        world.kill()
+        world.start()
+    world.request(m.GroupSteal("t", "g", "x", words([1, 2])))
+    assert held(claim(world, 4, call=1)) == {}
+    assert pending(world)[4][0] == RETURNED
+
+
+@pytest.mark.parametrize("is_theft", [False, True])
+def test_a_claim_that_is_taken_back_is_made_anew_when_it_comes_again(world, is_theft):
+    """QC-8: under its own number nothing is left of it, also for a shard that comes after."""
+    make(world, 3)
+    if is_theft:
+        claim(world, 3, "x")
+
+    def ask() -> dict[int, int]:
+        if is_theft:
+            return held(world.request(m.GroupSteal("t", "g", "w", words([1, 2]), call=1)))
+        return held(claim(world, 2, call=1))
+
+    first = ask()
+    for _ in range(2):
+        assert nack(world, first, tokens=words(first.values()), call=1).nacked == 2
+        world.kill()
+        world.start()
+    assert pending(world)[1][:2] == (RETURNED, "")
+    second = ask()
+    assert list(second) == [1, 2]
+    assert not set(first.values()) & set(second.values())
+    assert ask() == second
+    assert (ack(world, first).acked, ack(world, second).acked) == (0, 2)
+
+
 def test_a_deleted_group_stays_so_and_a_new_one_begins_anew(world):
     make(world, 5)
     claim(world, 3)

@@ -293,6 +293,28 @@ def test_a_request_that_comes_again_has_the_answer_it_had(world):
     assert stats(world) == (1, 1, 0)
 
 
+def test_a_claim_that_comes_again_is_not_told_of_leases_that_are_others_by_now(world):
+    """QC-8: a gateway gives back what it cannot pass on, and the worker that got no answer asks again."""
+    make(world, 4)
+    first = jobs_of(claim(world, 3, call=1))
+    nack(world, {3: first[3]})
+    assert list(jobs_of(claim(world, 1, "x"))) == [3]
+    assert jobs_of(claim(world, 3, call=1)) == {seq: first[seq] for seq in (1, 2)}
+
+
+def test_a_claim_that_is_taken_back_is_made_anew_when_it_comes_again(world):
+    """QC-8: under its own number nothing is left of it."""
+    make(world, 2)
+    first = jobs_of(claim(world, 2, call=1))
+    for _ in range(2):
+        assert nack(world, first, call=1).nacked == 2
+    assert stats(world) == (2, 0, 0)
+    second = jobs_of(claim(world, 2, call=1))
+    assert list(second) == [1, 2]
+    assert not set(first.values()) & set(second.values())
+    assert jobs_of(claim(world, 2, call=1)) == second
+
+
 def test_a_claim_that_comes_again_after_its_lease_is_a_new_one(world):
     make(world, 1)
     old = claim(world, call=1)

@@ -25,6 +25,10 @@ async def test_members_share_records(ringlog_engine, ringlog_topic, transport):
         bob = client.group(topic, "g", mode="queue", node="bob")
         mine, theirs = await ann.claim(2), await bob.claim(9)
         assert [[job.data for job in jobs] for jobs in (mine, theirs)] == [[b"1", b"2"], [b"3", b"4"]]
+        (listed,) = await client.topics.groups(topic)
+        assert (listed.name, listed.mode, listed.tags, listed.cursor, listed.pending) == (
+            "g", "queue", None, 5, 4,
+        )  # fmt: skip
         async with mine[0]:
             assert mine[0].deliveries == 1
         (stolen,) = await bob.steal([2], auto_extend=True)

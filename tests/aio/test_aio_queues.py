@@ -119,3 +119,40 @@ async def test_a_claim_that_is_called_off_keeps_no_job(ringlog_engine, ringlog_t
         assert [first.data, second.data] == [b"one", b"two"]
         assert (await queue.ack([first, second])).is_complete
         assert await counts(queue) == (0, 0, 0)
+
+
+async def test_acks_that_a_loop_does_not_wait_for(ringlog_engine, ringlog_topic, transport):
+    """See tests/client/test_queue_behind.py."""
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        await client.topics.create(ringlog_topic(), type="queue", durability="fsync")
+        queue = client.queue(ringlog_topic(), node="w")
+        await queue.put_many([b"%d" % n for n in range(200)])
+        found = []
+        async with aclosing(queue.jobs(max_in_flight=16, ack_behind=True)) as jobs:
+            async for job in jobs:
+                async with job:
+                    found.append(job.data)
+                if len(found) == 190:
+                    break
+        assert found == [b"%d" % n for n in range(190)]
+        assert await counts(queue) == (10, 0, 0)
+        async with aclosing(queue.jobs(ack_behind=True)) as jobs:
+            with pytest.raises(ZeroDivisionError):
+                async with await anext(jobs):
+                    _ = 1 / 0
+        assert await counts(queue) == (9, 0, 1)
+
+
+async def test_batches(ringlog_engine, ringlog_topic, transport):
+    """See tests/client/test_queue_behind.py."""
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        await client.topics.create(ringlog_topic(), type="queue", durability="fsync")
+        queue = client.queue(ringlog_topic(), node="w")
+        await queue.put_many([b"%d" % n for n in range(50)])
+        async with aclosing(queue.batches(20)) as batches:
+            assert (await anext(batches)).payloads() == [b"%d" % n for n in range(20)]
+            second = await anext(batches)
+            await second[0].ack()
+            assert (await anext(batches)).seqs.tolist() == list(range(41, 51))
+            assert await counts(queue) == (0, 10, 0)
+        assert await counts(queue) == (10, 0, 0)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from chaos import jobs
-from chaos.jobs.clients import payload_of, value_of
 from chaos.jobs.journal import ROW, Did, Journal, Outcome, load
+from chaos.jobs.putting import payload_of, value_of
 from chaos.jobs.verdict import Death, Judgement, judge
 from chaos.kills.nursery import Nursery
 from chaos.kills.scene import Stage
@@ -33,7 +33,7 @@ class Story:
 
     def add(self, at: int, did: Did, client: int, *, outcome: Outcome = Outcome.UNKNOWN, seq: int = 0,
             begun: int = 0, value: int = JOB) -> Story:  # fmt: skip
-        self.rows.append((at * MS, begun * MS, client, 0, did, outcome, 0, value, seq))
+        self.rows.append((at * MS, begun * MS, client, 0, did, outcome, 0, value, seq, 0))
         return self
 
     def put(self, at: int = 0, seq: int = 1, value: int = JOB) -> Story:

@@ -28,6 +28,7 @@ FOUND = m.EngineStatusReply(
     ],
     delivery=m.DeliveryStatus([1, 2, 3, 4, 5], 0, 2, 3, 40, 99, 0.001, 7.5),
     queues=m.QueuesStatus(2, 30, 4, 5, 6, 100, 90, 7, 2, 1),
+    groups=m.GroupsStatus(3, 40, 8, 5, 12.0),
 )  # fmt: skip
 BEHIND = m.Consumer("0a0b", 3, 7_500, 20, 15, 4, 4)
 
@@ -47,6 +48,9 @@ def test_people_see_pressure_and_delivery_in_tables() -> None:
     assert "watching 2 links, 3 subscriptions, 40 feeds" in lines
     assert "wait for credit B4 5 B3 4 B2 3 B1 2 B0 1" in lines
     assert "delivery lag 7.5 s at most, latency 1.0 ms" in lines
+    assert "groups 3, 5 members" in lines
+    assert "group lag 40 records, 8 of them given out" in lines
+    assert "floor stands 12.0 s at most" in lines
     assert "0a0b/3 7.5 s 20 15 4 of 4" in lines
     assert "jobs 30 ready, 4 in flight, 5 delayed" in lines
     assert "since the start 100 handed out, 90 acked, 7 given back, 2 rejected, 1 dead letters" in lines

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringlog.client.gather import GatheredPiece, gather
-from ringlog.client.pieces import FramePiece, open_run_frame, pieces_of
+from ringlog.client.pieces import FramePiece, open_run_frame, pieces_of, visible_pieces
 from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
+from ringlog.frame import layout
 from ringlog.frame.codec import frame, patch
 from ringlog.frame.columns import encode_records
 from ringlog.frame.layout import HEADER_BYTES, Column
@@ -110,6 +111,31 @@ def test_gathered_records_equal_records_opened_one_by_one(stretches, gap, after)
                 assert found == [
                     t if isinstance(t, bytes) else (t or "").encode() for t in texts
                 ] or found == [t or b"" for t in texts]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    bounds=st.tuples(st.integers(0, 60), st.integers(0, 60)),
+    missing=st.sets(st.integers(0, 11), max_size=4), hidden=st.sets(st.integers(1, 60), max_size=6),
+)  # fmt: skip
+def test_a_look_at_a_stretch_finds_just_its_records(counts, bounds, missing, hidden):
+    """Also where frames are missing between others, because they were deleted whole."""
+    run = run_of([([FULL] * count, ()) for count in counts])
+    rows = [row for row in range(len(counts)) if row not in missing]
+    if not rows:
+        return
+    run = FrameRun(run.buffer, run.batch.take(np.array(rows)), run.salt, run.path, run.origin)
+    after, until = bounds
+    there = [record.seq for record in flat(one_by_one(run), "records")]
+    gone = np.array(sorted(hidden), dtype=np.int64)
+    found = flat(visible_pieces(run, after, until, gone, "t"), "records")
+    assert [record.seq for record in found] == [n for n in there if after < n <= until and n not in hidden]
+    assert run.last_seq == there[-1]
+    if after < until:
+        near = run.within(after, until)
+        assert len(near.batch) <= len(run.batch)
+        assert all(int(base) <= until for base in near.batch.words[:, layout.W_BASE_SEQ])
 
 
 @pytest.mark.parametrize("nulls", [False, True])

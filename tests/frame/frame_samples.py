@@ -185,4 +185,11 @@ def golden_frames() -> dict[str, tuple[str, bytearray]]:
                 [8, 2, 1, 0x18000000006, 11, 1, 3, 0x18000000008], 77, [], None,
             ]
         )),
+        "jobs_claimed": ("control frame: a queue's jobs are leased in two runs, two more set aside", _control(
+            FrameType.LEASE, [
+                0, 2, 2, 1_700_000_000_500, 0, "ann", 1_700_000_030_500,
+                [8, 2, 1, 0x30000000006, 11, 1, 3, 0x30000000008], 77, [], None,
+                [4_711, 815], "", [5, 2], None,
+            ]
+        )),
     }  # fmt: skip

@@ -195,7 +195,31 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(), strangers=st.booleans())
     def ack(self, who, picks, with_tokens, strangers):
         self.expire()
-        entries, seqs, tokens = self.chosen(picks, with_tokens, strangers)
+        self.ack_these(who, *self.chosen(picks, with_tokens, strangers))
+
+    @rule(
+        start=st.integers(0, 400), count=st.integers(2, 25), with_tokens=st.booleans(),
+        spoilt=st.sampled_from(["", "", "token", "order", "twice"]),
+    )  # fmt: skip
+    def ack_in_a_row(self, start, count, with_tokens, spoilt):
+        """Jobs as they were handed out together, as most workers ack them; and nearly so."""
+        if not self.given:
+            return
+        found = self.given[start % len(self.given) :][:count]
+        entries = [(seq, token) for seq, token, _ in found]
+        middle = len(entries) // 2
+        if spoilt == "token":
+            entries[middle] = entries[middle][0], entries[middle][1] + 1
+        elif spoilt == "order":
+            entries[middle], entries[middle - 1] = entries[middle - 1], entries[middle]
+        elif spoilt == "twice" and len(entries) > 2:
+            entries[middle] = entries[0]
+        self.expire()
+        seqs = np.array([seq for seq, _ in entries], dtype=np.int64)
+        tokens = np.array([token for _, token in entries], dtype=np.uint64) if with_tokens else None
+        self.ack_these(found[0][2], [(seq, t if with_tokens else 0) for seq, t in entries], seqs, tokens)
+
+    def ack_these(self, who, entries, seqs, tokens):
         matched = self.queue.match(seqs, tokens, who, self.now)
         leased, gone = self.outcome(entries, matched, who)
         self.queue.ack(matched)

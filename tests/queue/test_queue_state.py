@@ -272,3 +272,48 @@ def test_spans_are_the_stretches_without_a_gap():
     assert spans_of(np.array([], dtype=np.int64)) == []
     assert spans_of(np.array([3, 4, 5], dtype=np.int64)) == [(3, 6)]
     assert spans_of(np.array([1, 3, 4, 9], dtype=np.int64)) == [(1, 2), (3, 5), (9, 10)]
+
+
+@pytest.mark.parametrize(
+    ("seqs", "shift", "who", "leased"),
+    [
+        (range(1, 11), {}, A, range(1, 11)),
+        (range(3, 8), {}, A, range(3, 8)),
+        (range(1, 11), {5: 1}, A, [n for n in range(1, 11) if n != 5]),
+        (range(1, 11), {1: 1}, A, range(2, 11)),
+        (range(1, 11), {10: 7}, A, range(1, 10)),
+        ([1, 2, 4, 3, 5], {}, A, range(1, 6)),
+        ([1, 2, 2, 4], {}, A, [1, 2, 4]),
+        (range(5, 15), {}, A, range(5, 11)),
+        (range(1, 11), {}, B, []),
+    ],
+    ids=["all", "inside", "token", "first", "last", "order", "twice", "beyond", "stranger"],
+)
+def test_jobs_that_were_claimed_together_are_matched_together_and_nearly_so_one_by_one(
+    seqs, shift, who, leased
+):
+    """QA-3, QA-10: jobs 1 to 10 are A's by one claim, and 11 to 20 B's."""
+    q = queue()
+    (run,) = q.claim(live(20), A, 10, LEASE, 0).runs
+    claim(q, live(20), 10, 0, B)
+    tokens = [run.token + seq - run.first + shift.get(seq, 0) for seq in seqs]
+    matched = match(q, list(seqs), 0, who, tokens)
+    assert matched.leased.tolist() == list(leased)
+    asked = list(seqs)
+    for seq in leased:
+        asked.remove(seq)
+    assert sorted(matched.skipped.tolist()) == sorted(asked)
+    if not shift:
+        without = match(q, list(seqs), 0, who)
+        assert without.leased.tolist() == list(leased), "and without tokens"
+
+
+def test_of_a_stretch_that_was_claimed_together_some_may_have_ended():
+    """QL-8, QL-11."""
+    q = queue()
+    (run,) = q.claim(live(10), A, 10, LEASE, 0).runs
+    tokens = [run.token + n for n in range(10)]
+    q.removed(0, BitMap64([4]), on_request=True)
+    matched = match(q, list(range(1, 11)), 0, A, tokens)
+    assert (matched.gone.tolist(), len(matched.leased)) == ([4], 9)
+    assert match(q, list(range(1, 11)), LEASE + 1, A, tokens).skipped.tolist() == list(range(1, 11))

@@ -108,6 +108,19 @@ class QueuesStatus(Message, frozen=True):
     dead_lettered: int
 
 
+class GroupsStatus(Message, frozen=True):
+    """The consumer groups of all shards together."""
+
+    groups: int
+    lag: int
+    """Records that are not done."""
+    pending: int
+    """Of them, those that were given out."""
+    members: int
+    floor_age_s: float
+    """For how long the floor that has stood longest has not moved, of groups that are behind."""
+
+
 class EngineStatusReply(Message, frozen=True):
     """The engine at a glance."""
 
@@ -129,6 +142,7 @@ class EngineStatusReply(Message, frozen=True):
     router_lag: int = 0
     """Positions of sources that are not forwarded yet, summed over routers."""
     queues: QueuesStatus | None = None
+    groups: GroupsStatus | None = None
 
 
 class Drain(Message, frozen=True):

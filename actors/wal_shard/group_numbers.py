@@ -1,0 +1,92 @@
+"""What a shard's consumer groups count: how far they are behind, and for how long one has stood still. Pure.
+
+Groups are looked at so many at a time: sums are as old as a round over all of them. Numbers of single groups
+are nobody's series, for there may be 64 of them in each of a million topics: who wants those asks for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from ringlog.group.state import ConsumerGroup
+from ringlog.limits import GROUPS_SAMPLED_MAX
+from ringlog.topic.state import Topic
+
+
+@dataclass(slots=True)
+class _Known:
+    topic: Topic
+    group: ConsumerGroup
+    lag: int = 0
+    pending: int = 0
+    members: int = 0
+    floor: int = -1
+    """Where it was when it was seen to move; -1 = it was not looked at yet."""
+    moved_ms: int = 0
+
+
+class GroupNumbers:
+    """The numbers of one shard's groups."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+        self._round: deque[int] = deque()
+        """Numbers of groups, the one looked at longest ago first. May have such as are gone."""
+        self._left = 0
+        """So many of this round are still to be looked at."""
+        self._oldest_ms = self._last_oldest_ms = 0
+        self.lag = self.pending = self.members = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def floor_age_ms(self) -> int:
+        """For how long the floor that has stood longest has not moved, of groups that are behind. It is known
+        from when this shard began."""
+        return max(self._oldest_ms, self._last_oldest_ms)
+
+    def made(self, topic: Topic, group: ConsumerGroup) -> None:
+        """There is one more."""
+        self._known[group.number] = _Known(topic, group)
+        self._round.append(group.number)
+
+    def forget(self, number: int) -> None:
+        """It is no more."""
+        known = self._known.pop(number, None)
+        if known is not None:
+            self._count(known, 0, 0, 0)
+
+    def sample(self, now_ms: int, steady_ms: int) -> None:
+        """Look at the next few groups, at most GROUPS_SAMPLED_MAX. `now_ms` is the time of members' words,
+        `steady_ms` never goes back."""
+        for _ in range(min(len(self._round), GROUPS_SAMPLED_MAX)):
+            if not self._left:
+                self._left = len(self._round)
+                self._last_oldest_ms, self._oldest_ms = self._oldest_ms, 0
+            self._left -= 1
+            number = self._round.popleft()
+            known = self._known.get(number)
+            if known is not None:
+                self._look_at(known, now_ms, steady_ms)
+                self._round.append(number)
+        if not self._round:
+            self._oldest_ms = self._last_oldest_ms = self._left = 0
+
+    def _look_at(self, known: _Known, now_ms: int, steady_ms: int) -> None:
+        topic, group = known.topic, known.group
+        group.members.sweep(now_ms)
+        pending = group.pending
+        after = group.cursor if group.is_queue else group.committed + 1
+        lag = topic.live_within(after, topic.head_seq) + pending
+        self._count(known, lag, pending, len(group.members))
+        if group.floor != known.floor or not lag:
+            known.floor, known.moved_ms = group.floor, steady_ms
+        self._oldest_ms = max(self._oldest_ms, steady_ms - known.moved_ms)
+
+    def _count(self, known: _Known, lag: int, pending: int, members: int) -> None:
+        self.lag += lag - known.lag
+        self.pending += pending - known.pending
+        self.members += members - known.members
+        known.lag, known.pending, known.members = lag, pending, members

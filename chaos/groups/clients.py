@@ -1,0 +1,299 @@
+"""What client processes of the class do: write records, and share or follow them as members of groups do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Literal, NamedTuple
+
+import ringlog
+from chaos.jobs.journal import Did, Journal, Outcome
+from chaos.jobs.putting import End, put_all, value_of
+from chaos.kills.tasks import Report, Task
+from ringlog.client import Client
+from ringlog.client.group import Group
+from ringlog.client.pages import Record
+from ringlog.client.queue import Job
+from ringlog.errors import LeaseLost, RinglogError
+
+LEASE_MS = 1_200
+CLAIM_WAIT_MS = 200
+OVERTIME = 1.3
+"""A member that overslept wakes when so many leases have passed."""
+PAUSE_S = 0.05
+IDLE_MS = 700
+"""What nothing was done about for so long is stolen, and taken over by members that do so."""
+CLAIM_MOST = 40
+STEAL_MOST = 10
+COMMIT_EVERY = 20
+READ_MOST = 400
+"""Records after which a reader gives up at the latest, so that another one begins."""
+LOOK_S = 0.1
+SEEK_S = 1.5
+"""Between two seeks."""
+SEEK_BACK = 200
+
+
+class Kind(NamedTuple):
+    """A group that a topic has."""
+
+    number: int
+    """Its place among the groups of its topic, in journals."""
+    name: str
+    mode: Literal["queue", "stream"]
+
+
+SHARE = Kind(0, "share", "queue")
+"""On every topic; members steal from each other."""
+FOLLOW = Kind(1, "follow", "stream")
+"""On two topics, of both classes and shards; two readers take it from each other."""
+AGAIN = Kind(2, "again", "queue")
+"""On one topic; it is told to go back from time to time."""
+FOLLOWED = (0, 3)
+SOUGHT = (1,)
+
+
+def kinds_of(topic: int) -> list[Kind]:
+    """The groups of a topic, by its place."""
+    return [SHARE, *([FOLLOW] if topic in FOLLOWED else []), *([AGAIN] if topic in SOUGHT else [])]
+
+
+def group_of(client: Client, topic: str, kind: Kind, *, min_idle_ms: int = 0) -> Group:
+    """A group as a member of this client sees it."""
+    return client.group(topic, kind.name, mode=kind.mode, min_idle_ms=min_idle_ms)
+
+
+def perform(task: Task, end: End) -> Report:
+    """Do the task until told to end."""
+    report, journal = Report(), Journal(task.journal_path, task.client)
+    try:
+        with ringlog.connect(
+            task.url, transport=task.transport, timeout_ms=round(task.timeout_s * 1_000)
+        ) as client:
+            _KINDS[task.kind](client, task, journal, end, report)
+            report.retries = client.health().retries
+    finally:
+        journal.close()
+    return report
+
+
+def _put(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
+    topic = task.topics[task.topic]
+    put_all(lambda payloads: client.append_many(topic, payloads), task, journal, end, report)
+
+
+# -- mode queue -------------------------------------------------------------------------------------------
+
+
+def _share(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
+    _Member(client, task, SHARE, journal, report).work(end)
+
+
+def _again(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
+    _Member(client, task, AGAIN, journal, report).work(end)
+
+
+class _Member:
+    """One member of a group in mode queue."""
+
+    def __init__(self, client: Client, task: Task, kind: Kind, journal: Journal, report: Report) -> None:
+        self._takes_over = task.hook == "takes"
+        idle_ms = IDLE_MS if self._takes_over else 0
+        self._group = group_of(client, task.topics[task.topic], kind, min_idle_ms=idle_ms)
+        self._task, self._kind, self._journal, self._report = task, kind, journal, report
+        self._random = Random(task.client)
+
+    def work(self, end: End) -> None:
+        """Claim or steal, and then do with the records what members do."""
+        while not end.is_set:
+            begun_ns = time.monotonic_ns()
+            is_theft = self._kind is SHARE and self._random.random() < 0.15
+            try:
+                jobs = self._stolen() if is_theft else self._claimed()
+            except RinglogError as e:
+                self._report.failed(str(e))
+                time.sleep(PAUSE_S)
+                continue
+            if jobs:
+                did = Did.STOLEN if is_theft else Did.TAKEN_OVER if self._takes_over else Did.CLAIMED
+                self._note(
+                    did, list(jobs), seqs=[job.seq for job in jobs.values()], begun_ns=begun_ns,
+                    deliveries=[job.deliveries for job in jobs.values()],
+                )  # fmt: skip
+                self._report.ops += len(jobs)
+                self._settle(jobs)
+
+    def _claimed(self) -> dict[int, Job]:
+        most = self._random.randint(1, CLAIM_MOST)
+        return _by_value(self._group.claim(most, wait_ms=CLAIM_WAIT_MS, lease_ms=LEASE_MS))
+
+    def _stolen(self) -> dict[int, Job]:
+        idle = self._group.pending(idle_ms=IDLE_MS, limit=3)
+        seqs = [seq for entry in idle for seq in entry.seqs][:STEAL_MOST]
+        return _by_value(self._group.steal(seqs, min_idle_ms=IDLE_MS, lease_ms=LEASE_MS))
+
+    def _settle(self, jobs: dict[int, Job]) -> None:
+        act = self._random.random()
+        if act < 0.08:
+            self._give_back(
+                jobs, lambda: self._group.nack(jobs.values(), delay_ms=self._random.choice((0, 100)))
+            )
+            return
+        if act < 0.11:
+            self._give_back(jobs, self._group.leave)
+            return
+        if act < 0.13:
+            time.sleep(LEASE_MS / 1_000 * OVERTIME)
+        elif act < 0.16:
+            time.sleep(LEASE_MS / 1_000 / 2)
+            self._extend(jobs)
+        if act < 0.3:
+            for value, job in jobs.items():
+                self._ack({value: job})
+        else:
+            self._ack(jobs)
+
+    def _ack(self, jobs: dict[int, Job]) -> None:
+        self._note(Did.ACK, list(jobs))
+        try:
+            skipped = set(self._group.ack(jobs.values()).skipped)
+        except RinglogError as e:
+            self._report.failed(str(e))
+            return  # Nobody knows: no end.
+        for outcome in (Outcome.OK, Outcome.REFUSED):
+            ended = [v for v, job in jobs.items() if (job.seq in skipped) == (outcome is Outcome.REFUSED)]
+            self._note(Did.END, ended, outcome=outcome)
+
+    def _extend(self, jobs: dict[int, Job]) -> None:
+        begun_ns = time.monotonic_ns()
+        try:
+            skipped = set(self._group.extend(jobs.values(), LEASE_MS).skipped)
+        except RinglogError as e:
+            self._report.failed(str(e))
+            return
+        held = [value for value, job in jobs.items() if job.seq not in skipped]
+        self._note(Did.EXTENDED, held, begun_ns=begun_ns)
+
+    def _give_back(self, jobs: dict[int, Job], how: Callable[[], object]) -> None:
+        self._note(Did.NACK, list(jobs))
+        try:
+            how()
+        except RinglogError as e:
+            self._report.failed(str(e))
+
+    def _note(
+        self, did: Did, values: list[int], *, seqs: list[int] | int = 0, begun_ns: int = 0,
+        deliveries: list[int] | int = 0, outcome: Outcome = Outcome.UNKNOWN,
+    ) -> None:  # fmt: skip
+        self._journal.note(
+            did, self._task.topic, values, seqs=seqs, outcome=outcome, begun_ns=begun_ns,
+            group=self._kind.number, deliveries=deliveries,
+        )  # fmt: skip
+
+
+def _by_value(jobs: object) -> dict[int, Job]:
+    return {value_of(job.data): job for job in jobs}  # type: ignore[attr-defined]
+
+
+# -- mode stream ------------------------------------------------------------------------------------------
+
+
+def _follow(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
+    """Take the group over, read and commit until somebody else took it, or for a while."""
+    random = Random(task.client)
+    group = group_of(client, task.topics[task.topic], FOLLOW)
+    ending = threading.Thread(target=_end_reading, args=(group, end), daemon=True)
+    ending.start()
+    while not end.is_set:
+        try:
+            read_stream(group, task.topic, journal, random.randint(1, READ_MOST), random.random() < 0.5)
+        except LeaseLost:
+            report.ops += 1
+        except RinglogError as e:
+            report.failed(str(e))
+        time.sleep(PAUSE_S * (1 + 10 * random.random()))
+    ending.join()
+
+
+def _end_reading(group: Group, end: End) -> None:
+    """A reader that waits for more is not asked whether it should."""
+    while not end.is_set:
+        time.sleep(PAUSE_S)
+    group.close()
+
+
+def read_stream(group: Group, topic: int, journal: Journal, most: int, is_auto: bool) -> int:
+    """Read up to `most` records as the group's reader; they are committed one by one by the library, or a few
+    at once here. Returns the last number."""
+    begun_ns, last, committed = time.monotonic_ns(), 0, 0
+    records = group.records(auto_commit_ms=0 if is_auto else None)
+    note = journal.note
+    note(Did.TAKEN, topic, [0], begun_ns=begun_ns, group=FOLLOW.number)
+    for count, record in enumerate(records, 1):
+        assert isinstance(record, Record), f"nothing is removed, and {record} says so"
+        last = record.seq
+        note(Did.READ, topic, [value_of(record.data)], seqs=[last], begun_ns=begun_ns, group=FOLLOW.number)
+        if is_auto or not count % COMMIT_EVERY:
+            # The library commits it as soon as we ask for the next one.
+            note(Did.COMMIT, topic, [0], seqs=[last], begun_ns=begun_ns, group=FOLLOW.number)
+        if not is_auto and not count % COMMIT_EVERY:
+            try:
+                group.commit()
+            except LeaseLost:
+                note(
+                    Did.COMMIT_END, topic, [0], seqs=[last], begun_ns=begun_ns, group=FOLLOW.number,
+                    outcome=Outcome.REFUSED,
+                )  # fmt: skip
+                raise
+            committed = last
+            note(
+                Did.COMMIT_END, topic, [0], seqs=[committed], begun_ns=begun_ns, group=FOLLOW.number,
+                outcome=Outcome.OK,
+            )  # fmt: skip
+        if count == most:
+            break
+    return last
+
+
+# -- looking ----------------------------------------------------------------------------------------------
+
+
+def _look(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
+    """Note the floors of all groups over and over, and have the groups that are for it go back at times."""
+    every = [(topic, kind) for topic in range(len(task.topics)) for kind in kinds_of(topic)]
+    groups = {(topic, kind): group_of(client, task.topics[topic], kind) for topic, kind in every}
+    sought = time.monotonic()
+    while not end.is_set:
+        for (topic, kind), group in groups.items():
+            try:
+                floor = look_at(group, topic, kind, journal)
+                if kind is AGAIN and time.monotonic() > sought + SEEK_S:
+                    sought = time.monotonic()
+                    _seek(group, topic, max(floor - SEEK_BACK, 0), journal)
+            except RinglogError as e:
+                report.failed(str(e))
+        report.ops += 1
+        time.sleep(LOOK_S)
+
+
+def look_at(group: Group, topic: int, kind: Kind, journal: Journal) -> int:
+    """Note where the floor is, and return it."""
+    begun_ns = time.monotonic_ns()
+    floor = group.stats().floor
+    journal.note(Did.FLOOR, topic, [0], seqs=[floor], begun_ns=begun_ns, group=kind.number)
+    return floor
+
+
+def _seek(group: Group, topic: int, place: int, journal: Journal) -> None:
+    begun_ns = time.monotonic_ns()
+    journal.note(Did.SEEK, topic, [0], begun_ns=begun_ns, group=AGAIN.number)
+    first = group.seek(place)
+    journal.note(Did.SEEK_END, topic, [0], seqs=[first], begun_ns=begun_ns, group=AGAIN.number)
+
+
+_KINDS: Mapping[str, Callable[[Client, Task, Journal, End, Report], None]] = {
+    "groups_put": _put, "groups_share": _share, "groups_again": _again, "groups_follow": _follow,
+    "groups_look": _look,
+}  # fmt: skip

@@ -1,0 +1,356 @@
+"""What is wrong with the history of consumer groups whose members did everything in the end. Pure.
+
+Of every group:
+- Nothing is lost: each record was done, and a reader of a stream was given it.
+- Nothing comes back: what began after a record was known to be done was not given it.
+- The floor never goes back, and is never ahead of what somebody said is done.
+Of a group in mode queue: leases and counts outlive every process, so between two hand-outs of a record its
+lease ended, its holder gave it back, or another member stole it that may. No death excuses anything. Each
+hand-out behind the first is counted under what explains it. No count is given twice, and nobody is told that
+he finished what another one finished.
+Of a stream: each reader goes on behind a commit that was made, leaves out nothing, and cannot commit any
+more once another one has taken its place.
+A group that was told to go back is judged by what was lost since, and by its floor.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from chaos.jobs.journal import Did, Outcome, Rows
+
+STORIES_MAX = 5
+"""Of each kind of fault so many are told in full."""
+MS = 1_000_000
+GIVEN = frozenset({Did.CLAIMED, Did.TAKEN_OVER, Did.STOLEN})
+_FOR_EVER = 1 << 62
+
+
+class Row(NamedTuple):
+    """One row of a journal; see chaos/jobs/journal.py."""
+
+    at_ns: int
+    begun_ns: int
+    client: int
+    queue: int
+    what: int
+    outcome: int
+    group: int
+    value: int
+    seq: int
+    deliveries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A group to judge."""
+
+    topic: int
+    group: int
+    is_queue: bool
+    is_sought: bool = False
+    left: int = 0
+    """Records that nobody was given in the end, or that were given and not done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long members hold what they are given."""
+
+    lease_ms: int
+    idle_ms: int
+    """Behind so long without a word another one may take it."""
+
+
+@dataclass(slots=True)
+class Judgement:
+    """What was counted, and what is wrong."""
+
+    records: int = 0
+    """Records whose write was answered."""
+    done: int = 0
+    """Of them and all groups: those with an ack or a commit that was answered."""
+    doubles: int = 0
+    """Hand-outs of a record behind its first, of groups in mode queue."""
+    read: int = 0
+    commits: int = 0
+    takeovers: int = 0
+    """Of streams."""
+    looks: int = 0
+    seeks: int = 0
+    explained: Counter[str] = field(default_factory=Counter)
+    wrong: Counter[str] = field(default_factory=Counter)
+    stories: list[str] = field(default_factory=list)
+
+    def says(self, fault: str, story: str) -> None:
+        """Something is wrong."""
+        self.wrong[fault] += 1
+        if self.wrong[fault] <= STORIES_MAX:
+            self.stories.append(f"{fault}: {story}")
+
+
+def judge(rows: Rows, places: Sequence[Place], times: Times) -> Judgement:
+    """Judge what journals say, rows by time, of these groups."""
+    found = Judgement()
+    history = [Row(*row) for row in rows.tolist()]
+    known: dict[int, dict[int, int]] = defaultdict(dict)
+    said: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    begun: set[int] = set()
+    for row in history:
+        if row.what == Did.PUT:
+            begun.add(row.value)
+        elif row.what == Did.PUT_END:
+            if row.outcome == Outcome.OK and row.seq:
+                known[row.queue][row.value] = row.seq
+        else:
+            said[row.queue, row.group].append(row)
+    found.records = sum(map(len, known.values()))
+    for place in places:
+        mine = said[place.topic, place.group]
+        _judge_numbers(place, mine, known[place.topic], begun, found)
+        (_judge_queue if place.is_queue else _judge_stream)(place, mine, known[place.topic], times, found)
+        _judge_floors(place, mine, known[place.topic], found)
+        if place.left:
+            found.says("records that nobody gets", f"{place.left} are left of {_name(place)}")
+    return found
+
+
+def _name(place: Place) -> str:
+    return f"group {place.group} of topic {place.topic}"
+
+
+def _judge_numbers(
+    place: Place, rows: Iterable[Row], known: Mapping[int, int], begun: set[int], found: Judgement
+) -> None:
+    """A record has one number, and somebody wrote it."""
+    numbers = dict(known)
+    for row in rows:
+        if row.what not in GIVEN and row.what != Did.READ:
+            continue
+        if row.value not in begun:
+            found.says("a record that nobody wrote", f"{row.value:#x} in {_name(place)}")
+        elif numbers.setdefault(row.value, row.seq) != row.seq:
+            seqs = sorted({numbers[row.value], row.seq})
+            found.says("a record is there twice", f"{row.value:#x} in {_name(place)} has the numbers {seqs}")
+
+
+# -- mode queue -------------------------------------------------------------------------------------------
+
+
+def _judge_queue(
+    place: Place, rows: Sequence[Row], known: Mapping[int, int], times: Times, found: Judgement
+) -> None:
+    stories: dict[int, list[Row]] = {value: [] for value in known}
+    seeks: dict[int, tuple[int, int]] = {}
+    for row in rows:
+        if row.what in GIVEN or row.what in {Did.ACK, Did.NACK, Did.END, Did.EXTENDED}:
+            stories.setdefault(row.value, []).append(row)
+        elif row.what == Did.SEEK_END:
+            found.seeks += 1
+            seeks[row.begun_ns] = (row.begun_ns, row.seq)
+    for value, story in stories.items():
+        name = f"record {value:#x} of {_name(place)}"
+        found.done += any(row.what == Did.END and row.outcome == Outcome.OK for row in story)
+        if value in known and not place.left:
+            since = max((at for at, first in seeks.values() if first <= known[value]), default=0)
+            if not any(row.what == Did.ACK and row.at_ns >= since for row in story):
+                given = sum(row.what in GIVEN for row in story)
+                found.says("a record is lost", f"{name} was given out {given} times, and never acked")
+        claims = sorted((row for row in story if row.what in GIVEN), key=lambda row: row.deliveries)
+        found.doubles += max(len(claims) - 1, 0)
+        if place.is_sought:
+            found.explained["told to go back"] += max(len(claims) - 1, 0)
+            continue
+        _judge_ends(name, claims, story, found)
+        for first, second in pairwise(claims):
+            found.explained[_explain(name, first, second, story, times, found)] += 1
+
+
+def _judge_ends(name: str, claims: Sequence[Row], story: Sequence[Row], found: Judgement) -> None:
+    finished = [row for row in story if row.what == Did.END and row.outcome == Outcome.OK]
+    if not finished:
+        return
+    for claim in claims:
+        if finished[0].at_ns < claim.begun_ns:
+            later_ms = (claim.begun_ns - finished[0].at_ns) / MS
+            found.says("a record came back", f"{name}: by a claim that began {later_ms:.0f} ms after its ack")
+    if len(finished) > 1:
+        clients = [row.client for row in finished]
+        found.says("a record is finished twice", f"{name} by clients {clients}")
+
+
+def _explain(name: str, first: Row, second: Row, story: Sequence[Row], times: Times, found: Judgement) -> str:
+    """Why a record was given out again."""
+    if first.deliveries == second.deliveries:
+        found.says(
+            "two members have one record",
+            f"{name}: clients {first.client} and {second.client} have delivery {first.deliveries} of it",
+        )
+        return "nothing"
+    of_first = [row for row in story if row.client == first.client and row.at_ns <= second.at_ns]
+    if any(row.what == Did.NACK and row.at_ns >= first.at_ns for row in of_first):
+        return "given back"
+    held_ns = max(
+        [
+            first.begun_ns,
+            *(row.begun_ns for row in of_first if row.what == Did.EXTENDED and row.at_ns >= first.at_ns),
+        ]
+    )
+    after_ms = (second.at_ns - held_ns) / MS
+    if after_ms >= times.lease_ms:
+        return "lease ended"
+    if after_ms >= times.idle_ms:
+        if second.what != Did.CLAIMED:
+            return "stolen" if second.what == Did.STOLEN else "taken over"
+        if second.deliveries > first.deliveries + 1:
+            return "somebody between them who died"
+    found.says(
+        "two members have one record",
+        f"{name}: client {first.client}, then client {second.client} {after_ms:.0f} ms later,"
+        f" deliveries {first.deliveries} and {second.deliveries}",
+    )
+    return "nothing"
+
+
+# -- mode stream ------------------------------------------------------------------------------------------
+
+
+def _judge_stream(
+    place: Place, rows: Sequence[Row], known: Mapping[int, int], times: Times, found: Judgement
+) -> None:
+    readings: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    given: set[int] = set()
+    begun = _Highest()
+    made = _Highest()
+    for row in rows:
+        if row.what == Did.READ:
+            readings[row.client, row.begun_ns].append(row)
+            given.add(row.value)
+            found.read += 1
+        elif row.what == Did.COMMIT:
+            begun.add(row.at_ns, row.seq)
+        elif row.what == Did.COMMIT_END and row.outcome == Outcome.OK:
+            found.commits += 1
+            made.add(row.at_ns, row.seq)
+        elif row.what == Did.TAKEN:
+            found.takeovers += 1
+    numbers = sorted(known.values())
+    found.done += bisect_right(numbers, made.by(_FOR_EVER))
+    for reading in readings.values():
+        _judge_reading(f"{_name(place)}, client {reading[0].client}", reading, numbers, begun, made, found)
+    _judge_fences(place, rows, found)
+    if not place.left:
+        for value in known.keys() - given:
+            found.says(
+                "a record is lost", f"{value:#x}, number {known[value]}, was never read in {_name(place)}"
+            )
+
+
+def _judge_reading(
+    name: str, reading: Sequence[Row], numbers: Sequence[int], begun: _Highest, made: _Highest,
+    found: Judgement,
+) -> None:  # fmt: skip
+    first = reading[0]
+    is_committed = made.by(first.begun_ns)
+    if first.seq <= is_committed:
+        found.says("a record came back", f"{name} is given {first.seq}, and {is_committed} was committed")
+    before = numbers[bisect_left(numbers, first.seq) - 1] if numbers and numbers[0] < first.seq else 0
+    if before > begun.by(first.at_ns):
+        found.says(
+            "a record is passed over", f"{name} begins with {first.seq}, and {before} is not committed"
+        )
+    for one, two in pairwise(reading):
+        if two.seq <= one.seq:
+            found.says("a reader goes back", f"{name}: {two.seq} behind {one.seq}")
+        elif bisect_left(numbers, two.seq) - bisect_right(numbers, one.seq) > 0:
+            found.says("a record is passed over", f"{name}: {two.seq} behind {one.seq}, and there are others")
+
+
+def _judge_fences(place: Place, rows: Sequence[Row], found: Judgement) -> None:
+    """Who was there before the last one that took the stream has no word any more."""
+    taken = {(row.client, row.begun_ns): row.at_ns for row in rows if row.what == Did.TAKEN}
+    by_end = sorted((at_ns, begun_ns, client) for (client, begun_ns), at_ns in taken.items())
+    # The latest beginning among those that have ended by then.
+    latest = _Highest()
+    for at_ns, begun_ns, _ in by_end:
+        latest.add(at_ns, begun_ns)
+    asked: dict[tuple[int, int], int] = {}
+    for row in rows:
+        who = row.client, row.begun_ns
+        if row.what == Did.COMMIT:
+            asked[who] = row.at_ns
+        elif row.what != Did.COMMIT_END or row.outcome != Outcome.OK:
+            continue
+        elif latest.by(asked[who]) > taken[who]:
+            found.says("two read one group", f"client {row.client} committed {row.seq} in {_name(place)}")
+
+
+# -- floors -----------------------------------------------------------------------------------------------
+
+
+def _judge_floors(place: Place, rows: Sequence[Row], known: Mapping[int, int], found: Judgement) -> None:
+    looks = [row for row in rows if row.what == Did.FLOOR]
+    found.looks += len(looks)
+    ends = {row.begun_ns: row.at_ns for row in rows if row.what == Did.SEEK_END}
+    seeks = [(row.at_ns, ends.get(row.begun_ns, _FOR_EVER)) for row in rows if row.what == Did.SEEK]
+    for first, second in pairwise(looks):
+        if second.seq >= first.seq:
+            continue
+        if not any(begun <= second.at_ns and end >= first.begun_ns for begun, end in seeks):
+            found.says("a floor goes back", f"{_name(place)}: from {first.seq} to {second.seq}")
+    if not place.is_queue:
+        begun = _Highest()
+        for row in rows:
+            if row.what == Did.COMMIT:
+                begun.add(row.at_ns, row.seq)
+        # The floor may lie beyond the record that was named, where nothing that anybody wrote lies between.
+        numbers = sorted(known.values())
+        wrong = [look for look in looks if _last(numbers, look.seq) > begun.by(look.at_ns)]
+    else:
+        wrong = _ahead(looks, rows, known)
+    for look in wrong:
+        found.says("a floor is ahead", f"{_name(place)}: {look.seq}, before everything up to it was done")
+
+
+def _last(numbers: Sequence[int], up_to: int) -> int:
+    """The last of these ascending numbers that is not beyond it; 0 = there is none."""
+    at = bisect_right(numbers, up_to)
+    return numbers[at - 1] if at else 0
+
+
+def _ahead(looks: Sequence[Row], rows: Sequence[Row], known: Mapping[int, int]) -> list[Row]:
+    """Looks at floors that are beyond a record of which nobody had said that it is done."""
+    first_ack: dict[int, int] = {}
+    for row in rows:
+        if row.what == Did.ACK:
+            first_ack.setdefault(row.value, row.at_ns)
+    ascending = sorted((seq, first_ack.get(value, _FOR_EVER)) for value, seq in known.items())
+    numbers = [seq for seq, _ in ascending]
+    all_done = list(accumulate((at for _, at in ascending), max))
+    return [
+        look for look in looks
+        if (at := bisect_right(numbers, look.seq)) and all_done[at - 1] > look.at_ns
+    ]  # fmt: skip
+
+
+class _Highest:
+    """The highest of numbers that are added in the order of their instants."""
+
+    def __init__(self) -> None:
+        self._instants: list[int] = []
+        self._values: list[int] = []
+
+    def add(self, at_ns: int, value: int) -> None:
+        """One more."""
+        self._instants.append(at_ns)
+        self._values.append(max(value, self._values[-1] if self._values else 0))
+
+    def by(self, at_ns: int) -> int:
+        """The highest that was there before this instant; 0 = none."""
+        at = bisect_left(self._instants, at_ns)
+        return self._values[at - 1] if at else 0

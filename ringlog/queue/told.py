@@ -1,0 +1,78 @@
+"""What a queue is asked and answers: plain values. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+
+
+class LeaseRun(NamedTuple):
+    """Jobs `first` up to `stop`, exclusive, handed out together."""
+
+    first: int
+    stop: int
+    deliveries: int
+    token: int
+    """Of the first; those of the others follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim was given, ascending; held up to `deadline`, milliseconds, included."""
+
+    runs: list[LeaseRun]
+    deadline: int
+    aside: int = 0
+    """Jobs that had all their deliveries and were set aside."""
+
+    @property
+    def count(self) -> int:
+        """Jobs in all."""
+        return sum(run.stop - run.first for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Which entries of a request hold their lease. Numbers ascend, but for `skipped`: in request order."""
+
+    leased: I64
+    gone: I64
+    """Deleted by others meanwhile (QA-9)."""
+    skipped: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """QS-1."""
+
+    ready: int
+    in_flight: int
+    delayed: int
+
+
+class Wish(NamedTuple):
+    """One claim among several."""
+
+    node: bytes
+    most: int
+    lease_ms: int
+    link: int = 0
+    """Through whom it came; see `release`."""
+
+
+class Order(NamedTuple):
+    """In which order jobs are handed out that nobody had yet."""
+
+    levels: int = 0
+    """Levels of priority, the highest first; a priority above them is the highest. 0: there are none."""
+    starvation_ms: int = 0
+    """A job below the highest level that waited longer goes before all of these; 0 = none does."""
+
+
+PLAIN = Order()

@@ -1,0 +1,435 @@
+"""Durable leases of a shard's queues: over kills, power loss, checkpoints, layouts, switches and repeats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_world import checkpoint_all, new_world
+from removal_world import append, delete, started
+
+from actors.wal_shard import durable_leases
+from actors.wal_shard import events as ev
+from ringlog.contract import Reply
+from ringlog.envelope import messages as m
+from ringlog.errors import Throttled
+from ringlog.queue import durable
+from ringlog.testing.shard_world import World
+
+LOGGED = ("fsync", "disk", "memory")
+
+
+@pytest.fixture
+def world() -> World:
+    return started()
+
+
+def make(world: World, jobs: int, name: str = "q", **config: Any) -> None:
+    world.put(name, **{"type": "queue", "leases_durable": True, "durability": "fsync", **config})
+    if jobs:
+        world.append(name, [b"job %d" % n for n in range(1, jobs + 1)])
+
+
+def words(numbers: Any) -> bytes:
+    return np.array(list(numbers), dtype="<u8").tobytes()
+
+
+def numbers(data: bytes) -> list[int]:
+    return np.frombuffer(data, dtype="<u8").tolist()
+
+
+def claim(world: World, most: int = 1, node: str = "w", name: str = "q", **options: Any) -> m.JobsClaimed:
+    return world.request(m.JobsClaim(name, node, most, **options))
+
+
+def held(claimed: m.JobsClaimed) -> dict[int, int]:
+    """Number -> token."""
+    return {first + n: token + n for first, count, _, token in claimed.runs for n in range(count)}
+
+
+def ask(world: World, kind: Any, jobs: dict[int, int], node: str = "w", name: str = "q", **more: Any) -> Any:
+    return world.request(kind(name, node, words(jobs), words(jobs.values()), **more))
+
+
+def stats(world: World) -> tuple[int, int, int]:
+    found = world.request(m.QueueStats("q"))
+    world.run_of("q").core.check()
+    assert found.ready + found.in_flight + found.delayed == world.request(m.TopicState("q")).count, "QS-2"
+    return found.ready, found.in_flight, found.delayed
+
+
+def restart(world: World, how: str = "kill") -> None:
+    if how == "power":
+        world.power_loss(seed=1)
+    elif how == "kill":
+        world.kill()
+    else:
+        world.stop()
+    world.start()
+
+
+# -- over the end of a shard ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "power"])
+@pytest.mark.parametrize("is_absorbed", [False, True])
+def test_leases_counts_and_delays_outlive_the_shard(how, is_absorbed):
+    """QL-15, QL-22, QN-6, FX-95, FX-152, SN-2."""
+    world = new_world()
+    make(world, 12)
+    jobs = held(claim(world, 6, lease_ms=60_000))
+    ask(world, m.JobsAck, {2: jobs[2]})
+    ask(world, m.JobsNack, {4: jobs[4]}, delay_ms=120_000)
+    ask(world, m.JobsNack, {5: jobs[5]})
+    ask(world, m.JobsExtend, {6: jobs[6]}, lease_ms=300_000)
+    other = held(claim(world, 2, node="v", lease_ms=90_000))
+    assert list(other) == [5, 7]
+    if is_absorbed:
+        checkpoint_all(world)
+        world.append("q", [b"13"])
+    before = stats(world)
+    restart(world, how)
+    assert stats(world) == before == (5 + is_absorbed, 5, 1)
+    assert numbers(ask(world, m.JobsAck, {1: jobs[1]}, node="v").skipped) == [1], "held by the same node"
+    assert numbers(ask(world, m.JobsAck, {1: jobs[1] + 1}).skipped) == [1], "under the same token"
+    assert ask(world, m.JobsAck, {1: jobs[1]}).acked == 1
+    again = claim(world, 2, node="v", lease_ms=600_000)
+    assert [run[:3] for run in again.runs] == [(8, 2, 1)]
+    assert set(held(again).values()).isdisjoint([*jobs.values(), *other.values()]), "QL-7"
+    world.clock.advance(60.0)
+    assert stats(world)[1] == 6, "at its deadline a lease holds still"
+    world.clock.advance(0.001)
+    assert [run[:3] for run in claim(world, 1, lease_ms=600_000).runs] == [(3, 1, 2)], "QL-10"
+    world.clock.advance(30.0)
+    back = claim(world, 9, lease_ms=600_000)
+    assert [run[:3] for run in back.runs][:2] == [(5, 1, 3), (7, 1, 2)]
+    world.clock.advance(30.0)
+    assert [run[:3] for run in claim(world, 9, lease_ms=600_000).runs] == [(4, 1, 2)], "its delay is over"
+    assert ask(world, m.JobsAck, {6: jobs[6]}).acked == 1, "extended"
+
+
+@pytest.mark.parametrize("durability", LOGGED)
+def test_every_class_with_a_log_keeps_leases_over_a_kill(world, durability):
+    """CP-36, CP-37: what was acked stays so."""
+    make(world, 4, durability=durability)
+    jobs = held(claim(world, 3, lease_ms=60_000))
+    ask(world, m.JobsAck, {1: jobs[1]})
+    for _ in range(3):
+        restart(world)
+        assert stats(world) == (1, 2, 0)
+    assert ask(world, m.JobsAck, {2: jobs[2], 3: jobs[3]}).acked == 2
+    assert list(held(claim(world, 9))) == [4]
+
+
+def test_an_ephemeral_queue_takes_the_option_and_nothing_comes_of_it(world):
+    """QL-19."""
+    seen: list[Any] = []
+    world = started(watch=lambda shard, effect: seen.append(effect))
+    make(world, 3, durability="ephemeral")
+    seen.clear()
+    claim(world, 1)
+    assert ev.WriteGroup not in map(type, seen)
+    assert world.topic("q").leases is None
+
+
+def test_what_ran_out_before_the_restart_or_during_it_is_ready(world):
+    """QL-15: and it comes first, with its count."""
+    make(world, 3)
+    claim(world, 2, lease_ms=1_000)
+    world.kill()
+    world.clock.advance(1.001)
+    world.start()
+    assert stats(world) == (3, 0, 0)
+    assert [run[:3] for run in claim(world, 9).runs] == [(1, 2, 2), (3, 1, 1)]
+
+
+def test_a_clock_that_goes_back_revives_nothing(world):
+    """QL-20, CK-4: what had run out when something was logged behind it stays so."""
+    make(world, 3)
+    jobs = held(claim(world, 1, lease_ms=1_000))
+    world.clock.advance(2.0)
+    claim(world, 1, node="v", lease_ms=60_000)
+    world.kill()
+    world.clock.step(-1.9)
+    world.start()
+    assert numbers(ask(world, m.JobsAck, jobs).skipped) == [1]
+
+
+def test_a_claim_is_one_record_and_answered_after_its_sync():
+    """QL-16, and what else is logged."""
+    seen: list[Any] = []
+    world = started(watch=lambda shard, effect: seen.append(effect))
+    make(world, 2_100)
+    claim(world, 1)
+    for request in (
+        m.JobsClaim("q", "w", 1_000), m.JobsExtend("q", "w", words([1, 3]), lease_ms=9_000),
+        m.JobsNack("q", "w", words([3, 5]), delay_ms=9), m.JobsNack("q", "w", words([7])),
+    ):  # fmt: skip
+        seen.clear()
+        before = world.run_of("q").core.log.offset
+        assert not isinstance(world.request(request), m.ErrorReply)
+        kinds = [type(effect) for effect in seen]
+        assert kinds.count(ev.WriteGroup) == 1, request
+        assert len(seen[kinds.index(ev.WriteGroup)].buffers) == 2, "the group's mark and one frame"
+        assert kinds[-1] is Reply
+        assert kinds.index(ev.WriteGroup) < kinds.index(ev.Sync) < len(kinds) - 1
+        assert world.run_of("q").core.log.offset - before < 512
+    seen.clear()
+    assert ask(world, m.JobsNack, {2_000: 5}).nacked == 0
+    assert claim(world, 1, node="x").runs
+    seen.clear()
+    world.request(m.JobsClaim("q", "y", 1_000))
+    world.request(m.JobsClaim("q", "y", 1_000))
+    seen.clear()
+    assert claim(world, 1, node="x").runs == []
+    assert ev.WriteGroup not in map(type, seen), "what changes nothing is not logged"
+
+
+def test_a_claim_that_waited_is_logged_before_it_is_answered():
+    """QL-16."""
+    seen: list[Any] = []
+    world = started(watch=lambda shard, effect: seen.append(effect))
+    make(world, 0)
+    run = world.run_of("q")
+    run.step(run.request(901, m.JobsClaim("q", "w", 2, 60_000, wait_ms=20_000)))
+    seen.clear()
+    world.append("q", [b"1", b"2", b"3"])
+    kinds = [type(effect) for effect in seen]
+    assert kinds.count(ev.WriteGroup) == 2
+    told = next(n for n, each in enumerate(seen) if type(each) is Reply and each.corr == 901)
+    assert told > len(kinds) - 1 - kinds[::-1].index(ev.Sync)
+    jobs = held(run.replies[901])
+    restart(world)
+    assert ask(world, m.JobsAck, jobs).acked == 2
+
+
+def test_cohorts_are_logged_claim_by_claim(world):
+    """QC-11, QL-16."""
+    make(world, 6, claim_jitter_ms=100)
+    run = world.run_of("q")
+    for n in range(3):
+        run.step(run.request(901 + n, m.JobsClaim("q", f"n{n}", 2, 60_000, call=11 + n)))
+    world.tick(0.2)
+    given = [run.replies[901 + n] for n in range(3)]
+    assert [len(held(each)) for each in given] == [2, 2, 2]
+    restart(world)
+    assert stats(world) == (0, 6, 0)
+    for n, each in enumerate(given):
+        assert ask(world, m.JobsAck, held(each), node=f"n{n}").acked == 2
+
+
+def test_where_nothing_can_be_logged_no_lease_is_granted(world):
+    """QL-16, FX-220."""
+    make(world, 3)
+    run = world.run_of("q")
+    handled = run.core.requests.handle(
+        run.request(7, m.JobsClaim("q", "w", 2)), run.core._group, 1, can_log=False
+    )
+    assert isinstance(handled.message, m.ErrorReply)
+    assert handled.message.detail["reason"] == "no_log_space"
+    assert stats(world) == (3, 0, 0)
+
+
+def test_a_request_that_comes_again_has_the_same_answer_also_after_a_kill():
+    """The set of a claim whose answer was lost is handed out once."""
+    world = new_world()
+    make(world, 9)
+    first = claim(world, 3, call=1, lease_ms=60_000)
+    back = ask(world, m.JobsNack, {1: held(first)[1], 8: 5}, call=2)
+    longer = ask(world, m.JobsExtend, {2: held(first)[2], 9: 5}, lease_ms=90_000, call=3)
+    assert (back.nacked, numbers(back.skipped), numbers(longer.skipped)) == (1, [8], [9])
+    before = stats(world)
+    for n in range(3):
+        assert claim(world, 3, call=1).runs == first.runs
+        again = ask(world, m.JobsNack, {1: held(first)[1], 8: 5}, call=2)
+        assert (again.nacked, again.skipped) == (1, back.skipped)
+        again = ask(world, m.JobsExtend, {2: held(first)[2], 9: 5}, call=3)
+        assert (again.extended, again.deadline, again.skipped) == (1, longer.deadline, longer.skipped)
+        assert stats(world) == before
+        if n == 1:
+            checkpoint_all(world)
+        restart(world)
+    done = ask(world, m.JobsAck, {2: held(first)[2]}, call=4, in_time=True)
+    restart(world)
+    assert ask(world, m.JobsAck, {2: held(first)[2]}, call=4, in_time=True).acked == done.acked == 1
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
+def test_leases_move_with_their_topics_when_the_number_of_shards_changes(before, after):
+    world = new_world(before)
+    jobs = {}
+    for n in range(6):
+        make(world, 5, f"q{n}")
+        jobs[f"q{n}"] = held(claim(world, 3, name=f"q{n}", lease_ms=600_000))
+    for turn, shards in enumerate((after, before, after)):
+        if turn != 1:
+            checkpoint_all(world)
+        world.kill()
+        world.start(shards)
+        for name, mine in jobs.items():
+            seq = min(mine)
+            assert ask(world, m.JobsAck, {seq: mine.pop(seq)}, name=name).acked == 1, (turn, name)
+            assert world.request(m.QueueStats(name)).in_flight == len(mine)
+
+
+# -- who dies, what goes ----------------------------------------------------------------------------------
+
+
+def test_what_a_dead_worker_held_is_ready_and_stays_so(world):
+    """CL-10, QW-8: also when the shard died between its claim and its death."""
+    make(world, 6)
+    claim(world, 2, pid=7, born=70, lease_ms=60_000)
+    claim(world, 2, node="v", pid=8, born=80, lease_ms=60_000)
+    run = world.run_of("q")
+    run.step(ev.WorkerDied(7, 70))
+    assert stats(world) == (4, 2, 0)
+    restart(world)
+    assert stats(world) == (4, 2, 0)
+    run = world.run_of("q")
+    assert list(run.core.requests.queues.durable.links) == [(8, 80)], "it is looked after again"
+    run.step(run.request(901, m.JobsClaim("q", "x", 9, 60_000, wait_ms=20_000)))
+    run.step(run.request(902, m.JobsClaim("q", "y", 9, 60_000, wait_ms=20_000)))
+    assert list(held(run.replies[901])) == [1, 2, 5, 6]
+    run.step(ev.WorkerDied(8, 80))
+    assert [each[:3] for each in run.replies[902].runs] == [(3, 2, 2)]
+    restart(world)
+    assert stats(world) == (0, 6, 0)
+
+
+def test_what_leaves_the_topic_is_held_no_longer(world):
+    """QL-11, QA-9."""
+    make(world, 6)
+    jobs = held(claim(world, 4, lease_ms=60_000))
+    delete(world, "q", seqs=[4])
+    world.put("q", type="queue", leases_durable=True, durability="fsync", cap_records=3)
+    restart(world)
+    assert stats(world) == (2, 1, 0)
+    assert numbers(ask(world, m.JobsAck, jobs, in_time=True).skipped) == [1, 2], "evicted; 4 was deleted"
+    assert list(held(claim(world, 9))) == [5, 6]
+
+
+def test_rejected_jobs_and_their_count_outlive_the_shard(world):
+    """QD-8, L27."""
+    make(world, 4, max_deliveries=3, dead_letter="dead")
+    world.run_of("q").core.requests.queues.has_mover = True
+    jobs = held(claim(world, 3, lease_ms=60_000))
+    ask(world, m.JobsReject, {1: jobs[1], 2: jobs[2]}, reason="no such street")
+    found = world.ask(world.run_of("q"), m.SpentAsk())
+    assert world.request(m.SpentMoved("q", found.topic_id, words([1]))).moved == 1
+    restart(world)
+    world.run_of("q").core.requests.queues.has_mover = True
+    assert stats(world) == (2, 1, 0)
+    found = world.ask(world.run_of("q"), m.SpentAsk())
+    assert (found.runs, found.reasons) == ([(2, 1, 1)], {2: "no such street"})
+    assert world.request(m.QueueStats("q")).dead_lettered == 1
+    assert list(held(claim(world, 9))) == [4]
+
+
+def test_priorities_and_delays_of_records_are_as_before(world):
+    """L11: marks are learned again, and nothing is handed out twice for them."""
+    make(world, 0, record_priority=True)
+    for priority in (0, 2, 1, 2):
+        append(world, "q", [b"x"], priorities=[priority])
+    append(world, "q", [b"x"], not_before=[world.clock.now_us() + 10_000_000])
+    given: list[int] = []
+    for n in range(4):
+        given += held(claim(world, 1, lease_ms=60_000))
+        if n == 1:
+            restart(world)
+            assert stats(world) == (2, 2, 1)
+    assert given == [2, 4, 3, 1]
+    assert claim(world, 1).runs == []
+
+
+# -- switching --------------------------------------------------------------------------------------------
+
+
+def switch(world: World, *, is_on: bool, **config: Any) -> None:
+    world.put("q", **{"type": "queue", "durability": "fsync", "leases_durable": is_on, **config})
+
+
+@pytest.mark.parametrize("is_absorbed", [False, True])
+def test_switching_on_writes_what_is_known(is_absorbed, monkeypatch):
+    """QL-21."""
+    monkeypatch.setattr(durable, "_WRITTEN_ROWS", 2)
+    world = new_world()
+    make(world, 12, leases_durable=False, max_deliveries=9, dead_letter="dead")
+    world.run_of("q").core.requests.queues.has_mover = True
+    jobs: dict[int, int] = {}
+    for n in range(8):
+        jobs |= held(claim(world, 1, f"n{n % 3}", lease_ms=60_000))
+    ask(world, m.JobsNack, {1: jobs[1]}, node="n0")
+    ask(world, m.JobsNack, {2: jobs[2]}, node="n1", delay_ms=90_000)
+    ask(world, m.JobsReject, {3: jobs[3]}, node="n2", reason="why")
+    claim(world, 1, "p", lease_ms=60_000, pid=7, born=70)
+    delete(world, "q", seqs=[4])
+    before = stats(world)
+    if is_absorbed:
+        checkpoint_all(world)
+    switch(world, is_on=True, max_deliveries=9, dead_letter="dead")
+    if is_absorbed:
+        checkpoint_all(world)
+    restart(world)
+    assert stats(world) == before == (5, 5, 1)
+    world.run_of("q").core.requests.queues.has_mover = True
+    assert world.ask(world.run_of("q"), m.SpentAsk()).reasons == {3: "why"}
+    world.run_of("q").step(ev.WorkerDied(7, 70))
+    assert stats(world) == (6, 4, 1)
+    assert ask(world, m.JobsAck, {5: jobs[5], 8: jobs[8]}, node="n1").acked == 2
+    switch(world, is_on=False, max_deliveries=9, dead_letter="dead")
+    assert stats(world) == (6, 2, 1), "in memory they stay"
+    assert ask(world, m.JobsAck, {6: jobs[6]}, node="n2").acked == 1
+    restart(world)
+    assert stats(world) == (8, 0, 0), "QL-14"
+    switch(world, is_on=True)
+    jobs = held(claim(world, 1, lease_ms=60_000))
+    restart(world)
+    assert ask(world, m.JobsAck, jobs).acked == 1
+
+
+def test_a_class_with_a_log_makes_leases_durable_too(world):
+    """QL-19, QL-21."""
+    make(world, 3, durability="ephemeral")
+    jobs = held(claim(world, 2, lease_ms=60_000))
+    world.put("q", type="queue", leases_durable=True, durability="fsync")
+    assert world.topic("q").leases is not None
+    world.append("q", [b"x"])
+    assert list(held(claim(world, 2, lease_ms=60_000))) == [3, 4]
+    restart(world)
+    assert stats(world)[1] == 1, "the ephemeral ones are gone"
+    assert numbers(ask(world, m.JobsAck, jobs).skipped) == [1, 2]
+
+
+# -- bounds -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_known_is_bounded(world, monkeypatch):
+    monkeypatch.setattr(durable, "DURABLE_LEASES_MAX", 4)
+    monkeypatch.setattr(durable_leases, "DURABLE_LEASES_MAX", 4)
+    make(world, 9)
+    jobs = held(claim(world, 9))
+    assert list(jobs) == [1, 2, 3, 4]
+    assert claim(world, 9).runs == []
+    ask(world, m.JobsNack, {2: jobs[2]})
+    assert list(held(claim(world, 9))) == [2]
+    ask(world, m.JobsAck, {1: jobs[1]})
+    assert list(held(claim(world, 9))) == [5]
+    switch(world, is_on=False)
+    claim(world, 9)
+    with pytest.raises(Throttled):
+        switch(world, is_on=True)
+
+
+def test_those_who_hold_something_are_bounded(world, monkeypatch):
+    monkeypatch.setattr(durable, "DURABLE_HOLDERS_MAX", 2)
+    make(world, 9)
+    jobs = held(claim(world, 1, "a"))
+    claim(world, 1, "b")
+    assert claim(world, 1, "c").runs == []
+    assert list(held(claim(world, 1, "b"))) == [3]
+    run = world.run_of("q")
+    run.step(run.request(901, m.JobsClaim("q", "c", 1, wait_ms=20_000)))
+    assert 901 not in run.replies
+    ask(world, m.JobsAck, jobs, node="a")
+    assert list(held(run.replies[901])) == [4]

@@ -1,0 +1,263 @@
+"""The class of consumer groups: its judge finds what is planted, and a small slice holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chaos import groups
+from chaos.groups.verdict import Judgement, Place, Times, judge
+from chaos.jobs.journal import ROW, Did, Outcome
+from chaos.kills.nursery import Nursery
+from chaos.kills.rig import Engine
+from chaos.kills.scene import Stage
+from chaos.order import Account, Order
+from chaos.plan import load_faults, load_plan
+
+MS = 1_000_000
+TIMES = Times(lease_ms=1_000, idle_ms=600)
+ONE = 7
+"""The record that stories are about."""
+
+
+@dataclass
+class Story:
+    """A history by hand; times in ms. Each record's value is its number and six."""
+
+    rows: list[Any] = field(default_factory=list)
+
+    def add(self, at: int, did: Did, client: int, *, outcome: Outcome = Outcome.UNKNOWN, seq: int = 0,
+            begun: int = 0, value: int = ONE, deliveries: int = 0) -> Story:  # fmt: skip
+        self.rows.append((at * MS, begun * MS, client, 0, did, outcome, 0, value, seq, deliveries))
+        return self
+
+    def put(self, at: int = 0, records: int = 1) -> Story:
+        for n in range(records):
+            self.add(at, Did.PUT, 1, value=ONE + n)
+            self.add(at + 1, Did.PUT_END, 1, outcome=Outcome.OK, seq=1 + n, value=ONE + n)
+        return self
+
+    def claim(self, at: int, client: int, times: int = 1, *, did: Did = Did.CLAIMED, seq: int = 1,
+              begun: int | None = None, value: int = ONE) -> Story:  # fmt: skip
+        begun = at - 1 if begun is None else begun
+        return self.add(at, did, client, seq=seq, begun=begun, deliveries=times, value=value)
+
+    def ack(self, at: int, client: int, outcome: Outcome | None = Outcome.OK, value: int = ONE) -> Story:
+        self.add(at, Did.ACK, client, value=value)
+        return self if outcome is None else self.add(at + 1, Did.END, client, outcome=outcome, value=value)
+
+    def floor(self, at: int, seq: int) -> Story:
+        return self.add(at, Did.FLOOR, 9, seq=seq, begun=at - 1)
+
+    def take(self, at: int, client: int) -> Story:
+        return self.add(at, Did.TAKEN, client, begun=at - 1)
+
+    def read(self, at: int, client: int, seq: int, begun: int) -> Story:
+        return self.add(at, Did.READ, client, seq=seq, begun=begun - 1, value=ONE - 1 + seq)
+
+    def commit(
+        self, at: int, client: int, seq: int, begun: int, outcome: Outcome | None = Outcome.OK
+    ) -> Story:
+        self.add(at, Did.COMMIT, client, seq=seq, begun=begun - 1)
+        if outcome is None:
+            return self
+        return self.add(at + 1, Did.COMMIT_END, client, seq=seq, begun=begun - 1, outcome=outcome)
+
+    def judged(self, *, is_queue: bool = True, is_sought: bool = False, left: int = 0) -> Judgement:
+        rows = np.array(sorted(self.rows), dtype=ROW)
+        return judge(rows, [Place(0, 0, is_queue, is_sought, left)], TIMES)
+
+
+def test_a_record_that_goes_its_way_is_counted() -> None:
+    found = Story().put().claim(10, 2).ack(20, 2).floor(30, 1).judged()
+    assert (found.records, found.done, found.doubles, found.looks) == (1, 1, 0, 1)
+    assert not found.wrong
+
+
+@pytest.mark.parametrize(
+    ("story", "why"),
+    [
+        (Story().put().claim(10, 2).claim(1_010, 3, 2).ack(1_050, 3), "lease ended"),
+        (Story().put().claim(10, 2).add(20, Did.NACK, 2).claim(30, 3, 2).ack(40, 3), "given back"),
+        (Story().put().claim(10, 2).claim(620, 3, 2, did=Did.STOLEN).ack(630, 3), "stolen"),
+        (Story().put().claim(10, 2).claim(620, 3, 2, did=Did.TAKEN_OVER).ack(630, 3), "taken over"),
+        # Somebody took it over, died before he had noted it, and had it stolen.
+        (Story().put().claim(10, 2).claim(700, 3, 3).ack(710, 3), "somebody between them who died"),
+        # The first one's journal was written late; the counts say who was first.
+        (Story().put().claim(1_020, 2, begun=9).claim(1_015, 3, 2).ack(1_030, 3), "lease ended"),
+    ],
+)
+def test_a_record_that_is_handed_out_again_is_explained(story: Story, why: str) -> None:
+    found = story.judged()
+    assert (found.doubles, dict(found.explained), dict(found.wrong)) == (1, {why: 1}, {})
+
+
+QUEUE_FAULTS: list[tuple[Story, str]] = [
+    # Never handed out, or handed out and never acked.
+    (Story().put(), "a record is lost"),
+    (Story().put().claim(10, 2), "a record is lost"),
+    # Again within its lease: no death excuses that.
+    (Story().put().claim(10, 2).claim(500, 3, 2).ack(510, 3), "two members have one record"),
+    (Story().put().claim(10, 2).claim(700, 3, 2).ack(710, 3), "two members have one record"),
+    (Story().put().claim(10, 2).claim(500, 3, 2, did=Did.STOLEN).ack(510, 3), "two members have one record"),
+    (Story().put().claim(10, 2).add(500, Did.EXTENDED, 2, begun=499).claim(1_100, 3, 2).ack(1_110, 3),
+     "two members have one record"),
+    # Another one gave back, not who held it.
+    (Story().put().claim(10, 2).add(20, Did.NACK, 4).claim(30, 3, 2).ack(40, 3),
+     "two members have one record"),
+    # A count that begins anew.
+    (Story().put().claim(10, 2).claim(1_100, 3, 1).ack(1_110, 3), "two members have one record"),
+    # After its ack, or two are told that they finished it.
+    (Story().put().claim(10, 2).ack(20, 2).claim(5_000, 3, 2).ack(5_010, 3, Outcome.REFUSED),
+     "a record came back"),
+    (Story().put().claim(10, 2).claim(1_015, 3, 2, begun=15).ack(1_020, 3).ack(1_022, 2),
+     "a record is finished twice"),
+    (Story().put().claim(10, 2).claim(1_020, 3, 2, seq=2).ack(1_040, 3), "a record is there twice"),
+    (Story().claim(10, 2).ack(20, 2), "a record that nobody wrote"),
+    (Story().put().claim(10, 2).floor(15, 1).ack(20, 2), "a floor is ahead"),
+    (Story().put().claim(10, 2).ack(20, 2).floor(30, 1).floor(40, 0), "a floor goes back"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("story", "fault"), QUEUE_FAULTS)
+def test_what_is_planted_in_mode_queue_is_found(story: Story, fault: str) -> None:
+    found = story.judged()
+    assert set(found.wrong) == {fault}
+    assert any(told.startswith(fault) for told in found.stories)
+
+
+STREAM_FAULTS: list[tuple[Story, str]] = [
+    (Story().put(records=2).take(10, 2).read(11, 2, 1, 10).commit(12, 2, 1, 10), "a record is lost"),
+    (Story().put(records=3).take(10, 2).read(11, 2, 1, 10).read(12, 2, 3, 10).take(20, 3).read(21, 3, 1, 20)
+     .read(22, 3, 2, 20), "a record is passed over"),
+    (Story().put(records=2).take(10, 2).read(11, 2, 1, 10).take(20, 3).read(21, 3, 2, 20),
+     "a record is passed over"),
+    (Story().put(records=2).take(10, 2).read(11, 2, 1, 10).read(12, 2, 2, 10).commit(13, 2, 2, 10).take(20, 3)
+     .read(21, 3, 2, 20), "a record came back"),
+    (Story().put(records=2).take(10, 2).read(11, 2, 1, 10).read(12, 2, 2, 10).read(13, 2, 1, 10),
+     "a reader goes back"),
+    # Another one has the group since 20.
+    (Story().put().take(10, 2).read(11, 2, 1, 10).take(20, 3).read(21, 3, 1, 20).commit(22, 2, 1, 10),
+     "two read one group"),
+    (Story().put().take(10, 2).read(11, 2, 1, 10).floor(12, 1), "a floor is ahead"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("story", "fault"), STREAM_FAULTS)
+def test_what_is_planted_in_a_stream_is_found(story: Story, fault: str) -> None:
+    assert set(story.judged(is_queue=False).wrong) == {fault}
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        # An ack or a write of unknown outcome excuses both ends.
+        Story().put().claim(10, 2).ack(20, 2, None),
+        Story().add(0, Did.PUT, 1),
+        Story().add(0, Did.PUT, 1).claim(10, 2).ack(20, 2),
+        # A claim that was under way before the ack returned: its answer may have been late.
+        Story().put().claim(10, 2).claim(1_100, 3, 2, begun=15).ack(20, 2),
+    ],
+)
+def test_what_is_allowed_is_not_found(story: Story) -> None:
+    assert not story.judged().wrong
+
+
+def test_a_reader_that_committed_late_or_is_read_again_is_right() -> None:
+    again = (
+        Story().put(records=2).take(10, 2).read(11, 2, 1, 10).read(12, 2, 2, 10).commit(13, 2, 1, 10, None)
+    )
+    assert not again.take(20, 3).read(21, 3, 1, 20).read(22, 3, 2, 20).judged(is_queue=False).wrong
+    refused = Story().put().take(10, 2).read(11, 2, 1, 10).take(20, 3).read(21, 3, 1, 20)
+    refused.commit(22, 2, 1, 10, Outcome.REFUSED)
+    assert not refused.judged(is_queue=False).wrong
+
+
+def test_a_group_that_was_told_to_go_back_does_everything_from_there_again() -> None:
+    def sought() -> Story:
+        story = Story().put(records=2).claim(10, 2).claim(10, 2, seq=2, value=ONE + 1)
+        story.ack(20, 2).ack(20, 2, value=ONE + 1).floor(25, 2)
+        return story.add(30, Did.SEEK, 9, begun=30).add(31, Did.SEEK_END, 9, begun=30, seq=2).floor(40, 1)
+
+    done = sought().claim(50, 2, seq=2, value=ONE + 1).ack(60, 2, value=ONE + 1).judged(is_sought=True)
+    assert (done.seeks, dict(done.wrong)) == (1, {})
+    assert set(sought().judged(is_sought=True).wrong) == {"a record is lost"}
+    # An earlier seek does not explain a later floor.
+    story = sought().claim(50, 2, seq=2, value=ONE + 1).ack(60, 2, value=ONE + 1).floor(70, 2).floor(80, 1)
+    assert set(story.judged(is_sought=True).wrong) == {"a floor goes back"}
+
+
+def test_what_nobody_gets_is_one_fault() -> None:
+    assert dict(Story().put().claim(10, 2).judged(left=1).wrong) == {"records that nobody gets": 1}
+
+
+def test_both_plans_and_the_matrix_have_the_class() -> None:
+    assert load_plan("ci").by_name["groups"].seconds <= 15
+    assert load_plan("night").by_name["groups"].seconds == 300
+    assert "groups" in next(each for each in load_faults() if each.id == "RF-117").classes
+
+
+# -- the real thing ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def storm(tmp_path: Path) -> Callable[[float, float], Account]:
+    """A storm of so many seconds, and so many to do everything."""
+
+    def run(seconds: float, empty_s: float) -> Account:
+        account = Account()
+        with Nursery() as nursery:
+            stage = Stage(Order("groups", 1, 5.0, tmp_path / "scratch", {}), account, nursery)
+            stage.run("storm", partial(groups.storm, seconds=seconds, random=Random(5), empty_s=empty_s))
+        return account
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_small_storm_holds(storm: Callable[[float, float], Account]) -> None:
+    """F27, F32, F41: everything is done, nothing twice without a reason, and floors never go back."""
+    account = storm(4.0, 60.0)
+    assert account.findings == []
+    for what, least in {"records": 100, "kills": 1, "takeovers": 2, "commits": 1, "looks": 20}.items():
+        assert account.counts[what] >= least, what
+
+
+PLANTED = """
+import actors.wal_shard.groups as groups
+from ringlog.group.change import Op
+
+log = groups.Groups._log
+
+def forgetful(self, topic, change, into):
+    if change is None or change.op != Op.{op}:
+        log(self, topic, change, into)
+
+groups.Groups._log = forgetful
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("op", "fault"), [("ACKED", "a record came back"), ("COMMITTED", "a floor goes back")]
+)
+def test_what_is_answered_and_not_logged_is_noticed(
+    storm: Callable[[float, float], Account], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str,
+    fault: str,
+) -> None:  # fmt: skip
+    """An ack or a commit that does not outlive its shard."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "sitecustomize.py").write_text(PLANTED.format(op=op))
+    monkeypatch.setattr(Engine, "code_first", (str(code),))
+    account = storm(5.0, 10.0)
+    assert any(fault in finding.story for finding in account.findings), account.findings

@@ -1,0 +1,143 @@
+"""Consumer groups by hand, through the real entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from test_engine_commands import Shell
+
+import ringlog
+from ringlog.cli.outcome import Exit
+from ringlog.client import Client, NewRecord
+from ringlog.client.group import Group
+from ringlog.errors import GroupNotFound
+from ringlog.testing.real_engine import TestEngine, engine
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[TestEngine]:
+    with engine(wal={"shards": 1}) as found:
+        yield found
+
+
+@pytest.fixture
+def client(running: TestEngine) -> Iterator[Client]:
+    with ringlog.connect(running.url, wait=10) as connected:
+        yield connected
+
+
+@pytest.fixture
+def topic(client: Client, ringlog_topic: Callable[[str], str]) -> str:
+    """With ten records, every second of them tagged eu.1."""
+    name = ringlog_topic("t")
+    client.topics.create(name)
+    client.append_many(name, [NewRecord(data=b"%d" % n, tag="eu.1" if n % 2 else "us") for n in range(10)])
+    return name
+
+
+@pytest.fixture
+def group(client: Client, topic: str) -> Group:
+    """Four records are given out to `ann`, the second of which is done, and one came back."""
+    found = client.group(topic, "billing", mode="queue", node="ann")
+    jobs = found.claim(4, lease_ms=60_000)
+    found.ack([jobs[1]])
+    found.nack([jobs[2]])
+    return found
+
+
+@pytest.fixture
+def shell(running: TestEngine) -> Shell:
+    return Shell(running.url)
+
+
+def test_groups_are_listed_with_where_they_are(
+    shell: Shell, client: Client, topic: str, group: Group
+) -> None:
+    """F25, F27."""
+    client.group(topic, "report", tags="eu.*").stats()
+    rows = shell.ok("group", "list", topic)
+    assert rows == [
+        {"topic": topic, "group": "billing", "mode": "queue", "cursor": 5, "floor": 0, "pending": 3},
+        {"topic": topic, "group": "report@^eu.", "mode": "stream", "cursor": 1, "floor": 0, "pending": 0},
+    ]
+    assert [row for row in shell.ok("group", "list") if row["topic"] == topic] == rows
+    shell.fails(Exit.NOT_FOUND, "group", "list", f"{topic}-no")
+
+
+def test_lag_tells_what_nobody_was_given_from_what_is_pending(
+    shell: Shell, client: Client, topic: str, group: Group
+) -> None:
+    """F66."""
+    client.group(topic, "report").stats()
+    queue, stream = shell.ok("group", "lag", topic)
+    assert (queue["undelivered"], queue["pending"], queue["lag"]) == (6, 3, 9) == (*group.lag(), 9)
+    assert (stream["mode"], stream["undelivered"], stream["lag"]) == ("stream", 10, 10)
+    assert {row["group"] for row in shell.ok("group", "lag") if row["topic"] == topic} == {
+        "billing", "report",
+    }  # fmt: skip
+
+
+def test_one_group_is_shown_with_its_members_and_looking_makes_nobody_one(
+    shell: Shell, topic: str, group: Group
+) -> None:
+    (facts,) = shell.ok("group", "show", topic, "billing")
+    assert (facts["in_flight"], facts["returned"], facts["undelivered"], facts["lag"]) == (2, 1, 6, 9)
+    (member,) = facts["members"]
+    assert (member["name"], member["in_flight"]) == ("ann", 2)
+    assert member["last_seen"].endswith("Z")
+    shell.fails(Exit.NOT_FOUND, "group", "show", topic, "no-such-group")
+    assert len(shell.ok("group", "list", topic)) == 1, "looking makes no group"
+
+
+def test_what_is_pending_is_listed_and_filtered(shell: Shell, topic: str, group: Group) -> None:
+    """F33."""
+    rows = shell.ok("group", "pending", topic, "billing")
+    assert [(row["first_seq"], row["last_seq"], row["state"], row["node"]) for row in rows] == [
+        (1, 1, "leased", "ann"), (3, 3, "returned", ""), (4, 4, "leased", "ann"),
+    ]  # fmt: skip
+    assert rows[1]["until"] is None
+    assert rows[0]["until"] > rows[0]["last_given"] == rows[0]["first_given"]
+    of_ann = shell.ok("group", "pending", topic, "billing", "--node", "ann", "-n", "1")
+    assert [row["first_seq"] for row in of_ann] == [1]
+    assert shell.ok("group", "pending", topic, "billing", "--idle", "1h") == []
+    assert shell.ok("group", "pending", topic, "billing", "--deliveries", "2") == []
+    shell.fails(Exit.USAGE, "group", "pending", topic, "billing", "-n", "0")
+
+
+def test_a_group_is_moved_to_a_number_the_end_and_the_start(shell: Shell, topic: str, group: Group) -> None:
+    """F26: a number is the first record that is given out."""
+    (moved,) = shell.ok("group", "seek", topic, "billing", "8")
+    assert moved == {"topic": topic, "group": "billing", "first_seq": 8}
+    assert [job.seq for job in group.claim(2)] == [8, 9]
+    assert shell.ok("group", "seek", topic, "billing", "end")[0]["first_seq"] == 11
+    assert group.lag() == (0, 0)
+    assert shell.ok("group", "reset", topic, "billing", "--yes")[0]["first_seq"] == 1
+    assert group.lag() == (10, 0)
+    shell.fails(Exit.USAGE, "group", "seek", topic, "billing", "nowhere")
+    shell.fails(Exit.NOT_FOUND, "group", "seek", topic, "other", "1")
+
+
+def test_a_group_with_a_filter_is_found_by_the_name_that_list_prints(
+    shell: Shell, client: Client, topic: str
+) -> None:
+    """F51."""
+    for tags in ("eu.*", "us"):
+        client.group(topic, "report", tags=tags).stats()
+    assert [row["group"] for row in shell.ok("group", "list", topic)] == ["report@=us", "report@^eu."]
+    assert shell.ok("group", "seek", topic, "report@^eu.", "5")[0]["first_seq"] == 5
+    assert [row["cursor"] for row in shell.ok("group", "list", topic)] == [1, 5]
+    shell.fails(Exit.NOT_FOUND, "group", "show", topic, "report")
+
+
+def test_a_group_is_forgotten(shell: Shell, client: Client, topic: str, group: Group) -> None:
+    (done,) = shell.ok("group", "delete", topic, "billing", "-y")
+    assert done == {"topic": topic, "group": "billing", "deleted": True}
+    again = shell.run("group", "delete", topic, "billing")
+    assert (again.returncode, b'"deleted":false' in again.stdout) == (Exit.NOT_FOUND, True)
+    assert client.topics.groups(topic) == ()
+    with pytest.raises(GroupNotFound):
+        client.group(topic, "billing", mode="queue", create=False).claim()
+    assert client.topics.groups(topic) == (), "who said that it is there makes none"

@@ -1,0 +1,374 @@
+"""Acks that a loop does not wait for: `jobs(ack_behind=True)`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+import ringlog
+from ringlog.client import Client
+from ringlog.client.behind import Behind
+from ringlog.client.job import Slots
+from ringlog.client.leases import Lease
+from ringlog.client.queue import Job, Queue
+from ringlog.client.results import Settled
+from ringlog.errors import LeaseLost, NotReady, UsageError
+from ringlog.link.pending import Pending, Steps
+from ringlog.testing import engine
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+LONG_MS = 60_000
+JOBS = 400
+
+
+@pytest.fixture(params=["ring", "ipc"])
+def worker(request, ringlog_engine) -> Iterator[Client]:
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
+        yield connected
+
+
+@pytest.fixture
+def queue(worker, ringlog_topic) -> Queue:
+    name = ringlog_topic("queue")
+    worker.topics.create(name, type="queue", durability="fsync", lease_ms=LONG_MS)
+    return worker.queue(name, node="worker")
+
+
+def fill(queue: Queue, count: int) -> None:
+    queue.put_many([b"job %d" % n for n in range(1, count + 1)])
+
+
+def counts(queue: Queue) -> tuple[int, int, int]:
+    found = queue.stats()
+    return found.ready, found.in_flight, found.delayed
+
+
+# -- the order of acks, without an engine --------------------------------------------------------------------
+
+
+class Line:
+    """Acks as somebody answers them."""
+
+    topic = "jobs"
+
+    def __init__(self) -> None:
+        self.sent: list[list[int]] = []
+        self.asked: list[Pending[tuple[int, ...]]] = []
+
+    def ack(self, connection: Any, leases: Sequence[Lease]) -> Steps[Settled]:
+        self.sent.append([lease.seq for lease in leases])
+        asked: Pending[tuple[int, ...]] = Pending()
+        self.asked.append(asked)
+        skipped = yield asked
+        for lease in leases:
+            if lease.seq in skipped:
+                lease.lose()
+            lease.is_over = True
+        return Settled(len(leases) - len(skipped), skipped)
+
+
+class Held:
+    """A job of an iteration, as far as Behind knows it."""
+
+    def __init__(self, seq: int) -> None:
+        self.lease = Lease(seq, seq, 0, LONG_MS, 0)
+        self.has_left = False
+
+    def leave(self) -> None:
+        self.has_left = True
+
+
+def test_one_request_is_on_its_way_and_what_is_done_meanwhile_goes_with_the_next():
+    line = Line()
+    behind = Behind(line, None)
+    jobs = [Held(n) for n in range(1, 6)]
+    for job in jobs[:4]:
+        behind.add(job)  # type: ignore[arg-type]
+    assert line.sent == [[1]]
+    assert all(job.has_left for job in jobs[:4]), "there is room for others at once"
+    assert not any(job.lease.is_over for job in jobs), "leases are kept until the answer"
+    line.asked[0].resolve(())
+    assert line.sent == [[1], [2, 3, 4]]
+    line.asked[1].resolve(())
+    behind.add(jobs[4])  # type: ignore[arg-type]
+    assert line.sent[2:] == [[5]]
+
+
+def test_before_a_claim_everything_is_sent_whatever_is_open():
+    line = Line()
+    behind = Behind(line, None)
+    for n in (1, 2):
+        behind.add(Held(n))  # type: ignore[arg-type]
+    behind.send()
+    assert line.sent == [[1], [2]]
+    waits = behind.all_answered()
+    line.asked[1].resolve(())
+    assert not waits.is_done
+    line.asked[0].resolve(())
+    assert waits.is_done
+
+
+def test_what_was_not_answered_is_an_error_once_and_its_leases_are_lost():
+    line = Line()
+    behind = Behind(line, None)
+    job = Held(1)
+    behind.add(job)  # type: ignore[arg-type]
+    line.asked[0].fail(NotReady("away"))
+    assert job.lease.is_lost, "kept alive it would never come back"
+    assert isinstance(behind.take_error(), NotReady)
+    assert behind.take_error() is None
+    assert behind.all_answered().is_done
+
+
+# -- with an engine ------------------------------------------------------------------------------------------
+
+
+def test_a_loop_acks_every_job_and_its_end_waits_for_that(queue):
+    fill(queue, JOBS)
+    found = []
+    for job in queue.jobs(max_in_flight=32, ack_behind=True):
+        with job:
+            found.append(job.data)
+        if len(found) == JOBS:
+            break
+    assert found == [b"job %d" % n for n in range(1, JOBS + 1)]
+    assert counts(queue) == (0, 0, 0)
+
+
+def test_never_more_than_max_in_flight_are_leased(queue, ringlog_engine):
+    """The engine sees acks before the claim that follows them."""
+    fill(queue, 30)
+    with ringlog.connect(ringlog_engine.url, wait=10) as other:
+        looks = other.queue(queue.topic)
+        jobs = queue.jobs(max_in_flight=3, ack_behind=True)
+        for _ in range(30):
+            with next(jobs):
+                assert looks.stats().in_flight <= 3
+        jobs.close()
+
+
+def test_what_is_done_while_an_ack_is_open_is_acked_without_another_call(queue, ringlog_engine):
+    """CL-2: the program may be busy for long, or asleep."""
+    fill(queue, 8)
+    with ringlog.connect(ringlog_engine.url, wait=10) as other:
+        looks = other.queue(queue.topic)
+        jobs = queue.jobs(max_in_flight=8, ack_behind=True)
+        for _ in range(7):
+            with next(jobs):
+                pass
+        wait_until(lambda: counts(looks) == (0, 1, 0), 10, "seven acks")
+        jobs.close()
+        assert counts(looks) == (1, 0, 0)
+
+
+def test_an_error_in_a_block_gives_the_job_back(queue):
+    fill(queue, 3)
+    jobs = queue.jobs(max_in_flight=3, ack_behind=True)
+    with next(jobs):
+        pass
+    with pytest.raises(ZeroDivisionError), next(jobs):
+        _ = 1 / 0
+    jobs.close()
+    assert counts(queue) == (1, 0, 1), "the first is done, the second rests, the third was not begun"
+
+
+def test_a_job_settled_inside_its_block_is_left_alone(queue):
+    fill(queue, 2)
+    jobs = queue.jobs(ack_behind=True)
+    with next(jobs) as job:
+        job.ack()
+        assert counts(queue) == (1, 0, 0), "an ack by hand is done when it returns"
+    with next(jobs) as job:
+        job.nack(delay_ms=LONG_MS)
+    jobs.close()
+    assert counts(queue) == (0, 0, 1)
+
+
+def test_a_lease_that_had_ended_is_told(queue, caplog):
+    """CL-9: the job was or will be handed out again."""
+    fill(queue, 1)
+    jobs = queue.jobs(lease_ms=100, auto_extend=False, ack_behind=True)
+    with next(jobs) as job:
+        wait_until(lambda: counts(queue) == (1, 0, 0), 10, "the lease to expire")
+    with caplog.at_level(logging.WARNING):
+        jobs.close()
+    assert job.lost.is_set()
+    assert "after their leases had ended" in caplog.text
+    assert queue.claim()[0].deliveries == 2
+
+
+def test_closing_the_client_waits_for_acks(ringlog_engine, queue):
+    fill(queue, 20)
+    other = ringlog.connect(ringlog_engine.url, wait=10, transport=queue._client.transport)
+    jobs = other.queue(queue.topic).jobs(max_in_flight=8, ack_behind=True)
+    for _ in range(5):
+        with next(jobs):
+            pass
+    other.close()
+    assert counts(queue) == (15, 0, 0)
+    assert list(jobs) == []
+
+
+def test_slots_are_free_as_soon_as_a_block_has_ended(queue):
+    fill(queue, 1)
+    jobs = queue.jobs(ack_behind=True)
+    with next(jobs) as job:
+        slots = job._slots
+        assert isinstance(slots, Slots)
+        assert slots.taken == 1
+    assert slots.taken == 0
+    jobs.close()
+
+
+# -- batches -------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_acked_when_the_next_one_is_asked_for(queue, ringlog_engine):
+    fill(queue, 25)
+    with ringlog.connect(ringlog_engine.url, wait=10) as other:
+        looks = other.queue(queue.topic)
+        batches = queue.batches(10)
+        first = next(batches)
+        assert first.payloads() == [b"job %d" % n for n in range(1, 11)]
+        assert counts(looks) == (15, 10, 0)
+        second = next(batches)
+        wait_until(lambda: counts(looks) == (5, 10, 0), 10, "ten acks")
+        assert second.seqs.tolist() == list(range(11, 21))
+        assert next(batches).payloads()[0] == b"job 21"
+        batches.close()
+        assert counts(looks) == (5, 0, 0), "what was not finished is given back"
+
+
+def test_jobs_of_a_batch_may_be_settled_one_by_one(queue):
+    fill(queue, 12)
+    batches = queue.batches(10)
+    batch = next(batches)
+    batch[0].ack()
+    batch[1].nack(delay_ms=LONG_MS)
+    assert next(batches).seqs.tolist() == [11, 12], "the other eight are acked before it"
+    assert counts(queue) == (0, 2, 1)
+    batches.close()
+    assert counts(queue) == (2, 0, 1)
+
+
+def test_an_error_in_the_middle_of_a_batch_gives_back_what_is_left_of_it(queue):
+    fill(queue, 5)
+
+    def work() -> None:
+        for batch in queue.batches(5):
+            batch[0].ack()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    wait_until(lambda: counts(queue) == (4, 0, 0), 10, "four jobs to come back")
+
+
+@pytest.mark.parametrize("is_looked_at", [False, True], ids=["together", "one by one"])
+def test_a_batch_is_kept_alive_while_it_is_worked_on(queue, ringlog_engine, is_looked_at):
+    """CL-9: also where nobody made objects of its jobs."""
+    fill(queue, 4)
+    with ringlog.connect(ringlog_engine.url, wait=10) as other:
+        looks = other.queue(queue.topic)
+        batches = queue.batches(3, lease_ms=300)
+        batch = next(batches)
+        if is_looked_at:
+            assert [job.deliveries for job in batch] == [1, 1, 1]
+        (left,) = looks.claim(lease_ms=300)
+        left_again = looks.claim(wait_ms=10_000)
+        assert left_again[0].seq == 4, "a lease that nobody kept has ended meanwhile"
+        assert left.deliveries == 1
+        assert not batch[0].lost.is_set()
+        looks.put(b"the last")
+        assert next(batches).payloads() == [b"the last"]
+        looks.ack(left_again)
+        batches.close()
+        assert counts(looks) == (1, 0, 0), "1 to 4 are done"
+
+
+def test_a_loop_over_batches_does_every_job_once(queue):
+    fill(queue, JOBS)
+    found: list[int] = []
+    for batch in queue.batches(64):
+        found += batch.seqs.tolist()
+        if len(found) == JOBS:
+            queue.ack(batch)
+            break
+    assert found == list(range(1, JOBS + 1))
+    assert counts(queue) == (0, 0, 0)
+
+
+def test_batches_have_a_size(queue):
+    with pytest.raises(UsageError):
+        queue.batches(0)
+    with pytest.raises(UsageError):
+        queue.batches(1_001)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("is_batched", [False, True], ids=["jobs", "batches"])
+def test_every_job_is_done_when_its_shard_is_killed_again_and_again(is_batched: bool) -> None:
+    """CL-7, PR-2: acks without an answer are sent again; jobs whose lease died with the shard come back."""
+    with engine(wal={"shards": 1}) as running, ringlog.connect(running.url, wait=20) as client:
+        _drain_under_kills(running, client, is_batched)
+
+
+def _drain_under_kills(running: TestEngine, client: Client, is_batched: bool) -> None:
+    client.topics.create("jobs", type="queue", durability="disk", lease_ms=2_000)
+    queue = client.queue("jobs")
+    fill(queue, JOBS)
+    done: list[int] = []
+    ended = threading.Event()
+
+    def work() -> None:
+        mine = client.queue("jobs")
+        if is_batched:
+            for batch in mine.batches(8):
+                done.extend(batch.seqs.tolist())
+                if ended.is_set():
+                    mine.ack(batch)
+                    return
+        for job in mine.jobs(max_in_flight=8, ack_behind=True):
+            with job:
+                done.append(job.seq)
+            if ended.is_set():
+                return
+
+    working = threading.Thread(target=work)
+    working.start()
+    for kill in range(1, 4):
+        wait_until(lambda kill=kill: len(done) >= kill * JOBS // 5, 40, "jobs to be done")  # type: ignore[misc]
+        running.kill("wal_shard", shard=0)
+    wait_until(lambda: counts(queue) == (0, 0, 0), 60, "the queue to be empty")
+    ended.set()
+    queue.put(b"the last")
+    working.join(30)
+    assert not working.is_alive()
+    assert set(done) >= set(range(1, JOBS + 1))
+    # What was out when its shard died may be done twice: so many, and no more, each time.
+    assert len(done) <= JOBS + 1 + 3 * 2 * 8
+
+
+def test_a_forked_child_sends_no_acks_of_its_parent():
+    behind = Behind(line := Line(), None)
+    behind.add(Held(1))  # type: ignore[arg-type]
+    behind.add(Held(2))  # type: ignore[arg-type]
+    behind.forget()
+    assert behind.all_answered().is_done
+    assert line.sent == [[1]]
+
+
+def test_a_job_knows_its_iteration_only_while_its_block_is_open(queue):
+    fill(queue, 1)
+    jobs = queue.jobs(ack_behind=True)
+    job: Job = next(jobs)
+    with job:
+        pass
+    jobs.close()
+    with pytest.raises(LeaseLost):
+        job.ack()

@@ -46,12 +46,12 @@ HOLES = {
     # Mutant 39: a payload in a log line.
     "RF-113": """
         import logging, sys
-        from actors.gateway import core
-        before = core.check_frames
+        from actors.gateway import appends
+        before = appends.check_frames
         def check_frames(message, data):
             print("got", bytes(data), file=sys.stderr, flush=True)
             return before(message, data)
-        core.check_frames = check_frames
+        appends.check_frames = check_frames
     """,
 }
 

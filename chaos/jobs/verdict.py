@@ -128,7 +128,23 @@ def _explain(
     name: str, first: Any, second: Any, story: list[Any], deaths: Sequence[Death], lease_ms: int,
     found: Judgement,
 ) -> str:  # fmt: skip
-    """Why a job was handed out again."""
+    """Why a job was handed out again. A claim lies somewhere between its beginning and its note: where two
+    overlap so, the one that was noted first may have been the later one."""
+    why = _why(first, second, story, deaths, lease_ms)
+    if not why and second["begun_ns"] <= first["at_ns"]:
+        why = _why(second, first, story, deaths, lease_ms)
+    if why:
+        return why
+    after_ms = (second["at_ns"] - first["begun_ns"]) / 1e6
+    found.says(
+        "two workers have one job",
+        f"{name}: client {first['client']}, then client {second['client']} {after_ms:.0f} ms later; "
+        + _told(story, int(first["begun_ns"]), deaths),
+    )
+    return "nothing"
+
+
+def _why(first: Any, second: Any, story: list[Any], deaths: Sequence[Death], lease_ms: int) -> str:
     gave_back = [
         row for row in story
         if row["what"] in {Did.NACK, Did.REJECT} and row["client"] == first["client"]
@@ -143,13 +159,7 @@ def _explain(
         return "shard died"
     if any(death.client == first["client"] for death in between):
         return "worker died"
-    after_ms = (second["at_ns"] - first["begun_ns"]) / 1e6
-    found.says(
-        "two workers have one job",
-        f"{name}: client {first['client']}, then client {second['client']} {after_ms:.0f} ms later; "
-        + _told(story, int(first["begun_ns"]), deaths),
-    )
-    return "nothing"
+    return ""
 
 
 def _told(story: list[Any], from_ns: int, deaths: Sequence[Death]) -> str:

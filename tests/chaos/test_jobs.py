@@ -70,6 +70,8 @@ def test_a_job_that_goes_its_way_is_counted() -> None:
         (Story().put().claim(10, 2).claim(60, 3).ack(70, 3), (Death("worker", 30 * MS, 31 * MS, 2),),
          "worker died"),
         (Story().put().claim(10, 2).claim(60, 3).ack(70, 3), (Death("all", 30 * MS, 31 * MS),), "shard died"),
+        # The claim noted last had the job first: its answer was a long time on its way.
+        (Story().put().claim(1_240, 3, begun=1_150).ack(1_245, 3).claim(1_260, 2, begun=10), (), "lease ended"),
     ],
 )  # fmt: skip
 def test_a_job_that_is_handed_out_again_is_explained(
@@ -88,6 +90,8 @@ def test_a_job_that_is_handed_out_again_is_explained(
         (Story().put().claim(10, 2).add(20, Did.NACK, 2), (shard_died(15),), {}, 0, "a job is lost"),
         # Again within its lease, while nobody died that kept it.
         (Story().put().claim(10, 2).claim(500, 3).ack(510, 3), (), {}, 0, "two workers have one job"),
+        (Story().put().claim(740, 3, begun=650).ack(745, 3).claim(760, 2, begun=10), (), {}, 0,
+         "two workers have one job"),
         (Story().put().claim(10, 2).claim(500, 3).ack(510, 3), (Death("gateway", 20 * MS, 21 * MS),), {}, 0,
          "two workers have one job"),
         (Story().put().claim(10, 2).claim(500, 3).ack(510, 3), (Death("worker", 20 * MS, 21 * MS, 3),), {}, 0,

@@ -1,9 +1,10 @@
 """H5 for consumer groups: members, shards, gateways and schedulers die while records are shared and followed.
 
-Groups in mode queue are worked on by members that ack, give back, steal and oversleep; streams are taken over
-and committed; one group is told to go back from time to time. In the end every record was done at least once
-by each group, none is lost and none came back; every record that was handed out twice is counted under what
-explains it, and no death does: leases lie in the log. Floors were looked at all the time.
+Groups in mode queue are worked on by members that ack, give back, reject, steal and oversleep; streams are
+taken over and committed; one group is told to go back from time to time. In the end every record was done at
+least once by each group or lies among the dead letters once, none is lost and none came back; every record
+that was handed out twice is counted under what explains it, and no death does: leases lie in the log. Floors
+were looked at all the time.
 
 Settings: `storm_s` (how long a storm lasts; storms fill the time that is left), `empty_s` (how long members
 have to do everything after it). A replay runs one case by its name.
@@ -12,6 +13,7 @@ have to do everything after it). A replay runs one case by its name.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 import ringlog
 from chaos.groups.clients import (
     AGAIN,
+    DEAD,
     FOLLOW,
     IDLE_MS,
     LEASE_MS,
@@ -32,6 +35,7 @@ from chaos.groups.clients import (
 )
 from chaos.groups.verdict import Place, Times, judge
 from chaos.jobs import journal
+from chaos.jobs.putting import value_of
 from chaos.kills.load import Stuck, wait_for
 from chaos.kills.nursery import Client, Nursery
 from chaos.kills.rig import close_down, kill_tree, on_shard
@@ -160,13 +164,15 @@ def _close(stage: Stage, scene: Scene, makers: list[Client], empty_s: float) -> 
         scene.engine.wait_serving()
         with ringlog.connect(scene.engine.url, timeout_ms=TIMEOUT_MS) as client:
             places = _look_last(scene, client)
+            letters = _dead_letters(client)
     except (Stuck, RinglogError) as e:
         complaints.append(f"{type(e).__name__}: {e}")
     else:
-        found = judge(journal.load(load.folder), places, Times(LEASE_MS, IDLE_MS))
+        found = judge(journal.load(load.folder), places, Times(LEASE_MS, IDLE_MS), letters)
         account = stage.account
         for what in ("records", "done", "read", "commits", "takeovers", "looks", "seeks"):
             account.did(what, getattr(found, what))
+        account.did("dead letters", found.dead)
         account.did("doubles", found.doubles, "RF-117")
         for why, times in found.explained.items():
             account.did(f"doubles: {why}", times)
@@ -182,8 +188,8 @@ def _wait_done(scene: Scene, seconds: float) -> None:
 
     def is_done() -> bool:
         return not any(
-            group_of(client, name, kind).stats().lag
-            for topic, name in enumerate(scene.load.topics)
+            group_of(client, scene.load.topics, topic, kind).stats().lag
+            for topic in range(len(scene.load.topics))
             for kind in kinds_of(topic)
             if kind is not FOLLOW
         )
@@ -195,14 +201,23 @@ def _wait_done(scene: Scene, seconds: float) -> None:
             print(e, flush=True)
 
 
+def _dead_letters(client: ringlog.Client) -> Counter[int]:
+    """How often the record of each value lies there."""
+    found: Counter[int] = Counter()
+    if any(each.topic == DEAD for each in client.topics.list(DEAD)):
+        for page in client.reader(DEAD).pages(1_000):
+            found.update(value_of(record.data) for record in page.records)
+    return found
+
+
 def _look_last(scene: Scene, client: ringlog.Client) -> list[Place]:
     """Read streams to their ends, look at all floors, and see whether anything is left."""
     places = []
     notes = journal.Journal(Path(scene.load.folder, f"{LAST:05d}.journal"), LAST)
     try:
-        for topic, name in enumerate(scene.load.topics):
+        for topic in range(len(scene.load.topics)):
             for kind in kinds_of(topic):
-                group = group_of(client, name, kind)
+                group = group_of(client, scene.load.topics, topic, kind)
                 stats = group.stats()
                 if kind is FOLLOW and stats.undelivered:
                     last = read_stream(group, topic, notes, stats.undelivered, is_auto=False)

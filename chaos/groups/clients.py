@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -53,6 +53,11 @@ AGAIN = Kind(2, "again", "queue")
 """On one topic; it is told to go back from time to time."""
 FOLLOWED = (0, 3)
 SOUGHT = (1,)
+LETTERED = (1, 2)
+"""The groups SHARE of these have dead letters, of both classes and shards."""
+DEAD = "dead-letters"
+BAD_EVERY = 40
+"""Each so many-th record is rejected there."""
 
 
 def kinds_of(topic: int) -> list[Kind]:
@@ -60,9 +65,17 @@ def kinds_of(topic: int) -> list[Kind]:
     return [SHARE, *([FOLLOW] if topic in FOLLOWED else []), *([AGAIN] if topic in SOUGHT else [])]
 
 
-def group_of(client: Client, topic: str, kind: Kind, *, min_idle_ms: int = 0) -> Group:
+def group_of(client: Client, topics: Sequence[str], topic: int, kind: Kind, *, min_idle_ms: int = 0) -> Group:
     """A group as a member of this client sees it."""
-    return client.group(topic, kind.name, mode=kind.mode, min_idle_ms=min_idle_ms)
+    dead_letter = DEAD if has_letters(topic, kind) else ""
+    return client.group(
+        topics[topic], kind.name, mode=kind.mode, min_idle_ms=min_idle_ms, dead_letter=dead_letter
+    )
+
+
+def has_letters(topic: int, kind: Kind) -> bool:
+    """Does this group of that topic have dead letters?"""
+    return kind is SHARE and topic in LETTERED
 
 
 def perform(task: Task, end: End) -> Report:
@@ -101,7 +114,7 @@ class _Member:
     def __init__(self, client: Client, task: Task, kind: Kind, journal: Journal, report: Report) -> None:
         self._takes_over = task.hook == "takes"
         idle_ms = IDLE_MS if self._takes_over else 0
-        self._group = group_of(client, task.topics[task.topic], kind, min_idle_ms=idle_ms)
+        self._group = group_of(client, task.topics, task.topic, kind, min_idle_ms=idle_ms)
         self._task, self._kind, self._journal, self._report = task, kind, journal, report
         self._random = Random(task.client)
 
@@ -135,6 +148,9 @@ class _Member:
         return _by_value(self._group.steal(seqs, min_idle_ms=IDLE_MS, lease_ms=LEASE_MS))
 
     def _settle(self, jobs: dict[int, Job]) -> None:
+        if has_letters(self._task.topic, self._kind):
+            for value in [value for value in jobs if not value % BAD_EVERY]:
+                self._reject(value, jobs.pop(value))
         act = self._random.random()
         if act < 0.08:
             self._give_back(
@@ -155,7 +171,20 @@ class _Member:
         else:
             self._ack(jobs)
 
+    def _reject(self, value: int, job: Job) -> None:
+        self._note(Did.REJECT, [value])
+        try:
+            self._group.reject(job, "bad")
+        except LeaseLost:
+            self._note(Did.END, [value], outcome=Outcome.REFUSED)
+        except RinglogError as e:
+            self._report.failed(str(e))
+        else:
+            self._note(Did.END, [value], outcome=Outcome.OK)
+
     def _ack(self, jobs: dict[int, Job]) -> None:
+        if not jobs:
+            return
         self._note(Did.ACK, list(jobs))
         try:
             skipped = set(self._group.ack(jobs.values()).skipped)
@@ -203,7 +232,7 @@ def _by_value(jobs: object) -> dict[int, Job]:
 def _follow(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
     """Take the group over, read and commit until somebody else took it, or for a while."""
     random = Random(task.client)
-    group = group_of(client, task.topics[task.topic], FOLLOW)
+    group = group_of(client, task.topics, task.topic, FOLLOW)
     ending = threading.Thread(target=_end_reading, args=(group, end), daemon=True)
     ending.start()
     while not end.is_set:
@@ -263,7 +292,7 @@ def read_stream(group: Group, topic: int, journal: Journal, most: int, is_auto: 
 def _look(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
     """Note the floors of all groups over and over, and have the groups that are for it go back at times."""
     every = [(topic, kind) for topic in range(len(task.topics)) for kind in kinds_of(topic)]
-    groups = {(topic, kind): group_of(client, task.topics[topic], kind) for topic, kind in every}
+    groups = {(topic, kind): group_of(client, task.topics, topic, kind) for topic, kind in every}
     sought = time.monotonic()
     while not end.is_set:
         for (topic, kind), group in groups.items():

@@ -28,6 +28,8 @@ STORIES_MAX = 5
 """Of each kind of fault so many are told in full."""
 MS = 1_000_000
 GIVEN = frozenset({Did.CLAIMED, Did.TAKEN_OVER, Did.STOLEN})
+_DONE = frozenset({Did.ACK, Did.REJECT})
+_OF_MEMBERS = frozenset({Did.ACK, Did.NACK, Did.END, Did.EXTENDED, Did.REJECT})
 _FOR_EVER = 1 << 62
 
 
@@ -75,6 +77,7 @@ class Judgement:
     """Records whose write was answered."""
     done: int = 0
     """Of them and all groups: those with an ack or a commit that was answered."""
+    dead: int = 0
     doubles: int = 0
     """Hand-outs of a record behind its first, of groups in mode queue."""
     read: int = 0
@@ -94,9 +97,13 @@ class Judgement:
             self.stories.append(f"{fault}: {story}")
 
 
-def judge(rows: Rows, places: Sequence[Place], times: Times) -> Judgement:
-    """Judge what journals say, rows by time, of these groups."""
-    found = Judgement()
+def judge(
+    rows: Rows, places: Sequence[Place], times: Times, letters: Mapping[int, int] | None = None
+) -> Judgement:
+    """Judge what journals say, rows by time, of these groups. `letters`: how often each value lies among the
+    dead letters."""
+    letters = letters or {}
+    found = Judgement(dead=len(letters))
     history = [Row(*row) for row in rows.tolist()]
     known: dict[int, dict[int, int]] = defaultdict(dict)
     said: dict[tuple[int, int], list[Row]] = defaultdict(list)
@@ -110,6 +117,7 @@ def judge(rows: Rows, places: Sequence[Place], times: Times) -> Judgement:
         else:
             said[row.queue, row.group].append(row)
     found.records = sum(map(len, known.values()))
+    _judge_letters(history, letters, any(place.left for place in places), found)
     for place in places:
         mine = said[place.topic, place.group]
         _judge_numbers(place, mine, known[place.topic], begun, found)
@@ -118,6 +126,30 @@ def judge(rows: Rows, places: Sequence[Place], times: Times) -> Judgement:
         if place.left:
             found.says("records that nobody gets", f"{place.left} are left of {_name(place)}")
     return found
+
+
+def _judge_letters(
+    history: Sequence[Row], letters: Mapping[int, int], is_left: bool, found: Judgement
+) -> None:
+    """Who was rejected lies among the dead letters once, and nobody else does."""
+    begun: set[int] = set()
+    ended: set[int] = set()
+    at: dict[int, int] = {}
+    for row in history:
+        if row.what == Did.REJECT:
+            begun.add(row.value)
+            at[row.client] = row.value
+        elif row.what == Did.END and row.outcome == Outcome.OK and at.pop(row.client, None) == row.value:
+            ended.add(row.value)
+        elif row.what == Did.ACK:
+            at.pop(row.client, None)
+    for value, times in letters.items():
+        if value not in begun:
+            found.says("a letter that nobody rejected", f"{value:#x}")
+        if times > 1:
+            found.says("a dead letter is there twice", f"{value:#x}: {times} times")
+    for value in () if is_left else ended - letters.keys():
+        found.says("a record is lost", f"{value:#x} was rejected, and is not among the dead letters")
 
 
 def _name(place: Place) -> str:
@@ -148,7 +180,7 @@ def _judge_queue(
     stories: dict[int, list[Row]] = {value: [] for value in known}
     seeks: dict[int, tuple[int, int]] = {}
     for row in rows:
-        if row.what in GIVEN or row.what in {Did.ACK, Did.NACK, Did.END, Did.EXTENDED}:
+        if row.what in GIVEN or row.what in _OF_MEMBERS:
             stories.setdefault(row.value, []).append(row)
         elif row.what == Did.SEEK_END:
             found.seeks += 1
@@ -158,7 +190,7 @@ def _judge_queue(
         found.done += any(row.what == Did.END and row.outcome == Outcome.OK for row in story)
         if value in known and not place.left:
             since = max((at for at, first in seeks.values() if first <= known[value]), default=0)
-            if not any(row.what == Did.ACK and row.at_ns >= since for row in story):
+            if not any(row.what in _DONE and row.at_ns >= since for row in story):
                 given = sum(row.what in GIVEN for row in story)
                 found.says("a record is lost", f"{name} was given out {given} times, and never acked")
         claims = sorted((row for row in story if row.what in GIVEN), key=lambda row: row.deliveries)
@@ -327,7 +359,7 @@ def _ahead(looks: Sequence[Row], rows: Sequence[Row], known: Mapping[int, int]) 
     """Looks at floors that are beyond a record of which nobody had said that it is done."""
     first_ack: dict[int, int] = {}
     for row in rows:
-        if row.what == Did.ACK:
+        if row.what in _DONE:
             first_ack.setdefault(row.value, row.at_ns)
     ascending = sorted((seq, first_ack.get(value, _FOR_EVER)) for value, seq in known.items())
     numbers = [seq for seq, _ in ascending]

@@ -194,6 +194,24 @@ def test_a_group_that_was_told_to_go_back_does_everything_from_there_again() -> 
     assert set(story.judged(is_sought=True).wrong) == {"a floor goes back"}
 
 
+def test_who_is_rejected_lies_among_the_dead_letters_once_and_nobody_else() -> None:
+    def rejected(outcome: Outcome | None = Outcome.OK) -> Story:
+        story = Story().put().claim(10, 2).add(20, Did.REJECT, 2)
+        return story if outcome is None else story.add(21, Did.END, 2, outcome=outcome)
+
+    def wrong(story: Story, letters: dict[int, int]) -> set[str]:
+        rows = np.array(sorted(story.rows), dtype=ROW)
+        return set(judge(rows, [Place(0, 0, True)], TIMES, letters).wrong)
+
+    assert wrong(rejected(), {ONE: 1}) == set()
+    assert wrong(rejected(None), {ONE: 1}) == wrong(rejected(None), {}) == set(), "nobody knows"
+    assert wrong(rejected(), {}) == {"a record is lost"}
+    assert wrong(rejected(), {ONE: 2}) == {"a dead letter is there twice"}
+    assert wrong(Story().put().claim(10, 2).ack(20, 2), {ONE: 1}) == {"a letter that nobody rejected"}
+    again = rejected().claim(1_500, 3, 2).ack(1_510, 3, Outcome.REFUSED)
+    assert wrong(again, {ONE: 1}) == {"a record came back"}
+
+
 def test_what_nobody_gets_is_one_fault() -> None:
     assert dict(Story().put().claim(10, 2).judged(left=1).wrong) == {"records that nobody gets": 1}
 

@@ -71,7 +71,8 @@ def test_a_job_that_goes_its_way_is_counted() -> None:
          "worker died"),
         (Story().put().claim(10, 2).claim(60, 3).ack(70, 3), (Death("all", 30 * MS, 31 * MS),), "shard died"),
         # The claim noted last had the job first: its answer was a long time on its way.
-        (Story().put().claim(1_240, 3, begun=1_150).ack(1_245, 3).claim(1_260, 2, begun=10), (), "lease ended"),
+        (Story().put().claim(1_240, 3, begun=1_150).ack(1_245, 3).claim(1_260, 2, begun=10), (),
+         "lease ended"),
     ],
 )  # fmt: skip
 def test_a_job_that_is_handed_out_again_is_explained(

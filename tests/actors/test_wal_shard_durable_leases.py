@@ -15,7 +15,8 @@ from ringlog.contract import Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import Throttled
 from ringlog.queue import durable
-from ringlog.testing.shard_world import World
+from ringlog.testing.disk import Fault, FaultyDisk, SimulatedDisk
+from ringlog.testing.shard_world import DATA, World
 
 LOGGED = ("fsync", "disk", "memory")
 
@@ -230,6 +231,31 @@ def test_where_nothing_can_be_logged_no_lease_is_granted(world):
     assert isinstance(handled.message, m.ErrorReply)
     assert handled.message.detail["reason"] == "no_log_space"
     assert stats(world) == (3, 0, 0)
+
+
+def test_on_a_full_disk_a_claim_waits_without_turning_in_circles():
+    """ST-13, QL-16: it is given something when there is room again."""
+    disk = FaultyDisk(SimulatedDisk(DATA))
+    world = World(disk)
+    world.start()
+    make(world, 0)
+    world.put("f", durability="fsync")
+    run = world.run_of("q")
+    run.step(run.request(901, m.JobsClaim("q", "w", 2, 60_000, wait_ms=20_000)))
+    disk.plan = [Fault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
+    while not run.core._file_failed:
+        world.send("f", [world.frame_for("f", [b"x" * 30_000])])
+    run.core.requests.queues.waiting.wake(world.topic("q").topic_id)
+    world.send("q", [world.frame_for("q", [b"job"])])
+    for _ in range(3):
+        world.tick(0.3)
+        if 901 not in run.replies:
+            assert run.core.next_deadline_ns() > world.clock.monotonic_ns(), "it does not spin"
+    disk.plan = []
+    world.tick(1.1)
+    world.append("q", [b"job"])
+    world.tick(1.1)
+    assert held(run.replies[901])
 
 
 def test_a_request_that_comes_again_has_the_same_answer_also_after_a_kill():

@@ -13,7 +13,7 @@ from actors.wal_shard import durable_leases
 from actors.wal_shard import events as ev
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
-from ringlog.errors import Throttled
+from ringlog.errors import InvalidRequest, Throttled
 from ringlog.queue import durable
 from ringlog.testing.disk import Fault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
@@ -426,6 +426,23 @@ def test_a_class_with_a_log_makes_leases_durable_too(world):
     restart(world)
     assert stats(world)[1] == 1, "the ephemeral ones are gone"
     assert numbers(ask(world, m.JobsAck, jobs).skipped) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        m.JobsClaim("q", "w", call=-1), m.JobsClaim("q", "w", pid=-7, born=1),
+        m.JobsClaim("q", "w", pid=7, born=-1), m.JobsNack("q", "w", words([1]), call=-1),
+        m.JobsExtend("q", "w", words([1]), call=-1), m.JobsReject("q", "w", words([1]), call=-1),
+    ],
+)  # fmt: skip
+def test_what_no_replay_could_read_is_refused(world, wrong):
+    make(world, 2)
+    claim(world, 1)
+    with pytest.raises(InvalidRequest):
+        world.request(wrong)
+    restart(world)
+    assert stats(world) == (1, 1, 0)
 
 
 # -- bounds -----------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ class Queues:
     ) -> m.Message | None:
         topic = self._found(message)
         node_of(message)
-        if message.max < 0 or message.wait_ms < 0 or message.lease_ms < 0:
+        if min(message.max, message.wait_ms, message.lease_ms, message.pid, message.born) < 0:
             raise InvalidRequest("a number is negative", topic=topic.name)
         if self.waiting.sent_again(event, message.call):
             return None
@@ -647,6 +647,8 @@ class Queues:
             raise TopicNotFound("no such topic", topic=message.topic)
         if topic.config.type != QUEUE:
             raise NotAQueue("not a queue", topic=topic.name)
+        if getattr(message, "call", 0) < 0:
+            raise InvalidRequest("a number is negative", topic=topic.name, field="call")
         if (damage := self._damaged.pop(topic.topic_id, None)) is not None:
             raise _damage(topic, damage)
         return topic

@@ -13,9 +13,10 @@ from actors.wal_shard import durable_leases
 from actors.wal_shard import events as ev
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
-from ringlog.errors import Throttled
+from ringlog.errors import InvalidRequest, Throttled
 from ringlog.queue import durable
-from ringlog.testing.shard_world import World
+from ringlog.testing.disk import Fault, FaultyDisk, SimulatedDisk
+from ringlog.testing.shard_world import DATA, World
 
 LOGGED = ("fsync", "disk", "memory")
 
@@ -232,6 +233,31 @@ def test_where_nothing_can_be_logged_no_lease_is_granted(world):
     assert stats(world) == (3, 0, 0)
 
 
+def test_on_a_full_disk_a_claim_waits_without_turning_in_circles():
+    """ST-13, QL-16: it is given something when there is room again."""
+    disk = FaultyDisk(SimulatedDisk(DATA))
+    world = World(disk)
+    world.start()
+    make(world, 0)
+    world.put("f", durability="fsync")
+    run = world.run_of("q")
+    run.step(run.request(901, m.JobsClaim("q", "w", 2, 60_000, wait_ms=20_000)))
+    disk.plan = [Fault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
+    while not run.core._file_failed:
+        world.send("f", [world.frame_for("f", [b"x" * 30_000])])
+    run.core.requests.queues.waiting.wake(world.topic("q").topic_id)
+    world.send("q", [world.frame_for("q", [b"job"])])
+    for _ in range(3):
+        world.tick(0.3)
+        if 901 not in run.replies:
+            assert run.core.next_deadline_ns() > world.clock.monotonic_ns(), "it does not spin"
+    disk.plan = []
+    world.tick(1.1)
+    world.append("q", [b"job"])
+    world.tick(1.1)
+    assert held(run.replies[901])
+
+
 def test_a_request_that_comes_again_has_the_same_answer_also_after_a_kill():
     """The set of a claim whose answer was lost is handed out once."""
     world = new_world()
@@ -400,6 +426,23 @@ def test_a_class_with_a_log_makes_leases_durable_too(world):
     restart(world)
     assert stats(world)[1] == 1, "the ephemeral ones are gone"
     assert numbers(ask(world, m.JobsAck, jobs).skipped) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        m.JobsClaim("q", "w", call=-1), m.JobsClaim("q", "w", pid=-7, born=1),
+        m.JobsClaim("q", "w", pid=7, born=-1), m.JobsNack("q", "w", words([1]), call=-1),
+        m.JobsExtend("q", "w", words([1]), call=-1), m.JobsReject("q", "w", words([1]), call=-1),
+    ],
+)  # fmt: skip
+def test_what_no_replay_could_read_is_refused(world, wrong):
+    make(world, 2)
+    claim(world, 1)
+    with pytest.raises(InvalidRequest):
+        world.request(wrong)
+    restart(world)
+    assert stats(world) == (1, 1, 0)
 
 
 # -- bounds -----------------------------------------------------------------------------------------------

@@ -196,8 +196,11 @@ class ShardCore:
         times = [t for t in due if t is not None]
         if self._file_failed and not self._preparing:
             times.append(self._file_retry_ns)
-        waiting = [each.waiting for each in (self.requests.queues, self.requests.groups) if each.waiting]
-        ends = [claims.next_deadline_ns(self._now_us) for claims in waiting if is_free]
+        waiting = [self.requests.queues.waiting]
+        if not self._file_failed:
+            # Else claims of groups wait until something can be logged (`_serve_groups`): no time brings that.
+            waiting.append(self.requests.groups.waiting)
+        ends = [claims.next_deadline_ns(self._now_us) for claims in waiting if is_free and claims]
         times += [at_ns for at_ns in ends if at_ns is not None]
         return min(times) if times else None
 

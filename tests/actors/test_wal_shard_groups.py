@@ -22,7 +22,8 @@ from ringlog.errors import (
     Throttled,
     TopicNotFound,
 )
-from ringlog.testing.shard_world import World
+from ringlog.testing.disk import Fault, FaultyDisk, SimulatedDisk
+from ringlog.testing.shard_world import DATA, World
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 LEASED, DELAYED, RETURNED = 1, 2, 3
@@ -458,3 +459,29 @@ def test_who_waits_for_a_group_that_goes_is_told(world):
     ask(world, 901, m.GroupClaim("t", "g", "a", 1, wait_ms=20_000))
     world.request(m.GroupDelete("t", "g"))
     assert world.run_of("t").replies[901].status == int(Status.GROUP_NOT_FOUND)
+
+
+def test_on_a_full_disk_claims_wait_without_turning_in_circles():
+    """ST-13: they are given something when there is room again."""
+    disk = FaultyDisk(SimulatedDisk(DATA))
+    world = World(disk)
+    world.start()
+    make(world, 1)
+    world.put("f", durability="fsync")
+    run = world.run_of("t")
+    ack(world, held(claim(world)))
+    run.step(run.request(901, m.GroupClaim("t", "g", "w", 2, 60_000, wait_ms=20_000)))
+    disk.plan = [Fault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
+    while not run.core._file_failed:
+        world.send("f", [world.frame_for("f", [b"x" * 30_000])])
+    for _ in range(3):
+        for number in run.core.requests.groups._by_number:
+            run.core.requests.groups.waiting.wake(number)  # As when somebody's lease ends.
+        world.tick(0.3)
+        assert 901 not in run.replies
+        assert run.core.next_deadline_ns() > world.clock.monotonic_ns(), "it does not spin"
+    disk.plan = []
+    world.tick(1.1)
+    world.append("t", [b"record"])
+    world.tick(1.1)
+    assert held(run.replies[901])

@@ -23,7 +23,7 @@ from ringlog.verify.frame_decoder import VerifyError
 from ringlog.verify.identity_decoder import verify_identity
 from ringlog.verify.log_order import judge_log
 from ringlog.verify.segment_decoder import verify_segment
-from ringlog.verify.snapshot_decoder import governing, snapshots_in_force, verify_snapshot
+from ringlog.verify.snapshot_decoder import governing, listed_by, snapshots_in_force, verify_snapshot
 from ringlog.verify.story import Stories, Summary
 from ringlog.verify.wal_decoder import verify_wal
 
@@ -222,7 +222,7 @@ def _existing(segments: Sequence[FileReport], snapshots: Sequence[FileReport]) -
     copy. What was moved to a cold tier is listed. What only the cold tier has is led to by nothing, so that
     it harms nobody and helps nobody: whatever should be there instead is missed in its own place.
     """
-    listed = {stem for report in snapshots for stem, _, _ in report.more["facts"].segments}
+    listed = {stem for report in snapshots for stem, _ in listed_by(report, snapshots)}
     found = []
     for report in segments:
         if report.more["is_copy"]:
@@ -250,7 +250,7 @@ def _check_listed(snapshots: Sequence[FileReport], segments: Sequence[FileReport
     no_data = {report.path: report for report in segments if report.more.get("no_data")}
     newest = max((each.more["number"] for each in segments if not each.more["is_misplaced"]), default=0)
     for report in snapshots:
-        for stem, number, _ in report.more["facts"].segments:
+        for stem, number in listed_by(report, snapshots):
             if stem not in there and number >= newest:
                 report.damage(f"segment {stem} is missing")
             if stem in only_index:

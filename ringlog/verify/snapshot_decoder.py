@@ -6,6 +6,7 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgpack
@@ -18,6 +19,8 @@ from ringlog.verify.frame_decoder import VerifyError
 HEADER_BYTES = 96
 _HEADER = struct.Struct("<8sIIIIQQQQQQQQ")
 _NAME = re.compile(r"snapshot-(\d+)\.(\d+)$")
+_OF_ONE = re.compile(r"topics/([0-9a-f]{16})/")
+"""Begins the stem of a segment that holds one topic."""
 
 
 class TopicRow(NamedTuple):
@@ -144,6 +147,26 @@ def snapshots_in_force(reports: Sequence[FileReport]) -> list[FileReport]:
             if owner not in newest or newest[owner].header["number"] < report.header["number"]:
                 newest[owner] = report
     return sorted(newest.values(), key=lambda report: (-report.header["number"], report.path))
+
+
+def listed_by(report: FileReport, snapshots: Sequence[FileReport]) -> list[tuple[str, int]]:
+    """(stem, number) of the segments that must be there by the word of this one among `snapshots`.
+
+    A snapshot of an earlier number of shards lies there for as long as a shard of today has none. Of topics
+    on which others have the last word by now it may list segments that were removed long ago, or half.
+    """
+    governs = partial(_governs, report, snapshots)
+    has_topics = any(governs(int(row.topic_id)) for row in report.more["topics"])
+    found = []
+    for stem, number, _ in report.more["facts"].segments:
+        of_one = _OF_ONE.match(stem)
+        if governs(int(of_one[1], 16)) if of_one else has_topics:
+            found.append((stem, number))
+    return found
+
+
+def _governs(report: FileReport, snapshots: Sequence[FileReport], topic_id: int) -> bool:
+    return governing(snapshots, topic_id) is report
 
 
 def governing(snapshots: Sequence[FileReport], topic_id: int) -> FileReport | None:

@@ -58,6 +58,7 @@ FOUND = {
     7399420000201555: "a topic that was removed behind a snapshot nobody was told of was back",
     7399420792100801: "records that expired while a delete waited for a file were taken away twice",
     7399420792101334: "a gateway showed deleted records that a later frame holds once more",
+    7399420792104989: "(the verifier: what was left of a segment that only an earlier layout listed)",
     7399420000202462: "segments superseded by an unfinished checkpoint of another layout were lost with it",
     200_097: "(the judge: an answer that came when power was lost already)",
     201_397: "(the judge: a deletion that a loss of power undid)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,10 +53,10 @@ def lay(disk: SimulatedDisk, path: str, target: Path) -> None:
         disk.close(fd)
 
 
-def verified(world: World, target: Path) -> Verification:
+def verified(world: World, target: Path, **options: Any) -> Verification:
     world.kill()
     lay(world.disk, DATA, target)
-    return verify_directory(str(target), jobs=1)
+    return verify_directory(str(target), jobs=1, **options)
 
 
 @pytest.fixture
@@ -109,3 +110,34 @@ def test_a_removed_topic_is_not_there_when_only_the_log_that_made_it_is_left(wor
     found = verified(world, tmp_path / "data")
     assert not found.is_damaged, found.findings
     assert {topic.topic for topic in found.topics} == set(NAMES)
+
+
+def test_what_is_left_of_a_removed_topics_segment_is_no_damage_whatever_an_earlier_layout_lists(tmp_path):
+    """The snapshot of one shard alone stays while one of three has none of its own. The topic was removed
+    since, and a loss of power or an error ended the removal of its segment before its index went."""
+    world = World(SimulatedDisk(DATA))
+    world.start()
+    for name in ("large", "other"):
+        world.put(name, durability="fsync")
+        for _ in range(40):
+            world.append(name, [b"x" * 30_000])
+    checkpoint(world)
+    topic_id = world.topic("large").topic_id
+    directory = f"{DATA}/topics/{topic_id:016x}"
+    parts = world.disk.list_dir(directory)
+    world.kill()
+    world.start(3)
+    world.request(m.TopicDelete("large"))
+    shard = shard_of(topic_id, 3)
+    checkpoint(world, shard)
+    (number,) = [ref.number for ref in world.runs[shard].core.checkpoint.sealed.refs.values()]
+    assert world.ask(world.runs[shard], m.SegmentsChange([], [number])).accepted
+    checkpoint(world, shard)
+    for part in parts:
+        if world.disk.exists(f"{directory}/{part}") and not part.endswith(".idx"):
+            world.disk.unlink(f"{directory}/{part}")
+    assert [part[-4:] for part in world.disk.list_dir(directory)] == [".idx"]
+    (tmp_path / "cold").mkdir()
+    found = verified(world, tmp_path / "data", cold_dir=str(tmp_path / "cold"))
+    assert not found.is_damaged, found.findings
+    assert {topic.topic for topic in found.topics} == {"other"}

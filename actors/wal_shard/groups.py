@@ -16,7 +16,7 @@ import numpy as np
 
 from actors.wal_shard.group import Group
 from actors.wal_shard.group_numbers import GroupNumbers
-from actors.wal_shard.queues import live_of, node_of, reason_of
+from actors.wal_shard.job_requests import live_of, node_of, reason_of
 from actors.wal_shard.records import frame_of
 from actors.wal_shard.removal import Removals
 from actors.wal_shard.waiting import Waiting

@@ -13,7 +13,6 @@ request that comes again, under its number, has the answer it had.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,14 +23,29 @@ from pyroaring import BitMap64
 
 from actors.wal_shard.durable_leases import DurableLeases, answer_of
 from actors.wal_shard.group import Group
+from actors.wal_shard.job_requests import (
+    Names,
+    bytes_of,
+    damage_of,
+    entries,
+    lease_ms_of,
+    levels_of,
+    live_of,
+    marks_of,
+    node_of,
+    numbers_of,
+    reason_of,
+    skipped_of,
+    was_deleted,
+)
 from actors.wal_shard.job_sizes import JobSizes
+from actors.wal_shard.kept_answers import KeptAnswers
 from actors.wal_shard.queue_numbers import DEAD_LETTERED, QueueNumbers, live_count
 from actors.wal_shard.removal import Learn, Learned, Question, Removals
 from actors.wal_shard.waiting import Waiting
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import (
-    BatchTooLarge,
     CorruptData,
     Internal,
     InvalidRequest,
@@ -41,24 +55,16 @@ from ringlog.errors import (
     TopicNotFound,
 )
 from ringlog.limits import (
-    ANSWER_ROWS_KEPT_MAX,
-    ANSWERS_KEPT_MAX,
     CLAIM_JOBS_MAX,
     COHORT_JOBS_MAX,
-    DEAD_LETTER_REASON_BYTES_MAX,
     DURABLE_RETRY_MS,
     GROUP_BYTES_MAX,
     JOBS_PER_REQUEST_MAX,
-    LEASE_MS_MAX,
-    LEASE_MS_MIN,
     LINKS_MAX,
     NACK_DELAY_MS_MAX,
-    NODE_BYTES_MAX,
 )
 from ringlog.queue.again import entries_of, still_held
-from ringlog.queue.apart import Marks
-from ringlog.queue.live import Live
-from ringlog.queue.state import I64, U64, Claimed, Matched, Order, Queue, Wish
+from ringlog.queue.state import I64, Claimed, Matched, Order, Queue, Wish
 from ringlog.queue.tokens import Tokens, incarnation_of
 from ringlog.topic.config import QUEUE
 from ringlog.topic.directory import Directory
@@ -67,8 +73,6 @@ from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
 _Kept = TypeVar("_Kept", m.JobsClaimed, m.JobsAcked, m.JobsNacked, m.JobsExtended, m.JobsRejected)
-_Names = m.JobsAck | m.JobsNack | m.JobsExtend | m.JobsReject
-"""Requests that name jobs."""
 
 
 @dataclass(slots=True)
@@ -91,9 +95,7 @@ class Queues:
         self._removals = removals
         self._tokens = Tokens(incarnation)
         self._queues: dict[int, Queue] = {}
-        self._answers: OrderedDict[int, m.Message] = OrderedDict()
-        """Latest answers, by the number of their request."""
-        self._answer_rows = 0
+        self._answers = KeptAnswers()
         self._decided: _Decided | None = None
         self._sizes = JobSizes()
         self._sizes_asked: m.Message | None = None
@@ -185,7 +187,7 @@ class Queues:
         wishes = [
             Wish(
                 node_of(each), min(max(each.max, 1), CLAIM_JOBS_MAX),
-                _lease_ms(each.lease_ms or config.lease_ms), self._link_of((each.pid, each.born)),
+                lease_ms_of(each.lease_ms or config.lease_ms), self._link_of((each.pid, each.born)),
                 each.by_number,
             )
             for each in messages
@@ -249,7 +251,7 @@ class Queues:
             return []  # Its handler says so.
         if not len(matched.leased):
             return []
-        numbers = _numbers(matched.leased)
+        numbers = numbers_of(matched.leased)
         removal = self._known_removal(topic, matched.leased, numbers)
         if removal is None and self._sizes_asked is not message:
             self._sizes_asked = message
@@ -312,7 +314,7 @@ class Queues:
         acked = len(message.seqs) // 8 - len(skipped)
         counts = queue.counts(live_count(topic))
         return self._keep(
-            message.call, m.JobsAcked(topic.name, acked, _bytes_of(skipped), counts.ready, counts.in_flight)
+            message.call, m.JobsAcked(topic.name, acked, bytes_of(skipped), counts.ready, counts.in_flight)
         )
 
     def _found_out(self, matched: Matched) -> Removal | None:
@@ -333,7 +335,7 @@ class Queues:
         """Without those that an earlier incarnation's holder acked, as far as can be known (see above)."""
         if not message.tokens or not len(skipped) or not message.in_time:
             return skipped
-        seqs, tokens = _entries(message)
+        seqs, tokens = entries(message)
         assert tokens is not None
         token_of = dict(zip(seqs.tolist(), tokens.tolist(), strict=True))
         is_gone = [
@@ -354,10 +356,10 @@ class Queues:
         self.durable.released(topic, message, matched, delay_ms, group, now_us // 1_000)
         self.waiting.wake(topic.topic_id)
         counts = queue.counts(live_count(topic))
-        skipped = _skipped(matched)
+        skipped = skipped_of(matched)
         return self._keep(
             message.call,
-            m.JobsNacked(topic.name, len(matched.leased), _bytes_of(skipped), counts.ready, counts.in_flight),
+            m.JobsNacked(topic.name, len(matched.leased), bytes_of(skipped), counts.ready, counts.in_flight),
         )
 
     def _extend(self, message: m.JobsExtend, event: ControlReceived, group: Group, now_us: int) -> m.Message:
@@ -366,13 +368,13 @@ class Queues:
             return answer
         if message.lease_ms < 0:
             raise InvalidRequest("a number is negative", field="lease_ms")
-        lease_ms = _lease_ms(message.lease_ms or topic.config.lease_ms)
+        lease_ms = lease_ms_of(message.lease_ms or topic.config.lease_ms)
         deadline = self._queue(topic).extend(matched, lease_ms, now_us // 1_000)
         self.durable.extended(topic, message, matched, deadline, group, now_us // 1_000)
         self.waiting.wake(topic.topic_id)
         return self._keep(
             message.call,
-            m.JobsExtended(topic.name, len(matched.leased), _bytes_of(_skipped(matched)), deadline),
+            m.JobsExtended(topic.name, len(matched.leased), bytes_of(skipped_of(matched)), deadline),
         )
 
     def _reject(self, message: m.JobsReject, event: ControlReceived, group: Group, now_us: int) -> m.Message:
@@ -387,7 +389,7 @@ class Queues:
         self.set_aside += len(matched.leased)
         return self._keep(
             message.call,
-            m.JobsRejected(topic.name, len(matched.leased), _bytes_of(_skipped(matched))),
+            m.JobsRejected(topic.name, len(matched.leased), bytes_of(skipped_of(matched))),
         )
 
     def _stats(self, message: m.QueueStats, event: ControlReceived, group: Group, now_us: int) -> m.Message:
@@ -449,7 +451,7 @@ class Queues:
         return self._removals.questions_to_learn(asked, self._now_us) if asked else []
 
     def _unlearned(self, topic: Topic) -> Learn | None:
-        queue, levels = self._queue(topic), _levels_of(topic)
+        queue, levels = self._queue(topic), levels_of(topic)
         if queue.levels != levels:
             queue.unmark(levels)
         if topic.marked_to <= queue.marked_to or topic.head_seq <= queue.marked_to:
@@ -471,18 +473,18 @@ class Queues:
                 self._sizes.learn(topic.topic_id, *found.sizes)
         elif isinstance(found, CorruptData):
             self._damaged[topic.topic_id] = found
-            self.waiting.dismiss(_damage(topic, found), topic.topic_id)
+            self.waiting.dismiss(damage_of(topic, found), topic.topic_id)
         elif learn.put:
             self._put_us[topic.topic_id] = (learn.put, found.put_us)
         else:
-            marks = _marks_of(found.marks, _levels_of(topic))
+            marks = marks_of(found.marks, levels_of(topic))
             self._queue(topic).feed(marks, live_of(topic), learn.last, self._now_us // 1_000)
             self.waiting.wake(topic.topic_id)
 
-    def _matched(self, message: _Names, now_us: int) -> tuple[Topic, Matched]:
+    def _matched(self, message: Names, now_us: int) -> tuple[Topic, Matched]:
         topic = self._found(message)
         node = node_of(message)
-        seqs, tokens = _entries(message)
+        seqs, tokens = entries(message)
         return topic, self._queue(topic).match(seqs, tokens, node, now_us // 1_000)
 
     # -- dead letters ---------------------------------------------------------------------------------
@@ -622,7 +624,7 @@ class Queues:
             self._adopt(topic, durable.queue)
             for call, change in durable.calls.items():
                 if (answer := answer_of(topic, durable, change)) is not None:
-                    self._remember(call, answer)
+                    self._answers.keep(call, answer)
 
     def forget(self, topic: Topic) -> None:
         """The topic is no more."""
@@ -650,7 +652,7 @@ class Queues:
         if getattr(message, "call", 0) < 0:
             raise InvalidRequest("a number is negative", topic=topic.name, field="call")
         if (damage := self._damaged.pop(topic.topic_id, None)) is not None:
-            raise _damage(topic, damage)
+            raise damage_of(topic, damage)
         return topic
 
     def _queue(self, topic: Topic) -> Queue:
@@ -668,103 +670,10 @@ class Queues:
         """Remember an answer, for who asks again."""
         self.numbers.note(answer)
         if call:
-            self._remember(call, answer)
+            self._answers.keep(call, answer)
         return answer
-
-    def _remember(self, call: int, answer: m.Message) -> None:
-        if call in self._answers:
-            self._answer_rows -= _rows_in(self._answers.pop(call))
-        self._answers[call] = answer
-        self._answer_rows += _rows_in(answer)
-        while len(self._answers) > ANSWERS_KEPT_MAX or self._answer_rows > ANSWER_ROWS_KEPT_MAX:
-            self._answer_rows -= _rows_in(self._answers.popitem(last=False)[1])
 
     def check(self) -> None:
         """Assert what must be true of every queue."""
         for queue in self._queues.values():
             queue.check()
-
-
-def _levels_of(topic: Topic) -> int:
-    config = topic.config
-    return config.priority_levels if config.record_priority and config.priority_levels > 1 else 0
-
-
-def _marks_of(found: Any, levels: int) -> Marks:
-    """What storage said, as a queue understands it: whole milliseconds, never early, and levels there are."""
-    at_ms = -(-found.not_before // 1_000)
-    if levels:
-        of_level = np.minimum(found.priorities, np.uint8(levels - 1))
-    else:
-        of_level = np.zeros(len(at_ms), np.uint8)
-    chosen = (at_ms > 0) | (of_level > 0)
-    return Marks(found.seqs.astype(np.int64)[chosen], at_ms[chosen], of_level[chosen])
-
-
-def _damage(topic: Topic, damage: CorruptData) -> Internal:
-    return Internal(
-        "stored records are damaged, so no job is handed out", topic=topic.name, reason=str(damage)
-    )
-
-
-def live_of(topic: Topic) -> Live:
-    """Which of its jobs are alive and published."""
-    return Live(front_of(topic), topic.head_seq, topic.dead, topic.lost)
-
-
-def was_deleted(topic: Topic, seq: int) -> bool:
-    """Did somebody ask for the end of this record? Not what a cap, a TTL or a restart took."""
-    if not topic.evict_floor <= seq <= topic.head_seq or any(a <= seq <= b for a, b in topic.lost):
-        return False
-    return seq < topic.delete_floor or (topic.dead is not None and seq in topic.dead)
-
-
-def node_of(message: Any) -> bytes:
-    """Who asks; raises InvalidRequest."""
-    node: bytes = message.node.encode()
-    if not 1 <= len(node) <= NODE_BYTES_MAX:
-        raise InvalidRequest("a node has a name", field="node", bytes=len(node), max=NODE_BYTES_MAX)
-    return node
-
-
-def _entries(message: _Names) -> tuple[I64, U64 | None]:
-    """The jobs a request names and their tokens; raises BatchTooLarge, InvalidRequest (QA-2)."""
-    count, rest = divmod(len(message.seqs), 8)
-    if rest or (message.tokens and len(message.tokens) != len(message.seqs)):
-        raise InvalidRequest(
-            "numbers and tokens are 8 bytes each, and as many", seqs=len(message.seqs),
-            tokens=len(message.tokens),
-        )  # fmt: skip
-    if count > JOBS_PER_REQUEST_MAX:
-        raise BatchTooLarge("too many jobs at once", seqs=count, max=JOBS_PER_REQUEST_MAX)
-    seqs = np.frombuffer(message.seqs, dtype="<i8")
-    return seqs, np.frombuffer(message.tokens, dtype="<u8") if message.tokens else None
-
-
-def _rows_in(answer: Any) -> int:
-    return 1 + (len(answer.runs) if isinstance(answer, m.JobsClaimed) else len(answer.skipped) // 8)
-
-
-def reason_of(text: str) -> str:
-    """The first line of a reason, as much as is kept (L27)."""
-    line = text.partition("\n")[0].strip().encode(errors="replace")
-    if len(line) <= DEAD_LETTER_REASON_BYTES_MAX:
-        return line.decode()
-    return line[: DEAD_LETTER_REASON_BYTES_MAX - 3].decode(errors="ignore") + "..."
-
-
-def _lease_ms(wanted: int) -> int:
-    return min(max(wanted, LEASE_MS_MIN), LEASE_MS_MAX)
-
-
-def _skipped(matched: Matched) -> I64:
-    """Of a nack or an extend: jobs that were deleted are not held either."""
-    return np.concatenate((matched.skipped, matched.gone))
-
-
-def _numbers(seqs: I64) -> BitMap64:
-    return BitMap64(seqs.tolist())
-
-
-def _bytes_of(seqs: I64) -> bytes:
-    return np.ascontiguousarray(seqs, dtype="<i8").tobytes()

@@ -9,7 +9,7 @@ import pytest
 from removal_world import append, delete, read, started
 
 from actors.wal_shard import events as ev
-from actors.wal_shard import queues, waiting
+from actors.wal_shard import kept_answers, waiting
 from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, Status, TopicNotFound
@@ -344,8 +344,8 @@ def test_an_ack_sent_again_to_a_successor_counts_when_its_deletion_is_there(worl
 
 
 def test_answers_are_kept_for_a_bounded_number_of_requests(world, monkeypatch):
-    monkeypatch.setattr(queues, "ANSWERS_KEPT_MAX", 2)
-    monkeypatch.setattr(queues, "ANSWER_ROWS_KEPT_MAX", 8)
+    monkeypatch.setattr(kept_answers, "ANSWERS_KEPT_MAX", 2)
+    monkeypatch.setattr(kept_answers, "ANSWER_ROWS_KEPT_MAX", 8)
     make(world, 9)
     for call in range(1, 6):
         claim(world, 1, call=call)

@@ -1,0 +1,112 @@
+"""What requests about jobs say, and what is said of a queue's topic: read and judged, nothing else. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pyroaring import BitMap64
+
+from ringlog.envelope import messages as m
+from ringlog.errors import BatchTooLarge, CorruptData, Internal, InvalidRequest
+from ringlog.limits import (
+    DEAD_LETTER_REASON_BYTES_MAX,
+    JOBS_PER_REQUEST_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    NODE_BYTES_MAX,
+)
+from ringlog.queue.apart import Marks
+from ringlog.queue.live import Live
+from ringlog.queue.state import I64, U64, Matched
+from ringlog.topic.retention import front_of
+from ringlog.topic.state import Topic
+
+Names = m.JobsAck | m.JobsNack | m.JobsExtend | m.JobsReject
+"""Requests that name jobs."""
+
+
+def levels_of(topic: Topic) -> int:
+    """Levels of priority that its jobs are handed out by; 0: none."""
+    config = topic.config
+    return config.priority_levels if config.record_priority and config.priority_levels > 1 else 0
+
+
+def marks_of(found: Any, levels: int) -> Marks:
+    """What storage said, as a queue understands it: whole milliseconds, never early, and levels there are."""
+    at_ms = -(-found.not_before // 1_000)
+    if levels:
+        of_level = np.minimum(found.priorities, np.uint8(levels - 1))
+    else:
+        of_level = np.zeros(len(at_ms), np.uint8)
+    chosen = (at_ms > 0) | (of_level > 0)
+    return Marks(found.seqs.astype(np.int64)[chosen], at_ms[chosen], of_level[chosen])
+
+
+def damage_of(topic: Topic, damage: CorruptData) -> Internal:
+    """What requests about a queue are told whose records cannot be read."""
+    return Internal(
+        "stored records are damaged, so no job is handed out", topic=topic.name, reason=str(damage)
+    )
+
+
+def live_of(topic: Topic) -> Live:
+    """Which of its jobs are alive and published."""
+    return Live(front_of(topic), topic.head_seq, topic.dead, topic.lost)
+
+
+def was_deleted(topic: Topic, seq: int) -> bool:
+    """Did somebody ask for the end of this record? Not what a cap, a TTL or a restart took."""
+    if not topic.evict_floor <= seq <= topic.head_seq or any(a <= seq <= b for a, b in topic.lost):
+        return False
+    return seq < topic.delete_floor or (topic.dead is not None and seq in topic.dead)
+
+
+def node_of(message: Any) -> bytes:
+    """Who asks; raises InvalidRequest."""
+    node: bytes = message.node.encode()
+    if not 1 <= len(node) <= NODE_BYTES_MAX:
+        raise InvalidRequest("a node has a name", field="node", bytes=len(node), max=NODE_BYTES_MAX)
+    return node
+
+
+def entries(message: Names) -> tuple[I64, U64 | None]:
+    """The jobs a request names and their tokens; raises BatchTooLarge, InvalidRequest (QA-2)."""
+    count, rest = divmod(len(message.seqs), 8)
+    if rest or (message.tokens and len(message.tokens) != len(message.seqs)):
+        raise InvalidRequest(
+            "numbers and tokens are 8 bytes each, and as many", seqs=len(message.seqs),
+            tokens=len(message.tokens),
+        )  # fmt: skip
+    if count > JOBS_PER_REQUEST_MAX:
+        raise BatchTooLarge("too many jobs at once", seqs=count, max=JOBS_PER_REQUEST_MAX)
+    seqs = np.frombuffer(message.seqs, dtype="<i8")
+    return seqs, np.frombuffer(message.tokens, dtype="<u8") if message.tokens else None
+
+
+def reason_of(text: str) -> str:
+    """The first line of a reason, as much as is kept (L27)."""
+    line = text.partition("\n")[0].strip().encode(errors="replace")
+    if len(line) <= DEAD_LETTER_REASON_BYTES_MAX:
+        return line.decode()
+    return line[: DEAD_LETTER_REASON_BYTES_MAX - 3].decode(errors="ignore") + "..."
+
+
+def lease_ms_of(wanted: int) -> int:
+    """How long a lease lasts, as near to what is wanted as it may be."""
+    return min(max(wanted, LEASE_MS_MIN), LEASE_MS_MAX)
+
+
+def skipped_of(matched: Matched) -> I64:
+    """Of a nack or an extend: jobs that were deleted are not held either."""
+    return np.concatenate((matched.skipped, matched.gone))
+
+
+def numbers_of(seqs: I64) -> BitMap64:
+    """The same as a set."""
+    return BitMap64(seqs.tolist())
+
+
+def bytes_of(seqs: I64) -> bytes:
+    """As they travel: 8 bytes each."""
+    return np.ascontiguousarray(seqs, dtype="<i8").tobytes()

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -36,14 +36,13 @@ from ringlog.limits import (
     GROUP_CALLS_PER_MEMBER_MAX,
     GROUP_PENDING_MAX,
 )
+from ringlog.queue.due import Due
 from ringlog.queue.live import Live, Span
 from ringlog.queue.runs import BLOCK, DELAYED, LEASED, RETURNED
 from ringlog.queue.state import U64, LeaseRun
 from ringlog.queue.stretches import spans_of
 from ringlog.queue.tokens import Tokens
 
-_ROW_BITS = 32
-_ROW_MASK = (1 << _ROW_BITS) - 1
 _STALE_MAX = 1_024
 """Entries of a heap that hold no longer, beside as many as hold; beyond it the heap is made anew."""
 _CLEAR_OF_STATES = (LEASED, DELAYED, RETURNED)
@@ -104,10 +103,9 @@ class ConsumerGroup:
         self._call_rows = 0
         self._calls_of: dict[str, OrderedDict[int, None]] = {}
         """The same numbers by member, each the oldest first."""
-        self._due: list[int] = []
-        """Heap of (instant, row) in one number; one counts only while the row says the same."""
+        self._due = Due(self._instant)
         self._returned: list[int] = []
-        """Heap of first positions of returned runs; the same."""
+        """Heap of first positions of returned runs; one counts only while its run is there and returned."""
         self._spent: list[int] = []
         """Of spent ones; the same."""
 
@@ -138,26 +136,18 @@ class ConsumerGroup:
 
     def settle(self, now_ms: int) -> None:
         """Leases and delays that are over by now have ended."""
-        due = self._due
-        while due and due[0] >> _ROW_BITS <= now_ms:
-            entry = heappop(due)
-            if self._is_due(entry):
-                row = entry & _ROW_MASK
-                self._exit(row)
-                self.enter(row, RETURNED)
+        for row in self._due.take(now_ms):
+            self._exit(row)
+            self.enter(row, RETURNED)
 
     def next_due_ms(self) -> int | None:
         """When the next lease or delay ends; None = none will."""
-        while self._due and not self._is_due(self._due[0]):
-            heappop(self._due)
-        return self._due[0] >> _ROW_BITS if self._due else None
-
-    def _is_due(self, entry: int) -> bool:
-        row = entry & _ROW_MASK
-        return row < len(self.entries.state) and self._instant(row) == entry >> _ROW_BITS
+        return self._due.next_ms()
 
     def _instant(self, row: int) -> int:
         """When this run's state ends; -1 = never. A lease is held at its deadline still (QL-8)."""
+        if row >= len(self.entries.state):
+            return -1
         state, at = self.entries.state[row], self.entries.at[row]
         return at + 1 if state == LEASED else at if state == DELAYED else -1
 
@@ -539,10 +529,7 @@ class ConsumerGroup:
             self.members.add(entries.holder[row], size)
         else:
             self.delayed += size
-        heappush(self._due, self._instant(row) << _ROW_BITS | row)
-        if len(self._due) > 2 * len(entries) + _STALE_MAX:
-            self._due = list({entry for entry in self._due if self._is_due(entry)})
-            heapify(self._due)
+        self._due.note(row, len(entries))
 
     def _is_returned(self, first: int) -> bool:
         return self._holds(first, is_spent=False)

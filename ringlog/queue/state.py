@@ -14,7 +14,7 @@ Invariants, which `check` counts again:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from ringlog.limits import DEAD_LETTER_REASONS_MAX, DEAD_LETTERS_PER_CLAIM_MAX, 
 from ringlog.queue.ages import Ages, Waits
 from ringlog.queue.apart import Apart, Marks
 from ringlog.queue.cohort import fair_shares, split
+from ringlog.queue.due import Due
 from ringlog.queue.holders import Holders
 from ringlog.queue.live import Live, Span, next_alive
 from ringlog.queue.runs import BLOCK, BLOCK_SHIFT, DELAYED, GONE, LEASED, RETURNED, SPENT, Runs
@@ -35,8 +36,6 @@ from ringlog.queue.told import I64, PLAIN, U64, Claimed, Counts, LeaseRun, Match
 __all__ = ["I64", "PLAIN", "U64", "Claimed", "Counts", "LeaseRun", "Matched", "Order", "Queue", "Wish"]
 
 _NONE: I64 = np.zeros(0, np.int64)
-_ROW_BITS = 32
-_ROW_MASK = (1 << _ROW_BITS) - 1
 _STALE_MAX = 1_024
 """Entries of a heap that hold no longer, beside as many as hold; beyond it the heap is made anew."""
 
@@ -73,8 +72,7 @@ class Queue:
         """Most jobs that may be known: beyond it none is handed out for the first time. 0 = any number."""
         self._tokens = tokens
         self._holders = Holders()
-        self._due: list[int] = []
-        """Heap of (instant, row) in one number; one counts only while the row says the same."""
+        self._due = Due(self._instant)
         self._timed = 0
         """Runs with an instant."""
         self._returned: list[int] = []
@@ -89,43 +87,31 @@ class Queue:
         """What has expired by now is ready again."""
         if self.apart.delayed and self.apart.settle(self.cursor, now_ms):
             self.changes += 1
-        due, runs = self._due, self.runs
-        while due and due[0] >> _ROW_BITS <= now_ms:
-            entry = heappop(due)
-            row = entry & _ROW_MASK
-            if not self._is_due(entry):
-                continue
-            if runs.state[row] == GONE:
+        if not self._due:
+            return
+        for row in self._due.take(now_ms):
+            if self.runs.state[row] == GONE:
                 self._forget(row)
             else:
                 self._return(row)
 
     def next_due_ms(self) -> int | None:
         """When the next lease or delay ends; None = none will."""
-        while self._due and not self._is_due(self._due[0]):
-            heappop(self._due)
-        times = [self._due[0] >> _ROW_BITS] if self._due else []
-        if (marked := self.apart.next_ms()) is not None:
-            times.append(marked)
-        return min(times, default=None)
-
-    def _is_due(self, entry: int) -> bool:
-        row = entry & _ROW_MASK
-        return row < len(self.runs.state) and self._instant(row) == entry >> _ROW_BITS
+        times = (self._due.next_ms(), self.apart.next_ms())
+        return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     def _instant(self, row: int) -> int:
         """When this run's state ends; -1 = never. A lease is held at its deadline still (QL-8), a delay is
         over at its end (QN-3)."""
+        if row >= len(self.runs.state):
+            return -1
         state = self.runs.state[row]
         if state in {LEASED, GONE}:
             return self.runs.at[row] + 1
         return self.runs.at[row] if state == DELAYED else -1
 
     def _wait_for(self, row: int) -> None:
-        heappush(self._due, self._instant(row) << _ROW_BITS | row)
-        if len(self._due) > 2 * self._timed + _STALE_MAX:
-            self._due = list({entry for entry in self._due if self._is_due(entry)})
-            heapify(self._due)
+        self._due.note(row, self._timed)
 
     # -- operations -----------------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ def _judge_job(
     for first, second in pairwise(claims):
         found.doubles += 1
         found.explained[_explain(name, first, second, story, deaths, lease_ms, found)] += 1
-    _judge_ends(name, finished, claims, deaths, found)
+    _judge_ends(name, finished, claims, story, deaths, found)
 
 
 def _judge_loss(value: int, story: list[Any], letters: int, found: Judgement) -> None:
@@ -179,11 +179,16 @@ def _told(story: list[Any], from_ns: int, deaths: Sequence[Death]) -> str:
 
 
 def _judge_ends(
-    name: str, finished: list[Any], claims: list[Any], deaths: Sequence[Death], found: Judgement
-) -> None:
+    name: str, finished: list[Any], claims: list[Any], story: list[Any], deaths: Sequence[Death],
+    found: Judgement,
+) -> None:  # fmt: skip
     clients = {int(row["client"]) for row in finished}
     if len(finished) < 2 or not claims:
         return
-    from_ns, to_ns = claims[0]["begun_ns"], max(row["at_ns"] for row in finished)
+    # The claim that was noted first need not have been the first; see `_explain`.
+    from_ns, to_ns = min(row["begun_ns"] for row in claims), max(row["at_ns"] for row in finished)
     if not any(d.ends_leases and d.to_ns >= from_ns and d.from_ns <= to_ns for d in deaths):
-        found.says("a job is finished twice", f"{name} by clients {sorted(clients)}, and no shard died")
+        told = _told(story, int(from_ns), deaths)
+        found.says(
+            "a job is finished twice", f"{name} by clients {sorted(clients)}, and no shard died; {told}"
+        )

@@ -73,6 +73,9 @@ def test_a_job_that_goes_its_way_is_counted() -> None:
         # The claim noted last had the job first: its answer was a long time on its way.
         (Story().put().claim(1_240, 3, begun=1_150).ack(1_245, 3).claim(1_260, 2, begun=10), (),
          "lease ended"),
+        # The same behind the death of its shard: both acks are of one deletion, the older one by its token.
+        (Story().put().claim(150, 3, begun=110).ack(155, 3).claim(160, 2, begun=10).ack(165, 2),
+         (shard_died(50),), "shard died"),
     ],
 )  # fmt: skip
 def test_a_job_that_is_handed_out_again_is_explained(

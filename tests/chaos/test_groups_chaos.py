@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -266,7 +267,9 @@ groups.Groups._log = forgetful
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("op", "fault"), [("ACKED", "a record came back"), ("COMMITTED", "a floor goes back")]
+    # a lost commit is told by the floor or by what is given again, whichever is looked at first
+    ("op", "fault"),
+    [("ACKED", "a record came back"), ("COMMITTED", r"a floor goes back|\d was committed")],
 )
 def test_what_is_answered_and_not_logged_is_noticed(
     storm: Callable[[float, float], Account], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str,
@@ -278,4 +281,4 @@ def test_what_is_answered_and_not_logged_is_noticed(
     (code / "sitecustomize.py").write_text(PLANTED.format(op=op))
     monkeypatch.setattr(Engine, "code_first", (str(code),))
     account = storm(5.0, 10.0)
-    assert any(fault in finding.story for finding in account.findings), account.findings
+    assert any(re.search(fault, finding.story) for finding in account.findings), account.findings

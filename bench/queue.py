@@ -39,7 +39,7 @@ def rows(only: str = "") -> list[Row]:
     found: list[Row] = []
     for name, build in (
         ("batch", lambda: _rate_rows("queue_batch_100_4_workers", 4, 100, "memory", 400_000, 100, 300_000)),
-        ("batch loop", lambda: _loop_rows("queue_loop_100_4_workers", 4, 100, "memory", 800_000, 300_000)),
+        ("batch loop", lambda: _loop_rows("queue_loop_100_4_workers", 4, 100, "memory", 1_600_000, 300_000)),
         ("single", lambda: _rate_rows("queue_single_disk_1_worker", 1, 1, "disk", 20_000, 1, 10_000)),
         ("single loop", lambda: _loop_rows("queue_loop_disk_1_worker", 1, 1, "disk", 150_000, 10_000)),
         ("fsync", lambda: _rate_rows("queue_single_fsync_64_workers", 64, 1, "fsync", 40_000, 1, 20_000)),
@@ -112,7 +112,7 @@ def _loop_rows(id: str, workers: int, batch: int, durability: str, jobs: int, le
         return empty(server, workers, batch, SECONDS, is_loop=True).jobs_per_s
 
     way = (
-        "batches(100)"
+        "batches(100, max_in_flight=1_000)"
         if batch > 1
         else "jobs(max_in_flight=64, ack_behind=True), each job a block of its own"
     )

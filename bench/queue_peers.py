@@ -26,7 +26,9 @@ FILL_PART = 100_000
 """Jobs of one call that fills a queue."""
 ALONE = "storage.enabled=false"
 LOOP_JOBS = 64
-"""Jobs that a loop has in flight."""
+"""Jobs that a loop over single jobs has in flight."""
+BATCHES_JOBS = 1_000
+"""Jobs that a loop over batches has in flight."""
 END = b"no more jobs"
 """A job at which a loop of ours ends; those of the others end when there is none."""
 LEASE_MS = 120_000
@@ -64,7 +66,7 @@ class Worker(Protocol):
 def loop_by_hand(worker: Worker, batch: int) -> Iterator[int]:
     """Claim many and ack all of them at once, also where they are worked on one by one: which spares the
     peers what ours does for each job."""
-    while payloads := (jobs := worker.claim(LOOP_JOBS if batch == 1 else batch, 0)).payloads:
+    while payloads := (jobs := worker.claim(LOOP_JOBS if batch == 1 else BATCHES_JOBS, 0)).payloads:
         worker.ack(jobs)
         yield len(payloads)
 
@@ -94,7 +96,7 @@ class RinglogWorker:
                     if job.data == END:
                         return
                 yield 1
-        for jobs in self._queue.batches(batch):
+        for jobs in self._queue.batches(batch, max_in_flight=BATCHES_JOBS):
             payloads = jobs.payloads()
             if END in payloads:
                 # Those behind it are other workers' ends, and are given back.

@@ -45,7 +45,7 @@ class Order:
     """Time to use. A class that enumerates a fixed set may need less; the runner kills at
     `limit_s` of the plan."""
     scratch: Path
-    """An empty directory of its own on a real disk, removed afterwards."""
+    """An empty directory of its own, removed afterwards; on a real disk unless the plan says `in_memory`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """From the plan; each class documents what it reads, and refuses what it does not know."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 import xxhash
@@ -31,10 +33,13 @@ ENDING = frozenset({"EngineStop", "Drain"})
 """What the engine's own user may ask for and gets: not sent to sockets of his."""
 STRIKES = 12
 """Messages over one connection; after sixteen that are none it is not listened to any more."""
+CONNECTIONS = 24
+"""Connections to one socket that say their messages at once."""
 SHAPES = 5
 """Variants of a body before the fields' edges begin."""
 PER_KIND = 16
 """Variants of one kind for one socket; the seed picks which."""
+_T = TypeVar("_T")
 _encoder = msgspec.msgpack.Encoder()
 _PLAIN = {str: "mine.log", int: 1, bool: False, bytes: b"", float: 0.0}
 _HEADER_FIELDS = {
@@ -81,6 +86,7 @@ def edges(arena: Arena, dice: random.Random, *, per_kind: int = PER_KIND) -> int
     passes = arena.passes()
     for endpoint in [arena.endpoint, *arena.sockets()]:
         key = arena.limited if endpoint == arena.endpoint else None
+        bursts = []
         for name in sorted(KINDS):
             if key is None and name in ENDING:
                 continue
@@ -89,31 +95,47 @@ def edges(arena: Arena, dice: random.Random, *, per_kind: int = PER_KIND) -> int
             chosen = always + dice.sample(others, min(per_kind, len(others)))
             # What asks for a pass over everything that the rounds so far have written is answered behind it.
             patience = ANSWER_S + SLOWER_MAX * passes.get(name, 0.0)
-            sent += _send_all(arena, endpoint, key, name, chosen, patience)
+            bursts += [_Burst(name, list(some), patience) for some in _batched(chosen, STRIKES)]
+        for together in _batched(bursts, CONNECTIONS):
+            sent += _send_all(arena, endpoint, key, together)
     sent += _frames(arena, a_producer(dice))
     must(arena.audit() == before, "records of somebody else moved")
     return sent
 
 
-def _send_all(
-    arena: Arena, endpoint: str, key: Any, name: str, bodies: list[list[Any]], patience: float
-) -> int:
-    sent = 0
-    for at in range(0, len(bodies), STRIKES):
-        some = bodies[at : at + STRIKES]
-        with arena.peer(endpoint, key) as peer:
-            for body in some:
-                attached = [a_frame(b"edge")] if name == "Append" else []
-                peer.send_multipart([_encoder.encode([PROTOCOL, name, 7, body]), *attached])
-            for answered in range(len(some)):
-                where = endpoint.rpartition("/")[2]
+@dataclass(frozen=True, slots=True)
+class _Burst:
+    """What goes over one connection."""
+
+    name: str
+    bodies: list[list[Any]]
+    patience: float
+    """Seconds until each is answered."""
+
+
+def _batched(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    for at in range(0, len(items), size):
+        yield items[at : at + size]
+
+
+def _send_all(arena: Arena, endpoint: str, key: Any, bursts: Sequence[_Burst]) -> int:
+    """Each over a connection of its own, all at once: background processes are slow to get a processor."""
+    where, patience = endpoint.rpartition("/")[2], max(burst.patience for burst in bursts)
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(arena.peer(endpoint, key)) for _ in bursts]
+        for peer, burst in zip(peers, bursts, strict=True):
+            for body in burst.bodies:
+                attached = [a_frame(b"edge")] if burst.name == "Append" else []
+                peer.send_multipart([_encoder.encode([PROTOCOL, burst.name, 7, body]), *attached])
+        for peer, burst in zip(peers, bursts, strict=True):
+            for answered in range(len(burst.bodies)):
                 must(
                     peer.poll(round(patience * 1000)),
-                    f"{where}: {name} got {answered} answers to {len(some)}: {some!r}\n{arena.log_tail()}",
+                    f"{where}: {burst.name} got {answered} answers to {len(burst.bodies)}: {burst.bodies!r}\n"
+                    f"{arena.log_tail()}",
                 )
                 peer.recv_multipart()
-        sent += len(some)
-    return sent
+    return sum(len(burst.bodies) for burst in bursts)
 
 
 def hostile_frames(topic_id: int, epoch: int, producer_id: int = 77) -> Iterator[tuple[str, bytes]]:

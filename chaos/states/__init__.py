@@ -84,6 +84,7 @@ def _run(order: Order, account: Account, longest: int, share: Share, only: list[
             account.found(f"{'+'.join(steps)} fails without a crash: {e}"[:300], "+".join(steps), str(e))
         account.did("longer_sequences" if is_extra else "sequences", 1, "RF-58")
         gc.collect()
+        gc.freeze()  # What is remembered of images is looked through once: it was a seventh of all time.
     _count(account, explorer.tally, offline)
     account.figures["cpu_s"] = round(time.process_time() - cpu, 1)
     account.figures["wall_s"] = round(time.monotonic() - begun, 1)

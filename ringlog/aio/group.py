@@ -91,10 +91,13 @@ class Group:
         )
 
     def batches(
-        self, size: int = 100, *, lease_ms: int | None = None, auto_extend: bool = True
-    ) -> AsyncIterator[Jobs[Job]]:
-        """Batch after batch, each acked when the next one is asked for. As Queue.batches."""
-        return self._leases.batches(size, lease_ms=lease_ms, auto_extend=auto_extend)
+        self, size: int = 100, *, max_in_flight: int | None = None, lease_ms: int | None = None,
+        auto_extend: bool = True,
+    ) -> AsyncIterator[Jobs[Job]]:  # fmt: skip
+        """Batch after batch, acked with the next claim. As Queue.batches."""
+        return self._leases.batches(
+            size, max_in_flight=max_in_flight, lease_ms=lease_ms, auto_extend=auto_extend
+        )
 
     async def ack(self, jobs: Iterable[Job]) -> Settled:
         """These are done for the group."""

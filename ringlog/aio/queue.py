@@ -12,8 +12,9 @@ from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ringlog.client.batches import Batches
 from ringlog.client.behind import Behind
-from ringlog.client.claimed import Claimed, Jobs, settled_together
+from ringlog.client.claimed import Claimed, Jobs, Leases, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
 from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
@@ -23,6 +24,7 @@ from ringlog.client.pages import Record, Tombstone
 from ringlog.client.queue import (
     GIVE_BACK_S,
     RETRY_S,
+    check_batches,
     check_claim,
     check_delay,
     check_iteration,
@@ -36,7 +38,6 @@ from ringlog.client.working import Wish, Working
 from ringlog.clock import SystemClock
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
 from ringlog.link.pending import Steps
-from ringlog.link.timers import Timer
 from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
@@ -211,42 +212,41 @@ class Queue:
                 await self._catch_up(behind)
 
     async def batches(
-        self, size: int = 100, *, lease_ms: int | None = None, auto_extend: bool = True
-    ) -> AsyncIterator[Jobs[Job]]:
-        """Batch after batch, each acked when the next one is asked for. Close the iterator (`aclosing`) to
-        give back at once what was not settled of the last one."""
-        check_iteration(size)
+        self, size: int = 100, *, max_in_flight: int | None = None, lease_ms: int | None = None,
+        auto_extend: bool = True,
+    ) -> AsyncIterator[Jobs[Job]]:  # fmt: skip
+        """Batch after batch, of claims of up to `max_in_flight` jobs, acked with the next claim. Close the
+        iterator (`aclosing`) to give back at once what was not settled."""
+        most = check_batches(size, max_in_flight)
         behind = Behind(self._working, self._shell.session)
+        batches = Batches(size, behind)
         self._behind.append(behind)
-        held: Claimed | None = None
-        timer: Timer | None = None
+        clock = self._shell.session.clock
         try:
             while not self._shell.is_closed:
-                if not (jobs := await self._next_batch(size, lease_ms)):
+                if not (jobs := await self._next_claim(most, lease_ms)):
                     continue
-                held = jobs.claimed
-                if auto_extend:
-                    timer = self._keep().keep_later(held.until_ns, held.lease_ms, held.to_keep)
-                yield jobs
-                behind.add_batch(held, timer)
-                held = timer = None
-                if (error := behind.take_error()) is not None:
-                    raise error
+                batches.begin(jobs.claimed, self._keep() if auto_extend else None)
+                part = batches.next(clock.monotonic_ns())
+                while part is not None:
+                    yield self._jobs_of(part)
+                    batches.done()
+                    part = batches.next(clock.monotonic_ns())
+                    if (error := behind.take_error()) is not None:
+                        raise error
         except RinglogError:
             if not self._shell.is_closed:
                 raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
             self._behind.remove(behind)
-            if timer is not None:
-                timer.cancel()
-            if held is not None:
-                await self._give_back(held.unsettled(), GIVE_BACK_S)
-                held.lose()
+            for leases in batches.leave():
+                await self._give_back(leases, GIVE_BACK_S)
+                lose(leases)
             await self._catch_up(behind)
 
-    async def _next_batch(self, size: int, lease_ms: int | None) -> Jobs[Job] | None:
+    async def _next_claim(self, most: int, lease_ms: int | None) -> Jobs[Job] | None:
         try:
-            return await self._claim(size, inf, lease_ms, False, Wish())
+            return await self._claim(most, inf, lease_ms, False, Wish())
         except RinglogError as e:
             await self._pause_after(e)
             return None
@@ -303,7 +303,7 @@ class Queue:
         unbegun.clear()
         await self._give_back([job.lease for job in left if not job.lease.is_over], timeout)
 
-    async def _give_back(self, leases: list[Lease] | Claimed, timeout: float) -> None:
+    async def _give_back(self, leases: Leases, timeout: float) -> None:
         if not len(leases) or self._shell.is_closed:
             return
         try:
@@ -312,11 +312,7 @@ class Queue:
             )
         except (TimeoutError, RinglogError):
             # The engine is not there: they end by themselves.
-            if isinstance(leases, Claimed):
-                leases.lose()
-            else:
-                for lease in leases:
-                    lease.lose()
+            lose(leases)
 
     async def ack(self, jobs: Iterable[Job]) -> Settled:
         """These jobs are done."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ringlog.client.claimed import Claimed
+from ringlog.client.claimed import Bundle, Claimed, Leases, lose, unsettled
 from ringlog.client.job import JobFacts
 from ringlog.client.leases import Lease
 from ringlog.client.results import Settled
@@ -21,13 +21,17 @@ from ringlog.link.timers import Timer
 
 log = logging.getLogger(__name__)
 
+MS = 1_000_000
+LINGER_MS = 10
+"""Longest that a batch waits, done, for the others of its claim: then it is acked without them."""
+
 
 class Acking(Protocol):
     """What acks need of a worker's view of a queue; see working.Working."""
 
     topic: str
 
-    def ack(self, connection: Any, leases: Sequence[Lease] | Claimed) -> Steps[Settled]: ...
+    def ack(self, connection: Any, leases: Leases) -> Steps[Settled]: ...
 
 
 class Behind:
@@ -36,6 +40,11 @@ class Behind:
     def __init__(self, working: Acking, connection: Any) -> None:
         self._working, self._connection = working, connection
         self._unsent: list[Lease] = []
+        self._batches: list[Claimed] = []
+        """Done, of one claim; acked together with the last of them, or after LINGER_MS."""
+        self._timers: list[Timer] = []
+        """What is of no use when these batches have been acked: they keep the leases of their claim."""
+        self._linger: Timer | None = None
         self._open = 0
         """Requests without an answer."""
         self._error: RinglogError | None = None
@@ -54,35 +63,51 @@ class Behind:
         leases, self._unsent = self._unsent, []
         if leases:
             self._send(leases)
+        if self._batches:
+            self._send_batches()
 
-    def add_batch(self, claimed: Claimed, timer: Timer | None) -> None:
-        """Its holder is done with all of a claim, which `timer` would have kept alive."""
-        leases = claimed.unsettled()
-        if len(leases):
-            self._send(leases, timer)
-        elif timer is not None:
-            timer.cancel()
+    def add_batch(self, part: Claimed, timer: Timer | None, *, is_last: bool) -> None:
+        """Its holder is done with a batch. With the last one of its claim comes the `timer` that would have
+        kept them all alive."""
+        self._batches.append(part)
+        if timer is not None:
+            self._timers.append(timer)
+        if is_last:
+            self._send_batches()
+        elif self._linger is None:
+            at_ns = self._connection.clock.monotonic_ns() + LINGER_MS * MS
+            self._linger = self._connection.timers.at(at_ns, self._send_batches)
 
-    def _send(self, leases: list[Lease] | Claimed, timer: Timer | None = None) -> None:
+    def _send_batches(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        batches, self._batches = self._batches, []
+        timers, self._timers = self._timers, []
+        requests = unsettled(batches)
+        for leases in requests[:-1]:
+            self._send(leases)
+        if requests:
+            self._send(requests[-1], timers)
+        else:
+            for timer in timers:
+                timer.cancel()
+
+    def _send(self, leases: list[Lease] | Claimed | Bundle, timers: Sequence[Timer] = ()) -> None:
         def answered(done: Pending[Settled]) -> None:
-            if timer is not None:
+            for timer in timers:
                 timer.cancel()
             self._answered(done, leases)
 
         self._open += 1
         start(self._working.ack(self._connection, leases)).when_done(answered)
 
-    def _answered(self, done: Pending[Settled], leases: list[Lease] | Claimed) -> None:
+    def _answered(self, done: Pending[Settled], leases: Leases) -> None:
         self._open -= 1
         try:
             settled = done.take()
         except RinglogError as e:
-            # Nobody knows what became of them. Kept alive, jobs that nobody works on would never come back.
-            if isinstance(leases, Claimed):
-                leases.lose()
-            else:
-                for lease in leases:
-                    lease.lose()
+            lose(leases)
             self._error = self._error or e
         else:
             if settled.skipped:
@@ -90,8 +115,9 @@ class Behind:
                     "%d jobs of %s were done after their leases had ended, and may be done again: %s",
                     len(settled.skipped), self._working.topic, settled.skipped[:10],
                 )  # fmt: skip
-        if not self._open:
-            self.send()
+        if not self._open and self._unsent:
+            unsent, self._unsent = self._unsent, []
+            self._send(unsent)
         if not self._open:
             waits, self._waits = self._waits, []
             for pending in waits:
@@ -104,7 +130,8 @@ class Behind:
 
     def forget(self) -> None:
         """After a fork: they are the parent's."""
-        self._unsent, self._open, self._waits = [], 0, []
+        self._unsent, self._batches, self._open, self._waits = [], [], 0, []
+        self._timers, self._linger = [], None
 
     def all_answered(self) -> Pending[None]:
         """Done when every ack has its answer; each fails by itself when its time is over."""

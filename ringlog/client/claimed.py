@@ -132,6 +132,30 @@ class Claimed:
             return []
         return [lease for _, lease, _ in self.made() if not lease.is_over]
 
+    def parts(self, size: int) -> list[Claimed]:
+        """The same in batches of up to `size`, each to be settled by itself; this one is used no more."""
+        if self.leases is not None or len(self) <= size:
+            return [self]
+        parts: list[Claimed] = []
+        room = 0
+        for piece in self.pieces:
+            start, count = 0, len(piece)
+            while start < count:
+                if not room:
+                    parts.append(Claimed(self._runs, self.deadline_ms, self.lease_ms, self.until_ns))
+                    room = size
+                stop = min(start + room, count)
+                parts[-1].pieces.append(piece if stop - start == count else piece.part(start, stop))
+                room -= stop - start
+                start = stop
+        return parts
+
+    def is_lost_at(self, now_ns: int) -> bool:
+        """All of its leases have ended, and nobody has extended them."""
+        if self.leases is None:
+            return now_ns >= self.until_ns
+        return all(lease.is_lost for lease in self.leases)
+
     def keep(self, is_wanted: Callable[[Record], bool]) -> list[Lease]:
         """Keep those whose record is wanted; the leases of the others."""
         made = self.made()
@@ -141,6 +165,69 @@ class Claimed:
         self.leases = [lease for _, lease, _ in kept]
         self._times = [times for _, _, times in kept]
         return left
+
+
+class Bundle:
+    """Batches of one claim that are settled in one request."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[Claimed]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    @property
+    def until_ns(self) -> int:
+        """When the first of their leases ends, on our clock."""
+        return min(part.until_ns for part in self._parts)
+
+    def entries(self) -> tuple[bytes, bytes]:
+        """Numbers and tokens as they travel."""
+        seqs, tokens = zip(*(part.entries() for part in self._parts), strict=True)
+        return b"".join(seqs), b"".join(tokens)
+
+    def over(self, skipped: Sequence[int]) -> None:
+        """They are settled, but for those `skipped`, whose leases had ended."""
+        for part in self._parts:
+            part.over(skipped)
+
+    def lose(self) -> None:
+        """Nobody knows what became of them."""
+        for part in self._parts:
+            part.lose()
+
+
+Leases = Sequence[Lease] | Claimed | Bundle
+"""What is settled at once."""
+
+
+def unsettled(parts: Sequence[Claimed]) -> list[list[Lease] | Claimed | Bundle]:
+    """What is not over of these batches, in as few requests as it takes."""
+    whole: list[Claimed] = []
+    single: list[Lease] = []
+    for part in parts:
+        left = part.unsettled()
+        if isinstance(left, Claimed):
+            whole.append(left)
+        else:
+            single += left
+    found: list[list[Lease] | Claimed | Bundle] = []
+    if whole:
+        found.append(whole[0] if len(whole) == 1 else Bundle(whole))
+    if single:
+        found.append(single)
+    return found
+
+
+def lose(leases: Leases) -> None:
+    """Nobody knows what became of them: kept alive, jobs that nobody works on would never come back."""
+    if isinstance(leases, Claimed | Bundle):
+        leases.lose()
+    else:
+        for lease in leases:
+            lease.lose()
 
 
 def _end(leases: Sequence[Lease], skipped: frozenset[int]) -> None:

@@ -69,8 +69,8 @@ class GatheredPiece:
             headers,
         )  # fmt: skip
 
-    def cut(self, count: int) -> GatheredPiece:
-        return self.keep(slice(0, count))
+    def part(self, start: int, stop: int) -> GatheredPiece:
+        return self.keep(slice(start, stop))
 
     def until(self, seq: int) -> GatheredPiece:
         """Only the records up to `seq`; the stretch ends there."""

@@ -67,8 +67,8 @@ class Piece(Protocol):
         """Only these records."""
         ...
 
-    def cut(self, count: int) -> Piece:
-        """Only the first `count`."""
+    def part(self, start: int, stop: int) -> Piece:
+        """Only records `start` to `stop` of them, counted from 0, the latter excluded."""
         ...
 
     def sizes(self) -> I64:
@@ -193,10 +193,10 @@ class FramePiece:
     def keep(self, rows: I64) -> FramePiece:
         return FramePiece(self.view, rows if self._rows is None else self._rows[rows])
 
-    def cut(self, count: int) -> FramePiece:
+    def part(self, start: int, stop: int) -> FramePiece:
         if self._rows is None:
-            return FramePiece(self.view.slice(0, count))
-        return FramePiece(self.view, self._rows[:count])
+            return FramePiece(self.view.slice(start, stop))
+        return FramePiece(self.view, self._rows[start:stop])
 
     def sizes(self) -> I64:
         total = np.diff(self.view.payloads.offsets).astype(np.int64)

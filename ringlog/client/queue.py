@@ -17,8 +17,9 @@ from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ringlog.client.batches import Batches
 from ringlog.client.behind import Behind
-from ringlog.client.claimed import Claimed, Jobs, settled_together
+from ringlog.client.claimed import Claimed, Jobs, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
 from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
@@ -32,7 +33,6 @@ from ringlog.client.working import Wish, Working
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX
 from ringlog.link.pending import Pending, Steps, start
-from ringlog.link.timers import Timer
 from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
@@ -243,49 +243,55 @@ class Queue:
                 self._catch_up(behind, None)
 
     def batches(
-        self, size: int = 100, *, lease_ms: int | None = None, auto_extend: bool = True
-    ) -> Iterator[Jobs[Job]]:
+        self, size: int = 100, *, max_in_flight: int | None = None, lease_ms: int | None = None,
+        auto_extend: bool = True,
+    ) -> Iterator[Jobs[Job]]:  # fmt: skip
         """Batch after batch of up to `size` jobs, for ever: waits when there is none.
 
-        What is asked for next acks the batch before, as far as its jobs were not settled one by one: both
-        travel together, and nobody waits for the ack. `batch.payloads()` looks at all jobs at once. Leaving
-        the loop in the middle of a batch, by `break` or an error, gives back what was not settled of it, and
-        waits for the acks of the others. Lost leases and errors are told as for `jobs(ack_behind=True)`.
-        """
-        check_iteration(size)
-        return self._in_batches(size, lease_ms, auto_extend)
+        Up to `max_in_flight` jobs (as many as a batch has, if nothing is said; at most 1,000) are claimed at
+        once, and the next ones when these are done: of small jobs several batches at a time are faster. The
+        next claim acks those before it, as far as they were not settled one by one: both travel together, and
+        nobody waits for the ack. Of a claim of several batches those that are done are acked after 10 ms,
+        should the others take longer. `batch.payloads()` looks at all jobs at once.
 
-    def _in_batches(self, size: int, lease_ms: int | None, auto_extend: bool) -> Iterator[Jobs[Job]]:
+        Leaving the loop in the middle of a batch, by `break` or an error, gives back what was not settled of
+        it and of those behind it, and waits for the acks of the others. Lost leases and errors are told as
+        for `jobs(ack_behind=True)`.
+        """
+        return self._in_batches(size, check_batches(size, max_in_flight), lease_ms, auto_extend)
+
+    def _in_batches(
+        self, size: int, most: int, lease_ms: int | None, auto_extend: bool
+    ) -> Iterator[Jobs[Job]]:
         behind = Behind(self._working, self._shell.session)
+        batches = Batches(size, behind)
         self._behind.append(behind)
-        held: Claimed | None = None
-        timer: Timer | None = None
+        clock = self._shell.session.clock
         try:
             while not self._shell.is_closed:
-                if not (jobs := self._next_batch(size, lease_ms)):
+                if not (jobs := self._next_claim(most, lease_ms)):
                     continue
-                held = jobs.claimed
-                if auto_extend:
-                    with self._shell.locked() as session:
-                        timer = self._keep(session).keep_later(held.until_ns, held.lease_ms, held.to_keep)
-                yield jobs
-                with self._shell.locked():
-                    behind.add_batch(held, timer)
-                held = timer = None
-                if (error := behind.take_error()) is not None:
-                    raise error
+                with self._shell.locked() as session:
+                    batches.begin(jobs.claimed, self._keep(session) if auto_extend else None)
+                    part = batches.next(clock.monotonic_ns())
+                while part is not None:
+                    yield self._jobs_of(part)
+                    with self._shell.locked():
+                        batches.done()
+                        part = batches.next(clock.monotonic_ns())
+                    if (error := behind.take_error()) is not None:
+                        raise error
         except RinglogError:
             if not self._shell.is_closed:
                 raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
             self._behind.remove(behind)
-            if held is not None:
-                self._give_back_batch(held, timer)
+            self._give_back_batches(batches)
             self._catch_up(behind, None)
 
-    def _next_batch(self, size: int, lease_ms: int | None) -> Jobs[Job] | None:
+    def _next_claim(self, most: int, lease_ms: int | None) -> Jobs[Job] | None:
         try:
-            return self._claim(size, inf, lease_ms, False, Wish())
+            return self._claim(most, inf, lease_ms, False, Wish())
         except RinglogError as e:
             self._pause_after(e)
             return None
@@ -295,17 +301,16 @@ class Queue:
             self._keeper = Keeper(self._working.line(session), self.topic, self.node)
         return self._keeper
 
-    def _give_back_batch(self, claimed: Claimed, timer: Timer | None) -> None:
+    def _give_back_batches(self, batches: Batches) -> None:
         if self._shell.is_closed:
             return
         with self._shell.locked() as session:
-            if timer is not None:
-                timer.cancel()
-            leases = claimed.unsettled()
-            giving = start(self._working.nack(session, leases, 0)) if len(leases) else None
-        if giving is not None:
-            self._shell.wait(giving, GIVE_BACK_S)
-            claimed.lose()
+            left = batches.leave()
+            giving = [start(self._working.nack(session, leases, 0)) for leases in left]
+        for each in giving:
+            self._shell.wait(each, GIVE_BACK_S)
+        for leases in left:
+            lose(leases)
 
     def ack_behind(self, job: Job, behind: Behind) -> None:
         """The block of a job of this iteration has ended."""
@@ -557,6 +562,17 @@ def check_iteration(max_in_flight: int) -> None:
     """How many jobs may be out at once."""
     if not 1 <= max_in_flight <= CLAIM_JOBS_MAX:
         raise UsageError("max_in_flight out of range", found=max_in_flight, max=CLAIM_JOBS_MAX)
+
+
+def check_batches(size: int, max_in_flight: int | None) -> int:
+    """Jobs of one claim; raises UsageError."""
+    check_iteration(size)
+    if max_in_flight is None:
+        return size
+    check_iteration(max_in_flight)
+    if max_in_flight < size:
+        raise UsageError("a batch is not larger than what may be in flight", found=max_in_flight, min=size)
+    return max_in_flight
 
 
 def check_delay(delay_ms: int) -> None:

@@ -80,7 +80,7 @@ class _Tray:
                 self.is_full = True
                 self.seq = piece.seq_at(fits) - 1
                 if fits:
-                    self.pieces.append(piece.cut(fits))
+                    self.pieces.append(piece.part(0, fits))
                 return
             if len(piece):
                 self.pieces.append(piece)

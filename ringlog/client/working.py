@@ -7,12 +7,12 @@ on the engine's host, elsewhere from frames that the gateway attached.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from ringlog.client.claimed import Claimed
+from ringlog.client.claimed import Bundle, Claimed, Leases
 from ringlog.client.connection import Connection
 from ringlog.client.leases import Lease, call_number, lists_of, words_of
 from ringlog.client.pieces import FramePiece, Piece, visible_pieces
@@ -213,7 +213,7 @@ class Working:
 
     # -- what becomes of jobs -------------------------------------------------------------------------
 
-    def ack(self, connection: QueueConnection, leases: Sequence[Lease] | Claimed) -> Steps[Settled]:
+    def ack(self, connection: QueueConnection, leases: Leases) -> Steps[Settled]:
         """Their jobs are done."""
         skipped: list[int] = []
         for part in parts_of(leases):
@@ -224,9 +224,7 @@ class Working:
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
-    def nack(
-        self, connection: QueueConnection, leases: Sequence[Lease] | Claimed, delay_ms: int
-    ) -> Steps[Settled]:
+    def nack(self, connection: QueueConnection, leases: Leases, delay_ms: int) -> Steps[Settled]:
         """Their jobs are given back."""
         skipped: list[int] = []
         for part in parts_of(leases):
@@ -275,34 +273,31 @@ class Working:
         )  # fmt: skip
 
 
-def parts_of(leases: Sequence[Lease] | Claimed) -> Sequence[Sequence[Lease] | Claimed]:
+def parts_of(leases: Leases) -> Sequence[Leases]:
     """As many at once as one request names; a claim is never of more."""
-    if isinstance(leases, Claimed):
+    if isinstance(leases, Claimed | Bundle):
         return [leases] if len(leases) else []
     return lists_of(leases)
 
 
-def until_of(leases: Sequence[Lease] | Claimed) -> int:
+def until_of(leases: Leases) -> int:
     """When the first of them ends, on our clock."""
-    return leases.until_ns if isinstance(leases, Claimed) else min(lease.until_ns for lease in leases)
+    if isinstance(leases, Claimed | Bundle):
+        return leases.until_ns
+    return min(lease.until_ns for lease in leases)
 
 
-def entries_of(leases: Sequence[Lease] | Claimed) -> tuple[bytes, bytes]:
+def entries_of(leases: Leases) -> tuple[bytes, bytes]:
     """Numbers and tokens as they travel."""
-    return (
-        leases.entries()
-        if isinstance(leases, Claimed)
-        else (
-            words_of([lease.seq for lease in leases]),
-            words_of([lease.token for lease in leases]),
-        )
-    )
+    if isinstance(leases, Claimed | Bundle):
+        return leases.entries()
+    return words_of([lease.seq for lease in leases]), words_of([lease.token for lease in leases])
 
 
-def _over(leases: Iterable[Lease] | Claimed, skipped: bytes) -> list[int]:
+def _over(leases: Leases, skipped: bytes) -> list[int]:
     """These leases are over, and those skipped are lost."""
     gone: list[int] = np.frombuffer(skipped, dtype="<i8").tolist()
-    if isinstance(leases, Claimed):
+    if isinstance(leases, Claimed | Bundle):
         leases.over(gone)
         return gone
     lost = set(gone)

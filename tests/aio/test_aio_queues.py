@@ -158,6 +158,22 @@ async def test_batches(ringlog_engine, ringlog_topic, transport):
         assert await counts(queue) == (10, 0, 0)
 
 
+async def test_several_batches_of_one_claim(ringlog_engine, ringlog_topic, transport):
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        await client.topics.create(ringlog_topic(), type="queue", durability="fsync")
+        queue = client.queue(ringlog_topic(), node="w")
+        await queue.put_many([b"%d" % n for n in range(50)])
+        async with aclosing(queue.batches(10, max_in_flight=40)) as batches:
+            for first in (0, 10):
+                assert (await anext(batches)).payloads() == [b"%d" % n for n in range(first, first + 10)]
+            async with asyncio.timeout(20):
+                while await counts(queue) != (10, 30, 0):
+                    """What is done is acked while the next batch takes long."""
+        assert await counts(queue) == (40, 0, 0)
+        with pytest.raises(UsageError):
+            await anext(queue.batches(10, max_in_flight=5))
+
+
 async def test_a_claim_may_be_by_number(ringlog_engine, ringlog_topic, transport):
     """L14."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:

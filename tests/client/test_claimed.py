@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlog.client.claimed import Claimed, Jobs, settled_together
+from ringlog.client.claimed import Bundle, Claimed, Jobs, settled_together, unsettled
 from ringlog.client.pages import Record
 
 
@@ -22,6 +22,9 @@ class Stretch:
     @property
     def seqs(self):
         return np.array(self._seqs, dtype=np.int64)
+
+    def part(self, start, stop):
+        return Stretch(self._seqs[start:stop])
 
     def payloads(self):
         return [b"%d" % seq for seq in self._seqs]
@@ -125,3 +128,28 @@ def test_of_leases_whose_fate_is_unknown_none_is_kept():
     later = claim(([(3, 2, 1, 100)], [Stretch([3, 4])]))
     later.lose()
     assert all(lease.is_lost for _, lease, _ in later.made())
+
+
+@given(claims(), st.integers(1, 9), st.data())
+def test_batches_of_a_claim_are_the_claim(found, size, data):
+    whole, parts = claim(found), claim(found).parts(size)
+    assert [len(part) for part in parts[:-1]] == [size] * (len(parts) - 1)
+    assert len(parts[-1]) in range(1 if len(whole) else 0, size + 1)
+    assert [payload for part in parts for payload in part.payloads()] == whole.payloads()
+    assert Bundle(parts).entries() == whole.entries()
+    assert len(Bundle(parts)) == len(whole)
+    assert not any(part.is_lost_at(76) for part in parts)
+    assert all(part.is_lost_at(77) for part in parts)
+
+    looked_at = [part for part in parts if data.draw(st.booleans())]
+    made = [lease for part in looked_at for _, lease, _ in part.made()]
+    requests = unsettled(parts)
+    assert len(requests) <= 2
+    assert sum(map(len, requests)) == len(whole)
+    entries = b"".join(each.entries()[0] for each in requests if not isinstance(each, list))
+    numbers = {*np.frombuffer(entries, "<i8").tolist(), *(lease.seq for lease in made)}
+    assert numbers == set(whole.seqs.tolist())
+    skipped = whole.seqs.tolist()[::2]
+    Bundle(parts).over(skipped)
+    assert unsettled(parts) == []
+    assert [lease.seq for part in parts for _, lease, _ in part.made() if lease.is_lost] == skipped

@@ -103,7 +103,8 @@ def test_gathered_records_equal_records_opened_one_by_one(stretches, gap, after)
     for piece in pieces:
         rows = np.arange(0, len(piece), 2)
         assert piece.keep(rows).records() == piece.records()[::2]
-        assert piece.keep(rows).cut(1).records() == piece.records()[:1]
+        assert piece.part(1, 3).records() == piece.records()[1:3]
+        assert piece.keep(rows).part(0, 1).records() == piece.records()[:1]
         for column, name in ((Column.KEY, "key"), (Column.TAG, "tag"), (Column.NODE, "node")):
             found = piece.column(column)
             if found is not None:

@@ -22,6 +22,8 @@ from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 
 LONG_MS = 60_000
+SHORT_MS = 1_200
+"""A busy host may keep a client from extending a lease for some hundred milliseconds."""
 JOBS = 400
 
 
@@ -274,11 +276,11 @@ def test_a_batch_is_kept_alive_while_it_is_worked_on(queue, ringlog_engine, is_l
     fill(queue, 4)
     with ringlog.connect(ringlog_engine.url, wait=10) as other:
         looks = other.queue(queue.topic)
-        batches = queue.batches(3, lease_ms=300)
+        batches = queue.batches(3, lease_ms=SHORT_MS)
         batch = next(batches)
         if is_looked_at:
             assert [job.deliveries for job in batch] == [1, 1, 1]
-        (left,) = looks.claim(lease_ms=300)
+        (left,) = looks.claim(lease_ms=SHORT_MS)
         left_again = looks.claim(wait_ms=10_000)
         assert left_again[0].seq == 4, "a lease that nobody kept has ended meanwhile"
         assert left.deliveries == 1
@@ -303,10 +305,97 @@ def test_a_loop_over_batches_does_every_job_once(queue):
 
 
 def test_batches_have_a_size(queue):
-    with pytest.raises(UsageError):
-        queue.batches(0)
-    with pytest.raises(UsageError):
-        queue.batches(1_001)
+    for size, most in ((0, None), (1_001, None), (10, 9), (10, 1_001)):
+        with pytest.raises(UsageError):
+            queue.batches(size, max_in_flight=most)
+
+
+# -- several batches of one claim --------------------------------------------------------------------------
+
+
+def test_a_claim_of_several_batches_is_acked_with_its_last(queue, ringlog_engine, monkeypatch):
+    """One request for all, unless they take longer than LINGER_MS."""
+    monkeypatch.setattr("ringlog.client.behind.LINGER_MS", LONG_MS)
+    fill(queue, 34)
+    with ringlog.connect(ringlog_engine.url, wait=10) as other:
+        looks = other.queue(queue.topic)
+        batches = queue.batches(10, max_in_flight=25)
+        found = [next(batches).payloads() for _ in range(3)]
+        assert list(map(len, found)) == [10, 10, 5]
+        assert [*found[0], *found[1], *found[2]] == [b"job %d" % n for n in range(1, 26)]
+        assert counts(looks) == (9, 25, 0), "nothing is acked yet, and not more than 25 are leased"
+        assert next(batches).seqs.tolist() == list(range(26, 35))
+        assert counts(looks) == (0, 9, 0)
+        batches.close()
+        assert counts(looks) == (9, 0, 0)
+
+
+def test_what_is_done_is_acked_while_the_next_batch_takes_long(queue, ringlog_engine):
+    fill(queue, 6)
+    with ringlog.connect(ringlog_engine.url, wait=10) as other:
+        looks = other.queue(queue.topic)
+        batches = queue.batches(2, max_in_flight=6)
+        for _ in range(3):
+            next(batches)
+        wait_until(lambda: counts(looks) == (0, 2, 0), 10, "two batches to be acked")
+        batches.close()
+        assert counts(looks) == (2, 0, 0)
+
+
+def test_batches_that_nobody_began_are_given_back(queue):
+    fill(queue, 12)
+    batches = queue.batches(3, max_in_flight=12)
+    next(batches)
+    second = next(batches)
+    second[0].ack()
+    batches.close()
+    assert counts(queue) == (8, 0, 0), "four are done"
+    assert [job.deliveries for job in queue.claim(8)] == [2] * 8
+
+
+def test_batches_that_nobody_began_are_kept_alive(queue, ringlog_engine):
+    """CL-9: as those that somebody works on."""
+    fill(queue, 5)
+    with ringlog.connect(ringlog_engine.url, wait=10) as other:
+        looks = other.queue(queue.topic)
+        batches = queue.batches(2, max_in_flight=4, lease_ms=SHORT_MS)
+        assert next(batches).seqs.tolist() == [1, 2]
+        looks.claim(lease_ms=SHORT_MS)
+        (left,) = looks.claim(wait_ms=10_000)
+        assert left.seq == 5, "a lease that nobody kept has ended meanwhile"
+        second = next(batches)
+        assert second.seqs.tolist() == [3, 4]
+        assert [job.deliveries for job in second] == [1, 1]
+        batches.close()
+        assert counts(looks) == (2, 1, 0), "the first two are done"
+
+
+def test_a_batch_whose_leases_ended_before_it_was_begun_is_not_handed_out(queue):
+    fill(queue, 4)
+    batches = queue.batches(2, max_in_flight=4, lease_ms=100, auto_extend=False)
+    assert next(batches).seqs.tolist() == [1, 2]
+    wait_until(lambda: counts(queue) == (4, 0, 0), 10, "four leases to end")
+    (again,) = queue.claim()
+    assert again.seq == 1
+    assert next(batches).seqs.tolist() == [2, 3], "claimed anew"
+    batches.close()
+
+
+@pytest.mark.parametrize("frame", [1, 7, 400])
+def test_batches_are_the_same_however_the_jobs_lie(queue, frame):
+    for first in range(1, JOBS + 1, frame):
+        queue.put_many([b"job %d" % n for n in range(first, min(first + frame, JOBS + 1))])
+    found: list[bytes] = []
+    for batch in queue.batches(9, max_in_flight=100):
+        assert batch.seqs.tolist() == list(range(len(found) + 1, len(found) + 1 + len(batch)))
+        if len(found) % 2:
+            assert [job.data for job in batch] == batch.payloads()
+        found += batch.payloads()
+        if len(found) == JOBS:
+            break
+    assert found == [b"job %d" % n for n in range(1, JOBS + 1)]
+    wait_until(lambda: counts(queue)[1] == 0, 10, "the last batch to be given back")
+    assert counts(queue)[0] in range(1, 10), "the last batch alone was not acked"
 
 
 @pytest.mark.slow

@@ -214,10 +214,6 @@ def sweep() -> list[str]:
             with contextlib.suppress(Lacks):
                 _command("ip", "netns", "del", name)
                 done.append(f"removed {thing}")
-        elif kind == "shared memory" and Path(name).is_dir():
-            with contextlib.suppress(OSError):
-                shutil.rmtree(name)
-                done.append(f"removed {thing}")
     return done
 
 

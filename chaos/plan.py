@@ -43,8 +43,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     private_mounts: bool = False
     """Run it in a mount namespace of its own: what it mounts vanishes with it. Needs root."""
     in_memory: bool = False
-    """Its files prove nothing about disks and are many: they go to memory where there is room. ext4 needs a
-    millisecond to make a file next to thousands that were deleted just before."""
+    """Its files prove nothing about disks and are many: they are in memory where mounts are allowed. ext4
+    needs a millisecond to make a file next to thousands that were deleted just before."""
     settings: dict[str, Any] = {}
     floors: dict[str, int] = {}
     """What must be counted at least, in ROUNDS_MAX rounds at most: a slow host needs longer for as much."""

@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from chaos import leaks
+from chaos.apart import in_memory
 from chaos.order import Account
 from chaos.plan import ROUNDS_MAX, Entry, Fault, Plan
 
@@ -33,8 +34,6 @@ ROOT = Path(__file__).parent.parent
 OUTPUT_CHARS_MAX = 20_000
 DISK_BYTES_MIN = 4 << 30
 """Free space the rigs need at their peak."""
-MEMORY_BYTES_MIN = 1 << 30
-"""Free of the file system in memory, for a class that would be there: they use a few MiB."""
 NEVER_STARTED = 3
 """Exit status of a class that cannot run on this host at all."""
 SEED_STEP = 1_000_003
@@ -196,11 +195,7 @@ def run_entry(
     With `wanted` it ends at the first finding that says so.
     """
     mark = f"{os.getpid()}-{entry.name}-{time.monotonic_ns()}"
-    prefix = f"chaos-{entry.name}-"  # Short: sockets have their names below it.
-    if entry.in_memory and _has_room(leaks.SHM):
-        scratch = Path(tempfile.mkdtemp(prefix=f"ringlog-{prefix}", dir=leaks.SHM))
-    else:
-        scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=work))
+    scratch = Path(tempfile.mkdtemp(prefix=f"chaos-{entry.name}-", dir=work))
     order = {
         "name": entry.name, "seed": seed, "seconds": entry.seconds, "settings": entry.settings,
         "scratch": str(scratch / "scratch"), "account": str(scratch / "account.json"),
@@ -209,6 +204,8 @@ def run_entry(
     (scratch / "scratch").mkdir()
     (scratch / "order.json").write_bytes(msgspec.json.encode(order))
     command = [sys.executable, "-m", "chaos", "class", str(scratch / "order.json")]
+    if entry.in_memory:
+        command = [*in_memory(str(scratch / "scratch")), *command]
     if entry.private_mounts:
         command = ["unshare", "--mount", "--propagation", "private", *command]
     environ = {
@@ -235,13 +232,6 @@ def run_entry(
     output = (scratch / "output").read_text(errors="replace")[-OUTPUT_CHARS_MAX:]
     shutil.rmtree(scratch, ignore_errors=True)
     return Verdict(entry.name, entry.target, seed, round(seconds, 1), account or Account(), wrong, output)
-
-
-def _has_room(path: Path) -> bool:
-    try:
-        return shutil.disk_usage(path).free >= MEMORY_BYTES_MIN and os.access(path, os.W_OK)
-    except OSError:
-        return False
 
 
 def _account(path: Path) -> Account | None:

@@ -3,7 +3,8 @@
 Settings: `points_s` and `tidy_s` (at most so long for the stop points of shards, and of those who work in the
 background), `routers_s` (how long routers work under kills; 0: not at all), `storm_s` (how long a storm
 lasts; storms fill the time that is left), `ends_rounds`, `outage_kills` (kills with 64 MiB of log to
-replay), `only` (names of cases; empty: all). A replay runs one case by its name.
+replay), `bulk_times` (appends in large frames, as a multiple of those in small ones), `only` (names of cases;
+empty: all). A replay runs one case by its name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from chaos.kills import cases, forwarding
 from chaos.kills.nursery import Nursery
-from chaos.kills.scene import Stage
+from chaos.kills.scene import BULK_TIMES, Stage
 from chaos.order import Account, Order
 
 DEFAULTS: dict[str, Any] = {
@@ -27,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "points_s": 45.0,
     "tidy_s": 45.0,
     "routers_s": 0.0,
+    "bulk_times": BULK_TIMES,
     "only": [],
 }
 

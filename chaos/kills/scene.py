@@ -58,6 +58,8 @@ class Scene:
     kills: list[Kill] = field(default_factory=list)
     judgement: Judgement | None = None
     rows: Rows | None = None
+    bulk_times: float = BULK_TIMES
+    """Appends in large frames, as a multiple of those in frames of one record."""
     last_look: Callable[[Scene], list[str]] = lambda scene: []
     """What else is to be judged while the engine serves for the last time; returns complaints."""
 
@@ -72,12 +74,13 @@ class Scene:
     def start_load(self, per_s: float) -> list[Client]:
         """Writers of all kinds, readers from the front and from the head, watchers, deletes, checkpoints;
         returns the keyed writers. `per_s`: appends a second in frames of one record, all together; beside
-        them go BULK_TIMES as many in large frames."""
+        them go `bulk_times` as many in large frames."""
         start = self.load.start
+        bulk_per_s = per_s * self.bulk_times / len(BULK_TOPICS)
         for topic in BULK_TOPICS:
             start(
-                "produce", topic=topic, per_s=per_s * BULK_TIMES / len(BULK_TOPICS), batch=4 * BULK_FRAME,
-                frame=BULK_FRAME, record_bytes=BULK_RECORD_BYTES,
+                "produce", topic=topic, per_s=bulk_per_s, batch=4 * BULK_FRAME, frame=BULK_FRAME,
+                record_bytes=BULK_RECORD_BYTES,
             )  # fmt: skip
         for topic in range(4):
             start("produce", topic=topic, per_s=per_s / 4, transport="ipc" if topic == 3 else "auto")
@@ -229,6 +232,7 @@ class Stage:
         engine = Engine(root, {**SETTINGS, **(settings or {})}, plan)
         names = [on_shard(f"topic-{n}", n % SHARDS, SHARDS) for n in range(topics)]
         scene = Scene(name, engine, Load(self.nursery, Path(root, "journals"), engine.url, names))
+        scene.bulk_times = self.order.settings.get("bulk_times", BULK_TIMES)
         self._open.append(scene)
         engine.start()
         return scene

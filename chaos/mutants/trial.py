@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import compileall
-import functools
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from chaos.apart import in_memory
 from chaos.mutants.catalogue import Mutant
 from chaos.plan import Entry
 from chaos.run import ROOT, run_entry
@@ -107,29 +107,14 @@ def _first(said: list[str]) -> str:
     return said[0] if said else ""
 
 
-# Tests complain of engines' memory that nobody uses. Classes beside us kill engines and leave some for a
-# moment: a test stopped at that complaint, before the one that notices the mutant.
-_OWN_SHARED_MEMORY = (
-    "unshare", "--mount", "--propagation", "private",
-    "sh", "-c", 'mount -t tmpfs -o mode=1777 ringlog-chaos /dev/shm && exec "$@"', "sh",
-)  # fmt: skip
-
-
-@functools.cache
-def _apart() -> tuple[str, ...]:
-    """Words before a command that give it a /dev/shm of its own; none where that is not allowed."""
-    try:
-        done = subprocess.run([*_OWN_SHARED_MEMORY, "true"], capture_output=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return () if done.returncode else _OWN_SHARED_MEMORY
-
-
 def _by_tests(mutant: Mutant, root: Path, work: Path, seed: int, *, is_changed: bool) -> _Seen:
     environ = {**os.environ, "PYTHONPATH": str(root), "RINGLOG_ALLOW_ROOT": "1"}
     # Where tests have their files anyway: the path of a socket in our own scratch area would be too long.
     with tempfile.TemporaryDirectory(prefix="rl-", dir=SHORT_PATHS) as base:
-        command = [*_apart(), sys.executable, "-m", "pytest", "-q", "-x", f"--basetemp={base}/t"]
+        # Tests complain of engines' memory that nobody uses. Classes beside us kill engines and leave some
+        # for a moment: a test stopped at that complaint, before the one that notices the mutant.
+        apart = in_memory("/dev/shm")
+        command = [*apart, sys.executable, "-m", "pytest", "-q", "-x", f"--basetemp={base}/t"]
         try:
             done = subprocess.run(
                 [*command, *mutant.tests],

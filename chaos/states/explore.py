@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import time
@@ -28,6 +29,7 @@ from chaos.states.offline import Offline
 from chaos.states.workload import ALPHABET, DIRECTORIES, History, Workload
 from ringlog.testing import disk as d
 
+JUDGED_PER_COLLECTION = 500
 Steps = tuple[str, ...]
 Report = Callable[[Broken, str], None]
 """Called with what is broken and the case that shows it again."""
@@ -176,6 +178,8 @@ class Explorer:
 
     def _count(self, facts: Facts) -> None:
         self.tally.judged += 1
+        if self.tally.judged % JUDGED_PER_COLLECTION == 0:
+            gc.collect()  # Each image leaves an engine behind, in cycles; a history may have thousands.
         self.tally.acked += len(facts.acked)
         self.tally.deleted += len(facts.removed)
 

@@ -9,8 +9,9 @@ was submitted and acknowledged, offline.py with what the offline verifier says; 
 short histories; edges.py edits images where no history leads.
 
 Settings: `longest` (all sequences of up to so many operations), and the shares of `explore.Share`. What is
-left of the time goes into longer sequences drawn from the seed, which are counted apart. `only`: these
-sequences ("append+seal") and edited images ("edges/RF-60"), and nothing else.
+left of the time goes into longer sequences drawn from the seed, which are counted apart. `processes` (1 or
+more) share the sequences by their first two steps. `only`: these sequences ("append+seal") and edited images
+("edges/RF-60"), and nothing else.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 
+import numpy as np
+
+from chaos.beside import beside
 from chaos.hush import hushed
 from chaos.order import Account, Order
 from chaos.states import edges
-from chaos.states.explore import Explorer, Share, Steps, Tally, histories, record
+from chaos.states.explore import ALONE, Explorer, Part, Share, Steps, Tally, histories, record
 from chaos.states.judge import Broken, Depth
 from chaos.states.offline import Offline
 from chaos.states.replaying import replay_state
 from chaos.states.workload import ALPHABET
 from ringlog.errors import RinglogError
 
+_EDGES = f"{edges.EDGES}/"
 LATE = 1.4
 """Times `seconds` after which nothing more is begun; the floors say then what is missing."""
 SENDS_AGAIN_EVERY = 3
@@ -43,13 +49,25 @@ def run(order: Order, account: Account) -> None:
     defaults = {
         "longest": 2,
         "only": [],
+        "processes": 1,
         **{each.name: getattr(Share(), each.name) for each in fields(Share)},
     }
     chosen = order.choose(defaults)
-    longest, only = int(chosen.pop("longest")), list(chosen.pop("only"))
+    longest, only, parts = int(chosen.pop("longest")), list(chosen.pop("only")), int(chosen.pop("processes"))
     share = Share(**{**chosen, "seed": order.seed})
     with _undisturbed():
-        _run(order, account, longest, share, only)
+        if only:
+            _run(order, account, share, _chosen(only), [each for each in only if each.startswith(_EDGES)])
+            return
+        others = [
+            beside(partial(_part, order, share=share, longest=longest, part=Part(n, parts)))
+            for n in range(1, parts)
+        ]
+        _part(order, account, share=share, longest=longest, part=Part(0, parts))
+        for collect in others:
+            collect(account)
+        if others:
+            _count_once(order, account, parts)
 
 
 @contextmanager
@@ -65,15 +83,37 @@ def _undisturbed() -> Iterator[None]:
         gc.enable()
 
 
-def _run(order: Order, account: Account, longest: int, share: Share, only: list[str]) -> None:
+def _chosen(only: list[str]) -> Iterator[tuple[Steps, bool]]:
+    return ((tuple(each.split("+")), False) for each in only if not each.startswith(_EDGES))
+
+
+def _part(order: Order, account: Account, *, share: Share, longest: int, part: Part) -> None:
+    """What one of the processes does; the first one also does the edited images."""
+    rows = [f"{_EDGES}{row}" for row in edges.ROWS] if part.number == 0 else []
+    tally = _run(order, account, share, _all(order, longest, part), rows, part)
+    if part.of > 1:
+        np.array(sorted(tally.seen), dtype=np.int64).tofile(order.scratch / f"seen-{part.number}")
+
+
+def _count_once(order: Order, account: Account, parts: int) -> None:
+    """What two processes judged is one image: hashes are the same in all that were forked from one."""
+    seen = [np.fromfile(order.scratch / f"seen-{n}", dtype=np.int64) for n in range(parts)]
+    twice = sum(map(len, seen)) - len(np.unique(np.concatenate(seen)))
+    account.counts["recovered"] -= twice
+    account.figures["recovered_in_two_processes"] = float(twice)
+
+
+def _run(
+    order: Order, account: Account, share: Share, histories: Iterator[tuple[Steps, bool]], rows: list[str],
+    part: Part = ALONE,
+) -> Tally:  # fmt: skip
     begun, cpu = time.monotonic(), time.process_time()
-    offline = Offline(order.scratch)
-    named = f"{edges.EDGES}/"
-    _edges(account, offline, [row for row in edges.ROWS if not only or f"{named}{row}" in only])
-    explorer = Explorer(Tally(), share, offline)
-    chosen = [tuple(each.split("+")) for each in only if not each.startswith(named)]
-    for steps in chosen if only else _all(order, longest):
-        is_extra = not only and len(steps) > longest
+    scratch = order.scratch / f"part-{part.number}"
+    scratch.mkdir(exist_ok=True)
+    offline = Offline(scratch)
+    _edges(account, offline, [row.removeprefix(_EDGES) for row in rows])
+    explorer = Explorer(Tally(), share, offline, part)
+    for steps, is_extra in histories:
         if time.monotonic() - begun > order.seconds * (1 if is_extra else LATE):
             break
         try:
@@ -86,18 +126,22 @@ def _run(order: Order, account: Account, longest: int, share: Share, only: list[
         gc.collect()
         gc.freeze()  # What is remembered of images is looked through once: it was a seventh of all time.
     _count(account, explorer.tally, offline)
-    account.figures["cpu_s"] = round(time.process_time() - cpu, 1)
-    account.figures["wall_s"] = round(time.monotonic() - begun, 1)
+    account.figures[f"cpu_s{part.suffix}"] = round(time.process_time() - cpu, 1)
+    account.figures[f"wall_s{part.suffix}"] = round(time.monotonic() - begun, 1)
+    return explorer.tally
 
 
-def _all(order: Order, longest: int) -> Iterator[Steps]:
+def _all(order: Order, longest: int, part: Part) -> Iterator[tuple[Steps, bool]]:
+    """Sequences of a part, and whether they are longer than what is to be done whole."""
     rng = order.random("order")
     for length in range(1, longest + 1):
-        exactly = [steps for steps in histories(length) if len(steps) == length]
+        exactly = [steps for steps in histories(length) if len(steps) == length and part.has(steps)]
         rng.shuffle(exactly)
-        yield from exactly
+        yield from ((steps, False) for steps in exactly)
     while True:
-        yield tuple(rng.choices(ALPHABET, k=longest + 1))
+        steps = tuple(rng.choices(ALPHABET, k=longest + 1))
+        if part.has(steps):
+            yield steps, True
 
 
 def _edges(account: Account, offline: Offline, rows: list[str]) -> None:

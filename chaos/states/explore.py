@@ -56,15 +56,16 @@ class Tally:
     """Judged images that the offline verifier agreed on."""
     seconds: float = 0.0
     is_cut_short: bool = False
-    _seen: set[Hashable] = field(default_factory=set)
+    seen: set[int] = field(default_factory=set)
+    """Hashes of the cases."""
 
     def is_new(self, image: Image, facts: Facts, how: How) -> bool:
         """Say whether this case was not judged yet, and remember it."""
         self.images += 1
         key = hash((image.key(), facts.key(), how.name, facts.marks.durable if how.keeps_board else 0))
-        if key in self._seen:
+        if key in self.seen:
             return False
-        self._seen.add(key)
+        self.seen.add(key)
         return True
 
 
@@ -81,6 +82,32 @@ class Share:
     verified_every: int = 1
     """One image in so many is held against the offline verifier too, if there is one."""
     seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which histories one of several processes explores: by their first two steps, of which the rest is
+    mostly made."""
+
+    number: int = 0
+    of: int = 1
+
+    def has(self, steps: Steps) -> bool:
+        """Whether it is one of these."""
+        if self.of == 1:
+            return True
+        at = 0
+        for step in steps[:2]:
+            at = at * len(ALPHABET) + ALPHABET.index(step)
+        return at % self.of == self.number
+
+    @property
+    def suffix(self) -> str:
+        """For figures of its own."""
+        return f"_{self.number}" if self.number else ""
+
+
+ALONE = Part()
 
 
 def histories(longest: int, steps: Iterable[str] = ALPHABET) -> Iterator[Steps]:
@@ -144,6 +171,7 @@ class Explorer:
     tally: Tally
     share: Share
     offline: Offline | None = None
+    part: Part = ALONE
     _again: dict[Hashable, bytes] = field(default_factory=dict)
     _done: dict[Steps, int] = field(default_factory=dict)
     """Histories explored -> how many operations they have: what begins like one of them is known so far."""
@@ -152,12 +180,19 @@ class Explorer:
         """Judge every image of one history."""
         history, tree = record(steps)
         facts = Facts()
-        known = max((self._done.get(steps[:length], 0) for length in range(1, len(steps))), default=0)
+        known = max((self._known(steps[:length]) for length in range(1, len(steps))), default=0)
         for number in cuts_of(history, tree, facts):
             if number >= known:
                 self.tally.cuts += 1
                 self._cut(tree, facts, Case(steps, number))
         self._done[steps] = len(history.operations)
+
+    def _known(self, steps: Steps) -> int:
+        """Operations of what a history begins with, if that is explored: here or in another process, where
+        short ones come first as well."""
+        if steps not in self._done and not self.part.has(steps):
+            self._done[steps] = len(record(steps)[0].operations)
+        return self._done.get(steps, 0)
 
     def _cut(self, tree: Tree, facts: Facts, case: Case) -> None:
         tally = self.tally

@@ -26,7 +26,6 @@ empty: all.
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import time
@@ -34,6 +33,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from chaos.beside import beside
 from chaos.hush import hushed
 from chaos.order import Account, CannotRun, Order
 from chaos.sweeps import allocations, calls, gateway, lines
@@ -41,7 +41,6 @@ from chaos.sweeps.house import Broken, Image
 from chaos.sweeps.judge import ENDS, ENDS_EACH, Known
 from chaos.sweeps.workloads import BY_NAME
 from ringlog.errors import RinglogError
-from ringlog.hardening import die_with_parent
 from ringlog.testing.disk import Halted
 
 SETTINGS: dict[str, Any] = {"ends": len(ENDS), "seeds": 1, "only": [], "workloads": []}
@@ -91,7 +90,7 @@ def _run(order: Order, account: Account, settings: dict[str, Any]) -> None:
     if settings["only"]:
         _some(order, images, account, within, settings)
         return
-    collect = _fork(lambda mine: _calls(order, images, settings, mine, within))
+    collect = beside(lambda mine: _calls(order, images, settings, mine, within))
     _gateway(account)
     _deaths(images, account, within(DEATHS_SHARE))
     _exceptions(order, images, account, within(EXCEPTIONS_SHARE))
@@ -173,44 +172,6 @@ def _dead_disks_unheard() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
-
-
-def _fork(work: Callable[[Account], None]) -> Callable[[Account], None]:
-    """Do a part in a child; the returned call waits for it and adds what it did to an account."""
-    reading, writing = os.pipe()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            die_with_parent(parent)
-            mine = Account()
-            work(mine)
-            with open(writing, "wb") as out:
-                out.write(mine.to_json())
-            code = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            raise
-        finally:
-            os._exit(code)
-    os.close(writing)
-
-    def collect(account: Account) -> None:
-        with open(reading, "rb") as source:
-            data = source.read()
-        _, status = os.waitpid(pid, 0)
-        if status:
-            raise RuntimeError(f"the process of the call sweep ended with wait status {status}")
-        theirs = Account.from_json(data)
-        account.counts.update(theirs.counts)
-        account.faults.update(theirs.faults)
-        account.figures.update(theirs.figures)
-        for finding in theirs.findings:
-            account.found(finding.what, finding.case, finding.story)
-        account.findings_more += theirs.findings_more
-
-    return collect
 
 
 # -- calls --------------------------------------------------------------------------------------------

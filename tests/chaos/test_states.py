@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from actors.wal_shard.replay import Replay
 from chaos import states
 from chaos.order import Account, Order
 from chaos.states import edges, replay
-from chaos.states.explore import Explorer, Share, Tally, cuts_of, explore, record
+from chaos.states.explore import Explorer, Part, Share, Tally, cuts_of, explore, record
 from chaos.states.images import Image
 from chaos.states.judge import POWER_LOSS, Broken, Depth, Facts, judge
 from chaos.states.membership import is_legal, legal_images, why_illegal
@@ -248,15 +249,42 @@ def test_a_deletion_mark_is_set_or_unset_in_every_image(tmp_path):
 def test_an_account_has_what_was_done_and_counts_no_row_that_was_not_tried(tmp_path, monkeypatch):
 
     monkeypatch.setattr(states.edges, "ROWS", {"RF-66": edges.ROWS["RF-66"]})
-    monkeypatch.setattr(states, "_all", lambda order, longest: iter([("append",), ("create",)]))
+    chosen = [(("append",), False), (("create",), True)]
+    monkeypatch.setattr(states, "_all", lambda order, longest, part: iter(chosen))
     account = Account()
     settings = {"sends_again_every": 50, "goes_on_every": 50, "verified_every": 10}
     states.run(replace(order(tmp_path), settings=settings), account)
-    assert account.counts["sequences"] == 2
+    assert (account.counts["sequences"], account.counts["longer_sequences"]) == (1, 1)
     assert account.counts["recovered"] > 50
     assert account.faults["RF-66"] == account.counts["edited"] > 5
     assert not account.faults["RF-60"]
     assert not account.findings
+
+
+@pytest.mark.slow
+def test_two_processes_do_together_what_one_does_alone(tmp_path, monkeypatch):
+    """Nothing twice, although what one begins with is explored by the other; nothing left out."""
+    chosen = [("append",), ("create",), ("append", "create"), ("create", "append")]
+    assert len({Part(0, 2).has(steps) for steps in chosen}) == 2, "each has some"
+
+    def those_of(order: Order, longest: int, part: Part) -> Iterator[tuple[tuple[str, ...], bool]]:
+        return ((steps, False) for steps in chosen if part.has(steps))
+
+    monkeypatch.setattr(states, "_all", those_of)
+    monkeypatch.setattr(states.edges, "ROWS", {"RF-66": edges.ROWS["RF-66"]})
+    accounts = [Account(), Account()]
+    for processes, account in enumerate(accounts, 1):
+        settings = {"recoveries_every": 1_000_000, "sends_again_every": 100, "verified_every": 100}
+        scratch = tmp_path / str(processes)
+        scratch.mkdir()
+        states.run(Order("states", 1, 200.0, scratch, {**settings, "processes": processes}), account)
+        assert account.findings == []
+    one, two = (account.counts for account in accounts)
+    assert one["recovered"] > 100
+    assert {name: two[name] for name in ("sequences", "images", "cuts", "recovered", "edited")} == {
+        name: one[name] for name in ("sequences", "images", "cuts", "recovered", "edited")
+    }
+    assert accounts[1].figures["cpu_s_1"] > 0
 
 
 # -- mutants of edited images -----------------------------------------------------------------------------

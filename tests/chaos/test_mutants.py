@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from chaos import mutants
+from chaos.apart import in_memory
 from chaos.mutants import trial
 from chaos.mutants.catalogue import Mutant, load_catalogue
 from chaos.order import FINDINGS_MAX, Account, Enough, Order
@@ -77,7 +78,7 @@ def test_a_finding_of_another_kind_is_no_proof(tmp_path: Path):
 
 def test_tests_do_not_see_the_shared_memory_of_classes_beside_them(tmp_path: Path):
     """They complained of engines that a class had just killed, before the test that notices the mutant."""
-    if not trial._apart():
+    if not in_memory("/dev/shm"):
         pytest.skip("mounts of one's own are not allowed here")
     (tmp_path / "test_it.py").write_text(
         "import os\ndef test_alone():\n    assert os.listdir('/dev/shm') == []\n"

@@ -29,7 +29,7 @@ from chaos.states.offline import Offline
 from chaos.states.workload import ALPHABET, DIRECTORIES, History, Workload
 from ringlog.testing import disk as d
 
-JUDGED_PER_COLLECTION = 500
+JUDGED_PER_COLLECTION = 200
 Steps = tuple[str, ...]
 Report = Callable[[Broken, str], None]
 """Called with what is broken and the case that shows it again."""

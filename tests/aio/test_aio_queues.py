@@ -61,7 +61,7 @@ async def test_jobs_are_put_claimed_and_acked(ringlog_engine, ringlog_topic, tra
 async def test_an_iteration_waits_keeps_and_gives_back(ringlog_engine, ringlog_topic, transport):
     """CL-9, CL-10."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
-        await client.topics.create(ringlog_topic(), type="queue", lease_ms=300)
+        await client.topics.create(ringlog_topic(), type="queue", lease_ms=1_200)
         queue = client.queue(ringlog_topic())
         done: list[bytes] = []
 

@@ -182,7 +182,7 @@ def test_leases_are_kept_while_the_program_works(member, topic):
     """CL-9."""
     fill(member, topic, 1)
     group = queue(member, topic)
-    (job,) = group.claim(lease_ms=200, auto_extend=True)
+    (job,) = group.claim(lease_ms=1_200, auto_extend=True)
     before = group.pending()[0].until
     wait_until(lambda: group.pending()[0].until > before + 0.3, 10, "two extensions")
     assert not job.lost.is_set()

@@ -144,7 +144,7 @@ with ringlog.connect(sys.argv[1], wait=20) as client:
 def test_a_worker_that_dies_between_claim_and_ack_loses_no_job(running: TestEngine) -> None:
     """CL-9: a lease that is kept lives while its process does, and no longer."""
     with ringlog.connect(running.url, wait=20) as client:
-        client.topics.create("jobs", type="queue", lease_ms=600)
+        client.topics.create("jobs", type="queue", lease_ms=3_000)
         queue = client.queue("jobs")
         queue.put_many([b"job %d" % n for n in range(1, 6)])
         died = subprocess.run([sys.executable, "-c", DYING, running.url], timeout=40, check=False)

@@ -20,7 +20,7 @@ help:
 	@echo "make test              all tests (WORKERS=$(WORKERS))"
 	@echo "make check             format, lint, types, house rules: under a minute"
 	@echo "make bench AREA=commit measure one area; without AREA list them"
-	@echo "make chaos             every class of faults, 9 minutes and more; chaos-night: two hours; chaos-long: and two more"
+	@echo "make chaos             every class of faults, 9 minutes and more; chaos-night: two hours; chaos-long: two more"
 	@echo "make mutants           deliberate bugs, which the classes must find"
 	@echo "make spark-night       Spark: crash matrices, clusters, Connect, brokers; takes long"
 	@echo "make fmt clean setup"

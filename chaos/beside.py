@@ -12,26 +12,39 @@ from chaos.order import Account
 Collect = Callable[[Account], None]
 
 
-def beside(work: Callable[[Account], None]) -> Collect:
-    """Do a part in a child; the returned call waits for it and adds what it did to an account."""
+def forked(work: Callable[[int], None]) -> tuple[int, int]:
+    """Do `work(descriptor)` in a child that ends with us; its pid, and where what it wrote is read. It ends
+    with status 1, and without a word, when the work raises."""
     reading, writing = os.pipe()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
+            os.close(reading)
             die_with(parent)
-            mine = Account()
-            work(mine)
-            with open(writing, "wb") as out:
-                out.write(mine.to_json())
+            work(writing)
             code = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            raise
         finally:
             os._exit(code)
     os.close(writing)
+    return pid, reading
+
+
+def beside(work: Callable[[Account], None]) -> Collect:
+    """Do a part in a child; the returned call waits for it and adds what it did to an account."""
+
+    def tell(writing: int) -> None:
+        mine = Account()
+        try:
+            work(mine)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            raise
+        with open(writing, "wb") as out:
+            out.write(mine.to_json())
+
+    pid, reading = forked(tell)
 
     def collect(account: Account) -> None:
         with open(reading, "rb") as source:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from chaos.beside import forked
 from chaos.order import CannotRun
 from chaos.sweeps.calls import begin
 from chaos.sweeps.house import VISIBLE, Broken, House, Image
@@ -23,7 +24,6 @@ from chaos.sweeps.judge import ENDS_EACH, KILL, Known, check, dump, end_each
 from chaos.sweeps.workloads import BY_NAME
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
-from ringlog.hardening import die_with_parent
 
 BATCH = 40
 """Runs in one child."""
@@ -199,21 +199,13 @@ def _survives(operation: Operation, image: Image, start: int) -> bool:
 
 def _in_child(work: Callable[[int], None], seconds: int) -> tuple[bytes, int]:
     """Run in a forked child; returns what it wrote, and its wait status."""
-    reading, writing = os.pipe()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.close(reading)
-            die_with_parent(parent)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(seconds)
-            work(writing)
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writing)
+
+    def bounded(writing: int) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
+        work(writing)
+
+    pid, reading = forked(bounded)
     found = bytearray()
     with open(reading, "rb", buffering=0) as source:
         while piece := source.read(1 << 16):

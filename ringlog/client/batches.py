@@ -6,7 +6,7 @@ from collections import deque
 from functools import partial
 
 from ringlog.client.behind import Behind
-from ringlog.client.claimed import Bundle, Claimed, unsettled
+from ringlog.client.claimed import Claimed, Leases, unsettled
 from ringlog.client.leases import Keeper, Lease
 from ringlog.link.timers import Timer
 
@@ -46,7 +46,7 @@ class Batches:
             timer, self._timer = self._timer, None
         self._behind.add_batch(part, timer, is_last=not self._left)
 
-    def leave(self) -> list[list[Lease] | Claimed | Bundle]:
+    def leave(self) -> list[Leases]:
         """What is to be given back: nobody works on it any more."""
         left = unsettled(self._left)
         self._left.clear()

@@ -11,17 +11,17 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ringlog.client.claimed import Bundle, Claimed, Leases, lose, unsettled
+from ringlog.client.claimed import Claimed, Leases, lose, unsettled
 from ringlog.client.job import JobFacts
 from ringlog.client.leases import Lease
 from ringlog.client.results import Settled
 from ringlog.errors import RinglogError
+from ringlog.link.peer import MS
 from ringlog.link.pending import Pending, Steps, start
 from ringlog.link.timers import Timer
 
 log = logging.getLogger(__name__)
 
-MS = 1_000_000
 LINGER_MS = 10
 """Longest that a batch waits, done, for the others of its claim: then it is acked without them."""
 
@@ -93,7 +93,7 @@ class Behind:
             for timer in timers:
                 timer.cancel()
 
-    def _send(self, leases: list[Lease] | Claimed | Bundle, timers: Sequence[Timer] = ()) -> None:
+    def _send(self, leases: Leases, timers: Sequence[Timer] = ()) -> None:
         def answered(done: Pending[Settled]) -> None:
             for timer in timers:
                 timer.cancel()

@@ -203,7 +203,7 @@ Leases = Sequence[Lease] | Claimed | Bundle
 """What is settled at once."""
 
 
-def unsettled(parts: Sequence[Claimed]) -> list[list[Lease] | Claimed | Bundle]:
+def unsettled(parts: Sequence[Claimed]) -> list[Leases]:
     """What is not over of these batches, in as few requests as it takes."""
     whole: list[Claimed] = []
     single: list[Lease] = []
@@ -213,7 +213,7 @@ def unsettled(parts: Sequence[Claimed]) -> list[list[Lease] | Claimed | Bundle]:
             whole.append(left)
         else:
             single += left
-    found: list[list[Lease] | Claimed | Bundle] = []
+    found: list[Leases] = []
     if whole:
         found.append(whole[0] if len(whole) == 1 else Bundle(whole))
     if single:

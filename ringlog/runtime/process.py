@@ -8,7 +8,6 @@ actor's process is here; it tells the story and ends the process with a code the
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import logging
 import os
 import signal
@@ -21,7 +20,7 @@ import msgspec
 
 from ringlog import config, hardening, logs, stop_points
 from ringlog.board.board import Board
-from ringlog.board.layout import BOARD_NAME, P, ProcessState
+from ringlog.board.layout import P, ProcessState
 from ringlog.clock import SystemClock
 from ringlog.envelope.boot import ActorBoot, load_boot
 from ringlog.errors import (
@@ -77,9 +76,7 @@ def run_process(build: Build, arguments: list[str]) -> int:
     except (ConfigError, StartRefused) as e:
         print(f"cannot boot: {e}", file=sys.stderr)  # noqa: T201  no log yet
         return ExitCode.CANNOT_BOOT
-    # The lock comes first: if the parent dies in between, its successor either sees us or we see that.
-    alive = _show_alive(boot.shm_dir)
-    if alive < 0 or not hardening.die_with_parent(boot.supervisor_pid):
+    if not hardening.die_with_parent(boot.supervisor_pid):
         return ExitCode.ORPHANED
     stop = StopFlag(logs.reopen, partial(_bound_drain, boot.supervisor_pid))
     try:
@@ -89,24 +86,10 @@ def run_process(build: Build, arguments: list[str]) -> int:
             # The interpreter, when it ends, takes the handler away before the process is gone.
             hardening.end_in_peace()
         stop.close()
-        os.close(alive)
 
 
 def _bound_drain(supervisor_pid: int) -> None:
     hardening.end_if_orphaned(supervisor_pid, ORPHAN_DRAIN_S, ExitCode.ORPHANED)
-
-
-def _show_alive(shm_dir: str) -> int:
-    """Hold a shared lock on the board for as long as this process lives; -1 when the board is gone.
-
-    A supervisor that finds it held waits: no second engine runs beside orphans of the first (PR-10).
-    """
-    try:
-        fd = os.open(os.path.join(shm_dir, BOARD_NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return -1
-    fcntl.flock(fd, fcntl.LOCK_SH)
-    return fd
 
 
 def _read_boot(arguments: list[str]) -> ActorBoot:

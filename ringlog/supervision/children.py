@@ -100,15 +100,17 @@ class Children:
         numbers: Numbers,
         make_boot: MakeBoot,
         environ: Mapping[str, str],
+        life_line: int,
         clock: Clock,
         test_stop_points: str = "",
         more_environ: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        """`environ` is every child's; `more_environ` what a kind of them gets besides."""
+        """`environ` and `life_line` are every child's; `more_environ` is what a kind of them gets besides."""
         self.wards = tuple(Ward(spec, board.process(spec.slot)) for spec in tree)
         self._numbers = numbers
         self._make_boot = make_boot
         self._environ = environ
+        self._life_line = life_line
         self._more_environ = more_environ or {}
         self._clock = clock
         self._test_stop_points = test_stop_points
@@ -185,7 +187,7 @@ class Children:
         boot = dump_boot(self._make_boot(ward.spec, ward.incarnation, plan, look_ms))
         try:
             environ = {**self._environ, **self._more_environ.get(ward.spec.kind, {})}
-            ward.child = Child(actor_command(ward.spec.kind, boot), environ)
+            ward.child = Child(actor_command(ward.spec.kind, boot), environ, self._life_line)
         except OSError as e:
             # No process, no memory or no descriptor: an end like any other, with the same patience.
             return self._died(ward, Exit(ExitCode.CRASH, was_ready=False, why=f"not started: {e.strerror}"))

@@ -158,6 +158,7 @@ class Engine:
             numbers=ground.identity,
             make_boot=self._make_boot,
             environ=child_environment(environ),
+            life_line=ground.life_line,
             clock=clock,
             test_stop_points=environ.get(STOP_POINTS_VARIABLE, ""),
             more_environ=dict.fromkeys((RECLAIMER, RELOCATOR), cold_environment(environ)),

@@ -58,6 +58,8 @@ class Ground:
             self.shm_dir = run_dir.make_shm_dir(lambda path: self._begin(path, 1 + len(tree.children)))
             undo.callback(run_dir.remove_shm_dir, self.shm_dir)
             self.board = Board.create(self.shm_dir)
+            self.life_line = run_dir.open_life_line(self.shm_dir)
+            undo.callback(os.close, self.life_line)
             for spec in (*tree.of_kind(WAL_SHARD), *tree.of_kind(SCHEDULER)):
                 make_bell(os.path.join(self.shm_dir, f"{spec.name}.bell"))
             undo.pop_all()
@@ -89,6 +91,7 @@ class Ground:
     def close(self) -> None:
         """Remove the announcement and the shared memory, then release the lock. Every child must be dead."""
         self.board.close()
+        os.close(self.life_line)
         run_dir.withdraw(self._disk, self.run_dir)
         run_dir.remove_shm_dir(self.shm_dir)
         try:

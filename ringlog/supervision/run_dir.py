@@ -118,8 +118,22 @@ def require_shm_space(needed: int) -> None:
         )
 
 
+def open_life_line(shm_dir: str) -> int:
+    """Descriptor of a shared lock on the board, for children to be born with; raises StartRefused.
+
+    Nobody lets go of it but by dying: it says `alive` from before a child's first instruction to after its
+    last one, however long it takes the child to begin or to end (PR-10).
+    """
+    try:
+        fd = os.open(os.path.join(shm_dir, BOARD_NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as e:
+        raise StartRefused("the board cannot be opened", dir=shm_dir, reason=e.strerror) from None
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
 def orphans_alive(shm_dir: str) -> bool:
-    """True while an actor of the engine that used this directory lives: each holds a lock on its board."""
+    """True while a process of the engine that used this directory lives: each holds a lock on its board."""
     try:
         fd = os.open(os.path.join(shm_dir, BOARD_NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

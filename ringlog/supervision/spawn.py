@@ -1,8 +1,8 @@
 """Start a child, signal it, know for certain that it is dead.
 
-A child is spawned, never forked, with every descriptor but the standard three closed: a lock the
-supervisor holds must not live on in it (RD-7). It is watched and signalled through a pidfd, because a
-pid may be somebody else's by the time it is used (RD-8).
+A child is spawned, never forked, with every descriptor closed but the standard three and the line that says
+it lives: a lock the supervisor holds must not live on in it (RD-7). It is watched and signalled through a
+pidfd, because a pid may be somebody else's by the time it is used (RD-8).
 """
 
 from __future__ import annotations
@@ -73,15 +73,19 @@ def actor_command(kind: str, boot: str) -> list[str]:
 class Child:
     """One started process."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], life_line: int) -> None:
         """Start it in a process group of its own, so that a terminal's Ctrl-C reaches only the supervisor,
-        which stops children in order. Raises OSError when the system cannot."""
+        which stops children in order. Raises OSError when the system cannot.
+
+        `life_line` is a descriptor that it holds from its birth to its death (run_dir.open_life_line).
+        """
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             # Whatever a library prints goes with the log; standard output is the operator's.
             stdout=sys.__stderr__.fileno() if sys.__stderr__ else None,
             close_fds=True,
+            pass_fds=(life_line,),
             process_group=0,
             cwd="/",
             env=dict(environ),

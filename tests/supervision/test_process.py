@@ -24,7 +24,7 @@ from ringlog.errors import (
     StartRefused,
 )
 from ringlog.runtime.process import exit_code_for
-from ringlog.supervision.run_dir import orphans_alive
+from ringlog.supervision.run_dir import open_life_line, orphans_alive
 
 SLOT = 3
 PROGRAM = """
@@ -46,6 +46,9 @@ class Actor:
                   status["Name"].strip(), flush=True)
             return 0
         print("up", flush=True)
+        if what == "linger":
+            import atexit, signal
+            atexit.register(lambda: (print("ends", flush=True), signal.pause()))
         while not stop.is_set():
             select.select([stop.fileno()], [], [])
         return 0
@@ -67,7 +70,9 @@ def shm(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(shm: Path, what: str, **changes: object) -> subprocess.Popen[str]:
+def start(
+    shm: Path, what: str, *, pass_fds: tuple[int, ...] = (), **changes: object
+) -> subprocess.Popen[str]:
     plain = config.to_plain(config.load_config({"log.format": "json"}, {}, str(shm)).config)
     facts: dict[str, object] = {
         "kind": "wal_shard", "name": "wal_shard-00", "engine_id": "0" * 32, "incarnation": 9,
@@ -80,6 +85,7 @@ def start(shm: Path, what: str, **changes: object) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        pass_fds=pass_fds,
     )
 
 
@@ -120,11 +126,15 @@ def test_hangup_and_quit_do_not_end_an_actor(shm: Path) -> None:
     assert "most recent call first" in err, "SIGQUIT dumps the stacks"
 
 
-def test_a_living_actor_is_seen_by_the_next_supervisor(shm: Path) -> None:
-    """PR-10."""
-    process = start(shm, "wait")
+def test_an_actor_is_seen_by_the_next_supervisor_until_it_is_gone(shm: Path) -> None:
+    """PR-10: it does not let go of its line when it has done its work and only the interpreter ends."""
+    line = open_life_line(str(shm))
+    process = start(shm, "linger", pass_fds=(line,))
+    os.close(line)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "ends\n"
     assert orphans_alive(str(shm))
     process.kill()
     finish(process)
@@ -167,8 +177,8 @@ def test_a_process_whose_parent_is_another_one_ends_as_an_orphan(shm: Path) -> N
     assert finish(start(shm, "wait", supervisor_pid=1))[0] == ExitCode.ORPHANED
 
 
-def test_a_process_whose_board_is_gone_ends_as_an_orphan(shm: Path, tmp_path: Path) -> None:
-    assert finish(start(shm, "wait", shm_dir=str(tmp_path / "gone")))[0] == ExitCode.ORPHANED
+def test_a_process_whose_board_is_gone_cannot_boot(shm: Path, tmp_path: Path) -> None:
+    assert finish(start(shm, "wait", shm_dir=str(tmp_path / "gone")))[0] == ExitCode.CANNOT_BOOT
 
 
 @pytest.mark.parametrize(

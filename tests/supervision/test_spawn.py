@@ -9,7 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from ringlog.supervision import spawn
+from ringlog.board.board import Board
+from ringlog.supervision import run_dir, spawn
 from ringlog.supervision.spawn import Child, actor_command, child_environment
 
 SLEEP = "import signal; print('up', flush=True); signal.pause()"
@@ -19,14 +20,18 @@ def wait_dead(child: Child, seconds: float = 20.0) -> bool:
     return bool(select.select([child.pidfd], [], [], seconds)[0])
 
 
-def run_to_end(code: str, *args: str, environ: dict[str, str] | None = None) -> int:
-    child = Child([sys.executable, "-c", code, *args], environ or child_environment(os.environ))
+def start(code: str, environ: dict[str, str] | None = None, life_line: int = 0) -> Child:
+    return Child([sys.executable, "-c", code], environ or child_environment(os.environ), life_line)
+
+
+def run_to_end(code: str, environ: dict[str, str] | None = None) -> int:
+    child = start(code, environ)
     assert wait_dead(child)
     return child.reap()
 
 
 def test_the_pidfd_of_a_live_child_is_quiet_and_readable_once_it_is_dead() -> None:
-    child = Child([sys.executable, "-c", SLEEP], child_environment(os.environ))
+    child = start(SLEEP)
     assert not wait_dead(child, 0)
     child.send(signal.SIGKILL)
     assert wait_dead(child)
@@ -37,7 +42,7 @@ def test_the_pidfd_of_a_live_child_is_quiet_and_readable_once_it_is_dead() -> No
 
 def test_a_stopped_child_dies_from_sigkill() -> None:
     """RD-6: the fence works for a process that does not run."""
-    child = Child([sys.executable, "-c", SLEEP], child_environment(os.environ))
+    child = start(SLEEP)
     child.send(signal.SIGSTOP)
     child.send(signal.SIGKILL)
     assert wait_dead(child)
@@ -61,6 +66,20 @@ def test_no_descriptor_of_ours_lives_on_in_a_child(tmp_path: Path) -> None:
             "sys.exit(any('LOCK' in path for path in held))"
         )
         assert run_to_end(code) == 0
+
+
+def test_a_child_is_seen_to_live_from_its_birth_to_its_death(tmp_path: Path) -> None:
+    """PR-10: also before it has run anything, and when it does nothing any more but end."""
+    Board.create(tmp_path).close()
+    line = run_dir.open_life_line(str(tmp_path))
+    child = start("import os, signal; os.closerange(0, 3); signal.pause()", life_line=line)
+    child.send(signal.SIGSTOP)
+    os.close(line)
+    assert run_dir.orphans_alive(str(tmp_path))
+    child.send(signal.SIGKILL)
+    assert wait_dead(child)
+    assert not run_dir.orphans_alive(str(tmp_path))
+    child.reap()
 
 
 def test_a_child_has_a_process_group_of_its_own_and_no_input() -> None:
@@ -98,7 +117,7 @@ def test_an_actor_is_started_by_its_kind_and_never_from_the_working_directory() 
 
 def test_a_child_is_taken_for_its_memory_before_who_replaces_it():
     """RF-17: without any privilege, so by raising the child's score and not by lowering ours."""
-    child = Child([sys.executable, "-c", "import signal; signal.pause()"], dict(os.environ))
+    child = start("import signal; signal.pause()", dict(os.environ))
     try:
         with open(f"/proc/{child.pid}/oom_score_adj") as theirs, open("/proc/self/oom_score_adj") as ours:
             assert int(theirs.read()) >= spawn.CHILD_OOM_SCORE > max(0, spawn.SUPERVISOR_OOM_SCORE)

@@ -10,6 +10,7 @@ import ctypes
 import os
 import resource
 import signal
+from collections.abc import Sequence
 from types import FrameType
 
 from ringlog.errors import StartRefused
@@ -24,6 +25,7 @@ ORPHAN_LOOK_S = 0.5
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _COMM_BYTES_MAX = 15
 
@@ -48,6 +50,11 @@ def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) ->
     _prctl(_PR_SET_PDEATHSIG, int(number))
     # The parent may have died before the request: then nobody will ever send the signal.
     return os.getppid() == parent_pid
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what our children's children were, when those end."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_if_orphaned(parent_pid: int, after_s: float, status: int) -> None:
@@ -84,6 +91,20 @@ def work_in_background() -> None:
     # Not refused to anybody, but by a sandbox that forbids the call; then niceness must do.
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def show_command(command: Sequence[str]) -> None:
+    """Show this as our command line from now on, as far as what we were started with has room for it."""
+    with open("/proc/self/stat") as file:
+        facts = file.read().rpartition(")")[2].split()
+    start, end = int(facts[45]), int(facts[46])
+    with open("/proc/self/cmdline", "rb") as file:
+        shown = file.read()
+    # The last byte must stay zero: else the kernel looks for the end in what lies behind.
+    room = end - start - 1
+    if room > 0 and ctypes.string_at(start, end - start) == shown:
+        told = b"\0".join(os.fsencode(word) for word in command)[:room]
+        ctypes.memmove(start, told.ljust(room), room)
 
 
 def set_oom_score(pid: int, score: int) -> None:

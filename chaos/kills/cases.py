@@ -134,7 +134,7 @@ def storm(stage: Stage, seconds: float) -> None:
             bag = (
                 [WAL_SHARD] * 6
                 + [GATEWAY, SCHEDULER] * 2
-                + [*BACKGROUND, "keyed", "keyed", "pause", "supervisor", "all", *["several"] * 4]
+                + [*BACKGROUND, "keyed", "keyed", "pause", "supervisor", "all", "forks", *["several"] * 4]
             )
             random.shuffle(bag)
         act, turn = bag.pop(), turn + 1
@@ -151,6 +151,9 @@ def storm(stage: Stage, seconds: float) -> None:
             account.did("kills", 1, "RF-5")
         elif act == "all":
             account.did("kills", kill_and_start(scene), "RF-4")
+        elif act == "forks":
+            if scene.kill_forkserver():
+                account.did("kills", 1, "RF-6")
         elif act == "several":
             _kill_several(stage, scene, random)
         elif scene.kill(act, shard=random.randrange(2)):
@@ -161,7 +164,9 @@ def storm(stage: Stage, seconds: float) -> None:
 
 
 def _kill_several(stage: Stage, scene: Scene, random: Random) -> None:
-    """Two to five actors, one directly after the other."""
+    """Two to five actors, one directly after the other; now and then what they are forked from goes first."""
+    if random.random() < 0.25:
+        scene.kill_forkserver()
     everybody = [(WAL_SHARD, 0), (WAL_SHARD, 1), (GATEWAY, 0), *((kind, 0) for kind in BACKGROUND)]
     killed = sum(scene.kill(*each) for each in random.sample(everybody, random.randint(2, 5)))
     stage.account.did("kills", killed, *(["RF-24"] if killed > 1 else []))

@@ -123,6 +123,11 @@ class Scene:
         self.kills.append(Kill(role, shard, at_ns))
         return True
 
+    def kill_forkserver(self) -> bool:
+        """Kill what actors are forked from, so that the next one is spawned; False when there is none now."""
+        pid = targets.forkserver(self.engine.pid)
+        return bool(pid) and targets.kill_child(pid, self.engine.pid)
+
     def kill_supervisor(self) -> None:
         """SIGKILL the supervisor alone and start a new one at once: it must not serve beside the orphans."""
         old = self.engine.pids()

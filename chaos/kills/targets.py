@@ -76,6 +76,18 @@ def parent_of(pid: int) -> int:
         return 0
 
 
+def forkserver(supervisor: int) -> int:
+    """The pid of the process that actors are forked from; 0 while there is none."""
+    try:
+        children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+        for pid in map(int, children):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[2:4] == [b"-m", b"actors"]:
+                return pid
+    except OSError:
+        pass  # Somebody ended while we looked.
+    return 0
+
+
 def hold_child(pid: int, supervisor: int) -> Target | None:
     """A handle of an actor; None when it is gone. The number was an actor's when it was told, and may be a
     stranger's by now: looked at again with the handle open, which keeps it from changing hands."""

@@ -128,6 +128,8 @@ class Engine:
         self._supervisor: Process | None = None
         self._to_start: deque[Child] = deque()
         self._orders = Signal(loop)
+        self._left: tuple[bytes, dict[int, tuple[int, int]]] = (b"", {})
+        """The boot, and what the board said of each shard, when the last engine died."""
 
     def tell(self, topic: str, what: str) -> None:
         """Note an event for the story."""
@@ -152,6 +154,7 @@ class Engine:
         self._supervisor = Process(self.loop, "supervisor", "supervisor", 1 << 40 | self.generation)
         self._to_start.clear()
         self._orders = Signal(self.loop)
+        self._left = (self.base.boot_id, {n: marks.published for n, marks in self.base.marks.items()})
         self.base.marks = {}
         self.base.runs.clear()
         self.base.published = {}
@@ -164,7 +167,10 @@ class Engine:
         disk = self.disk_for(supervisor)
         self._identity = Identity(disk, DATA)
         self.base.boot_incarnation = self._identity.begin("/shm", len(self.children))
-        self.base.marks = {shard: Marks() for shard in range(self.base.shards)}
+        boot_id, published = self._left
+        if boot_id != self.base.boot_id or set(published) != set(range(self.base.shards)):
+            published = {}
+        self.base.marks = {n: Marks(published.get(n, (0, 0))) for n in range(self.base.shards)}
         for child in self.children.values():
             self._start_child(child)
         while True:
@@ -340,6 +346,7 @@ class Engine:
                 self.loop.at(0.02, look)
             else:
                 self.kill_all("stopped")
+                self.base.marks = {}  # The supervisor takes the board along.
                 done()
 
         look()

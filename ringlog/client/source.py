@@ -40,9 +40,13 @@ from ringlog.storage.shelf import SegmentShelf
 from ringlog.topic.tombstone import Floors, Gap, ReadPlan, plan_read
 
 _MS = 1_000_000
-_TRIES_MAX = 40
+_LOOKS_MAX = 40
 """Looks in a row that find neither records nor the end; then the caller gets what there is."""
 _TRIES_PER_LOCATE = 4
+_TRIES_MAX = 200
+"""Answers in a row that lead nowhere, all but the first few _LOOK_AGAIN_S apart; then the caller is told."""
+_WAKES_MAX = 64
+"""Publications that are slept through between two of them."""
 SCAN_POSITIONS_MIN = 100_000
 """Positions without a record that are passed over before the caller gets a turn (DR-14)."""
 _LOOK_AGAIN_S = 0.05
@@ -181,12 +185,12 @@ class LocalSource:
             facts = self._connection.facts(located)
             if facts is None or facts.state != TOPIC_LIVE or self._is_stale(located, facts, now_us):
                 # Another life, or none, or records have gone: only the shard knows.
-                tries = self._count_try(tries)
+                tries = yield from self._try_again(tries, located.shard)
                 self._locate_anew()
                 continue
             if facts.head_seq < cursor.seq and self._located_for != cursor:
                 # Another life of the topic, or a shard that shows less for a time: it knows.
-                tries = self._count_try(tries)
+                tries = yield from self._try_again(tries, located.shard)
                 self._locate_anew()
                 continue
             plan = self._plan(cursor, located, facts)
@@ -206,7 +210,7 @@ class LocalSource:
                     self._locate_anew()
                 continue
             if pause is Pause.MOVED:
-                tries = self._count_try(tries)
+                tries = yield from self._try_again(tries, located.shard)
                 self._locate_anew()
                 continue
             if pause is Pause.UNFINISHED:
@@ -217,7 +221,7 @@ class LocalSource:
                     return portion  # All of it has gone: the caller goes on behind it (DR-14).
                 # Published a moment ago, or its shard is restarting: the mark is about to move.
                 tries += 1
-                if tries >= _TRIES_MAX:
+                if tries >= _LOOKS_MAX:
                     return portion
                 if tries % _TRIES_PER_LOCATE == 0:
                     self._locate_anew()
@@ -247,7 +251,6 @@ class LocalSource:
             if located.epoch != epoch:
                 self._locate_anew()
                 raise StaleEpoch("the topic began another life", topic=self._topic, epoch=located.epoch)
-            seen = self._connection.marks(located.shard)
             facts = self._connection.facts(located)
             head = max(last, facts.head_seq if facts is not None else 0)
             pause = self._read(ReadPlan(None, after, head), located, last - after, READ_BYTES_MAX)
@@ -261,11 +264,9 @@ class LocalSource:
             if pause is Pause.COLD:
                 yield from self._fetch_cold(located)
                 continue
-            tries = self._count_try(tries)
+            tries = yield from self._try_again(tries, located.shard)
             if pause is Pause.MOVED or tries % _TRIES_PER_LOCATE == 0:
                 self._locate_anew()
-            else:
-                yield self._connection.published_since(located.shard, seen, _LOOK_AGAIN_S)
 
     def straight(
         self, cursor: Cursor, hint: Hint, share: FrameShare, *, is_head: bool
@@ -351,8 +352,8 @@ class LocalSource:
 
     def seek_time(self, ts_us: int) -> Steps[Cursor]:
         """See Source.seek_time: from the indexes of segments, and the stamps in the log."""
-        after = 0
-        for _ in range(_TRIES_MAX):
+        after = tries = 0
+        while True:
             located = yield from self._locate_all(after)
             if self._ledger is None:
                 self._ledger = Ledger(
@@ -364,13 +365,14 @@ class LocalSource:
             except DiskError as e:
                 if e.errno != errno.ENOENT:
                     raise
+                # A file of the answer is gone: the next one says where the records lie now.
+                tries = yield from self._try_again(tries, located.shard)
                 self._locate_anew()
-                continue  # A file of the answer is gone: it says where the records lie now.
+                continue
             if len(located.extents) < EXTENTS_PER_LOCATE_MAX or found <= after:
                 return Cursor(located.epoch, max(found, after))
             after = found  # Perhaps only the end of a list that was cut short.
             self._locate_anew()
-        raise NotReady("the topic keeps changing while it is read", topic=self._topic)
 
     def _locate_all(self, after: int) -> Steps[Located]:
         """An answer that leads to everything behind `after`, as of now; the one at hand if it still does."""
@@ -401,9 +403,19 @@ class LocalSource:
         self._located = self._located_for = None
         self._kept.clear()
 
-    def _count_try(self, tries: int) -> int:
+    def _try_again(self, tries: int, shard: int) -> Steps[int]:
+        """Count an answer that led nowhere; before all but the first few there is a pause.
+
+        Files move while they are read, and the next answer says where to. That it does not may be because a
+        process that moves them, or the shard, is being replaced: for the caller no more than a pause.
+        """
         if tries >= _TRIES_MAX:
             raise NotReady("the topic keeps changing while it is read", topic=self._topic)
+        if tries >= _TRIES_PER_LOCATE:
+            for _ in range(_WAKES_MAX):
+                marks = self._connection.marks(shard)
+                if not (yield self._connection.published_since(shard, marks, _LOOK_AGAIN_S)):
+                    break
         return tries + 1
 
     def _locate(self, cursor: Cursor) -> Steps[Located]:

@@ -37,6 +37,20 @@ class ActorBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """`name:n:action,…` for test builds (FH-6); empty in production."""
 
 
+ORDER_BYTES_MAX = 65_536
+"""One larger than this is not sent: its child is spawned."""
+PID_BYTES_MAX = 16
+
+
+class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child that was forked is to be (MessagePack, one packet)."""
+
+    kind: str
+    boot: str
+    """As `dump_boot` makes it."""
+    environ: dict[str, str]
+
+
 def dump_boot(boot: ActorBoot) -> str:
     """Encode for the command line."""
     return msgspec.json.encode(boot).decode()

@@ -61,11 +61,11 @@ def main(build: Build) -> NoReturn:
     """Be the actor that the command line describes; never returns."""
     code = run_process(build, sys.argv[1:])
     logging.shutdown()
+    sys.stdout.flush()
     sys.stderr.flush()
-    if code != ExitCode.OK:
-        # A thread stuck in a dead disk, or a socket that lingers, must not keep a failed process alive.
-        os._exit(code)
-    sys.exit(code)
+    # A thread stuck in a dead disk, or a socket that lingers, must not keep a failed process alive; and one
+    # that did all it had to do would only take apart, piece by piece, what the kernel takes back at once.
+    os._exit(code)
 
 
 def run_process(build: Build, arguments: list[str]) -> int:

@@ -17,14 +17,15 @@ from typing import NamedTuple, Protocol
 from ringlog import stop_points
 from ringlog.board.board import Board, P, ProcessSlot, ProcessState
 from ringlog.clock import Clock
-from ringlog.envelope.boot import ActorBoot, dump_boot
+from ringlog.envelope.boot import ActorBoot, ForkOrder, dump_boot
 from ringlog.errors import DiskError, ExitCode
 from ringlog.limits import RESTART_BACKOFF_MS_MAX
 from ringlog.logs import say
 from ringlog.supervision import restart
+from ringlog.supervision.forkserver import ForkServer
 from ringlog.supervision.progress import Progress
 from ringlog.supervision.restart import Exit, GiveUp, History, Wait
-from ringlog.supervision.spawn import Child, actor_command
+from ringlog.supervision.spawn import Child, actor_command, spawn
 from ringlog.supervision.tree import GATEWAY, KINDS, SCHEDULER, WAL_SHARD, ChildSpec, Tree
 
 log = logging.getLogger("ringlog.supervision")
@@ -111,6 +112,8 @@ class Children:
         self._make_boot = make_boot
         self._environ = environ
         self._life_line = life_line
+        kinds = tuple(dict.fromkeys(spec.kind for spec in tree))
+        self.forks = ForkServer(kinds, environ=environ, life_line=life_line, clock=clock)
         self._more_environ = more_environ or {}
         self._clock = clock
         self._test_stop_points = test_stop_points
@@ -131,7 +134,12 @@ class Children:
 
     def next_deadline_ns(self) -> int | None:
         """When the next start is due."""
-        return min((ward.start_at_ns for ward in self.wards if ward.start_at_ns is not None), default=None)
+        due = (None if self._may_wait(ward) else ward.start_at_ns for ward in self.wards)
+        return min((at_ns for at_ns in due if at_ns is not None), default=None)
+
+    def _may_wait(self, ward: Ward) -> bool:
+        """A first start is sooner done when what it imports is there. For a successor somebody waits."""
+        return self.forks.is_coming and not ward.starts
 
     def is_any_coming(self) -> bool:
         """True while a started child is not READY yet."""
@@ -147,8 +155,10 @@ class Children:
         """Start what is due, see who became ready, kill who is stuck."""
         now = self._clock.monotonic_ns()
         changes = []
+        self.forks.look()
         for ward in self.wards:
-            if ward.start_at_ns is not None and ward.start_at_ns <= now and not self._is_stopping:
+            is_due = ward.start_at_ns is not None and ward.start_at_ns <= now
+            if is_due and not self._is_stopping and not self._may_wait(ward):
                 changes += self._spawn(ward, now)
             if ward.child is not None:
                 changes += self._watch(ward, now)
@@ -185,9 +195,11 @@ class Children:
         plan = stop_points.of_life(self._test_stop_points, ward.starts)
         look_ms = restart.look_ms(ward.latches) if ward.is_latched else 0
         boot = dump_boot(self._make_boot(ward.spec, ward.incarnation, plan, look_ms))
+        environ = {**self._environ, **self._more_environ.get(ward.spec.kind, {})}
         try:
-            environ = {**self._environ, **self._more_environ.get(ward.spec.kind, {})}
-            ward.child = Child(actor_command(ward.spec.kind, boot), environ, self._life_line)
+            ward.child = self.forks.fork(ForkOrder(kind=ward.spec.kind, boot=boot, environ=environ)) or spawn(
+                actor_command(ward.spec.kind, boot), environ, self._life_line
+            )
         except OSError as e:
             # No process, no memory or no descriptor: an end like any other, with the same patience.
             return self._died(ward, Exit(ExitCode.CRASH, was_ready=False, why=f"not started: {e.strerror}"))
@@ -278,6 +290,7 @@ class Children:
     def stop_restarting(self) -> None:
         """From now on the dead stay dead."""
         self._is_stopping = True
+        self.forks.stop()
         for ward in self.wards:
             ward.start_at_ns = None
 

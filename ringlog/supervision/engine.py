@@ -191,7 +191,9 @@ class Engine:
             first_incarnation=self._ground.boot_incarnation,
             config=self._plain,
         )
-        for ward in self._children.of_kind(WAL_SHARD):
+        shards = self._children.of_kind(WAL_SHARD)
+        self._children.forks.begin(self._make_boot(shards[0].spec, 0, "", 0))
+        for ward in shards:
             self._children.start(ward)
         while self.phase != Phase.STOPPED:
             self._turn()
@@ -206,6 +208,7 @@ class Engine:
         for ward in self._children.wards:
             self._children.kill(ward, "supervisor failed")
             self._children.reap(ward)
+        self._children.forks.stop()
         self._rings.close_all()
         self._desk.close()
         for desk in self._stand_ins.values():
@@ -305,8 +308,9 @@ class Engine:
             poller.register(desk.socket, zmq.POLLIN)
         for link in self._rings.links().values():
             poller.register(link.socket, zmq.POLLIN)
-        for fd in (*self._children.pidfds(), *self._rings.pidfds()):
-            poller.register(fd, zmq.POLLIN)
+        for fd in (*self._children.pidfds(), *self._rings.pidfds(), self._children.forks.fileno()):
+            if fd >= 0:
+                poller.register(fd, zmq.POLLIN)
         return {ready for ready, _ in poller.poll(self._timeout_ms()) if isinstance(ready, int)}
 
     def _timeout_ms(self) -> int:

@@ -12,8 +12,8 @@ import os
 import secrets
 from collections.abc import Callable
 
-from ringlog.board.board import Board
-from ringlog.board.layout import CHUNK_BYTES, NEWS_BYTES, PAGE_BYTES, P
+from ringlog.board.board import Board, ProcessSlot
+from ringlog.board.layout import CHUNK_BYTES, NEWS_BYTES, PAGE_BYTES, BoardError, BoardUnstable, Mark, P
 from ringlog.clock import Clock
 from ringlog.config import Config
 from ringlog.errors import DiskError, StartRefused
@@ -25,12 +25,16 @@ from ringlog.storage.layout import LOCK_NAME
 from ringlog.supervision import run_dir
 from ringlog.supervision.identity import Identity
 from ringlog.supervision.rings import ring_file_bytes
-from ringlog.supervision.tree import SCHEDULER, WAL_SHARD, Tree
+from ringlog.supervision.tree import KINDS, SCHEDULER, WAL_SHARD, Tree
 
 log = logging.getLogger("ringlog.supervision")
 
 ORPHAN_GRACE_S = 5.0
 _ORPHAN_LOOK_S = 0.05
+
+
+Published = dict[int, tuple[int, int]]
+"""Of each shard (file id, offset in bytes) up to which its log may be read."""
 
 
 class Ground:
@@ -52,7 +56,7 @@ class Ground:
             run_dir.make_private_dir(disk, self.run_dir, "run directory")
             _require_disk_space(config, self.data_dir)
             self.identity = Identity(disk, self.data_dir)
-            self._clear_predecessor(config, clock, is_cancelled)
+            published = self._clear_predecessor(config, clock, is_cancelled)
             run_dir.require_shm_space(needed_shm_bytes(config))
             self.boot_incarnation = 0
             self.shm_dir = run_dir.make_shm_dir(lambda path: self._begin(path, 1 + len(tree.children)))
@@ -60,6 +64,7 @@ class Ground:
             self.board = Board.create(self.shm_dir)
             self.life_line = run_dir.open_life_line(self.shm_dir)
             undo.callback(os.close, self.life_line)
+            self._hand_on(published, tree)
             for spec in (*tree.of_kind(WAL_SHARD), *tree.of_kind(SCHEDULER)):
                 make_bell(os.path.join(self.shm_dir, f"{spec.name}.bell"))
             undo.pop_all()
@@ -67,12 +72,15 @@ class Ground:
     def _begin(self, shm_dir: str, expected: int) -> None:
         self.boot_incarnation = self.identity.begin(shm_dir, expected)
 
-    def _clear_predecessor(self, config: Config, clock: Clock, is_cancelled: Callable[[], bool]) -> None:
-        """Wait for processes a killed supervisor left, then remove its shared memory. Kills nobody."""
+    def _clear_predecessor(self, config: Config, clock: Clock, is_cancelled: Callable[[], bool]) -> Published:
+        """Wait for processes a killed supervisor left, then remove its shared memory. Kills nobody.
+
+        Returns how far its shards said that their logs may be read; {} where there was no predecessor.
+        """
         run_dir.withdraw(self._disk, self.run_dir)
         previous = self.identity.previous_shm_dir
         if not run_dir.is_leftover(previous):
-            return
+            return {}
         deadline = clock.monotonic_ns() + round((config.supervisor.drain_s + ORPHAN_GRACE_S) * 1e9)
         while run_dir.orphans_alive(previous):
             if is_cancelled() or clock.monotonic_ns() > deadline:
@@ -82,7 +90,21 @@ class Ground:
                 )
             clock.sleep(_ORPHAN_LOOK_S)
         say(log, logging.WARNING, "the previous engine left shared memory, it is removed", dir=previous)
+        published = _published_on(previous)
         run_dir.remove_shm_dir(previous)
+        return published
+
+    def _hand_on(self, published: Published, tree: Tree) -> None:
+        """Let shards know what their predecessors had published, as if only these had died.
+
+        What a killed shard was writing may be there in part. Only this mark says that nobody was told of it;
+        without it the numbers that may have been given out are announced as lost. Streams of another number
+        of shards are other streams.
+        """
+        shards = tree.of_kind(WAL_SHARD)
+        if {spec.shard for spec in shards} == set(published):
+            for spec in shards:
+                self.board.process(spec.slot).set_mark(Mark.PUBLISHED, *published[spec.shard])
 
     def announce(self, info: run_dir.EngineInfo) -> None:
         """Say in engine.json that the engine is ready."""
@@ -108,6 +130,29 @@ def needed_shm_bytes(config: Config) -> int:
     board = PAGE_BYTES * (PROCESSES_MAX + 1)
     news = NEWS_BYTES if config.delivery.schedulers else 0
     return board + config.wal.shards * (CHUNK_BYTES + news + ring_file_bytes(config.run))
+
+
+def _published_on(shm_dir: str) -> Published:
+    """The marks of all shards on a board that nobody writes any more; what cannot be read is left out."""
+    found: Published = {}
+    with contextlib.suppress(BoardError, OSError):
+        board = Board.open(shm_dir, writable=False)
+        try:
+            for n in range(board.processes):
+                page = board.process(n)
+                if page.get(P.SHARD) and page.get(P.KIND) == KINDS.index(WAL_SHARD):
+                    found[page.get(P.SHARD) - 1] = _mark_of(page)
+        finally:
+            board.close()
+    return found
+
+
+def _mark_of(page: ProcessSlot) -> tuple[int, int]:
+    try:
+        return page.mark(Mark.PUBLISHED)
+    except BoardUnstable:
+        # It died while it wrote it: as if it had never been written.
+        return (0, 0)
 
 
 def _require_user(config: Config) -> None:

@@ -1,8 +1,8 @@
 """Start a child, signal it, know for certain that it is dead.
 
-A child is spawned, never forked, with every descriptor closed but the standard three and the line that says
-it lives: a lock the supervisor holds must not live on in it (RD-7). It is watched and signalled through a
-pidfd, because a pid may be somebody else's by the time it is used (RD-8).
+A child is never forked from us: with every descriptor closed but the standard three and the line that says
+it lives, no lock the supervisor holds lives on in it (RD-7). It is watched and signalled through a pidfd,
+because a pid may be somebody else's by the time it is used (RD-8).
 """
 
 from __future__ import annotations
@@ -71,29 +71,14 @@ def actor_command(kind: str, boot: str) -> list[str]:
 
 
 class Child:
-    """One started process."""
+    """One started process of which we are the parent."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], life_line: int) -> None:
-        """Start it in a process group of its own, so that a terminal's Ctrl-C reaches only the supervisor,
-        which stops children in order. Raises OSError when the system cannot.
-
-        `life_line` is a descriptor that it holds from its birth to its death (run_dir.open_life_line).
-        """
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            # Whatever a library prints goes with the log; standard output is the operator's.
-            stdout=sys.__stderr__.fileno() if sys.__stderr__ else None,
-            close_fds=True,
-            pass_fds=(life_line,),
-            process_group=0,
-            cwd="/",
-            env=dict(environ),
-        )
-        self.pid = self._process.pid
+    def __init__(self, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
+        """`process` for one that `spawn` made."""
+        self.pid = pid
+        self._process = process
         # Nobody else reaps our children, so the pid is still this child's.
-        self.pidfd = os.pidfd_open(self.pid)
-        hardening.set_oom_score(self.pid, CHILD_OOM_SCORE)
+        self.pidfd = os.pidfd_open(pid)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal; no error when the child is dead already."""
@@ -103,7 +88,10 @@ class Child:
 
     def reap(self) -> int:
         """Collect the exit status of a child whose pidfd is readable; returns code or minus signal."""
-        status = self._process.wait()
+        if self._process is not None:
+            status = self._process.wait()
+        else:
+            status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.close()
         return status
 
@@ -112,3 +100,26 @@ class Child:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+
+def spawn(command: Sequence[str], environ: Mapping[str, str], *descriptors: int) -> Child:
+    """Start a program in a process group of its own, so that a terminal's Ctrl-C reaches only the supervisor,
+    which stops children in order. Raises OSError when the system cannot.
+
+    Of our descriptors it has `descriptors`, by the same numbers; the first one says that it lives, from its
+    birth to its death (run_dir.open_life_line).
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        # Whatever a library prints goes with the log; standard output is the operator's.
+        stdout=sys.__stderr__.fileno() if sys.__stderr__ else None,
+        close_fds=True,
+        pass_fds=descriptors,
+        process_group=0,
+        cwd="/",
+        env=dict(environ),
+    )
+    child = Child(process.pid, process)
+    hardening.set_oom_score(child.pid, CHILD_OOM_SCORE)
+    return child

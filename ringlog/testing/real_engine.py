@@ -379,7 +379,9 @@ def _processes_of(data_dir: str) -> list[int]:
         except OSError:
             continue
         is_supervisor = (b"--data-dir", data_dir.encode()) in pairwise(command)
-        is_actor = any(module.startswith(b"actors.") for flag, module in pairwise(command) if flag == b"-m")
+        is_actor = any(
+            module.partition(b".")[0] == b"actors" for flag, module in pairwise(command) if flag == b"-m"
+        )
         is_on_it = is_supervisor or (is_actor and any(data_dir.encode() in each for each in command))
         if is_on_it and _is_alive(int(entry)):
             found.append(int(entry))

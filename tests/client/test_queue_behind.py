@@ -372,7 +372,7 @@ def test_batches_that_nobody_began_are_kept_alive(queue, ringlog_engine):
 
 def test_a_batch_whose_leases_ended_before_it_was_begun_is_not_handed_out(queue):
     fill(queue, 4)
-    batches = queue.batches(2, max_in_flight=4, lease_ms=100, auto_extend=False)
+    batches = queue.batches(2, max_in_flight=4, lease_ms=SHORT_MS, auto_extend=False)
     assert next(batches).seqs.tolist() == [1, 2]
     wait_until(lambda: counts(queue) == (4, 0, 0), 10, "four leases to end")
     (again,) = queue.claim()

@@ -335,8 +335,27 @@ def test_a_record_above_the_head_is_not_shown_yet(world, source):
 def test_a_topic_that_never_holds_still_is_refused_in_the_end(world, source, monkeypatch):
     fill(world, 1)
     monkeypatch.setattr(world, "facts", lambda _: None)
+    waiting = begin(world, source, 0, 0.0)
+    for _ in range(150):
+        world.time_out(0.05)
+        assert not waiting.is_done, "seconds are a pause"
+    for _ in range(60):
+        world.time_out(0.05)
     with pytest.raises(NotReady):
-        begin(world, source, 0, 0.0).take()
+        waiting.take()
+
+
+def test_a_topic_that_holds_still_after_a_while_is_read(world, source, monkeypatch):
+    """Promise 3: who moves its files, or its shard, was being replaced; for the reader that is a pause."""
+    fill(world, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(world, "facts", lambda _: None)
+        waiting = begin(world, source, 0, 0.0)
+        for _ in range(100):
+            world.time_out(0.05)
+        assert not waiting.is_done
+    world.time_out(0.05)
+    assert seqs(waiting.take()) == [1, 2]
 
 
 # -- damage ---------------------------------------------------------------------------------------------

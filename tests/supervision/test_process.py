@@ -47,8 +47,8 @@ class Actor:
             return 0
         print("up", flush=True)
         if what == "linger":
-            import atexit, signal
-            atexit.register(lambda: (print("ends", flush=True), signal.pause()))
+            import logging, signal
+            logging.shutdown = lambda: (print("ends", flush=True), signal.pause())
         while not stop.is_set():
             select.select([stop.fileno()], [], [])
         return 0
@@ -127,7 +127,7 @@ def test_hangup_and_quit_do_not_end_an_actor(shm: Path) -> None:
 
 
 def test_an_actor_is_seen_by_the_next_supervisor_until_it_is_gone(shm: Path) -> None:
-    """PR-10: it does not let go of its line when it has done its work and only the interpreter ends."""
+    """PR-10: it does not let go of its line while it ends, either."""
     line = open_life_line(str(shm))
     process = start(shm, "linger", pass_fds=(line,))
     os.close(line)

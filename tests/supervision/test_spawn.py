@@ -21,7 +21,7 @@ def wait_dead(child: Child, seconds: float = 20.0) -> bool:
 
 
 def start(code: str, environ: dict[str, str] | None = None, life_line: int = 0) -> Child:
-    return Child([sys.executable, "-c", code], environ or child_environment(os.environ), life_line)
+    return spawn.spawn([sys.executable, "-c", code], environ or child_environment(os.environ), life_line)
 
 
 def run_to_end(code: str, environ: dict[str, str] | None = None) -> int:

@@ -1,0 +1,172 @@
+"""The process that children are forked from, as its parent sees it.
+
+To import what an actor needs takes a quarter of a second of processor time, ten times what the rest of its
+start does, and after a crash clients wait for it. So one process (`ringlog.runtime.forkserver`) imports it
+once and is forked for each child. It was spawned itself, and holds nothing of ours but the line that says it
+lives: no lock gets into a child through it (RD-7).
+
+Nothing depends on it: while there is none, because it died or is not ready, children are spawned as before. A
+child that it forked is ours, not its (we adopt what it orphans), does nothing before we know it and told it
+what to be, and ends when we never do: so no two lives of an actor come about, whoever dies when (RD-6).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ringlog import hardening
+from ringlog.clock import Clock
+from ringlog.envelope.boot import ORDER_BYTES_MAX, PID_BYTES_MAX, ActorBoot, ForkOrder, dump_boot
+from ringlog.logs import say
+from ringlog.supervision.restart import NS_PER_S
+from ringlog.supervision.spawn import Child, spawn
+
+log = logging.getLogger("ringlog.supervision")
+
+FORK_S = 2.0
+"""A fork takes milliseconds. One that does not answer within this is given up, and its process with it."""
+READY_S = 30.0
+"""One that has not imported everything by then is given up."""
+PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
+"""Until a dead one is replaced; twice as long each time, up to the second."""
+
+
+_ROOM_BYTES = 512
+"""Boot messages differ by names and numbers. What is longer is shown as far as it goes."""
+
+
+class ForkServer:
+    """At most one such process. The caller polls `fileno` and calls `look` once a turn."""
+
+    def __init__(
+        self, kinds: Sequence[str], *, environ: Mapping[str, str], life_line: int, clock: Clock
+    ) -> None:
+        """For actors of these kinds."""
+        self._kinds = kinds
+        self._environ, self._life_line, self._clock = environ, life_line, clock
+        self._line: socket.socket | None = None
+        self._child: Child | None = None
+        self.is_ready = False
+        self._pause_s = PAUSE_S
+        self._words: list[str] = []
+        self._ready_by_ns = 0
+        self._start_at_ns: int | None = None
+        hardening.adopt_orphans()
+
+    @property
+    def is_coming(self) -> bool:
+        """True while it imports."""
+        return self._child is not None and not self.is_ready
+
+    @property
+    def pid(self) -> int:
+        """0: there is none."""
+        return self._child.pid if self._child is not None else 0
+
+    def fileno(self) -> int:
+        """Descriptor that becomes readable when it is ready, or dead; -1: nothing to wait for."""
+        return self._line.fileno() if self._line is not None else -1
+
+    def begin(self, boot: ActorBoot) -> None:
+        """Start the first one. `boot` is like the children's: its command line must have room for theirs."""
+        self._words = [boot.data_dir, " " * (len(dump_boot(boot)) + _ROOM_BYTES)]
+        self._start()
+
+    def _start(self) -> None:
+        self._start_at_ns = None
+        self._ready_by_ns = self._clock.monotonic_ns() + round(READY_S * NS_PER_S)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [
+            sys.executable, "-P", "-m", "actors", str(theirs.fileno()), ",".join(self._kinds), *self._words,
+        ]  # fmt: skip
+        try:
+            self._child = spawn(command, self._environ, self._life_line, theirs.fileno())
+        except OSError as e:
+            ours.close()
+            self._gone(str(e.strerror))
+        else:
+            self._line = ours
+            self.is_ready = False
+        finally:
+            theirs.close()
+
+    def look(self) -> None:
+        """See whether it became ready or died; start another one when that is due."""
+        if self._line is not None:
+            try:
+                said = self._line.recv(1, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if self.is_coming and self._clock.monotonic_ns() > self._ready_by_ns:
+                    self._gone(f"not ready within {READY_S:g} s")
+            except OSError as e:
+                self._gone(str(e.strerror))
+            else:
+                if said:
+                    self.is_ready, self._pause_s = True, PAUSE_S
+                else:
+                    self._gone("it ended")
+        elif self._start_at_ns is not None and self._start_at_ns <= self._clock.monotonic_ns():
+            self._start()
+
+    def fork(self, order: ForkOrder) -> Child | None:
+        """A new child that carries out this order; None: there is none, spawn it.
+
+        Raises nothing: what goes wrong here is this process's end, not the child's.
+        """
+        if self._line is None or not self.is_ready:
+            return None
+        message = msgspec.msgpack.encode(order)
+        if len(message) > ORDER_BYTES_MAX:
+            return None
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            return None
+        child = None
+        try:
+            with theirs:
+                socket.send_fds(self._line, [b"f"], [theirs.fileno()], socket.MSG_DONTWAIT)
+            ours.settimeout(FORK_S)
+            pid = int(ours.recv(PID_BYTES_MAX))
+            # It says so when its first parent is gone. From then on only we can give its number free.
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            child = Child(pid)
+            ours.sendall(message)
+        except (OSError, ValueError) as e:
+            # Also no answer at all (TimeoutError), and the end of the line in place of one (ValueError).
+            if child is not None:
+                child.send(signal.SIGKILL)
+                child.reap()
+            self._gone(f"no child: {e}")
+            return None
+        finally:
+            ours.close()
+        return child
+
+    def stop(self) -> None:
+        """End it for good: no child will be wanted any more. Idempotent."""
+        self._end()
+        self._start_at_ns = None
+
+    def _gone(self, why: str) -> None:
+        self._end()
+        say(log, logging.WARNING, "no fork server, children are spawned", reason=why, retry_s=self._pause_s)
+        self._start_at_ns = self._clock.monotonic_ns() + round(self._pause_s * NS_PER_S)
+        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+
+    def _end(self) -> None:
+        self.is_ready = False
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        if self._child is not None:
+            self._child.send(signal.SIGKILL)
+            self._child.reap()
+            self._child = None

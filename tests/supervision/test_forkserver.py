@@ -1,0 +1,167 @@
+"""Children are forked from a process that imported everything; without it they are spawned (RD-6, RD-7)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ringlog import testing
+from ringlog.errors import ExitCode
+from ringlog.supervision.spawn import child_environment
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+pytestmark = pytest.mark.slow
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def engine() -> Iterator[TestEngine]:
+    with testing.engine() as engine:
+        yield engine
+
+
+def forkserver(engine: TestEngine) -> psutil.Process | None:
+    """Its own process, or None while there is none."""
+    for child in psutil.Process(engine.pid).children():
+        words = child.cmdline()
+        if words[2:4] == ["-m", "actors"]:
+            return child
+    return None
+
+
+def wait_forkserver(engine: TestEngine, but: int = 0) -> psutil.Process:
+    """One other than `but` that has said that it is ready: it is asleep, and nothing else but that."""
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        process = forkserver(engine)
+        if process is not None and process.pid != but and process.status() == psutil.STATUS_SLEEPING:
+            found.append(process)
+        return bool(found)
+
+    wait_until(is_there, WAIT_S, "a fork server")
+    return found[0]
+
+
+def is_forked(engine: TestEngine, pid: int) -> bool:
+    """Forked processes have the environment that their first parent was started with, in the same place."""
+    server = forkserver(engine)
+    assert server is not None
+
+    def place(of: int) -> str:
+        return Path(f"/proc/{of}/stat").read_text().rpartition(")")[2].split()[45]  # arg_start
+
+    return place(pid) == place(server.pid)
+
+
+def test_a_forked_actor_is_as_a_spawned_one(engine: TestEngine) -> None:
+    """Its parent, its group, its command line, its descriptors."""
+    shard = psutil.Process(engine.pid_of("wal_shard"))
+    assert is_forked(engine, shard.pid)
+    assert shard.ppid() == engine.pid
+    assert os.getpgid(shard.pid) == shard.pid
+    words = shard.cmdline()
+    assert words[1:4] == ["-P", "-m", "actors.wal_shard"]
+    assert engine.data_dir in words[4]
+    assert len(words) == 5
+    held = {os.readlink(f"/proc/{shard.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{shard.pid}/fd")}
+    assert f"{engine.data_dir}/LOCK" not in held
+    server = forkserver(engine)
+    assert server is not None
+    line = {os.readlink(f"/proc/{server.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{server.pid}/fd")}
+    sockets = {path for path in line if path.startswith("socket:")}
+    assert sockets
+    assert not sockets & held
+
+
+def test_without_it_children_are_spawned_and_it_comes_back(engine: TestEngine) -> None:
+    """Its death is nobody's pause."""
+    old = wait_forkserver(engine)
+    shard = engine.pid_of("wal_shard")
+    # The supervisor stands still meanwhile, so that it learns of both deaths at once.
+    os.kill(engine.pid, signal.SIGSTOP)
+    old.kill()
+    os.kill(shard, signal.SIGKILL)
+    os.kill(engine.pid, signal.SIGCONT)
+    wait_other(engine, shard)
+    spawned = engine.pid_of("wal_shard")
+    new = wait_forkserver(engine, but=old.pid)
+    assert not is_forked(engine, spawned)
+    wait_until(lambda: restart(engine) and is_forked(engine, engine.pid_of("wal_shard")), WAIT_S, "a fork")
+    assert new.is_running()
+    assert engine.stop() == 0
+
+
+def test_one_that_stands_still_is_given_up(engine: TestEngine) -> None:
+    """Nobody waits longer for it than it takes to see that it does not answer."""
+    server = wait_forkserver(engine)
+    server.suspend()
+    restart(engine)
+    assert not server.is_running()
+    assert engine.stop() == 0
+
+
+def test_it_dies_with_the_supervisor(engine: TestEngine) -> None:
+    """PR-10: also one that stands still."""
+    server = wait_forkserver(engine)
+    server.suspend()
+    engine.kill("supervisor")
+    wait_until(lambda: not server.is_running(), WAIT_S, "the fork server to end")
+    engine.start()
+    assert engine.stop() == 0
+
+
+def wait_other(engine: TestEngine, shard: int) -> None:
+    """Until another process serves as the shard."""
+
+    def is_there() -> bool:
+        [found] = engine.status().processes
+        return found.pid != shard and found.state == "ready"
+
+    wait_until(is_there, WAIT_S, "the successor")
+
+
+def restart(engine: TestEngine) -> bool:
+    """Kill the shard, and wait until it is replaced."""
+    wait_other(engine, engine.kill("wal_shard"))
+    return True
+
+
+NOBODY_ASKS = """
+import os, signal, socket, subprocess, sys
+from ringlog import hardening
+
+hardening.adopt_orphans()
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server = subprocess.Popen(
+    [sys.executable, "-P", "-m", "actors", str(theirs.fileno()), "scheduler"], pass_fds=[theirs.fileno()]
+)
+theirs.close()
+assert ours.recv(1) == b"r"
+told, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+socket.send_fds(ours, [b"f"], [its.fileno()])
+its.close()
+pid = int(told.recv(16))
+told.close()
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+ours.close()
+print(server.wait())
+"""
+
+
+def test_a_child_that_nobody_tells_what_to_be_ends() -> None:
+    """RD-6: its supervisor has given it up, and may have started another one in its place."""
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", NOBODY_ASKS], capture_output=True, text=True, timeout=60, check=True, cwd=root,
+        env=child_environment(os.environ),
+    )  # fmt: skip
+    assert done.stdout.split() == [str(int(ExitCode.ORPHANED)), "0"]

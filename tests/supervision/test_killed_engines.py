@@ -1,0 +1,73 @@
+"""What a killed engine leaves for the next one: nothing acknowledged is missing, or said to be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import ringlog
+from ringlog import testing
+from ringlog.board.board import Board, Mark
+from ringlog.supervision.run_dir import read_engine_json
+from ringlog.supervision.tree import shard_slot
+from ringlog.testing.real_engine import TestEngine
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def engine() -> Iterator[TestEngine]:
+    with testing.engine() as engine:
+        yield engine
+
+
+def tear(engine: TestEngine) -> None:
+    """Kill every process of the engine while its shard writes: the begin of a frame is in the log."""
+    shm_dir = read_engine_json(engine.run_dir).shm_dir
+    engine.crash()
+    board = Board.open(shm_dir, writable=False)
+    try:
+        file_id, offset = board.process(shard_slot(0)).mark(Mark.PUBLISHED)
+    finally:
+        board.close()
+    incarnation, number = file_id >> 24, file_id & 0xFF_FFFF
+    log = f"{engine.data_dir}/wal/shard-00/wal-{incarnation}-{number}.log"
+    fd = os.open(log, os.O_RDWR)
+    try:
+        begin = os.pread(fd, 40, 4096)
+        assert any(begin), "a frame begins there"
+        os.pwrite(fd, begin, offset)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("is_board_kept", [True, False])
+def test_what_was_being_written_when_everything_was_killed_was_nobodys(
+    engine: TestEngine, is_board_kept: bool
+) -> None:
+    """A torn end of the log hides nothing that somebody was told of, as long as the board can say so.
+
+    Without the board nobody knows, and what numbers may have been given out is announced as lost.
+    """
+    with ringlog.connect(engine.url) as client:
+        client.topics.create("t", durability="disk")
+        assert client.append_many("t", [b"a", b"b"]).first_seq == 1
+    tear(engine)
+    if not is_board_kept:
+        engine.power_off()
+    engine.start()
+    with ringlog.connect(engine.url) as client:
+        assert [record.data for record in client.read("t").records] == [b"a", b"b"]
+        seq = client.append("t", b"c").first_seq
+        page = client.read("t", after=2)
+    assert "torn tail cut" in engine.log_path.read_text()
+    if is_board_kept:
+        assert seq == 3
+        assert page.tombstone is None
+    else:
+        assert seq > 3
+        assert page.tombstone is not None
+        assert (page.tombstone.gap_from, page.tombstone.gap_to) == (3, seq - 1)
+    assert engine.stop() == 0

@@ -243,6 +243,23 @@ with ringlog.connect(sys.argv[1], transport=sys.argv[2], timeout_ms=5000) as cli
 """
 
 
+def _read_again(bench: Bench, topic: str) -> subprocess.CompletedProcess[str]:
+    """What a reader says once it is led to the segments; until the shard is told of them, the log has all."""
+    done: list[subprocess.CompletedProcess[str]] = []
+
+    def is_led_there() -> bool:
+        done.append(
+            subprocess.run(
+                [sys.executable, "-c", _READER, bench.host.url, "ipc", topic],
+                capture_output=True, text=True, check=False, timeout=60,
+            )
+        )  # fmt: skip
+        return not done[-1].stdout.startswith("all ")
+
+    bench.wait("a reader to be led to the segments", is_led_there)
+    return done[-1]
+
+
 def cut_under_readers(bench: Bench, chance: random.Random) -> None:
     """RF-53: a sealed file is cut while processes read it: a typed error for who reads there, no server dies.
 
@@ -275,10 +292,7 @@ def cut_under_readers(bench: Bench, chance: random.Random) -> None:
     for path, data in whole.items():
         os.truncate(path, chance.randrange(4096, len(data) // 2))
     outcomes = [reader.communicate(timeout=60)[0] for reader in readers]
-    again = subprocess.run(
-        [sys.executable, "-c", _READER, bench.host.url, "ipc", topic],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+    again = _read_again(bench, topic)
     for path, data in whole.items():
         with path.open("r+b") as file:
             file.write(data)

@@ -39,9 +39,8 @@ class JobFlows:
         if not isinstance(message, m.GroupSteal):
             wait_ms = min(message.wait_ms, CLAIM_SLICE_MS_MAX)
             message = msgspec.structs.replace(message, wait_ms=wait_ms)
-        if isinstance(message, m.JobsClaim):
-            # Who is behind a gateway may come back by another connection, and has no number here.
-            message = msgspec.structs.replace(message, pid=0, born=0)
+        # Who is behind a gateway may come back by another connection, and has no number here.
+        message = msgspec.structs.replace(message, pid=0, born=0)
         claimed, _ = yield from self._at_shard(message)
         assert isinstance(claimed, m.JobsClaimed)
         if not claimed.runs:

@@ -259,6 +259,7 @@ class ShardCore:
             self.ephemerals.evict(event, self.removals, self._group)
         elif kind is WorkerDied:
             self.requests.queues.left((event.pid, event.born))
+            self.requests.groups.left((event.pid, event.born))
         elif kind is DrainRequested:
             if self.phase is not Phase.STOPPED:
                 self.phase = Phase.DRAINING
@@ -439,7 +440,7 @@ class ShardCore:
         """Answer claims of groups that waited. What they are given is logged first; while no file can be made
         they go on waiting."""
         groups = self.requests.groups
-        if not groups.waiting or self._file_failed or self.phase is Phase.RECOVERING:
+        if not groups.has_work or self._file_failed or self.phase is Phase.RECOVERING:
             return
         replies = groups.serve(self._group, self._now_us)
         (self._replies if self._group.parts else self._effects).extend(replies)

@@ -8,6 +8,7 @@ whichever shard looks after it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ from ringlog.errors import (
 )
 from ringlog.group.alive import is_alive
 from ringlog.group.change import Change, Made, Mode, Op
+from ringlog.group.members import Life
 from ringlog.group.state import ConsumerGroup, Held, begin, created, lease_runs
 from ringlog.limits import (
     CLAIM_JOBS_MAX,
@@ -93,6 +95,9 @@ class Groups:
         """Is there a scheduler, which moves dead letters? Without one nothing is set aside."""
         self.waiting = Waiting()
         """Claims that wait, by the number of their group."""
+        self._dead: deque[tuple[int, str]] = deque()
+        """(group, member) whose process died, as many as there are members; what they hold is to be released.
+        """
         self._told = removals.on_removed
         removals.on_removed = self._removed
         self.handlers: dict[
@@ -215,7 +220,7 @@ class Groups:
         change = group.claim(
             live_of(topic), message.node, min(max(message.max, 1), CLAIM_JOBS_MAX),
             _lease_ms(message.lease_ms or topic.config.lease_ms), now_ms, self._tokens,
-            min_idle_ms=message.min_idle_ms, call=message.call,
+            min_idle_ms=message.min_idle_ms, call=message.call, life=(message.pid, message.born),
         )  # fmt: skip
         self._log(topic, change, into)
         return _claimed(topic, group, change) if change is not None else None
@@ -232,6 +237,7 @@ class Groups:
         change = group.steal(
             np.unique(seqs), message.node, _lease_ms(message.lease_ms or topic.config.lease_ms),
             now_us // 1_000, self._tokens, min_idle_ms=message.min_idle_ms, call=message.call,
+            life=(message.pid, message.born),
         )  # fmt: skip
         self._log(topic, change, into)
         return _claimed(topic, group, change)
@@ -432,6 +438,27 @@ class Groups:
         for number in topic.groups:
             self.waiting.wake(number)
 
+    @property
+    def has_work(self) -> bool:
+        """Is there anything to `serve`?"""
+        return bool(self.waiting or self._dead)
+
+    def left(self, life: Life) -> None:
+        """This process is no more: its claims are given nothing, and what it holds is ready once that is
+        logged; deliveries stay counted (CL-10)."""
+        self.waiting.left(life)
+        for number, topic in self._by_number.items():
+            self._dead += [(number, name) for name in topic.groups[number].members.of_process(life)]
+
+    def _release(self, into: Group, now_us: int) -> None:
+        """Let members leave whose process died."""
+        while self._dead and into.bytes < GROUP_BYTES_MAX:
+            number, name = self._dead.popleft()
+            topic = self._by_number.get(number)
+            if topic is not None:
+                self._log(topic, topic.groups[number].leave(name, now_us // 1_000), into)
+                self.waiting.wake(number)
+
     def _freed(self, topic: Topic, group: ConsumerGroup) -> None:
         """More is done than was: a full group gives out again, and what waited for this group may leave."""
         self.waiting.wake(group.number)
@@ -442,6 +469,7 @@ class Groups:
 
     def serve(self, into: Group, now_us: int) -> list[Reply]:
         """Answers to claims that waited; those that are given something are due when `into` is durable."""
+        self._release(into, now_us)
         waiting = self.waiting
         if not waiting:
             return []

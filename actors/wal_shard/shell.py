@@ -394,8 +394,8 @@ class Shell:
                 self._socket.send(client, error_reply(e), envelope.corr)
 
     def _look_after(self, message: m.Message) -> None:
-        """Who claims jobs is watched, if it is on this host: its leases end with it."""
-        if isinstance(message, m.JobsClaim) and message.pid:
+        """Who leases something is watched, if it is on this host: its leases end with it."""
+        if isinstance(message, m.JobsClaim | m.GroupClaim | m.GroupSteal) and message.pid:
             self._presence.watch((message.pid, message.born))
 
     def _take_calls(self, now_ns: int) -> None:

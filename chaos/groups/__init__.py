@@ -92,6 +92,7 @@ def storm(stage: Stage, *, seconds: float, random: Random, empty_s: float = DEFA
     _make_topics(scene)
     makers, members = _start(scene)
     deadline = time.monotonic() + seconds
+    died: dict[int, int] = {}
     bag: list[str] = []
     while time.monotonic() < deadline:
         if not bag:
@@ -100,6 +101,7 @@ def storm(stage: Stage, *, seconds: float, random: Random, empty_s: float = DEFA
         act = bag.pop()
         if act == "member":
             victim = random.choice(members)
+            died[victim.task.client] = time.monotonic_ns()
             scene.load.kill(victim)
             members[members.index(victim)] = _like(scene, victim)
             stage.account.did("client_kills")
@@ -110,7 +112,7 @@ def storm(stage: Stage, *, seconds: float, random: Random, empty_s: float = DEFA
             stage.account.did("kills", 1, {WAL_SHARD: "RF-1", GATEWAY: "RF-8"}.get(act, "RF-6"))
         print(f"  {time.monotonic() - deadline + seconds:5.1f} s {act}", flush=True)
         time.sleep(STEP_S * (1 + random.random()))
-    _close(stage, scene, makers, empty_s)
+    _close(stage, scene, makers, died, empty_s)
 
 
 def _make_topics(scene: Scene) -> None:
@@ -149,7 +151,7 @@ def _like(scene: Scene, dead: Client) -> Client:
 # -- the end ----------------------------------------------------------------------------------------------
 
 
-def _close(stage: Stage, scene: Scene, makers: list[Client], empty_s: float) -> None:
+def _close(stage: Stage, scene: Scene, makers: list[Client], died: dict[int, int], empty_s: float) -> None:
     """Let members do everything, restart once more, look, judge, stop, verify."""
     load, complaints = scene.load, scene.complaints
     load.is_patient = True  # An outage may be longer than a gateway waits.
@@ -168,7 +170,7 @@ def _close(stage: Stage, scene: Scene, makers: list[Client], empty_s: float) -> 
     except (Stuck, RinglogError) as e:
         complaints.append(f"{type(e).__name__}: {e}")
     else:
-        found = judge(journal.load(load.folder), places, Times(LEASE_MS, IDLE_MS), letters)
+        found = judge(journal.load(load.folder), places, Times(LEASE_MS, IDLE_MS, died), letters)
         account = stage.account
         for what in ("records", "done", "read", "commits", "takeovers", "looks", "seeks"):
             account.did(what, getattr(found, what))

@@ -5,7 +5,8 @@ Of every group:
 - Nothing comes back: what began after a record was known to be done was not given it.
 - The floor never goes back, and is never ahead of what somebody said is done.
 Of a group in mode queue: leases and counts outlive every process, so between two hand-outs of a record its
-lease ended, its holder gave it back, or another member stole it that may. No death excuses anything. Each
+lease ended, its holder gave it back or died, or another member stole it that may; no other death excuses
+anything. Each
 hand-out behind the first is counted under what explains it. No count is given twice, and nobody is told that
 he finished what another one finished.
 Of a stream: each reader goes on behind a commit that was made, leaves out nothing, and cannot commit any
@@ -67,6 +68,8 @@ class Times:
     lease_ms: int
     idle_ms: int
     """Behind so long without a word another one may take it."""
+    died: Mapping[int, int] = field(default_factory=dict)
+    """When clients were killed, ns of the clock of the journals."""
 
 
 @dataclass(slots=True)
@@ -227,6 +230,8 @@ def _explain(name: str, first: Row, second: Row, story: Sequence[Row], times: Ti
     of_first = [row for row in story if row.client == first.client and row.at_ns <= second.at_ns]
     if any(row.what == Did.NACK and row.at_ns >= first.at_ns for row in of_first):
         return "given back"
+    if times.died.get(first.client, _FOR_EVER) <= second.at_ns:
+        return "member died"
     held_ns = max(
         [
             first.begun_ns,

@@ -441,7 +441,8 @@ class Client:
         What was given out `max_deliveries` times and comes back goes to the topic `dead_letter`, of a new
         group in mode queue. With `create=False` the group has to be there: GroupNotFound.
         With `min_idle_ms` this member's claims take over what another one did nothing about for so long, when
-        nothing else is there.
+        nothing else is there. On the engine's host what a process holds is ready for others when it ends; not
+        so with `release_on_exit=False`.
         """
         from ringlog.client.group import Group
         from ringlog.client.grouping import GroupWorking

@@ -9,7 +9,7 @@ from ringlog.client.pages import TagFilter
 
 
 class GroupLimits(TypedDict, total=False):
-    """What bounds a group, as `client.group` takes it."""
+    """What bounds a group and its leases, as `client.group` takes it."""
 
     max_in_flight: int
     member_max_in_flight: int
@@ -17,6 +17,7 @@ class GroupLimits(TypedDict, total=False):
     create: bool
     max_deliveries: int
     dead_letter: str
+    release_on_exit: bool
 
 
 @dataclass(frozen=True, slots=True)

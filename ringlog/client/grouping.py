@@ -97,8 +97,9 @@ class GroupWorking(Working):
         self, topic: str, name: str, mode: str, node: str, clock: Clock, *, start: Start = STORED,
         tags: TagFilter | None = None, max_in_flight: int = 0, member_max_in_flight: int = 0,
         min_idle_ms: int = 0, create: bool = True, max_deliveries: int = 0, dead_letter: str = "",
+        release_on_exit: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(topic, node, clock)
+        super().__init__(topic, node, clock, release_on_exit=release_on_exit)
         if mode not in MODES:
             raise UsageError("a group's mode is queue or stream", found=mode)
         if min(max_in_flight, member_max_in_flight, min_idle_ms) < 0:
@@ -126,10 +127,16 @@ class GroupWorking(Working):
         """A request about jobs as one about this group's records."""
         topic, group = self.topic, self.key
         match message:
-            case JobsClaim(node=node, lease_ms=lease_ms, call=call) if self._stolen:
-                return GroupSteal(topic, group, node, self._stolen, lease_ms, self._min_idle_ms, call)
-            case JobsClaim(node=node, max=most, lease_ms=lease_ms, wait_ms=wait_ms, call=call):
-                return GroupClaim(topic, group, node, most, lease_ms, wait_ms, self._min_idle_ms, call)
+            case JobsClaim(node=node, lease_ms=lease_ms, call=call, pid=pid, born=born) if self._stolen:
+                return GroupSteal(
+                    topic, group, node, self._stolen, lease_ms, self._min_idle_ms, call, pid, born
+                )
+            case JobsClaim(
+                node=node, max=most, lease_ms=lease_ms, wait_ms=wait_ms, call=call, pid=pid, born=born
+            ):
+                return GroupClaim(
+                    topic, group, node, most, lease_ms, wait_ms, self._min_idle_ms, call, pid, born
+                )
             case JobsAck(node=node, seqs=seqs, tokens=tokens, call=call):
                 return GroupAck(topic, group, node, seqs, tokens, call)
             case JobsNack(node=node, seqs=seqs, tokens=tokens, delay_ms=delay_ms, call=call):
@@ -206,8 +213,9 @@ class GroupWorking(Working):
         if not seqs:
             return Claimed((), 0, 0, 0)
         thief = GroupWorking(
-            self.topic, self.name, self.mode, self.node, self._clock, min_idle_ms=min_idle_ms
-        )
+            self.topic, self.name, self.mode, self.node, self._clock, min_idle_ms=min_idle_ms,
+            release_on_exit=self._release_on_exit,
+        )  # fmt: skip
         thief.key, thief._is_open, thief._stolen = self.key, True, words_of(seqs)
         try:
             return (yield from thief.claim(connection, len(seqs), 0.0, lease_ms, Wish()))

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from ringlog.errors import Throttled
 from ringlog.limits import GROUP_MEMBER_SILENT_MS, GROUP_MEMBERS_MAX
 
+Life = tuple[int, int]
+"""(pid, when it began) of a process on the shard's host."""
+NO_LIFE: Life = (0, 0)
+
 
 @dataclass(slots=True)
 class Member:
@@ -22,6 +26,8 @@ class Member:
     """Positions leased to it."""
     runs: int = 0
     """In so many runs, each of which has its number."""
+    life: Life = NO_LIFE
+    """The process that holds all of it, as far as is known; memory, as `seen_ms`."""
 
 
 class Members:
@@ -73,6 +79,17 @@ class Members:
             member = self.by_number[number]
             member.seen_ms = max(member.seen_ms, now_ms)
         return number
+
+    def asked(self, name: str, now_ms: int, life: Life) -> None:
+        """This process asks for leases in the member's name. Who shares a name with another one who holds
+        something, or does not say who he is, is nobody whose death would end the member's leases."""
+        member = self.by_number[self.note(name, now_ms)]
+        is_alone = member.life == life or not member.runs
+        member.life = life if is_alone else NO_LIFE
+
+    def of_process(self, life: Life) -> list[str]:
+        """Members that are this process."""
+        return [each.name for each in self.by_number.values() if each.life == life]
 
     def add(self, number: int, size: int) -> None:
         """It holds one run more."""

@@ -28,7 +28,7 @@ from ringlog.errors import InvariantViolation
 from ringlog.group.alive import alive_from, alive_within
 from ringlog.group.change import CLAIM_ROW, REJECTED_BIT, SPAN_ROW, Change, Made, Mode, Op
 from ringlog.group.entries import I64, Entries
-from ringlog.group.members import Members
+from ringlog.group.members import NO_LIFE, Life, Members
 from ringlog.limits import (
     DEAD_LETTER_REASONS_MAX,
     GROUP_CALL_ROWS_KEPT_MAX,
@@ -155,13 +155,13 @@ class ConsumerGroup:
 
     def claim(
         self, live: Live, node: str, most: int, lease_ms: int, now_ms: int, tokens: Tokens, *,
-        min_idle_ms: int = 0, call: int = 0,
+        min_idle_ms: int = 0, call: int = 0, life: Life = NO_LIFE,
     ) -> Change | None:  # fmt: skip
         """Lease up to `most` positions to `node`: those that came back, then new ones, each the lowest first;
         with `min_idle_ms` then those that another member holds and did nothing about for so long."""
         self.settle(now_ms)
         self.members.require_room(node, now_ms)
-        self.members.note(node, now_ms)
+        self.members.asked(node, now_ms, life)
         most = min(most, self._member_max - self.members.held_by(node))
         found = self._take_returned(most)
         most -= _count(found)
@@ -176,13 +176,13 @@ class ConsumerGroup:
 
     def steal(
         self, seqs: I64, node: str, lease_ms: int, now_ms: int, tokens: Tokens, *, min_idle_ms: int = 0,
-        call: int = 0,
+        call: int = 0, life: Life = NO_LIFE,
     ) -> Change | None:  # fmt: skip
         """Lease those of these ascending positions that are pending to `node`, whoever has them, if nothing
         was done about them for `min_idle_ms`. Who had them is told when he acks (F32)."""
         self.settle(now_ms)
         self.members.require_room(node, now_ms)
-        self.members.note(node, now_ms)
+        self.members.asked(node, now_ms, life)
         entries, found = self.entries, []
         for first, stop in spans_of(seqs):
             for row in entries.within(first, stop):

@@ -103,6 +103,17 @@ def test_a_record_that_is_handed_out_again_is_explained(story: Story, why: str) 
     assert (found.doubles, dict(found.explained), dict(found.wrong)) == (1, {why: 1}, {})
 
 
+def test_a_death_explains_what_its_own_member_held_and_nothing_else() -> None:
+    story = Story().put().claim(10, 2).claim(300, 3, 2).ack(350, 3)
+    rows = np.array(sorted(story.rows), dtype=ROW)
+    place = Place(0, 0, True)
+    found = judge(rows, [place], Times(TIMES.lease_ms, TIMES.idle_ms, {2: 200 * MS}))
+    assert (dict(found.explained), dict(found.wrong)) == ({"member died": 1}, {})
+    for died in ({}, {3: 200 * MS}, {2: 301 * MS}):
+        found = judge(rows, [place], Times(TIMES.lease_ms, TIMES.idle_ms, died))
+        assert found.wrong["two members have one record"] == 1
+
+
 QUEUE_FAULTS: list[tuple[Story, str]] = [
     # Never handed out, or handed out and never acked.
     (Story().put(), "a record is lost"),

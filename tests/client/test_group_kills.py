@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -116,6 +118,30 @@ def test_every_record_is_done_exactly_once_whoever_is_killed(
             )
         stats = client.group("t", "g", mode="queue").stats()
         assert (stats.floor, stats.lag) == (RECORDS, 0)
+
+
+DYING = """
+import os, signal, sys
+import ringlog
+
+with ringlog.connect(sys.argv[1], wait=20) as client:
+    group = client.group("t", "g", mode="queue", release_on_exit=sys.argv[2] == "yes")
+    assert len(group.claim(5, lease_ms=120_000)) == 5
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_member_held_is_given_to_others_at_once(running: TestEngine) -> None:
+    """CL-10: long before its leases end; and not where it asked for that."""
+    with ringlog.connect(running.url, wait=20) as client:
+        group = client.group("t", "g", mode="queue")
+        for wanted, seqs in (("yes", [1, 2, 3, 4, 5]), ("no", [])):
+            client.append_many("t", [b"record"] * 5)
+            dying = [sys.executable, "-c", DYING, running.url, wanted]
+            assert subprocess.run(dying, timeout=40, check=False).returncode == -9
+            found = group.claim(10, wait_ms=20_000 if seqs else 500)
+            assert [(job.seq, job.deliveries) for job in found] == [(seq, 2) for seq in seqs]
+            assert group.ack(found).is_complete
 
 
 def test_a_stream_goes_on_over_kills_and_commits(running: TestEngine) -> None:

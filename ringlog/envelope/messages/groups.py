@@ -60,6 +60,8 @@ class GroupClaim(Message, frozen=True):
     min_idle_ms: int = 0
     """Not 0: when nothing else is there, positions that another member did nothing about for so long."""
     call: int = 0
+    pid: int = 0
+    born: int = 0
 
 
 class GroupSteal(Message, frozen=True):
@@ -73,6 +75,8 @@ class GroupSteal(Message, frozen=True):
     lease_ms: int = 0
     min_idle_ms: int = 0
     call: int = 0
+    pid: int = 0
+    born: int = 0
 
 
 class GroupAck(Message, frozen=True):

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
-    "shm", "governor", "payload", "lives",
+    "shm", "governor", "payload", "lives", "tags",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
@@ -183,6 +183,7 @@ PURE_MODULES = {
     "ringlog.types",
     "ringlog._kernel",
     "ringlog.limits",
+    "ringlog.tags",
     "ringlog.governor",
     "ringlog.segment.layout",
     *(f"ringlog.{name}" for name in PURE_STORAGE),

@@ -24,7 +24,8 @@ from ringlog.segment.encode import Packing, seal_frame, value_list
 from ringlog.segment.encode import Stretch as Rows
 from ringlog.segment.records import Block, HeaderRows, Values, blocks_of
 from ringlog.storage.reader import FrameRun
-from ringlog.topic.routers import RouterFlag, filter_match
+from ringlog.tags import kept_match
+from ringlog.topic.routers import RouterFlag
 from ringlog.topic.tombstone import TTL
 from ringlog.types import Codec
 
@@ -130,15 +131,12 @@ def _frame(blocks: Sequence[Block], change: Change, asked: ReadStretch, packing:
 
 
 def _changed(block: Block, change: Change, asked: ReadStretch) -> Block | None:
-    match = filter_match(change.filter)
-    if match is not None:
+    if change.filter:
         if Column.TAG not in block.spans:
             return None
+        is_wanted = kept_match(change.filter).test
         tags = value_list(block.buffer, block.spans[Column.TAG])
-        chosen = [
-            row for row, tag in enumerate(tags)
-            if tag and (tag.startswith(match.tag) if match.is_prefix else tag == match.tag)
-        ]  # fmt: skip
+        chosen = [row for row, tag in enumerate(tags) if is_wanted(tag)]
         if not chosen:
             return None
         block = _rows(block, np.array(chosen, dtype=np.int64))

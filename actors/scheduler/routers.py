@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, RouterCycle, RouterNotFound, Throttled, TopicIncompatible
 from ringlog.limits import LIST_PAGE_MAX
+from ringlog.tags import long_form
 from ringlog.topic.names import check_topic_name
 from ringlog.topic.routers import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
     RouterFlag,
     check_router_name,
-    filter_form,
     filter_text,
 )
 
@@ -185,7 +185,7 @@ def info_of(facts: m.RouterFacts, *, created: bool = False, head: int = 0) -> m.
     """A router as clients see it; `head` is its source's."""
     flags = facts.flags
     return m.RouterInfo(
-        facts.name, facts.source, facts.dest, created, filter_form(facts.filter),
+        facts.name, facts.source, facts.dest, created, long_form(facts.filter),
         bool(flags & RouterFlag.PRESERVE_NODE), bool(flags & RouterFlag.PRESERVE_TAG),
         bool(flags & RouterFlag.CREATE_DEST), bool(flags & RouterFlag.ALLOW_CYCLE),
         EXACTLY_ONCE if flags & RouterFlag.EXACTLY_ONCE else AT_LEAST_ONCE, facts.cursor,

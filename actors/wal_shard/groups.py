@@ -56,6 +56,7 @@ from ringlog.limits import (
 from ringlog.queue.again import entries_of, still_held
 from ringlog.queue.state import I64, U64
 from ringlog.queue.tokens import NUMBER_MAX, Tokens
+from ringlog.tags import kept_match
 from ringlog.topic.directory import Directory
 from ringlog.topic.names import is_topic_name
 from ringlog.topic.retention import Removal, held_from
@@ -576,7 +577,9 @@ def _made(message: m.GroupOpen) -> Made:
         )  # fmt: skip
     if message.mode not in list(Mode):
         raise InvalidRequest("unknown mode", field="mode", found=message.mode)
-    if message.tags and (message.tags[0] not in "=^" or len(message.tags.encode()) > TAG_BYTES_MAX + 1):
+    if message.tags:
+        kept_match(message.tags, "tags")
+    if len(message.tags.encode()) > TAG_BYTES_MAX + 1:
         raise InvalidRequest("not a filter of tags", field="tags", found=message.tags[:64])
     limits = (message.pending_max, message.member_max)
     if min(limits) < 0 or max(limits) > GROUP_PENDING_MAX:

@@ -27,17 +27,16 @@ from ringlog.errors import CorruptData, Internal, InvalidRequest, StaleEpoch, To
 from ringlog.frame.batch import FrameBatch, scan
 from ringlog.frame.facts import RecordFacts, record_facts
 from ringlog.frame.routed import resolve
+from ringlog.tags import TagMatch, parse_match
 from ringlog.topic.config import DISCARD_REJECT
 from ringlog.topic.directory import Directory
 from ringlog.topic.retention import (
     Removal,
     Standing,
     Stored,
-    TagMatch,
     apply,
     held_from,
     is_over,
-    parse_match,
     retain,
     select,
     share,

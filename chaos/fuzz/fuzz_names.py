@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from ringlog.client.pages import node_filter, tag_filter
+from ringlog.client.pages import node_filter
 from ringlog.errors import InvalidRequest
+from ringlog.limits import NODE_BYTES_MAX
 from ringlog.segment.layout import parse_stem, split_part
 from ringlog.storage.layout import parse_shard_dir, parse_wal_name
 from ringlog.storage.snapshot import parse_snapshot_name
+from ringlog.tags import kept_match, long_form, parse_match
 from ringlog.topic.names import check_topic_name, home_shard, is_topic_name
-from ringlog.topic.retention import parse_match
 
 MAX_LEN = 300
 SHARE = 2.5
+LEVELS_MAX = 100
+"""Our own matcher calls itself for each."""
 
 
 def check(data: bytes) -> None:
@@ -26,6 +29,8 @@ def check(data: bytes) -> None:
         if found is not None and ("\0" in text or ".." in text or text.startswith("/")):
             raise AssertionError(f"{parse.__name__} takes {text!r} for one of ours")
     _filter(text)
+    if text.count("/") <= LEVELS_MAX:
+        _levels(*text.partition(" ")[::2])
     if text[:1] == "[":
         try:
             _filter(json.loads(text))
@@ -54,24 +59,40 @@ def _name(text: str) -> None:
 
 
 def _filter(wanted: object) -> None:
-    reads = deletes = None
     try:
-        reads = tag_filter(wanted)  # type: ignore[arg-type]
-    except (InvalidRequest, TypeError, UnicodeEncodeError):
-        reads = None
-    try:
-        deletes = parse_match(wanted)
+        match = parse_match(wanted)
     except InvalidRequest:
-        deletes = None
+        return
+    if kept_match(match.text) != match or parse_match(long_form(match.text)) != match:
+        raise AssertionError(f"{wanted!r} is another filter once it was kept")
+    if match.test(b""):
+        raise AssertionError(f"{wanted!r} matches what has no tag")
+    if isinstance(wanted, str) and len(wanted.encode()) <= NODE_BYTES_MAX:
+        node_filter(wanted)
     if isinstance(wanted, str):
-        node_ok = len(wanted.encode("utf-8", "surrogatepass")) <= 128
-        if node_ok:
-            node_filter(wanted)
-        if (reads is None) != (deletes is None):
-            raise AssertionError(f"{wanted!r} is a filter for one of reading and deleting only")
         probe = (wanted.removesuffix("*") + "x").encode()
-        if reads is not None and bool(reads(probe)) != wanted.endswith("*"):
+        if match.test(probe) != wanted.endswith("*"):
             raise AssertionError(f"{wanted!r} matches {probe!r} as if it were another filter")
+
+
+def _levels(pattern: str, tag: str) -> None:
+    """A pattern and a tag, looked at level by level."""
+    try:
+        match = parse_match(["tag", "Levels", pattern])
+    except InvalidRequest:
+        return
+    found = tag.encode()
+    wanted = bool(tag) and _matches(pattern.split("/"), tag.split("/"))
+    if tag.startswith("$") and pattern[:1] in "+#":
+        wanted = False
+    if match.test(found) != wanted or (wanted and not found.startswith(match.tag)):
+        raise AssertionError(f"{pattern!r} and {tag!r}: {match}, {wanted}")
+
+
+def _matches(pattern: list[str], tag: list[str]) -> bool:
+    if not pattern or pattern == ["#"]:
+        return bool(pattern) or not tag
+    return bool(tag) and pattern[0] in ("+", tag[0]) and _matches(pattern[1:], tag[1:])
 
 
 def seeds() -> Iterator[bytes]:
@@ -80,6 +101,7 @@ def seeds() -> Iterator[bytes]:
         "orders.eu", "a" * 255, "a" * 256, "..", "a/b", "packs/pack-0001000000000007",
         "topics/0000000000000001/seg-00000000000000000001-0001000003000001.idx", "wal-1-0.log", "shard-00",
         "snapshot-00.0000000000000001", "tag*", "*", "", "a\0b", '["tag","Eq","x"]', '["tag","Glob","x*"]',
-        "[[[[", "wal-1-0.log\n", "shard-٣", "wal-" + "9" * 200 + "-1.log",
+        "[[[[", "a/+/c a/b/c", "a/# a", "# $SYS", "+/+ /a",
+        '["tag","Levels","a/+/#"]', "wal-1-0.log\n", "shard-٣", "wal-" + "9" * 200 + "-1.log",
     ):  # fmt: skip
         yield text.encode()

@@ -26,6 +26,7 @@ from ringlog.segment.layout import (
 )
 from ringlog.segment.rebuild import rebuild_index, verify_segment
 from ringlog.segment.segment import Segment, check_data, read_data_header
+from ringlog.tags import TagMatch
 from ringlog.testing.simulated_disk import SimulatedDisk
 
 MAX_LEN = 5_200
@@ -75,7 +76,7 @@ def _ask_everything(disk: SimulatedDisk) -> None:
             segment.frame_at(row, 5)
             segment.seek_time(row, int(segment.topics["ts_max"][row]))
             segment.expired(row, 60)
-            segment.tagged(topic_id, b"tag", is_prefix=True)
+            segment.tagged(topic_id, TagMatch(b"tag", is_prefix=True))
             segment.tags_of(topic_id)
             segment.deleted(row)
             segment.mark_deleted(disk, row, BitMap64([1, 2, 3]))

@@ -36,6 +36,7 @@ from ringlog.storage.reader import FrameRun, Mark, TopicReader
 from ringlog.storage.recovery import FileScan, holds_marks
 from ringlog.storage.snapshot import decode_snapshot
 from ringlog.supervision.identity import Identity
+from ringlog.tags import TagMatch
 from ringlog.testing.shard_world import DATA, SHM
 from ringlog.tier.proof import prove
 from ringlog.verify.directory import Verification, put_together, verify_directory, verify_path
@@ -335,7 +336,7 @@ class Bench:
                     seen.update(each.tobytes())
                 seen.update(repr((segment.expired(row, 1 << 62), segment.deleted(row).to_array())).encode())
                 for tag in segment.tags_of(topic_id):
-                    seen.update(tag + segment.tagged(topic_id, tag, is_prefix=False).tobytes())
+                    seen.update(tag + segment.tagged(topic_id, TagMatch(tag)).tobytes())
             return "index", seen.digest(), segment.bad_marks
         except DiskError as e:
             return "index", "unreadable", e.message

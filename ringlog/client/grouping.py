@@ -65,6 +65,7 @@ from ringlog.errors import LeaseLost, RinglogError, UsageError
 from ringlog.limits import JOBS_PER_REQUEST_MAX, PENDING_ROWS_MAX, SEQ_MAX
 from ringlog.link.peer import MS, Reply
 from ringlog.link.pending import Pending, Steps
+from ringlog.tags import long_form, parse_match
 
 MODES = {"queue": 1, "stream": 2}
 _NAMES = {number: name for name, number in MODES.items()}
@@ -105,7 +106,7 @@ class GroupWorking(Working):
         if min(max_in_flight, member_max_in_flight, min_idle_ms) < 0:
             raise UsageError("a limit is not negative", max_in_flight=max_in_flight, min_idle_ms=min_idle_ms)
         self.name, self.mode = name, mode
-        self.tags = filter_text(tags)
+        self.tags = parse_match(tags, "tags").text if tags is not None else ""
         self.key = f"{name}@{self.tags}" if self.tags else name
         self.filters = Filters(tag=tag_filter(tags))
         self._start = start
@@ -394,32 +395,17 @@ class Streaming:
             self._source = None
 
 
-def filter_text(tags: TagFilter | None) -> str:
-    """A filter of tags as it is kept: `=` and a tag, or `^` and how tags begin; raises InvalidRequest."""
-    tag_filter(tags)
-    if tags is None:
-        return ""
-    value = tags if isinstance(tags, str) else tags[2]
-    is_prefix = value.endswith("*") if isinstance(tags, str) else tags[1] == "Glob"
-    return f"^{value[:-1]}" if is_prefix else f"={value}"
-
-
-def filter_of(text: str) -> TagFilter | None:
-    """The other way: the filter of tags that is kept as this."""
-    if not text:
-        return None
-    return ("tag", "Glob", f"{text[1:]}*") if text[0] == "^" else ("tag", "Eq", text[1:])
-
-
 def list_groups(session: Session, topic: str) -> Steps[tuple[GroupSummary, ...]]:
     """All groups of a topic, by name."""
     reply: GroupListReply = yield from session.about(topic, lambda _: GroupList(topic))
-    return tuple(
-        GroupSummary(
-            info.topic, info.group, info.name, _NAMES.get(info.mode, ""), filter_of(info.tags), info.cursor,
-            info.floor, info.pending,
-        )
-        for info in reply.groups
+    return tuple(map(_summary, reply.groups))
+
+
+def _summary(info: GroupInfo) -> GroupSummary:
+    tags = long_form(info.tags)
+    return GroupSummary(
+        info.topic, info.group, info.name, _NAMES.get(info.mode, ""), tuple(tags) if tags else None,
+        info.cursor, info.floor, info.pending,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ringlog.errors import InvalidRequest, UsageError
 from ringlog.frame.layout import Column
 from ringlog.limits import NODE_BYTES_MAX, SEQ_MAX
+from ringlog.tags import parse_match
 
 if TYPE_CHECKING:
     from ringlog.client.pieces import Piece
@@ -122,7 +123,8 @@ END = LATEST
 Start: TypeAlias = "Position | Cursor | int | datetime"
 """Where to start: a Position, a stored Cursor, the seq to start after, or the time from which on."""
 TagFilter: TypeAlias = "str | Sequence[str]"
-"""A tag, a prefix ending in `*`, or the long forms ["tag", "Eq", value] and ["tag", "Glob", "prefix*"]."""
+"""A tag, a prefix ending in `*`, or the long forms ["tag", "Eq", value], ["tag", "Glob", "prefix*"] and
+["tag", "Levels", pattern]: `/` stands between levels, `+` for any one, a last `#` for all that follow."""
 
 
 def check_after(seq: object) -> int:
@@ -170,16 +172,7 @@ def tag_filter(wanted: TagFilter | None) -> Callable[[bytes], bool] | None:
     """Read a tag filter (DL-2..DL-4, DR-24); untagged records never match. Raises InvalidRequest."""
     if wanted is None:
         return None
-    if isinstance(wanted, str):
-        wanted = ("tag", "Glob" if wanted.endswith("*") else "Eq", wanted)
-    match list(wanted):
-        case ["tag", "Eq", str(value)]:
-            exact = value.encode()
-            return lambda tag: tag == exact and tag != b""
-        case ["tag", "Glob", str(pattern)] if pattern.endswith("*"):
-            prefix = pattern[:-1].encode()
-            return lambda tag: tag.startswith(prefix) and tag != b""
-    raise InvalidRequest("not a tag filter", found=repr(wanted)[:128], forms="a tag, or a prefix ending in *")
+    return parse_match(wanted, "tags").test
 
 
 class Page:

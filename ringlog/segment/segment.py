@@ -45,6 +45,7 @@ from ringlog.segment.marks import Marks, bitmap_of, within
 from ringlog.segment.parts import part_names
 from ringlog.segment.tags import TagsIndex
 from ringlog.storage.disk import Disk
+from ringlog.tags import TagMatch
 
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
@@ -227,22 +228,17 @@ class Segment:
 
     # -- tags -------------------------------------------------------------------------------------
 
-    def tagged(self, topic_id: int, tag: bytes, *, is_prefix: bool) -> U64:
-        """Ascending positions of a topic with this tag, or with one that begins with it.
-
-        Raises CorruptData, DiskError.
-        """
+    def tagged(self, topic_id: int, match: TagMatch) -> U64:
+        """Ascending positions of a topic whose tag is selected; raises CorruptData, DiskError."""
         row = self.row(topic_id)
         if row is None or not self.header.flags & FLAG_TAGS:
             return np.empty(0, np.uint64)
-        index = self._tags_index()
-        start, stop = index.postings_of(row, tag, is_prefix=is_prefix)
-        if start == stop:
-            return np.empty(0, np.uint64)
-        offset, length, first = index.pages_of(start, stop)
-        found = index.check_pages(self._disk.read_at(self._tags_fd, length, offset), first)
-        postings = np.sort(found[start - first : stop - first].astype(np.int64))
-        return self._seqs_of(postings).astype(np.uint64)
+        index, found = self._tags_index(), [np.empty(0, np.int64)]
+        for start, stop in index.postings_of(row, match):
+            offset, length, first = index.pages_of(start, stop)
+            postings = index.check_pages(self._disk.read_at(self._tags_fd, length, offset), first)
+            found.append(postings[start - first : stop - first].astype(np.int64))
+        return self._seqs_of(np.sort(np.concatenate(found))).astype(np.uint64)
 
     def tags_of(self, topic_id: int) -> list[bytes]:
         """All tags of a topic, in the order of their bytes; raises CorruptData, DiskError."""
@@ -256,11 +252,12 @@ class Segment:
         if not self.header.flags & FLAG_TAGS:
             return
         index = self._tags_index()
-        start, stop = index.postings_of(row, b"", is_prefix=True)
-        while start < stop:
-            offset, length, first = index.pages_of(start, min(start + POSTINGS_PER_PAGE, stop))
-            index.check_pages(self._disk.read_at(self._tags_fd, length, offset), first)
-            start = first + length // 4
+        for start, stop in index.postings_of(row, TagMatch(b"", is_prefix=True)):
+            at = start
+            while at < stop:
+                offset, length, first = index.pages_of(at, min(at + POSTINGS_PER_PAGE, stop))
+                index.check_pages(self._disk.read_at(self._tags_fd, length, offset), first)
+                at = first + length // 4
 
     def _seqs_of(self, ordinals: I64) -> I64:
         at = np.searchsorted(self._ordinals, ordinals, side="right") - 1

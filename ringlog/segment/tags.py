@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ringlog.errors import CorruptData
 from ringlog.segment.layout import POSTINGS_PER_PAGE, TAGS_HEADER_BYTES, TagsHeader
+from ringlog.tags import TagMatch
 
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
@@ -118,16 +119,24 @@ class TagsIndex:
         if not sound:
             raise CorruptData("dictionary of tags contradicts itself", file=path, offset=TAGS_HEADER_BYTES)
 
-    def postings_of(self, row: int, tag: bytes, *, is_prefix: bool) -> tuple[int, int]:
-        """Which postings, [start, stop), are those of a tag or of all tags that begin with it."""
+    def postings_of(self, row: int, match: TagMatch) -> list[tuple[int, int]]:
+        """Which postings belong to the tags that are selected: [start, stop) each, ascending, none empty."""
         first, last = int(self._starts[row]), int(self._starts[row + 1])
+        tag = match.tag
         low = bisect_left(range(last), tag, first, last, key=self._tag)
-        if is_prefix:
+        if match.is_prefix:
             width = len(tag)
             high = bisect_left(range(last), True, low, last, key=lambda i: self._tag(i)[:width] > tag)
         else:
             high = low + (low < last and self._tag(low) == tag)
-        return int(self._ends[low]), int(self._ends[high])
+        found = [(low, high)]
+        if match.levels:
+            is_wanted = match.test
+            chosen = np.fromiter((is_wanted(self._tag(i)) for i in range(low, high)), np.int8, high - low)
+            steps = np.flatnonzero(np.diff(chosen, prepend=np.int8(0), append=np.int8(0)))
+            found = [(low + start, low + stop) for start, stop in steps.reshape(-1, 2).tolist()]
+        ranges = [(int(self._ends[start]), int(self._ends[stop])) for start, stop in found]
+        return [(start, stop) for start, stop in ranges if start < stop]
 
     def tags_of(self, row: int) -> list[bytes]:
         """All tags of a topic, in order."""

@@ -18,6 +18,7 @@ from ringlog.segment.segment import Segment
 from ringlog.spark.plan import COLD, HOT, Stretch
 from ringlog.storage.ledger import Ledger
 from ringlog.storage.reader import TIER_COLD
+from ringlog.tags import parse_match
 
 I64 = NDArray[np.int64]
 Tags = Sequence[str]
@@ -95,8 +96,7 @@ def _tagged_frames(
     hit = np.zeros(len(first), np.bool_)
     try:
         for tag in tags:
-            is_prefix = tag.endswith("*")
-            seqs = segment.tagged(topic_id, tag.removesuffix("*").encode(), is_prefix=is_prefix)
+            seqs = segment.tagged(topic_id, parse_match(tag, "tags"))
             at = np.searchsorted(last, seqs.astype(np.int64))
             at = at[at < len(last)]
             hit[at] = True

@@ -26,6 +26,7 @@ from ringlog.segment.segment import Segment
 from ringlog.spark.audit import Checked, Owners, Read, check_log, check_sealed
 from ringlog.spark.places import TIER_COLD, TIER_NAMES, LogPlace, Roots, SegmentPlace
 from ringlog.storage.disk import RealDisk
+from ringlog.tags import TagMatch
 
 Columns = dict[str, Any]
 """Column name -> values: a list, a NumPy array, or one value for all rows."""
@@ -124,7 +125,7 @@ def tag_rows(roots: Roots, place: SegmentPlace) -> Columns:
         for row in _rows_of(segment, place):
             topic_id = int(segment.topics["topic_id"][row])
             for tag in segment.tags_of(topic_id):
-                count = len(segment.tagged(topic_id, tag, is_prefix=False))
+                count = len(segment.tagged(topic_id, TagMatch(tag)))
                 found.append((place.topics[topic_id][0], tag.decode(), count))
     finally:
         segment.close()

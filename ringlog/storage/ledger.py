@@ -30,6 +30,7 @@ from ringlog.storage.disk import Disk
 from ringlog.storage.layout import unpack_file
 from ringlog.storage.reader import VOLATILE_PREFIX, ExtentFacts, LocatedFacts, Marks
 from ringlog.storage.tail import Tail
+from ringlog.tags import TagMatch
 
 TAILS_MAX = 4_096
 TAIL_RECORDS_MAX = 16_000_000
@@ -110,9 +111,9 @@ class Ledger:
         """The position before the first record committed at or after `ts_us`; the last one if none is."""
         return self.of(located).seek_time(ts_us) - 1
 
-    def tagged(self, located: LocatedFacts, tag: bytes, below: int, *, is_prefix: bool) -> BitMap64:
-        """Numbers below `below` of records whose tag is `tag`, or begins with it."""
-        return self.of(located).tagged(tag, below, is_prefix=is_prefix)
+    def tagged(self, located: LocatedFacts, match: TagMatch, below: int) -> BitMap64:
+        """Numbers below `below` of records whose tag is selected."""
+        return self.of(located).tagged(match, below)
 
     def expired(self, located: LocatedFacts, now_us: int) -> BitMap64:
         """Numbers of records whose own expiry has come."""
@@ -256,17 +257,17 @@ class TopicLedger:
 
     # -- tags, expiry ---------------------------------------------------------------------------------
 
-    def tagged(self, tag: bytes, below: int, *, is_prefix: bool) -> BitMap64:
-        """Numbers below `below` of records whose tag is `tag`, or begins with it; never untagged ones."""
+    def tagged(self, match: TagMatch, below: int) -> BitMap64:
+        """Numbers below `below` of records whose tag is selected; never untagged ones."""
         found = BitMap64()
         for extent in self._sealed:
             if extent.first_seq < below:
                 segment = self._ledger.segment(extent.path)
-                seqs = segment.tagged(self._located.topic_id, tag, is_prefix=is_prefix)
+                seqs = segment.tagged(self._located.topic_id, match)
                 found |= bitmap_of(seqs[(seqs >= extent.first_seq) & (seqs <= extent.last_seq)])
         tail = self._tail_to(lambda known: known.last_seq >= below - 1, with_tags=True)
         assert tail.tags is not None
-        seqs = tail.seqs[tail.tags.rows(tag, is_prefix=is_prefix)]
+        seqs = tail.seqs[tail.tags.rows(match)]
         found |= bitmap_of(seqs[seqs > self._after])
         found.remove_range(below, (1 << 64) - 1)
         return found

@@ -23,6 +23,7 @@ from ringlog.frame.routed import resolve
 from ringlog.limits import FRAME_BYTES_MAX, MIB
 from ringlog.storage.disk import Disk
 from ringlog.storage.reader import ExtentFacts
+from ringlog.tags import TagMatch
 
 WINDOW_BYTES = 1 * MIB
 _ROOM_MIN = 1_024
@@ -106,17 +107,18 @@ class Tags:
         renumbered.append(np.searchsorted(used, codes).astype(np.uint32))
         self.codes = renumbered
 
-    def rows(self, tag: bytes, *, is_prefix: bool) -> I64:
-        """Ascending rows whose tag is this one, or begins so."""
+    def rows(self, match: TagMatch) -> I64:
+        """Ascending rows whose tag is selected."""
         codes = self.codes.values
-        if not is_prefix:
-            code = self._code_of.get(tag, 0)
+        if not match.is_prefix:
+            code = self._code_of.get(match.tag, 0)
             return np.flatnonzero(codes == code) if code else np.zeros(0, np.int64)
         chosen = np.zeros(len(self._code_of), np.bool_)
-        chosen[self._codes_with(tag)] = True
+        chosen[self._codes_of(match)] = True
         return np.flatnonzero(chosen[codes])
 
-    def _codes_with(self, prefix: bytes) -> list[int]:
+    def _codes_of(self, match: TagMatch) -> list[int]:
+        prefix = match.tag
         if len(self._sorted) != len(self._code_of) - 1:
             self._sorted = sorted(self._code_of)[1:]  # the first is b""
             self._sorted_codes = [self._code_of[tag] for tag in self._sorted]
@@ -125,7 +127,11 @@ class Tags:
         for step in (1 << power for power in range(len(self._sorted).bit_length(), -1, -1)):
             if stop + step <= len(self._sorted) and self._sorted[stop + step - 1].startswith(prefix):
                 stop += step
-        return self._sorted_codes[start:stop]
+        codes = self._sorted_codes[start:stop]
+        if not match.levels:
+            return codes
+        is_wanted = match.test
+        return [code for code, tag in zip(codes, self._sorted[start:stop], strict=True) if is_wanted(tag)]
 
 
 class Tail:

@@ -18,13 +18,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
-from ringlog.errors import InvalidRequest
+from ringlog.tags import TagMatch
 from ringlog.topic.config import DISCARD_OLD, TopicConfig
 from ringlog.topic.state import Topic
 
@@ -43,17 +43,10 @@ class Stored(Protocol):
     def totals(self, first: int, last: int) -> tuple[int, int]: ...
     def sizes_of(self, seqs: U64) -> tuple[U64, I64]: ...
     def seek_time(self, ts_us: int) -> int: ...
-    def tagged(self, tag: bytes, below: int, *, is_prefix: bool) -> BitMap64: ...
+    def tagged(self, match: TagMatch, below: int) -> BitMap64: ...
     def expired(self, now_us: int) -> BitMap64: ...
     def next_expiry(self, now_us: int) -> int: ...
     def marks(self, first: int, last: int) -> Any: ...
-
-
-class TagMatch(NamedTuple):
-    """Which tags a delete selects: one, or all that begin with it."""
-
-    tag: bytes
-    is_prefix: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,29 +100,6 @@ class Removal:
 
 
 # -- asking ---------------------------------------------------------------------------------------------
-
-
-def parse_match(match: Any) -> TagMatch:
-    """Read a filter of a delete (DL-2, DL-3); raises InvalidRequest naming what is wrong."""
-    if isinstance(match, str):
-        return TagMatch(_encoded(match.removesuffix("*")), match.endswith("*"))
-    if not isinstance(match, list | tuple) or len(match) != 3 or not all(isinstance(x, str) for x in match):
-        raise InvalidRequest("a filter is a string or three of them", field="match")
-    name, operator, value = match
-    if name != "tag" or operator not in ("Eq", "Glob"):
-        raise InvalidRequest("a filter asks for a tag, by Eq or Glob", field="match", found=[name, operator])
-    if operator == "Glob" and not value.endswith("*"):
-        raise InvalidRequest("a Glob pattern ends in *", field="match", found=value[:64])
-    if operator == "Glob":
-        return TagMatch(_encoded(value[:-1]), True)
-    return TagMatch(_encoded(value), False)
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as e:
-        raise InvalidRequest("text that UTF-8 cannot hold", field="match", reason=e.reason) from None
 
 
 def standing(topic: Topic) -> Standing:
@@ -226,7 +196,7 @@ def select(
         found.records, found.bytes = _live_in(topic, stored, topic.front, bound - 1, topic.dead)
         found.delete_floor = bound if found.records else 0
         return found
-    chosen = seqs if match is None else stored.tagged(match.tag, bound, is_prefix=match.is_prefix)
+    chosen = seqs if match is None else stored.tagged(match, bound)
     assert chosen is not None
     chosen = chosen - topic.dead
     chosen.remove_range(0, topic.front)

@@ -12,8 +12,8 @@ from typing import Any
 
 from ringlog.errors import InvalidRequest
 from ringlog.limits import ROUTER_FILTER_BYTES_MAX, ROUTER_NAME_BYTES_MAX
+from ringlog.tags import parse_match
 from ringlog.topic.names import is_router_name
-from ringlog.topic.retention import TagMatch, parse_match
 
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE = "exactly_once"
@@ -89,20 +89,7 @@ def filter_text(wanted: Any) -> str:
     """A filter (DL-2) as it is kept, "" = none; raises InvalidRequest for what is none."""
     if wanted is None:
         return ""
-    match = parse_match(wanted)
-    text = (_PREFIX if match.is_prefix else _EXACT) + match.tag.decode()
+    text = parse_match(wanted, "filter").text
     if len(text.encode()) > ROUTER_FILTER_BYTES_MAX:
         raise InvalidRequest("filter too long", field="filter", max=ROUTER_FILTER_BYTES_MAX)
     return text
-
-
-def filter_match(text: str) -> TagMatch | None:
-    """What a kept filter selects; None = everything."""
-    return TagMatch(text[1:].encode(), text[0] == _PREFIX) if text else None
-
-
-def filter_form(text: str) -> list[str] | None:
-    """A kept filter in the long form of requests; None = none."""
-    if not text:
-        return None
-    return ["tag", "Glob", f"{text[1:]}*"] if text[0] == _PREFIX else ["tag", "Eq", text[1:]]

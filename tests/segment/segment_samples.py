@@ -73,7 +73,7 @@ class SampleTopic:
 
 _bytes = st.binary(max_size=20)
 _text = st.text(max_size=6)
-_tag = st.sampled_from(["", "a", "ab", "abc", "b", "größe", "日本"])
+_tag = st.sampled_from(["", "a", "ab", "abc", "b", "a/b", "b/a/c", "größe", "日本"])
 _time = st.integers(0, 1 << 62)
 _VALUES = {
     "keys": st.none() | _bytes,

@@ -20,6 +20,7 @@ from ringlog.segment.layout import (
 )
 from ringlog.segment.parts import part_names, remove_segment
 from ringlog.segment.segment import Segment, find_segments
+from ringlog.tags import TagMatch
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.types import Codec, Durability, PayloadKind
 
@@ -132,7 +133,7 @@ def test_the_only_frame_of_a_topic_is_what_coalescing_it_would_make(disk, dead) 
         ref = write(disk, DATA_DIR, [topic], at_once, number=NUMBER + topic_id)
         assert [view.producer_id for view in views(disk, ref)] == [0]
         segment = Segment.open(disk, DATA_DIR, ref.stem)
-        assert segment.tagged(topic_id, b"x", is_prefix=False).tolist() == ([1, 3] if topic_id == 6 else [1])
+        assert segment.tagged(topic_id, TagMatch(b"x")).tolist() == ([1, 3] if topic_id == 6 else [1])
         assert [part.tolist()[:1] for part in segment.positions(0, 1, 2)] == [[1], [1], [STAMP]]
         segment.close()
 

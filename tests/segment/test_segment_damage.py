@@ -14,6 +14,7 @@ from ringlog.segment import layout
 from ringlog.segment.layout import DATA, DEL, IDX, TAGS
 from ringlog.segment.rebuild import rebuild_index, verify_segment
 from ringlog.segment.segment import Segment, check_data, find_segments, read_data_header
+from ringlog.tags import TagMatch
 from ringlog.testing.disk import SimulatedDisk
 
 DATA_DIR = "/data"
@@ -48,8 +49,8 @@ def ask_everything(disk, stem: str) -> None:
             segment.frame_at(row, 5)
             segment.seek_time(row, int(segment.topics["ts_max"][row]))
             segment.expired(row, 60)
-            segment.tagged(topic_id, b"tag", is_prefix=True)
-            segment.tagged(topic_id, b"tag1", is_prefix=False)
+            segment.tagged(topic_id, TagMatch(b"tag", is_prefix=True))
+            segment.tagged(topic_id, TagMatch(b"tag1"))
             segment.deleted(row)
             segment.mark_deleted(disk, row, BitMap64([1, 2, 3]))
     finally:

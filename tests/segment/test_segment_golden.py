@@ -12,6 +12,7 @@ from ringlog.segment.layout import DATA, SUFFIXES
 from ringlog.segment.rebuild import verify_segment
 from ringlog.segment.segment import Segment
 from ringlog.storage.disk import RealDisk
+from ringlog.tags import TagMatch
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.types import Durability
 from ringlog.verify import segment_decoder
@@ -62,7 +63,7 @@ def test_the_engine_reads_the_golden_segment(root: Path) -> None:
     assert sizes.tolist() == [5, 8, 0, 7, 1, 1, 1]
     assert (stamps - STAMP).tolist() == [0, 0, 1, 2, 3, 3, 3]
     assert segment.expired(0, STAMP + 60).tolist() == [10]
-    assert segment.tagged(0x11, b"red", is_prefix=False).tolist() == [7]
+    assert segment.tagged(0x11, TagMatch(b"red")).tolist() == [7]
     assert segment.tags_of(0x11) == ["größe".encode(), b"red"]
     assert set(segment.deleted(0)) == {9}
     assert segment.positions(1, 0, 9)[0].tolist() == [1, 2]

@@ -24,6 +24,7 @@ from ringlog.segment.layout import IDX, TAGS
 from ringlog.segment.rebuild import rebuild_index, verify_segment
 from ringlog.segment.segment import Segment, check_data, find_segments
 from ringlog.storage.disk import RealDisk
+from ringlog.tags import TagMatch, parse_match
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.verify import segment_decoder
 from ringlog.verify.frame_decoder import decode_frame
@@ -107,10 +108,14 @@ def check_topic(segment: Segment, topic: SampleTopic, stored: dict[int, dict]) -
         assert segment.expired(row, now).tolist() == due
     for tag in ("a", "ab", "b", "größe", "", "nope"):
         exact = [seq for seq in seqs if tag and stored[seq]["tags"] == tag]
-        assert segment.tagged(topic.topic_id, tag.encode(), is_prefix=False).tolist() == exact
+        assert segment.tagged(topic.topic_id, TagMatch(tag.encode())).tolist() == exact
         begins = [seq for seq in seqs if (stored[seq]["tags"] or "\0").startswith(tag)]
         begins = [seq for seq in begins if stored[seq]["tags"]]
-        assert segment.tagged(topic.topic_id, tag.encode(), is_prefix=True).tolist() == begins
+        assert segment.tagged(topic.topic_id, TagMatch(tag.encode(), is_prefix=True)).tolist() == begins
+    for pattern in ("#", "+", "a/#", "größe"):
+        match = parse_match(["tag", "Levels", pattern])
+        chosen = [seq for seq in seqs if match.test((stored[seq]["tags"] or "").encode())]
+        assert segment.tagged(topic.topic_id, match).tolist() == chosen
     for seq in (seqs[0] - 1, seqs[-1], seqs[-1] + 1, seqs[len(seqs) // 2]):
         place = segment.frame_at(row, seq)
         holder = next((s for s in seqs if s >= seq), None)

@@ -17,10 +17,11 @@ from ringlog.storage import tail as tails
 from ringlog.storage.ledger import Ledger, bitmap_of, seqs_of
 from ringlog.storage.reader import Mark
 from ringlog.storage.tail import WINDOW_BYTES
+from ringlog.tags import TagMatch, parse_match
 from ringlog.testing.log_file import TS_US
 from ringlog.testing.log_world import LogWorld
 
-TAGS = ("", "a", "ab", "b", "é")
+TAGS = ("", "a", "ab", "b", "é", "a/x", "b/x")
 
 
 @dataclass
@@ -95,12 +96,16 @@ class Library:
         ts = rng.choice(rows).stamp + rng.choice([-1, 0, 1])
         assert asked.seek_time(ts) == next((row.seq for row in rows if row.stamp >= ts), len(rows) + 1)
         for tag, is_prefix in (("a", False), ("a", True), ("", True), ("é", False), ("none", False)):
-            found = asked.tagged(tag.encode(), last, is_prefix=is_prefix)
+            found = asked.tagged(TagMatch(tag.encode(), is_prefix), last)
             assert seqs_of(found).tolist() == [
                 row.seq
                 for row in rows
                 if row.tag and row.seq < last and (row.tag.startswith(tag) if is_prefix else row.tag == tag)
             ]
+        for pattern in ("+", "+/x", "a/#", "#"):
+            match = parse_match(["tag", "Levels", pattern])
+            chosen = [row.seq for row in rows if row.seq < last and match.test(row.tag.encode())]
+            assert seqs_of(asked.tagged(match, last)).tolist() == chosen
         now = rng.choice([TS_US, TS_US + 5, TS_US + 10_000, TS_US + 30_000])
         assert seqs_of(asked.expired(now)).tolist() == [row.seq for row in rows if 0 < row.expires <= now]
         assert asked.next_expiry(now) == min((row.expires for row in rows if row.expires > now), default=0)
@@ -143,8 +148,8 @@ def test_a_frame_is_read_once_however_often_is_asked(tmp_path):
     library.write(random.Random(2), 5)
     library.of().positions(1, 1 << 40)
     assert sum(read) - first == library.world.file.stop - size
-    library.of().tagged(b"a", 1 << 40, is_prefix=False)
-    library.of().tagged(b"b", 1 << 40, is_prefix=True)
+    library.of().tagged(TagMatch(b"a"), 1 << 40)
+    library.of().tagged(TagMatch(b"b", is_prefix=True), 1 << 40)
     assert sum(read) <= 2 * library.world.file.stop, "once more for tags, when they are first asked for"
 
 
@@ -201,12 +206,12 @@ def test_tags_of_what_was_forgotten_are_forgotten_too(tmp_path, monkeypatch):
         last += 10
         library.world.earliest_seq = last - 4
         asked = library.of()
-        assert seqs_of(asked.tagged(b"", last + 1, is_prefix=True)).tolist() == list(
+        assert seqs_of(asked.tagged(TagMatch(b"", is_prefix=True), last + 1)).tolist() == list(
             range(last - 4, last + 1)
         )
         for seq in range(last - 4, last + 1):
-            assert seqs_of(asked.tagged(b"%d" % seq, last + 1, is_prefix=False)).tolist() == [seq]
-        assert not asked.tagged(b"%d" % (last - 5), last + 1, is_prefix=False)
+            assert seqs_of(asked.tagged(TagMatch(b"%d" % seq), last + 1)).tolist() == [seq]
+        assert not asked.tagged(TagMatch(b"%d" % (last - 5)), last + 1)
     tail = library.ledger._tails[5, 1]
     assert len(tail) == 5
     assert len(tail.tags) <= 5 * 4

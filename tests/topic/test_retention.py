@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from ringlog.errors import InvalidRequest
+from ringlog.tags import TagMatch
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.retention import (
     Removal,
     Standing,
-    TagMatch,
     apply,
     front_of,
     is_over,
-    parse_match,
     retain,
     select,
     settle_front,
@@ -52,7 +49,7 @@ class Plain:
     def seek_time(self, ts_us):
         return int(np.searchsorted(self.stamps, ts_us)) + 1
 
-    def tagged(self, tag, below, *, is_prefix):
+    def tagged(self, match, below):
         return BitMap64(seq for seq in range(1, below) if seq % 2)
 
     def expired(self, now_us):
@@ -162,31 +159,6 @@ def test_what_leaves_is_shared_out_to_volatile_files():
     removal = Removal(cap_floor=4, seqs=BitMap64([6]), records=3, bytes=37)
     share(held, stored, removal, [(70, 3), (71, 5), (72, 7)])
     assert removal.shares == [(70, 1, 1), (71, 1, 4), (72, 1, 32)]
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ("a", TagMatch(b"a", False)),
-        ("a*", TagMatch(b"a", True)),
-        ("*", TagMatch(b"", True)),
-        ("a**", TagMatch(b"a*", True)),
-        (["tag", "Eq", "a*"], TagMatch(b"a*", False)),
-        (("tag", "Glob", "é*"), TagMatch("é".encode(), True)),
-    ],
-)
-def test_filters_of_every_form(given, wanted):
-    """DL-2, DL-3."""
-    assert parse_match(given) == wanted
-
-
-@pytest.mark.parametrize(
-    "given", [3, [], ["tag", "Eq"], ["tag", "Eq", 1], ["key", "Eq", "a"], ["tag", "Glob", "a"], "\ud800"]
-)
-def test_what_is_no_filter_is_refused(given):
-    """DL-2, DL-3."""
-    with pytest.raises(InvalidRequest):
-        parse_match(given)
 
 
 def topic_of(**facts: object) -> Topic:

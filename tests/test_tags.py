@@ -1,0 +1,110 @@
+"""Filters of tags: one table for readers, groups, routers and deletes (DL-2..DL-4, F50)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringlog.errors import InvalidRequest
+from ringlog.tags import TagMatch, kept_match, long_form, parse_match
+
+TABLE = [
+    ("a", ["a"], ["ab", "a/b", "b"]),
+    ("a/b", ["a/b"], ["a", "a/b/c", "a/bc"]),
+    ("+", ["a", "ab"], ["a/b", "/a", "$a"]),
+    ("#", ["a", "a/b", "/", "/a"], ["$a", "$a/b"]),
+    ("a/#", ["a", "a/", "a/b", "a/b/c"], ["ab", "b/a", "ab/c"]),
+    ("a/+", ["a/b", "a/"], ["a", "a/b/c", "b/b"]),
+    ("a/+/c", ["a/b/c", "a//c"], ["a/c", "a/b/d", "a/b/c/d"]),
+    ("+/b/#", ["a/b", "/b", "a/b/c/d"], ["b", "a/c/b", "$a/b"]),
+    ("+/+", ["a/b", "/a"], ["a", "a/b/c"]),
+    ("/+", ["/a", "/"], ["a", "a/b"]),
+    ("/#", ["/", "/a", "/a/b"], ["a"]),
+    ("$a/#", ["$a", "$a/b"], ["a", "$ab"]),
+    ("a.c", ["a.c"], ["abc"]),
+    ("a\n+/b", [], []),
+]
+
+
+@pytest.mark.parametrize(("pattern", "matched", "others"), [row for row in TABLE if "\n" not in row[0]])
+def test_levels_match_as_those_of_mqtt_do(pattern: str, matched: list[str], others: list[str]) -> None:
+    match = parse_match(["tag", "Levels", pattern])
+    assert [tag for tag in [*matched, *others, ""] if match.test(tag.encode())] == matched
+    assert all(tag.encode().startswith(match.tag) for tag in matched), "an index is searched by it"
+    assert (kept_match(match.text), long_form(match.text)) == (match, ["tag", "Levels", pattern])
+
+
+@pytest.mark.parametrize("pattern", ["", "a+", "a/b#", "#/a", "a/#/b", "++", "a/+b/c", "a" * 257])
+def test_a_pattern_that_makes_no_sense_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_match(["tag", "Levels", pattern])
+
+
+def test_newlines_are_bytes_like_others() -> None:
+    match = parse_match(["tag", "Levels", "a/#"])
+    assert match.test(b"a/b\nc")
+    assert not match.test(b"a\n")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "match", "form"),
+    [
+        ("a", TagMatch(b"a"), ["tag", "Eq", "a"]),
+        ("a*", TagMatch(b"a", True), ["tag", "Glob", "a*"]),
+        ("*", TagMatch(b"", True), ["tag", "Glob", "*"]),
+        ("a/+/#", TagMatch(b"a/+/#"), ["tag", "Eq", "a/+/#"]),
+        (("tag", "Eq", "a*"), TagMatch(b"a*"), ["tag", "Eq", "a*"]),
+    ],
+)
+def test_the_short_forms_are_a_tag_or_a_prefix(wanted: object, match: TagMatch, form: list[str]) -> None:
+    assert parse_match(wanted) == match
+    assert long_form(match.text) == form
+    assert kept_match(match.text) == match
+
+
+@pytest.mark.parametrize("text", ["", "a", "?a", "~", "~a+"])
+def test_what_was_never_kept_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        kept_match(text)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        ("a", TagMatch(b"a", False)),
+        ("a*", TagMatch(b"a", True)),
+        ("*", TagMatch(b"", True)),
+        ("a**", TagMatch(b"a*", True)),
+        (["tag", "Eq", "a*"], TagMatch(b"a*", False)),
+        (("tag", "Glob", "é*"), TagMatch("é".encode(), True)),
+    ],
+)
+def test_filters_of_every_form(found: object, wanted: TagMatch) -> None:
+    """DL-2, DL-3."""
+    assert parse_match(found) == wanted
+
+
+@pytest.mark.parametrize(
+    "found", [3, [], ["tag", "Eq"], ["tag", "Eq", 1], ["key", "Eq", "a"], ["tag", "Glob", "a"], "\ud800"]
+)
+def test_what_is_no_filter_is_refused(found: object) -> None:
+    """DL-2, DL-3."""
+    with pytest.raises(InvalidRequest):
+        parse_match(found)
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "", "+", "$"]), min_size=1, max_size=5), st.booleans(),
+    st.lists(st.sampled_from(["a", "b", "", "$", "a\n"]), min_size=1, max_size=6),
+)  # fmt: skip
+def test_any_pattern_matches_level_by_level(levels: list[str], has_rest: bool, tag: list[str]) -> None:
+    pattern, text = "/".join([*levels, "#"] if has_rest else levels), "/".join(tag)
+    if not pattern:
+        return
+    wanted = all(level in ("+", other) for level, other in zip(levels, tag, strict=False))
+    wanted &= len(tag) >= len(levels) if has_rest else len(tag) == len(levels)
+    wanted &= bool(text) and not (text.startswith("$") and levels[0] == "+")
+    match = parse_match(["tag", "Levels", pattern])
+    assert match.test(text.encode()) == wanted
+    assert not wanted or text.encode().startswith(match.tag)

@@ -77,6 +77,7 @@ def test_a_name_that_several_share_says_nothing_about_a_death(world, other):
     claim(world, 1, "w", **US)
     claim(world, 1, "w", **other)
     dies(world, **US)
+    dies(world, **THEM)
     assert states(world) == {1: LEASED, 2: LEASED}
 
 

@@ -75,11 +75,12 @@ def test_a_child_is_seen_to_live_from_its_birth_to_its_death(tmp_path: Path) -> 
     child = start("import os, signal; os.closerange(0, 3); signal.pause()", life_line=line)
     child.send(signal.SIGSTOP)
     os.close(line)
-    assert run_dir.orphans_alive(str(tmp_path))
+    is_seen = run_dir.orphans_alive(str(tmp_path))
     child.send(signal.SIGKILL)
     assert wait_dead(child)
-    assert not run_dir.orphans_alive(str(tmp_path))
     child.reap()
+    assert is_seen
+    assert not run_dir.orphans_alive(str(tmp_path))
 
 
 def test_a_child_has_a_process_group_of_its_own_and_no_input() -> None:

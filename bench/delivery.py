@@ -22,6 +22,8 @@ FRAME = 1_000
 PAYLOAD = bytes(92)
 ALONE = "storage.enabled=false"
 LEVELS = ("disk", "fsync")
+BEHIND = 2_000
+"""Records that each topic has, about, and nobody has read: twice what is added at once."""
 BANDS = {900: 8, 600: 4, 300: 2, 100: 1, -500: 1}
 """A priority in each band, and the band's weight (SCH-2)."""
 
@@ -160,7 +162,8 @@ def _saturation_rows() -> list[Row]:
         every = [name for topics in names.values() for name in topics]
         band_of = {name: priority for priority, topics in names.items() for name in topics}
         for name in every:
-            host.client.append_many(name, [PAYLOAD] * 2_000)
+            host.client.append_many(name, [PAYLOAD] * BEHIND)
+        left = dict.fromkeys(every, BEHIND)
         memory: list[float] = []
         served: Counter[int] = Counter()
         last: dict[str, float] = {}
@@ -175,8 +178,11 @@ def _saturation_rows() -> list[Row]:
                     served[band_of[event.topic]] += 1
                     longest = max(longest, now - last.get(event.topic, 0.0))
                     last[event.topic] = now
-                    if served.total() % 50 == 0:
-                        host.client.append_many(event.topic, [PAYLOAD] * 500)
+                    left[event.topic] -= len(event)
+                    if left[event.topic] < BEHIND // 2:
+                        # A topic that were ever read to its end would take no part any more.
+                        left[event.topic] += BEHIND // 2
+                        host.client.append_many(event.topic, [PAYLOAD] * (BEHIND // 2))
                 if now >= looked:
                     looked = now + seconds / 20
                     memory.append(_scheduler_mib(host))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -38,6 +39,10 @@ class Pass(threading.Thread):
         self.ended = time.perf_counter()
 
 
+def _is_before(deadline: float) -> bool:
+    return time.perf_counter() < deadline
+
+
 def compaction_rows() -> list[Row]:
     """Each round an engine with a gigabyte of log to absorb with nothing else to do, then an eighth of one
     while a client waits for its acks, beside whom it rests (actors/compactor/pace.py).
@@ -54,7 +59,7 @@ def compaction_rows() -> list[Row]:
             size = _fill(host, scaled(COMPACTED_BYTES // 8, 4 << 20))
             host.client.topics.create("lone", durability="fsync")
             deadline = time.perf_counter() + IDLE_S
-            idle.measure(host, lambda until=deadline: time.perf_counter() < until)
+            idle.measure(host, partial(_is_before, deadline))
             host.restart(ON)
             _wait_compactor(host)
             begun = time.perf_counter()

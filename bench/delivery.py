@@ -110,7 +110,7 @@ def _fan_out_rows() -> list[Row]:
                 _frames(host, "t", count)
                 deliveries, _ = crowd.end(count * FRAME)
                 rates.append(deliveries / (time.perf_counter() - begun))
-        reach = {"min": 5_000_000} if watchers == 100 else None
+        reach: dict[str, float] | None = {"min": 5e6} if watchers == 100 else None
         note = f"{processes} processes, frames of 1,000 records of 100 bytes"
         found.append(row(f"fan_out_{watchers}", "deliveries/s", rates, reach=reach, note=note))
     return found

@@ -88,7 +88,9 @@ def counters(shm_dir: str, shards: int) -> np.ndarray[Any, Any]:
     board = Board.open(shm_dir, writable=False)
     try:
         words = (P.GROUPS, P.SYNCS, P.BYTES, P.FRAMES)
-        return np.sum([[board.process(1 + s).get(w) for w in words] for s in range(shards)], axis=0)
+        found = [[board.process(1 + s).get(w) for w in words] for s in range(shards)]
+        total: np.ndarray[Any, Any] = np.array(found).sum(axis=0)
+        return total
     finally:
         board.close()
 

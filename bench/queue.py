@@ -8,6 +8,7 @@ for is said in bench/queue_peers.py.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from bench.queue_load import empty, wake_ups
 from bench.queue_peers import ALONE, LEASE_MS, SERVERS, TOPIC, Server, fill, missing
 from bench.rows import Row, row, say, scaled, skipped
 from ringlog.client import NewRecord
+from ringlog.client.queue import Job
 
 ROUNDS = 3
 SECONDS = 5.0
@@ -37,7 +39,7 @@ CLAIMS = 5_000
 def rows(only: str = "") -> list[Row]:
     """All rows of the area; `only` chooses those whose part's name contains it."""
     found: list[Row] = []
-    for name, build in (
+    parts: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
         ("batch", lambda: _rate_rows("queue_batch_100_4_workers", 4, 100, "memory", 400_000, 100, 300_000)),
         ("batch loop", lambda: _loop_rows("queue_loop_100_4_workers", 4, 100, "memory", 1_600_000, 300_000)),
         ("single", lambda: _rate_rows("queue_single_disk_1_worker", 1, 1, "disk", 20_000, 1, 10_000)),
@@ -47,7 +49,8 @@ def rows(only: str = "") -> list[Row]:
         ("large", _large_rows),
         ("fair", _fair_rows),
         ("wake", _wake_rows),
-    ):
+    )
+    for name, build in parts:
         if only in name:
             say(name)
             found += build()
@@ -211,7 +214,9 @@ def _shards_bytes(host: Host) -> int:
 
 
 def _claim_p99_ms(host: Host) -> float:
-    queue, times, jobs = host.client.queue(TOPIC), [], []
+    queue = host.client.queue(TOPIC)
+    times: list[float] = []
+    jobs: list[Job] = []
     for _ in range(scaled(CLAIMS, 200)):
         begun = time.perf_counter()
         jobs += queue.claim()

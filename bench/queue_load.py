@@ -107,7 +107,7 @@ def _collect(processes: Sequence[Any], take: Any) -> list[Any]:
 def _wait(name: str, address: str, count: int, ready: Any, results: Any) -> None:
     worker = WORKERS[name](address)
     ready.release()
-    times = []
+    times: list[int] = []
     while len(times) < count:
         jobs = worker.claim(1, 5.0)
         now = time.monotonic_ns()

@@ -45,7 +45,8 @@ class TupleReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """As the real one plans them."""
-        return self._inner.partitions()
+        planned: Sequence[InputPartition] = self._inner.partitions()
+        return planned
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         """Row by row."""
@@ -61,14 +62,15 @@ class TupleSource(DataSource):
         """Of the format."""
         return "ringlog_tuples"
 
-    def _real(self) -> DataSource:
+    def _real(self) -> Any:
         from ringlog.spark.source import RinglogDataSource
 
         return RinglogDataSource(dict(self.options))
 
     def schema(self) -> StructType:
         """As the real one."""
-        return self._real().schema()
+        schema: StructType = self._real().schema()
+        return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The real one, wrapped."""

@@ -19,6 +19,7 @@ from bench.compaction import OFF, ON, compaction_rows
 from bench.host import Host
 from bench.many import many_rows
 from bench.rows import Row, row, say, scaled
+from bench.tail import batches
 from ringlog.cli.passes import ask_actor
 from ringlog.envelope.messages import Locate, Located
 from ringlog.storage.disk import RealDisk
@@ -196,11 +197,11 @@ def _read_rows(host: Host, records: int) -> list[Row]:
             count += len(page.bytes())
         paged.append(_rate(count, records, begun))
         begun, count = time.perf_counter(), 0
-        for batch in host.client.tailer(dataset.TOPIC, follow=False):
+        for batch in batches(host, dataset.TOPIC):
             count += len(batch.bytes())
         listed.append(_rate(count, records, begun))
         begun, count = time.perf_counter(), 0
-        for batch in host.client.tailer(dataset.TOPIC, follow=False):
+        for batch in batches(host, dataset.TOPIC):
             count += batch.arrow().num_rows
         arrow.append(_rate(count, records, begun) * dataset.SIZE)
     note = "sealed, tagged records of 100 B, checksums verified"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 
 from bench.host import Host
 from bench.rows import Row, row
+from ringlog.client.tailer import TailBatch
 
 TOTAL_BYTES = 1 << 30
 RECORDS = 1000
@@ -39,10 +41,17 @@ def tail_rows() -> list[Row]:
     ]
 
 
+def batches(host: Host, topic: str) -> Iterator[TailBatch]:
+    """All of the topic; nothing of it may have been lost."""
+    for batch in host.client.tailer(topic, follow=False):
+        assert isinstance(batch, TailBatch)
+        yield batch
+
+
 def _arrow_rate(host: Host) -> float:
     begun = time.perf_counter()
     rows = size = 0
-    for batch in host.client.tailer("tail", follow=False):
+    for batch in batches(host, "tail"):
         table = batch.arrow()
         rows += table.num_rows
         size += table.num_rows * SIZE
@@ -53,7 +62,7 @@ def _arrow_rate(host: Host) -> float:
 def _bytes_rate(host: Host) -> float:
     begun = time.perf_counter()
     count = 0
-    for batch in host.client.tailer("tail", follow=False):
+    for batch in batches(host, "tail"):
         count += len(batch.bytes())
     _require(count)
     return count / (time.perf_counter() - begun)

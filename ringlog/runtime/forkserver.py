@@ -50,6 +50,8 @@ def serve(line: socket.socket, kinds: Sequence[str]) -> ForkOrder | None:
         message, descriptors, _, _ = socket.recv_fds(line, 1, 1)
         if not message:
             return None
+        if not descriptors:
+            continue  # There was none left for it; the supervisor sees the end of what it sent.
         with socket.socket(fileno=descriptors[0]) as told:
             try:
                 pid = os.fork()

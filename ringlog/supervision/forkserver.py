@@ -36,8 +36,6 @@ READY_S = 30.0
 """One that has not imported everything by then is given up."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 """Until a dead one is replaced; twice as long each time, up to the second."""
-
-
 _ROOM_BYTES = 512
 """Boot messages differ by names and numbers. What is longer is shown as far as it goes."""
 
@@ -65,11 +63,6 @@ class ForkServer:
         """True while it imports."""
         return self._child is not None and not self.is_ready
 
-    @property
-    def pid(self) -> int:
-        """0: there is none."""
-        return self._child.pid if self._child is not None else 0
-
     def fileno(self) -> int:
         """Descriptor that becomes readable when it is ready, or dead; -1: nothing to wait for."""
         return self._line.fileno() if self._line is not None else -1
@@ -82,20 +75,16 @@ class ForkServer:
     def _start(self) -> None:
         self._start_at_ns = None
         self._ready_by_ns = self._clock.monotonic_ns() + round(READY_S * NS_PER_S)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [
-            sys.executable, "-P", "-m", "actors", str(theirs.fileno()), ",".join(self._kinds), *self._words,
-        ]  # fmt: skip
         try:
-            self._child = spawn(command, self._environ, self._life_line, theirs.fileno())
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._line = ours
+                number = theirs.fileno()
+                command = [sys.executable, "-P", "-m", "actors", str(number), ",".join(self._kinds)]
+                self._child = spawn([*command, *self._words], self._environ, self._life_line, number)
         except OSError as e:
-            ours.close()
+            # No descriptor, no process or no memory: nothing that anybody depends on.
             self._gone(str(e.strerror))
-        else:
-            self._line = ours
-            self.is_ready = False
-        finally:
-            theirs.close()
 
     def look(self) -> None:
         """See whether it became ready or died; start another one when that is due."""

@@ -165,3 +165,32 @@ def test_a_child_that_nobody_tells_what_to_be_ends() -> None:
         env=child_environment(os.environ),
     )  # fmt: skip
     assert done.stdout.split() == [str(int(ExitCode.ORPHANED)), "0"]
+
+
+def test_a_host_without_descriptors_has_no_fork_server_and_a_supervisor_that_goes_on() -> None:
+    """In a process of its own: it takes orphans in, and its limit is not ours. (RD-6)"""
+    program = """
+import os, resource
+from ringlog.clock import SystemClock
+from ringlog.supervision.forkserver import ForkServer
+
+server = ForkServer(("wal_shard",), environ=dict(os.environ), life_line=0, clock=SystemClock())
+for room in (0, 1, 2):
+    used = len(os.listdir("/proc/self/fd")) - 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + room, 4096))
+    server._start()
+    assert not server.is_coming and server.fileno() == -1, room
+    assert server._start_at_ns is not None, "and it is tried again"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 64, 4096))
+    assert len(os.listdir("/proc/self/fd")) - 1 == used, room
+print("goes on")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=child_environment(os.environ),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.stdout == "goes on\n", done.stderr

@@ -12,7 +12,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 NIGHT_STAMP := $(VENV)/.installed-night
 OLDER_SPARK := $(VENV)/spark-4.2
 
-.PHONY: help setup compiled demo test check bench chaos chaos-night chaos-long mutants spark-night fmt clean
+.PHONY: help setup compiled demo test check bench chaos chaos-night chaos-long mutants test-night spark-night fmt clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make bench AREA=commit measure one area; without AREA list them"
 	@echo "make chaos             every class of faults, 9 minutes and more; chaos-night: two hours; chaos-long: two more"
 	@echo "make mutants           deliberate bugs, which the classes must find"
+	@echo "make test-night        tests of the harness of chaos: planted bugs; some minutes"
 	@echo "make spark-night       Spark: crash matrices, clusters, Connect, brokers; takes long"
 	@echo "make fmt clean setup"
 
@@ -67,6 +68,10 @@ demo: compiled
 # whole files they did not: those go out by their number of tests, and the few tests of a real engine last longest.
 test: compiled
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q tests
+
+# What the harness and its classes are tested with: planted bugs, small runs. `make chaos` runs the classes themselves.
+test-night: $(FUZZ_STAMP) compiled
+	$(PY) -m pytest -n $(WORKERS) -q -m night tests --ignore=tests/spark
 
 spark-night: $(OLDER_SPARK) compiled
 	$(PY) -m pytest -q -m night tests/spark

@@ -353,6 +353,8 @@ GROUP_CALLS_PER_MEMBER_MAX = 64
 """Latest requests of a member whose answer the group's state keeps, for who asks again; a shard's death does
 not end that. Beyond it the member's oldest is forgotten, and its repeat is taken for a new request. For each
 member, so that one whose gateway died is not forgotten for the haste of others."""
+GROUP_LETTERS_PER_MOVE = GROUP_CALLS_PER_MEMBER_MAX // 2
+"""Dead letters of a group that come back at once: repeats of all of them are recognised."""
 GROUP_CALLS_KEPT_MAX = 2_048
 """The same of all members together: the group's oldest is forgotten."""
 GROUP_CALL_BYTES = 64

@@ -36,6 +36,7 @@ from ringlog.frame.columns import (
     DEAD_LETTER_FROM,
     DEAD_LETTER_GROUP,
     DEAD_LETTER_REASON,
+    DEAD_LETTER_SRC_ID,
     DEAD_LETTER_SRC_SEQ,
     STAMPED_KEYS,
 )
@@ -171,10 +172,14 @@ class DeadLetters:
         self, spent: m.SpentJobs, target: m.TopicInfo, records: Sequence[Record], times: dict[int, int]
     ) -> Steps[list[int]]:
         """Append a copy of each; returns those whose copies are durable. Raises when none is."""
+        rows = zip(spent.runs, spent.tokens, strict=True) if spent.group else ()
+        tokens = {first + n: token + n for (first, count, _), token in rows for n in range(count)}
         frames = [
             frame(
                 _columns(record, spent, times[record.seq]), topic_id=target.topic_id,
-                producer_id=producer_of(spent.topic_id, spent.epoch, record.seq, spent.number),
+                producer_id=producer_of(
+                    spent.topic_id, spent.epoch, record.seq, spent.number, tokens.get(record.seq, 0)
+                ),
                 producer_seq=1, durability=Durability.EPHEMERAL,
             )
             for record in records
@@ -191,10 +196,10 @@ class DeadLetters:
         return done
 
 
-def producer_of(topic_id: int, epoch: int, seq: int, group: int = 0) -> int:
+def producer_of(topic_id: int, epoch: int, seq: int, group: int = 0, token: int = 0) -> int:
     """The producer that a job's copy is of: always the same for one job of one life of its queue, and for one
-    record of one group."""
-    of_group = f" {group}" if group else ""
+    record that one group gave out under one lease."""
+    of_group = f" {group} {token}" if group else ""
     return SESSION_BIT | xxhash.xxh3_64_intdigest(f"dead letter {topic_id} {epoch} {seq}{of_group}".encode())
 
 
@@ -213,7 +218,7 @@ def _columns(record: Record, spent: m.SpentJobs, deliveries: int) -> Any:
         DEAD_LETTER_SRC_SEQ: str(record.seq),
     }  # fmt: skip
     if spent.group:
-        stamps[DEAD_LETTER_GROUP] = spent.group
+        stamps |= {DEAD_LETTER_GROUP: spent.group, DEAD_LETTER_SRC_ID: str(spent.topic_id)}
     if record.seq in spent.reasons:
         stamps[DEAD_LETTER_REASON] = spent.reasons[record.seq]
     fields: dict[str, Any] = msgspec.json.decode(record.meta_json) if record.meta_json else {}

@@ -1,8 +1,12 @@
-"""Letters: dead jobs go back to the queue they came from, as many at once as a client names.
+"""Letters: dead jobs go back to where they came from, as many at once as a client names.
 
-First their copies are durable in the queue, then they are deleted among the dead. Who dies in between leaves
-letters whose copies are known: each is a frame of its own, of a producer that stands for this one letter of
-this life of its topic, so that the queue's shard recognises a repeat (W4) as long as it remembers who wrote.
+To a queue as copies: first these are durable there, then the letters are deleted among the dead. Who dies in
+between leaves letters whose copies are known: each is a frame of its own, of a producer that stands for this
+one letter of this life of its topic, so that the queue's shard recognises a repeat (W4) as long as it
+remembers who wrote.
+
+A group's records never left their topic, which others read, too: the group gives them out once more. The same
+number stands for the letter there, and the group remembers more of them than come back at once.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from pyroaring import BitMap64
 
 from actors.scheduler.sources import EngineConnection
 from ringlog import stop_points
-from ringlog.client.letters import dead_letter_of, in_parts, is_letter_of
+from ringlog.client.letters import dead_letter_of, dead_letter_of_group, in_parts, is_letter_of, place_of
 from ringlog.client.pages import Cursor, Page, Record
 from ringlog.client.reader import read_page
 from ringlog.client.source import LocalSource
@@ -25,7 +29,7 @@ from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, NotReady, R
 from ringlog.frame.codec import frame
 from ringlog.frame.columns import encode_records
 from ringlog.frame.settle import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, WORDS, entry_error
-from ringlog.limits import DEAD_LETTERS_PER_MOVE
+from ringlog.limits import DEAD_LETTERS_PER_MOVE, GROUP_LETTERS_PER_MOVE
 from ringlog.link.local_links import LocalLinks
 from ringlog.link.pending import Steps
 from ringlog.queue.stretches import spans_of
@@ -42,15 +46,14 @@ class Letters:
         self._links, self._connection, self._clock = links, connection, clock
 
     def redrive(self, asked: m.LettersRedrive) -> Steps[m.Message]:
-        """Move those of the named letters that are there and of this queue."""
+        """Move those of the named letters that are there, and of this queue or this group."""
         seqs = _numbers(asked)
-        queue = yield from self._topic(asked.topic)
-        if queue.config.get("type") != QUEUE:
-            raise NotAQueue("not a queue", topic=asked.topic)
+        topic = yield from self._topic(asked.topic)
+        target = yield from self._target(topic, asked.group)
         try:
-            dead = yield from self._topic(dead_letter_of(queue))
+            dead = yield from self._topic(target)
         except TopicNotFound:
-            return m.LettersRedriven(queue.topic, 0, 0)
+            return m.LettersRedriven(topic.topic, 0, 0)
         source = LocalSource(self._connection.of(dead.topic_id), dead.topic, clock=self._clock)
         found: list[Record] = []
         try:
@@ -58,15 +61,51 @@ class Letters:
                 yield from _read(source, dead, first, stop - 1, found)
         finally:
             source.close()
+        letters = [each for each in found if is_letter_of(topic.topic, each, asked.group)]
+        if asked.group:
+            return (yield from self._give_out(topic, asked.group, dead, letters))
         moved, repeated, refused = 0, 0, None
-        for part in in_parts([each for each in found if is_letter_of(queue.topic, each)]):
-            done, again, refused = yield from self._move(queue, dead, part)
+        for part in in_parts(letters):
+            done, again, refused = yield from self._move(topic, dead, part)
             moved, repeated = moved + done, repeated + again
             if refused is not None:
                 break
         if refused is not None and not moved:
             raise refused
-        return m.LettersRedriven(queue.topic, moved, repeated)
+        return m.LettersRedriven(topic.topic, moved, repeated)
+
+    def _target(self, topic: m.TopicInfo, group: str) -> Steps[str]:
+        """Where its dead letters go; raises InvalidRequest where they go nowhere."""
+        if not group:
+            if topic.config.get("type") != QUEUE:
+                raise NotAQueue("not a queue", topic=topic.topic)
+            return dead_letter_of(topic)
+        state: m.GroupStateReply = yield from self._connection.ask(
+            topic.shard, m.GroupState(topic.topic, group)
+        )
+        return dead_letter_of_group(state.info)
+
+    def _give_out(
+        self, topic: m.TopicInfo, group: str, dead: m.TopicInfo, letters: list[Record]
+    ) -> Steps[m.Message]:
+        """Have the records of a group's letters given out once more, and delete the letters."""
+        moved = repeated = lost = 0
+        for at in range(0, len(letters), GROUP_LETTERS_PER_MOVE):
+            part = letters[at : at + GROUP_LETTERS_PER_MOVE]
+            places = [place_of(letter, topic.topic_id) for letter in part]
+            calls = [producer_of(dead.topic_id, dead.epoch, letter.seq) for letter in part]
+            message = m.GroupAgain(
+                topic.topic, topic.topic_id, group, np.array(places, dtype="<i8").tobytes(),
+                np.array(calls, dtype="<u8").tobytes(),
+            )  # fmt: skip
+            reply: m.GroupReturned = yield from self._connection.ask(topic.shard, message)
+            stop_points.hit("redrive_after_append")
+            gone = set(np.frombuffer(reply.gone, dtype="<i8").tolist())
+            done = [letter.seq for letter, place in zip(part, places, strict=True) if place not in gone]
+            yield from self._bury(dead, done)
+            moved, repeated = moved + len(done), repeated + reply.repeated
+            lost += len(part) - len(done)
+        return m.LettersRedriven(topic.topic, moved, repeated, lost)
 
     def _move(
         self, queue: m.TopicInfo, dead: m.TopicInfo, letters: Any
@@ -88,13 +127,16 @@ class Letters:
         errors = [entry_error(entry, queue.topic) for entry in entries]
         done = [letter.seq for letter, error in zip(letters, errors, strict=True) if error is None]
         stop_points.hit("redrive_after_append")
-        if done:
-            numbers = BitMap64(done).serialize()
-            gone = m.RecordsDelete(dead.topic, 0, None, numbers, dead.epoch)
-            yield from self._connection.ask(dead.shard, gone)
+        yield from self._bury(dead, done)
         flags = entries[:, S_COUNT_STATUS] >> np.uint64(FLAGS_SHIFT)
         again = int(((flags & np.uint64(FLAG_DEDUPED)) != 0).sum())
         return len(done), again, next((error for error in errors if error is not None), None)
+
+    def _bury(self, dead: m.TopicInfo, done: list[int]) -> Steps[None]:
+        """Delete letters that have come back."""
+        if done:
+            message = m.RecordsDelete(dead.topic, 0, None, BitMap64(done).serialize(), dead.epoch)
+            yield from self._connection.ask(dead.shard, message)
 
     def _topic(self, name: str) -> Steps[m.TopicInfo]:
         message = m.TopicResolve(name)

@@ -30,6 +30,7 @@ from ringlog.errors import (
     GroupNotFound,
     InvalidRequest,
     ShuttingDown,
+    StaleEpoch,
     Throttled,
     TopicNotFound,
 )
@@ -42,6 +43,7 @@ from ringlog.limits import (
     GROUP_BYTES_MAX,
     GROUP_CHANGE_BYTES_MAX,
     GROUP_DELIVERIES_MAX,
+    GROUP_LETTERS_PER_MOVE,
     GROUP_NAME_BYTES_MAX,
     GROUP_PENDING_MAX,
     GROUP_PENDING_PER_TOPIC_MAX,
@@ -65,12 +67,12 @@ from ringlog.types import Durability
 
 CHANGES = (
     m.GroupOpen, m.GroupClaim, m.GroupSteal, m.GroupAck, m.GroupNack, m.GroupExtend, m.GroupLeave,
-    m.GroupSeek, m.GroupTake, m.GroupCommit, m.GroupDelete, m.GroupReject, m.GroupSpentMoved,
+    m.GroupSeek, m.GroupTake, m.GroupCommit, m.GroupDelete, m.GroupReject, m.GroupSpentMoved, m.GroupAgain,
 )  # fmt: skip
 """Requests that may add to the log."""
 
 
-_SYNCED = frozenset({Op.CREATED, Op.SEEK, Op.TAKEN, Op.REMOVED})
+_SYNCED = frozenset({Op.CREATED, Op.SEEK, Op.TAKEN, Op.REMOVED, Op.AGAIN})
 
 
 _LEASED = frozenset({Op.CLAIMED, Op.STOLEN})
@@ -112,6 +114,7 @@ class Groups:
             m.GroupReject: self._reject,
             m.GroupSpentAsk: self._spent,
             m.GroupSpentMoved: self._spent_moved,
+            m.GroupAgain: self._again,
             m.GroupExtend: self._extend,
             m.GroupLeave: self._leave,
             m.GroupPending: self._pending,
@@ -156,7 +159,7 @@ class Groups:
 
     def _log(self, topic: Topic, change: Change | None, into: Group) -> None:
         """Log it in the class of the topic; what a group is, and where it was told to be, durably in any
-        case, as a topic's creation is."""
+        case, as a topic's creation is; and what comes back from elsewhere, where it is deleted then."""
         if change is not None:
             is_synced = topic.config.durability == Durability.FSYNC or change.op in _SYNCED
             into.add_control(frame_of(change, topic.topic_id, topic.epoch), topic, sync=is_synced)
@@ -216,12 +219,12 @@ class Groups:
         again = _claimed_before(topic, group, message, now_ms)
         if again is not None:
             return again
-        if sum(each.pending for each in topic.groups.values()) >= GROUP_PENDING_PER_TOPIC_MAX:
-            return None
+        room = GROUP_PENDING_PER_TOPIC_MAX - sum(each.pending for each in topic.groups.values())
         change = group.claim(
             live_of(topic), message.node, min(max(message.max, 1), CLAIM_JOBS_MAX),
             _lease_ms(message.lease_ms or topic.config.lease_ms), now_ms, self._tokens,
-            min_idle_ms=message.min_idle_ms, call=message.call, life=(message.pid, message.born),
+            fresh_max=max(room, 0), min_idle_ms=message.min_idle_ms, call=message.call,
+            life=(message.pid, message.born),
         )  # fmt: skip
         self._log(topic, change, into)
         return _claimed(topic, group, change) if change is not None else None
@@ -334,7 +337,7 @@ class Groups:
             reasons = {seq: known[seq] for a, b, _ in spent for seq in range(a, b) if seq in known}
             return m.SpentJobs(
                 topic.name, topic.topic_id, topic.epoch, group.made.dead_letter, runs, reasons,
-                group.made.key, number,
+                group.made.key, number, [group.token_of(first) for first, _, _ in runs],
             )  # fmt: skip
         return m.SpentJobs()
 
@@ -351,6 +354,26 @@ class Groups:
         self._log(topic, group.moved(np.unique(seqs), now_us // 1_000), into)
         self._freed(topic, group)
         return m.SpentGone(topic.name, before - group.spent)
+
+    def _again(self, message: m.GroupAgain, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        """Dead letters come back: their records are given out once more, as far as they are there."""
+        topic, group = self._find(message, Mode.QUEUE)
+        if topic.topic_id != message.topic_id:
+            raise StaleEpoch("the topic was made anew", topic=topic.name)
+        seqs, calls = _entries(message.seqs, message.calls)
+        if calls is None or len(calls) > GROUP_LETTERS_PER_MOVE:
+            raise BatchTooLarge("too many letters at once", seqs=len(seqs), max=GROUP_LETTERS_PER_MOVE)
+        repeated, gone = 0, []
+        is_there = is_alive(live_of(topic), seqs)
+        for seq, call, is_here in zip(seqs.tolist(), calls.tolist(), is_there.tolist(), strict=True):
+            if group.answered(call) is not None:
+                repeated += 1
+            elif not is_here:
+                gone.append(seq)
+            else:
+                self._log(topic, group.again(seq, now_us // 1_000, call=call), into)
+        self.waiting.wake(group.number)
+        return m.GroupReturned(topic.name, repeated, _bytes_of(gone))
 
     # -- looking --------------------------------------------------------------------------------------
 
@@ -559,7 +582,7 @@ def info_of(topic: Topic, group: ConsumerGroup, *, created: bool = False) -> m.G
     made = group.made
     return m.GroupInfo(
         topic.name, made.key, made.name, int(made.mode), made.tags, created, group.cursor, group.floor,
-        group.pending,
+        group.pending, made.deliveries_max, made.dead_letter,
     )  # fmt: skip
 
 

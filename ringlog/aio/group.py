@@ -15,6 +15,7 @@ from ringlog.client.grouping import GroupWorking, Streaming
 from ringlog.client.leases import Keeper
 from ringlog.client.pages import Page, Record, Start, Tombstone
 from ringlog.client.queue import GIVE_BACK_S, RETRY_S
+from ringlog.client.redrive import RedriveReport, Where
 from ringlog.client.results import ClientState, Settled
 from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError
@@ -110,6 +111,16 @@ class Group:
     async def reject(self, job: Job, reason: str = "") -> None:
         """Send a record to the group's dead letters."""
         await self._leases.reject(job, reason)
+
+    def dead_letters(self) -> AsyncIterator[Record | Tombstone]:
+        """This group's records in its dead-letter topic, oldest first."""
+        return self._leases.dead_letters()
+
+    async def redrive(
+        self, where: Where = None, *, limit: int | None = None, rate: float | None = None
+    ) -> RedriveReport:
+        """Have the records of dead letters given out to this group once more, and delete the letters."""
+        return await self._leases.redrive(where, limit=limit, rate=rate)
 
     async def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
         """Hold these up to `lease_ms` from now."""

@@ -19,7 +19,6 @@ from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
 from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
-from ringlog.client.letters import dead_letter_of, is_letter_of
 from ringlog.client.pages import Record, Tombstone
 from ringlog.client.queue import (
     GIVE_BACK_S,
@@ -381,18 +380,18 @@ class Queue:
 
     async def dead_letters(self) -> AsyncIterator[Record | Tombstone]:
         """This queue's jobs in its dead-letter topic, oldest first."""
-        name = dead_letter_of(await self._shell.run(self._working.known(self._shell.session)))
+        name = await self._shell.run(self._working.dead_letter(self._shell.session))
         with suppress(TopicNotFound):
             async with self._client.reader(name) as reader:
                 async for item in reader:
-                    if is_letter_of(self.topic, item):
+                    if self._working.is_own(item):
                         yield item
 
     async def redrive(
         self, where: Where = None, *, limit: int | None = None, rate: float | None = None
     ) -> RedriveReport:
         """Put dead letters back into this queue."""
-        plan, session = Redrive(self.topic, where, limit, rate), self._shell.session
+        plan, session = Redrive(self._working, where, limit, rate), self._shell.session
         name = await self._shell.run(plan.begin(session))
         if name is not None:
             async with self._client.reader(name) as reader:

@@ -63,10 +63,10 @@ _GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     "dead": (
         "Dead letters: jobs that were given up.",
         {
-            "list": "ringlog.cli.queue:dead_list",
-            "show": "ringlog.cli.queue:dead_show",
-            "redrive": "ringlog.cli.queue:dead_redrive",
-            "purge": "ringlog.cli.queue:dead_purge",
+            "list": "ringlog.cli.dead:list_letters",
+            "show": "ringlog.cli.dead:show",
+            "redrive": "ringlog.cli.dead:redrive",
+            "purge": "ringlog.cli.dead:purge",
         },
     ),
     "group": (

@@ -47,7 +47,7 @@ def show(topic: str, group: str, *, options: Given) -> None:
         Its name; with a filter of tags as list prints it.
     """
     with options.connect() as client:
-        found = _group(client, topic, group).stats()
+        found = opened(client, topic, group).stats()
     facts = facts_of(found)
     facts["lag"] = found.lag
     facts["members"] = [
@@ -113,7 +113,7 @@ def pending(
         raise UsageError("--limit is at least 1", found=limit)
     idle_ms = parse_milliseconds(idle)
     with options.connect() as client:
-        found = _group(client, topic, group).pending(
+        found = opened(client, topic, group).pending(
             node=node, idle_ms=idle_ms, min_deliveries=deliveries, limit=limit
         )
     options.printer().rows([_entry(each) for each in found])
@@ -148,7 +148,7 @@ def seek(
     if not yes and not is_confirmed(f"Move group {group} of {topic} to {place}?"):
         return Exit.USAGE
     with options.connect() as client:
-        first = _group(client, topic, group).seek(start)
+        first = opened(client, topic, group).seek(start)
     options.printer().thing({"topic": topic, "group": group, "first_seq": first})
     return Exit.DONE
 
@@ -185,7 +185,7 @@ def delete(topic: str, group: str, *, yes: Yes = False, options: Given) -> int:
     with options.connect() as client:
         deleted = any(each.group == group for each in client.topics.groups(topic))
         if deleted:
-            deleted = _group(client, topic, group).delete()
+            deleted = opened(client, topic, group).delete()
     options.printer().thing({"topic": topic, "group": group, "deleted": deleted})
     return Exit.DONE if deleted else Exit.NOT_FOUND
 
@@ -203,7 +203,7 @@ def _summaries(client: Client, topics: tuple[str, ...]) -> Iterable[GroupSummary
                 raise
 
 
-def _group(client: Client, topic: str, key: str) -> Group:
+def opened(client: Client, topic: str, key: str) -> Group:
     """The group of this name, and behind an `@` its filter; raises GroupNotFound, TopicNotFound."""
     for each in client.topics.groups(topic):
         if each.group == key:

@@ -24,6 +24,7 @@ from ringlog.client.grouping import GroupWorking, Streaming
 from ringlog.client.leases import Keeper
 from ringlog.client.pages import Page, Record, Start, Tombstone
 from ringlog.client.queue import GIVE_BACK_S, RETRY_S, Job, Queue
+from ringlog.client.redrive import RedriveReport, Where
 from ringlog.client.results import ClientState, Settled
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
@@ -127,6 +128,22 @@ class Group:
         """Send a record to the group's dead letters, whatever its deliveries; the first line of `reason` goes
         with it. Raises InvalidRequest where the group has none, and LeaseLost."""
         self._leases.reject(job, reason)
+
+    def dead_letters(self) -> Iterator[Record | Tombstone]:
+        """This group's records in its dead-letter topic, oldest first, up to the last one there is now.
+        Raises InvalidRequest where the group has none."""
+        return self._leases.dead_letters()
+
+    def redrive(
+        self, where: Where = None, *, limit: int | None = None, rate: float | None = None
+    ) -> RedriveReport:
+        """Have the records of dead letters given out to this group once more, as if they never had been, and
+        delete the letters: all, those with these numbers there, or those for which `where(record)` is true;
+        the oldest `limit`, at most `rate` a second. Nobody else who reads the topic notices.
+
+        Safe to repeat after an error or a crash. Letters whose records have left the topic stay, and are
+        counted as `gone`: what is in them can be appended again."""
+        return self._leases.redrive(where, limit=limit, rate=rate)
 
     def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
         """Hold these up to `lease_ms` from now."""

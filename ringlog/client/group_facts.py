@@ -37,6 +37,10 @@ class GroupSummary:
     """Everything up to here is done; of a stream group, committed."""
     pending: int
     """Records that were given out and are not done."""
+    max_deliveries: int = 0
+    """What was given out so often and comes back goes to the dead letters; 0 = nothing does by itself."""
+    dead_letter: str | None = None
+    """The topic where they go."""
 
 
 @dataclass(frozen=True, slots=True)

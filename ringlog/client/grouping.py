@@ -14,6 +14,7 @@ from typing import Any, cast
 from ringlog.client.claimed import Claimed
 from ringlog.client.group_facts import GroupMember, GroupStats, GroupSummary, PendingEntry
 from ringlog.client.leases import Lease, call_number, words_of
+from ringlog.client.letters import dead_letter_of_group
 from ringlog.client.pages import (
     STORED,
     Cursor,
@@ -108,6 +109,7 @@ class GroupWorking(Working):
         self.name, self.mode = name, mode
         self.tags = parse_match(tags, "tags").text if tags is not None else ""
         self.key = f"{name}@{self.tags}" if self.tags else name
+        self.group = self.key
         self.filters = Filters(tag=tag_filter(tags))
         self._start = start
         self._limits = max_in_flight, member_max_in_flight
@@ -154,6 +156,12 @@ class GroupWorking(Working):
         if not self._is_open:
             yield from self.open(connection)
         return info
+
+    def dead_letter(self, connection: QueueConnection) -> Steps[str]:
+        """The topic of the group's dead letters; raises InvalidRequest where there is none."""
+        yield from self.known(connection)
+        reply: GroupStateReply = (yield connection.about_jobs(GroupState(self.topic, self.key))).message
+        return dead_letter_of_group(reply.info)
 
     def open(self, connection: QueueConnection) -> Steps[GroupInfo]:
         """Make the group, unless it is there; raises GroupIncompatible."""
@@ -405,7 +413,7 @@ def _summary(info: GroupInfo) -> GroupSummary:
     tags = long_form(info.tags)
     return GroupSummary(
         info.topic, info.group, info.name, _NAMES.get(info.mode, ""), tuple(tags) if tags else None,
-        info.cursor, info.floor, info.pending,
+        info.cursor, info.floor, info.pending, info.max_deliveries, info.dead_letter or None,
     )  # fmt: skip
 
 

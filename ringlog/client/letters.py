@@ -5,19 +5,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringlog.client.pages import Record, Tombstone
-from ringlog.envelope.messages import TopicInfo
+from ringlog.envelope.messages import GroupInfo, TopicInfo
 from ringlog.errors import InvalidRequest
-from ringlog.frame.columns import DEAD_LETTER_FROM
-from ringlog.limits import DEAD_LETTERS_BYTES_PER_MOVE, DEAD_LETTERS_PER_MOVE
+from ringlog.frame.columns import (
+    DEAD_LETTER_FROM,
+    DEAD_LETTER_GROUP,
+    DEAD_LETTER_SRC_ID,
+    DEAD_LETTER_SRC_SEQ,
+)
+from ringlog.limits import DEAD_LETTERS_BYTES_PER_MOVE, DEAD_LETTERS_PER_MOVE, SEQ_MAX
+
+_DIGITS_MAX = 20
 
 
-def is_letter_of(topic: str, item: Record | Tombstone) -> bool:
-    """Did this record of a dead-letter topic come from that queue?"""
+def noted(letter: Record, name: str) -> str | None:
+    """What was noted when the record was given up: in its metadata, or in headers where there was no room."""
+    if letter.meta_json and DEAD_LETTER_FROM.encode() in letter.meta_json:
+        found = letter.meta.get(name)
+        return None if found is None else str(found)
+    value = letter.headers.get(name)
+    return None if value is None else value.decode(errors="replace")
+
+
+def is_letter_of(topic: str, item: Record | Tombstone, group: str = "") -> bool:
+    """Did this record of a dead-letter topic come from that queue, or from that group of that topic?"""
     if not isinstance(item, Record):
         return True  # What was lost may have been.
-    if item.meta_json and DEAD_LETTER_FROM.encode() in item.meta_json:
-        return bool(item.meta.get(DEAD_LETTER_FROM) == topic)
-    return item.headers.get(DEAD_LETTER_FROM) == topic.encode()
+    return noted(item, DEAD_LETTER_FROM) == topic and (noted(item, DEAD_LETTER_GROUP) or "") == group
+
+
+def place_of(letter: Record, topic_id: int) -> int:
+    """The number in this topic of the record that a group's letter is a copy of; 0 = it came from elsewhere,
+    from an earlier topic of the same name perhaps."""
+    seq = noted(letter, DEAD_LETTER_SRC_SEQ) or ""
+    is_here = noted(letter, DEAD_LETTER_SRC_ID) == str(topic_id)
+    return min(int(seq), SEQ_MAX) if is_here and seq.isdecimal() and len(seq) < _DIGITS_MAX else 0
 
 
 def dead_letter_of(info: TopicInfo) -> str:
@@ -26,6 +48,15 @@ def dead_letter_of(info: TopicInfo) -> str:
     if not name:
         raise InvalidRequest("this queue has no dead letters", topic=info.topic, field="dead_letter")
     return str(name)
+
+
+def dead_letter_of_group(info: GroupInfo) -> str:
+    """Where this group's records go; raises InvalidRequest when they go nowhere."""
+    if not info.dead_letter:
+        raise InvalidRequest(
+            "this group has no dead letters", topic=info.topic, group=info.group, field="dead_letter"
+        )
+    return info.dead_letter
 
 
 def in_parts(records: Sequence[Record], most: int = DEAD_LETTERS_PER_MOVE) -> list[Sequence[Record]]:

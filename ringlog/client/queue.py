@@ -24,7 +24,6 @@ from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
 from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
 from ringlog.client.leases import Keeper, Lease
-from ringlog.client.letters import dead_letter_of, is_letter_of
 from ringlog.client.pages import Record, Tombstone
 from ringlog.client.redrive import Redrive, RedriveReport, Where
 from ringlog.client.results import Appended, ClientState, QueueStats, Settled
@@ -475,11 +474,11 @@ class Queue:
     def dead_letters(self) -> Iterator[Record | Tombstone]:
         """This queue's jobs in its dead-letter topic, oldest first, up to the last one there is now. A
         tombstone says that some were lost there. Raises InvalidRequest where the queue has none."""
-        return self._letters(dead_letter_of(self._client.run(self._working.known(self._connection))))
+        return self._letters(self._client.run(self._working.dead_letter(self._connection)))
 
     def _letters(self, name: str) -> Iterator[Record | Tombstone]:
         with suppress(TopicNotFound), self._client.reader(name) as reader:
-            yield from (item for item in reader if is_letter_of(self.topic, item))
+            yield from (item for item in reader if self._working.is_own(item))
 
     def redrive(
         self, where: Where = None, *, limit: int | None = None, rate: float | None = None
@@ -490,7 +489,7 @@ class Queue:
 
         Safe to repeat after an error or a crash: nothing is lost, and nothing comes back twice as long as the
         shard remembers who wrote. Raises what an append raises; what was moved before stays so."""
-        plan = Redrive(self.topic, where, limit, rate)
+        plan = Redrive(self._working, where, limit, rate)
         name = self._shell.ask(lambda session: start(plan.begin(session)))
         if name is not None:
             with self._client.reader(name) as reader:

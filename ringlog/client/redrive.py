@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringlog.client.letters import dead_letter_of, in_parts, is_letter_of
+from ringlog.client.letters import in_parts
 from ringlog.client.pages import Record
 from ringlog.client.session import Session
-from ringlog.envelope.messages import LettersRedrive, LettersRedriven, TopicInfo, TopicState
-from ringlog.errors import NotAQueue, TopicNotFound, UsageError
+from ringlog.client.working import Working
+from ringlog.envelope.messages import LettersRedrive, LettersRedriven, TopicState
+from ringlog.errors import TopicNotFound, UsageError
 from ringlog.limits import DEAD_LETTERS_PER_MOVE
 from ringlog.link.pending import Steps
 
@@ -24,27 +25,29 @@ Where = Callable[[Record], bool] | Collection[int] | None
 
 @dataclass(frozen=True, slots=True)
 class RedriveReport:
-    """What a redrive did: `moved` letters are in their queue again. Of these `repeated` had been copied by an
-    earlier one that did not come to delete them."""
+    """What a redrive did: `moved` letters are in their queue again, or given out once more by their group. Of
+    these `repeated` had come back by an earlier one that did not come to delete them."""
 
     topic: str
     dead_letter: str
     moved: int
     repeated: int
+    gone: int = 0
+    """Letters of a group that stay, because their records are in its topic no longer."""
 
 
 class Redrive:
     """One call of redrive: which letters, how many, how fast."""
 
-    def __init__(self, topic: str, where: Where, limit: int | None, rate: float | None) -> None:
+    def __init__(self, working: Working, where: Where, limit: int | None, rate: float | None) -> None:
         if (limit is not None and limit < 0) or (rate is not None and not rate > 0):
             raise UsageError("a limit is not negative, a rate is above 0", limit=limit, rate=rate)
-        self.topic = topic
+        self._working = working
         self._where = where if where is None or callable(where) else frozenset(where)
         self._left = limit
         self._rate = rate
         self._dead = ""
-        self._head = self._moved = self._repeated = 0
+        self._head = self._moved = self._repeated = self._gone = 0
 
     @property
     def is_done(self) -> bool:
@@ -53,11 +56,8 @@ class Redrive:
 
     def begin(self, session: Session) -> Steps[str | None]:
         """Find both topics; returns the name of the other one, None when it is not there."""
-        session.forget(self.topic)
-        info: TopicInfo = yield session.resolve(self.topic)
-        if info.config.get("type") != "queue":
-            raise NotAQueue("not a queue", topic=self.topic)
-        self._dead = name = dead_letter_of(info)
+        session.forget(self._working.topic)
+        self._dead = name = yield from self._working.dead_letter(session)
         session.forget(name)
         try:
             reply = yield from session.about(name, lambda _: TopicState(name, False))
@@ -69,7 +69,7 @@ class Redrive:
 
     def parts(self, items: Sequence[Record]) -> Iterator[Sequence[Record]]:
         """Of these records the letters that are meant, as many at once as `move` takes."""
-        chosen = [item for item in items if item.seq <= self._head and is_letter_of(self.topic, item)]
+        chosen = [item for item in items if item.seq <= self._head and self._working.is_own(item)]
         if callable(self._where):
             chosen = list(filter(self._where, chosen))
         elif self._where is not None:
@@ -86,16 +86,19 @@ class Redrive:
     def move(self, session: Session, letters: Sequence[Record]) -> Steps[None]:
         """Have these moved. Raises when one was refused; the others went."""
         numbers = np.array([letter.seq for letter in letters], dtype="<u8").tobytes()
+        message = LettersRedrive(self._working.topic, numbers, self._working.group)
         left = len(letters)
         while left:
             # Answered with what went, when one was refused behind it: the next time that one is the first.
-            reply: LettersRedriven = yield session.ask_about_routers(LettersRedrive(self.topic, numbers))
+            reply: LettersRedriven = yield session.ask_about_routers(message)
             self._moved += reply.moved
             self._repeated += reply.repeated
-            left = left - reply.moved if reply.moved else 0
+            self._gone += reply.gone
+            is_over = not reply.moved or self._working.group
+            left = 0 if is_over else left - reply.moved
         if self._rate is not None:
             yield session.pause(len(letters) / self._rate)
 
     def report(self) -> RedriveReport:
         """What was done."""
-        return RedriveReport(self.topic, self._dead, self._moved, self._repeated)
+        return RedriveReport(self._working.topic, self._dead, self._moved, self._repeated, self._gone)

@@ -15,6 +15,8 @@ import numpy as np
 from ringlog.client.claimed import Bundle, Claimed, Leases
 from ringlog.client.connection import Connection
 from ringlog.client.leases import Lease, call_number, lists_of, words_of
+from ringlog.client.letters import dead_letter_of, is_letter_of
+from ringlog.client.pages import Record, Tombstone
 from ringlog.client.pieces import FramePiece, Piece, visible_pieces
 from ringlog.client.results import QueueStats, Settled
 from ringlog.client.source import LocalSource, received
@@ -82,6 +84,8 @@ class Working:
         if not 1 <= len(node.encode()) <= NODE_BYTES_MAX:
             raise UsageError("a node's name has 1 to 128 bytes", found=node[:NODE_BYTES_MAX])
         self.topic = topic
+        self.group = ""
+        """The key of the group whose records these are; "" = they are a queue's."""
         self.node = node
         self._clock = clock
         self._release_on_exit = release_on_exit
@@ -163,6 +167,14 @@ class Working:
         if info.config.get("type") != "queue":
             raise NotAQueue("not a queue", topic=self.topic)
         return info
+
+    def dead_letter(self, connection: QueueConnection) -> Steps[str]:
+        """The topic of the dead letters; raises InvalidRequest where there is none."""
+        return dead_letter_of((yield from self.known(connection)))
+
+    def is_own(self, letter: Record | Tombstone) -> bool:
+        """Did this record of the dead letters come from here?"""
+        return is_letter_of(self.topic, letter, self.group)
 
     def _read(
         self, connection: QueueConnection, message: JobsClaimed, attached: Any, pieces: list[Piece]

@@ -42,6 +42,8 @@ class Op(IntEnum):
     REMOVED = 10
     REJECTED = 11
     """Given up: leased no more, and never given out again; waits to be moved to the dead letters."""
+    AGAIN = 12
+    """Done, and to be given out once more: dead letters that come back."""
 
 
 class Made(msgspec.Struct, array_like=True, frozen=True):
@@ -82,8 +84,8 @@ class Change(msgspec.Struct, array_like=True, frozen=True):
     """CLAIMED, STOLEN, EXTENDED: the leases hold up to this millisecond, included. RELEASED: ready from it
     on; 0 = at once."""
     rows: list[U64] = []
-    """CLAIMED, STOLEN: [first, count, deliveries, token] …; ACKED, RELEASED, EXTENDED, REJECTED: [first,
-    count] …; TAKEN: [token]; COMMITTED: [committed]. RELEASED without any: everything that `node` holds."""
+    """CLAIMED, STOLEN: [first, count, deliveries, token] …; ACKED, RELEASED, EXTENDED, REJECTED, AGAIN:
+    [first, count] …; TAKEN: [token]; COMMITTED: [committed]. RELEASED without any: all that `node` holds."""
     call: U64 = 0
     """Number of the request, so that it has the same answer when it comes again; 0 = it has none."""
     skipped: list[int] = []

@@ -155,17 +155,19 @@ class ConsumerGroup:
 
     def claim(
         self, live: Live, node: str, most: int, lease_ms: int, now_ms: int, tokens: Tokens, *,
-        min_idle_ms: int = 0, call: int = 0, life: Life = NO_LIFE,
+        fresh_max: int = GROUP_PENDING_MAX, min_idle_ms: int = 0, call: int = 0, life: Life = NO_LIFE,
     ) -> Change | None:  # fmt: skip
-        """Lease up to `most` positions to `node`: those that came back, then new ones, each the lowest first;
-        with `min_idle_ms` then those that another member holds and did nothing about for so long."""
+        """Lease up to `most` positions to `node`: those that came back, then new ones (`fresh_max` at most),
+        each the lowest first; with `min_idle_ms` then those that another member holds and did nothing about
+        for so long."""
         self.settle(now_ms)
         self.members.require_room(node, now_ms)
         self.members.asked(node, now_ms, life)
         most = min(most, self._member_max - self.members.held_by(node))
         found = self._take_returned(most)
         most -= _count(found)
-        fresh, cursor = alive_from(live, self.cursor, max(min(most, self._pending_max - self.pending), 0))
+        room = max(min(most, fresh_max, self._pending_max - self.pending), 0)
+        fresh, cursor = alive_from(live, self.cursor, room)
         found += [(first, stop, 0) for first, stop in fresh]
         most -= _count(found[len(found) - len(fresh) :])
         if min_idle_ms and most > 0:
@@ -286,6 +288,12 @@ class ConsumerGroup:
             self.reasons |= dict.fromkeys(found.held.tolist(), reason)
         return change
 
+    def again(self, seq: int, now_ms: int, *, call: int = 0) -> Change:
+        """Give this position out once more, as if it never had been. One that is pending, or was not given
+        out yet, will be anyway; the call is remembered all the same."""
+        is_done = seq < self.cursor and self.entries.find(seq) < 0
+        return self._change(Op.AGAIN, now_ms, self.cursor, "", 0, [seq, 1] if is_done else [], call)
+
     def leave(self, node: str, now_ms: int) -> Change | None:
         """A member leaves: what it holds is ready at once (F63)."""
         self.settle(now_ms)
@@ -384,6 +392,8 @@ class ConsumerGroup:
             self._apply_lease(change)
         elif op in {Op.ACKED, Op.RELEASED, Op.EXTENDED, Op.REJECTED}:
             self._apply_settled(change)
+        elif op == Op.AGAIN:
+            self._apply_again(change)
         elif op == Op.SEEK:
             self._apply_seek(change.cursor)
         elif op == Op.TAKEN:
@@ -433,6 +443,15 @@ class ConsumerGroup:
                     self.enter(row, LEASED)
                 else:
                     self.enter(row, DELAYED if change.until_ms else RETURNED)
+
+    def _apply_again(self, change: Change) -> None:
+        rows = change.rows
+        for at in range(0, len(rows), SPAN_ROW):
+            first, count = rows[at : at + SPAN_ROW]
+            for low, high in _blocks_of(first, first + count):
+                row = self.entries.add(low, high, RETURNED)
+                self.entries.begun[row] = self.entries.given[row] = change.at_ms
+                self.enter(row, RETURNED)
 
     def _apply_seek(self, cursor: int) -> None:
         for row in self.entries.rows():
@@ -571,6 +590,12 @@ class ConsumerGroup:
             row = self.entries.find(first)
             found.append((first, self.entries.stop[row], self._deliveries(row)))
         return _cut(found, most)
+
+    def token_of(self, seq: int) -> int:
+        """Of the lease under which this pending position was given out last; 0 = it was not since it came
+        back."""
+        row = self.entries.find(seq)
+        return self.entries.token[row] + seq - self.entries.first[row]
 
     def moved(self, seqs: I64, now_ms: int) -> Change | None:
         """Copies of these ascending positions are durable among the dead letters: those that are spent still

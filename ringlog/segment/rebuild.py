@@ -175,7 +175,9 @@ def read_frames(disk: Disk, path: str, header: DataHeader) -> Iterator[tuple[int
     try:
         at, size, last = DATA_HEADER_BYTES, _WINDOW_BYTES, (-1, 0)
         while at < header.data_bytes:
-            buffer = disk.read_at(fd, min(size, header.data_bytes - at) & ~7, at)
+            found = disk.read_at(fd, min(size, header.data_bytes - at) & ~7, at)
+            # Shorter where the file was cut: what is left of it may end anywhere.
+            buffer = memoryview(found)[: len(found) & ~7]
             batch = frames.scan(buffer) if buffer else None
             if batch is None or not len(batch):
                 is_partial = batch is not None and batch.end == frames.End.PARTIAL

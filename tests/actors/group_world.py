@@ -49,6 +49,14 @@ def nack(world: World, jobs: Any, node: str = "w", **options: Any) -> m.JobsNack
     return world.request(m.GroupNack("t", "g", node, words(jobs), **options))
 
 
+def give_again(world: World, letters: dict[int, int]) -> tuple[int, list[int]]:
+    """Have these positions given out once more, each for the letter of this number: how many had been before,
+    and which are gone."""
+    message = m.GroupAgain("t", world.topic("t").topic_id, "g", words(letters), words(letters.values()))
+    reply = world.request(message)
+    return reply.repeated, numbers(reply.gone)
+
+
 def pending(world: World, **options: Any) -> dict[int, tuple[int, str, int]]:
     """Position -> (state, member, deliveries)."""
     reply = world.request(m.GroupPending("t", "g", limit=1_000, **options))

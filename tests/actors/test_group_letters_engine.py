@@ -45,7 +45,8 @@ def is_moved(group: Group) -> bool:
 
 
 def test_a_groups_copies_are_of_producers_of_their_own() -> None:
-    assert len({producer_of(1, 2, 3, group) for group in (0, 7, 8)} | {producer_of(1, 2, 4, 7)}) == 4
+    others = {producer_of(1, 2, 4, 7), producer_of(1, 2, 3, 7, 1), producer_of(1, 2, 3, 7, 2)}
+    assert len({producer_of(1, 2, 3, group) for group in (0, 7, 8)} | others) == 6
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
@@ -76,7 +77,9 @@ def test_rejected_and_spent_records_are_copied_with_where_they_come_from(
         assert bad.meta == {
             "own": 1, "$dead_letter_from": topic, "$dead_letter_group": "billing",
             "$dead_letter_deliveries": "1", "$dead_letter_src_seq": "1", "$dead_letter_reason": "no address",
+            "$dead_letter_src_id": bad.meta["$dead_letter_src_id"],
         }  # fmt: skip
+        assert int(bad.meta["$dead_letter_src_id"]) > 0
         assert found[b"worse"].meta["$dead_letter_deliveries"] == "2"
         assert [record.seq for record in letters(client, topic)] == [1, 2, 3]
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from checkpoint_world import checkpoint_all, new_world
-from group_world import ack, claim, held, make, nack, numbers, pending, stand
+from group_world import ack, claim, give_again, held, make, nack, numbers, pending, stand
 from removal_world import delete
 
 from ringlog.envelope import messages as m
@@ -15,7 +15,7 @@ from ringlog.envelope import messages as m
 STEPS = 60
 STEPS_OF = [
     "append", "claim", "claim", "claim", "ack", "ack", "nack", "steal", "leave", "time", "delete", "seek",
-    "checkpoint", "end", "end",
+    "again", "checkpoint", "end", "end",
 ]  # fmt: skip
 
 
@@ -76,6 +76,11 @@ def test_what_is_acked_stays_so_and_everything_else_is_given_out(seed: int, dura
         elif what == "seek" and rng.random() < 0.3:
             cursor = world.request(m.GroupSeek("t", "g", rng.randint(1, max(live, default=1)))).cursor
             done, leases = {seq for seq in live if seq < cursor}, {}
+        elif what == "again" and live:
+            chosen_seq = rng.choice(sorted(live))
+            assert give_again(world, {chosen_seq: calls}) == (0, [])
+            assert give_again(world, {chosen_seq: calls}) == (1, []), "it has come back"
+            done.discard(chosen_seq)
         elif what == "checkpoint":
             checkpoint_all(world)
         elif what == "end":

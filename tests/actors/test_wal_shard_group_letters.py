@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from checkpoint_world import checkpoint_all, new_world
-from group_world import QUEUE, STREAM, ack, claim, held, nack, numbers, pending, stand, words
+from group_world import QUEUE, STREAM, ack, claim, give_again, held, nack, numbers, pending, stand, words
 from removal_world import delete, started
 
 from ringlog.envelope import messages as m
-from ringlog.errors import GroupNotFound, InvalidRequest
-from ringlog.limits import GROUP_DELIVERIES_MAX
+from ringlog.errors import BatchTooLarge, GroupIncompatible, GroupNotFound, InvalidRequest, StaleEpoch
+from ringlog.limits import GROUP_DELIVERIES_MAX, GROUP_LETTERS_PER_MOVE
 from ringlog.testing.shard_world import World
 
 RETURNED = 3
@@ -179,3 +179,99 @@ def test_a_group_without_dead_letters_rejects_nothing(world: World) -> None:
     for _ in range(5):
         nack(world, held(claim(world, 1)))
     assert (spent(world), stand(world).returned) == (m.SpentJobs(), 1)
+
+
+# -- letters that come back -------------------------------------------------------------------------------
+
+
+def test_what_comes_back_is_given_out_as_if_it_never_had_been(world: World) -> None:
+    make(world, most=1)
+    nack(world, held(claim(world, 3)))
+    moved(world, spent(world).number, 1, 2, 3)
+    assert stand(world).info.floor == 3
+    assert give_again(world, {1: 101, 3: 103}) == (0, [])
+    assert (stand(world).returned, stand(world).info.floor) == (2, 0), "and waits for nobody"
+    given = claim(world, 9)
+    assert [run[:3] for run in given.runs] == [(1, 1, 1), (3, 1, 1), (4, 1, 1)]
+    ack(world, held(given))
+    assert stand(world).info.floor == 4
+
+
+def test_a_letter_comes_back_once_though_it_is_sent_again_later(world: World) -> None:
+    """Its deletion was lost with who asked for it; meanwhile the record was done, and the shard died."""
+    make(world, most=1)
+    nack(world, held(claim(world, 2)))
+    moved(world, spent(world).number, 1, 2)
+    assert give_again(world, {1: 101}) == (0, [])
+    ack(world, held(claim(world, 1)))
+    world.power_loss(seed=1)
+    world.start()
+    with_mover(world)
+    assert give_again(world, {1: 101, 2: 102}) == (1, [])
+    assert list(held(claim(world, 9))) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_came_back_is_durable_whatever_the_topics_class(seed: int) -> None:
+    """Its letter is deleted then, perhaps in a topic of class fsync."""
+    world = with_mover(started())
+    world.put("t", durability="disk")
+    world.append("t", [b"1", b"2", b"3"])
+    world.request(m.GroupOpen("t", "g", QUEUE, dead_letter="dead"))
+    jobs = held(claim(world, 3))
+    ack(world, jobs)
+    assert give_again(world, {2: 102}) == (0, [])
+    world.power_loss(seed=seed)
+    world.start()
+    with_mover(world)
+    assert list(held(claim(world, 9))) == [2]
+
+
+def test_what_is_pending_or_was_given_to_nobody_stays_as_it_is_and_its_letter_is_remembered(
+    world: World,
+) -> None:
+    make(world, most=1)
+    jobs = held(claim(world, 2))
+    assert give_again(world, {1: 101, 4: 104}) == (0, [])
+    assert pending(world)[1][0] == 1, "it is leased"
+    assert give_again(world, {1: 101, 4: 104}) == (2, [])
+    ack(world, jobs)
+    assert give_again(world, {1: 101}) == (1, [])
+    assert list(held(claim(world, 9))) == [3, 4]
+
+
+def test_what_is_in_the_topic_no_longer_is_said(world: World) -> None:
+    make(world)
+    ack(world, held(claim(world, 4)))
+    delete(world, "t", before=2)
+    delete(world, "t", seqs=[3])
+    assert give_again(world, {0: 100, 1: 101, 2: 102, 3: 103, 9: 109}) == (0, [0, 1, 3, 9])
+    assert list(held(claim(world, 9))) == [2]
+
+
+def test_a_claim_that_waits_is_given_what_comes_back(world: World) -> None:
+    make(world, most=1)
+    nack(world, held(claim(world, 4)))
+    moved(world, spent(world).number, 1, 2, 3, 4)
+    run = world.run_of("t")
+    run.step(run.request(901, m.GroupClaim("t", "g", "w", 1, wait_ms=60_000)))
+    assert 901 not in run.replies
+    give_again(world, {2: 102})
+    assert list(held(run.replies[901])) == [2]
+
+
+def test_letters_that_make_no_sense_are_refused(world: World) -> None:
+    make(world)
+    topic_id = world.topic("t").topic_id
+    many = range(1, GROUP_LETTERS_PER_MOVE + 2)
+    with pytest.raises(BatchTooLarge):
+        world.request(m.GroupAgain("t", topic_id, "g", words(many), words(many)))
+    with pytest.raises(BatchTooLarge):
+        world.request(m.GroupAgain("t", topic_id, "g", words([1]), b""))
+    with pytest.raises(StaleEpoch):
+        world.request(m.GroupAgain("t", topic_id + 1, "g", words([1]), words([5])))
+    with pytest.raises(GroupNotFound):
+        world.request(m.GroupAgain("t", topic_id, "h", words([1]), words([5])))
+    world.request(m.GroupOpen("t", "s", STREAM))
+    with pytest.raises(GroupIncompatible):
+        world.request(m.GroupAgain("t", topic_id, "s", words([1]), words([5])))

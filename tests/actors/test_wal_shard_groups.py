@@ -211,8 +211,11 @@ def test_bounds_of_a_topic_and_a_shard(world, monkeypatch):
     world.request(m.GroupOpen("t", "h", QUEUE))
     refused(world, m.GroupOpen("t", "i", QUEUE), Throttled)
     monkeypatch.setattr(groups, "GROUP_PENDING_PER_TOPIC_MAX", 2)
-    claim(world, 2, group="h")
+    jobs = held(claim(world, 2, group="h"))
     assert claim(world, 1).runs == []
+    world.request(m.GroupNack("t", "h", "w", words(jobs)))
+    assert claim(world, 1).runs == []
+    assert list(held(claim(world, 2, group="h"))) == [1, 2], "what comes back still is given out (F47)"
     monkeypatch.setattr(waiting, "WAITING_CLAIMS_MAX", 0)
     refused(world, m.GroupClaim("t", "g", "w", wait_ms=1_000), Throttled)
 

@@ -34,13 +34,13 @@ def test_every_crash_state_of_every_single_step_recovers_twice_to_the_same_state
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_crash_states_of_two_steps_recover_twice_to_the_same_state():
-    """RF-58, in an order drawn from a seed, as many as fit into half a minute."""
+    """RF-58, in an order drawn from a seed, as many as fit into ten seconds; `make chaos` tries them all."""
     pairs = [each for each in histories(2) if len(each) == 2]
     random.Random(20).shuffle(pairs)
     share = Share(recoveries_every=1 << 30, sends_again_every=4, goes_on_every=100)
-    tally = explore(pairs, share=share, seconds=30)
-    assert tally.histories >= 5, "a harness may not shrink quietly"
-    assert tally.judged >= 300
+    tally = explore(pairs, share=share, seconds=10)
+    assert tally.histories >= 2, "a harness may not shrink quietly"
+    assert tally.judged >= 100
 
 
 # -- mutants: each is a plausible mistake, and the judge has to see it -----------------------------------

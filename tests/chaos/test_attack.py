@@ -84,6 +84,7 @@ def test_rows_hold_and_are_counted(tmp_path):
     assert account.counts["promised"] > len(rows)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("row", HOLES)
 def test_a_hole_is_found_by_its_row(tmp_path, monkeypatch, row):
     account = tried(tmp_path, [row], HOLES[row], monkeypatch)

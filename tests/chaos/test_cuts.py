@@ -127,6 +127,7 @@ def test_block_states_are_recovered_and_are_among_those_the_rules_allow(tmp_path
     in_private_mounts(BLOCKS + HOLDS + "assert account.counts['block_states'] >= 10", tmp_path, kind, "5")
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("call", ["sync_data", "sync_file"])
 def test_block_states_show_a_sync_that_is_left_out(tmp_path, call):
     in_private_mounts(NO_SYNC.replace("CALL", call) + BLOCKS + CAUGHT, tmp_path, "ext4", "8")
@@ -148,6 +149,7 @@ def test_failing_devices_show_who_believes_them(tmp_path, bug, case):
     in_private_mounts(bug + SYNCS + CAUGHT, tmp_path, "ext4", case)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_rules_kinder_than_a_real_file_system_are_found_out(tmp_path, kind):
     said = in_private_mounts(KINDER_RULES + BLOCKS + CAUGHT, tmp_path, kind, "4")

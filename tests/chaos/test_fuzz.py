@@ -22,6 +22,7 @@ def test_seeds_and_past_crashers_hold(name):
         target.check(data[: target.MAX_LEN])
 
 
+@pytest.mark.night
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_small_run_counts_and_a_planted_bug_is_found_and_replayed(tmp_path):

@@ -283,6 +283,7 @@ groups.Groups._log = forgetful
 """
 
 
+@pytest.mark.night
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def test_a_kernel_dies_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     assert account.counts["recovered_records"] > 0
 
 
+@pytest.mark.night
 @pytest.mark.timeout(120)
 def test_syncs_that_do_nothing_are_caught(tmp_path: Path) -> None:
     """Mutant 1, as seen from below: acknowledged before it is durable."""

@@ -143,6 +143,7 @@ def storm_in_small(stage):
 
 @pytest.mark.slow
 @SOME
+@pytest.mark.night
 def test_routers_hold_under_kills(tmp_path):
     with Nursery() as nursery:
         stage = stage_of(tmp_path, nursery)
@@ -195,6 +196,7 @@ BUGS = {
 
 @pytest.mark.slow
 @SOME
+@pytest.mark.night
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught(tmp_path, monkeypatch, bug):
     source, kinds = BUGS[bug]

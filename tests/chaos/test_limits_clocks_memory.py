@@ -164,6 +164,7 @@ BELIEVE_BODIES = {
 }
 
 
+@pytest.mark.night
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(

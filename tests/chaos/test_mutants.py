@@ -57,6 +57,7 @@ def test_a_mutant_is_caught_and_the_unchanged_program_passes(tmp_path: Path):
     assert control.findings == []
 
 
+@pytest.mark.night
 def test_a_mutant_that_nobody_notices_and_one_that_does_not_run_are_findings(tmp_path: Path):
     """A change that changes nothing, another one's class, and a program that breaks at once."""
     path, by = "ringlog/board/seqlock.py", {"by": "schedules", "settings": {"only": ["seqlock"]}}
@@ -69,6 +70,7 @@ def test_a_mutant_that_nobody_notices_and_one_that_does_not_run_are_findings(tmp
         assert [finding.case for finding in account.findings] == [str(number)]
 
 
+@pytest.mark.night
 def test_a_finding_of_another_kind_is_no_proof(tmp_path: Path):
     mutant = next(each for each in CATALOGUE if each.number == 22)
     account = _tried(tmp_path, msgspec.structs.replace(mutant, says="the head went back"))

@@ -176,6 +176,7 @@ def test_a_verifier_that_sees_nothing_is_caught(bench: Bench, monkeypatch: pytes
     assert any("verifier" in wrong for wrong in flips_of(bench, ".del", 30))
 
 
+@pytest.mark.night
 @pytest.mark.timeout(240)
 def test_a_run_counts_what_it_did_and_finds_nothing(tmp_path: Path) -> None:
     account = Account()

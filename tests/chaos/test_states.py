@@ -142,6 +142,7 @@ def _only_of_logs(self, fd, _sync=d.RecordingDisk.sync_file):
         _sync(self, fd)
 
 
+@pytest.mark.night
 def test_a_snapshot_whose_name_is_not_synced_is_caught(tmp_path, monkeypatch):
     """Mutants 3 and 14: the log goes before the name of what stands for it is durable."""
     sync_dir = d.RecordingDisk.sync_dir
@@ -153,6 +154,7 @@ def test_a_snapshot_whose_name_is_not_synced_is_caught(tmp_path, monkeypatch):
     assert caught(tmp_path, ("append", "seal", "append", "seal"), ("seal", "append", "seal", "seal"))
 
 
+@pytest.mark.night
 def test_data_dropped_before_the_shard_leads_elsewhere_is_caught(tmp_path, monkeypatch):
     """Mutant 13: the cold copy is not synced when the host's goes."""
     monkeypatch.setattr(Copies, "send", lambda self, name: self.store.put(name, self.path(name)))
@@ -246,6 +248,7 @@ def test_a_deletion_mark_is_set_or_unset_in_every_image(tmp_path):
     assert offline.verified >= len(made)
 
 
+@pytest.mark.night
 def test_an_account_has_what_was_done_and_counts_no_row_that_was_not_tried(tmp_path, monkeypatch):
 
     monkeypatch.setattr(states.edges, "ROWS", {"RF-66": edges.ROWS["RF-66"]})

@@ -204,6 +204,21 @@ class GroupMachine(RuleBasedStateMachine):
         if change:
             self.logged(change)
 
+    @rule(at=pick)
+    def again(self, at):
+        """What is done comes back; what is pending, or was given to nobody yet, is as it was."""
+        self.expire()
+        there = sorted(seq for seq in self.all - self.dead if seq >= self.front)
+        if not there:
+            return
+        seq = there[at % len(there)]
+        self.calls += 1
+        change = self.group.again(seq, self.now, call=self.calls)
+        assert bool(change.rows) == (seq not in self.positions)
+        self.positions.setdefault(seq, Position("returned", begun=self.now, given=self.now))
+        self.logged(change)
+        assert self.group.answered(self.calls) == change
+
     @rule(back=st.integers(-5, 40))
     def seek(self, back):
         cursor = min(max(self.head + 1 - back, self.front), self.head + 1)
@@ -258,7 +273,7 @@ class GroupMachine(RuleBasedStateMachine):
         facts = {}
         for each in entries:
             for seq in range(each.first, each.stop):
-                token = each.token + seq - each.first if each.state == LEASED else 0
+                token = each.token + seq - each.first
                 facts[seq] = (
                     each.state, each.node, each.deliveries, each.begun_ms, each.given_ms, each.until_ms, token
                 )  # fmt: skip
@@ -276,7 +291,7 @@ class GroupMachine(RuleBasedStateMachine):
             is_leased = each.state == "leased"
             wanted[seq] = (
                 STATE[each.state], each.node if is_leased else "", each.deliveries, each.begun, each.given,
-                each.at, each.token if is_leased else 0,
+                each.at, each.token,
             )  # fmt: skip
         assert self.facts(self.group) == wanted
         assert self.group.pending == len(wanted)

@@ -167,6 +167,18 @@ def test_an_index_is_not_made_of_damaged_data() -> None:
     assert (caught.value.detail["offset"], caught.value.detail["seq"]) == (4096, 1)
 
 
+@pytest.mark.parametrize("beyond", [0, 1, 7, 9, 1_004, -9, -1])
+def test_an_index_is_not_made_of_data_that_was_cut_anywhere(beyond) -> None:
+    """RF-53: the compactor reads back what it wrote in the same way, and was ended by a length that is no
+    multiple of 8."""
+    disk, stem = made()
+    whole = read_file(disk, part(stem, DATA))
+    overwrite(disk, part(stem, DATA), whole[: layout.DATA_HEADER_BYTES + beyond if beyond >= 0 else beyond])
+    with pytest.raises(CorruptData) as caught:
+        rebuild_index(disk, DATA_DIR, stem)
+    assert is_named(caught.value, stem, DATA)
+
+
 def test_tags_that_lie_over_from_another_life_go_when_the_data_has_none() -> None:
     disk = SimulatedDisk(DATA_DIR)
     stem = write(disk, DATA_DIR, [simple_topic(tags=[None])]).stem

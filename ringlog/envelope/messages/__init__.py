@@ -26,6 +26,7 @@ from ringlog.envelope.messages.delivery import (
 )
 from ringlog.envelope.messages.groups import (
     GroupAck,
+    GroupAgain,
     GroupClaim,
     GroupCommit,
     GroupCommitted,
@@ -42,6 +43,7 @@ from ringlog.envelope.messages.groups import (
     GroupPending,
     GroupPendingReply,
     GroupReject,
+    GroupReturned,
     GroupSeek,
     GroupSpentAsk,
     GroupSpentMoved,
@@ -197,7 +199,7 @@ KINDS: dict[str, type[Message]] = {
         GroupOpen, GroupInfo, GroupClaim, GroupSteal, GroupAck, GroupNack, GroupExtend, GroupLeave, GroupLeft,
         GroupPending, GroupPendingReply, GroupState, GroupStateReply, GroupList, GroupListReply, GroupSeek,
         GroupTake, GroupTaken, GroupCommit, GroupCommitted, GroupDelete, GroupDeleted, GroupReject,
-        GroupSpentAsk, GroupSpentMoved,
+        GroupSpentAsk, GroupSpentMoved, GroupAgain, GroupReturned,
     )
 }  # fmt: skip
 
@@ -206,13 +208,12 @@ __all__ = [
     "CheckpointDone", "CheckpointMade", "CheckpointNow", "CheckpointOpen", "CheckpointPlan", "CheckpointRows",
     "CheckpointRowsReply", "ColdBytes", "ColdRead", "Consumer", "ConsumersAsk", "ConsumersReply",
     "DeliveryStatus", "Drain", "EngineStatus", "EngineStatusReply", "EngineStop", "EngineStopping",
-    "ErrorReply", "Extent", "Feed", "GroupAck", "GroupClaim", "GroupCommit", "GroupCommitted", "GroupDelete",
-    "GroupDeleted", "GroupExtend", "GroupInfo", "GroupLeave", "GroupLeft", "GroupList", "GroupListReply",
-    "GroupNack", "GroupOpen", "GroupPending", "GroupPendingReply", "GroupReject", "GroupSeek",
-    "GroupSpentAsk", "GroupSpentMoved", "GroupState",
-    "GroupStateReply", "GroupSteal", "GroupTake", "GroupTaken", "GroupsStatus", "Hello", "JobsAck",
-    "JobsAcked", "JobsClaim", "JobsClaimed", "JobsExtend", "JobsExtended", "JobsNack", "JobsNacked",
-    "JobsReject", "JobsRejected",
+    "ErrorReply", "Extent", "Feed", "GroupAck", "GroupAgain", "GroupClaim", "GroupCommit", "GroupCommitted",
+    "GroupDelete", "GroupDeleted", "GroupExtend", "GroupInfo", "GroupLeave", "GroupLeft", "GroupList",
+    "GroupListReply", "GroupNack", "GroupOpen", "GroupPending", "GroupPendingReply", "GroupReject",
+    "GroupReturned", "GroupSeek", "GroupSpentAsk", "GroupSpentMoved", "GroupState", "GroupStateReply",
+    "GroupSteal", "GroupTake", "GroupTaken", "GroupsStatus", "Hello", "JobsAck", "JobsAcked", "JobsClaim",
+    "JobsClaimed", "JobsExtend", "JobsExtended", "JobsNack", "JobsNacked", "JobsReject", "JobsRejected",
     "LettersRedrive", "LettersRedriven", "LiveAsk", "LiveReply", "Locate", "Located", "Message", "OpenCalls",
     "OpenTurns", "Ping", "Pong", "PressureStatus", "ProcessStatus", "ProducerState", "ProducerStateReply",
     "QueueStats", "QueueStatsReply", "QueuesStatus", "Read", "ReadReply", "RecordsDelete", "RecordsDeleted",

@@ -45,6 +45,9 @@ class GroupInfo(Message, frozen=True):
     """Everything up to here is done."""
     pending: int
     """Positions that were given out and are not done."""
+    max_deliveries: int = 0
+    """As it was made; so is the next one."""
+    dead_letter: str = ""
 
 
 class GroupClaim(Message, frozen=True):
@@ -129,6 +132,26 @@ class GroupSpentMoved(Message, frozen=True):
     topic_id: int
     number: int
     seqs: bytes
+
+
+class GroupAgain(Message, frozen=True):
+    """Scheduler -> shard: dead letters come back: give these records (8 bytes each, little-endian) out once
+    more. `calls` (8 bytes each) name the letters: one that has come back already does not again."""
+
+    topic: str
+    topic_id: int
+    group: str
+    seqs: bytes
+    calls: bytes
+
+
+class GroupReturned(Message, frozen=True):
+    """Reply, when that is as durable as the topic's class asks: `repeated` had come back before, `gone` are
+    in the topic no longer (8 bytes each)."""
+
+    topic: str
+    repeated: int
+    gone: bytes
 
 
 class GroupExtend(Message, frozen=True):

@@ -172,6 +172,9 @@ class SpentJobs(Message, frozen=True):
     group: str = ""
     """Of a consumer group its key, and its number; "" = of a queue."""
     number: int = 0
+    tokens: list[int] = []
+    """Of a group: the lease under which the first of each run was given out last. A record may be given up
+    more than once, and each time is another letter."""
 
 
 class SpentMoved(Message, frozen=True):
@@ -191,10 +194,13 @@ class SpentGone(Message, frozen=True):
 
 class LettersRedrive(Message, frozen=True):
     """Client -> scheduler 0, gateway: put these dead letters (numbers in the dead-letter topic, 8 bytes each,
-    little-endian, at most 256) back into the queue they came from, and delete them there."""
+    little-endian, at most 256) back into the queue they came from, or have their records given out once more
+    by the group that gave them up, and delete them there."""
 
     topic: str
     seqs: bytes
+    group: str = ""
+    """Its key; "" = they are a queue's."""
 
 
 class LettersRedriven(Message, frozen=True):
@@ -204,3 +210,5 @@ class LettersRedriven(Message, frozen=True):
     topic: str
     moved: int
     repeated: int
+    gone: int = 0
+    """Letters of a group whose records are in its topic no longer: they stay."""

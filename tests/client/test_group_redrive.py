@@ -1,0 +1,216 @@
+"""Dead letters of consumer groups come back: to their group alone, and once, whoever dies in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import ringlog
+import ringlog.aio
+from ringlog.client import Client
+from ringlog.client.group import Group
+from ringlog.client.pages import Record
+from ringlog.errors import InvalidRequest, RinglogError, UsageError
+from ringlog.testing import engine
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+MOVED_S = 30.0
+TopicName = Callable[[str], str]
+
+
+@pytest.fixture(params=["ring", "ipc"])
+def worker(request: Any, ringlog_engine: TestEngine) -> Iterator[Client]:
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
+        yield connected
+
+
+@pytest.fixture
+def group(worker: Client, ringlog_topic: TopicName) -> Group:
+    worker.topics.create(ringlog_topic("orders"), durability="fsync")
+    return worker.group(ringlog_topic("orders"), "billing", mode="queue", dead_letter=ringlog_topic("dead"))
+
+
+def reject(group: Group, most: int = 100) -> None:
+    """Everything that there is; returns when it lies among the dead letters."""
+    for job in group.claim(most):
+        group.reject(job, "no use")
+    wait_until(lambda: group.stats().set_aside == 0, MOVED_S, "the records to be moved")
+
+
+def letters(group: Group) -> list[Record]:
+    return [item for item in group.dead_letters() if isinstance(item, Record)]
+
+
+def given(group: Group) -> list[tuple[int, bytes, int]]:
+    return [(job.seq, job.data, job.deliveries) for job in group.claim(100)]
+
+
+def test_letters_come_back_to_the_group_that_gave_them_up_and_to_nobody_else(
+    group: Group, worker: Client, ringlog_topic: TopicName
+) -> None:
+    other = worker.group(group.topic, "audit", mode="queue", dead_letter=ringlog_topic("dead"))
+    queue = ringlog_topic("q")
+    worker.topics.create(queue, type="queue", dead_letter=ringlog_topic("dead"))
+    worker.append_many(group.topic, [b"a", b"b", b"c"])
+    worker.queue(queue).put(b"job")
+    (job,) = worker.queue(queue).claim()
+    job.reject("another one's")
+    reject(group, 2)
+    reject(other)
+    assert [(each.data, each.meta["$dead_letter_src_seq"]) for each in letters(group)] == [
+        (b"a", "1"), (b"b", "2"),
+    ]  # fmt: skip
+    report = group.redrive()
+    assert (report.topic, report.dead_letter) == (group.topic, ringlog_topic("dead"))
+    assert (report.moved, report.repeated, report.gone) == (2, 0, 0)
+    assert letters(group) == []
+    assert [each.data for each in letters(other)] == [b"a", b"b", b"c"]
+    assert given(group) == [(1, b"a", 1), (2, b"b", 1), (3, b"c", 1)]
+    assert given(other) == []
+    assert worker.topics.state(group.topic).count == 3
+    wait_until(lambda: len(list(worker.queue(queue).dead_letters())) == 1, MOVED_S, "the queue's own one")
+
+
+def test_some_come_back_by_number_by_what_they_are_and_by_how_many(group: Group, worker: Client) -> None:
+    """More than come back at once, too."""
+    worker.append_many(group.topic, [b"%d" % n for n in range(1, 101)])
+    reject(group)
+    seqs = {int(each.data): each.seq for each in letters(group)}
+    assert len(seqs) == 100
+    assert group.redrive([seqs[3], seqs[5], 1 << 40]).moved == 2
+    assert group.redrive(lambda record: record.data in {b"7", b"8", b"9"}, limit=2).moved == 2
+    assert group.redrive(limit=0).moved == 0
+    assert [int(data) for _, data, _ in given(group)] == [3, 5, 7, 8]
+    assert group.redrive().moved == 96
+    assert len(given(group)) == 96
+
+
+def test_what_is_given_up_once_more_is_another_letter(group: Group, worker: Client) -> None:
+    """Also where the group was told to go back; the copy of the first time is no repeat of the second."""
+    worker.append(group.topic, b"a")
+    reject(group)
+    assert group.redrive().moved == 1
+    reject(group)
+    wait_until(lambda: len(letters(group)) == 1, MOVED_S, "the letter of the second time")
+    group.seek(ringlog.EARLIEST)
+    reject(group)
+    wait_until(lambda: len(letters(group)) == 2, MOVED_S, "the letter of the third time")
+    assert group.redrive().moved == 2, "two letters of one record"
+    assert given(group) == [(1, b"a", 1)]
+
+
+def test_letters_without_their_record_stay(group: Group, worker: Client) -> None:
+    worker.append_many(group.topic, [b"a", b"b", b"c"])
+    reject(group)
+    worker.topics.delete_records(group.topic, before_seq=3)
+    report = group.redrive()
+    assert (report.moved, report.gone) == (1, 2)
+    assert [each.data for each in letters(group)] == [b"a", b"b"]
+    assert given(group) == [(3, b"c", 1)]
+
+
+def test_letters_of_an_earlier_topic_of_that_name_stay(group: Group, worker: Client) -> None:
+    """Number 1 is another record now (ST-15)."""
+    worker.append(group.topic, b"old")
+    reject(group)
+    worker.topics.delete(group.topic)
+    worker.topics.create(group.topic)
+    worker.append(group.topic, b"new")
+    again = worker.group(group.topic, "billing", mode="queue", dead_letter=worker_dead(group))
+    again.ack(again.claim())
+    report = again.redrive()
+    assert (report.moved, report.gone) == (0, 1)
+    assert given(again) == []
+    assert [each.data for each in letters(again)] == [b"old"]
+
+
+def worker_dead(group: Group) -> str:
+    return group.topic.replace("orders", "dead")
+
+
+def test_forged_letters_give_nothing_out(group: Group, worker: Client, ringlog_topic: TopicName) -> None:
+    """Numbers that are none, or are absurd, are records that are not there."""
+    worker.append_many(group.topic, [b"a", b"b"])
+    reject(group, 1)
+    (letter,) = letters(group)
+    for forged in ("0", "-1", "9" * 19, "9" * 5_000, "two", "", "½"):
+        meta = {**letter.meta, "$dead_letter_src_seq": forged}
+        with suppress(RinglogError):
+            worker.append(ringlog_topic("dead"), b"forged", meta=meta)
+    forged_letters = len(letters(group)) - 1
+    report = group.redrive()
+    assert (report.moved, report.gone) == (1, forged_letters)
+    assert [data for _, data, _ in given(group)] == [b"a", b"b"]
+
+
+def test_what_cannot_be_redriven_is_said(group: Group, worker: Client) -> None:
+    assert letters(group) == []
+    assert group.redrive().moved == 0, "nothing ever died, so the other topic is not there"
+    plain = worker.group(group.topic, "plain", mode="queue")
+    stream = worker.group(group.topic, "stream", mode="stream")
+    for without in (plain, stream):
+        with pytest.raises(InvalidRequest, match="dead letters"):
+            without.redrive()
+        with pytest.raises(InvalidRequest, match="dead letters"):
+            without.dead_letters()
+    with pytest.raises(UsageError):
+        group.redrive(limit=-1)
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+async def test_letters_come_back_with_asyncio(
+    ringlog_engine: TestEngine, ringlog_topic: TopicName, transport: Any
+) -> None:
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        await client.topics.create(ringlog_topic("t"))
+        group = client.group(ringlog_topic("t"), "g", mode="queue", dead_letter=ringlog_topic("dead"))
+        await client.append_many(ringlog_topic("t"), [b"a", b"b"])
+        for job in await group.claim(9):
+            await job.reject("no use")
+        found: list[Record] = []
+        deadline = time.monotonic() + MOVED_S
+        while len(found) < 2 and time.monotonic() < deadline:
+            found = [item async for item in group.dead_letters() if isinstance(item, Record)]
+        assert [each.data for each in found] == [b"a", b"b"]
+        assert (await group.redrive(limit=1)).moved == 1
+        assert (await group.redrive()).moved == 1
+        assert [job.data for job in await group.claim(9)] == [b"a", b"b"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "power"])
+def test_who_dies_before_the_letters_are_deleted_gives_nothing_out_twice(how: str, tmp_path: Any) -> None:
+    """The group has them and the letters are there still: what was done meanwhile does not come back."""
+    action = "kill" if how == "kill" else "pause"
+    with (
+        engine(
+            wal={"shards": 2}, delivery={"schedulers": 1}, supervisor={"restart_max": 100},
+            directory=tmp_path / "e",
+            environ={"RINGLOG_TEST_STOP_POINTS": f"redrive_after_append:1:{action}"},
+        ) as found,
+        ringlog.connect(found.url, wait=20, timeout_ms=5_000) as client,
+    ):  # fmt: skip
+        client.topics.create("t", durability="fsync")
+        client.topics.create("dead", durability="fsync")
+        group = client.group("t", "g", mode="queue", dead_letter="dead")
+        client.append_many("t", [b"%d" % n for n in range(20)])
+        reject(group)
+        with suppress(RinglogError):
+            group.redrive()
+        if how == "power":
+            assert len(letters(group)) == 20
+            assert group.ack(group.claim(100)).count == 20
+            found.power_off()
+            found._environ.pop("RINGLOG_TEST_STOP_POINTS")
+            found.start()
+            found.wait_ready()
+        deadline = time.monotonic() + MOVED_S
+        while letters(group) and time.monotonic() < deadline:
+            with suppress(RinglogError):
+                assert group.redrive().repeated in {0, 20}
+        assert letters(group) == []
+        assert len(given(group)) == (20 if how == "kill" else 0)

@@ -11,7 +11,7 @@ import pytest
 
 import ringlog
 import ringlog.aio
-from ringlog.client import Client
+from ringlog.client import EARLIEST, Client
 from ringlog.client.group import Group
 from ringlog.client.pages import Record
 from ringlog.errors import InvalidRequest, RinglogError, UsageError
@@ -96,7 +96,7 @@ def test_what_is_given_up_once_more_is_another_letter(group: Group, worker: Clie
     assert group.redrive().moved == 1
     reject(group)
     wait_until(lambda: len(letters(group)) == 1, MOVED_S, "the letter of the second time")
-    group.seek(ringlog.EARLIEST)
+    group.seek(EARLIEST)
     reject(group)
     wait_until(lambda: len(letters(group)) == 2, MOVED_S, "the letter of the third time")
     assert group.redrive().moved == 2, "two letters of one record"

@@ -305,6 +305,9 @@ WAIT_WINDOW_MS = 60_000
 """The waits that a queue's statistics speak of are those of this minute and of the one before it."""
 DEAD_LETTER_REASONS_MAX = 65_536
 """Rejected jobs of a queue whose reason is kept until they are moved; the others go without."""
+GROUP_REASONS_SAVED_MAX = 32
+"""Of rejected records of a group that are not moved yet, so many go into a snapshot with their reason; what
+lies in the log behind it is read from there."""
 DEAD_LETTERS_LOOK_MS = 1_000
 """How often scheduler 0 looks whether a shard has set jobs aside: no oftener than its heart beats anyway."""
 DEAD_LETTERS_LOOK_ANYWAY_S = 30.0
@@ -425,6 +428,7 @@ assert COALESCE_MS_MAX < GOVERNOR_SAMPLE_MS < HEARTBEAT_INTERVAL_MS < GOVERNOR_B
 assert (
     GROUP_PENDING_PER_TOPIC_MAX * GROUP_ENTRY_BYTES
     + GROUPS_PER_TOPIC_MAX * (GROUP_CALLS_KEPT_MAX * GROUP_CALL_BYTES + GROUP_CALL_ROWS_KEPT_MAX * 9)
+    + GROUPS_PER_TOPIC_MAX * GROUP_REASONS_SAVED_MAX * (DEAD_LETTER_REASON_BYTES_MAX + 16)
     + DURABLE_LEASES_MAX * DURABLE_LEASE_BYTES
     + DURABLE_HOLDERS_MAX * (NODE_BYTES_MAX + 32)
     + DURABLE_REASONS_MAX * (DEAD_LETTER_REASON_BYTES_MAX + 16)

@@ -92,6 +92,8 @@ class Change(msgspec.Struct, array_like=True, frozen=True):
     """What the answer to it names as not held."""
     made: Made | None = None
     """CREATED alone."""
+    reason: str = ""
+    """REJECTED: why."""
 
 
 REJECTED_BIT = 1 << 31

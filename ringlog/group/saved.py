@@ -5,12 +5,15 @@ The runs lie in columns, ascending by position. A later version may append field
 
 from __future__ import annotations
 
+from itertools import islice
+
 import msgspec
 import numpy as np
 
 from ringlog.errors import CorruptData, InvariantViolation
 from ringlog.group.change import U64, Change, Made
 from ringlog.group.state import ConsumerGroup
+from ringlog.limits import GROUP_REASONS_SAVED_MAX
 from ringlog.queue.runs import BLOCK_SHIFT, DELAYED, LEASED, RETURNED
 
 _WIDE = ("first", "at", "token", "begun", "given")
@@ -35,6 +38,8 @@ class _Saved(msgspec.Struct, array_like=True, frozen=True):
     deliveries: bytes
     states: bytes
     calls: list[Change] = []
+    reasons: list[tuple[U64, str]] = []
+    """(position, why it was rejected), as many as a snapshot keeps."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -57,6 +62,7 @@ def save(group: ConsumerGroup) -> bytes:
             np.array(holders, dtype="<u4").tobytes(),
             np.array([entries.deliveries[row] for row in rows], dtype="<u4").tobytes(),
             bytes([entries.state[row] for row in rows]), list(group.calls.values()),
+            list(islice(group.reasons.items(), GROUP_REASONS_SAVED_MAX)),
         )
     )  # fmt: skip
 
@@ -71,6 +77,10 @@ def load(data: bytes) -> ConsumerGroup:
         _fill(group, saved)
         for change in saved.calls:
             group.keep(change)
+        for seq, reason in saved.reasons:
+            if group.entries.find(seq) < 0:
+                raise ValueError("a reason of nothing that is pending")
+            group.explain(range(seq, seq + 1), reason)
         group.check()
     except (msgspec.MsgspecError, ValueError, IndexError, OverflowError, InvariantViolation) as e:
         raise CorruptData("a group's state does not decode", reason=str(e)) from None

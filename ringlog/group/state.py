@@ -15,10 +15,8 @@ Invariants, which `check` counts again:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +27,7 @@ from ringlog.group.alive import alive_from, alive_within
 from ringlog.group.change import CLAIM_ROW, REJECTED_BIT, SPAN_ROW, Change, Made, Mode, Op
 from ringlog.group.entries import I64, Entries
 from ringlog.group.members import NO_LIFE, Life, Members
+from ringlog.group.spans import blocks_of, cut, flat, gaps, positions_of
 from ringlog.limits import (
     DEAD_LETTER_REASONS_MAX,
     GROUP_CALL_ROWS_KEPT_MAX,
@@ -37,8 +36,8 @@ from ringlog.limits import (
     GROUP_PENDING_MAX,
 )
 from ringlog.queue.due import Due
-from ringlog.queue.live import Live, Span
-from ringlog.queue.runs import BLOCK, DELAYED, LEASED, RETURNED
+from ringlog.queue.live import Live
+from ringlog.queue.runs import DELAYED, LEASED, RETURNED
 from ringlog.queue.state import U64, LeaseRun
 from ringlog.queue.stretches import spans_of
 from ringlog.queue.tokens import Tokens
@@ -92,7 +91,7 @@ class ConsumerGroup:
         self.has_mover = False
         """Is there somebody who moves it? Else it is given out again."""
         self.reasons: dict[int, str] = {}
-        """Why positions were rejected, until they are moved; not kept beyond the shard."""
+        """Why positions were rejected, until they are moved."""
         self.holder_token = 0
         """STREAM: fences who reads now; 0 = nobody."""
         self.holder = ""
@@ -165,11 +164,11 @@ class ConsumerGroup:
         self.members.asked(node, now_ms, life)
         most = min(most, self._member_max - self.members.held_by(node))
         found = self._take_returned(most)
-        most -= _count(found)
+        most -= positions_of(found)
         room = max(min(most, fresh_max, self._pending_max - self.pending), 0)
         fresh, cursor = alive_from(live, self.cursor, room)
         found += [(first, stop, 0) for first, stop in fresh]
-        most -= _count(found[len(found) - len(fresh) :])
+        most -= positions_of(found[len(found) - len(fresh) :])
         if min_idle_ms and most > 0:
             found += self._idle(node, now_ms - min_idle_ms, most)
         if not found:
@@ -191,7 +190,7 @@ class ConsumerGroup:
                 if entries.given[row] <= now_ms - min_idle_ms and not self._is_spent(row):
                     low, high = max(first, entries.first[row]), min(stop, entries.stop[row])
                     found.append((low, high, self._deliveries(row)))
-        found = _cut(found, self._member_max - self.members.held_by(node))
+        found = cut(found, self._member_max - self.members.held_by(node))
         if not found:
             return None
         return self._lease(Op.STOLEN, found, self.cursor, node, lease_ms, now_ms, tokens, call)
@@ -222,7 +221,7 @@ class ConsumerGroup:
         entries, own = self.entries, self.members.find(node)
         rows = entries.select((LEASED,), given_by, 0, -1, own, -1)[:most].tolist()
         found = [(entries.first[row], entries.stop[row], entries.deliveries[row]) for row in rows]
-        return _cut(found, most)
+        return cut(found, most)
 
     def _lease(
         self, op: Op, found: list[tuple[int, int, int]], cursor: int, node: str, lease_ms: int, now_ms: int,
@@ -283,10 +282,7 @@ class ConsumerGroup:
 
     def reject(self, found: Held, node: str, reason: str, now_ms: int, *, call: int = 0) -> Change | None:
         """These positions are to go to the dead letters, whatever their deliveries."""
-        change = self._settled(Op.REJECTED, found, node, now_ms, 0, call)
-        if change is not None and reason and len(self.reasons) + len(found.held) <= DEAD_LETTER_REASONS_MAX:
-            self.reasons |= dict.fromkeys(found.held.tolist(), reason)
-        return change
+        return self._settled(Op.REJECTED, found, node, now_ms, 0, call, reason)
 
     def again(self, seq: int, now_ms: int, *, call: int = 0) -> Change:
         """Give this position out once more, as if it never had been. One that is pending, or was not given
@@ -311,12 +307,14 @@ class ConsumerGroup:
         return rows
 
     def _settled(
-        self, op: Op, found: Held, node: str, now_ms: int, until_ms: int, call: int
+        self, op: Op, found: Held, node: str, now_ms: int, until_ms: int, call: int, reason: str = ""
     ) -> Change | None:
         if not len(found.held):
             return None
-        rows = _flat(spans_of(found.held))
-        return self._change(op, now_ms, self.cursor, node, until_ms, rows, call, found.skipped.tolist())
+        rows = flat(spans_of(found.held))
+        return self._change(
+            op, now_ms, self.cursor, node, until_ms, rows, call, found.skipped.tolist(), reason
+        )
 
     # -- where it is ----------------------------------------------------------------------------------
 
@@ -366,7 +364,7 @@ class ConsumerGroup:
         entries = self.entries
         for row in entries.rows():
             first, stop = entries.first[row], entries.stop[row]
-            for low, high in _gaps(first, stop, alive_within(live, first, stop)):
+            for low, high in gaps(first, stop, alive_within(live, first, stop)):
                 for gone in self._exactly(low, high):
                     self._drop(gone)
 
@@ -374,10 +372,12 @@ class ConsumerGroup:
 
     def _change(
         self, op: Op, now_ms: int, cursor: int, node: str, until_ms: int, rows: list[int], call: int,
-        skipped: list[int] | None = None,
+        skipped: list[int] | None = None, reason: str = "",
     ) -> Change:  # fmt: skip
         number = self.changes + 1
-        change = Change(self.number, number, op, now_ms, cursor, node, until_ms, rows, call, skipped or [])
+        change = Change(
+            self.number, number, op, now_ms, cursor, node, until_ms, rows, call, skipped or [], reason=reason
+        )
         self.apply(change)
         return change
 
@@ -412,7 +412,7 @@ class ConsumerGroup:
             begun = self._begun(first) or change.at_ms
             for row in self._exactly(first, first + count):
                 self._drop(row)
-            for low, high in _blocks_of(first, first + count):
+            for low, high in blocks_of(first, first + count):
                 row = self.entries.add(
                     low, high, LEASED, at=change.until_ms, token=token + low - first, holder=holder,
                     deliveries=deliveries,
@@ -438,6 +438,7 @@ class ConsumerGroup:
                 entries.at[row] = change.until_ms
                 if change.op == Op.REJECTED:
                     entries.deliveries[row] |= REJECTED_BIT
+                    self.explain(range(entries.first[row], entries.stop[row]), change.reason)
                 if change.op == Op.EXTENDED:
                     entries.given[row] = change.at_ms
                     self.enter(row, LEASED)
@@ -448,10 +449,15 @@ class ConsumerGroup:
         rows = change.rows
         for at in range(0, len(rows), SPAN_ROW):
             first, count = rows[at : at + SPAN_ROW]
-            for low, high in _blocks_of(first, first + count):
+            for low, high in blocks_of(first, first + count):
                 row = self.entries.add(low, high, RETURNED)
                 self.entries.begun[row] = self.entries.given[row] = change.at_ms
                 self.enter(row, RETURNED)
+
+    def explain(self, seqs: range, reason: str) -> None:
+        """Keep why these positions were rejected, as far as there is room."""
+        if reason and len(self.reasons) + len(seqs) <= DEAD_LETTER_REASONS_MAX:
+            self.reasons |= dict.fromkeys(seqs, reason)
 
     def _apply_seek(self, cursor: int) -> None:
         for row in self.entries.rows():
@@ -589,7 +595,7 @@ class ConsumerGroup:
         for first in sorted({first for first in self._spent if self._holds(first, is_spent=True)}):
             row = self.entries.find(first)
             found.append((first, self.entries.stop[row], self._deliveries(row)))
-        return _cut(found, most)
+        return cut(found, most)
 
     def token_of(self, seq: int) -> int:
         """Of the lease under which this pending position was given out last; 0 = it was not since it came
@@ -609,7 +615,7 @@ class ConsumerGroup:
         ]
         if not spans:
             return None
-        return self._change(Op.ACKED, now_ms, self.cursor, "", 0, _flat(spans), 0)
+        return self._change(Op.ACKED, now_ms, self.cursor, "", 0, flat(spans), 0)
 
     # -- looking --------------------------------------------------------------------------------------
 
@@ -676,39 +682,6 @@ def begin(change: Change) -> ConsumerGroup:
     group = ConsumerGroup(change.group, change.made, change.cursor)
     group.changes = change.number
     return group
-
-
-def _count(found: Iterable[tuple[int, int, int]]) -> int:
-    return sum(stop - first for first, stop, _ in found)
-
-
-def _cut(found: list[tuple[int, int, int]], most: int) -> list[tuple[int, int, int]]:
-    """The first `most` positions of these."""
-    kept: list[tuple[int, int, int]] = []
-    for first, stop, deliveries in found:
-        if most <= 0:
-            break
-        kept.append((first, min(stop, first + most), deliveries))
-        most -= stop - first
-    return kept
-
-
-def _flat(spans: Iterable[Span]) -> list[int]:
-    return [number for first, stop in spans for number in (first, stop - first)]
-
-
-def _gaps(first: int, stop: int, spans: list[Span]) -> list[Span]:
-    """What of [first, stop) is in none of these ascending spans."""
-    gaps: list[Span] = []
-    for low, high in [*spans, (stop, stop)]:
-        if first < low:
-            gaps.append((first, low))
-        first = high
-    return gaps
-
-
-def _blocks_of(first: int, stop: int) -> list[Span]:
-    return list(pairwise([first, *range((first & -BLOCK) + BLOCK, stop, BLOCK), stop]))
 
 
 def lease_runs(change: Change) -> list[LeaseRun]:

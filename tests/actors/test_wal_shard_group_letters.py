@@ -100,7 +100,7 @@ def test_what_is_set_aside_outlives_its_shard(has_checkpoint: bool) -> None:
     world = with_mover(new_world()) if has_checkpoint else with_mover(started())
     make(world)
     jobs = held(claim(world, 2))
-    reject(world, {1: jobs[1]})
+    reject(world, {1: jobs[1]}, reason="no address")
     nack(world, {2: jobs[2]})
     nack(world, held(claim(world, 1)))
     for _ in range(2):
@@ -112,6 +112,7 @@ def test_what_is_set_aside_outlives_its_shard(has_checkpoint: bool) -> None:
         found = spent(world)
         assert found.runs == [(1, 1, 1), (2, 1, 2)]
         assert stand(world).set_aside == 2
+        assert found.reasons == {1: "no address"}
     assert moved(world, found.number, 1, 2) == 2
     world.kill()
     world.start()

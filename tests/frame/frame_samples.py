@@ -191,6 +191,11 @@ def golden_frames() -> dict[str, tuple[str, bytearray]]:
                 [8, 2, 1, 0x18000000006, 11, 1, 3, 0x18000000008], 77, [], None,
             ]
         )),
+        "group_rejected": ("control frame: a group's records are given up, with the reason", _control(
+            FrameType.LEASE, [
+                0x18000000005, 3, 11, 1_700_000_000_900, 12, "ann", 0, [8, 2], 78, [], None, "no address",
+            ]
+        )),
         "jobs_claimed": ("control frame: a queue's jobs are leased in two runs, two more set aside", _control(
             FrameType.LEASE, [
                 0, 2, 2, 1_700_000_000_500, 0, "ann", 1_700_000_030_500,

@@ -30,14 +30,25 @@ CLAIMED = Change(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "change"), [("group_with_letters", LETTERED), ("group_claimed", CLAIMED)])
-def test_the_engine_writes_and_reads_the_golden_bodies(name: str, change: Change) -> None:
-    golden = bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
-    view = open_frame(golden, seed=SEED)
-    assert view.frame_type == FrameType.LEASE
-    body = bytes(frame_of(change, 42, 3))[80:]
+REJECTED = Change(NUMBER, 3, Op.REJECTED, 1_700_000_000_900, 12, "ann", 0, [8, 2], 78, reason="no address")
+
+
+def test_the_engine_writes_and_reads_the_golden_body() -> None:
+    golden = golden_of("group_rejected")
+    body = bytes(frame_of(REJECTED, 42, 3))[80:]
     assert golden[80:].rstrip(b"\0") == body.rstrip(b"\0")
-    assert decode_body(FrameType.LEASE, body[: len(body.rstrip(b"\0")) or 0]) == change
+    assert decode_body(FrameType.LEASE, body.rstrip(b"\0")) == REJECTED
+
+
+@pytest.mark.parametrize(("name", "change"), [("group_with_letters", LETTERED), ("group_claimed", CLAIMED)])
+def test_changes_from_before_there_were_reasons_are_read(name: str, change: Change) -> None:
+    assert decode_body(FrameType.LEASE, golden_of(name)[80:].rstrip(b"\0")) == change
+
+
+def golden_of(name: str) -> bytes:
+    golden = bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
+    assert open_frame(golden, seed=SEED).frame_type == FrameType.LEASE
+    return golden
 
 
 def test_a_group_that_was_made_before_there_were_dead_letters_has_none() -> None:
@@ -51,10 +62,12 @@ def test_a_group_that_was_made_before_there_were_dead_letters_has_none() -> None
 def test_a_group_saved_and_loaded_is_the_same() -> None:
     group = begin(CREATED)
     group.apply(CLAIMED)
+    group.apply(REJECTED)
     again = load(save(group))
     assert again.made == CREATED.made
+    assert again.reasons == {8: "no address", 9: "no address"}
     assert again.list_pending(CLAIMED.at_ms) == group.list_pending(CLAIMED.at_ms)
-    assert (again.changes, again.cursor, again.pending, again.answered(77)) == (2, 12, 3, CLAIMED)
+    assert (again.changes, again.cursor, again.pending, again.answered(77)) == (3, 12, 3, CLAIMED)
 
 
 def test_the_answers_of_one_member_are_not_forgotten_for_those_of_another() -> None:

@@ -1,10 +1,10 @@
 """H5 for consumer groups: members, shards, gateways and schedulers die while records are shared and followed.
 
 Groups in mode queue are worked on by members that ack, give back, reject, steal and oversleep; streams are
-taken over and committed; one group is told to go back from time to time. In the end every record was done at
-least once by each group or lies among the dead letters once, none is lost and none came back; every record
-that was handed out twice is counted under what explains it, and no death does: leases lie in the log. Floors
-were looked at all the time.
+taken over and committed; one group is told to go back from time to time, and the dead letters of another one
+are sent back. In the end every record was done at least once by each group or lies among the dead letters
+once, none is lost and none came back; every record that was handed out twice is counted under what explains
+it, and no death does: leases lie in the log. Floors were looked at all the time.
 
 Settings: `storm_s` (how long a storm lasts; storms fill the time that is left), `empty_s` (how long members
 have to do everything after it). A replay runs one case by its name.
@@ -27,6 +27,7 @@ from chaos.groups.clients import (
     FOLLOW,
     IDLE_MS,
     LEASE_MS,
+    REDRIVEN,
     SHARE,
     group_of,
     kinds_of,
@@ -138,8 +139,9 @@ def _start(scene: Scene) -> tuple[list[Client], list[Client]]:
                 start(kinds[kind], topic=topic, hook="" if n else "takes", transport="auto" if n else "ipc")
                 for n in range(1 if kind is AGAIN else MEMBERS)
             ]
-    # Who looks also tells groups to go back, and must end before anything can be done with.
-    return [*putters, start("groups_look")], members
+    # Who looks also tells groups to go back, and must end before anything can be done with; so must who sends
+    # letters back.
+    return [*putters, start("groups_look"), start("groups_redrive", topic=REDRIVEN)], members
 
 
 def _like(scene: Scene, dead: Client) -> Client:
@@ -175,6 +177,7 @@ def _close(stage: Stage, scene: Scene, makers: list[Client], died: dict[int, int
         for what in ("records", "done", "read", "commits", "takeovers", "looks", "seeks"):
             account.did(what, getattr(found, what))
         account.did("dead letters", found.dead)
+        account.did("letters redriven", found.redriven)
         account.did("doubles", found.doubles, "RF-117")
         for why, times in found.explained.items():
             account.did(f"doubles: {why}", times)

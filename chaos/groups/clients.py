@@ -58,6 +58,9 @@ LETTERED = (1, 2)
 DEAD = "dead-letters"
 BAD_EVERY = 40
 """Each so many-th record is rejected there."""
+REDRIVEN = 2
+"""The dead letters of SHARE of this topic are sent back from time to time, and given up once more."""
+REDRIVE_S = 0.6
 
 
 def kinds_of(topic: int) -> list[Kind]:
@@ -322,7 +325,35 @@ def _seek(group: Group, topic: int, place: int, journal: Journal) -> None:
     journal.note(Did.SEEK_END, topic, [0], seqs=[first], begun_ns=begun_ns, group=AGAIN.number)
 
 
+def _redrive(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
+    """Send all dead letters of one group back, over and over."""
+    group = group_of(client, task.topics, task.topic, SHARE)
+    sent = time.monotonic()
+    while not end.is_set:
+        time.sleep(PAUSE_S)
+        if time.monotonic() < sent + REDRIVE_S:
+            continue
+        sent = time.monotonic()
+        try:
+            _send_back(group, task.topic, journal)
+        except RinglogError as e:
+            report.failed(str(e))
+        else:
+            report.ops += 1
+
+
+def _send_back(group: Group, topic: int, journal: Journal) -> None:
+    letters = [item for item in group.dead_letters() if isinstance(item, Record)]
+    if not letters:
+        return
+    begun_ns, seqs = time.monotonic_ns(), [letter.seq for letter in letters]
+    values = [value_of(letter.data) for letter in letters]
+    journal.note(Did.REDRIVE, topic, values, seqs=seqs, begun_ns=begun_ns, group=SHARE.number)
+    group.redrive(seqs)
+    journal.note(Did.REDRIVE_END, topic, values, seqs=seqs, begun_ns=begun_ns, group=SHARE.number)
+
+
 _KINDS: Mapping[str, Callable[[Client, Task, Journal, End, Report], None]] = {
     "groups_put": _put, "groups_share": _share, "groups_again": _again, "groups_follow": _follow,
-    "groups_look": _look,
+    "groups_look": _look, "groups_redrive": _redrive,
 }  # fmt: skip

@@ -12,6 +12,7 @@ he finished what another one finished.
 Of a stream: each reader goes on behind a commit that was made, leaves out nothing, and cannot commit any
 more once another one has taken its place.
 A group that was told to go back is judged by what was lost since, and by its floor.
+A record whose dead letter was sent back is given out again: as often as it had letters that were, at most.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STORIES_MAX = 5
 MS = 1_000_000
 GIVEN = frozenset({Did.CLAIMED, Did.TAKEN_OVER, Did.STOLEN})
 _DONE = frozenset({Did.ACK, Did.REJECT})
-_OF_MEMBERS = frozenset({Did.ACK, Did.NACK, Did.END, Did.EXTENDED, Did.REJECT})
+_OF_RECORDS = frozenset({Did.ACK, Did.NACK, Did.END, Did.EXTENDED, Did.REJECT, Did.REDRIVE})
 _FOR_EVER = 1 << 62
 
 
@@ -89,6 +90,8 @@ class Judgement:
     """Of streams."""
     looks: int = 0
     seeks: int = 0
+    redriven: int = 0
+    """Letters that were sent back, and that was answered."""
     explained: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
     stories: list[str] = field(default_factory=list)
@@ -138,6 +141,10 @@ def _judge_letters(
     begun: set[int] = set()
     ended: set[int] = set()
     at: dict[int, int] = {}
+    back = {row.begun_ns for row in history if row.what == Did.REDRIVE_END}
+    found.redriven = sum(row.what == Did.REDRIVE_END for row in history)
+    # The record may have been given up once more before the letter it had was deleted.
+    unsure = Counter(row.value for row in history if row.what == Did.REDRIVE and row.begun_ns not in back)
     for row in history:
         if row.what == Did.REJECT:
             begun.add(row.value)
@@ -149,7 +156,7 @@ def _judge_letters(
     for value, times in letters.items():
         if value not in begun:
             found.says("a letter that nobody rejected", f"{value:#x}")
-        if times > 1:
+        if times > 1 + unsure[value]:
             found.says("a dead letter is there twice", f"{value:#x}: {times} times")
     for value in () if is_left else ended - letters.keys():
         found.says("a record is lost", f"{value:#x} was rejected, and is not among the dead letters")
@@ -183,7 +190,7 @@ def _judge_queue(
     stories: dict[int, list[Row]] = {value: [] for value in known}
     seeks: dict[int, tuple[int, int]] = {}
     for row in rows:
-        if row.what in GIVEN or row.what in _OF_MEMBERS:
+        if row.what in GIVEN or row.what in _OF_RECORDS:
             stories.setdefault(row.value, []).append(row)
         elif row.what == Did.SEEK_END:
             found.seeks += 1
@@ -201,20 +208,26 @@ def _judge_queue(
         if place.is_sought:
             found.explained["told to go back"] += max(len(claims) - 1, 0)
             continue
-        _judge_ends(name, claims, story, found)
+        letters = [row for row in story if row.what == Did.REDRIVE]
+        _judge_ends(name, claims, story, letters, found)
+        if letters:
+            found.explained["came back from the dead"] += max(len(claims) - 1, 0)
+            continue
         for first, second in pairwise(claims):
             found.explained[_explain(name, first, second, story, times, found)] += 1
 
 
-def _judge_ends(name: str, claims: Sequence[Row], story: Sequence[Row], found: Judgement) -> None:
+def _judge_ends(
+    name: str, claims: Sequence[Row], story: Sequence[Row], letters: Sequence[Row], found: Judgement
+) -> None:
+    """It is done once, and once more for each of its dead letters that was sent back."""
     finished = [row for row in story if row.what == Did.END and row.outcome == Outcome.OK]
-    if not finished:
-        return
     for claim in claims:
-        if finished[0].at_ns < claim.begun_ns:
-            later_ms = (claim.begun_ns - finished[0].at_ns) / MS
+        back = len({letter.seq for letter in letters if letter.at_ns <= claim.at_ns})
+        if len(finished) > back and finished[back].at_ns < claim.begun_ns:
+            later_ms = (claim.begun_ns - finished[back].at_ns) / MS
             found.says("a record came back", f"{name}: by a claim that began {later_ms:.0f} ms after its ack")
-    if len(finished) > 1:
+    if len(finished) > 1 + len({letter.seq for letter in letters}):
         clients = [row.client for row in finished]
         found.says("a record is finished twice", f"{name} by clients {clients}")
 
@@ -333,8 +346,10 @@ def _judge_fences(place: Place, rows: Sequence[Row], found: Judgement) -> None:
 def _judge_floors(place: Place, rows: Sequence[Row], known: Mapping[int, int], found: Judgement) -> None:
     looks = [row for row in rows if row.what == Did.FLOOR]
     found.looks += len(looks)
-    ends = {row.begun_ns: row.at_ns for row in rows if row.what == Did.SEEK_END}
-    seeks = [(row.at_ns, ends.get(row.begun_ns, _FOR_EVER)) for row in rows if row.what == Did.SEEK]
+    ends = {row.begun_ns: row.at_ns for row in rows if row.what in {Did.SEEK_END, Did.REDRIVE_END}}
+    seeks = {
+        (row.at_ns, ends.get(row.begun_ns, _FOR_EVER)) for row in rows if row.what in {Did.SEEK, Did.REDRIVE}
+    }
     for first, second in pairwise(looks):
         if second.seq >= first.seq:
             continue

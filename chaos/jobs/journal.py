@@ -64,6 +64,10 @@ class Did(IntEnum):
     """Begun."""
     SEEK_END = 17
     """The group goes on at `seq`; it had begun at `begun_ns`."""
+    REDRIVE = 18
+    """Begun, at `begun_ns`: the dead letter `seq` is to come back."""
+    REDRIVE_END = 19
+    """It returned."""
 
 
 class Outcome(IntEnum):

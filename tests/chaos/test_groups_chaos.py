@@ -227,6 +227,35 @@ def test_who_is_rejected_lies_among_the_dead_letters_once_and_nobody_else() -> N
     assert wrong(again, {ONE: 1}) == {"a record came back"}
 
 
+def test_a_letter_that_was_sent_back_explains_one_return_and_one_lower_floor() -> None:
+    def returned(letters: int = 1, times: int = 1, *, has_end: bool = True) -> Story:
+        story = Story().put().claim(10, 2).add(20, Did.REJECT, 2).add(21, Did.END, 2, outcome=Outcome.OK)
+        story.floor(30, 1)
+        for n in range(letters):
+            story.add(40 + n, Did.REDRIVE, 8, seq=5 + n, begun=40 + n)
+            if has_end:
+                story.add(45 + n, Did.REDRIVE_END, 8, seq=5 + n, begun=40 + n)
+        story.floor(44, 0)
+        for n in range(times):
+            at = 50 + 20 * n
+            story.claim(at, 3).add(at + 5, Did.REJECT, 3).add(at + 6, Did.END, 3, outcome=Outcome.OK)
+        return story
+
+    def wrong(story: Story, lie: int = 1) -> set[str]:
+        rows = np.array(sorted(story.rows), dtype=ROW)
+        return set(judge(rows, [Place(0, 0, True)], TIMES, {ONE: lie}).wrong)
+
+    done = judge(np.array(sorted(returned().rows), dtype=ROW), [Place(0, 0, True)], TIMES, {ONE: 1})
+    assert (dict(done.wrong), done.redriven) == ({}, 1)
+    assert done.explained == {"came back from the dead": 1}
+    assert wrong(returned(letters=2, times=2)) == set()
+    assert wrong(returned(times=2)) == {"a record came back", "a record is finished twice"}
+    assert wrong(returned(letters=0)) >= {"a record came back", "a floor goes back"}
+    assert wrong(returned().floor(100, 1).floor(110, 0)) == {"a floor goes back"}
+    assert wrong(returned(), lie=2) == {"a dead letter is there twice"}
+    assert wrong(returned(has_end=False), lie=2) == set(), "nobody knows whether it was deleted"
+
+
 def test_what_nobody_gets_is_one_fault() -> None:
     assert dict(Story().put().claim(10, 2).judged(left=1).wrong) == {"records that nobody gets": 1}
 

@@ -21,6 +21,7 @@ def delete(
     before_seq: int | None = None,
     tag: str | None = None,
     prefix: str | None = None,
+    levels: str | None = None,
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False,
     options: Given,
 ) -> int:
@@ -38,21 +39,25 @@ def delete(
         Records with exactly this tag.
     prefix
         Records whose tag begins like this.
+    levels
+        Records whose tag matches by levels: + is any one, a final # all that follow (eu/+/orders).
     yes
         Do not ask.
     """
-    if tag is not None and prefix is not None:
-        raise UsageError("--tag and --prefix exclude one another")
-    if before_seq is None and tag is None and prefix is None:
-        raise UsageError("say what to delete: --before-seq, --tag or --prefix", topic=topic)
+    if sum(each is not None for each in (tag, prefix, levels)) > 1:
+        raise UsageError("--tag, --prefix and --levels exclude one another")
+    if before_seq is None and tag is None and prefix is None and levels is None:
+        raise UsageError("say what to delete: --before-seq, --tag, --prefix or --levels", topic=topic)
     if before_seq is not None and before_seq < 1:
         raise UsageError("--before-seq is at least 1", found=before_seq)
-    match = None
+    match: list[str] | None = None
     if tag is not None:
         match = ["tag", "Eq", tag]
     elif prefix is not None:
         match = ["tag", "Glob", f"{prefix}*"]
-    if not yes and not is_confirmed(_question(topic, before_seq, tag, prefix)):
+    elif levels is not None:
+        match = ["tag", "Levels", levels]
+    if not yes and not is_confirmed(_question(topic, before_seq, tag, prefix, levels)):
         return Exit.USAGE
     with options.connect() as client:
         done = client.topics.delete_records(topic, before_seq=before_seq or 0, match=match)
@@ -60,8 +65,11 @@ def delete(
     return Exit.DONE
 
 
-def _question(topic: str, before_seq: int | None, tag: str | None, prefix: str | None) -> str:
+def _question(
+    topic: str, before_seq: int | None, tag: str | None, prefix: str | None, levels: str | None
+) -> str:
     what = [f"below {before_seq}"] if before_seq is not None else []
     what += [f"tagged {tag!r}"] if tag is not None else []
     what += [f"with tags that begin with {prefix!r}"] if prefix is not None else []
+    what += [f"with tags that match {levels!r}"] if levels is not None else []
     return f"Delete records of {topic} {' and '.join(what)} for good?"

@@ -1,4 +1,4 @@
-"""Times and places in words: `5s`, `-15m`, RFC 3339, a number, `start`, `end`, `epoch:seq`."""
+"""Options in words: `5s`, `-15m`, RFC 3339, a number, `start`, `end`, `epoch:seq`; and filters of tags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringlog.config import parse_duration
 from ringlog.errors import UsageError
 
 if TYPE_CHECKING:
-    from ringlog.client.pages import Start
+    from ringlog.client.pages import Start, TagFilter
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _START_FORMS = "a number, a time such as 2026-03-01T12:00:00Z or -15m, epoch:seq, start or end"
@@ -93,3 +93,12 @@ def human_count(count: float) -> str:
     if count >= 1e6:
         return f"{count / 1e6:.2f} M"
     return f"{count:,.0f}"
+
+
+def tags_of(tag: str | None, levels: str | None, name: str = "--tag") -> TagFilter | None:
+    """The filter that these two options stand for; raises UsageError for both at once."""
+    if levels is None:
+        return tag
+    if tag is not None:
+        raise UsageError(f"{name} and --levels exclude one another")
+    return ["tag", "Levels", levels]

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from ringlog.cli.options import Options
 from ringlog.cli.output import RecordPrinter
-from ringlog.cli.places import parse_moment, parse_start
+from ringlog.cli.places import parse_moment, parse_start, tags_of
 from ringlog.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def read(
     since: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
     tag: str | None = None,
+    levels: str | None = None,
     options: Given,
 ) -> None:
     """Print a topic's records up to the end it has now; announced losses are printed in their place.
@@ -44,14 +45,16 @@ def read(
         Most records to print.
     tag
         Only records with this tag; a final * matches any ending.
+    levels
+        Only records whose tag matches by levels: + is any one, a final # all that follow (eu/+/orders).
     """
-    left = _limit(limit)
+    left, tags = _limit(limit), tags_of(tag, levels)
     if since is not None and start != "start":
         raise UsageError("--since and --from exclude one another")
     where = parse_start(start, options.clock) if since is None else parse_moment(since, options.clock)
     show = RecordPrinter(options.printer())
     with options.connect() as client:
-        for page in client.reader(topic, where, tags=tag).pages(PAGE_RECORDS):
+        for page in client.reader(topic, where, tags=tags).pages(PAGE_RECORDS):
             left = print_page(show, page, left)
             if left == 0:
                 break
@@ -63,6 +66,7 @@ def tail(
     start: From = "end",
     limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
     tag: str | None = None,
+    levels: str | None = None,
     strong: Annotated[bool, Parameter(negative="")] = False,
     options: Given,
 ) -> None:
@@ -78,18 +82,20 @@ def tail(
         Stop after this many records.
     tag
         Only records with this tag; a final * matches any ending.
+    levels
+        Only records whose tag matches by levels: + is any one, a final # all that follow (eu/+/orders).
     strong
         Only what survives power loss, as soon as it does.
     """
     if not 1 <= len(topics) <= TOPICS_MAX:
         raise UsageError("name the topics to follow", found=len(topics), min=1, max=TOPICS_MAX)
-    left = _limit(limit)
+    left, tags = _limit(limit), tags_of(tag, levels)
     where = parse_start(start, options.clock)
     names_topic = len(topics) > 1 or any("*" in topic for topic in topics)
     show = RecordPrinter(options.printer(), names_topic=names_topic)
     consistency: Literal["eventual", "strong"] = "strong" if strong else "eventual"
     with options.connect() as client:
-        watch = client.watch(topics, start=where, tags=tag, consistency=consistency, limit=PAGE_RECORDS)
+        watch = client.watch(topics, start=where, tags=tags, consistency=consistency, limit=PAGE_RECORDS)
         while left != 0 and (event := watch.next()) is not None:
             left = print_event(show, event, left)
             if not watch.has_news:

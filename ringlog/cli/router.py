@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import Exit
 from ringlog.cli.output import Format
+from ringlog.cli.places import tags_of
 from ringlog.cli.topic import facts_of
 
 Given = Annotated[Options, Parameter(parse=False)]
@@ -41,6 +42,7 @@ def create(
     dest: str,
     *,
     filter: str | None = None,
+    levels: str | None = None,
     drop_node: Annotated[bool, Parameter(negative=())] = False,
     drop_tag: Annotated[bool, Parameter(negative=())] = False,
     no_create: Annotated[bool, Parameter(negative=())] = False,
@@ -60,6 +62,8 @@ def create(
         Where to.
     filter
         A tag, or a prefix ending in *: only records that have such a tag.
+    levels
+        Only records whose tag matches by levels: + is any one, a final # all that follow (eu/+/orders).
     drop_node
         Copies have no node.
     drop_tag
@@ -71,9 +75,10 @@ def create(
     exactly_once
         Stamp copies with where they came from.
     """
+    tags = tags_of(filter, levels, "--filter")
     with options.connect() as client:
         made = client.routers.create(
-            router, source, dest, filter=filter, preserve_node=not drop_node, preserve_tag=not drop_tag,
+            router, source, dest, filter=tags, preserve_node=not drop_node, preserve_tag=not drop_tag,
             create_dest=not no_create, allow_cycle=allow_cycle,
             guarantee="exactly_once" if exactly_once else "at_least_once",
         )  # fmt: skip

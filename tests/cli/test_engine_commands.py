@@ -267,11 +267,27 @@ def test_records_are_deleted_by_number_and_by_tag(shell: Shell, ringlog_topic: N
     assert (done["deleted"], done["earliest_seq"], done["count"]) == (2, 3, 4)
     assert shell.ok("delete", topic, "--prefix", "a/", "--yes")[0]["deleted"] == 2
     assert shell.ok("delete", topic, "--tag", "od")[0]["deleted"] == 0
+    assert shell.ok("delete", topic, "--levels", "a/#")[0]["deleted"] == 0
     assert [record["seq"] for record in shell.ok("read", topic)] == [3, 5]
     assert shell.ok("topic", "show", topic)[0]["earliest_seq"] == 3
     assert "say what to delete" in shell.fails(Exit.USAGE, "delete", topic)
     assert "exclude" in shell.fails(Exit.USAGE, "delete", topic, "--tag", "a", "--prefix", "b")
+    assert "exclude" in shell.fails(Exit.USAGE, "delete", topic, "--tag", "a", "--levels", "b")
     shell.fails(Exit.NOT_FOUND, "delete", f"{topic}.absent", "--before-seq", "3")
+
+
+def test_records_are_chosen_by_the_levels_of_their_tags(shell: Shell, ringlog_topic: Name) -> None:
+    """F51."""
+    topic = ringlog_topic()
+    with ringlog.connect(shell.environ["RINGLOG_URL"]) as client:
+        for tag in ("eu/fr/orders", "eu/de/orders", "eu/de/stock", "us/ny/orders", "eu"):
+            client.append(topic, b"x", tag=tag)
+    assert [record["seq"] for record in shell.ok("read", topic, "--levels", "eu/+/orders")] == [1, 2]
+    tailed = shell.ok("tail", topic, "--from", "start", "--levels", "eu/#", "--limit", "4")
+    assert [record["seq"] for record in tailed] == [1, 2, 3, 5]
+    assert "exclude" in shell.fails(Exit.USAGE, "read", topic, "--tag", "eu", "--levels", "eu/#")
+    assert shell.ok("delete", topic, "--levels", "+/+/orders", "--yes")[0]["deleted"] == 3
+    assert [record["seq"] for record in shell.ok("read", topic)] == [3, 5]
 
 
 def test_reading_since_a_time(shell: Shell, ringlog_topic: Name) -> None:

@@ -40,6 +40,9 @@ def test_a_router_is_made_shown_listed_and_deleted(running: TestEngine) -> None:
         return (status.routers, status.router_lag) == (1, 0)
 
     wait_until(is_counted, 20, "the status to say so")
+    (leveled,) = shell.ok("router", "create", "s->e", "s", "e", "--levels", "eu/#")
+    assert leveled["filter"] == ["tag", "Levels", "eu/#"]
+    assert shell.ok("router", "delete", "s->e")[0]["deleted"]
     assert shell.ok("router", "delete", "s->d") == [{"router": "s->d", "deleted": True}]
     assert shell.run("router", "delete", "s->d").returncode == Exit.NOT_FOUND
     shell.fails(Exit.NOT_FOUND, "router", "get", "s->d")

@@ -12,7 +12,7 @@ def build(boot: ActorBoot) -> Shell:
     """Make the gateway that `boot` describes; raises ConfigError when it must not listen."""
     settings = config.from_plain(boot.config)
     return Shell(
-        boot, Listeners.of(settings), ring_bytes=settings.run.ring_bytes,
+        boot, Listeners.of(settings), settings.limits, ring_bytes=settings.run.ring_bytes,
         schedulers=settings.delivery.schedulers, is_governed=settings.governor.enabled,
     )  # fmt: skip
 

@@ -35,11 +35,12 @@ class AppendFlows:
 
     def __init__(
         self, asker: Asker, intake: Intake, shards: int, ring_frame_bytes_max: int,
-        advance: Callable[[Request, Any], None],
+        advance: Callable[[Request, Any], None], bytes_max: int,
     ) -> None:  # fmt: skip
         self._asker, self._intake, self._shards = asker, intake, shards
         self._ring_frame_bytes_max = ring_frame_bytes_max
         self._advance = advance
+        self._bytes_max = bytes_max
         self._lanes: dict[tuple[bytes, str], Lane] = {}
 
     def check(self) -> None:
@@ -49,7 +50,7 @@ class AppendFlows:
     def append(self, request: Request) -> Flow:
         """Check the frames, find the topic or make it, and send them on. Raises Refused."""
         message: m.Append = request.message
-        sent = check_frames(message, request.data)
+        sent = check_frames(message, request.data, self._bytes_max)
         if message.create and (sent.topic_id == 0 or message.config is not None):
             return (yield from self._append_creating(request))
         info = yield Resolve(message.topic)

@@ -85,6 +85,15 @@ class Identity:
     incarnation: int
     ring_frame_bytes_max: int
     """A frame larger than this goes to its shard by socket."""
+    body_bytes_max: int = REQUEST_BYTES_MAX
+    """Largest attachment of a request, beside what frames need for themselves."""
+    read_limit: int = READ_LIMIT_MAX
+    """Most records of one answer."""
+
+
+def frames_bytes_max(body_bytes: int) -> int:
+    """The bound of frames that hold so many bytes of records."""
+    return body_bytes + FRAME_BYTES_MAX - REQUEST_BYTES_MAX
 
 
 class Gateway:
@@ -106,9 +115,10 @@ class Gateway:
         self._bytes = 0
         self._intake = Intake()
         self._appends = AppendFlows(
-            self._asker, self._intake, identity.shards, identity.ring_frame_bytes_max, self._advance
-        )
-        self._reads = ReadFlows(self._asker, self._wait_until)
+            self._asker, self._intake, identity.shards, identity.ring_frame_bytes_max, self._advance,
+            frames_bytes_max(identity.body_bytes_max),
+        )  # fmt: skip
+        self._reads = ReadFlows(self._asker, self._wait_until, identity.read_limit)
         self._routing = RouterFlows(self._asker.ask_scheduler, self._asker.forget)
         self._jobs = JobFlows(
             self._at_shard,
@@ -327,8 +337,9 @@ class Gateway:
         if message.protocol != who.protocol:
             raise InvalidRequest("unknown protocol", found=message.protocol, known=who.protocol)
         bounds = {
-            "frame_bytes": FRAME_BYTES_MAX, "request_bytes": REQUEST_BYTES_MAX, "read_limit": READ_LIMIT_MAX,
-            "read_bytes": READ_BYTES_MAX, "in_flight": GATEWAY_REQUESTS_PER_CONNECTION_MAX,
+            "frame_bytes": frames_bytes_max(who.body_bytes_max), "request_bytes": who.body_bytes_max,
+            "read_limit": who.read_limit, "read_bytes": READ_BYTES_MAX,
+            "in_flight": GATEWAY_REQUESTS_PER_CONNECTION_MAX,
         }  # fmt: skip
         return m.Welcome(who.protocol, who.version, who.engine_id, who.shards, -1, who.incarnation, bounds)
 

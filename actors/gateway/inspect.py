@@ -17,7 +17,7 @@ from ringlog.errors import CorruptFrame, InvalidRequest, PayloadTooLarge, Status
 from ringlog.frame import batch, layout
 from ringlog.frame.batch import I64, End
 from ringlog.frame.settle import S_COUNT_STATUS, STATUS_SHIFT, WORDS
-from ringlog.limits import FRAME_BYTES_MAX, GROUP_FRAMES_MAX
+from ringlog.limits import GROUP_FRAMES_MAX
 
 _LIFE = (Status.STALE_EPOCH, Status.TOPIC_NOT_FOUND)
 
@@ -40,7 +40,7 @@ class SentFrames:
         return bool(np.isin(statuses, _LIFE).any())
 
 
-def check_frames(message: Append, data: Any) -> SentFrames:
+def check_frames(message: Append, data: Any, bytes_max: int) -> SentFrames:
     """Check the attachment of an Append; raises InvalidRequest, CorruptFrame or PayloadTooLarge."""
     if data is None or not message.frames:
         raise InvalidRequest("an append needs frames", topic=message.topic)
@@ -48,8 +48,8 @@ def check_frames(message: Append, data: Any) -> SentFrames:
         raise InvalidRequest(
             "an idempotency key goes with one frame", topic=message.topic, frames=message.frames
         )
-    if len(data) > FRAME_BYTES_MAX:
-        raise PayloadTooLarge("the frames are too large", bytes=len(data), max=FRAME_BYTES_MAX)
+    if len(data) > bytes_max:
+        raise PayloadTooLarge("the frames are too large", bytes=len(data), max=bytes_max)
     if not 0 < message.frames <= GROUP_FRAMES_MAX:
         raise InvalidRequest("too many frames in one message", frames=message.frames, max=GROUP_FRAMES_MAX)
     if len(data) % 8:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
+import msgspec
+
 from actors.gateway import events as ev
 from actors.gateway.flows import Asker, Request, Resolve
 from actors.gateway.intake import Flow
@@ -28,14 +30,19 @@ _COLD_READS_MAX = 8
 class ReadFlows:
     """Reads as flows. `wait_until` notes when (ns) a request stops waiting for the completion of a ticket."""
 
-    def __init__(self, asker: Asker, wait_until: Callable[[Request, int, int], None]) -> None:
-        self._asker, self._wait_until = asker, wait_until
+    def __init__(
+        self, asker: Asker, wait_until: Callable[[Request, int, int], None], limit: int = READ_LIMIT_MAX
+    ) -> None:
+        """`limit`: most records of one answer to a client, whatever it asks for."""
+        self._asker, self._wait_until, self._limit = asker, wait_until, limit
 
     def read(self, request: Request) -> Flow:
         """Locate, decide what to announce, read; when there is nothing, wait for news and walk once more."""
         message: m.Read = request.message
         if message.after < 0 or message.epoch < 0 or message.limit < 0 or message.max_bytes < 0:
             raise InvalidRequest("a number is negative", topic=message.topic)
+        limit = min(message.limit or READ_LIMIT_DEFAULT, self._limit)
+        message = msgspec.structs.replace(message, limit=limit)
         deadline_ns = self._asker.now_ns + max(0, min(message.wait_ms, WAIT_MS_MAX)) * _MS
         has_waited = False
         while True:

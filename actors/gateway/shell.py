@@ -30,7 +30,7 @@ from ringlog.board.board import Board, BoardError, BoardUnstable
 from ringlog.board.layout import G, Mark, P, ProcessState
 from ringlog.board.topics import TOPIC_LIVE
 from ringlog.clock import Clock, SystemClock
-from ringlog.config import Config
+from ringlog.config import Config, Limits
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
@@ -149,7 +149,7 @@ class Shell:
     """One incarnation of the gateway."""
 
     def __init__(
-        self, boot: ActorBoot, listeners: Listeners, *, ring_bytes: int, schedulers: int = 0,
+        self, boot: ActorBoot, listeners: Listeners, bounds: Limits, *, ring_bytes: int, schedulers: int = 0,
         is_governed: bool = True, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         require_libzmq()
@@ -170,7 +170,7 @@ class Shell:
         self._keys = self._first_keys()
         identity = Identity(
             boot.engine_id, __version__, PROTOCOL, boot.shards, boot.incarnation,
-            ring_bytes // RING_FRAME_FRACTION,
+            ring_bytes // RING_FRAME_FRACTION, bounds.max_body_bytes, bounds.max_limit,
         )  # fmt: skip
         self.core = Gateway(identity, self._keys)
         self._context: zmq.Context[Any] = zmq.Context()

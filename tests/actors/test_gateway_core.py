@@ -43,8 +43,8 @@ def frame(topic_id=7, count=1, size=10, kind=1):
 class Driver:
     """A gateway with its clock, and short words for what one does to it."""
 
-    def __init__(self, shards=2, ring_frame_bytes_max=4096):
-        self.core = Gateway(Identity("e" * 32, "0", 1, shards, 9, ring_frame_bytes_max), KEYS)
+    def __init__(self, shards=2, ring_frame_bytes_max=4096, **bounds):
+        self.core = Gateway(Identity("e" * 32, "0", 1, shards, 9, ring_frame_bytes_max, **bounds), KEYS)
         self.shards = shards
         self.corr = 0
 
@@ -102,6 +102,17 @@ def test_hello_and_ping_need_no_shard(gateway):
     assert (welcome.shard, welcome.shards, welcome.incarnation) == (-1, 2, 9)
     assert only(gateway.ask(m.Ping()), Reply).message.incarnation == 9
     assert error_of(gateway.ask(m.Hello(2, "x")))[0] is Status.INVALID_REQUEST
+
+
+def test_bounds_that_were_lowered_are_said_and_hold():
+    """L3, L7: limits.max_body_bytes and limits.max_limit."""
+    gateway = Driver(body_bytes_max=1 << 20, read_limit=10)
+    bounds = only(gateway.ask(m.Hello(1, "x")), Reply).message.limits
+    assert (bounds["request_bytes"], bounds["read_limit"]) == (1 << 20, 10)
+    gateway.know("t")
+    large = frame(size=bounds["frame_bytes"])
+    assert error_of(gateway.ask(m.Append("t", 1), large))[0] is Status.PAYLOAD_TOO_LARGE
+    gateway.ask(m.Append("t", 1), frame(size=1 << 20))
 
 
 def test_a_stranger_reaches_no_shard(gateway):
@@ -513,5 +524,5 @@ def test_what_a_frame_follows_is_for_the_shard_to_judge(count):
     found.words[:, layout.W_TAIL] |= batch.FOLLOWS
     batch.put_headers(batch.words_of(data), found)
     before = bytes(data)
-    assert len(check_frames(m.Append("t", count), memoryview(data)).offsets) == count + 1
+    assert len(check_frames(m.Append("t", count), memoryview(data), 1 << 30).offsets) == count + 1
     assert bytes(data) == before

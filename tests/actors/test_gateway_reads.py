@@ -20,8 +20,8 @@ US = 1_700_000_000_000_000
 class Driver:
     """A gateway that knows topic `t`, and short words for what one does to it."""
 
-    def __init__(self):
-        self.core = Gateway(Identity("e" * 32, "0", 1, 2, 9, 4096), KEYS)
+    def __init__(self, **bounds):
+        self.core = Gateway(Identity("e" * 32, "0", 1, 2, 9, 4096, **bounds), KEYS)
         self.feed(Tick(US, 1))
 
     def feed(self, *events):
@@ -154,3 +154,9 @@ def test_cold_records_that_keep_moving_end_in_an_answer():
         cold = only(gateway.feed(ev.FramesRead(effects[0].ticket, 0, 0, 0, 0, cold=want)), ev.ReadCold)
         effects = gateway.feed(ev.ColdArrived(cold.ticket, b"bytes"))
     assert status_of(effects) is Status.NOT_READY
+
+
+def test_no_answer_has_more_records_than_the_limit_of_the_settings():
+    for asked, given in ((0, 10), (5, 5), (1_000, 10)):
+        read = only(Driver(read_limit=10).read(m.Read("t", 1, limit=asked)), ev.ReadFiles)
+        assert read.limit == given

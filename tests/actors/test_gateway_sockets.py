@@ -10,6 +10,7 @@ import zmq
 
 from actors.gateway.shell import KEYS_LOOK_NS, Listeners, Shell
 from ringlog.board.board import Board
+from ringlog.config import Limits
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.wire import decode, encode
@@ -43,7 +44,7 @@ class House:
             boot_id="b", slot=2, data_dir=self.dir, shm_dir=self.dir, supervisor_pid=os.getpid(), shards=1,
         )  # fmt: skip
         listeners = Listeners("tcp://127.0.0.1:*", SERVER, self.keys_file)
-        self.shell = Shell(boot, listeners, ring_bytes=1 << 20, clock=self.clock)
+        self.shell = Shell(boot, listeners, Limits(), ring_bytes=1 << 20, clock=self.clock)
         self.tcp, self.ipc = self.shell.endpoints
         self.context = zmq.Context()
         self.sockets = []
@@ -281,4 +282,10 @@ def test_two_connections_that_claim_one_name_stay_two(house):
 def test_an_address_in_use_is_refused_at_the_start(house):
     boot = house.shell._boot
     with pytest.raises(StartRefused, match="listen"):
-        Shell(boot, Listeners(house.tcp, SERVER, house.keys_file), ring_bytes=1 << 20, clock=house.clock)
+        Shell(
+            boot,
+            Listeners(house.tcp, SERVER, house.keys_file),
+            Limits(),
+            ring_bytes=1 << 20,
+            clock=house.clock,
+        )

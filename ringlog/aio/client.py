@@ -116,7 +116,7 @@ class Client:
         return self._shell.session
 
     async def wait_ready(self, timeout: float) -> None:
-        """Wait until the engine was met; raises NotConnected after `timeout` seconds."""
+        """Wait until the engine was met; raises NotConnected after `timeout` seconds, and AuthFailed."""
         try:
             await self._shell.wait(self._shell.session.links.connect(), timeout)
         except TimeoutError:

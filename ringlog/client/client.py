@@ -190,11 +190,13 @@ class Client:
         return self._connection
 
     def wait_ready(self, timeout: float) -> None:
-        """Wait until the engine was met; raises NotConnected after `timeout` seconds."""
+        """Wait until the engine was met; raises NotConnected after `timeout` seconds, and AuthFailed as soon
+        as it says that it does not admit the key."""
         with self._shell.locked() as session:
             connecting = session.links.connect()
         if not self._shell.wait(connecting, timeout):
             raise NotConnected("no engine answers", address=str(self._options.address), timeout_s=timeout)
+        connecting.take()
 
     def run(self, steps: Steps[T]) -> T:
         """Run an operation over `connection` in this thread."""

@@ -198,7 +198,7 @@ class Session:
         return self.clock.monotonic_ns() + (self.timeout_ms + extra_ms) * MS
 
     def met(self) -> Pending[None]:
-        """Done once the engine was met; fails with NotConnected after the timeout."""
+        """Done once the engine was met; fails with NotConnected after the timeout, or with AuthFailed."""
         connecting = self.links.connect()
         if connecting.is_done:
             return connecting
@@ -208,9 +208,12 @@ class Session:
             self.deadline_ns(), lambda: result.fail(NotConnected("no engine answers", address=where))
         )
 
-        def is_met(_: Pending[None]) -> None:
+        def is_met(connected: Pending[None]) -> None:
             timer.cancel()
-            result.resolve(None)
+            if connected.error is not None:
+                result.fail(connected.error)
+            else:
+                result.resolve(None)
 
         connecting.when_done(is_met)
         return result

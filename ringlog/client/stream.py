@@ -264,7 +264,7 @@ class Stream:
         self._flush()
 
     def _not_located(self, error: BaseException) -> None:
-        if isinstance(error, ConnectionTrouble):
+        if isinstance(error, ConnectionTrouble) and error.retriable:
             # The engine is away: what still has time waits for it, what has not has failed by its timer.
             if self._drop_abandoned():
                 self._host.timers.at(self._host.clock.monotonic_ns() + RETRY_MS * MS, self._flush)

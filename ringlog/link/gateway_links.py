@@ -16,7 +16,7 @@ import zmq
 
 from ringlog.clock import Clock
 from ringlog.envelope.messages import Append, Message
-from ringlog.errors import InvariantViolation, NotConnected, RinglogError
+from ringlog.errors import AuthFailed, InvariantViolation, NotConnected, RinglogError
 from ringlog.frame.settle import WORDS
 from ringlog.limits import MIB
 from ringlog.link.address import Address, EngineInfo
@@ -196,6 +196,11 @@ class GatewayLinks:
             self._connecting.resolve(None)
             if self._hears is not None:
                 self._hears.scheduler_up(0)
+        elif peer.is_refused:
+            if not self._connecting.is_done:
+                # It is tried again: the key may be made known there.
+                refused, self._connecting = self._connecting, Pending()
+                refused.fail(AuthFailed("the engine does not admit this key", address=str(self._address)))
         elif self._address.is_local:
             self._watch.start()
         self._on_change()

@@ -122,9 +122,12 @@ class Peer:
         on_change: Callable[[Peer], None] | None = None,
         on_push: Callable[[Peer, Reply], None] | None = None,
     ) -> None:
-        """`on_change`: the connection came up or ended. `on_push`: something came that was not asked for."""
+        """`on_change`: the connection came up, ended or was refused. `on_push`: something came that was not
+        asked for."""
         self.name = name
         self.is_up = False
+        self.is_refused = False
+        """The other side does not admit the key that the last connection was tried with."""
         self.last_heard_ns = 0
         self.connections = 0
         self.resent = 0
@@ -303,6 +306,9 @@ class Peer:
             if event != zmq.EVENT_CONNECTED:
                 # It ended: nothing more will come of this socket, which does not connect again.
                 self._stop_monitor()
+                self.is_refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+                if self.is_refused and self._on_change is not None:
+                    self._on_change(self)
                 return False
             self._is_connected = True
         return self._is_connected
@@ -329,7 +335,7 @@ class Peer:
         return not any(asked.kind in {"TopicDelete", "Read"} for asked in self._requests.values())
 
     def _came_up(self) -> None:
-        self.is_up = True
+        self.is_up, self.is_refused = True, False
         self._stop_monitor()
         self.connections += 1
         self.last_heard_ns = self._clock.monotonic_ns()

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
@@ -12,7 +13,8 @@ from urllib.parse import quote
 import pytest
 
 import ringlog
-from ringlog.errors import ConnectionTrouble, Forbidden, TopicNotFound
+import ringlog.aio
+from ringlog.errors import AuthFailed, Forbidden, TopicNotFound
 from ringlog.limits import ORPHAN_DRAIN_S
 from ringlog.link.address import home_shard
 from ringlog.link.curve import key_file_text, new_key
@@ -66,10 +68,13 @@ def house(tmp_path_factory, keys_path):
         yield running
 
 
-def remote(house, key=ANNE, **options):
+def address(house):
     port = house.info.gateway_tcp.rsplit(":", 1)[1]
-    url = f"ringlog://127.0.0.1:{port}?server_key={quote(SERVER.public, safe='')}"
-    return ringlog.connect(url, key=key.secret.decode(), **options)
+    return f"ringlog://127.0.0.1:{port}?server_key={quote(SERVER.public, safe='')}"
+
+
+def remote(house, key=ANNE, **options):
+    return ringlog.connect(address(house), key=key.secret.decode(), **options)
 
 
 @pytest.fixture(params=["ipc", "tcp"])
@@ -181,12 +186,49 @@ def test_a_key_reaches_its_prefix_and_nothing_else(house):
 
 
 def test_a_stranger_gets_no_answer(house):
-    """RF-105."""
-    for key in (EVE,):
-        stranger = remote(house, key, timeout_ms=700)
-        with pytest.raises(ConnectionTrouble):
-            stranger.append("bert.notes", b"x")
-        stranger.close(0)
+    """RF-105: it is told at once that its key is the reason, and nothing else."""
+    begun = time.monotonic()
+    with pytest.raises(AuthFailed):
+        remote(house, EVE, wait=60)
+    for ask in (
+        lambda stranger: stranger.append("bert.notes", b"x"),
+        lambda stranger: stranger.read("bert.notes"),
+        lambda stranger: list(stranger.topics.list()),
+    ):
+        with remote(house, EVE, timeout_ms=60_000) as stranger, pytest.raises(AuthFailed):
+            ask(stranger)
+    assert time.monotonic() - begun < 50
+
+
+async def test_a_stranger_is_told_with_asyncio(house):
+    stranger = ringlog.aio.connect(address(house), key=EVE.secret.decode(), timeout_ms=60_000)
+    with pytest.raises(AuthFailed):
+        await stranger.append("bert.notes", b"x")
+    with pytest.raises(AuthFailed):
+        await stranger.wait_ready(60)
+    await stranger.close(0)
+
+
+def test_a_stranger_that_is_made_known_gets_in(house, keys_path):
+    """What it was told before was true before: the client goes on."""
+    before = keys_path.read_text()
+    dora = new_key()
+    with remote(house, dora, timeout_ms=10_000) as client:
+        with pytest.raises(AuthFailed):
+            client.append("dora.notes", b"x")
+        added = f'[[keys]]\nname = "dora"\npublic_key = "{dora.public.decode()}"\nscopes = ["read", "write"]\nprefixes = ["dora."]\n'
+        keys_path.write_text(before + added)
+
+        def is_admitted():
+            try:
+                client.append("dora.notes", b"in")
+            except AuthFailed:
+                return False
+            return True
+
+        wait_until(is_admitted, 20, "the key to be admitted")
+        assert [each.data for each in client.read("dora.notes").records] == [b"in"]
+        keys_path.write_text(before)
 
 
 def test_a_key_is_revoked_without_a_restart(house, keys_path):

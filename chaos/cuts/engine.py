@@ -13,6 +13,7 @@ from typing import Any
 from chaos.order import Account, Order
 from chaos.rigs.mount import FLAGS, KINDS, RigError, Volume, volume
 from chaos.rigs.program import (
+    BATCH,
     TOPICS,
     Traffic,
     checkpoint,
@@ -36,6 +37,8 @@ POINTS = (
 FIRST_ACKS = 12
 MORE_ACKS = 6
 REACH_S = 15.0
+KEPT = 40
+"""Of the records of each topic that are sealed so many are not deleted."""
 SECONDS_A_CASE = 8.0
 """A case that is not begun by so much before the end is left out."""
 
@@ -122,12 +125,13 @@ def _provoke(host: TestEngine, traffic: Traffic, is_reached: Callable[[], bool],
     """Checkpoints, and deletes for the reclaimer, until the point is reached."""
     deadline = time.monotonic() + REACH_S
     while not is_reached() and time.monotonic() < deadline:
+        # Segments of which most is dead and something alive: others are dropped, and never made anew.
+        sealed = {topic: traffic.acked_of(topic) * BATCH for topic in TOPICS}
         checkpoint(host)
         if stop.startswith("reclaim_") and not is_reached():
             with contextlib.suppress(RinglogError):
                 for topic in TOPICS:
-                    below = max(traffic.acked_of(topic) * 20 - 40, 2)
-                    delete_below(traffic, host.url, topic, below)
+                    delete_below(traffic, host.url, topic, max(sealed[topic] - KEPT, 2))
 
 
 def _reach_other_shards(one: Volume, root: Path, flag: int, traffic: Traffic) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
-from chaos.check.journal import Outcome, Rows, What
+from chaos.check.journal import ROW, Outcome, Rows, What
 from chaos.check.lin import FOREVER, Op, SearchTooLong, find_order, keyed_append
 
 COMPLAINTS_MAX = 5
@@ -58,3 +60,12 @@ def tried_twice(rows: Rows, topic: int) -> int:
     begun = mine[mine["what"] == What.APPEND]
     ended = np.isin(begun["op"], mine["op"][mine["what"] == What.RETURN])
     return len(np.intersect1d(begun["value"][~ended], begun["value"][ended]))
+
+
+def is_waiting(path: Path) -> bool:
+    """Has the client of this journal begun an append that has not returned?"""
+    if not path.exists():
+        return False
+    rows = np.fromfile(path, dtype=ROW)
+    begun = rows["op"][rows["what"] == What.APPEND]
+    return len(begun) > 0 and begun[-1] not in rows["op"][rows["what"] == What.RETURN]

@@ -18,7 +18,7 @@ from chaos.check import journal
 from chaos.check.history import Judgement, NothingToJudge
 from chaos.check.journal import Outcome, Rows, What
 from chaos.kills import targets
-from chaos.kills.keys import check_keys
+from chaos.kills.keys import check_keys, is_waiting
 from chaos.kills.load import Load, Stuck, wait_for
 from chaos.kills.nursery import Client, Nursery
 from chaos.kills.rig import SETTINGS, Engine, check_topics, close_down, kill_tree, on_shard
@@ -27,6 +27,9 @@ from ringlog.errors import RinglogError, StartRefused
 
 SHARDS = 2
 RINGS_S = 20.0
+ASKED_S = 0.25
+"""A keyed writer has begun an append by then: it begins forty in a second."""
+KEYED_SHARD = 0
 """Rings of clients that are gone have been given back by then."""
 HORIZON_NS = 200_000_000
 """A pause that a kill made begins within this time after it."""
@@ -97,8 +100,14 @@ class Scene:
         start("operate", per_s=8)
         return [start("produce_keyed", topic=4, per_s=40, transport="ipc") for _ in range(2)]
 
+    def wait_asked(self, writer: Client) -> None:
+        """Until a keyed writer waits for an answer, ASKED_S at most; its shard should have died just now."""
+        until = time.monotonic() + ASKED_S
+        while time.monotonic() < until and not is_waiting(writer.task.journal_path):
+            time.sleep(0.002)
+
     def replace_keyed(self, writer: Client) -> Client:
-        """Kill a keyed writer while it waits for an answer, and let another process send that key again."""
+        """Kill a keyed writer, which may wait for an answer, and let another process send that key again."""
         self.load.kill(writer)
         number = writer.task.key_from
         if os.path.exists(writer.task.journal_path):  # Else it was killed before it began to write one.

@@ -216,8 +216,8 @@ def test_a_stranger_that_is_made_known_gets_in(house, keys_path):
     with remote(house, dora, timeout_ms=10_000) as client:
         with pytest.raises(AuthFailed):
             client.append("dora.notes", b"x")
-        added = f'[[keys]]\nname = "dora"\npublic_key = "{dora.public.decode()}"\nscopes = ["read", "write"]\nprefixes = ["dora."]\n'
-        keys_path.write_text(before + added)
+        added = f'[[keys]]\nname = "dora"\npublic_key = "{dora.public.decode()}"\n'
+        keys_path.write_text(f'{before}{added}scopes = ["read", "write"]\nprefixes = ["dora."]\n')
 
         def is_admitted():
             try:

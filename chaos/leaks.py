@@ -14,6 +14,7 @@ import psutil
 
 MARK = "RINGLOG_CHAOS_RUN"
 SHM = Path("/dev/shm")
+TRACKER_S = 10.0
 
 
 def marked_processes(mark: str = "") -> list[psutil.Process]:
@@ -34,6 +35,7 @@ def marked_processes(mark: str = "") -> list[psutil.Process]:
 def kill_marked(mark: str) -> list[str]:
     """Kill what is left; returns a line for each."""
     lines = []
+    psutil.wait_procs([each for each in marked_processes(mark) if _is_tracker(each)], timeout=TRACKER_S)
     for process in marked_processes(mark):
         try:
             lines.append(f"process {process.pid} left behind: {' '.join(process.cmdline())[:200]}")
@@ -41,6 +43,14 @@ def kill_marked(mark: str) -> list[str]:
         except psutil.Error:
             continue
     return lines
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    """Of multiprocessing, not ours: it ends by itself, when it reads that its parent has ended."""
+    try:
+        return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def host_things() -> set[str]:

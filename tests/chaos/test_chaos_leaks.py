@@ -1,0 +1,63 @@
+"""What a class leaves behind: anything that is alive, but for a tracker of multiprocessing that is ending."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from chaos import leaks
+
+SLEEPS = "import sys; print('up', flush=True); sys.stdin.read()"
+ENDS = "import sys, threading; print('up', flush=True); threading.Event().wait(0.3)"
+
+
+def started(mark: str, code: str, *words: str) -> subprocess.Popen[Any]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *words], env={**os.environ, leaks.MARK: mark}, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"up\n"
+    return child
+
+
+def ended(child: subprocess.Popen[Any]) -> None:
+    child.kill()
+    child.communicate()
+
+
+@pytest.fixture
+def mark() -> str:
+    return f"{os.getpid()}-leaks-{time.monotonic_ns()}"
+
+
+def test_a_process_that_lives_is_killed_and_told(mark: str) -> None:
+    child = started(mark, SLEEPS)
+    try:
+        (line,) = leaks.kill_marked(mark)
+        assert f"process {child.pid} left behind" in line
+        assert child.wait(10) < 0
+        assert leaks.kill_marked(mark) == []
+    finally:
+        ended(child)
+
+
+def test_a_tracker_that_ends_is_waited_for_and_one_that_does_not_is_told(
+    mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = started(mark, ENDS, "multiprocessing.resource_tracker")
+    try:
+        assert leaks.kill_marked(mark) == []
+    finally:
+        ended(child)
+    monkeypatch.setattr(leaks, "TRACKER_S", 0.1)
+    child = started(mark, SLEEPS, "multiprocessing.resource_tracker")
+    try:
+        assert len(leaks.kill_marked(mark)) == 1
+    finally:
+        ended(child)

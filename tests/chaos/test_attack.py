@@ -48,9 +48,9 @@ HOLES = {
         import logging, sys
         from actors.gateway import appends
         before = appends.check_frames
-        def check_frames(message, data):
+        def check_frames(message, data, bytes_max):
             print("got", bytes(data), file=sys.stderr, flush=True)
-            return before(message, data)
+            return before(message, data, bytes_max)
         appends.check_frames = check_frames
     """,
 }

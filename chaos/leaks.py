@@ -15,6 +15,7 @@ import psutil
 MARK = "RINGLOG_CHAOS_RUN"
 SHM = Path("/dev/shm")
 TRACKER_S = 10.0
+"""A tracker of multiprocessing whose parent has ended has ended by then, also on a busy host."""
 
 
 def marked_processes(mark: str = "") -> list[psutil.Process]:

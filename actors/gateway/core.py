@@ -123,7 +123,9 @@ class Gateway:
         self._jobs = JobFlows(
             self._at_shard,
             lambda read: self._reads.locate(read, read.after, read.epoch),
-            lambda read, located, plan: self._reads.read_files(read, located, plan, self._asker.now_us),
+            lambda read, located, plan: self._reads.read_files(
+                read, located, plan, self._asker.now_us, min(read.limit, READ_LIMIT_MAX)
+            ),
         )
         self._gone: set[Request] = set()
         self.answered = 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-import msgspec
-
 from actors.gateway import events as ev
 from actors.gateway.flows import Asker, Request, Resolve
 from actors.gateway.intake import Flow
@@ -42,7 +40,6 @@ class ReadFlows:
         if message.after < 0 or message.epoch < 0 or message.limit < 0 or message.max_bytes < 0:
             raise InvalidRequest("a number is negative", topic=message.topic)
         limit = min(message.limit or READ_LIMIT_DEFAULT, self._limit)
-        message = msgspec.structs.replace(message, limit=limit)
         deadline_ns = self._asker.now_ns + max(0, min(message.wait_ms, WAIT_MS_MAX)) * _MS
         has_waited = False
         while True:
@@ -52,7 +49,7 @@ class ReadFlows:
             plan = plan_of(message, located)
             if is_still_held(message, located, plan):
                 return read_reply(located, plan, ev.FramesRead(0, 0, 0, 0, message.held)), None
-            read = yield from self.read_files(message, located, plan, asked_us)
+            read = yield from self.read_files(message, located, plan, asked_us, limit)
             reply = read_reply(located, plan, read)
             is_news = read.frames or plan.gap is not None or not reply.caught_up
             if is_news or has_waited or self._asker.is_draining or deadline_ns <= self._asker.now_ns:
@@ -68,14 +65,14 @@ class ReadFlows:
             has_waited = True
 
     def read_files(
-        self, message: m.Read, located: m.Located, plan: ReadPlan, now_us: int
+        self, message: m.Read, located: m.Located, plan: ReadPlan, now_us: int, limit: int
     ) -> Generator[Any, Any, ev.FramesRead]:
         """Read, with the relocator's help where records are cold; an error of his is the answer (TI-10)."""
         cold, data = None, None
         for _ in range(_COLD_READS_MAX):
             read: ev.FramesRead = yield ev.ReadFiles(
                 self._asker.next_ticket(), located, plan.after, plan.stop,
-                min(message.limit, READ_LIMIT_MAX) or READ_LIMIT_DEFAULT,
+                limit,
                 min(message.max_bytes, READ_BYTES_MAX) or READ_BYTES_DEFAULT,
                 now_us, cold, data,
             )  # fmt: skip

@@ -27,10 +27,11 @@ from ringlog.errors import RinglogError, StartRefused
 
 SHARDS = 2
 RINGS_S = 20.0
+"""Rings of clients that are gone have been given back by then."""
+KEYED_SHARD = 0
+"""Where the topic of keyed writers lies."""
 ASKED_S = 0.25
 """A keyed writer has begun an append by then: it begins forty in a second."""
-KEYED_SHARD = 0
-"""Rings of clients that are gone have been given back by then."""
 HORIZON_NS = 200_000_000
 """A pause that a kill made begins within this time after it."""
 STORY_LINES = 12

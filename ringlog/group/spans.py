@@ -32,12 +32,12 @@ def flat(spans: Iterable[Span]) -> list[int]:
 
 def gaps(first: int, stop: int, spans: list[Span]) -> list[Span]:
     """What of [first, stop) is in none of these ascending spans."""
-    gaps: list[Span] = []
+    found: list[Span] = []
     for low, high in [*spans, (stop, stop)]:
         if first < low:
-            gaps.append((first, low))
+            found.append((first, low))
         first = high
-    return gaps
+    return found
 
 
 def blocks_of(first: int, stop: int) -> list[Span]:

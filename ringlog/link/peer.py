@@ -45,6 +45,8 @@ _LIFE = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )  # fmt: skip
 """What becomes of a connection before it is up."""
+_NOT_ADMITTED = 400
+"""What ZAP says of a key that is not known; 300 and 500 are trouble of its own."""
 _PAUSES = frozenset({Status.NOT_READY, Status.SHUTTING_DOWN})
 _FOR_NOW = _PAUSES | {Status.THROTTLED, Status.STORAGE_READ_ONLY}
 _FINAL = frozenset({"cold_unavailable", "shard_failed"})
@@ -302,11 +304,12 @@ class Peer:
         if self._monitor is None:
             return False
         while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)["event"]
+            told = recv_monitor_message(self._monitor)
+            event = told["event"]
             if event != zmq.EVENT_CONNECTED:
                 # It ended: nothing more will come of this socket, which does not connect again.
                 self._stop_monitor()
-                self.is_refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+                self.is_refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and told["value"] == _NOT_ADMITTED
                 if self.is_refused and self._on_change is not None:
                     self._on_change(self)
                 return False

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from redrive_engine import half_way, lose_power
 
 import ringlog
 import ringlog.aio
@@ -15,7 +16,6 @@ from ringlog.client import EARLIEST, Client
 from ringlog.client.group import Group
 from ringlog.client.pages import Record
 from ringlog.errors import InvalidRequest, RinglogError, UsageError
-from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 
 MOVED_S = 30.0
@@ -113,23 +113,21 @@ def test_letters_without_their_record_stay(group: Group, worker: Client) -> None
     assert given(group) == [(3, b"c", 1)]
 
 
-def test_letters_of_an_earlier_topic_of_that_name_stay(group: Group, worker: Client) -> None:
+def test_letters_of_an_earlier_topic_of_that_name_stay(
+    group: Group, worker: Client, ringlog_topic: TopicName
+) -> None:
     """Number 1 is another record now (ST-15)."""
     worker.append(group.topic, b"old")
     reject(group)
     worker.topics.delete(group.topic)
     worker.topics.create(group.topic)
     worker.append(group.topic, b"new")
-    again = worker.group(group.topic, "billing", mode="queue", dead_letter=worker_dead(group))
+    again = worker.group(group.topic, "billing", mode="queue", dead_letter=ringlog_topic("dead"))
     again.ack(again.claim())
     report = again.redrive()
     assert (report.moved, report.gone) == (0, 1)
     assert given(again) == []
     assert [each.data for each in letters(again)] == [b"old"]
-
-
-def worker_dead(group: Group) -> str:
-    return group.topic.replace("orders", "dead")
 
 
 def test_forged_letters_give_nothing_out(group: Group, worker: Client, ringlog_topic: TopicName) -> None:
@@ -185,15 +183,7 @@ async def test_letters_come_back_with_asyncio(
 @pytest.mark.parametrize("how", ["kill", "power"])
 def test_who_dies_before_the_letters_are_deleted_gives_nothing_out_twice(how: str, tmp_path: Any) -> None:
     """The group has them and the letters are there still: what was done meanwhile does not come back."""
-    action = "kill" if how == "kill" else "pause"
-    with (
-        engine(
-            wal={"shards": 2}, delivery={"schedulers": 1}, supervisor={"restart_max": 100},
-            directory=tmp_path / "e",
-            environ={"RINGLOG_TEST_STOP_POINTS": f"redrive_after_append:1:{action}"},
-        ) as found,
-        ringlog.connect(found.url, wait=20, timeout_ms=5_000) as client,
-    ):  # fmt: skip
+    with half_way(how, tmp_path / "e") as (found, client):
         client.topics.create("t", durability="fsync")
         client.topics.create("dead", durability="fsync")
         group = client.group("t", "g", mode="queue", dead_letter="dead")
@@ -204,10 +194,7 @@ def test_who_dies_before_the_letters_are_deleted_gives_nothing_out_twice(how: st
         if how == "power":
             assert len(letters(group)) == 20
             assert group.ack(group.claim(100)).count == 20
-            found.power_off()
-            found._environ.pop("RINGLOG_TEST_STOP_POINTS")
-            found.start()
-            found.wait_ready()
+            lose_power(found)
         deadline = time.monotonic() + MOVED_S
         while letters(group) and time.monotonic() < deadline:
             with suppress(RinglogError):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from redrive_engine import half_way, lose_power
 
 import ringlog
 import ringlog.aio
@@ -15,7 +16,6 @@ from ringlog.client import Client
 from ringlog.client.pages import Record
 from ringlog.client.queue import Queue
 from ringlog.errors import InvalidRequest, RinglogError, TopicFull, UsageError
-from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
 
 MOVED_S = 30.0
@@ -98,15 +98,7 @@ def test_some_come_back_by_number_by_what_they_are_and_by_how_many(queue):
 @pytest.mark.parametrize("how", ["kill", "power"])
 def test_who_dies_between_copy_and_deletion_leaves_no_letter_twice(how: str, tmp_path):
     """The queue has the copies and the letters are there still: what is asked again finds both."""
-    action = "kill" if how == "kill" else "pause"
-    with (
-        engine(
-            wal={"shards": 2}, delivery={"schedulers": 1}, supervisor={"restart_max": 100},
-            directory=tmp_path / "e",
-            environ={"RINGLOG_TEST_STOP_POINTS": f"redrive_after_append:1:{action}"},
-        ) as found,
-        ringlog.connect(found.url, wait=20, timeout_ms=5_000) as client,
-    ):  # fmt: skip
+    with half_way(how, tmp_path / "e") as (found, client):
         client.topics.create("q", type="queue", durability="fsync", dead_letter="dead")
         client.topics.create("dead", durability="fsync")
         queue = client.queue("q")
@@ -117,10 +109,7 @@ def test_who_dies_between_copy_and_deletion_leaves_no_letter_twice(how: str, tmp
         if how == "power":
             assert queue.stats().ready == 20
             assert len(letters(queue)) == 20
-            found.power_off()
-            found._environ.pop("RINGLOG_TEST_STOP_POINTS")
-            found.start()
-            found.wait_ready()
+            lose_power(found)
         deadline = time.monotonic() + MOVED_S
         while letters(queue) and time.monotonic() < deadline:
             with suppress(RinglogError):

@@ -147,6 +147,9 @@ WATCH_LIMIT_DEFAULT = 4_096
 WATCH_LIMIT_MAX = 100_000
 SHARED_FRAMES_BYTES_MAX = 16 * MIB
 """Frames of the log that the watches of one client have read lately and share; the oldest go first."""
+LOG_MAP_BYTES_MAX = 32 * MIB
+"""What readers of one process remember of where topics lie in the log. What was used least goes first, and is
+looked for again when it is wanted."""
 AGING_TICK_MS = 50
 """How often a scheduler looks who has risen, and tries again what could not be told."""
 LAG_LOOKS_MAX = 4_096

@@ -31,7 +31,10 @@ CLI = {
 }  # fmt: skip
 
 # What a process needs to read a topic's records wherever they lie.
-READ_PATH = {"storage.reader", "storage.frame_share", "storage.mask", "storage.shelf", "storage.ledger"}
+READ_PATH = {
+    "storage.reader", "storage.frame_share", "storage.log_map", "storage.mask", "storage.shelf",
+    "storage.ledger",
+}  # fmt: skip
 
 MAY_IMPORT: dict[str, set[str]] = {
     "base": {"base"},
@@ -73,8 +76,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # The cold tier without its engine: what a shard keeps in its snapshots, and where segments are sent.
     "spark.cold_alone": {
-        "base", "board", "frame", "envelope", "link", "segment", "storage.disk", "storage.snapshot", "tier",
-        "topic.names", "topic.row", "topic.state", "spark", "spark.cold_alone",
+        "base", "board", "frame", "envelope", "link", "segment", "storage.disk", "storage.log_map",
+        "storage.snapshot", "tier", "topic.names", "topic.row", "topic.state", "spark", "spark.cold_alone",
     },
     # The supervisor locks the data directory and keeps meta/engine, and the disk is changed in one place.
     "supervision": {

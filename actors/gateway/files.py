@@ -20,6 +20,7 @@ from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
 from ringlog.storage.disk import Disk
+from ringlog.storage.log_map import LogMap
 from ringlog.storage.mask import I64, Mask
 from ringlog.storage.reader import (
     FIRST_WINDOW_BYTES,
@@ -46,11 +47,13 @@ def read_files(
     marks: Marks,
     disk: Disk,
     shelf: SegmentShelf | None = None,
+    log_map: LogMap | None = None,
 ) -> FramesRead:
     """Perform ReadFiles. Damage and disk trouble come back as `error`, after what lies before it."""
     # Without the cold directory: a store that is stuck must stop only those who read from it (TI-9).
     reader = TopicReader(
-        wanted.located, wanted.after, data_dir=data_dir, shm_dir=shm_dir, marks=marks, disk=disk, shelf=shelf
+        wanted.located, wanted.after, data_dir=data_dir, shm_dir=shm_dir, marks=marks, disk=disk, shelf=shelf,
+        log_map=log_map,
     )  # fmt: skip
     try:
         return _read(reader, wanted)

@@ -65,6 +65,7 @@ from ringlog.logs import say
 from ringlog.signals import StopFlag
 from ringlog.storage.disk import RealDisk
 from ringlog.storage.ledger import Ledger
+from ringlog.storage.log_map import LogMap
 from ringlog.storage.reader import Mark as ReadMark
 from ringlog.storage.shelf import SegmentShelf
 
@@ -188,6 +189,7 @@ class Shell:
         ))  # fmt: skip
         self._silence_look_ns = 0
         self._shelf = SegmentShelf(self._disk, boot.data_dir)
+        self._log_map = LogMap()
         self._events: list[Any] = []
         self._watches: dict[int, ev.WatchTopic] = {}
         self._waits: dict[int, Pending[bool]] = {}
@@ -427,7 +429,8 @@ class Shell:
         try:
             read = read_files(
                 effect, data_dir=self._boot.data_dir, shm_dir=self._boot.shm_dir, disk=self._disk,
-                shelf=self._shelf, marks=lambda is_volatile: self._mark(shard, is_volatile=is_volatile),
+                shelf=self._shelf, log_map=self._log_map,
+                marks=lambda is_volatile: self._mark(shard, is_volatile=is_volatile),
             )  # fmt: skip
         except BoardUnstable as e:
             # Its shard died while it published; the next incarnation repairs the mark.

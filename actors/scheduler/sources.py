@@ -21,6 +21,7 @@ from ringlog.link.local_links import LocalLinks
 from ringlog.link.pending import Pending, Steps, start
 from ringlog.link.protocol import Marks, Transport
 from ringlog.link.timers import Timers
+from ringlog.storage.log_map import LogMap
 from ringlog.topic.names import shard_of
 
 ASK_NS = 10_000_000_000
@@ -35,13 +36,19 @@ class EngineConnection:
     cold_dir = ""
     """Cold segments are asked for: a store that hangs must hold up only who waits for it (TI-9)."""
 
-    def __init__(self, links: LocalLinks, clock: Clock, timers: Timers, topic_id: int = 0) -> None:
-        """`topic_id`: which topic is meant, whatever others had or will have its name."""
+    def __init__(
+        self, links: LocalLinks, clock: Clock, timers: Timers, topic_id: int = 0,
+        log_map: LogMap | None = None,
+    ) -> None:  # fmt: skip
+        """`topic_id`: which topic is meant, whatever others had or will have its name. `log_map`: of the
+        process, if this is not its first connection."""
         self._links, self._clock, self._timers, self._topic_id = links, clock, timers, topic_id
+        self.log_map = log_map or LogMap()
+        """What this process knows of where topics lie in the log."""
 
     def of(self, topic_id: int) -> EngineConnection:
         """The same, to read this topic."""
-        return EngineConnection(self._links, self._clock, self._timers, topic_id)
+        return EngineConnection(self._links, self._clock, self._timers, topic_id, self.log_map)
 
     @property
     def data_dir(self) -> str:

@@ -23,6 +23,7 @@ from ringlog.board.topics import TopicFacts
 from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime, SeekTimeReply, TopicInfo
 from ringlog.link.pending import Pending
 from ringlog.link.protocol import Marks, Transport
+from ringlog.storage.log_map import LogMap
 
 
 class Connection(Protocol):
@@ -46,6 +47,11 @@ class Connection(Protocol):
     @property
     def cold_dir(self) -> str:
         """Where cold segments lie, when that is a directory of this host; else empty: see `cold_read`."""
+        ...
+
+    @property
+    def log_map(self) -> LogMap:
+        """What this client's readers know of where topics lie in the log."""
         ...
 
     @property

@@ -12,6 +12,7 @@ from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTi
 from ringlog.link.peer import Reply
 from ringlog.link.pending import Pending
 from ringlog.link.protocol import Marks, Transport
+from ringlog.storage.log_map import LogMap
 
 T = TypeVar("T")
 
@@ -41,6 +42,11 @@ class LockedConnection:
     def cold_dir(self) -> str:
         """Where cold segments lie, or nothing."""
         return self._shell.session.cold_dir
+
+    @property
+    def log_map(self) -> LogMap:
+        """What this client's readers know of the log."""
+        return self._shell.session.log_map
 
     @property
     def generation(self) -> int:

@@ -65,6 +65,7 @@ from ringlog.link.pending import Pending, Steps, resolved, start
 from ringlog.link.protocol import Marks, Transport
 from ringlog.link.runs import Run
 from ringlog.link.timers import Timers
+from ringlog.storage.log_map import LogMap
 
 KEYED_RETRY_S = 0.05
 EVENTS_MAX = 256
@@ -97,6 +98,8 @@ class Session:
         """Producers that are open (ProducerCore)."""
         self.events: deque[ClientEvent] = deque(maxlen=EVENTS_MAX)
         self.retries = 0
+        self.log_map = LogMap()
+        """What this client's readers know of where topics lie in the log."""
         self.delivery = Delivery(self, GIVE_BACK_BUSY_NS)
         self._topics: dict[str, TopicInfo] = {}
         self._topics_generation = 0

@@ -508,7 +508,7 @@ class LocalSource:
         return TopicReader(
             located, after, data_dir=connection.data_dir, shm_dir=connection.shm_dir,
             marks=self._marks_of(located.shard), disk=self._disk, is_mapped=self._is_mapped,
-            cold_dir=connection.cold_dir, shelf=self._shelf,
+            cold_dir=connection.cold_dir, shelf=self._shelf, log_map=connection.log_map,
         )  # fmt: skip
 
     def _marks_of(self, shard: int) -> Callable[[bool], Mark]:

@@ -179,6 +179,13 @@ def _opened(
     return made, places + columns_at, copies
 
 
+def topics_of(buffer: Any, batch: FrameBatch, row: int) -> U64:
+    """(n,) topic ids that this routed frame says it holds copies for; nothing of it is verified. Raises
+    FrameInvalid."""
+    start, total = int(batch.offsets[row]), int(batch.total_bytes[row])
+    return _table(memoryview(buffer).cast("B")[start + layout.HEADER_BYTES : start + total])[1][:, R_TOPIC]
+
+
 def is_sound(buffer: Any, batch: FrameBatch, row: int, *, has_sums: bool = True) -> bool:
     """Does this routed frame say what appends it stands for? Without `has_sums` its body is verified
     first."""

@@ -31,6 +31,7 @@ from ringlog.segment.segment import Segment
 from ringlog.spark.cold_address import places_of_address
 from ringlog.spark.errors import OptionError
 from ringlog.storage.disk import Disk, RealDisk, failed
+from ringlog.storage.log_map import LogMap
 from ringlog.storage.snapshot import Snapshot, load_snapshots, snapshot_numbers
 from ringlog.tier.opening import open_store
 from ringlog.tier.ownership import NAME as OWNER
@@ -167,6 +168,8 @@ class ColdConnection:
         """Where the indexes lie; of a bucket its root."""
         self.cold_dir = directory
         """Empty for a bucket: then bytes are asked for with cold_read."""
+        self.log_map = LogMap()
+        """Stays empty: there is no log."""
 
     def resolve(self, topic: str) -> Pending[Located]:
         """See Connection."""

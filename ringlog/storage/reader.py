@@ -40,6 +40,7 @@ from ringlog.frame.view import FrameView, open_frame
 from ringlog.limits import FRAME_BYTES_MAX, KIB, MIB
 from ringlog.storage.disk import Disk
 from ringlog.storage.frame_share import FrameShare, Place
+from ringlog.storage.log_map import FileLife, LogMap
 from ringlog.storage.shelf import SegmentShelf
 from ringlog.storage.windows import ColdWant, MappedFile, ReadFile, SuppliedFile, Window, WindowFile
 
@@ -49,6 +50,10 @@ FIRST_WINDOW_BYTES = 64 * KIB
 """Where owners begin who may want only a few records; they double it as they go on."""
 WINDOWS_PER_CALL_MAX = 64
 """Windows without a frame of the topic after which next_run returns to its caller."""
+SCAN_WINDOW_BYTES = 256 * KIB
+"""Bytes read at a time where frames of the topic are far between and nobody has looked yet."""
+DENSE = 8
+"""At least every so many-th frame of a window is the topic's: that window is not worth remembering."""
 SEEK_POSITIONS_MIN = 16_384
 """A jump forward that is longer is worth a look into the segment's index."""
 VOLATILE_PREFIX = "@"
@@ -183,15 +188,19 @@ class TopicReader:
         window_bytes: int = WINDOW_BYTES,
         cold_dir: str = "",
         shelf: SegmentShelf | None = None,
+        log_map: LogMap | None = None,
     ) -> None:
         """`cold_dir`: where cold segments lie, if they can be opened here; else they are asked for.
         `shelf`: indexes of segments, to begin inside of one; without it they are read from their start.
+        `log_map`: what other readers saw in the log; without it all that others wrote is looked through.
         """
         self.cursor = cursor
         """Last seq delivered, or passed over because it lies below what is retained."""
         self._roots = (data_dir, shm_dir)
         self._cold_dir = cold_dir
         self._shelf = shelf
+        self._log_map = log_map
+        self._is_sparse = False  # Whole windows of the log hold nothing of the topic.
         self._marks = marks
         self._disk = disk
         self._open: type[ReadFile] | type[MappedFile] = MappedFile if is_mapped else ReadFile
@@ -378,21 +387,46 @@ class TopicReader:
                     return Pause.AT_MARK
                 self._enter(self._extent + 1)
                 continue
+            is_new = self._is_sparse and not extent.segment and self._look_up(extent, window_bytes)
+            if self._offset >= stop:
+                self._hint_bytes = 0
+                continue
             window = self._read(extent, stop, window_bytes)
             if isinstance(window, Pause):
                 return window
             found = frames.scan(window.buffer.view("<u8"), window.start, window.stop)
             if not len(found):
                 self._damaged(extent, found.reason or "zeros where frames were published", self._offset)
+            if is_new:
+                self._leave(extent, window, found)
             if not extent.segment:
                 found = self._resolved(extent, window, found)
             run = self._take(extent, window, found, head_seq)
             if run is not None:
+                if is_new and isinstance(run, FrameRun):
+                    self._is_sparse = DENSE * len(run.batch) < len(found)
                 return run
+            self._is_sparse = self._log_map is not None
             windows += 1
             if windows == WINDOWS_PER_CALL_MAX:
                 return Pause.UNFINISHED
         return Pause.MOVED if self._located.extents else Pause.AT_MARK
+
+    def _look_up(self, extent: ExtentFacts, window_bytes: int) -> bool:
+        """Go to where the topic's next frame may be; True when nobody has looked there yet."""
+        if self._log_map is None or self._hint_bytes:
+            return False
+        file = FileLife(extent.path, extent.salt)
+        found = self._log_map.find(file, self._located.topic_id, self._offset, window_bytes)
+        self._offset = found.offset
+        self._hint_bytes = found.size if found.is_known else min(found.size, SCAN_WINDOW_BYTES)
+        return not found.is_known
+
+    def _leave(self, extent: ExtentFacts, window: Window, found: FrameBatch) -> None:
+        """Tell others what lies in this part of the log."""
+        assert self._log_map is not None
+        file = FileLife(extent.path, extent.salt)
+        self._log_map.learn(file, window.buffer, found, window.start, window.origin)
 
     def _enter(self, index: int) -> None:
         self.close()

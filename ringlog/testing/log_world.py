@@ -33,6 +33,7 @@ from ringlog.segment.layout import DATA, MAKER_COMPACTOR
 from ringlog.segment.segment import Segment
 from ringlog.segment.writer import SegmentWriter
 from ringlog.storage.disk import RealDisk
+from ringlog.storage.log_map import LogMap
 from ringlog.storage.reader import FrameRun, Mark, TopicReader
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.log_file import TS_US, LogFile
@@ -60,6 +61,7 @@ class LogWorld:
         self.locates = 0
         self.clock = ManualClock()
         self.disk = RealDisk()
+        self.log_map = LogMap()
         self.transport: Literal["ring", "ipc", "tcp"] = "ring"
         self.data_dir = self.shm_dir = root
         self.generation = 0

@@ -11,6 +11,7 @@ from ringlog.envelope.messages import Located
 from ringlog.errors import CorruptData
 from ringlog.frame import layout
 from ringlog.storage.disk import RealDisk
+from ringlog.storage.log_map import LogMap
 from ringlog.storage.reader import FrameRun, Mark, Pause, TopicReader
 from ringlog.testing.log_file import LogFile, sealed_frame
 
@@ -316,14 +317,19 @@ _WRITES = st.lists(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(_WRITES, st.integers(0, 40), st.sampled_from([4096, 512, 1 << 20]), st.integers(0, 1 << 30))
+@given(
+    _WRITES, st.integers(0, 40), st.sampled_from([4096, 512, 1 << 20]), st.sampled_from([0, 600, 1 << 20]),
+    st.integers(0, 1 << 30),
+)  # fmt: skip
 def test_what_is_read_equals_a_list_whatever_the_files_and_windows(
-    tmp_path_factory, writes, cursor, window, seed
+    tmp_path_factory, writes, cursor, window, map_bytes, seed
 ):
-    """INV: every record after the cursor, once, in order; rolls, copies and restarts included."""
+    """INV: every record after the cursor, once, in order; rolls, copies and restarts included, and whatever
+    others of the process have seen of the log."""
     rng = random.Random(seed)
-    world = World(tmp_path_factory.mktemp("w"), is_mapped=bool(seed & 1))
-    heads, model, incarnation, n = {4: 0, 5: 0, 6: 0}, [], 1, 0
+    log_map = LogMap(map_bytes) if map_bytes else None
+    world = World(tmp_path_factory.mktemp("w"), is_mapped=bool(seed & 1), log_map=log_map)
+    heads, models, incarnation, n = {4: 0, 5: 0, 6: 0}, {4: [], 5: [], 6: []}, 1, 0
     file = world.file(salt=1, file_bytes=1 << 18)
     recent, extents = [], []
     for topic, count, size, roll in writes:
@@ -336,19 +342,22 @@ def test_what_is_read_equals_a_list_whatever_the_files_and_windows(
         payloads = [rng.randbytes(size) for _ in range(count)]
         recent.append((topic, heads[topic] + 1, payloads))
         file.append(*recent[-1])
-        if topic == 5:
-            model += enumerate(payloads, heads[5] + 1)
+        models[topic] += enumerate(payloads, heads[topic] + 1)
         heads[topic] += count
     world.publish(file)
-    reader = world.reader([*extents, file.extent()], cursor=cursor, head=heads[5])
-    found = []
-    while isinstance(run := reader.next_run(heads[5], window), FrameRun):
-        for words, offset in zip(run.batch.words.tolist(), run.batch.offsets.tolist(), strict=True):
-            found += enumerate(_payloads(run.buffer, offset, words), words[layout.W_BASE_SEQ])
-    reader.close()
+    for topic in rng.sample([4, 5, 6, 5], 4):
+        head = heads[topic]
+        reader = world.reader([*extents, file.extent()], cursor=cursor, head=head, topic_id=topic)
+        found = []
+        while isinstance(run := reader.next_run(head, window), FrameRun):
+            for words, offset in zip(run.batch.words.tolist(), run.batch.offsets.tolist(), strict=True):
+                found += enumerate(_payloads(run.buffer, offset, words), words[layout.W_BASE_SEQ])
+        reader.close()
+        assert run is Pause.AT_MARK
+        model = models[topic]
+        assert [item for item in found if item[0] > cursor] == [item for item in model if item[0] > cursor]
     world.close()
-    assert run is Pause.AT_MARK
-    assert [item for item in found if item[0] > cursor] == [item for item in model if item[0] > cursor]
+    assert log_map is None or log_map.bytes <= map_bytes
 
 
 def _payloads(buffer, offset, words):

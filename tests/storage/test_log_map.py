@@ -1,0 +1,244 @@
+"""LogMap: what readers of one process tell each other of where topics lie in the log."""
+
+import pytest
+
+from ringlog.envelope.messages import Located
+from ringlog.errors import CorruptData
+from ringlog.frame import batch as frames
+from ringlog.frame import encode_records, frame
+from ringlog.frame.batch import scan
+from ringlog.frame.routed import CopyRow, carried_by, routed_frame
+from ringlog.limits import KIB, MIB
+from ringlog.storage.disk import RealDisk
+from ringlog.storage.log_map import GAP_BYTES_MAX, PIECE_BYTES, FileLife, LogMap, Stretch
+from ringlog.storage.reader import FrameRun, Mark, Pause, TopicReader
+from ringlog.testing.log_file import LogFile, sealed_frame
+
+FILE = FileLife("shard-00/wal/1.wal", 7)
+
+
+def log_of(topics, size=100):
+    """Frames of these topics, one behind the other, and where each begins."""
+    made = [frame(encode_records([b"x" * size]), topic_id=topic) for topic in topics]
+    starts = [sum(map(len, made[:n])) for n in range(len(made) + 1)]
+    return b"".join(map(bytes, made)), starts
+
+
+def learned(topics, size=100, log_map=None, file=FILE, origin=4096):
+    data, starts = log_of(topics, size)
+    log_map = log_map or LogMap()
+    log_map.learn(file, data, scan(data), 0, origin)
+    return log_map, [origin + start for start in starts]
+
+
+def test_a_reader_goes_straight_to_its_topics_next_frame():
+    log_map, at = learned([1, 2, 3, 1, 2, 9, 1])
+    assert log_map.find(FILE, 9, at[0], MIB) == Stretch(at[5], at[6] - at[5], is_known=True)
+    assert log_map.find(FILE, 2, at[2], MIB) == Stretch(at[4], at[5] - at[4], is_known=True)
+
+
+def test_frames_that_lie_close_are_one_stretch_and_as_large_as_is_asked_for():
+    log_map, at = learned([1, 2, 1, 2, 1])
+    assert log_map.find(FILE, 1, at[0], MIB) == Stretch(at[0], at[5] - at[0], is_known=True)
+    assert log_map.find(FILE, 1, at[0], at[3] - at[0]) == Stretch(at[0], at[3] - at[0], is_known=True)
+    assert log_map.find(FILE, 1, at[0], 8) == Stretch(at[0], at[1] - at[0], is_known=True)  # one at least
+
+
+def test_what_lies_far_apart_is_two_stretches():
+    log_map, at = learned([1, 2, 1], size=GAP_BYTES_MAX)
+    assert log_map.find(FILE, 1, at[0], MIB) == Stretch(at[0], at[1] - at[0], is_known=True)
+
+
+def test_a_topic_without_a_frame_is_sent_behind_what_is_known():
+    log_map, at = learned([1, 2, 3])
+    found = log_map.find(FILE, 4, at[1], MIB)
+    assert (found.offset, found.is_known) == (at[3], False)
+
+
+def test_nothing_is_known_of_other_lives_of_a_file_or_before_and_behind_what_was_seen():
+    log_map, at = learned([1, 2, 3])
+    assert not log_map.find(FILE._replace(salt=8), 1, at[0], MIB).is_known
+    assert log_map.find(FILE, 2, 64, MIB) == Stretch(64, at[0] - 64, is_known=False)
+    assert log_map.find(FILE, 2, at[3], MIB).offset == at[3]
+    assert not log_map.find(FILE, 2, at[3], MIB).is_known
+
+
+def test_pieces_that_adjoin_become_one_whatever_their_order():
+    data, starts = log_of([n % 10 for n in range(1_000)])
+    log_map, step = LogMap(), 7
+    pieces = list(range(0, 1_000, step))
+    for first in [*pieces[1::2], *pieces[0::2]]:
+        stop = starts[min(first + step, 1_000)]
+        log_map.learn(FILE, data, scan(data, starts[first], stop), starts[first], 0)
+    for n in range(1_000):
+        found = log_map.find(FILE, n % 10, starts[n], 8)
+        assert found == Stretch(starts[n], starts[n + 1] - starts[n], is_known=True)
+    one = LogMap()
+    for first in pieces:
+        stop = starts[min(first + step, 1_000)]
+        one.learn(FILE, data, scan(data, starts[first], stop), starts[first], 0)
+    assert one.bytes < 1_000 * 24 + 20 * PIECE_BYTES, "not a piece for each time it was told"
+
+
+def test_what_overlaps_is_taken_once():
+    data, starts = log_of([1, 2, 3, 4, 5])
+    log_map = LogMap()
+    log_map.learn(FILE, data, scan(data, starts[2], starts[4]), starts[2], 0)
+    before = log_map.bytes
+    log_map.learn(FILE, data, scan(data, starts[2], starts[4]), starts[2], 0)
+    assert log_map.bytes == before
+    log_map.learn(FILE, data, scan(data), 0, 0)
+    assert log_map.find(FILE, 1, 0, 8).offset == starts[0]
+    assert log_map.find(FILE, 2, 0, 8).offset == starts[1]
+    assert log_map.find(FILE, 4, 0, 8).offset == starts[3]
+    assert log_map.find(FILE, 5, 0, 8) == Stretch(starts[4], 1 << 62, is_known=False)
+
+
+def test_memory_is_bounded_and_what_was_asked_least_goes_first():
+    bytes_max = 40 * 24 + 3 * PIECE_BYTES
+    log_map = LogMap(bytes_max)
+    files = [FileLife(f"{n}.wal", n) for n in range(10)]
+    for file in files:
+        learned([1] * 10, log_map=log_map, file=file)
+        log_map.find(files[0], 1, 4096, MIB)
+        assert log_map.bytes <= bytes_max
+    known = [file for file in files if log_map.find(file, 1, 4096, MIB).is_known]
+    assert known[0] == files[0]
+    assert known[-1] == files[-1]
+    assert len(known) < 10
+
+
+def test_of_one_file_that_is_too_much_the_front_goes():
+    log_map = LogMap(30 * 24 + 2 * PIECE_BYTES)
+    data, starts = log_of([1] * 100)
+    for first in (0, 40, 80):  # with holes between: pieces that stay apart
+        log_map.learn(FILE, data, scan(data, starts[first], starts[first + 10]), starts[first], 0)
+    assert not log_map.find(FILE, 1, starts[0], 8).is_known
+    assert log_map.find(FILE, 1, starts[80], 8).is_known
+
+
+def test_copies_of_a_router_are_found_by_their_topics():
+    appended = frame(encode_records([b"copied"]), topic_id=1)
+    rows = [CopyRow(topic, 5, 6, 1, 9, 1, 2) for topic in (30, 31)]
+    data = bytes(routed_frame(carried_by(appended, scan(appended), 0, hops=1), rows))
+    before, _ = log_of([1, 2])
+    after, _ = log_of([2])
+    log_map = LogMap()
+    log_map.learn(FILE, before + data + after, scan(before + data + after), 0, 0)
+    for topic in (30, 31):
+        found = log_map.find(FILE, topic, 0, MIB)
+        assert found == Stretch(len(before), len(data), is_known=True)
+    assert log_map.find(FILE, 2, len(before), MIB).offset == len(before) + len(data)
+    broken = bytearray(data)
+    broken[frames.layout.HEADER_BYTES] = 0  # It says that it holds no copies.
+    spoilt = LogMap()
+    spoilt.learn(FILE, before + broken + after, scan(before + broken + after), 0, 0)
+    assert not spoilt.find(FILE, 30, 0, MIB).is_known
+
+
+class CountingDisk(RealDisk):
+    """A disk that says how much was read."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes_read = 0
+
+    def read_into(self, fd, buffer, offset):
+        self.bytes_read += len(buffer)
+        return super().read_into(fd, buffer, offset)
+
+
+class Log:
+    """One log file with `topics` topics in turn, `rounds` frames of each."""
+
+    def __init__(self, root, topics, rounds, size=2_000):
+        self.disk, self.root, self.log_map = CountingDisk(), str(root), LogMap()
+        self.file = LogFile(self.disk, self.root, file_bytes=16 * MIB)
+        self.topics, self.rounds = topics, rounds
+        self.starts = [
+            self.file.append(topic, n + 1, [b"%d" % topic * size])
+            for n in range(rounds)
+            for topic in range(1, topics + 1)
+        ]
+        self.mark = Mark(self.file.file_id, self.file.stop)
+
+    def reader(self, topic, *, log_map, mark=None):
+        located = Located("t", topic, 1, 0, 0, self.rounds, 1, 1, 1, 1, False, [self.file.extent()])
+        return TopicReader(
+            located, 0, data_dir=self.root, shm_dir=self.root, disk=self.disk, log_map=log_map,
+            marks=lambda _volatile: mark or self.mark,
+        )  # fmt: skip
+
+    def read(self, topic, *, log_map, mark=None):
+        reader, found = self.reader(topic, log_map=log_map, mark=mark), []
+        while True:
+            run = reader.next_run(self.rounds, 64 * KIB)
+            if run is Pause.UNFINISHED:
+                continue
+            if not isinstance(run, FrameRun):
+                reader.close()
+                return found, run
+            found += run.batch.words[:, frames.layout.W_BASE_SEQ].tolist()
+
+
+def test_a_thousand_readers_of_one_log_look_through_it_once(tmp_path):
+    log = Log(tmp_path, topics=400, rounds=4)
+    size = log.file.stop
+    for topic in range(1, 401):
+        assert log.read(topic, log_map=log.log_map) == ([1, 2, 3, 4], Pause.AT_MARK)
+    shared = log.disk.bytes_read
+    log.disk.bytes_read = 0
+    for topic in range(1, 401, 100):
+        assert log.read(topic, log_map=None)[0] == [1, 2, 3, 4]
+    alone = log.disk.bytes_read
+    log.file.close()
+    assert alone > 3 * size
+    # Each begins with a window of its own, and reads its four frames.
+    assert shared < 2 * size + 400 * (2 * 64 * KIB + 5 * 4 * KIB)
+
+
+def test_what_others_saw_further_on_is_not_read_before_it_is_published(tmp_path):
+    """S-9: another reader's later mark is nothing to go by."""
+    log = Log(tmp_path, topics=200, rounds=3)
+    assert log.read(200, log_map=log.log_map)[0] == [1, 2, 3]
+    early = Mark(log.file.file_id, log.starts[400])
+    assert log.read(200, log_map=log.log_map, mark=early) == ([1, 2], Pause.AT_MARK)
+    assert log.read(199, log_map=log.log_map, mark=early) == ([1, 2], Pause.AT_MARK)
+    log.file.close()
+
+
+def test_a_frame_whose_topic_rotted_is_missed_also_where_the_map_leads_past_it(tmp_path):
+    log = Log(tmp_path, topics=200, rounds=3)
+    log.file.damage(log.starts[200 + 99] + 8, flip=1 << 6)  # The second frame of topic 100.
+    assert log.read(1, log_map=log.log_map)[0] == [1, 2, 3]
+    reader = log.reader(100, log_map=log.log_map)
+    found = []
+    while isinstance(run := reader.next_run(3), FrameRun):
+        found.append(run.last_seq)
+    assert (found, run) == ([1], Pause.MOVED), "asked anew before damage is cried"
+    reader.relocate(reader.located)
+    with pytest.raises(CorruptData, match="missing"):
+        reader.next_run(3)
+    reader.close()
+    log.file.close()
+
+
+def test_damage_found_where_the_map_leads_is_named(tmp_path):
+    log = Log(tmp_path, topics=200, rounds=3)
+    assert log.read(1, log_map=log.log_map)[0] == [1, 2, 3]
+    bad = log.starts[200 + 99]
+    log.file.damage(bad + 100)
+    reader = log.reader(100, log_map=log.log_map)
+    assert reader.next_run(3).last_seq == 1
+    with pytest.raises(CorruptData, match="body does not verify") as e:
+        reader.next_run(3)
+    assert (e.value.detail["offset"], e.value.detail["seq"]) == (bad, 2)
+    reader.close()
+    log.file.close()
+
+
+def test_a_control_frame_is_nobodys_next_frame():
+    control = sealed_frame({}, topic_id=5, base_seq=0, kind=2, control=b"\xc0")
+    log_map = LogMap()
+    log_map.learn(FILE, control, scan(control), 0, 0)
+    assert not log_map.find(FILE, 5, 0, MIB).is_known

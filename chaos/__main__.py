@@ -59,8 +59,12 @@ def _run(args: argparse.Namespace) -> int:
         skips = [(v.name, skip) for v in report.verdicts for skip in v.account.skipped]
         for name, skip in skips:
             print(f"skipped in {name}: {skip.what}: {skip.why}")
+        # Last of all, and once more: of a long output often only the end is kept.
+        for verdict in report.verdicts:
+            for wrong in verdict.wrong:
+                print(f"FAILED {verdict.name}: {wrong}")
         for wrong in report.wrong:
-            print(wrong)
+            print(f"FAILED: {wrong}")
         bad = sum(bool(verdict.wrong) for verdict in report.verdicts)
         print(
             f"{len(report.verdicts) - bad} classes passed, {bad} failed, {len(skips)} things skipped,"
@@ -75,7 +79,9 @@ def _class(args: argparse.Namespace) -> int:
     raw = msgspec.json.decode(Path(args.order).read_bytes())
     # A run that is killed must not leave a class behind, which would go on for an hour beside what follows.
     die_with(raw["parent"])
-    order = Order(raw["name"], raw["seed"], raw["seconds"], Path(raw["scratch"]), raw["settings"])
+    order = Order(
+        raw["name"], raw["seed"], raw["seconds"], Path(raw["scratch"]), raw["settings"], raw["floors"]
+    )  # fmt: skip
     account = Account(wanted=raw["wanted"])
     code = 0
     try:

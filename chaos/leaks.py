@@ -14,8 +14,8 @@ import psutil
 
 MARK = "RINGLOG_CHAOS_RUN"
 SHM = Path("/dev/shm")
-TRACKER_S = 10.0
-"""A tracker of multiprocessing whose parent has ended has ended by then, also on a busy host."""
+HELPERS_S = 30.0
+"""What multiprocessing had started for a parent that has ended has ended by then, also on a busy host."""
 
 
 def marked_processes(mark: str = "") -> list[psutil.Process]:
@@ -36,7 +36,7 @@ def marked_processes(mark: str = "") -> list[psutil.Process]:
 def kill_marked(mark: str) -> list[str]:
     """Kill what is left; returns a line for each."""
     lines = []
-    psutil.wait_procs([each for each in marked_processes(mark) if _is_tracker(each)], timeout=TRACKER_S)
+    psutil.wait_procs([each for each in marked_processes(mark) if _is_helper(each)], timeout=HELPERS_S)
     for process in marked_processes(mark):
         try:
             lines.append(f"process {process.pid} left behind: {' '.join(process.cmdline())[:200]}")
@@ -46,10 +46,11 @@ def kill_marked(mark: str) -> list[str]:
     return lines
 
 
-def _is_tracker(process: psutil.Process) -> bool:
-    """Of multiprocessing, not ours: it ends by itself, when it reads that its parent has ended."""
+def _is_helper(process: psutil.Process) -> bool:
+    """A tracker or worker of multiprocessing, not ours: it ends by itself, when it reads that its parent has
+    ended."""
     try:
-        return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+        return "from multiprocessing." in " ".join(process.cmdline())
     except psutil.Error:
         return False
 

@@ -48,6 +48,15 @@ class Order:
     """An empty directory of its own, removed afterwards; on a real disk unless the plan says `in_memory`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """From the plan; each class documents what it reads, and refuses what it does not know."""
+    floors: Mapping[str, int] = field(default_factory=dict)
+    """What is enough, where the class is to end with it; empty: it uses its time."""
+
+    def is_enough(self, counts: Mapping[str, int], *names: str) -> bool:
+        """Has it done what it is to end with, of these counts or of all that have a floor?"""
+        if not self.floors:
+            return False
+        wanted = names or tuple(self.floors)
+        return all(counts.get(name, 0) >= self.floors.get(name, 0) for name in wanted)
 
     def random(self, *salt: object) -> random.Random:
         """A generator that depends on the seed and on nothing else."""

@@ -48,6 +48,9 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     settings: dict[str, Any] = {}
     floors: dict[str, int] = {}
     """What must be counted at least, in ROUNDS_MAX rounds at most: a slow host needs longer for as much."""
+    ends_at_floors: bool = False
+    """It ends when all of them are reached, if its time is not over by then: a fast host is done early, and a
+    slow one has the time it needs. For classes that can stop anywhere."""
     distinct: list[str] = []
     """Counts of different things, of which two rounds may do the same: the better round's is taken."""
 

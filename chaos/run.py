@@ -43,8 +43,9 @@ ROUND_STEP = 7_919
 REST_MARGIN = 1.25
 """A later round gets so many times as long as the rounds before took for as much."""
 REST_SHARE_MIN = 0.15
-REST_S_MIN = 10.0
-"""Of a class's time at least this share, and so long: much of a shorter round would be its start."""
+"""And at least this share of a class's time."""
+START_S = 10.0
+"""Beside that, for what a round does before it counts anything, or once however long it is."""
 
 
 @dataclass(slots=True)
@@ -154,14 +155,14 @@ def _rest_s(entry: Entry, account: Account, spent_s: float) -> float:
 
     What was not done at all, and different things, of which another round may do the same, need a whole one.
     """
-    wanted_s = max(REST_SHARE_MIN * entry.seconds, REST_S_MIN)
+    wanted_s = REST_SHARE_MIN * entry.seconds
     for what, floor in entry.floors.items():
         done = account.counts[what]
         if done < floor:
             is_whole = not done or what in entry.distinct
             rest_s = entry.seconds if is_whole else REST_MARGIN * spent_s * (floor - done) / done
             wanted_s = max(wanted_s, rest_s)
-    return min(wanted_s, entry.seconds)
+    return min(START_S + wanted_s, entry.seconds)
 
 
 def _together(entry: Entry, before: Verdict, after: Verdict) -> Verdict:
@@ -199,7 +200,7 @@ def run_entry(
     order = {
         "name": entry.name, "seed": seed, "seconds": entry.seconds, "settings": entry.settings,
         "scratch": str(scratch / "scratch"), "account": str(scratch / "account.json"),
-        "wanted": wanted, "parent": os.getpid(),
+        "wanted": wanted, "parent": os.getpid(), "floors": entry.floors if entry.ends_at_floors else {},
     }  # fmt: skip
     (scratch / "scratch").mkdir()
     (scratch / "order.json").write_bytes(msgspec.json.encode(order))

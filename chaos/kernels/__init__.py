@@ -142,7 +142,7 @@ def run(order: Order, account: Account) -> None:
 
     def work(slot: Slot) -> None:
         try:
-            while time.monotonic() < until:
+            while time.monotonic() < until and not order.is_enough(account.counts):
                 slot.live()
             if slot.unjudged:
                 slot.live(is_last=True)

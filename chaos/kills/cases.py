@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import time
 from pathlib import Path
 from random import Random
 
 import ringlog
+from chaos.hurry import hurry
 from chaos.kills import points as stop_plan
 from chaos.kills import targets
 from chaos.kills.keys import tried_twice
@@ -63,7 +62,7 @@ def _pass_points(
         doomed = [each for each in found.processes if each.kind in deaths] if found else []
         for each in doomed:
             lives[each.name] = max(lives.get(each.name, 0), each.restarts)
-            _hurry(each.pid) if each.kind in BACKGROUND else _drain_when_due(scene, each, deaths, told)
+            hurry([each]) if each.kind in BACKGROUND else _drain_when_due(scene, each, deaths, told)
         if doomed and all(each.restarts >= len(deaths[each.kind]) for each in doomed):
             break
         time.sleep(0.05)
@@ -72,14 +71,6 @@ def _pass_points(
     stage.account.did("kills", kill_and_start(scene), "RF-4")
     scene.load.wait_progress(1_000)
     stage.close(scene)
-
-
-def _hurry(pid: int) -> None:
-    """Let a background process run like any other: on a busy host it would get to nothing in our time."""
-    if pid:
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
-            os.setpriority(os.PRIO_PROCESS, pid, 0)
 
 
 def _drain_when_due(

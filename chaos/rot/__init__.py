@@ -65,7 +65,7 @@ def _flips(order: Order, account: Account, bench: Bench, settings: dict[str, Any
     flips = [each for each in flips if each[0].endswith(settings["suffix"])]
     most = settings["bytes_max"] or len(flips)
     for path, at, bit in flips[:most]:
-        if time.monotonic() > until:
+        if time.monotonic() > until or order.is_enough(account.counts):
             break
         wrong, is_inside = flip(bench, path, at, bit)
         account.did("bytes_flipped", 1, "RF-70", *(["RF-71"] if is_inside else []))

@@ -95,11 +95,20 @@ def _run(order: Order, account: Account, settings: dict[str, Any]) -> None:
     _deaths(images, account, within(DEATHS_SHARE))
     _exceptions(order, images, account, within(EXCEPTIONS_SHARE))
     _recoveries(order, images, account, within(RECOVERIES_SHARE))
-    _allocations(order, images, account, within(1.0))
-    account.counts["line_and_allocation_runs"] = (
-        account.counts["line_runs"] + account.counts["allocation_runs"] + account.counts["recovery_deaths"]
-    )
+    _allocations(order, images, account, lambda: within(1.0)() and not _is_enough(order, account))
+    account.counts["line_and_allocation_runs"] = _line_and_allocation_runs(account)
     collect(account)
+
+
+def _is_enough(order: Order, account: Account) -> bool:
+    """This process leaves its core to the one with the calls."""
+    counts = account.counts | {"line_and_allocation_runs": _line_and_allocation_runs(account)}
+    return order.is_enough(counts, "line_and_allocation_runs", "lines_covered", "recovery_deaths")
+
+
+def _line_and_allocation_runs(account: Account) -> int:
+    counts = account.counts
+    return counts["line_runs"] + counts["allocation_runs"] + counts["recovery_deaths"]
 
 
 def _some(
@@ -211,7 +220,7 @@ def _all_calls(
     account.counts["changing_calls"] = sum(map(len, made.values()))
     is_time, known = within(1.0), Known()
     for number, cases in enumerate(chosen):
-        if not is_time():
+        if not is_time() or order.is_enough(account.counts, "call_runs"):
             account.figures["calls_left"] = len(chosen) - number
             break
         _call(cases, images, known, account)
@@ -347,7 +356,8 @@ def _allocations(order: Order, images: dict[str, Image], account: Account, is_ti
     for done, (operation, numbers) in enumerate(batches):
         if done >= BATCHES_MIN and not is_time():
             break
+        before = tally.runs
         allocations.run_batch(operation, images[operation.image], numbers, tally, account.found, known)
-    account.did("allocation_runs", tally.runs, "RF-18")
+        account.did("allocation_runs", tally.runs - before, "RF-18")
     account.counts["allocations_raised"] += tally.raised + tally.failed
     account.counts["interpreter_deaths"] += tally.interpreter_deaths

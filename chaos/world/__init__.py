@@ -52,7 +52,7 @@ def run(order: Order, account: Account) -> None:
 def _run(order: Order, account: Account, *, only_reshards: bool) -> None:
     until = time.monotonic() + order.seconds * SHARE
     seed, total = order.seed * SEEDS_APART, Counter[str]()
-    while time.monotonic() < until:
+    while time.monotonic() < until and not order.is_enough(account.counts):
         if only_reshards and not options_of(seed)["reshards"]:
             seed += 1
             continue

@@ -50,13 +50,13 @@ def test_a_process_that_lives_is_killed_and_told(mark: str) -> None:
 def test_a_tracker_that_ends_is_waited_for_and_one_that_does_not_is_told(
     mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    child = started(mark, ENDS, "multiprocessing.resource_tracker")
+    child = started(mark, ENDS, "from multiprocessing.resource_tracker import main")
     try:
         assert leaks.kill_marked(mark) == []
     finally:
         ended(child)
-    monkeypatch.setattr(leaks, "TRACKER_S", 0.1)
-    child = started(mark, SLEEPS, "multiprocessing.resource_tracker")
+    monkeypatch.setattr(leaks, "HELPERS_S", 0.1)
+    child = started(mark, SLEEPS, "from multiprocessing.resource_tracker import main")
     try:
         assert len(leaks.kill_marked(mark)) == 1
     finally:

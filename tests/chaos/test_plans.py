@@ -84,9 +84,10 @@ def test_a_slow_host_gets_more_rounds_with_other_seeds_and_their_work_is_added_u
 @pytest.mark.parametrize(
     ("done", "expected"),
     [
-        # The second takes as long as what is missing did, and a quarter longer; the third by what both did.
-        ([80, 10, 10], [100.0, 31.25, 18.23]),
-        ([99, 1], [100.0, 15.0]),
+        # The second takes as long as what is missing did, a quarter longer, and a start of 10 s; the third by
+        # what both did.
+        ([80, 10, 10], [100.0, 41.25, 29.62]),
+        ([99, 1], [100.0, 25.0]),
         ([30, 30, 40], [100.0, 100.0, 100.0]),
         ([0, 100], [100.0, 100.0]),
     ],
@@ -208,3 +209,13 @@ def test_a_run_that_is_killed_leaves_no_class_behind(tmp_path: Path) -> None:
     finally:
         running.kill()
         running.wait(20)
+
+
+def test_a_class_that_is_to_end_with_its_floors_knows_when_they_are_reached():
+    order = Order("world", 1, 60.0, Path("/"), floors={"seeds": 2, "deaths": 10})
+    assert not order.is_enough({"seeds": 2})
+    assert not order.is_enough({"seeds": 2, "deaths": 9})
+    assert order.is_enough({"seeds": 2, "deaths": 10})
+    assert order.is_enough({"seeds": 2}, "seeds")
+    assert order.is_enough({}, "of which there is no floor")
+    assert not Order("world", 1, 60.0, Path("/")).is_enough({"seeds": 2}), "it uses its time"

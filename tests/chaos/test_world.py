@@ -86,6 +86,12 @@ def test_run_reports_what_it_finds_with_a_case(monkeypatch: pytest.MonkeyPatch, 
     assert account.findings[0].story == "the story"
 
 
+def test_it_ends_with_its_floors_where_the_plan_says_so(tmp_path):
+    account = Account()
+    world.run(Order("world", 3, 300.0, tmp_path, floors={"seeds": 2}), account)
+    assert account.counts["seeds"] == 2
+
+
 def test_an_ack_before_the_sync_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant 1 (O2)."""
     from actors.wal_shard.core import ShardCore

@@ -34,7 +34,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     limit_s: float
     """It has failed when it is not done by then."""
     lane: int = 1
-    """Lanes run beside each other, entries of one lane one after the other."""
+    """Lanes run beside each other, entries of one lane one after the other. One that is done takes the last
+    of the other."""
     seed: int = 1
     daily: bool = False
     """Other seeds each day: what one night does not meet another may."""

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -107,8 +107,13 @@ def run_plan(
     before, today = leaks.host_things(), datetime.now(UTC).date()
     lock = threading.Lock()
 
-    def run_lane(entries: list[Entry]) -> None:
-        for entry in entries:
+    lanes = [
+        deque(entry for entry in entries if not only or entry.name in only)
+        for entries in plan.lanes().values()
+    ]
+
+    def run_lane(own: deque[Entry]) -> None:
+        while (entry := _next_of(own, lanes, lock)) is not None:
             verdict = run_rounds(
                 entry, entry.seed_on(today) + pass_number * SEED_STEP, partial(_run_entry_at, entry, work)
             )
@@ -120,9 +125,6 @@ def run_plan(
                 if verdict.wrong and verdict.output:
                     print(verdict.output, flush=True)
 
-    lanes = [
-        [entry for entry in entries if not only or entry.name in only] for entries in plan.lanes().values()
-    ]
     threads = [threading.Thread(target=run_lane, args=(lane,)) for lane in lanes if lane]
     for thread in threads:
         thread.start()
@@ -133,6 +135,15 @@ def run_plan(
         report.wrong += _rows_without_case(plan, faults, report.verdicts)
     report.seconds = time.monotonic() - begun
     return report
+
+
+def _next_of(own: deque[Entry], lanes: list[deque[Entry]], lock: threading.Lock) -> Entry | None:
+    """What a lane runs next: of its own in order; when that is done, what another would come to last."""
+    with lock:
+        if own:
+            return own.popleft()
+        longest = max(lanes, key=lambda lane: sum(entry.seconds for entry in lane))
+        return longest.pop() if longest else None
 
 
 def run_rounds(entry: Entry, seed: int, once: Callable[[int, float], Verdict]) -> Verdict:

@@ -224,7 +224,8 @@ def run(order: Order, account: Account) -> None:
         except (RigError, OSError) as e:
             account.skip(f"block replay on {kind}", str(e))
         is_enough = account.counts["block_states"] >= settings["states_min"]
-        if (is_enough and time.monotonic() > until) or len(account.skipped) == len(KINDS):
+        is_over = time.monotonic() > until or order.is_enough(account.counts)
+        if (is_enough and is_over) or len(account.skipped) == len(KINDS):
             break
     if not account.counts["block_states"]:
         raise CannotRun("; ".join(skip.why for skip in account.skipped))

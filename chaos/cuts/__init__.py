@@ -193,7 +193,7 @@ def run(order: Order, account: Account) -> None:
                 live(one, order.random(case), account, f"life-{number}")
             except Broken as e:
                 account.found(f"after a power cut of {one.kind}: {str(e)[:300]}", case, str(e))
-            if time.monotonic() > until:
+            if time.monotonic() > until or order.is_enough(account.counts, "cuts", "cuts inside a recovery"):
                 break
     engine.run(order, account, settings["engine_points"], order.seconds * settings["engine_share"])
 

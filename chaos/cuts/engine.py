@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from chaos.hurry import hurry
 from chaos.order import Account, Order
 from chaos.rigs.mount import FLAGS, KINDS, RigError, Volume, volume
 from chaos.rigs.program import (
@@ -50,7 +51,8 @@ def run(order: Order, account: Account, points: int, seconds: float) -> None:
     until_s = time.monotonic() + seconds
     done = 0
     while cases and (not points or done < points):
-        if points == 0 and time.monotonic() > until_s - SECONDS_A_CASE:
+        is_enough = order.is_enough(account.counts, "cuts of the whole program")
+        if points == 0 and (is_enough or time.monotonic() > until_s - SECONDS_A_CASE):
             break
         kind, point, flag = cases[done % len(cases)]
         case = f"engine/{kind}/{point}/{flag}"
@@ -127,6 +129,7 @@ def _provoke(host: TestEngine, traffic: Traffic, is_reached: Callable[[], bool],
     while not is_reached() and time.monotonic() < deadline:
         # Segments of which most is dead and something alive: others are dropped, and never made anew.
         sealed = {topic: traffic.acked_of(topic) * BATCH for topic in TOPICS}
+        hurry(host.status().processes)
         checkpoint(host)
         if stop.startswith("reclaim_") and not is_reached():
             with contextlib.suppress(RinglogError):

@@ -113,7 +113,8 @@ def _large(order: Order, account: Account, bench: Bench, until: float, only: lis
         first.setdefault(f"{case.row} {kind_of(min(case.damaged))}", case)
     chosen = {case.name: case for case in first.values()}
     for case in [*chosen.values(), *(each for each in cases if each.name not in chosen)]:
-        if time.monotonic() > until and case.name not in chosen:
+        is_over = time.monotonic() > until or order.is_enough(account.counts, "cases")
+        if is_over and case.name not in chosen:
             break
         wrong = judge_case(bench, case, account)
         account.did("cases", 1, case.row)

@@ -56,7 +56,8 @@ def _run_shard(order: Order, account: Account, rounds_min: int, until: float) ->
                         shard.run_case(stored, name, order.random(case), account)
                     except Broken as e:
                         account.found(f"a shard on {kind}, {name}: {str(e)[:300]}", case, str(e))
-                    if number >= rounds_min and time.monotonic() > until:
+                    is_enough = order.is_enough(account.counts, "sync_failures", "traps")
+                    if number >= rounds_min and (is_enough or time.monotonic() > until):
                         return
 
 

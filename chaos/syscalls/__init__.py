@@ -77,7 +77,7 @@ def run(order: Order, account: Account) -> None:
     until_s = time.monotonic() + order.seconds
     todo = cases(order)
     for number in itertools.count():
-        if time.monotonic() > until_s:
+        if time.monotonic() > until_s or order.is_enough(account.counts):
             break
         root = order.scratch / f"engine-{number}"
         batch = list(itertools.islice(todo, settings["judge_every"]))

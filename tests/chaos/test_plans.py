@@ -7,7 +7,8 @@ import importlib
 import os
 import subprocess
 import sys
-from collections import Counter
+import threading
+from collections import Counter, deque
 from datetime import date
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from chaos import plan as plans
 from chaos.order import Account, Order
 from chaos.plan import Entry, PlanError, load_faults, load_plan
-from chaos.run import ROOT, ROUND_STEP, Verdict, _judge, _rows_without_case, run_rounds
+from chaos.run import ROOT, ROUND_STEP, Verdict, _judge, _next_of, _rows_without_case, run_rounds
 from ringlog.testing.real_engine import wait_until
 
 PLANS = sorted(path.stem for path in plans.PLANS.glob("*.toml"))
@@ -219,3 +220,13 @@ def test_a_class_that_is_to_end_with_its_floors_knows_when_they_are_reached():
     assert order.is_enough({"seeds": 2}, "seeds")
     assert order.is_enough({}, "of which there is no floor")
     assert not Order("world", 1, 60.0, Path("/")).is_enough({"seeds": 2}), "it uses its time"
+
+
+def test_a_lane_that_is_done_takes_what_the_other_would_come_to_last():
+    def named(name: str, seconds: float) -> Entry:
+        return Entry(name=name, target="T-1", seconds=seconds, limit_s=2 * seconds)
+
+    short, long = deque([named("a", 1)]), deque([named("b", 1), named("c", 1), named("d", 1)])
+    lanes, lock = [short, long], threading.Lock()
+    taken = [_next_of(own, lanes, lock) for own in (short, long, short, long, short)]
+    assert [entry.name if entry else None for entry in taken] == ["a", "b", "d", "c", None]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 
 import msgspec
 
 from actors.gateway.auth import parse_keys
+from chaos.fuzz.scratch import own_directory
 from ringlog.config import load_config, parse_duration, parse_size
 from ringlog.errors import ConfigError, CorruptData, InvalidRequest
 from ringlog.topic.config import TopicConfig
@@ -16,7 +15,6 @@ from ringlog.topic.config import TopicConfig
 MAX_LEN = 512
 SHARE = 1.0
 KEYS, TOPIC, BYTES, FLAG, VARIABLE, SIZE, DURATION, FILE, ENGINE = range(9)
-_path: list[str] = []
 _SETTING = (
     "wal.shards",
     "cold.timeout_s",
@@ -82,12 +80,9 @@ def _number(parse: object, text: str) -> None:
 
 
 def _file(data: bytes) -> None:
-    if not _path:
-        _path.append(tempfile.mkdtemp(prefix="fuzz-config-"))
-    path = os.path.join(_path[0], f"{os.getpid()}.toml")
-    with open(path, "wb") as file:
-        file.write(data)
-    load_config({}, {}, "/", config_file=path)
+    path = own_directory("config") / "config.toml"
+    path.write_bytes(data)
+    load_config({}, {}, "/", config_file=str(path))
 
 
 def seeds() -> Iterator[bytes]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 from actors.gateway.auth import SCOPES, KeyRing, Principal, key_id
 from actors.gateway.zap import TCP_DOMAIN, answer
+from chaos.fuzz.scratch import own_directory
 from ringlog.errors import ConfigError, UsageError
 from ringlog.link.address import parse_url, read_engine
 from ringlog.link.curve import read_key_file
@@ -18,7 +17,6 @@ MAX_LEN = 512
 SHARE = 1.5
 RING = KeyRing([(key_id("x" * 40), Principal("x", SCOPES))])
 URL, ZAP, IDENTITY, ENGINE, KEY = range(5)
-_dir: list[str] = []
 
 
 def check(data: bytes) -> None:
@@ -62,10 +60,7 @@ def _identity(data: bytes) -> None:
 
 
 def _file(data: bytes, *, is_engine: bool) -> None:
-    if not _dir:
-        _dir.append(tempfile.mkdtemp(prefix="fuzz-handshake-"))
-    folder = Path(_dir[0], str(os.getpid()))
-    folder.mkdir(exist_ok=True)
+    folder = own_directory("handshake")
     path = folder / "engine.json"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.write(fd, data)

@@ -6,18 +6,17 @@ The first byte chooses the file; the rest is its contents, made as the other tar
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from chaos.fuzz import fuzz_segment, fuzz_snapshot, fuzz_wal
+from chaos.fuzz.scratch import own_directory
 from ringlog.verify.directory import verify_path
 from ringlog.verify.findings import FileReport
 
 MAX_LEN = 5_200
 SHARE = 1.5
 KINDS = 6
-_root: list[Path] = []
 _there: dict[Path, bytes] = {}
 """What files hold, so that only what differs from the input before is written."""
 
@@ -44,9 +43,7 @@ def check(data: bytes) -> None:
 
 
 def _at() -> Path:
-    if not _root:
-        _root.append(Path(tempfile.mkdtemp(prefix="fuzz-verify-")))
-    root = _root[0] / str(os.getpid())
+    root = own_directory("verify")
     for folder in ("wal/shard-00", "meta", "packs"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     return root

@@ -38,6 +38,22 @@ def test_a_ring_is_made_private_whole_and_once(make_ring: MakeRing) -> None:
     assert os.listdir(os.path.dirname(path)) == ["ring"]
 
 
+def shared_kib() -> int:
+    """Shared memory that is mapped into this process and there."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssShmem:")[2].split()[0])
+
+
+@BOTH
+def test_attaching_brings_no_more_than_the_words_into_memory(make_ring: MakeRing, attach: Callable) -> None:
+    """A shard commits for nobody while it attaches: what a whole ring takes is not to be paid at once."""
+    path = make_ring(ring_bytes=16 << 20)
+    before = shared_kib()
+    end = attach(path)
+    assert shared_kib() - before < 1_024
+    end.detach() if isinstance(end, RingConsumer) else end.close()
+
+
 @pytest.mark.parametrize("changes", [{"ring_bytes": 4096}, {"ring_bytes": 1 << 31}, {"settle_entries": 0}])
 def test_sizes_out_of_bounds_are_refused_with_the_limit(make_ring: MakeRing, changes: dict) -> None:
     with pytest.raises(RingError, match=r"out of bounds.*min=.*max="):

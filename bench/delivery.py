@@ -123,6 +123,7 @@ def _thousand_row() -> Row:
     for _ in range(3):
         with Host(2, ALONE) as host:
             host.client.topics.create("t", durability="disk")
+            _frames(host, "t", 1)  # Its first append of all opens the producer's ring.
             crowd = Watchers(host.url, ["t"], frame=FRAME, processes=4, each=250)
             count = scaled(40, 8)
             _frames(host, "t", count, every_s=0.25)
@@ -141,6 +142,7 @@ def _stopped_row() -> Row:
         for stops, into in ((False, alone), (True, beside)):
             with Host(2, ALONE) as host:
                 host.client.topics.create("t", durability="disk")
+                _frames(host, "t", 1)
                 one = Watchers(host.url, ["t"], frame=FRAME, processes=1, each=1, stops=stops)
                 crowd = Watchers(host.url, ["t"], frame=FRAME, processes=3, each=33)
                 count = scaled(100, 10)

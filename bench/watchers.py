@@ -39,7 +39,7 @@ def _watch(
             if left and records >= left * count:
                 break
             for watch in client.ready_watches(watches, 0.2):
-                while (event := watch.next(0)) is not None:
+                while watch.has_news and (event := watch.next(0)) is not None:
                     if not isinstance(event, Page):
                         continue
                     for piece in event.pieces:

@@ -205,6 +205,15 @@ class TopicTable:
         words, at = self._slot(slot)
         return words[at]
 
+    def peek(self, slot: int) -> int:
+        """As `sequence`, for any thread: -1 for a slot that is not mapped yet, or not any more."""
+        if slot < 0:
+            return -1
+        try:
+            return self._words[slot >> _CHUNK_SHIFT][_BASE + (slot & _CHUNK_MASK) * TOPIC_SLOT_WORDS]
+        except (IndexError, ValueError):
+            return -1
+
     def read_words(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
         """Words 1 to 15 of many slots, (n, 15), and which of them are all from one moment.
 

@@ -9,6 +9,7 @@ from ringlog.board.topics import TopicFacts
 from ringlog.client.session import Session
 from ringlog.client.shell import Shell
 from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime, SeekTimeReply, TopicInfo
+from ringlog.link.local_links import LocalLinks
 from ringlog.link.peer import Reply
 from ringlog.link.pending import Pending
 from ringlog.link.protocol import Marks, Transport
@@ -68,6 +69,11 @@ class LockedConnection:
 
     def topic_sequence(self, info: TopicInfo | Located) -> int:
         """Another number after each change of the topic's slot."""
+        links = self._shell.session.links
+        # Asked for each delivery: what is mapped is looked at without the lock.
+        found = links.peek_sequence(info.shard, info.slot) if isinstance(links, LocalLinks) else -1
+        if found >= 0:
+            return found
         with self._shell.lock:
             return self._shell.session.topic_sequence(info)
 

@@ -64,20 +64,20 @@ class Watch:
 
         Raises CorruptData for damage, once; the other topics go on.
         """
-        deadline = None if timeout is None else self._shell.now_s() + timeout
-        self.open()
+        core, deadline = self._core, self._shell.now_s() + timeout if timeout else None
+        subscription = self.subscription
         while not self._is_closed:
-            if self._core.events:
-                return self._core.give()
-            if self._core.is_over:
+            if core.events:
+                return core.give()
+            if core.is_over:
                 return None
             turn = self._turn
             if turn is None:
-                turn = self._turn = self._take_turn()
+                turn = self._turn = self._take_turn(subscription)
             if turn is not None:
                 self._read(turn)
                 continue
-            left = None if deadline is None else max(0.0, deadline - self._shell.now_s())
+            left = timeout if deadline is None else max(0.0, deadline - self._shell.now_s())
             if left == 0.0 or not self._await_news(left):
                 return None
         return None
@@ -161,8 +161,7 @@ class Watch:
                 for summary in page:
                     yield summary.topic
 
-    def _take_turn(self) -> Turn | None:
-        subscription = self.subscription
+    def _take_turn(self, subscription: Subscription) -> Turn | None:
         if not subscription.has_news:
             self._shell.require_open()
             if self._shell.session.delivery.is_late:

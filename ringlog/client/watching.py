@@ -413,7 +413,8 @@ class WatchCore:
 
     def line_up(self, events: Iterable[tuple[WatchEvent, Cursor | None]]) -> None:
         """Have events given, one by one."""
-        self.events.extend((event.topic, event, cursor) for event, cursor in events)
+        for event, cursor in events:
+            self.events.append((event.topic, event, cursor))
 
     def give(self) -> WatchEvent:
         """The next event that is lined up; the cursor moves behind it."""

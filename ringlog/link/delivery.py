@@ -335,6 +335,8 @@ class Delivery:
 
     def _take_rows(self, rows: list[list[int]]) -> None:
         now_ns = self._now_ns()
+        words: list[int] = []
+        place: Hint | None = None
         for number, feed, until, *hint in rows:
             subscription = self._subscriptions.get(number)
             state = subscription.feeds.get(feed) if subscription is not None else None
@@ -346,7 +348,10 @@ class Delivery:
                 # Told a second time, by a scheduler that has forgotten the first: it is one and the same.
                 state.turn.until, state.turn.is_own = max(state.turn.until, until), False
                 continue
-            self._offer(subscription, state, Turn(feed, until, Hint(*hint) if hint[2] else None, now_ns))
+            if hint != words:
+                # Many watches of a topic have turns at the same place.
+                words, place = hint, Hint(*hint) if hint[2] else None
+            self._offer(subscription, state, Turn(feed, until, place, now_ns))
 
     def _offer(self, subscription: Subscription, state: _FeedState, turn: Turn) -> None:
         state.turn = turn

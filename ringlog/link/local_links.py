@@ -136,6 +136,12 @@ class LocalLinks:
             return -1
         return -1 if found & 1 else found
 
+    def peek_sequence(self, shard: int, slot: int) -> int:
+        """As topic_sequence, for any thread; -1 also where something would have to be opened first."""
+        table = self._tables.get(shard)
+        found = -1 if table is None else table.peek(slot)
+        return -1 if found & 1 else found
+
     def marks(self, shard: int) -> Marks:
         """Read the shard's published marks now; (0, 0) while they cannot be read: nothing is published."""
         try:

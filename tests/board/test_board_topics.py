@@ -176,3 +176,22 @@ def test_a_reader_in_another_process_never_sees_a_mix(table: TopicTable, shm_dir
         os.close(pidfd)
         reader.close()
     assert len(seen) > 10, "the writer wrote while we read"
+
+
+def test_a_peek_tells_of_changes_and_of_nothing_that_is_not_mapped(
+    table: TopicTable, reader: TopicTable, shm_dir: Path
+) -> None:
+    """Any thread may: it maps nothing, and a table that was closed meanwhile is no trouble."""
+    slots = [table.allocate() for _ in range(CHUNK + 1)]
+    table.publish(slots[0], FACTS)
+    before = reader.peek(0)
+    assert before == reader.sequence(0)
+    table.publish_head(0, 60, 4, 57, 5_700, 1_700_000_000_000_001)
+    assert reader.peek(0) != before
+    assert reader.peek(CHUNK) == -1, "a chunk made since is not looked for"
+    assert reader.sequence(CHUNK) >= 0
+    assert reader.peek(CHUNK) == reader.sequence(CHUNK)
+    assert reader.peek(-1) == -1
+    gone = TopicTable.open(shm_dir, 7)
+    gone.close()
+    assert gone.peek(0) == -1

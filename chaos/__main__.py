@@ -46,7 +46,8 @@ def _run(args: argparse.Namespace) -> int:
     passes = 0
     while plan.passes == 0 or passes < plan.passes:
         with tempfile.TemporaryDirectory(prefix="ringlog-chaos-", dir=args.work) as work:
-            report = run_plan(plan, faults, args.classes, Path(work), pass_number=passes)
+            keep = record.record if args.record else None
+            report = run_plan(plan, faults, args.classes, Path(work), pass_number=passes, keep=keep)
         passes += 1
         out.write_bytes(report.to_json())
         if args.record:

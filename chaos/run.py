@@ -96,9 +96,11 @@ class Report:
 
 
 def run_plan(
-    plan: Plan, faults: tuple[Fault, ...], only: list[str], work: Path, *, pass_number: int = 0
-) -> Report:
-    """Run the classes of a plan (those named, or all) and judge them."""
+    plan: Plan, faults: tuple[Fault, ...], only: list[str], work: Path, *, pass_number: int = 0,
+    keep: Callable[[Report], object] | None = None,
+) -> Report:  # fmt: skip
+    """Run the classes of a plan (those named, or all) and judge them. `keep` is given each when it is done: a
+    night that is cut short was not for nothing."""
     report = Report(plan.name, datetime.now(UTC).isoformat(timespec="seconds"), commit_of(), _host())
     begun = time.monotonic()
     if shutil.disk_usage(work).free < DISK_BYTES_MIN:
@@ -119,6 +121,8 @@ def run_plan(
             )
             with lock:
                 report.verdicts.append(verdict)
+                if keep is not None:
+                    keep(Report(report.plan, report.begun, report.commit, report.host, verdicts=[verdict]))
                 print(verdict.line(), flush=True)
                 for wrong in verdict.wrong:
                     print(f"      {wrong}", flush=True)

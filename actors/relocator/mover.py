@@ -88,6 +88,10 @@ class Mover:
         placed = placements({shard: plan.segments for shard, plan in plans.items()})
         if len(plans) == self._shards:
             self._forget(placed)
+        else:
+            # A shard that does not answer may lead readers to any pack, and to no topic's own segment that
+            # another one leads them to.
+            placed = {number: each for number, each in placed.items() if not each.is_pack}
         waiting = due(placed.values(), self._cold.hot_segments, self._cold.hot_bytes)
         self.counts.due = len(waiting)
         for each in waiting:

@@ -1,7 +1,8 @@
 """Which segments go to the cold tier, and when what failed is tried again. Pure.
 
 R1  a topic's newest `hot_segments` stay, and no more than `hot_bytes` of it; the stricter one decides (TI-2).
-R2  a segment that several shards know is cold only when all of them were told.
+R2  a segment that several shards know is cold only when all of them were told: packs stay where they are
+    while a shard does not answer.
 R3  what is damaged is not moved (SG-10); what failed waits longer each time, and a store that does not
     answer holds up all moves and nothing else (TI-7, TI-9).
 """
@@ -25,6 +26,12 @@ class Placed:
     ref: SegmentRef
     shards: tuple[int, ...]
     tier: int
+
+    @property
+    def is_pack(self) -> bool:
+        """It holds segments of several topics, which several shards may look after."""
+        parsed = parse_stem(self.ref.stem)
+        return parsed is None or parsed[0] == 0
 
 
 def placements(by_shard: Mapping[int, Iterable[SegmentRef]]) -> dict[int, Placed]:

@@ -31,6 +31,9 @@ OTHERS_S_MAX = 1.5
 """The longest that a write to another shard may take meanwhile; this machine does more than one thing."""
 LAG_S = {"lags": 0.4, "lags_long": 5.0, "hangs": 30.0}
 STUCK_AFTER_S = 10.0
+SYNCS_MAX = 8
+"""A killed process is dead when the device lets it go: behind two or so syncs of its own, and those of others
+that the file system's log has it wait for."""
 LOOK_S = 0.05
 SIGBUS_STATUS = -7
 MAPPED_S = 20.0
@@ -128,7 +131,7 @@ def hangs(order: Order, kind: str, account: Account) -> None:
         traffic = _traffic(host)
         old = host.pid_of("wal_shard", 0)
         slow.store.mode("ok", delay_s=seconds)
-        deadline = time.monotonic() + seconds * 4
+        deadline = time.monotonic() + seconds * SYNCS_MAX
         is_over = False
         while time.monotonic() < deadline and not is_over:
             new = _pid(host, 0)

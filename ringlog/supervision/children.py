@@ -26,6 +26,7 @@ from ringlog.supervision.forkserver import ForkServer
 from ringlog.supervision.progress import Progress
 from ringlog.supervision.restart import Exit, GiveUp, History, Wait
 from ringlog.supervision.spawn import Child, actor_command, spawn
+from ringlog.supervision.starvation import STARVED_PATIENCE, Hunger, sight_of
 from ringlog.supervision.tree import GATEWAY, KINDS, SCHEDULER, WAL_SHARD, ChildSpec, Tree
 
 log = logging.getLogger("ringlog.supervision")
@@ -53,6 +54,7 @@ class Ward:
     starts: int = 0
     history: History = field(default_factory=History)
     progress: Progress = field(default_factory=lambda: Progress(0))
+    hunger: Hunger = field(default_factory=Hunger)
     is_ready: bool = False
     start_at_ns: int | None = None
     """A start that is due at this monotonic time; None when none is wanted."""
@@ -181,6 +183,7 @@ class Children:
         ward.starts += 1
         ward.started_ns, ward.is_ready, ward.kill_reason = now, False, ""
         ward.progress = Progress(now)
+        ward.hunger.fed()
         try:
             ward.incarnation = self._number_for(ward)
         except DiskError as e:
@@ -227,10 +230,18 @@ class Children:
             say(log, logging.INFO, "child ready", child=ward.spec.name, child_incarnation=ward.incarnation,
                 after_ms=(now - ward.started_ns) // 1_000_000)  # fmt: skip
             return [Change(READY, ward)]
-        is_stuck = ward.progress.is_stuck(state, ward.spec.stuck_after_s)
-        if is_stuck and not ward.kill_reason and not self._is_stopping:
+        if not ward.progress.is_stuck(state, ward.spec.stuck_after_s):
+            ward.hunger.fed()
+        elif not ward.kill_reason and not self._is_stopping and not self._is_starved(ward, state, now):
             self.kill(ward, f"no progress for {ward.progress.still_ns / restart.NS_PER_S:.1f} s")
         return []
+
+    @staticmethod
+    def _is_starved(ward: Ward, state: ProcessState, now: int) -> bool:
+        """It stands still because it gets no processor, and not for too long."""
+        if ward.child is None or ward.progress.is_stuck(state, STARVED_PATIENCE * ward.spec.stuck_after_s):
+            return False
+        return ward.hunger.is_starved(sight_of(ward.child.pid), now)
 
     def _died(self, ward: Ward, exit: Exit) -> list[Change]:
         now = self._clock.monotonic_ns()

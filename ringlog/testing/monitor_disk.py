@@ -201,7 +201,8 @@ class MonitorDisk(WrappedDisk):
     def _require_names_durable_beside(self, path: str) -> None:
         """What was synced and named here may be what replaces `path`: its name has to be durable first."""
         gone = self._files.get(path)
-        if gone is not None and gone.incarnation == self._incarnation and not gone.ever_synced:
+        is_own = gone is not None and gone.incarnation == self._incarnation
+        if gone is not None and is_own and not (gone.ever_synced and gone.written):
             return  # nobody could rely on what it held
         directory = posixpath.dirname(path)
         for other, facts in self._files.items():

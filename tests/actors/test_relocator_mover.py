@@ -380,6 +380,29 @@ def test_a_shard_that_is_down_keeps_its_segments_and_the_others_go_on():
     assert world.shards.refs[1][other.number].tier == 2
 
 
+def test_a_pack_stays_while_a_shard_that_may_know_it_does_not_answer():
+    """R2, TI-4: found by the simulated world, behind a change of the number of shards."""
+    world = World(shards=2)
+    packs = [
+        make_segment(
+            world.base, "/data", NUMBER + 60 + n, {8: range(n + 1, n + 2), 9: range(n + 1, n + 2)}
+        )
+        for n in range(3)
+    ]  # fmt: skip
+    for shard in (0, 1):
+        world.shards.register(*packs, shard=shard)
+    world.shards.down.add(0)
+    mover = world.mover()
+    mover.round()
+    mover.round()
+    assert all(world.base.exists(f"/data/{pack.stem}{DATA}") for pack in packs), "shard 0 leads readers there"
+    assert [world.shards.refs[1][pack.number].tier for pack in packs] == [0, 0, 0]
+    world.shards.down.clear()
+    mover.round()
+    assert not world.base.exists(f"/data/{packs[0].stem}{DATA}")
+    assert [world.shards.refs[shard][packs[0].number].tier for shard in (0, 1)] == [2, 2]
+
+
 def test_a_copy_of_what_the_shards_dropped_meanwhile_is_removed():
     """TI-13."""
     world = World()

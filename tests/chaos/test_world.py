@@ -60,6 +60,8 @@ FOUND = {
     7399420792101334: "a gateway showed deleted records that a later frame holds once more",
     7399420792104989: "(the verifier: what was left of a segment that only an earlier layout listed)",
     7399420000202462: "segments superseded by an unfinished checkpoint of another layout were lost with it",
+    7399430000205109: "a pack left the host while a shard that did not answer led readers to it there",
+    7399430000200373: "(the judge: a log file to which nothing was written may go at any time)",
     200_097: "(the judge: an answer that came when power was lost already)",
     201_397: "(the judge: a deletion that a loss of power undid)",
 }

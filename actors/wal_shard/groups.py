@@ -29,6 +29,7 @@ from ringlog.errors import (
     GroupIncompatible,
     GroupNotFound,
     InvalidRequest,
+    NotReady,
     ShuttingDown,
     StaleEpoch,
     Throttled,
@@ -72,6 +73,8 @@ CHANGES = (
 """Requests that may add to the log."""
 
 
+AGAIN_RETRY_MS = 50
+"""Who sends letters back waits so long for those that are just being written."""
 _SYNCED = frozenset({Op.CREATED, Op.SEEK, Op.TAKEN, Op.REMOVED, Op.AGAIN})
 
 
@@ -365,7 +368,16 @@ class Groups:
             raise BatchTooLarge("too many letters at once", seqs=len(seqs), max=GROUP_LETTERS_PER_MOVE)
         repeated, gone = 0, []
         is_there = is_alive(live_of(topic), seqs)
-        for seq, call, is_here in zip(seqs.tolist(), calls.tolist(), is_there.tolist(), strict=True):
+        rows = list(zip(seqs.tolist(), calls.tolist(), is_there.tolist(), strict=True))
+        for seq, call, _ in rows:
+            if group.is_set_aside(seq) and group.answered(call) is None:
+                # Its letter is there, and who wrote it has not said so yet. When he does the record is done
+                # for the group: taken for one that will be given out anyway, it would be lost.
+                raise NotReady(
+                    "a record is just being moved to the dead letters", topic=topic.name, seq=seq,
+                    retry_after_ms=AGAIN_RETRY_MS,
+                )  # fmt: skip
+        for seq, call, is_here in rows:
             if group.answered(call) is not None:
                 repeated += 1
             elif not is_here:

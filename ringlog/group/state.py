@@ -290,6 +290,11 @@ class ConsumerGroup:
         is_done = seq < self.cursor and self.entries.find(seq) < 0
         return self._change(Op.AGAIN, now_ms, self.cursor, "", 0, [seq, 1] if is_done else [], call)
 
+    def is_set_aside(self, seq: int) -> bool:
+        """Is this position waiting to be moved to the dead letters?"""
+        row = self.entries.find(seq)
+        return row >= 0 and self.entries.state[row] == RETURNED and self._is_spent(row)
+
     def leave(self, node: str, now_ms: int) -> Change | None:
         """A member leaves: what it holds is ready at once (F63)."""
         self.settle(now_ms)

@@ -10,7 +10,14 @@ from group_world import QUEUE, STREAM, ack, claim, give_again, held, nack, numbe
 from removal_world import delete, started
 
 from ringlog.envelope import messages as m
-from ringlog.errors import BatchTooLarge, GroupIncompatible, GroupNotFound, InvalidRequest, StaleEpoch
+from ringlog.errors import (
+    BatchTooLarge,
+    GroupIncompatible,
+    GroupNotFound,
+    InvalidRequest,
+    NotReady,
+    StaleEpoch,
+)
 from ringlog.limits import GROUP_DELIVERIES_MAX, GROUP_LETTERS_PER_MOVE
 from ringlog.testing.shard_world import World
 
@@ -239,6 +246,22 @@ def test_what_is_pending_or_was_given_to_nobody_stays_as_it_is_and_its_letter_is
     ack(world, jobs)
     assert give_again(world, {1: 101}) == (1, [])
     assert list(held(claim(world, 9))) == [3, 4]
+
+
+def test_a_letter_does_not_come_back_before_its_record_is_done_for_the_group(world: World) -> None:
+    """Who moves it would say that it is done behind that, and it would be lost. Found by `groups`."""
+    make(world)
+    reject(world, held(claim(world, 1)))
+    number = spent(world).number
+    with pytest.raises(NotReady) as refused:
+        give_again(world, {1: 101})
+    assert refused.value.detail["retry_after_ms"] > 0
+    with pytest.raises(NotReady):
+        give_again(world, {4: 104, 1: 101})
+    assert moved(world, number, 1) == 1
+    assert give_again(world, {4: 104, 1: 101}) == (0, []), "none of what was refused was done"
+    assert moved(world, number, 1) == 0, "said once more it changes nothing"
+    assert list(held(claim(world, 9))) == [1, 2, 3, 4]
 
 
 def test_what_is_in_the_topic_no_longer_is_said(world: World) -> None:

@@ -241,7 +241,12 @@ class Children:
         """It stands still because it gets no processor, and not for too long."""
         if ward.child is None or ward.progress.is_stuck(state, STARVED_PATIENCE * ward.spec.stuck_after_s):
             return False
-        return ward.hunger.is_starved(sight_of(ward.child.pid), now)
+        was_seen = ward.hunger.is_seen
+        is_starved = ward.hunger.is_starved(sight_of(ward.child.pid), now)
+        if is_starved and not was_seen:
+            say(log, logging.WARNING, "child gets no processor", child=ward.spec.name,
+                still_s=round(ward.progress.still_ns / restart.NS_PER_S, 1))  # fmt: skip
+        return is_starved
 
     def _died(self, ward: Ward, exit: Exit) -> list[Change]:
         now = self._clock.monotonic_ns()

@@ -55,6 +55,11 @@ class Hunger:
     def __init__(self) -> None:
         self._since: tuple[int, int] | None = None
 
+    @property
+    def is_seen(self) -> bool:
+        """It has waited for a processor since it showed progress last."""
+        return self._since is not None
+
     def fed(self) -> None:
         """It showed progress."""
         self._since = None

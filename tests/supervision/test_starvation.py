@@ -55,7 +55,9 @@ def test_what_it_got_decides_in_each_window(share: float, is_starved: bool) -> N
 def test_progress_begins_it_anew() -> None:
     hunger = Hunger()
     hunger.is_starved(Sight(wants_cpu=True, used_ns=0), 0)
+    assert hunger.is_seen
     hunger.fed()
+    assert not hunger.is_seen
     assert hunger.is_starved(Sight(wants_cpu=True, used_ns=90 * NS_PER_S), 100 * NS_PER_S), "of before"
 
 

@@ -127,6 +127,8 @@ class DeadLetters:
         done for it. Raises when some are left."""
         before, error = self.moved, None
         times = {first + n: often for first, count, often in spent.runs for n in range(count)}
+        rows = zip(spent.runs, spent.tokens, strict=True) if spent.group else ()
+        tokens = {first + n: token + n for (first, count, _), token in rows for n in range(count)}
         target = yield from self._target(spent.dead_letter)
         if target.topic_id == spent.topic_id:
             raise InvalidRequest("a queue cannot be its own dead letter", topic=spent.topic)
@@ -134,9 +136,9 @@ class DeadLetters:
             try:
                 # What is not there any more was deleted meanwhile, and its shard knows.
                 for part in in_parts((yield from self._read(spent, first, count))):
-                    done = yield from self._append(spent, target, part, times)
+                    done = yield from self._append(spent, target, part, times, tokens)
                     stop_points.hit("dead_letter_after_append")
-                    reply: m.SpentGone = yield from self._connection.ask(shard, _gone(spent, done))
+                    reply: m.SpentGone = yield from self._connection.ask(shard, _gone(spent, done, tokens))
                     self.moved += reply.moved
             except RinglogError as e:
                 error = e  # Other jobs go on (QD-3).
@@ -169,11 +171,10 @@ class DeadLetters:
         return info
 
     def _append(
-        self, spent: m.SpentJobs, target: m.TopicInfo, records: Sequence[Record], times: dict[int, int]
-    ) -> Steps[list[int]]:
+        self, spent: m.SpentJobs, target: m.TopicInfo, records: Sequence[Record], times: dict[int, int],
+        tokens: dict[int, int],
+    ) -> Steps[list[int]]:  # fmt: skip
         """Append a copy of each; returns those whose copies are durable. Raises when none is."""
-        rows = zip(spent.runs, spent.tokens, strict=True) if spent.group else ()
-        tokens = {first + n: token + n for (first, count, _), token in rows for n in range(count)}
         frames = [
             frame(
                 _columns(record, spent, times[record.seq]), topic_id=target.topic_id,
@@ -203,11 +204,12 @@ def producer_of(topic_id: int, epoch: int, seq: int, group: int = 0, token: int 
     return SESSION_BIT | xxhash.xxh3_64_intdigest(f"dead letter {topic_id} {epoch} {seq}{of_group}".encode())
 
 
-def _gone(spent: m.SpentJobs, done: Sequence[int]) -> m.Message:
+def _gone(spent: m.SpentJobs, done: Sequence[int], tokens: dict[int, int]) -> m.Message:
     """To who set them aside: their copies are durable."""
     seqs = np.array(done, dtype="<u8").tobytes()
     if spent.group:
-        return m.GroupSpentMoved(spent.topic, spent.topic_id, spent.number, seqs)
+        given = np.array([tokens[seq] for seq in done], dtype="<u8").tobytes()
+        return m.GroupSpentMoved(spent.topic, spent.topic_id, spent.number, seqs, given)
     return m.SpentMoved(spent.topic, spent.topic_id, seqs)
 
 

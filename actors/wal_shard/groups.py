@@ -352,9 +352,15 @@ class Groups:
         group = topic.groups.get(message.number)
         if topic.topic_id != message.topic_id or group is None:
             raise GroupNotFound("no such group", topic=topic.name, number=message.number)
-        seqs, _ = _entries(message.seqs, b"")
+        seqs, tokens = _entries(message.seqs, message.tokens)
+        if tokens is None and len(seqs):
+            raise InvalidRequest(
+                "each position needs the token of its lease", topic=topic.name, seqs=len(seqs)
+            )
         before = group.spent
-        self._log(topic, group.moved(np.unique(seqs), now_us // 1_000), into)
+        if tokens is not None:
+            unique, at = np.unique(seqs, return_index=True)
+            self._log(topic, group.moved(unique, tokens[at], now_us // 1_000), into)
         self._freed(topic, group)
         return m.SpentGone(topic.name, before - group.spent)
 

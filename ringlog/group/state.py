@@ -257,9 +257,7 @@ class ConsumerGroup:
             if entries.state[row] == LEASED and entries.holder[row] == holder:
                 held[place:end] = True
                 if given is not None:
-                    due = (ascending[place:end] - entries.first[row]).astype(np.uint64) + np.uint64(
-                        entries.token[row]
-                    )
+                    due = self._tokens(row, ascending[place:end])
                     held[place:end] = (given[place:end] == due) | (given[place:end] == 0)
             place = end
         places = np.flatnonzero(held)
@@ -267,6 +265,11 @@ class ConsumerGroup:
         passed = np.ones(len(seqs), np.bool_)
         passed[order[held]] = False
         return Held(ascending[held], seqs[passed])
+
+    def _tokens(self, row: int, seqs: I64) -> U64:
+        """Of the lease under which these positions of a row were given out last."""
+        entries = self.entries
+        return (seqs - entries.first[row]).astype(np.uint64) + np.uint64(entries.token[row])
 
     def ack(self, found: Held, node: str, now_ms: int, *, call: int = 0) -> Change | None:
         """These positions are done."""
@@ -608,19 +611,19 @@ class ConsumerGroup:
         row = self.entries.find(seq)
         return self.entries.token[row] + seq - self.entries.first[row]
 
-    def moved(self, seqs: I64, now_ms: int) -> Change | None:
-        """Copies of these ascending positions are durable among the dead letters: those that are spent still
-        are done."""
-        entries = self.entries
-        spans = [
-            (max(first, entries.first[row]), min(stop, entries.stop[row]))
-            for first, stop in spans_of(seqs)
-            for row in entries.within(first, stop)
-            if self._is_spent(row)
-        ]
-        if not spans:
+    def moved(self, seqs: I64, tokens: U64, now_ms: int) -> Change | None:
+        """Copies of these ascending positions are durable among the dead letters, made of what was given out
+        last under these leases: those that are spent since are done. One that came back meanwhile and was
+        given up again stays: its second letter is not written yet, and this may be a late repeat."""
+        entries, done = self.entries, np.zeros(len(seqs), np.bool_)
+        for first, stop in spans_of(seqs):
+            for row in entries.within(first, stop):
+                if self._is_spent(row):
+                    named = slice(*np.searchsorted(seqs, (entries.first[row], entries.stop[row])).tolist())
+                    done[named] = tokens[named] == self._tokens(row, seqs[named])
+        if not done.any():
             return None
-        return self._change(Op.ACKED, now_ms, self.cursor, "", 0, flat(spans), 0)
+        return self._change(Op.ACKED, now_ms, self.cursor, "", 0, flat(spans_of(seqs[done])), 0)
 
     # -- looking --------------------------------------------------------------------------------------
 

@@ -51,9 +51,17 @@ def reject(world: World, jobs: Any, **options: Any) -> m.JobsRejected:
     return world.request(m.GroupReject("t", "g", "w", words(jobs), words(jobs.values()), **options))
 
 
-def moved(world: World, number: int, *seqs: int) -> int:
-    topic_id = world.topic("t").topic_id
-    return world.request(m.GroupSpentMoved("t", topic_id, number, words(seqs))).moved
+def spent_tokens(world: World) -> dict[int, int]:
+    """Position -> token of the lease since which it is set aside."""
+    found = spent(world)
+    rows = zip(found.runs, found.tokens, strict=True)
+    return {first + n: token + n for (first, count, _), token in rows for n in range(count)}
+
+
+def moved(world: World, number: int, *seqs: int, tokens: dict[int, int] | None = None) -> int:
+    topic_id, known = world.topic("t").topic_id, spent_tokens(world) if tokens is None else tokens
+    given = words(known.get(seq, 1) for seq in seqs)
+    return world.request(m.GroupSpentMoved("t", topic_id, number, words(seqs), given)).moved
 
 
 def test_a_record_is_given_out_as_often_as_its_group_says_and_then_set_aside(world: World) -> None:
@@ -262,6 +270,34 @@ def test_a_letter_does_not_come_back_before_its_record_is_done_for_the_group(wor
     assert give_again(world, {4: 104, 1: 101}) == (0, []), "none of what was refused was done"
     assert moved(world, number, 1) == 0, "said once more it changes nothing"
     assert list(held(claim(world, 9))) == [1, 2, 3, 4]
+
+
+def test_a_late_word_of_a_first_letter_does_not_end_a_second_rejection(world: World) -> None:
+    """The letter of the second is not written yet: the record would be in no letter and given to nobody."""
+    make(world)
+    reject(world, held(claim(world, 3)))
+    number, first = spent(world).number, spent_tokens(world)
+    assert moved(world, number, 1, 2, 3, tokens=first) == 3
+    assert give_again(world, {1: 101, 3: 103}) == (0, [])
+    reject(world, held(claim(world, 2)))
+    second = spent_tokens(world)
+    assert second.keys() == {1, 3}
+    assert moved(world, number, 1, 2, 3, tokens=first) == 0
+    assert spent_tokens(world) == second
+    assert moved(world, number, 1, 3, tokens={1: first[1], 3: second[3]}) == 1
+    assert moved(world, number, 3, 1, tokens=second) == 1
+    assert stand(world).info.floor == 3
+
+
+def test_a_word_of_letters_that_names_no_leases_is_refused(world: World) -> None:
+    make(world)
+    reject(world, held(claim(world, 2)))
+    number, topic_id = spent(world).number, world.topic("t").topic_id
+    for tokens in (b"", words([1])):
+        with pytest.raises(InvalidRequest):
+            world.request(m.GroupSpentMoved("t", topic_id, number, words([1, 2]), tokens))
+    assert world.request(m.GroupSpentMoved("t", topic_id, number, b"", b"")).moved == 0
+    assert spent(world).runs == [(1, 2, 1)]
 
 
 def test_what_is_in_the_topic_no_longer_is_said(world: World) -> None:

@@ -126,12 +126,14 @@ class GroupSpentAsk(Message, frozen=True):
 
 class GroupSpentMoved(Message, frozen=True):
     """Scheduler -> shard: copies of these records (8 bytes each, little-endian) are durable, so they are done
-    for the group; answered with SpentGone."""
+    for the group, where they are set aside since the lease of this token (8 bytes each): one that came back
+    and was given up again needs another copy. Answered with SpentGone."""
 
     topic: str
     topic_id: int
     number: int
     seqs: bytes
+    tokens: bytes
 
 
 class GroupAgain(Message, frozen=True):

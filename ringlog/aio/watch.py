@@ -183,7 +183,13 @@ class Watch:
         loop, subscription = asyncio.get_running_loop(), self._opened()
         result = None
         if self._reading is None:
-            result = self._core.shared(turn) or self._core.straight(turn)
+            if turn.hint is not None and self._core.shared(turn):
+                self._turn = None
+                if not self._is_closed:
+                    delivery = self._shell.session.delivery
+                    delivery.finished(subscription, turn, turn.hint.last_seq, is_consumed=True)
+                return
+            result = self._core.straight(turn)
         if result is None:
             result = await self._read_on(turn, loop.time)
         self._core.line_up(result.events)

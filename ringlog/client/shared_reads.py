@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
+from ringlog.client.pages import Cursor, Page
 from ringlog.client.pieces import FramePiece
 from ringlog.envelope.messages import Located
 from ringlog.limits import SHARED_FRAMES_BYTES_MAX
@@ -29,6 +30,16 @@ class Reading(NamedTuple):
     hint: Hint
     pieces: tuple[FramePiece, ...]
     earliest_seq: int
+    cursor: Cursor
+    """Behind the frame."""
+
+    def page(self) -> Page:
+        """A page of its own for each watch: what one reader does with it is not seen by another."""
+        cursor = self.cursor
+        return Page(
+            self.located.topic, self.pieces, cursor, tombstone=None, head_seq=cursor.seq,
+            earliest_seq=self.earliest_seq,
+        )  # fmt: skip
 
 
 class SharedReads:

@@ -312,8 +312,8 @@ class LocalSource:
     def reading(self, epoch: int, sequence: int, hint: Hint, view: FrameView, earliest_seq: int) -> Reading:
         """That this frame was what there was at `hint`, as of `sequence`."""
         assert self._located is not None
-        pieces = (FramePiece(view),)
-        return Reading(self._located, self._generation, sequence, epoch, hint, pieces, earliest_seq)
+        pieces, cursor = (FramePiece(view),), Cursor(epoch, hint.last_seq)
+        return Reading(self._located, self._generation, sequence, epoch, hint, pieces, earliest_seq, cursor)
 
     def holds(self, reading: Reading) -> bool:
         """Nothing has happened to the topic since: what was read is what would be read now."""

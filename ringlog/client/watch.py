@@ -49,9 +49,11 @@ class Watch:
     @property
     def has_news(self) -> bool:
         """`next(0)` has something to look at. Costs next to nothing."""
-        if self._core.events or self._turn is not None:
-            return True
-        return self._subscription is not None and self._subscription.has_news
+        subscription = self._subscription
+        if subscription is None:
+            return bool(self._core.events)
+        is_lined_up = subscription.ready or self._core.events or self._turn is not None
+        return bool(is_lined_up) or subscription.has_news
 
     def open(self) -> Watch:
         """Find the topics and subscribe; done by the first `next` otherwise. Raises TopicNotFound."""
@@ -189,31 +191,40 @@ class Watch:
         return self._shell.wait(news, timeout)
 
     def _read(self, turn: Turn) -> None:
-        result = self._core.shared(turn)
-        if result is None:
-            with self._files.use() as core:
-                result = core.straight(turn)
-                if result is None:
-                    result = self._client.run(core.turn_steps(turn, self._shell.now_s))
+        if turn.hint is not None and self._core.shared(turn):
+            self._finish(turn, turn.hint.last_seq, is_consumed=True)
+            self._turn = None
+            return
+        with self._files.use() as core:
+            result = core.straight(turn)
+            if result is None:
+                result = self._client.run(core.turn_steps(turn, self._shell.now_s))
         self._core.line_up(result.events)
-        if not self._is_closed:
-            self._finish(turn, result)
+        if result.is_over or result.again_s:
+            self._end_or_look_again(turn, result)
+        else:
+            self._finish(turn, result.after, is_consumed=result.is_consumed)
         self._turn = None
         if result.error is not None:
             raise result.error
 
-    def _finish(self, turn: Turn, result: TurnResult) -> None:
-        subscription, after, is_consumed = self.subscription, result.after, result.is_consumed
-        if not (result.is_over or result.again_s):
-            # The lock is for who has to arrange something; with hundreds of watches that is seldom.
-            delivery = self._shell.session.delivery
-            if not delivery.finish_later(subscription, turn, after, is_consumed=is_consumed):
-                with self._shell.locked():
-                    delivery.collect()
+    def _finish(self, turn: Turn, after: int, *, is_consumed: bool) -> None:
+        subscription = self._subscription
+        if subscription is None or self._is_closed:
+            return
+        # The lock is for who has to arrange something; with hundreds of watches that is seldom.
+        delivery = self._shell.session.delivery
+        if not delivery.finish_later(subscription, turn, after, is_consumed=is_consumed):
+            with self._shell.locked():
+                delivery.collect()
+
+    def _end_or_look_again(self, turn: Turn, result: TurnResult) -> None:
+        subscription = self._subscription
+        if subscription is None or self._is_closed:
             return
         with self._shell.locked() as session:
             if result.is_over:
                 session.delivery.drop(subscription, turn.feed)
             else:
-                session.delivery.finished(subscription, turn, after, is_consumed=is_consumed)
+                session.delivery.finished(subscription, turn, result.after, is_consumed=result.is_consumed)
                 session.delivery.look(subscription, turn.feed, after_ns=int(result.again_s * 1e9))

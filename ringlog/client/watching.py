@@ -272,22 +272,27 @@ class WatchCore:
             self._take(topic, page, turn, result, now_s(), is_blind=is_blind)
         return result
 
-    def shared(self, turn: Turn) -> TurnResult | None:
+    def shared(self, turn: Turn) -> bool:
         """The shortest way: what another watch of this client has just read is what this one would read.
 
-        Reads no file. None when there is no such thing; then `straight`.
+        Reads no file. True when its page is lined up, up to the hint's last record; False when there is no
+        such thing, and then `straight`.
         """
         topic, hint = self._topics.get(turn.feed), turn.hint
-        if topic is None or hint is None or not self._is_plain(topic, turn, hint):
-            return None
+        if topic is None or hint is None or not topic.is_caught_up:
+            return False
         source, cursor = topic.source, topic.cursor
         reading = self._shared.get(topic.info.topic_id, cursor.epoch, hint)
-        if reading is None or hint.first_seq != cursor.seq + 1:
-            return None
+        if reading is None or hint.first_seq != cursor.seq + 1 or not self._is_plain(topic, turn, hint):
+            return False
         if not isinstance(source, LocalSource) or not source.holds(reading):
-            return None
+            return False
         source.pass_over(hint)
-        return self._taken(topic, reading)
+        page, name = reading.page(), topic.info.topic
+        # Moved and lined up with no call between them that an interrupt could end.
+        topic.cursor, topic.head_seq = reading.cursor, hint.last_seq
+        self.events.append((name, page, page.cursor))
+        return True
 
     def straight(self, turn: Turn) -> TurnResult | None:
         """The short way for who keeps up: the one frame that the turn is about, when nothing is left out.
@@ -324,14 +329,9 @@ class WatchCore:
 
     def _taken(self, topic: WatchedTopic, reading: Reading) -> TurnResult:
         """What is left of `_take`: the frame comes next, is the last one, and is of this life."""
-        last_seq = reading.hint.last_seq
-        cursor = Cursor(reading.epoch, last_seq)
-        page = Page(
-            topic.info.topic, reading.pieces, cursor, tombstone=None, head_seq=last_seq,
-            earliest_seq=reading.earliest_seq,
-        )  # fmt: skip
+        last_seq, cursor = reading.hint.last_seq, reading.cursor
         topic.cursor, topic.head_seq = cursor, last_seq
-        result = TurnResult([(page, cursor)], last_seq, is_consumed=True)
+        result = TurnResult([(reading.page(), cursor)], last_seq, is_consumed=True)
         if not topic.is_caught_up:
             result.events.append(self.caught_up(topic))
         return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ringlog.client.pages import Cursor
 from ringlog.client.pieces import FramePiece
 from ringlog.client.shared_reads import Reading, SharedReads
 from ringlog.envelope.messages import Located
@@ -24,6 +25,7 @@ def reading(topic_id, *, hint=HINT, epoch=3):
         hint,
         (FramePiece(view),),
         1,
+        Cursor(epoch, hint.last_seq),
     )
 
 

@@ -72,6 +72,15 @@ class GatheredPiece:
     def part(self, start: int, stop: int) -> GatheredPiece:
         return self.keep(slice(start, stop))
 
+    def read_only(self) -> GatheredPiece:
+        """The same, with nothing that somebody could write to."""
+        for values in (self._seqs, self._times, *self._fixed.values()):
+            values.flags.writeable = False
+        return GatheredPiece(
+            self._buffer.toreadonly(), self._last_seq, self._seqs, self._times, self._spans, self._fixed,
+            self._headers,
+        )  # fmt: skip
+
     def until(self, seq: int) -> GatheredPiece:
         """Only the records up to `seq`; the stretch ends there."""
         found = self.keep(slice(0, int(np.searchsorted(self._seqs, seq, side="right"))))

@@ -53,6 +53,15 @@ class Piece(Protocol):
         """(n,) number of each record."""
         ...
 
+    @property
+    def buffer(self) -> memoryview:
+        """Where the values lie, and other frames perhaps."""
+        ...
+
+    def read_only(self) -> Piece:
+        """The same, with nothing that somebody could write to."""
+        ...
+
     def until(self, seq: int) -> Piece:
         """The stretch up to `seq` only; of one that was not filtered yet."""
         ...
@@ -173,6 +182,13 @@ class FramePiece:
     def is_whole(self) -> bool:
         """All records of `view`."""
         return self._rows is None
+
+    @property
+    def buffer(self) -> memoryview:
+        return self.view.body
+
+    def read_only(self) -> FramePiece:
+        return FramePiece(self.view.read_only(), self._rows)
 
     def until(self, seq: int) -> FramePiece:
         return FramePiece(self.view.slice(0, seq + 1 - self.view.first_seq))

@@ -4,15 +4,21 @@ Frames alone are shared below (storage.frame_share); but to look a topic up on t
 in one's own files and to check a header costs a watch some 30 us, and with a thousand watches of one topic
 that is most of what a delivery costs. What a watch read is what the others would read as long as nobody has
 written to the topic's slot on the board: nothing was appended, deleted, evicted or lost since.
+
+Who is behind reads whole pages, and a page costs ten times what that does: hundreds of watches that have
+fallen behind together would never catch up again, each reading the same. So the pages they read are shared
+as well. The head moves on meanwhile; what was appended makes no difference to what lies before, and that
+nothing was removed the topic's version on the board says.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ringlog.client.pages import Cursor, Page
-from ringlog.client.pieces import FramePiece
+from ringlog.client.pieces import FramePiece, Piece
 from ringlog.envelope.messages import Located
 from ringlog.limits import SHARED_FRAMES_BYTES_MAX
 from ringlog.link.delivery import Hint
@@ -42,14 +48,41 @@ class Reading(NamedTuple):
         )  # fmt: skip
 
 
+class PageLimits(NamedTuple):
+    """How much a watch takes at once."""
+
+    records: int
+    bytes: int
+
+
+class Passage(NamedTuple):
+    """The records behind a position, as one watch that was behind has read them: a page of its limits."""
+
+    located: Located
+    """How the topic was when it was read; nothing of it expires by itself."""
+    generation: int
+    epoch: int
+    limits: PageLimits
+    pieces: tuple[Piece, ...]
+    cursor: Cursor
+    """Behind them."""
+    file_id: int
+    offset: int
+    """Where in the log it goes on; file 0 = not known."""
+
+
 class SharedReads:
-    """The last reading of each topic, of all watches of one client. Any thread may call."""
+    """The last reading of each topic, and the last passages, of all watches of one client. Any thread may
+    call."""
 
     def __init__(self, bytes_max: int = SHARED_FRAMES_BYTES_MAX) -> None:
         self.frames = FrameShare()
         self._bytes_max = bytes_max
         self._bytes = 0
         self._readings: dict[int, Reading] = {}
+        self._passages: dict[tuple[int, int], Passage] = {}
+        """By topic and the position they begin behind."""
+        self._passage_bytes = 0
         self._lock = threading.Lock()  # For changes; looking is one operation on a dictionary.
 
     @property
@@ -79,9 +112,39 @@ class SharedReads:
         if dropped is not None:
             self._bytes -= _size(dropped)
 
+    def passage(self, topic_id: int, after: Cursor, limits: PageLimits) -> Passage | None:
+        """What was read behind this position by somebody with the same limits; whether it `still_holds` is
+        for the source to say."""
+        found = self._passages.get((topic_id, after.seq))
+        # Who does not know the topic's life yet takes whichever there is (epoch 0).
+        is_it = found is not None and found.limits == limits and after.epoch in {0, found.epoch}
+        return found if is_it else None
+
+    def leave_passage(self, topic_id: int, after: int, passage: Passage) -> None:
+        """Leave it to those that come later to this place; what was left first goes first."""
+        size, key = _pinned(passage.pieces), (topic_id, after)
+        with self._lock:
+            self._forget(key)
+            if size > self._bytes_max:
+                return
+            self._passages[key] = passage
+            self._passage_bytes += size
+            while self._passage_bytes > self._bytes_max:
+                self._forget(next(iter(self._passages)))
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        dropped = self._passages.pop(key, None)
+        if dropped is not None:
+            self._passage_bytes -= _pinned(dropped.pieces)
+
     def __len__(self) -> int:
-        return len(self._readings)
+        return len(self._readings) + len(self._passages)
 
 
 def _size(reading: Reading) -> int:
     return sum(piece.view.total_bytes for piece in reading.pieces)
+
+
+def _pinned(pieces: Sequence[Piece]) -> int:
+    """Bytes that live on with them: all of what was read at once, frames of others among it."""
+    return sum({id(piece.buffer.obj): memoryview(piece.buffer.obj).nbytes for piece in pieces}.values())

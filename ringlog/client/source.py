@@ -18,9 +18,9 @@ from pyroaring import BitMap64
 
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts
 from ringlog.client.connection import Connection
-from ringlog.client.pages import Cursor
+from ringlog.client.pages import Cursor, Page
 from ringlog.client.pieces import FramePiece, Piece, visible_pieces
-from ringlog.client.shared_reads import Reading
+from ringlog.client.shared_reads import PageLimits, Passage, Reading
 from ringlog.clock import Clock, SystemClock
 from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime
 from ringlog.errors import CorruptData, DiskError, Internal, NotReady, StaleEpoch
@@ -35,7 +35,14 @@ from ringlog.storage.disk import Disk, RealDisk
 from ringlog.storage.frame_share import FrameShare
 from ringlog.storage.ledger import Ledger
 from ringlog.storage.mask import I64, NOTHING, Mask
-from ringlog.storage.reader import FIRST_WINDOW_BYTES, FrameRun, Mark, Pause, TopicReader
+from ringlog.storage.reader import (
+    FIRST_WINDOW_BYTES,
+    VOLATILE_PREFIX,
+    FrameRun,
+    Mark,
+    Pause,
+    TopicReader,
+)
 from ringlog.storage.shelf import SegmentShelf
 from ringlog.topic.tombstone import Floors, Gap, ReadPlan, plan_read
 
@@ -322,6 +329,51 @@ class LocalSource:
             reading.generation == connection.generation
             and connection.topic_sequence(reading.located) == reading.sequence
         )
+
+    def passage(self, page: Page, limits: PageLimits) -> Passage | None:
+        """What this page holds, for others; None when they might read something else there, since something
+        expires by itself, or is kept in memory only."""
+        located, reader = self._located, self._reader
+        if located is None or reader is None or self._generation != self._connection.generation:
+            return None
+        is_plain = page.tombstone is None and page.pieces and page.epoch == located.epoch
+        if not is_plain or located.ttl_us or located.recreated or not self.is_steady:
+            return None
+        if any(extent.path.startswith(VOLATILE_PREFIX) for extent in located.extents):
+            return None
+        pieces = tuple(piece.read_only() for piece in page.pieces)
+        file_id, offset = self._place_behind(page.cursor.seq)
+        return Passage(
+            located, self._generation, page.epoch, limits, pieces, page.cursor, file_id, offset,
+        )  # fmt: skip
+
+    def _place_behind(self, seq: int) -> tuple[int, int]:
+        """File of the log and offset of the frame that holds the record behind `seq`; (0, 0) = not known."""
+        reader, kept = self._reader, self._kept
+        if reader is None:
+            return 0, 0
+        for run in kept.runs:
+            if run.last_seq > seq:
+                first = run.after(seq)
+                return reader.file_of(run.path), run.origin + int(first.batch.places[0])
+        return reader.place if reader.cursor == seq else (0, 0)
+
+    def still_holds(self, passage: Passage) -> TopicFacts | None:
+        """How the topic is now, if what was read is what would be read now, as far as it goes."""
+        connection, located = self._connection, passage.located
+        if passage.generation != connection.generation:
+            return None
+        facts = connection.facts(located)
+        if facts is None or facts.state != TOPIC_LIVE or facts.version > located.version:
+            return None
+        is_steady = not facts.due_us and not facts.ttl_us
+        return facts if is_steady and facts.head_seq >= passage.cursor.seq else None
+
+    def follow(self, passage: Passage) -> None:
+        """Go on behind what somebody else has read."""
+        self._kept.clear()
+        if self._reader is not None:
+            self._reader.pass_over(passage.cursor.seq, passage.file_id, passage.offset)
 
     def pass_over(self, hint: Hint) -> None:
         """Go on behind a frame that somebody else has read."""

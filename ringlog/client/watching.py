@@ -33,7 +33,7 @@ from ringlog.client.pages import (
 )
 from ringlog.client.pieces import FramePiece
 from ringlog.client.reader import read_page, resolve_start
-from ringlog.client.shared_reads import Reading, SharedReads
+from ringlog.client.shared_reads import PageLimits, Reading, SharedReads
 from ringlog.client.source import LocalSource, Source, open_source
 from ringlog.envelope.messages import TopicInfo
 from ringlog.errors import ConnectionTrouble, CorruptData, DiskError, NotReady, TopicNotFound, UsageError
@@ -141,6 +141,7 @@ class WatchCore:
         self.options = options
         self._shared = shared
         shared.frames.readers += 1
+        self._limits = PageLimits(options.limit, options.max_bytes)
         self._is_closed = False
         self.events: deque[tuple[str, WatchEvent, Cursor | None]] = deque()
         """Made and not given yet: those of one turn, and of beginnings."""
@@ -254,11 +255,14 @@ class WatchCore:
         # Nobody has said what is durable: look what became of the topic, and leave its records.
         is_blind = topic.is_strong and turn.until >= OPEN_END
         try:
-            page = yield from read_page(
-                topic.source, topic.info.topic, topic.cursor, limit=self.options.limit,
-                max_bytes=self.options.max_bytes, filters=topic.filters,
-                until=turn.until if topic.is_strong else None,
-            )  # fmt: skip
+            page = self._page_of_others(topic)
+            if page is None:
+                page = yield from read_page(
+                    topic.source, topic.info.topic, topic.cursor, limit=self.options.limit,
+                    max_bytes=self.options.max_bytes, filters=topic.filters,
+                    until=turn.until if topic.is_strong else None,
+                )  # fmt: skip
+                page = self._page_for_others(topic, page)
         except TopicNotFound:
             self._gone(topic, result, "deleted")
         except _AGAIN as e:
@@ -340,6 +344,41 @@ class WatchCore:
         """When a turn is read that others may have, too; -1 when it is of no use to them."""
         source, is_wanted = topic.source, turn.hint is not None and self._shared.is_useful
         return source.sequence if is_wanted and isinstance(source, LocalSource) else -1
+
+    def _page_of_others(self, topic: WatchedTopic) -> Page | None:
+        """The page that another watch of this client has read here, if it still is what lies there."""
+        source, cursor = topic.source, topic.cursor
+        passage = self._shared.passage(topic.info.topic_id, cursor, self._limits)
+        if passage is None or not self._is_for_all(topic) or not isinstance(source, LocalSource):
+            return None
+        facts = source.still_holds(passage)
+        if facts is None:
+            return None
+        source.follow(passage)
+        return Page(
+            topic.info.topic, passage.pieces, passage.cursor, tombstone=None, head_seq=facts.head_seq,
+            earliest_seq=facts.earliest_seq,
+        )  # fmt: skip
+
+    def _page_for_others(self, topic: WatchedTopic, page: Page) -> Page:
+        """Leave a page to watches that will come to its place; returns what to give instead."""
+        source, after = topic.source, topic.cursor
+        is_wanted = self._shared.is_useful and self._is_for_all(topic) and after.epoch in {0, page.epoch}
+        if not is_wanted or not isinstance(source, LocalSource):
+            return page
+        passage = source.passage(page, self._limits)
+        if passage is None:
+            return page
+        self._shared.leave_passage(topic.info.topic_id, after.seq, passage)
+        return Page(
+            page.topic, passage.pieces, page.cursor, tombstone=None, head_seq=page.head_seq,
+            earliest_seq=page.earliest_seq,
+        )  # fmt: skip
+
+    @staticmethod
+    def _is_for_all(topic: WatchedTopic) -> bool:
+        """Nothing is left out or held back for this watch."""
+        return not topic.filters and not topic.is_strong
 
     def _left_to_others(self, topic: WatchedTopic, turn: Turn, page: Page, sequence: int) -> Page:
         """Leave a page to the others if it is the whole frame of its turn; returns what to give instead."""

@@ -283,8 +283,22 @@ class TopicReader:
         if is_far and self._extent < len(self._located.extents):
             self._is_sought = not self._located.extents[self._extent].segment
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """File of the log and offset where this goes on; (0, 0) when that is in no file of the log."""
+        extents = self._located.extents
+        if self._extent >= len(extents) or extents[self._extent].segment:
+            return 0, 0
+        return extents[self._extent].file_id, self._offset
+
+    def file_of(self, path: str) -> int:
+        """Number of a file of the log that is among the extents; 0 = it is none of them."""
+        named = (each.file_id for each in self._located.extents if each.path == path and not each.segment)
+        return next(named, 0)
+
     def pass_over(self, last_seq: int, file_id: int, stop: int) -> None:
-        """Go on behind `last_seq`, which somebody else has read; its frame ends at `stop` of this file."""
+        """Go on behind `last_seq`, which somebody else has read; what follows lies at `stop` of this file, or
+        behind it."""
         extents = self._located.extents
         is_here = self._extent < len(extents) and extents[self._extent].file_id == file_id
         if is_here and not extents[self._extent].segment and self._offset <= stop:

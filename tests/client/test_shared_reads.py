@@ -6,7 +6,7 @@ import pytest
 
 from ringlog.client.pages import Cursor
 from ringlog.client.pieces import FramePiece
-from ringlog.client.shared_reads import Reading, SharedReads
+from ringlog.client.shared_reads import PageLimits, Passage, Reading, SharedReads
 from ringlog.envelope.messages import Located
 from ringlog.frame import encode_records, frame
 from ringlog.frame.view import open_frame
@@ -60,4 +60,37 @@ def test_bytes_are_bounded_and_the_oldest_goes_first(size):
     assert [shared.get(topic_id, 3, HINT) is not None for topic_id in range(10)] == [False] * 7 + [True] * 3
     too_large = SharedReads(bytes_max=size - 1)
     too_large.leave(1, reading(1))
+    assert len(too_large) == 0
+
+
+LIMITS = PageLimits(10, 1_000)
+
+
+def passage(topic_id=1, *, epoch=3, after=0):
+    left = reading(topic_id, epoch=epoch)
+    return Passage(left.located, 1, epoch, LIMITS, left.pieces, Cursor(epoch, after + 1), 7, 8192)
+
+
+def test_a_passage_is_found_at_its_place_in_its_life_for_the_same_limits():
+    shared, left = SharedReads(), passage()
+    shared.leave_passage(1, 0, left)
+    assert shared.passage(1, Cursor(3, 0), LIMITS) is left
+    assert shared.passage(1, Cursor(3, 1), LIMITS) is None
+    assert shared.passage(1, Cursor(4, 0), LIMITS) is None
+    assert shared.passage(2, Cursor(3, 0), LIMITS) is None
+    assert shared.passage(1, Cursor(3, 0), PageLimits(10, 999)) is None
+
+
+def test_passages_are_bounded_by_the_bytes_they_pin_and_the_oldest_goes_first():
+    view = open_frame(frame(encode_records([b"x" * 1_000]), topic_id=1), seed=None, verify=False)
+    pinned = memoryview(view.whole.body.obj).nbytes
+    shared = SharedReads(bytes_max=3 * pinned)
+    for after in range(10):
+        shared.leave_passage(1, after, passage(after=after))
+    kept = [n for n in range(10) if shared.passage(1, Cursor(3, n), LIMITS) is not None]
+    assert kept == [7, 8, 9]
+    shared.leave_passage(1, 9, passage(after=9))
+    assert len(shared) == 3, "left once more it counts once"
+    too_large = SharedReads(bytes_max=pinned - 1)
+    too_large.leave_passage(1, 0, passage())
     assert len(too_large) == 0

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ringlog.spark.errors import OptionError
+from ringlog.spark.spark_home import light_home
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,7 +59,8 @@ def session(
     builder = named.master(master or MASTER) if remote is None else named.remote(remote)
     for name, value in {**settings, **(config or {})}.items():
         builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
-    spark = builder.getOrCreate()
+    with light_home(os.environ, remote or master or MASTER):
+        spark = builder.getOrCreate()
     register(spark)
     return spark
 

@@ -276,7 +276,7 @@ RULES = [
             "ringlog/hardening.py": "settings under /proc",
             "ringlog/cli/*": "files the operator asks for",
             "ringlog/testing/*": "tools of tests",
-            "ringlog/spark/spark_home.py": "links in the user's cache, which are made again when they are gone",
+            "ringlog/spark/spark_home.py": "links in the user's cache, made again when they are gone",
             "actors/wal_shard/volatile.py": "the volatile log lies in shared memory and is never durable",
         },
     ),

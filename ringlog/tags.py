@@ -56,7 +56,8 @@ def parse_match(wanted: Any, field: str = "match") -> TagMatch:
     if not isinstance(wanted, list | tuple) or len(wanted) != 3:
         raise InvalidRequest("not a filter of tags", field=field, found=repr(wanted)[:128], forms=FORMS)
     name, operator, value = wanted
-    if name != "tag" or operator not in _OPERATORS or not isinstance(value, str):
+    is_known = isinstance(operator, str) and operator in _OPERATORS
+    if name != "tag" or not is_known or not isinstance(value, str):
         raise InvalidRequest("not a filter of tags", field=field, found=repr(wanted)[:128], forms=FORMS)
     if operator == "Glob" and not value.endswith("*"):
         raise InvalidRequest("a Glob pattern ends in *", field=field, found=value[:64])

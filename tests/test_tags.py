@@ -86,8 +86,12 @@ def test_filters_of_every_form(found: object, wanted: TagMatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "found", [3, [], ["tag", "Eq"], ["tag", "Eq", 1], ["key", "Eq", "a"], ["tag", "Glob", "a"], "\ud800"]
-)
+    "found",
+    [
+        3, [], ["tag", "Eq"], ["tag", "Eq", 1], ["key", "Eq", "a"], ["tag", "Glob", "a"], "\ud800",
+        ["tag", ["tag"], "a"], ["tag", {}, "a"], [["tag"], "Eq", "a"],
+    ],
+)  # fmt: skip
 def test_what_is_no_filter_is_refused(found: object) -> None:
     """DL-2, DL-3."""
     with pytest.raises(InvalidRequest):

@@ -8,34 +8,30 @@ below a floor, not deleted, not lost in a restart.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from pyspark.sql import functions as F  # noqa: N812  Spark's own usage
-from pyspark.sql.window import Window
+import numpy as np
 
 from ringlog.clock import SystemClock
 from ringlog.errors import CorruptData, NotReady, TopicNotFound
 from ringlog.spark.catalog import Catalog
 from ringlog.spark.clients import client_of
 from ringlog.spark.jobs.archive import subscription
+from ringlog.spark.jobs.audit_source import FAULT, FAULTS_PER_TASK_MAX, STORED, TOTAL, AuditSource, merged
 from ringlog.spark.jobs.report import Bound, Progress, Silence, tasks_shown
 from ringlog.spark.options import SourceOptions
 from ringlog.spark.places import TopicPlaces, places_of, places_of_all
 from ringlog.spark.plan import HOT, Bounds, Slice
 from ringlog.spark.reading import read_items
-from ringlog.spark.views import view_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import Row, SparkSession
 
-FINDINGS_MAX = 1_000
+FINDINGS_MAX = FAULTS_PER_TASK_MAX
 """Findings that a report lists; it counts all."""
-ROWS_MAX = 1_000_000
-"""Rows with findings that are looked at."""
-_END = "end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,59 +94,40 @@ def run(
     client = client_of(path)
     with Catalog.open(path) as catalog:
         before = list(places_of_all(client, [each.topic for each in catalog.topics(options)]))
-    audit = session.read.format("ringlog").options(**raw_options(options), view="audit").load().persist()
-    try:
-        with tasks_shown(session, progress or Silence(), "verify"):
-            found = _totals(audit)
-            rows = _findings(session, audit, before).collect()
-    finally:
-        audit.unpersist()
-    damage = [_damage(row) for row in rows if row["fault"] is not None]
-    missing = _missing([row for row in rows if row["fault"] is None], before, options)
+    session.dataSource.register(AuditSource)
+    audit = session.read.format(AuditSource.name()).options(**raw_options(options)).load()
+    with tasks_shown(session, progress or Silence(), "verify"):
+        rows = audit.collect()
+    totals = [row for row in rows if row["what"] == TOTAL]
+    frames, records, size, damaged = (
+        sum(row[name] for row in totals) for name in ("frames", "records", "bytes", "damaged")
+    )
+    faults = [row for row in rows if row["what"] == FAULT]
+    damage = [_damage(row) for row in sorted(faults, key=lambda row: (row["file"], row["offset"]))]
+    missing = _missing(list(_breaks([row for row in rows if row["what"] == STORED], before)), before, options)
     seconds = (clock.monotonic_ns() - started) / 1e9
     return VerifyReport(
-        tuple(Bound(each.topic, each.epoch, 0, each.head_seq) for each in before), found["frames"],
-        found["records"], found["bytes"], found["damaged"], tuple(damage[:FINDINGS_MAX]),
-        tuple(missing[:FINDINGS_MAX]),
+        tuple(Bound(each.topic, each.epoch, 0, each.head_seq) for each in before), frames, records, size,
+        damaged, tuple(damage[:FINDINGS_MAX]), tuple(missing[:FINDINGS_MAX]),
         sum(each.last_seq - each.first_seq + 1 for each in missing),
-        not found["damaged"] and not missing, seconds, found["bytes"] / 1e6 / seconds,
+        not damaged and not missing, seconds, size / 1e6 / seconds,
     )  # fmt: skip
 
 
-def _totals(audit: DataFrame) -> Any:
-    """Reads and checks everything; what is asked of `audit` later comes from memory."""
-    return audit.agg(
-        F.count(F.when(F.col("kind") != "part", 1)).alias("frames"),
-        F.coalesce(F.sum("records"), F.lit(0)).alias("records"),
-        F.coalesce(F.sum("bytes"), F.lit(0)).alias("bytes"),
-        F.count("fault").alias("damaged"),
-    ).collect()[0]
-
-
-def _findings(session: SparkSession, audit: DataFrame, places: list[TopicPlaces]) -> DataFrame:
-    """Faults, and appends before which something is not stored: column `reached` is where the chain broke."""
-    ends = session.createDataFrame(
-        [
-            {"topic": each.topic, "epoch": each.epoch, "first_seq": each.head_seq + 1,
-             "last_seq": each.head_seq + 1, "kind": _END}
-            for each in places
-        ],
-        view_schema("audit"),
-    )  # fmt: skip
-    before = (
-        Window.partitionBy("topic", "epoch")
-        .orderBy("first_seq", "last_seq")
-        .rowsBetween(Window.unboundedPreceding, -1)
-    )
-    reached = F.coalesce(F.max("last_seq").over(before), F.lit(0))
-    is_linked = F.col("kind").isin("append", _END) & F.col("topic").isNotNull()
-    return (
-        audit.unionByName(ends)
-        .withColumn("reached", reached)
-        .filter(F.col("fault").isNotNull() | (is_linked & (F.col("first_seq") > F.col("reached") + 1)))
-        .orderBy("file", "offset")
-        .limit(ROWS_MAX)
-    )
+def _breaks(rows: list[Row], places: list[TopicPlaces]) -> Iterator[Missing]:
+    """Positions up to each topic's head that no frame has, whether or not something accounts for them."""
+    stored: dict[tuple[str, int], list[tuple[int, int]]] = {(each.topic, each.epoch): [] for each in places}
+    for row in rows:
+        owner = row["topic"], row["epoch"]
+        if owner in stored:
+            stored[owner].append((row["first_seq"], row["last_seq"]))
+    for each in places:
+        # Nothing is stored before the first position, and what comes behind the head came later.
+        found = [(0, 0), *stored[each.topic, each.epoch], (each.head_seq + 1, each.head_seq + 1)]
+        both = merged(*np.array(found, dtype=np.int64).T)
+        for last, first in zip(both.lasts[:-1].tolist(), both.firsts[1:].tolist(), strict=True):
+            if last < each.head_seq:
+                yield Missing(each.topic, each.epoch, last + 1, min(first - 1, each.head_seq))
 
 
 def _damage(row: Row) -> Damage:
@@ -158,17 +135,14 @@ def _damage(row: Row) -> Damage:
     return Damage(**{name: fields[name] for name in Damage.__slots__})
 
 
-def _missing(rows: list[Row], before: list[TopicPlaces], options: SourceOptions) -> list[Missing]:
+def _missing(breaks: list[Missing], before: list[TopicPlaces], options: SourceOptions) -> list[Missing]:
     """Those holes that neither what was known before nor what is known now explains, and reading confirms."""
     client = client_of(options.path)
     known = {(each.topic, each.epoch): each for each in before}
     now: dict[str, TopicPlaces | None] = {}
     found: list[Missing] = []
-    for row in rows:
-        topic, epoch = row["topic"], row["epoch"]
-        then = known.get((topic, epoch))
-        if then is None:
-            continue
+    for topic, epoch, first, last in map(astuple, breaks):
+        then = known[topic, epoch]
         if topic not in now:
             try:
                 now[topic] = places_of(client, topic)
@@ -177,13 +151,12 @@ def _missing(rows: list[Row], before: list[TopicPlaces], options: SourceOptions)
         after = now[topic]
         if after is None or after.epoch != epoch:
             continue  # Deleted or made anew meanwhile: nothing is missing of it.
-        last = min(row["first_seq"] - 1, then.head_seq)
         holes = [
             Missing(topic, epoch, *both)
-            for first, stop in then.unexplained(row["reached"] + 1, last)
-            for both in after.unexplained(first, stop)
+            for start, stop in then.unexplained(first, last)
+            for both in after.unexplained(start, stop)
         ]
-        whole = Bounds(topic, then.topic_id, epoch, row["reached"], last)
+        whole = Bounds(topic, then.topic_id, epoch, first - 1, last)
         if holes and not _is_stored(whole, options):
             found += holes
     return found

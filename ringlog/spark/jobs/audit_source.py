@@ -1,0 +1,148 @@
+"""What a check of stored frames comes to, task by task: sums, faults, positions that are stored. For jobs.
+
+The view `audit` has a row for every frame, which a table is for. A job that wants to know what is wrong needs
+few of them: so each task tells how much it read, which frames are damaged, and merges the positions that it
+saw to stretches. Of a log without holes that is a row a topic and task, and the driver puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from ringlog.spark.options import source_options
+from ringlog.spark.schema import arrow_schema
+from ringlog.spark.views import ViewReader, view_schema
+from ringlog.spark.workers import settle_worker
+
+FAULTS_PER_TASK_MAX = 1_000
+"""Faults that a task names, first by file and place; it counts all."""
+TOTAL, FAULT, STORED = "total", "fault", "stored"
+
+I64 = NDArray[np.int64]
+_TEXT, _LONG = StringType(), LongType()
+_COLUMNS = {
+    "what": _TEXT, "topic": _TEXT, "epoch": _LONG, "first_seq": _LONG, "last_seq": _LONG, "frames": _LONG,
+    "records": _LONG, "bytes": _LONG, "damaged": _LONG, "file": _TEXT, "offset": _LONG, "fault": _TEXT,
+}  # fmt: skip
+SCHEMA = StructType([StructField(name, kind) for name, kind in _COLUMNS.items()])
+"""`what` says which columns mean something: TOTAL frames, records, bytes, damaged; FAULT those of the view
+`audit`; STORED topic, epoch, first_seq, last_seq."""
+
+
+class Stretches(NamedTuple):
+    """Positions, as ascending ranges that neither touch nor overlap: (n,) first and last of each."""
+
+    firsts: I64
+    lasts: I64
+
+
+def merged(firsts: I64, lasts: I64) -> Stretches:
+    """The positions of these ranges, which come in any order."""
+    if not len(firsts):
+        return Stretches(firsts, lasts)
+    order = np.argsort(firsts, kind="stable")
+    firsts, reached = firsts[order], np.maximum.accumulate(lasts[order])
+    starts = np.append(0, np.flatnonzero(firsts[1:] > reached[:-1] + 1) + 1)
+    return Stretches(firsts[starts], reached[np.append(starts[1:], len(firsts)) - 1])
+
+
+class AuditSource(DataSource):
+    """See SCHEMA. Options: path and subscription."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "ringlog_audit"
+
+    def schema(self) -> StructType:
+        """SCHEMA."""
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Raises OptionError."""
+        options = source_options({**self.options, "view": "audit"}, streaming=False)
+        return AuditReader(ViewReader(options, view_schema("audit")))
+
+
+class AuditReader(DataSourceReader):
+    """Plans as the view does, and sums up what it gives."""
+
+    def __init__(self, view: ViewReader) -> None:
+        self._view = view
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """As those of the view."""
+        return self._view.partitions()
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """One batch: what the frames of this partition come to."""
+        yield summed_up(self._view.read(partition))
+        settle_worker("audit")
+
+
+def summed_up(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+    """Rows of SCHEMA for batches of the view `audit`."""
+    frames = records = size = damaged = 0
+    faults: list[dict[str, Any]] = []
+    stored: dict[tuple[str, int], list[Stretches]] = {}
+    for batch in batches:
+        kinds = batch.column("kind")
+        frames += len(batch) - _count(pc.equal(kinds, "part"))
+        records += pc.sum(batch.column("records")).as_py() or 0
+        size += pc.sum(batch.column("bytes")).as_py() or 0
+        is_damaged = pc.is_valid(batch.column("fault"))
+        found = _count(is_damaged)
+        damaged += found
+        if found:
+            faults += batch.filter(is_damaged).to_pylist()
+            faults = sorted(faults, key=lambda row: (row["file"], row["offset"]))[:FAULTS_PER_TASK_MAX]
+        is_append = pc.and_(pc.equal(kinds, "append"), pc.is_valid(batch.column("topic")))
+        for owner, part in _by_owner(batch.filter(is_append)):
+            known = stored.setdefault(owner, [])
+            known.append(part)
+            if len(known) > 1 and len(known[-2].firsts) <= len(part.firsts):
+                # Put together as often as their number doubles.
+                stored[owner] = [_together(known)]
+    rows: list[dict[str, Any]] = [
+        {"what": TOTAL, "frames": frames, "records": records, "bytes": size, "damaged": damaged}
+    ]
+    rows += [{**{name: row[name] for name in _COLUMNS if name in row}, "what": FAULT} for row in faults]
+    for (topic, epoch), parts in stored.items():
+        both = _together(parts)
+        rows += [
+            {"what": STORED, "topic": topic, "epoch": epoch, "first_seq": first, "last_seq": last}
+            for first, last in zip(both.firsts.tolist(), both.lasts.tolist(), strict=True)
+        ]
+    return pa.RecordBatch.from_pylist(rows, schema=arrow_schema(SCHEMA))
+
+
+def _count(mask: Any) -> int:
+    return int(pc.sum(mask).as_py() or 0)
+
+
+def _together(parts: Sequence[Stretches]) -> Stretches:
+    firsts, lasts = zip(*parts, strict=True)
+    return merged(np.concatenate(firsts), np.concatenate(lasts))
+
+
+def _by_owner(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], Stretches]]:
+    """The positions of each life of each topic in a batch of frames."""
+    if not len(batch):
+        return
+    topics = pc.dictionary_encode(batch.column("topic"))
+    names = topics.dictionary.to_pylist()
+    epochs, life = np.unique(batch.column("epoch").to_numpy(), return_inverse=True)
+    owners = topics.indices.to_numpy().astype(np.int64) * len(epochs) + life
+    firsts, lasts = batch.column("first_seq").to_numpy(), batch.column("last_seq").to_numpy()
+    order = np.argsort(owners, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1):
+        topic, epoch = divmod(int(owners[rows[0]]), len(epochs))
+        yield (names[topic], int(epochs[epoch])), merged(firsts[rows], lasts[rows])

@@ -512,7 +512,9 @@ class Queues:
         topic = self._found(message)
         if topic.topic_id != message.topic_id:
             raise TopicNotFound("no such topic", topic=message.topic)
-        seqs = self._queue(topic).still_spent(np.sort(np.frombuffer(message.seqs, dtype="<i8")))
+        if len(message.seqs) & 7:
+            raise InvalidRequest("numbers are 8 bytes each", field="seqs", bytes=len(message.seqs))
+        seqs = self._queue(topic).still_spent(np.unique(np.frombuffer(message.seqs, dtype="<i8")))
         return topic, Matched(seqs, seqs[:0], seqs[:0])
 
     def _spent_moved(

@@ -128,6 +128,11 @@ class Requests:
             **self.groups.handlers,
         }
 
+    @property
+    def kinds(self) -> tuple[type[m.Message], ...]:
+        """Requests that a shard takes."""
+        return tuple(self._handlers)
+
     def handle(
         self, event: ControlReceived, group: Group, now_us: int, *, can_log: bool = True
     ) -> Reply | None:

@@ -278,6 +278,8 @@ def _moved(topic: Topic, router: Router, copies: int) -> bytearray:
 def _frames_of(message: m.Route, data: bytearray | None) -> _Sent:
     """The attached frames, all sound; raises InvalidRequest. Its sender is one of us: it is not wrong in
     part."""
+    if len(data or b"") & 7:
+        raise InvalidRequest("frames end on a multiple of 8", bytes=len(data or b""))
     batch = frames.scan(data or b"")
     rows = len(message.rows)
     is_announced = len(batch) == message.frames and batch.stop == len(data or b"")

@@ -23,7 +23,7 @@ import msgspec
 CORPUS = Path(__file__).parent.parent / "corpus"
 TARGETS = (
     "frame", "envelope", "gateway", "settle", "wal", "segment", "snapshot", "config", "names", "handshake",
-    "verify",
+    "verify", "shard",
 )  # fmt: skip
 """Modules `fuzz_NAME`; each says what it promises."""
 CRASHES_MAX = 16

@@ -1,0 +1,73 @@
+"""A shard's core: it answers whatever a message can say, and recovers from what it wrote meanwhile.
+
+An input chooses the requests, one after the other, with the values of their fields: see
+ringlog.testing.any_request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+from ringlog.envelope import messages as m
+from ringlog.testing.any_request import Script, Writer
+from ringlog.testing.shard_world import Unanswered, World
+from ringlog.testing.simulated_disk import SimulatedDisk
+
+MAX_LEN = 1_024
+SHARE = 1.0
+REQUESTS_MAX = 40
+WAIT = (m.JobsClaim, m.GroupClaim)
+"""What may wait for its answer."""
+KNOWN = {
+    "topic": ("t", "q", "u"), "group": ("g", "s"), "node": ("w", "v"), "dead_letter": ("u",), "name": ("r",),
+    "epoch": (0, 1), "lease_ms": (0, 1_000), "wait_ms": (0, 5), "delay_ms": (0, 1), "number": (1, 2),
+}  # fmt: skip
+
+
+def check(data: bytes) -> None:
+    """Answered, and whole."""
+    world = _prepared()
+    run, script = world.run_of("t"), Script(data)
+    ids = [world.topic(name).topic_id for name in ("t", "q", "u")]
+    writer, kinds = Writer(script, {**KNOWN, "topic_id": ids}), run.core.requests.kinds
+    for _ in range(REQUESTS_MAX):
+        if script.is_over:
+            break
+        message = writer.message(writer.pick(kinds))
+        if message is None:
+            continue
+        try:
+            world.ask(run, message, writer.attachment())
+        except Unanswered:
+            if not isinstance(message, WAIT):
+                raise
+    run.core.check()
+    world.kill()
+    world.start()
+    world.run_of("t").core.check()
+
+
+def _prepared() -> World:
+    """Topics of each type and class, and a group of each mode."""
+    disk = SimulatedDisk("/data")
+    disk.make_dir("/data/meta")
+    disk.sync_dir("/data")
+    world = World(disk, file_bytes=1 << 20)
+    world.start()
+    world.put("t")
+    world.put("q", type="queue", dead_letter="u", max_deliveries=2, record_priority=True)
+    world.put("u", durability="ephemeral")
+    for name in ("t", "q", "u"):
+        world.append(name, [b"1", b"2", b"3"])
+    world.request(m.GroupOpen("t", "g", 1, dead_letter="u", max_deliveries=2))
+    world.request(m.GroupOpen("t", "s", 2))
+    world.request(m.JobsClaim("q", "w", 2))
+    world.request(m.GroupClaim("t", "g", "w", 2))
+    return world
+
+
+def seeds() -> Iterator[bytes]:
+    """Any choices: some requests each."""
+    for seed in range(24):
+        yield Random(seed).randbytes(40 * (1 + seed % 8))

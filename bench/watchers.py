@@ -21,8 +21,9 @@ def stamp() -> bytes:
 
 
 def _watch(
-    url: str, topics: list[str], frame: int, count: int, stops: bool, ready: Any, wanted: Any, results: Any
-) -> None:
+    url: str, topics: list[str], frame: int, count: int, stops: bool, untimed: int, ready: Any, wanted: Any,
+    results: Any,
+) -> None:  # fmt: skip
     import ringlog
     from ringlog.client import LATEST, Page
 
@@ -44,7 +45,7 @@ def _watch(
                         continue
                     for piece in event.pieces:
                         records += len(piece)
-                        if (piece.seq_at(0) - 1) % frame:
+                        if (piece.seq_at(0) - 1) % frame or piece.seq_at(0) <= untimed:
                             continue  # The rest of a frame that was cut; its stamp was taken.
                         # Of the first record alone: what a watcher does with all of them is its own affair.
                         first = piece.part(0, 1).payload_views()[0]
@@ -59,15 +60,17 @@ class Watchers:
     """Some processes with watches of the same topics each."""
 
     def __init__(
-        self, url: str, topics: list[str], *, frame: int, processes: int, each: int, stops: bool = False
-    ) -> None:
-        """`frame`: records of each frame. `stops`: they stand still after their first delivery."""
+        self, url: str, topics: list[str], *, frame: int, processes: int, each: int, stops: bool = False,
+        untimed: int = 0,
+    ) -> None:  # fmt: skip
+        """`frame`: records of each frame. `stops`: they stand still after their first delivery. Frames up to
+        position `untimed` are delivered and counted, but not timed."""
         self._ready, self._results = _spawn.Semaphore(0), _spawn.Queue()
         self._wanted = _spawn.Value("Q", 0)
         self.processes = [
             _spawn.Process(
                 target=_watch,
-                args=(url, topics, frame, each, stops, self._ready, self._wanted, self._results),
+                args=(url, topics, frame, each, stops, untimed, self._ready, self._wanted, self._results),
             )
             for _ in range(processes)
         ]

@@ -402,7 +402,7 @@ class Client:
                 session.delivery.give_back()
         ready = [watch for watch in watches if watch.has_news]
         if not ready:
-            subscriptions = [watch.subscription for watch in watches]
+            subscriptions = [watch.subscription for watch in watches]  # Opens those that were not.
             with self._shell.locked() as session:
                 news = session.delivery.waits(*subscriptions)
             self._shell.wait(news, timeout)

@@ -165,6 +165,8 @@ class LocalSource:
         self._shelf: SegmentShelf | None = None
         self._ledger: Ledger | None = None
         self._kept = _Kept()
+        self._passed: Hint | None = None
+        """The last frame that others have read for us, which our files are not told of yet."""
 
     def close(self) -> None:
         """Let go of files; what comes next is located anew."""
@@ -174,7 +176,7 @@ class LocalSource:
             self._shelf.close()
         if self._ledger is not None:
             self._ledger.close()
-        self._reader = self._located = self._located_for = self._shelf = self._ledger = None
+        self._reader = self._located = self._located_for = self._shelf = self._ledger = self._passed = None
         self._kept.clear()
 
     def fetch(self, cursor: Cursor, *, limit: int, bytes_max: int, wait_s: float) -> Steps[Portion]:
@@ -282,6 +284,7 @@ class LocalSource:
         of the topic, `is_head`: not even that it has more; else None, and `fetch` says what there is.
 
         Raises DiskError."""
+        self._go_on()
         located, reader = self._located, self._reader
         if located is None or reader is None or self._generation != self._connection.generation:
             return None
@@ -372,14 +375,22 @@ class LocalSource:
     def follow(self, passage: Passage) -> None:
         """Go on behind what somebody else has read."""
         self._kept.clear()
+        self._passed = None
         if self._reader is not None:
             self._reader.pass_over(passage.cursor.seq, passage.file_id, passage.offset)
 
     def pass_over(self, hint: Hint) -> None:
-        """Go on behind a frame that somebody else has read."""
-        self._kept.clear()
-        if self._reader is not None:
-            self._reader.pass_over(hint.last_seq, hint.file_id, hint.stop)
+        """Go on behind a frame that somebody else has read. With hundreds of watches all but one do nothing
+        else for hours, so the files hear of the last one only, once they are asked for something."""
+        self._passed = hint
+
+    def _go_on(self) -> None:
+        """Before files are used: behind what was passed over."""
+        passed, self._passed = self._passed, None
+        if passed is not None:
+            self._kept.clear()
+            if self._reader is not None:
+                self._reader.pass_over(passed.last_seq, passed.file_id, passed.stop)
 
     @staticmethod
     def _is_untouched(located: Located, reader: TopicReader, first_seq: int, last_seq: int) -> bool:
@@ -392,6 +403,7 @@ class LocalSource:
 
     def take_hint(self, first_seq: int, file_id: int, offset: int, stop: int) -> None:
         """See TopicReader.take_hint."""
+        self._go_on()
         if self._reader is not None:
             self._reader.take_hint(first_seq, file_id, offset, stop)
 
@@ -500,6 +512,7 @@ class LocalSource:
 
     def _read(self, plan: ReadPlan, located: Located, limit: int, bytes_max: int) -> Pause | None:
         """Make `kept` cover what follows `plan.after`; return why it stopped, None for enough."""
+        self._go_on()
         kept = self._kept
         if kept.covers(plan.after, located.epoch):
             kept.runs_after(plan.after)

@@ -287,9 +287,9 @@ class WatchCore:
             return False
         source, cursor = topic.source, topic.cursor
         reading = self._shared.get(topic.info.topic_id, cursor.epoch, hint)
-        if reading is None or hint.first_seq != cursor.seq + 1 or not self._is_plain(topic, turn, hint):
+        if reading is None or hint.first_seq != cursor.seq + 1 or not isinstance(source, LocalSource):
             return False
-        if not isinstance(source, LocalSource) or not source.holds(reading):
+        if not self._is_plain(topic, turn, hint) or not source.holds(reading):
             return False
         source.pass_over(hint)
         page, name = reading.page(), topic.info.topic

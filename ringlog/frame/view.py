@@ -87,17 +87,20 @@ class Records:
 class FrameView:
     """A verified frame, or the records [start, stop) of one. Made by open_frame."""
 
-    __slots__ = ("_body", "_layout", "_start", "_stop", "header", "offset")
+    __slots__ = ("_body", "_columns", "_layout", "_start", "_stop", "header", "offset")
 
     def __init__(
-        self, header: Header, body: memoryview, places: BodyLayout, offset: int, start: int, stop: int
-    ) -> None:
+        self, header: Header, body: memoryview, places: BodyLayout, offset: int, start: int, stop: int,
+        columns: dict[Column, BytesColumn] | None = None,
+    ) -> None:  # fmt: skip
         self.header = header
         self.offset = offset
         self._body = body
         self._layout = places
         self._start = start
         self._stop = stop
+        self._columns = {} if columns is None else columns
+        """Those of the whole frame that were looked at, shared by all views of it."""
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -203,13 +206,16 @@ class FrameView:
         first = min(max(start, 0), self.count)
         last = min(max(stop, first), self.count)
         return FrameView(
-            self.header, self._body, self._layout, self.offset, self._start + first, self._start + last
-        )
+            self.header, self._body, self._layout, self.offset, self._start + first, self._start + last,
+            self._columns,
+        )  # fmt: skip
 
     @property
     def whole(self) -> FrameView:
         """All records of the frame that this is a view of."""
-        return FrameView(self.header, self._body, self._layout, self.offset, 0, self.header.records)
+        return FrameView(
+            self.header, self._body, self._layout, self.offset, 0, self.header.records, self._columns
+        )
 
     def after(self, seq: int) -> FrameView:
         """View the records of this view whose seq is greater than `seq`."""
@@ -225,8 +231,15 @@ class FrameView:
 
     def bytes_column(self, column: Column) -> BytesColumn | None:
         """View a bytes column (payload, key, tag, node, meta), or None if the frame does not have it."""
-        span = self._layout.spans.get(column)
-        return None if span is None else self._bytes_column(span, self._start, self._stop)
+        found = self._columns.get(column)
+        if found is None:
+            span = self._layout.spans.get(column)
+            if span is None:
+                return None
+            found = self._columns[column] = self._bytes_column(span, 0, self.header.records)
+        if self._start == 0 and self._stop == self.header.records:
+            return found
+        return BytesColumn(found.offsets[self._start : self._stop + 1], found.data)
 
     @property
     def headers(self) -> HeadersColumn | None:

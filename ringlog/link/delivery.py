@@ -270,9 +270,10 @@ class Delivery:
         if self._taken or self._over:
             self.give_back()
         pending: Pending[None] = Pending()
-        if any(subscription.has_news for subscription in subscriptions):
-            pending.resolve(None)
-            return pending
+        for subscription in subscriptions:
+            if subscription.ready or subscription.names_changed or subscription.failure is not None:
+                pending.resolve(None)
+                return pending
         for subscription in subscriptions:
             subscription.waiting = pending
         return pending

@@ -83,6 +83,8 @@ class SharedReads:
         self._passages: dict[tuple[int, int], Passage] = {}
         """By topic and the position they begin behind."""
         self._passage_bytes = 0
+        self._followers: dict[int, int] = {}
+        """How many watches follow a topic."""
         self._lock = threading.Lock()  # For changes; looking is one operation on a dictionary.
 
     @property
@@ -111,6 +113,25 @@ class SharedReads:
         dropped = self._readings.pop(topic_id, None)
         if dropped is not None:
             self._bytes -= _size(dropped)
+
+    def follow(self, topic_id: int) -> None:
+        """One more watch follows this topic."""
+        with self._lock:
+            self._followers[topic_id] = self._followers.get(topic_id, 0) + 1
+
+    def unfollow(self, topic_id: int) -> None:
+        """One less; what was read for several goes with the last but one."""
+        with self._lock:
+            left = self._followers.pop(topic_id, 1) - 1
+            if left:
+                self._followers[topic_id] = left
+            if left < 2:
+                for key in [key for key in self._passages if key[0] == topic_id]:
+                    self._forget(key)
+
+    def is_followed_by_several(self, topic_id: int) -> bool:
+        """Is there anybody to leave a passage to?"""
+        return self._followers.get(topic_id, 0) > 1
 
     def passage(self, topic_id: int, after: Cursor, limits: PageLimits) -> Passage | None:
         """What was read behind this position by somebody with the same limits; whether it `still_holds` is

@@ -206,6 +206,7 @@ class WatchCore:
         for topic, feed in zip(topics, feeds, strict=True):
             topic.feed = feed
             self._topics[feed] = topic
+            self._shared.follow(topic.info.topic_id)
 
     def _open_all(
         self, connection: Connection, wanted: Mapping[str, Start], *, is_lenient: bool = False
@@ -363,7 +364,8 @@ class WatchCore:
     def _page_for_others(self, topic: WatchedTopic, page: Page) -> Page:
         """Leave a page to watches that will come to its place; returns what to give instead."""
         source, after = topic.source, topic.cursor
-        is_wanted = self._shared.is_useful and self._is_for_all(topic) and after.epoch in {0, page.epoch}
+        is_wanted = self._shared.is_followed_by_several(topic.info.topic_id) and self._is_for_all(topic)
+        is_wanted = is_wanted and after.epoch in {0, page.epoch}
         if not is_wanted or not isinstance(source, LocalSource):
             return page
         passage = source.passage(page, self._limits)
@@ -447,7 +449,8 @@ class WatchCore:
         self._drop(topic)
 
     def _drop(self, topic: WatchedTopic) -> None:
-        self._topics.pop(topic.feed, None)
+        if self._topics.pop(topic.feed, None) is not None:
+            self._shared.unfollow(topic.info.topic_id)
         topic.source.close()
 
     def line_up(self, events: Iterable[tuple[WatchEvent, Cursor | None]]) -> None:
@@ -467,5 +470,4 @@ class WatchCore:
         self._shared.frames.readers -= not self._is_closed
         self._is_closed = True
         for topic in list(self._topics.values()):
-            topic.source.close()
-        self._topics.clear()
+            self._drop(topic)

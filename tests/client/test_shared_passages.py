@@ -135,13 +135,20 @@ def test_who_takes_less_at_once_or_leaves_something_out_reads_alone(client, ring
     assert len({reader for reader, _ in reads}) == 3
 
 
-def test_one_watch_alone_keeps_nothing(client, ringlog_topic):
-    topic = ringlog_topic("single")
+def test_a_watch_that_nobody_follows_with_keeps_nothing(client, ringlog_topic):
+    """Others there are, of another topic; and what was kept for two goes with one of them."""
+    topic, other = ringlog_topic("single"), ringlog_topic("other")
     client.append_many(topic, [b"x"] * 100)
-    with client.watch(topic, start=EARLIEST, limit=10) as watch:
-        pages = [page_of(watch) for _ in range(5)]
-        assert sum(map(len, pages)) == 50
+    client.append_many(other, [b"x"] * 100)
+    with client.watch(topic, start=EARLIEST, limit=10) as watch, client.watch(other, limit=10) as beside:
+        pages = [page_of(watch) for _ in range(5)] + [page_of(beside)]
+        assert sum(map(len, pages)) == 60
         assert len(client._shared_reads) == 0
+        with client.watch(topic, start=EARLIEST, limit=10) as second:
+            page_of(second)
+            assert len(client._shared_reads) == 1
+        assert len(client._shared_reads) == 0
+        assert len(page_of(watch)) == 10
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "disk", "fsync"])

@@ -35,6 +35,7 @@ POINTS: dict[str, str] = {
     "recovery_after_copy": "what was in doubt is copied and synced, and nothing is published",
     "board_mid_slot": "some words of a board slot are stored and its sequence is odd",
     "ring_after_publish": "a producer published a frame and rang no bell",
+    "delete_in_hand": "a request to delete records is looked at and nothing of it is done",
     "relocate_after_copy": "a segment lies proven in both tiers and no shard was told",
     "relocate_after_flip": "every shard leads readers to the cold copy and the hot one is still there",
     "relocate_after_drop": "the hot data part is gone",

@@ -130,6 +130,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 SHELL_SIDE: dict[str, str] = {
     "actors.wal_shard.shell": "the effect table",
     "actors.wal_shard.announcer": "writes news in shared memory",
+    "actors.wal_shard.deadly": "notes in shared memory what a shard died of",
     "actors.wal_shard.flusher": "the thread that syncs",
     "actors.wal_shard.governing": "measures pressure, and says so on the board",
     "actors.wal_shard.log_hand": "writes and syncs the log",

@@ -36,7 +36,7 @@ nothing staged ever has to be taken back.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,6 +138,10 @@ class ShardCore:
         self.removals = self.requests.removals
         self.removals.volatile_files = self.ephemerals.files_of
         self.phase = Phase.RECOVERING
+        self.in_hand: FramesArrived | ControlReceived | None = None
+        """Taken up and not dealt with: what the shell wants to know when this breaks."""
+        self.on_look: Callable[[Any], None] = lambda _: None
+        """Called with each such event, for tests that have something break over it."""
         self.waiting = Waiting.NOTHING
         self.is_disk_low = False
         """The shell was told that the device is nearly full: no more records, but deletes go on (ST-13)."""
@@ -225,11 +229,8 @@ class ShardCore:
             if self._held or self.waiting is not Waiting.NOTHING:
                 self._held.append(event)
                 return
-            room = self._room_for(event)
-            if room is Room.LATER:
+            if self._look_at(event) is Room.LATER:
                 self._held.append(event)
-            else:
-                self._take(event, room)
             return
         self.story.append((self._now_ns, self.waiting, event))
         if kind is GroupWritten:
@@ -269,6 +270,16 @@ class ShardCore:
             raise InvariantViolation("a shard was told something it does not know", event=kind.__name__)
 
     # -- taking in ------------------------------------------------------------------------------------
+
+    def _look_at(self, event: FramesArrived | ControlReceived) -> Room:
+        """Take it if it can be taken now."""
+        self.in_hand = event
+        self.on_look(event)
+        room = self._room_for(event)
+        if room is not Room.LATER:
+            self._take(event, room)
+        self.in_hand = None
+        return room
 
     def _room_for(self, event: FramesArrived | ControlReceived) -> Room:
         """Is there surely a file for what this event may add? If making one failed, it is refused instead.
@@ -397,10 +408,9 @@ class ShardCore:
         if self._roll_asks and self.waiting is Waiting.NOTHING and not self._is_busy:
             self._roll_for_checkpoint()
         while self._held and self.waiting is Waiting.NOTHING:
-            room = self._room_for(self._held[0])
-            if room is Room.LATER:
+            if self._look_at(self._held[0]) is Room.LATER:
                 break
-            self._take(self._held.popleft(), room)
+            self._held.popleft()
         if self.waiting is not Waiting.NOTHING:
             return
         self._serve_queues()

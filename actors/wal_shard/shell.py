@@ -18,6 +18,7 @@ from actors.wal_shard.announcer import Announcer
 from actors.wal_shard.baseline import segment_tables
 from actors.wal_shard.calls import Caller, Calls
 from actors.wal_shard.core import Settings, ShardCore
+from actors.wal_shard.deadly import DeadlyRequests
 from actors.wal_shard.governing import Governing
 from actors.wal_shard.group_board import GroupBoard
 from actors.wal_shard.latch import Latch
@@ -84,6 +85,11 @@ DISK_WORD_NS = 10 * NS_PER_S
 """How long its word about free space is believed when its heart does not beat."""
 
 
+def _looked_at(event: Any) -> None:
+    if isinstance(event, ControlReceived) and isinstance(event.message, m.RecordsDelete):
+        stop_points.hit("delete_in_hand")
+
+
 class Shell:
     """One incarnation of one shard."""
 
@@ -101,6 +107,7 @@ class Shell:
         self._queue_board, self._group_board = QueueBoard(), GroupBoard(self._clock)
         identity = Identity(boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max)
         self.core = ShardCore(identity, settings)
+        self.core.on_look = _looked_at
         self.core.requests.queues.has_mover = self.core.requests.groups.has_mover = schedulers > 0
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
@@ -109,6 +116,7 @@ class Shell:
         self._announcer = Announcer(boot, self._board, schedulers)
         self._socket = RouterSocket(f"ipc://{boot.shm_dir}/{boot.name}.sock")
         self._bell = BellListener(f"{boot.shm_dir}/{boot.name}.bell")
+        self._deadly = DeadlyRequests(boot.shm_dir, boot.shard)
         self._rings = Rings(boot.shm_dir, boot.shard, boot.engine_id)
         self._calls = Calls(boot.shm_dir, boot.shard, boot.incarnation, self._clock)
         self._directory = stream_directory(boot.data_dir, boot.shard)
@@ -271,7 +279,7 @@ class Shell:
 
     def _decide_and_do(self, events: list[Any]) -> None:
         self._commit_from_ns = self._clock.monotonic_ns()
-        effects = self.core.handle(events)
+        effects = self._decide(events)
         while effects:
             completions: list[Any] = [self._tick()]
             for effect in effects:
@@ -280,10 +288,20 @@ class Shell:
                     completions.append(completion)
             if self._announcer.has_told:
                 self._announcer.ring()
-            effects = self.core.handle(completions) if len(completions) > 1 else []
+            effects = self._decide(completions) if len(completions) > 1 else []
         if self._has_published:
             self._has_published = False
             self._rings.tell_published()
+
+    def _decide(self, events: list[Any]) -> list[Any]:
+        """What the core wants done; if it breaks over a request, those that come after us know."""
+        try:
+            return self.core.handle(events)
+        except Exception:
+            request = self.core.in_hand
+            if isinstance(request, ControlReceived):
+                self._deadly.note(request.message, request.attachment)
+            raise
 
     def _beat(self) -> None:
         self._turns += 1
@@ -386,6 +404,7 @@ class Shell:
                     self._socket.send(client, m.Pong(self._boot.incarnation, self._turns), envelope.corr)
                 else:
                     opened = None
+                    self._deadly.require_harmless(message, attachment)
                     self._look_after(message)
                     if isinstance(message, m.SegmentsChange):
                         opened = segment_tables(self._disk, self._boot.data_dir, message.added)
@@ -404,12 +423,14 @@ class Shell:
             return
         self._note_gap(now_ns)
         for caller, envelope in self._calls.take(REQUESTS_PER_TURN - len(self._control)):
-            if type(envelope.message) in self._callable:
+            try:
+                if type(envelope.message) not in self._callable:
+                    raise InvalidRequest("such a request does not go through a ring", kind=envelope.kind)
+                self._deadly.require_harmless(envelope.message)
                 self._look_after(envelope.message)
                 self._control.append(ControlReceived(caller, envelope.corr, envelope.message))
-            else:
-                refusal = InvalidRequest("such a request does not go through a ring", kind=envelope.kind)
-                self._answer(caller, error_reply(refusal), envelope.corr)
+            except Refused as e:
+                self._answer(caller, error_reply(e), envelope.corr)
 
     def _answer(self, client: bytes, message: m.Message, corr: int, attachment: Any = None) -> None:
         if isinstance(client, Caller):

@@ -15,7 +15,7 @@ from ringlog.testing.shard_world import Unanswered, World
 from ringlog.testing.simulated_disk import SimulatedDisk
 
 MAX_LEN = 1_024
-SHARE = 1.0
+SHARE = 0.4
 REQUESTS_MAX = 40
 WAIT = (m.JobsClaim, m.GroupClaim)
 """What may wait for its answer."""

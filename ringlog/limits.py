@@ -405,14 +405,14 @@ DRAIN_S_DEFAULT = 10.0
 ORPHAN_DRAIN_S = 3.0
 """A child whose supervisor died drains no longer: nobody is left to end it, and the next engine waits."""
 RESTART_MAX_DEFAULT = 5
+RESTART_WINDOW_S_DEFAULT = 60.0
+RESTART_BACKOFF_MS_MIN = 20
+RESTART_BACKOFF_MS_MAX = 5_000
 DEADLY_TIMES = 2
 """So often a request is in hand when its shard breaks; the next incarnation refuses it. More restarts than
 that are granted, or the shard would be given up first."""
 DEADLY_KEPT_MAX = 64
 """Of so many deaths it is known what was in hand, the latest."""
-RESTART_WINDOW_S_DEFAULT = 60.0
-RESTART_BACKOFF_MS_MIN = 20
-RESTART_BACKOFF_MS_MAX = 5_000
 READ_ONLY_LOOK_MS_MIN = 1_000
 READ_ONLY_LOOK_MS_MAX = 5_000
 """A shard whose directory takes no writes looks again after this long, each time twice as long: bounds how

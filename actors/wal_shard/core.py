@@ -138,10 +138,10 @@ class ShardCore:
         self.removals = self.requests.removals
         self.removals.volatile_files = self.ephemerals.files_of
         self.phase = Phase.RECOVERING
-        self.in_hand: FramesArrived | ControlReceived | None = None
+        self.in_hand: ControlReceived | None = None
         """Taken up and not dealt with: what the shell wants to know when this breaks."""
-        self.on_look: Callable[[Any], None] = lambda _: None
-        """Called with each such event, for tests that have something break over it."""
+        self.on_look: Callable[[ControlReceived], None] = lambda _: None
+        """Called with each, for tests that have something break over it."""
         self.waiting = Waiting.NOTHING
         self.is_disk_low = False
         """The shell was told that the device is nearly full: no more records, but deletes go on (ST-13)."""
@@ -273,8 +273,9 @@ class ShardCore:
 
     def _look_at(self, event: FramesArrived | ControlReceived) -> Room:
         """Take it if it can be taken now."""
-        self.in_hand = event
-        self.on_look(event)
+        if type(event) is ControlReceived:
+            self.in_hand = event
+            self.on_look(event)
         room = self._room_for(event)
         if room is not Room.LATER:
             self._take(event, room)

@@ -15,9 +15,8 @@ from collections import Counter
 import msgspec
 import xxhash
 
-from ringlog.board.layout import BoardError
 from ringlog.envelope.messages import Message
-from ringlog.errors import Internal
+from ringlog.errors import Internal, RinglogError
 from ringlog.limits import DEADLY_KEPT_MAX, DEADLY_TIMES
 from ringlog.shm import make_file, open_file, remove_file
 
@@ -46,13 +45,13 @@ class DeadlyRequests:
         for another reason."""
         deaths = [*self._deaths, fingerprint(message, attachment)][-DEADLY_KEPT_MAX:]
         data = _MAGIC + b"".join(each.to_bytes(_WORD, "little") for each in deaths)
-        with contextlib.suppress(BoardError, OSError):
+        with contextlib.suppress(RinglogError, OSError):
             remove_file(self._path)
-            make_file(self._path, len(data), data, BoardError)
+            make_file(self._path, len(data), data, RinglogError)
 
     def _read(self) -> list[int]:
-        with contextlib.suppress(BoardError, OSError):
-            fd, size = open_file(self._path, BoardError, writable=False)
+        with contextlib.suppress(RinglogError, OSError):
+            fd, size = open_file(self._path, RinglogError, writable=False)
             try:
                 data = os.pread(fd, min(size, len(_MAGIC) + DEADLY_KEPT_MAX * _WORD), 0)
             finally:

@@ -85,8 +85,8 @@ DISK_WORD_NS = 10 * NS_PER_S
 """How long its word about free space is believed when its heart does not beat."""
 
 
-def _looked_at(event: Any) -> None:
-    if isinstance(event, ControlReceived) and isinstance(event.message, m.RecordsDelete):
+def _looked_at(request: ControlReceived) -> None:
+    if isinstance(request.message, m.RecordsDelete):
         stop_points.hit("delete_in_hand")
 
 
@@ -299,7 +299,7 @@ class Shell:
             return self.core.handle(events)
         except Exception:
             request = self.core.in_hand
-            if isinstance(request, ControlReceived):
+            if request is not None:
                 self._deadly.note(request.message, request.attachment)
             raise
 

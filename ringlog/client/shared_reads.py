@@ -17,6 +17,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ringlog.bounded import BoundedByBytes
 from ringlog.client.pages import Cursor, Page
 from ringlog.client.pieces import FramePiece, Piece
 from ringlog.envelope.messages import Located
@@ -77,15 +78,13 @@ class SharedReads:
 
     def __init__(self, bytes_max: int = SHARED_FRAMES_BYTES_MAX) -> None:
         self.frames = FrameShare()
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._readings: dict[int, Reading] = {}
-        self._passages: dict[tuple[int, int], Passage] = {}
+        self._readings: BoundedByBytes[int, Reading] = BoundedByBytes(bytes_max)
+        """The last of each topic."""
+        self._passages: BoundedByBytes[tuple[int, int], Passage] = BoundedByBytes(bytes_max)
         """By topic and the position they begin behind."""
-        self._passage_bytes = 0
         self._followers: dict[int, int] = {}
         """How many watches follow a topic."""
-        self._lock = threading.Lock()  # For changes; looking is one operation on a dictionary.
+        self._lock = threading.Lock()  # For those that come and go.
 
     @property
     def is_useful(self) -> bool:
@@ -99,20 +98,7 @@ class SharedReads:
 
     def leave(self, topic_id: int, reading: Reading) -> None:
         """Leave it to the others instead of what there was; the oldest go when there are too many bytes."""
-        size = _size(reading)
-        with self._lock:
-            self._drop(topic_id)
-            if size > self._bytes_max:
-                return
-            self._readings[topic_id] = reading
-            self._bytes += size
-            while self._bytes > self._bytes_max:
-                self._drop(next(iter(self._readings)))
-
-    def _drop(self, topic_id: int) -> None:
-        dropped = self._readings.pop(topic_id, None)
-        if dropped is not None:
-            self._bytes -= _size(dropped)
+        self._readings.put(topic_id, reading, sum(piece.view.total_bytes for piece in reading.pieces))
 
     def follow(self, topic_id: int) -> None:
         """One more watch follows this topic."""
@@ -125,9 +111,8 @@ class SharedReads:
             left = self._followers.pop(topic_id, 1) - 1
             if left:
                 self._followers[topic_id] = left
-            if left < 2:
-                for key in [key for key in self._passages if key[0] == topic_id]:
-                    self._forget(key)
+        if left < 2:
+            self._passages.drop_where(lambda key: key[0] == topic_id)
 
     def is_followed_by_several(self, topic_id: int) -> bool:
         """Is there anybody to leave a passage to?"""
@@ -143,27 +128,10 @@ class SharedReads:
 
     def leave_passage(self, topic_id: int, after: int, passage: Passage) -> None:
         """Leave it to those that come later to this place; what was left first goes first."""
-        size, key = _pinned(passage.pieces), (topic_id, after)
-        with self._lock:
-            self._forget(key)
-            if size > self._bytes_max:
-                return
-            self._passages[key] = passage
-            self._passage_bytes += size
-            while self._passage_bytes > self._bytes_max:
-                self._forget(next(iter(self._passages)))
-
-    def _forget(self, key: tuple[int, int]) -> None:
-        dropped = self._passages.pop(key, None)
-        if dropped is not None:
-            self._passage_bytes -= _pinned(dropped.pieces)
+        self._passages.put((topic_id, after), passage, _pinned(passage.pieces))
 
     def __len__(self) -> int:
         return len(self._readings) + len(self._passages)
-
-
-def _size(reading: Reading) -> int:
-    return sum(piece.view.total_bytes for piece in reading.pieces)
 
 
 def _pinned(pieces: Sequence[Piece]) -> int:

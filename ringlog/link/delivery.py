@@ -270,10 +270,9 @@ class Delivery:
         if self._taken or self._over:
             self.give_back()
         pending: Pending[None] = Pending()
-        for subscription in subscriptions:
-            if subscription.ready or subscription.names_changed or subscription.failure is not None:
-                pending.resolve(None)
-                return pending
+        if any(subscription.has_news for subscription in subscriptions):
+            pending.resolve(None)
+            return pending
         for subscription in subscriptions:
             subscription.waiting = pending
         return pending
@@ -351,11 +350,7 @@ class Delivery:
             if hint != words:
                 # Many watches of a topic have turns at the same place.
                 words, place = hint, Hint(*hint) if hint[2] else None
-            # As `_offer`: with a thousand watches of one topic calls are most of what this costs.
-            state.turn = turn = Turn(feed, until, place, now_ns)
-            subscription.ready.append(turn)
-            if subscription.waiting is not None:
-                self._wake(subscription)
+            self._offer(subscription, state, Turn(feed, until, place, now_ns))
 
     def _offer(self, subscription: Subscription, state: _FeedState, turn: Turn) -> None:
         state.turn = turn

@@ -6,9 +6,9 @@ was left first goes first. Views are of buffers that nobody writes to any more. 
 
 from __future__ import annotations
 
-import threading
 from typing import NamedTuple
 
+from ringlog.bounded import BoundedByBytes
 from ringlog.frame.view import FrameView
 from ringlog.limits import SHARED_FRAMES_BYTES_MAX
 
@@ -27,10 +27,7 @@ class FrameShare:
     def __init__(self, bytes_max: int = SHARED_FRAMES_BYTES_MAX) -> None:
         self.readers = 0
         """How many there are; their owners count."""
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._views: dict[Place, FrameView] = {}
-        self._lock = threading.Lock()  # For changes; looking is one operation on a dictionary.
+        self._views: BoundedByBytes[Place, FrameView] = BoundedByBytes(bytes_max)
 
     def get(self, place: Place) -> FrameView | None:
         """The frame at this place, if somebody left it."""
@@ -38,15 +35,8 @@ class FrameShare:
 
     def leave(self, place: Place, view: FrameView) -> None:
         """Leave a verified frame to the others."""
-        if self.readers < 2 or view.total_bytes > self._bytes_max:
-            return
-        with self._lock:
-            if place in self._views:
-                return
-            self._views[place] = view
-            self._bytes += view.total_bytes
-            while self._bytes > self._bytes_max:
-                self._bytes -= self._views.pop(next(iter(self._views))).total_bytes
+        if self.readers > 1 and self._views.get(place) is None:
+            self._views.put(place, view, view.total_bytes)
 
     def __len__(self) -> int:
         return len(self._views)

@@ -92,7 +92,7 @@ def summed_up(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
     """Rows of SCHEMA for batches of the view `audit`."""
     frames = records = size = damaged = 0
     faults: list[dict[str, Any]] = []
-    stored: dict[tuple[str, int], list[Stretches]] = {}
+    stored: dict[tuple[str, int], Stretches] = {}
     for batch in batches:
         kinds = batch.column("kind")
         frames += len(batch) - _count(pc.equal(kinds, "part"))
@@ -106,21 +106,16 @@ def summed_up(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
             faults = sorted(faults, key=lambda row: (row["file"], row["offset"]))[:FAULTS_PER_TASK_MAX]
         is_append = pc.and_(pc.equal(kinds, "append"), pc.is_valid(batch.column("topic")))
         for owner, part in _by_owner(batch.filter(is_append)):
-            known = stored.setdefault(owner, [])
-            known.append(part)
-            if len(known) > 1 and len(known[-2].firsts) <= len(part.firsts):
-                # Put together as often as their number doubles.
-                stored[owner] = [_together(known)]
+            stored[owner] = _together(stored[owner], part) if owner in stored else part
     rows: list[dict[str, Any]] = [
         {"what": TOTAL, "frames": frames, "records": records, "bytes": size, "damaged": damaged}
     ]
     rows += [{**{name: row[name] for name in _COLUMNS if name in row}, "what": FAULT} for row in faults]
-    for (topic, epoch), parts in stored.items():
-        both = _together(parts)
-        rows += [
-            {"what": STORED, "topic": topic, "epoch": epoch, "first_seq": first, "last_seq": last}
-            for first, last in zip(both.firsts.tolist(), both.lasts.tolist(), strict=True)
-        ]
+    rows += [
+        {"what": STORED, "topic": topic, "epoch": epoch, "first_seq": first, "last_seq": last}
+        for (topic, epoch), all_of in stored.items()
+        for first, last in zip(all_of.firsts.tolist(), all_of.lasts.tolist(), strict=True)
+    ]
     return pa.RecordBatch.from_pylist(rows, schema=arrow_schema(SCHEMA))
 
 
@@ -128,9 +123,8 @@ def _count(mask: Any) -> int:
     return int(pc.sum(mask).as_py() or 0)
 
 
-def _together(parts: Sequence[Stretches]) -> Stretches:
-    firsts, lasts = zip(*parts, strict=True)
-    return merged(np.concatenate(firsts), np.concatenate(lasts))
+def _together(one: Stretches, other: Stretches) -> Stretches:
+    return merged(np.concatenate((one.firsts, other.firsts)), np.concatenate((one.lasts, other.lasts)))
 
 
 def _by_owner(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], Stretches]]:

@@ -344,6 +344,10 @@ class LocalSource:
             return None
         if any(extent.path.startswith(VOLATILE_PREFIX) for extent in located.extents):
             return None
+        # A page of several looks may hold what was removed between them; `located` is the last look's.
+        first, last = page.pieces[0].seq_at(0), page.cursor.seq
+        if first < located.earliest_seq or not self._is_untouched(located, reader, first, last):
+            return None
         pieces = tuple(piece.read_only() for piece in page.pieces)
         file_id, offset = self._place_behind(page.cursor.seq)
         return Passage(

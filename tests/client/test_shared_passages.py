@@ -108,6 +108,19 @@ def test_what_is_removed_behind_the_first_reader_is_given_to_no_other(client, ri
     assert page_of(first).bytes() == [b"%d" % n for n in range(10, 30, 2)]
 
 
+def test_a_page_with_holes_is_kept_for_nobody(client, ringlog_topic, reads):
+    """It may be of several looks, and what the first saw may be gone by the last."""
+    topic = ringlog_topic("holes")
+    for n in range(40):
+        client.append(topic, b"%d" % n, tag="odd" if n % 2 and n < 20 else "even")
+    client.topics.delete_records(topic, match="odd")
+    watches = [client.watch(topic, start=EARLIEST, limit=10).open() for _ in range(3)]
+    wanted = [b"%d" % n for n in range(40) if n >= 20 or not n % 2]
+    assert in_step(watches, 40) == [wanted] * 3
+    assert len({reader for reader, _ in reads}) == 3, "each has read where something is missing"
+    assert len(client._shared_reads) == 2, "what lies behind it was read once"
+
+
 def test_a_topic_that_grows_meanwhile_is_shared_all_the_same(client, ringlog_topic, reads):
     topic = ringlog_topic("growing")
     client.append_many(topic, [b"%d" % n for n in range(1_000)])

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.host import Host
+from bench.host import AWAKE, Host
 from bench.queue_load import empty, wake_ups
-from bench.queue_peers import ALONE, LEASE_MS, SERVERS, TOPIC, Server, fill, missing
+from bench.queue_peers import ALONE, LEASE_MS, SERVERS, TOPIC, RinglogServer, Server, fill, missing
 from bench.rows import Row, row, say, scaled, skipped
 from ringlog.client import NewRecord
 from ringlog.client.queue import Job
@@ -147,7 +147,20 @@ def _wake_rows() -> list[Row]:
             puts.append(float(np.percentile(put, 50)) / 1e3)
         return float(np.percentile(times, 50)) / 1e3, float(np.percentile(times, 99)) / 1e3
 
+    awake: list[float] = []
+
+    def measure_awake() -> None:
+        server = RinglogServer("disk", AWAKE)
+        try:
+            times, _ = wake_ups(server, count)
+            awake.append(float(np.percentile(times, 50)) / 1e3)
+        finally:
+            server.close()
+
     found = _rounds("disk", measure)
+    for i in range(ROUNDS):
+        say(f"  ringlog with {AWAKE}, round {i + 1}/{ROUNDS}")
+        measure_awake()
     p50 = {name: [first for first, _ in values] for name, values in found.items()}
     p99 = {name: [second for _, second in values] for name, values in found.items()}
     note = (
@@ -156,6 +169,7 @@ def _wake_rows() -> list[Row]:
     )
     return [
         *_against_peers("queue_wake_up_p50", "us", p50, {"max": 500}, note),
+        row("queue_awake_wake_up_p50", "us", awake, reach={"max": 500}, note=f"{note}; with {AWAKE}"),
         row("queue_wake_up_p99", "us", p99["ringlog"], p99.get("redis", ()), note=f"{note}; Redis beside it"),
     ]
 

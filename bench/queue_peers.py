@@ -237,8 +237,8 @@ class RinglogServer:
 
     name = "ringlog"
 
-    def __init__(self, durability: str) -> None:
-        self.host = Host(2, ALONE)
+    def __init__(self, durability: str, *sets: str) -> None:
+        self.host = Host(2, ALONE, *sets)
         self.address = self.host.url
         self.host.client.topics.create(TOPIC, type="queue", durability=durability, lease_ms=LEASE_MS)
 

@@ -1,6 +1,7 @@
-/* The commit path's per-frame work: encode, check, number and seal frames, a batch in one call.
+/* The commit path's per-frame work: encode, check, number and seal frames, a batch in one call. And `linger`, which
+ * waits without giving its processor up: what the interpreter cannot do without keeping everybody else from running.
  *
- * Optional. Everything here exists in Python too (ringlog/frame), is tested against it, and is left to it for
+ * Optional. Everything about frames exists in Python too (ringlog/frame), is tested against it, and is left to it for
  * whatever is not the common case: every function returns None, with nothing done, where it does not apply.
  * The layout of a frame is that of ringlog/frame/layout.py; docs/format.md describes it.
  *
@@ -19,6 +20,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define XXH_INLINE_ALL
 #include "xxhash.h"
@@ -409,17 +411,57 @@ done:
     return found;
 }
 
+/* ---- waiting ------------------------------------------------------------------------------------------------- */
+
+/* Looks at the clock are this far apart: some hundred nanoseconds, in which a sibling of this processor has it all. */
+enum { PAUSES = 16 };
+#define LINGER_NS_MAX 1000000000ull
+
+static uint64_t monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+PyDoc_STRVAR(linger_doc,
+"linger(ns, /)\n--\n\n"
+"Keep this processor from halting for `ns` nanoseconds, at most a second, without the interpreter's lock.");
+
+static PyObject *linger(PyObject *self, PyObject *args)
+{
+    unsigned long long ns;
+    if (!PyArg_ParseTuple(args, "K", &ns)) return NULL;
+    if (ns > LINGER_NS_MAX) {
+        PyErr_SetString(PyExc_ValueError, "longer than a second");
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    const uint64_t end = monotonic_ns() + ns;
+    while (monotonic_ns() < end)
+        for (int i = 0; i < PAUSES; i++) {
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#elif defined(__aarch64__)
+            __asm__ volatile("yield");
+#endif
+        }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"encode", encode, METH_VARARGS, encode_doc},
     {"take", take, METH_VARARGS, take_doc},
     {"number", number, METH_VARARGS, number_doc},
     {"seal", seal, METH_VARARGS, seal_doc},
     {"stamp", stamp, METH_VARARGS, stamp_doc},
+    {"linger", linger, METH_VARARGS, linger_doc},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_kernel", "The commit path's per-frame work, compiled; see native/kernel.c.", 0, methods,
+    PyModuleDef_HEAD_INIT, "_kernel", "The commit path's per-frame work, and a wait, compiled; see native/kernel.c.", 0, methods,
     NULL, NULL, NULL, NULL,
 };
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
-    "shm", "governor", "payload", "lives", "tags", "bounded",
+    "shm", "governor", "payload", "lives", "tags", "bounded", "compiled",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
@@ -37,9 +37,9 @@ READ_PATH = {
 }  # fmt: skip
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "base": {"base"},
     # The compiled kernel has no imports of its own.
-    "frame": {"base", "frame", "_kernel"},
+    "base": {"base", "_kernel"},
+    "frame": {"base", "frame"},
     "ring": {"base", "ring"},
     "board": {"base", "board"},
     "envelope": {"base", "frame", "envelope"},
@@ -154,6 +154,7 @@ SHELL_SIDE: dict[str, str] = {
     "actors.compactor.logfile": "reads the log",
     "actors.compactor.passes": "runs passes in threads",
     "actors.compactor.marking": "marks deleted records in segments",
+    "actors.halt_poller.shell": "keeps processors from halting",
     "actors.relocator.shell": "the socket, the threads that fetch and the one that moves",
     "actors.relocator.mover": "copies segments and deletes what was copied",
     "actors.scheduler.shell": "the socket, news and topic tables of all shards",
@@ -186,6 +187,7 @@ PURE_MODULES = {
     "ringlog.errors",
     "ringlog.types",
     "ringlog._kernel",
+    "ringlog.compiled",
     "ringlog.limits",
     "ringlog.tags",
     "ringlog.governor",

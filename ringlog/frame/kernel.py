@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringlog import compiled
 from ringlog.frame import layout
 from ringlog.frame.batch import Checked, End, FrameBatch, put_headers, scan, seals, words_of
 from ringlog.frame.settle import WORDS
@@ -23,12 +24,8 @@ _IS_RUN, _IS_EVEN, _HAS_FOLLOWS = 1, 2, 4
 _FRAMES_MAX = 1 << 62
 
 
-_kernel: Any
-try:
-    import ringlog._kernel as _kernel  # noqa: PLR0402  as the table of imports names it
-except ImportError:
-    _kernel = None
-"""The compiled module, or None. Nobody else asks for it, so that tests can take it away in one place."""
+_kernel: Any = compiled.kernel
+"""The compiled module, or None. Nobody else asks it for frames: tests take it away in this one place."""
 
 
 def has_kernel() -> bool:

@@ -52,7 +52,7 @@ from ringlog.supervision.sockets import Desk, ShardLink, error_reply
 from ringlog.supervision.spawn import SUPERVISOR_OOM_SCORE, child_environment, cold_environment
 from ringlog.supervision.topics import TopicsAtStart
 from ringlog.supervision.tree import (
-    BACKGROUND,
+    AWAITED_BY_NOBODY,
     GATEWAY,
     LOWERED,
     RECLAIMER,
@@ -385,7 +385,7 @@ class Engine:
         took_ms = (self._clock.monotonic_ns() - self._started_ns) // NS_PER_MS
         say(log, logging.INFO, "engine ready", after_ms=took_ms, shm_dir=info.shm_dir)
         for ward in self._children.wards:
-            if ward.spec.kind in BACKGROUND:
+            if ward.spec.kind in AWAITED_BY_NOBODY:
                 self._children.start(ward)
         if self._on_ready is not None:
             self._on_ready(info)
@@ -440,4 +440,4 @@ class Engine:
 
 def _does_its_part(ward: Ward) -> bool:
     """It serves; or it works in the background, where a pause is nobody's, and was not given up."""
-    return ward.is_ready or (ward.spec.kind in BACKGROUND and not ward.given_up)
+    return ward.is_ready or (ward.spec.kind in AWAITED_BY_NOBODY and not ward.given_up)

@@ -228,6 +228,8 @@ ROUTE_PAUSE_MS_MAX = 1_000
 """A destination that refuses is tried again after this long, each time twice as long."""
 ROUTER_SOURCES_OPEN_MAX = 256
 """Sources that a scheduler keeps open files of; the longest unused is let go."""
+READ_SETTLE_MS = 1_000
+"""Longest that a reader waits for the routers that lead to what it reads; then it reads what there is."""
 ROUTER_SETTLE_MS_MAX = 2_000
 """Longest wait of one request for a router to get on: shorter than the silence after which a connection is
 not trusted. Who has more patience asks again."""

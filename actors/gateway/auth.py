@@ -50,6 +50,7 @@ SCOPES_OF: dict[type[m.Message], tuple[str, ...]] = {
     m.RouterCreate: (ADMIN,),
     m.RouterGet: (READ,),
     m.RouterList: (READ,),
+    m.RoutesSettle: (READ,),
     m.RouterDelete: (DELETE,),
     m.JobsClaim: (READ,),
     m.JobsAck: (WRITE,),

@@ -69,7 +69,7 @@ from ringlog.topic.names import home_shard
 _RETRY_AFTER_MS = 50
 
 _OF_SCHEDULERS = (
-    m.Subscribe, m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.LettersRedrive,
+    m.Subscribe, m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.RoutesSettle, m.LettersRedrive,
 )  # fmt: skip
 """Requests that wait for schedulers, if they wait for anything but the name of a topic."""
 
@@ -320,6 +320,8 @@ class Gateway:
                 return self._routing.one(request.message, request.principal)
             case m.RouterList():
                 return self._routing.some(request.message, request.principal)
+            case m.RoutesSettle():
+                return self._routing.settle(request.message)
             case m.LettersRedrive():
                 return self._routing.letters(request.message)
             case m.JobsClaim() | m.GroupClaim() | m.GroupSteal():

@@ -51,5 +51,5 @@ def read_reply(located: m.Located, plan: ReadPlan, read: ev.FramesRead) -> m.Rea
         located.topic, located.topic_id, located.epoch, plan.after, reached, located.head_seq,
         located.earliest_seq, reached >= located.head_seq, read.frames,
         *((gap.gap_from, gap.gap_to, gap.reason) if gap is not None else (0, 0, "")),
-        read.hidden, located.version,
+        read.hidden, located.version, located.is_fed,
     )  # fmt: skip

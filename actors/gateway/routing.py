@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.gateway.auth import Principal, router_names
+from actors.gateway.flows import Resolve
 from actors.gateway.intake import Flow
 from ringlog.envelope import messages as m
 from ringlog.errors import Forbidden, RouterNotFound
@@ -38,6 +39,11 @@ class RouterFlows:
         if isinstance(message, m.RouterGet) and not message.settle_ms:
             return found, None
         return (yield self._ask(message)), None
+
+    def settle(self, message: m.RoutesSettle) -> Flow:
+        """Routers that lead to a topic catch up: to the one of this name, which the key reaches."""
+        info: m.TopicInfo = yield Resolve(message.topic)
+        return (yield self._ask(m.RoutesSettle(info.topic, info.topic_id, message.within_ms))), None
 
     def letters(self, message: m.LettersRedrive) -> Flow:
         """Dead letters that go back to their queue; only its own ones do, so its name alone is looked at."""

@@ -21,6 +21,7 @@ from actors.scheduler.feeds import ROUTERS
 from actors.scheduler.letters import Letters
 from actors.scheduler.router_objects import RouterObjects
 from actors.scheduler.routing import FlowKey, Routing
+from actors.scheduler.settling import Settling
 from actors.scheduler.sources import ASK_NS, EngineConnection, Sources
 from actors.scheduler.turns import FIND_OUT, TURN_WORDS
 from ringlog import stop_points
@@ -48,7 +49,9 @@ from ringlog.topic.tombstone import RECREATED
 
 log = logging.getLogger("ringlog.scheduler")
 
-REQUESTS = (m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.RouterTell, m.LettersRedrive)
+REQUESTS = (
+    m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.RouterTell, m.LettersRedrive, m.RoutesSettle,
+)  # fmt: skip
 LOAD_AGAIN_S = 0.25
 _SILENCE_NS = LINK_SILENCE_MS * 1_000_000 // 3
 _NS_PER_MS = 1_000_000
@@ -73,6 +76,8 @@ class Forwarder:
         self._dead_letters = DeadLetters(self.links, self.connection, clock)
         self._letters = Letters(self.links, self.connection, clock)
         self.objects = RouterObjects(self, boot.incarnation, routers_max)
+        self._settling = Settling(self)
+        self._places: dict[FlowKey, m.TopicInfo] = {}
         self.is_loaded = False
         self._events: list[Any] = []
         self._feeds: dict[int, FlowKey] = {}
@@ -116,8 +121,10 @@ class Forwarder:
         """What time and answers brought about; returns events for the scheduler's core."""
         self.timers.fire(now_ns)
         self.links.pump()
+        self._pump_others()
         self.routing.tick(now_ns)
         self.perform()
+        self._settling.look()
         if self._feeds and now_ns - self._heard_ns >= _SILENCE_NS:
             self._take([])
         events, self._events = self._events, []
@@ -132,7 +139,8 @@ class Forwarder:
 
     def wait_ms(self, now_ns: int, most_ms: int) -> int:
         """How long the process may sleep as far as we are concerned; 0 = not at all."""
-        if not self.links.arm() or self._events or self.routing.effects:
+        # Sending to another scheduler may swallow the wake-up of what it sent: nobody sleeps without a look.
+        if not self.links.arm() or self._pump_others() or self._events or self.routing.effects:
             return 0
         for due_ns in (self.timers.next_ns(), self.routing.next_deadline_ns()):
             if due_ns is not None:
@@ -144,9 +152,15 @@ class Forwarder:
         self.links.disarm()
         for fd in ready:
             self.links.on_readable(fd)
-            for peer in self._others.values():
-                if peer.fd == fd:
-                    peer.pump()
+        self._pump_others()
+
+    def _pump_others(self) -> bool:
+        """Take what other schedulers have answered; True if there was something."""
+        has_any = False
+        # As a list: what was answered may lead to the first word to another one.
+        for peer in list(self._others.values()):
+            has_any |= peer.pump()
+        return has_any
 
     # -- what is asked of us ----------------------------------------------------------------------------
 
@@ -164,7 +178,9 @@ class Forwarder:
             else:
                 self._reply(link, _refusal(error), corr)
 
-        if self._number:
+        if isinstance(message, m.RoutesSettle):
+            self._settling.ask(message).when_done(done)
+        elif self._number:
             refused = InvalidRequest("scheduler 0 does this", kind=type(message).__name__)
             self._reply(link, _refusal(refused), corr)
         elif isinstance(message, m.LettersRedrive):
@@ -189,11 +205,21 @@ class Forwarder:
             self.hear(told)
             return
         try:
-            yield self._other(number).request(told, self.clock.monotonic_ns() + ASK_NS)
+            yield self.other(number).request(told, self.clock.monotonic_ns() + ASK_NS)
         except RinglogError as e:
             raise NotReady("a router's scheduler does not answer", scheduler=number, cause=str(e)) from None
 
-    def _other(self, number: int) -> Peer:
+    @property
+    def others(self) -> list[int]:
+        """Numbers of the other schedulers."""
+        return [number for number in range(self._schedulers) if number != self._number]
+
+    def place_of(self, key: FlowKey) -> m.TopicInfo | None:
+        """Where a source's slot was when it was last looked for."""
+        return self._places.get(key)
+
+    def other(self, number: int) -> Peer:
+        """The way to another scheduler."""
         peer = self._others.get(number)
         if peer is None:
             peer = self._others[number] = Peer(
@@ -269,6 +295,7 @@ class Forwarder:
     def _unfollow(self, effect: routing.Unfollow) -> None:
         feed = self._feed_of.pop(effect.key, None)
         self._sources.forget(effect.key)
+        self._places.pop(effect.key, None)
         if feed is not None:
             del self._feeds[feed]
             self._say(m.Unsubscribe(int(effect.key.is_strong), [feed]))
@@ -305,6 +332,7 @@ class Forwarder:
                 feed = self._feed_of.get(key)
                 if feed is None:
                     return
+                self._places[key] = info
                 at = flow.until if after is None else after
                 place = m.Feed(feed, flow.source, info.topic_id, info.shard, info.slot, at)
                 self._say(m.Subscribe(int(key.is_strong), [place], CREDIT_DEFAULT, strong=key.is_strong))

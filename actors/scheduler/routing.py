@@ -19,6 +19,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -74,6 +75,8 @@ class Runner:
     pause_ms: int = 0
     room: tuple[int, int] = (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
     """Records and bytes that its destination takes at present."""
+    is_refused: bool = False
+    """Its destination was full when it was last asked."""
 
 
 @dataclass(slots=True)
@@ -155,6 +158,15 @@ class Stretch(NamedTuple):
     """Changes that leave nothing are not in it."""
 
 
+class Standing(Enum):
+    """How the routers into a topic stand to a position of their source."""
+
+    THERE = "there"
+    BEHIND = "behind"
+    HELD_UP = "held up"
+    """The topic is full: they get there when somebody makes room."""
+
+
 class Routing:
     """All flows of one scheduler. Every method adds to `effects`, which the shell takes and performs."""
 
@@ -166,6 +178,8 @@ class Routing:
         """Parts of passes on their way."""
         self.passes = 0
         self._flow_of: dict[int, FlowKey] = {}
+        self._into: dict[int, set[int]] = {}
+        """Routers at work here by what they lead to; all of one destination have one source."""
         self._queue: deque[FlowKey] = deque()
         self._dues: list[tuple[int, FlowKey]] = []
         self._now_ns = 0
@@ -210,6 +224,7 @@ class Routing:
             self.effects.append(Follow(key, flow.source, runner.cursor))
         flow.routers[runner.number] = runner
         self._flow_of[runner.number] = key
+        self._into.setdefault(runner.dest_id, set()).add(runner.number)
         self._go_on(flow)
 
     def drop(self, number: int) -> None:
@@ -218,12 +233,27 @@ class Routing:
         flow = self.flows.get(key) if key is not None else None
         if flow is None:
             return
-        del flow.routers[number]
+        dest_id = flow.routers.pop(number).dest_id
+        self._into[dest_id].discard(number)
+        if not self._into[dest_id]:
+            del self._into[dest_id]
         if flow.routers:
             self._go_on(flow)
         else:
             del self.flows[flow.key]
             self.effects.append(Unfollow(flow.key))
+
+    def flows_into(self, dest_id: int) -> list[Flow]:
+        """The flows with routers that lead to this topic."""
+        return [self.flows[key] for key in {self._flow_of[number] for number in self._into.get(dest_id, ())}]
+
+    def standing(self, dest_id: int, until: int) -> Standing:
+        """Have all routers into a topic dealt with their source up to `until`?"""
+        runners = [self._runner(number) for number in self._into.get(dest_id, ())]
+        behind = [each for each in runners if each is not None and each.cursor < until]
+        if not behind:
+            return Standing.THERE
+        return Standing.HELD_UP if any(each.is_refused for each in behind) else Standing.BEHIND
 
     def _runner(self, number: int) -> Runner | None:
         key = self._flow_of.get(number)
@@ -299,12 +329,14 @@ class Routing:
         if row.durability not in {-1, runner.facts.durability}:
             # Its destination is of another class by now: perhaps it waits for something else (RT-26).
             self.put(structs.replace(runner.facts, durability=row.durability))
+        runner.is_refused = row.fate == Fate.FULL
         if row.fate in {Fate.DONE, Fate.ELSEWHERE}:
             runner.pause_ms, runner.room = 0, (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
             return
         is_smaller = 0 < row.records < runner.room[0] or 0 < row.bytes < runner.room[1]
         if row.fate == Fate.FULL and row.records and row.bytes and is_smaller:
             runner.room = (min(row.records, runner.room[0]), min(row.bytes, runner.room[1]))
+            runner.is_refused = False  # A part of it fits, and is tried at once.
             return
         runner.room = (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
         runner.pause_ms = _longer(runner.pause_ms)
@@ -360,6 +392,8 @@ class Routing:
                 raise InvariantViolation("a router is behind and nobody goes on", routers=len(may_go))
             if any(self._flow_of.get(number) != flow.key for number in flow.routers) or not flow.routers:
                 raise InvariantViolation("a router is not where it is thought to be", source=flow.source)
+        if sum(map(len, self._into.values())) != len(self._flow_of):
+            raise InvariantViolation("routers are not found by what they lead to", routers=self.routers)
         if not 0 <= self.out <= ROUTE_PASSES_MAX + self._shards * len(self.flows):
             raise InvariantViolation("passes on their way are not counted", out=self.out)
 

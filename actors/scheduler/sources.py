@@ -18,7 +18,7 @@ from ringlog.envelope import messages as m
 from ringlog.errors import NotConnected, TopicNotFound
 from ringlog.limits import ROUTER_SOURCES_OPEN_MAX
 from ringlog.link.local_links import LocalLinks
-from ringlog.link.pending import Pending, Steps, start
+from ringlog.link.pending import Pending, Steps, resolved, start
 from ringlog.link.protocol import Marks, Transport
 from ringlog.link.timers import Timers
 from ringlog.storage.log_map import LogMap
@@ -123,6 +123,10 @@ class EngineConnection:
     def _cold(self, request: m.ColdRead) -> Steps[memoryview]:
         reply = yield self._links.ask_relocator(request, self._clock.monotonic_ns() + ASK_NS)
         return memoryview(reply.attachment or b"")
+
+    def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
+        """Not here: who forwards waits for no router."""
+        return resolved(None)
 
     def seek_remote(self, request: m.SeekTime) -> Pending[m.SeekTimeReply]:
         """Not here: files are read."""

@@ -669,8 +669,9 @@ def _claimed(topic: Topic, group: ConsumerGroup, change: Change | None) -> m.Job
     )
     deadline, lease_ms = (change.until_ms, change.until_ms - change.at_ms) if change is not None else (0, 0)
     return m.JobsClaimed(
-        topic.name, topic.topic_id, topic.epoch, deadline, ready_of(topic, group), runs, lease_ms=lease_ms
-    )
+        topic.name, topic.topic_id, topic.epoch, deadline, ready_of(topic, group), runs, lease_ms=lease_ms,
+        is_fed=bool(topic.routers),
+    )  # fmt: skip
 
 
 def _entries(data: bytes, given: bytes) -> tuple[I64, U64 | None]:

@@ -234,7 +234,7 @@ class Queues:
         ]
         return m.JobsClaimed(
             topic.name, topic.topic_id, topic.epoch, claimed.deadline, counts.ready, runs,
-            lease_ms=claimed.deadline - now_us // 1_000 if runs else 0,
+            lease_ms=claimed.deadline - now_us // 1_000 if runs else 0, is_fed=bool(topic.routers),
         )  # fmt: skip
 
     # -- what becomes of jobs -------------------------------------------------------------------------

@@ -295,6 +295,7 @@ class Requests:
             last_read_ts=topic.last_read_us // 1000 or None,
             config=topic.config.to_dict(),
             held_by=held_from(topic)[1] if topic.held_at else "",
+            is_fed=bool(topic.routers),
         )
 
     def _list(self, message: m.TopicList, event: ControlReceived, group: Group, now_us: int) -> m.Message:
@@ -479,6 +480,7 @@ class Requests:
             version=topic.version,
             is_behind=is_behind,
             trimmed=[n for pair in topic.trimmed for n in pair],
+            is_fed=bool(topic.routers),
             **self._deleted(topic, after),
         )
 

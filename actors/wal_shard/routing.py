@@ -107,6 +107,8 @@ class Routing:
             facts.router, facts.name, facts.source, facts.source_id, facts.source_epoch, 0, "", facts.cursor
         )
         router.flags, router.filter = facts.flags, facts.filter
+        if not topic.routers:
+            self._want(topic, group)  # Readers learn that it is fed from here on.
         topic.routers = {**topic.routers, router.number: router}
         self._by_number[router.number] = topic
         group.add_control(created_frame(topic, router), topic)
@@ -119,6 +121,8 @@ class Routing:
         topic, router = found
         topic.routers = {n: each for n, each in topic.routers.items() if n != router.number}
         self._by_number.pop(router.number)
+        if not topic.routers:
+            self._want(topic, group)
         group.add_control(frame_of(RouterRemoved(router.number), topic.topic_id, topic.epoch), topic)
         return m.RouterDropped(router.number, True)
 

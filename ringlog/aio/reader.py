@@ -90,7 +90,7 @@ class Reader:
     def _page_steps(self, limit: int) -> Steps[Page]:
         connection = self._shell.session
         if self._source is None:
-            self._source = open_source(connection, self._topic)
+            self._source = open_source(connection, self._topic, is_settling=True)
         if self._start is not None:
             start, self._start = self._start, None
             self.cursor = yield from resolve_start(connection, self._source, self._topic, start)
@@ -164,7 +164,7 @@ class Tailer:
                 "a tailer reads the engine's files and must run on its host", transport=connection.transport
             )
         if self._source is None:
-            self._source = LocalSource(connection, self._topic, is_mapped=True)
+            self._source = LocalSource(connection, self._topic, is_mapped=True, is_settling=True)
         if self._start is not None:
             start, self._start = self._start, None
             self.cursor = yield from resolve_start(connection, self._source, self._topic, start)

@@ -87,6 +87,11 @@ class Connection(Protocol):
         """Have bytes of a cold segment read; fails with NotReady, reason cold_unavailable (TI-10)."""
         ...
 
+    def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
+        """Have the routers that lead to a topic forward what their sources hold (RT-20). Never fails: who
+        cannot have that reads what there is, after a second at most."""
+        ...
+
     def seek_remote(self, request: SeekTime) -> Pending[SeekTimeReply]:
         """Ask the gateway where records of a time begin (ipc and tcp)."""
         ...

@@ -90,6 +90,10 @@ class LockedConnection:
         """Have bytes of a cold segment read."""
         return self._begin(lambda session: session.cold_read(request))
 
+    def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
+        """Have routers catch up."""
+        return self._begin(lambda session: session.catch_up(topic, topic_id))
+
     def seek_remote(self, request: SeekTime) -> Pending[SeekTimeReply]:
         """Ask the gateway where records of a time begin."""
         return self._begin(lambda session: session.seek_remote(request))

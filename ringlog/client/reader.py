@@ -175,7 +175,7 @@ def read(
             "a read's limits are not negative", limit=limit, max_bytes=max_bytes, wait_ms=wait_ms
         )
     filters = yield from resolve_filters(connection, topic, tags, node)
-    source = open_source(connection, topic)
+    source = open_source(connection, topic, is_settling=True)
     try:
         if start is not None:
             cursor = yield from resolve_start(connection, source, topic, start)
@@ -239,7 +239,7 @@ class Reader:
         self._follow = follow
         self._tags, self._node = tags, node
         self._filters: Filters | None = None
-        self._source = open_source(client.connection, topic)
+        self._source = open_source(client.connection, topic, is_settling=True)
         self._files = Borrowed(self._source)
         self._start: Start | None = start
         self._cursor = Cursor(0, 0)

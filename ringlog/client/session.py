@@ -28,6 +28,7 @@ from ringlog.envelope.messages import (
     Message,
     Read,
     ReadReply,
+    RoutesSettle,
     SeekTime,
     SeekTimeReply,
     TopicInfo,
@@ -36,10 +37,12 @@ from ringlog.envelope.messages import (
 )  # fmt: skip
 from ringlog.envelope.messages import Appended as AppendedMessage
 from ringlog.errors import (
+    ConnectionTrouble,
     InvalidRequest,
     NotConnected,
     NotReady,
     Outcome,
+    Refused,
     RequestTimeout,
     ShuttingDown,
     StaleEpoch,
@@ -56,6 +59,7 @@ from ringlog.frame.settle import (
     WORDS,
     entry_error,
 )  # fmt: skip
+from ringlog.limits import READ_SETTLE_MS
 from ringlog.link.address import Address
 from ringlog.link.delivery import GIVE_BACK_BUSY_NS, Delivery
 from ringlog.link.gateway_links import GatewayLinks, curve_of
@@ -68,6 +72,8 @@ from ringlog.link.timers import Timers
 from ringlog.storage.log_map import LogMap
 
 KEYED_RETRY_S = 0.05
+_SETTLE_ANSWER_MS = 250
+"""So much longer than its own bound is waited for the answer of a scheduler."""
 EVENTS_MAX = 256
 BACKUP_S = 0.1
 """Longest sleep with frames in flight: a lost wake-up costs this much and nothing else."""
@@ -436,6 +442,21 @@ class Session:
         except (NotConnected, RequestTimeout) as e:
             raise cold_unavailable(e.message) from None
         return memoryview(reply.attachment or b"")
+
+    def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
+        """Have the routers that lead to a topic forward what their sources hold; see Connection."""
+        return start(self._catch_up_steps(RoutesSettle(topic, topic_id, READ_SETTLE_MS)))
+
+    def _catch_up_steps(self, request: RoutesSettle) -> Steps[None]:
+        links = self.links
+        deadline_ns = self.clock.monotonic_ns() + (READ_SETTLE_MS + _SETTLE_ANSWER_MS) * MS
+        try:
+            if not isinstance(links, LocalLinks):
+                yield links.request(0, request, deadline_ns)
+            elif links.schedulers:
+                yield links.scheduler(0).request(request, deadline_ns)
+        except (ConnectionTrouble, Refused) as e:
+            self.note("routers_not_settled", topic=request.topic, reason=str(e))
 
     def seek_remote(self, request: SeekTime) -> Pending[SeekTimeReply]:
         """Ask the gateway where records of a time begin."""

@@ -107,11 +107,12 @@ class Source(Protocol):
         ...
 
 
-def open_source(connection: Connection, topic: str, *, is_mapped: bool = False) -> Source:
-    """Choose by transport. `is_mapped`: map files instead of reading them (expendable processes only)."""
+def open_source(connection: Connection, topic: str, *, is_settling: bool = False) -> Source:
+    """Choose by transport. `is_settling`: whoever reads to the head without waiting finds the copies of what
+    was acked at the sources of the topic's routers (RT-20)."""
     if connection.transport == "ring":
-        return LocalSource(connection, topic, is_mapped=is_mapped)
-    return RemoteSource(connection, topic)
+        return LocalSource(connection, topic, is_settling=is_settling)
+    return RemoteSource(connection, topic, is_settling=is_settling)
 
 
 class _Kept:
@@ -145,9 +146,12 @@ class LocalSource:
     """Reads the WAL files itself: the shard says where to begin, the board how far."""
 
     def __init__(
-        self, connection: Connection, topic: str, *, is_mapped: bool = False, clock: Clock | None = None,
-        disk: Disk | None = None,
+        self, connection: Connection, topic: str, *, is_mapped: bool = False, is_settling: bool = False,
+        clock: Clock | None = None, disk: Disk | None = None,
     ) -> None:  # fmt: skip
+        """`is_mapped`: map files instead of reading them (expendable processes only). `is_settling`: see
+        open_source."""
+        self._is_settling = is_settling
         self._connection = connection
         self._topic = topic
         self._is_mapped = is_mapped
@@ -183,6 +187,8 @@ class LocalSource:
         """See Source.fetch."""
         started_ns = self._clock.monotonic_ns()
         tries = passed = 0
+        # Who waits for records gets copies when they come.
+        may_settle = self._is_settling and wait_s <= 0
         # Judged as of one moment: what expired by then is below a floor once the shard was asked later than
         # that, so that nothing is passed over without its announcement.
         now_us = self._clock.now_us()
@@ -201,6 +207,11 @@ class LocalSource:
                 # Another life of the topic, or a shard that shows less for a time: it knows.
                 tries = yield from self._try_again(tries, located.shard)
                 self._locate_anew()
+                continue
+            if may_settle and located.is_fed and facts.head_seq - cursor.seq <= limit:
+                may_settle = False
+                yield self._connection.catch_up(located.topic, located.topic_id)
+                now_us = self._clock.now_us()
                 continue
             plan = self._plan(cursor, located, facts)
             pause = self._read(plan, located, limit, bytes_max)
@@ -623,9 +634,11 @@ def _shows_anything(portion: Portion) -> bool:
 class RemoteSource:
     """Asks the gateway. Frames come whole, sealed under seed 0, and are verified here once more."""
 
-    def __init__(self, connection: Connection, topic: str) -> None:
+    def __init__(self, connection: Connection, topic: str, *, is_settling: bool = False) -> None:
+        """`is_settling`: see open_source."""
         self._connection = connection
         self._topic = topic
+        self._is_settling = is_settling
         self._kept = _Kept()
         self._hidden = NOTHING
         self._reply: ReadReply | None = None
@@ -636,6 +649,18 @@ class RemoteSource:
 
     def fetch(self, cursor: Cursor, *, limit: int, bytes_max: int, wait_s: float) -> Steps[Portion]:
         """See Source.fetch."""
+        may_settle = self._is_settling and wait_s <= 0
+        # Whoever was at the head is there again, most likely.
+        if may_settle and (ended := _at_fed_head(self._reply)) is not None:
+            may_settle = False
+            yield self._connection.catch_up(self._topic, ended.topic_id)
+        portion = yield from self._fetch(cursor, limit, bytes_max, wait_s)
+        if may_settle and (ended := _at_fed_head(self._reply)) is not None:
+            yield self._connection.catch_up(self._topic, ended.topic_id)
+            portion = yield from self._fetch(cursor, limit, bytes_max, wait_s)
+        return portion
+
+    def _fetch(self, cursor: Cursor, limit: int, bytes_max: int, wait_s: float) -> Steps[Portion]:
         kept, known = self._kept, self._reply
         held = known is not None and kept.covers(cursor.seq, cursor.epoch)
         request = Read(
@@ -668,6 +693,11 @@ class RemoteSource:
             reply.epoch, reply.head_seq, reply.earliest_seq, gap, after, tuple(runs), reply.next_after,
             self._hidden,
         )  # fmt: skip
+
+
+def _at_fed_head(reply: ReadReply | None) -> ReadReply | None:
+    """The answer, if it reached the head of a topic that routers lead to."""
+    return reply if reply is not None and reply.is_fed and reply.caught_up else None
 
 
 def _still_holds(request: Read, known: ReadReply, reply: ReadReply) -> bool:

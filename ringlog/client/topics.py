@@ -102,6 +102,9 @@ def configure(session: Session, topic: str, config: dict[str, Any]) -> Steps[Top
 def state(session: Session, topic: str, touch: bool) -> Steps[TopicSummary]:
     """A topic's numbers."""
     reply = yield from session.about(topic, lambda _: TopicState(topic, touch))
+    if reply.is_fed:
+        yield session.catch_up(topic, reply.topic_id)
+        reply = yield from session.about(topic, lambda _: TopicState(topic, touch))
     return summary_of(reply)
 
 

@@ -120,6 +120,7 @@ class Working:
             raise UsageError("a claim takes between one job and the most there may be", found=most,
                              max=CLAIM_JOBS_MAX)  # fmt: skip
         begun_ns = self._clock.monotonic_ns()
+        may_settle = wait_s <= 0  # Who waits for jobs gets copies when they come.
         while True:
             left_ms = math.inf
             if wait_s != math.inf:
@@ -131,6 +132,10 @@ class Working:
             )
             reply = yield self.line(connection).about_jobs(claim, extra_ms=wait_ms)
             message: JobsClaimed = reply.message
+            if may_settle and message.is_fed and not message.runs and not wish.is_over():
+                may_settle = False
+                yield connection.catch_up(self.topic, message.topic_id)
+                continue
             if message.runs or wish.is_over() or left_ms <= CLAIM_SLICE_MS_MAX:
                 break
         until_ns = self._clock.monotonic_ns() + message.lease_ms * MS

@@ -203,6 +203,10 @@ class ColdConnection:
             state.ttl_floor, state.trim_floor, state.count, state.bytes, state.last_ts, 0, state.version,
         )  # fmt: skip
 
+    def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
+        """See Connection; nobody forwards anything."""
+        return resolved(None)
+
     def topic_sequence(self, info: Any) -> int:
         """See Connection; there is no slot."""
         return -1

@@ -503,6 +503,14 @@ def test_draining_does_not_wait_for_schedulers_which_stop_as_well(gateway):
     assert gateway.feed(ev.Followed(follow.ticket, None)) == []
 
 
+def test_routers_catch_up_for_the_topic_of_the_name_and_no_other(gateway):
+    """RT-20: a key reaches topics by name, so the id is ours; whom else they ask is for schedulers to say."""
+    gateway.know("t")
+    asked = only(gateway.ask(m.RoutesSettle("t", 99, 500, hops=3, is_own=True)), ev.AskShard)
+    assert (asked.shard, asked.message) == (ev.SCHEDULER, m.RoutesSettle("t", 7, 500))
+    assert only(gateway.answer(asked, m.RoutesSettled("t")), Reply).message == m.RoutesSettled("t")
+
+
 def test_an_error_the_shard_gives_is_passed_on(gateway):
     gateway.know("t")
     asked = only(gateway.ask(m.Append("t", 1, idempotency_key="k"), frame()), ev.AskShard)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.scheduler import routing
 from actors.scheduler.routers import Routers, find_cycle
-from actors.scheduler.routing import Change, FlowKey, Routing, Runner, Stretch, parts_of
+from actors.scheduler.routing import Change, FlowKey, Routing, Runner, Standing, Stretch, parts_of
 from ringlog.envelope import messages as m
 from ringlog.errors import RouterCycle, TopicIncompatible
 from ringlog.limits import ROUTE_PASSES_MAX, ROUTE_PAUSE_MS_MAX, ROUTE_RECORDS_MAX, ROUTE_ROWS_MAX
@@ -27,6 +27,10 @@ def facts(number: int, *, source: int = 1, cursor: int = 0, durability: int = 2,
         number, more.pop("name", f"r{number}"), f"s{source}", source, 1, f"d{number}", 100 + number,
         more.pop("flags", PLAIN), more.pop("filter", ""), cursor, 0, durability,
     )  # fmt: skip
+
+
+def dest_of(number: int) -> int:
+    return facts(number).dest_id
 
 
 # -- rules of the shard -------------------------------------------------------------------------------------
@@ -251,6 +255,57 @@ def test_every_router_gets_everything_once_and_in_order(seed):
     engine.end()
     for dest in engine.dests.values():
         assert dest.copies == list(range(1, len(dest.copies) + 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 30))
+def test_who_waits_for_routers_is_told_neither_too_early_nor_never(seed):
+    """RT-20: there is where all routers into the topic are; held up is who has a full destination."""
+    engine = Engine(seed)
+    pick = engine.random
+    for number in range(1, pick.randint(2, 8)):
+        engine.put(number, pick.randint(1, 3), pick.choice([2, 3]))
+        engine.dests[number].cap = pick.choice([0, 0, 1, 7])
+    for _ in range(60):
+        if pick.random() < 0.3:
+            engine.publish(pick.randint(1, 3), pick.randint(1, 40))
+        engine.step()
+        for number, dest in engine.dests.items():
+            until = pick.randint(0, 60)
+            standing = engine.core.standing(dest_of(number), until)
+            assert (standing != Standing.THERE) or dest.cursor >= until
+            assert (standing != Standing.HELD_UP) or dest.cap
+            [flow] = engine.core.flows_into(dest_of(number))
+            assert flow.key == engine.key_of(number)
+    engine.end()
+    for number in engine.dests:
+        head = engine.heads.get(engine.key_of(number), 0)
+        for _ in range(1_000):  # The last answer may have been lost: then it is found out.
+            if engine.core.standing(dest_of(number), head) == Standing.THERE:
+                break
+            engine.step()
+        else:
+            raise AssertionError("who waits is forgotten")
+        engine.core.drop(number)
+        assert engine.core.flows_into(dest_of(number)) == []
+        assert engine.core.standing(dest_of(number), head + 1) == Standing.THERE, "nobody leads there"
+
+
+def test_a_destination_that_is_full_holds_up_until_it_has_room():
+    """RT-22."""
+    engine = Engine(3)
+    engine.put(1, 1)
+    engine.publish(1, 3)
+    expected = {Fate.FULL: Standing.HELD_UP, Fate.CLOSED: Standing.BEHIND, Fate.DONE: Standing.THERE}
+    for fate, standing in expected.items():
+        asked = engine.reads.pop()
+        engine.core.read(asked, Stretch(3, 0, 1, (b"x",), {asked.changes[0]: 0}))
+        engine.settle()
+        engine.core.answered(engine.sent.pop().message, [m.RoutedRow(fate, 3 * (fate == Fate.DONE))])
+        assert engine.core.standing(dest_of(1), 3) == standing
+        engine.now_ns += 2 * ROUTE_PAUSE_MS_MAX * MS
+        engine.core.tick(engine.now_ns)
+        engine.settle()
 
 
 def test_one_read_serves_all_that_are_at_the_same_place_and_no_more_than_is_bounded():

@@ -139,6 +139,8 @@ from ringlog.envelope.messages.routers import (
     RoutersReply,
     RouterTell,
     RouterTold,
+    RoutesSettle,
+    RoutesSettled,
 )
 from ringlog.envelope.messages.storage import (
     TIER_BOTH,
@@ -190,7 +192,7 @@ KINDS: dict[str, type[Message]] = {
         TurnsOpened, OpenCalls, CallsOpened, ConsumersAsk, ConsumersReply,
         RouterCreate, RouterInfo, RouterGet, RouterList, RouterListReply, RouterDelete, RouterDeleted,
         RouterFacts, RouterPut, RouterDrop, RouterDropped, RouterTell, RouterTold, RoutersAsk, RoutersReply,
-        RouteRow, Route, RoutedRow, Routed,
+        RoutesSettle, RoutesSettled, RouteRow, Route, RoutedRow, Routed,
         JobsClaim, JobsClaimed, JobsAck, JobsAcked, JobsNack, JobsNacked, JobsExtend, JobsExtended,
         JobsReject, JobsRejected, QueueStats, QueueStatsReply, SpentAsk, SpentJobs, SpentMoved, SpentGone,
         LettersRedrive, LettersRedriven,
@@ -220,7 +222,8 @@ __all__ = [
     "RingAttach", "RingAttached", "RingClose", "RingClosed", "RingDetach", "RingDetached", "RingOpen",
     "RingOpened", "Route", "RouteRow", "Routed", "RoutedRow", "RouterCreate", "RouterDelete", "RouterDeleted",
     "RouterDrop", "RouterDropped", "RouterFacts", "RouterGet", "RouterInfo", "RouterList", "RouterListReply",
-    "RouterPut", "RouterTell", "RouterTold", "RoutersAsk", "RoutersReply", "ScrubNow", "ScrubReport",
+    "RouterPut", "RouterTell", "RouterTold", "RoutersAsk", "RoutersReply", "RoutesSettle", "RoutesSettled",
+    "ScrubNow", "ScrubReport",
     "SeekTime", "SeekTimeReply", "SegmentRef", "SegmentTier", "SegmentsChange", "SegmentsChanged", "SpentAsk",
     "SpentGone", "SpentJobs", "SpentMoved", "Subscribe", "Subscribed", "SubscriptionsLost", "Taken",
     "TopicDelete", "TopicDeleted", "TopicInfo", "TopicList", "TopicListReply", "TopicPut", "TopicResolve",

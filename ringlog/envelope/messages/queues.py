@@ -39,6 +39,8 @@ class JobsClaimed(Message, frozen=True):
     frames: int = 0
     lease_ms: int = 0
     """How long they are held from when they were given."""
+    is_fed: bool = False
+    """Routers lead to the topic: who was given nothing has them catch up and asks again (RoutesSettle)."""
 
 
 class JobsAck(Message, frozen=True):

@@ -124,6 +124,9 @@ class Located(Message, frozen=True):
     above the head is no sign of another one."""
     trimmed: list[int] = []
     """Those of `lost` that a router's source had lost before they were forwarded: [first, last, …]."""
+    is_fed: bool = False
+    """Routers lead to it: who reads to the head has them catch up first (RoutesSettle, RT-20). When that
+    changes, `version` does."""
 
 
 class RecordsDelete(Message, frozen=True):
@@ -203,3 +206,5 @@ class ReadReply(Message, frozen=True):
     bitmap. Whole frames are sent, and these are still in them."""
     version: int = 0
     """The topic's version that `hidden` was made from."""
+    is_fed: bool = False
+    """Routers lead to it; see Located."""

@@ -52,6 +52,25 @@ class RouterGet(Message, frozen=True):
     until: int = 0
 
 
+class RoutesSettle(Message, frozen=True):
+    """Have the routers that lead to a topic, and those before them, forward what their sources hold now
+    (RT-20). Answered when they have, when one cannot at present, or after `within_ms`."""
+
+    topic: str
+    topic_id: int
+    within_ms: int
+    hops: int = 0
+    """So many routers are between this topic and the one that is read."""
+    is_own: bool = False
+    """A scheduler asks another one, which answers for its own routers alone."""
+
+
+class RoutesSettled(Message, frozen=True):
+    """Reply: who looks now finds their copies."""
+
+    topic: str
+
+
 class RouterList(Message, frozen=True):
     """Routers by name behind `after`, at most `page_size`; of one source, or one destination, if named."""
 

@@ -61,6 +61,8 @@ class TopicStateReply(Message, frozen=True):
     config: dict[str, Any]
     held_by: str = ""
     """The consumer group for which records stay that caps or TTL would have taken (retain_until_acked)."""
+    is_fed: bool = False
+    """Routers lead to it; see Located."""
 
 
 class TopicList(Message, frozen=True):

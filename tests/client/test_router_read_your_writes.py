@@ -1,0 +1,176 @@
+"""Who saw the ack of a source finds the copy where its routers lead to (RT-20, DR-9, TS-6)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import ringlog
+import ringlog.aio
+from ringlog.client import Client
+from ringlog.testing import engine
+from ringlog.testing.real_engine import TestEngine
+
+ROUNDS = 60
+CHAIN = 3
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def running(request: pytest.FixtureRequest) -> Iterator[TestEngine]:
+    """With several schedulers a reader asks one that may not have the router."""
+    with engine(
+        wal={"shards": 2}, delivery={"schedulers": request.param}, gateway={"enabled": True}
+    ) as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=["ring", "ipc"])
+def client(request: pytest.FixtureRequest, running: TestEngine) -> Iterator[Client]:
+    with ringlog.connect(running.url, transport=request.param, wait=20) as found:
+        yield found
+
+
+def named(client: Client, name: str) -> str:
+    """Topics of this client's own: the engine is several clients'."""
+    return f"{client.transport}-{name}"
+
+
+@contextmanager
+def standing_still(running: TestEngine) -> Iterator[None]:
+    """The scheduler that is asked."""
+    pid = running.pid_of("scheduler")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_read_to_the_head_finds_the_copies_of_what_was_acked(client: Client):
+    source, dest = named(client, "s"), named(client, "d")
+    client.routers.create(f"{source}->{dest}", source, dest)
+    for n in range(ROUNDS):
+        client.append(source, b"%d" % n)
+        assert client.read(dest, n).bytes() == [b"%d" % n]
+        assert client.topics.state(dest).head_seq == n + 1
+    with client.reader(dest) as reader:
+        client.append(source, b"more")
+        assert len([record for page in reader.pages() for record in page.records]) == ROUNDS + 1
+
+
+def test_through_a_chain_of_routers(client: Client):
+    names = [named(client, f"chain-{n}") for n in range(CHAIN + 1)]
+    for n in range(CHAIN):
+        client.routers.create(f"{names[n]}->", names[n], names[n + 1])
+    for n in range(ROUNDS // 3):
+        client.append(names[0], b"%d" % n)
+        assert client.read(names[-1], n).bytes() == [b"%d" % n]
+
+
+def test_what_a_filter_passes_over_is_dealt_with_too(client: Client):
+    source, dest = named(client, "f"), named(client, "filtered")
+    client.routers.create(f"{source}->{dest}", source, dest, filter="a*")
+    for n in range(ROUNDS // 3):
+        client.append(source, b"%d" % n, tag="ab" if n % 2 else "b")
+        assert client.read(dest).bytes() == [b"%d" % each for each in range(1, n + 1, 2)]
+
+
+def test_into_a_durable_destination_of_a_source_that_is_not(client: Client):
+    """RT-26: only what the device has is forwarded, and that is waited for."""
+    source, dest = named(client, "weak"), named(client, "durable")
+    client.topics.create(source, durability="disk")
+    client.topics.create(dest, durability="fsync")
+    client.routers.create(f"{source}->{dest}", source, dest)
+    for n in range(5):
+        client.append(source, b"%d" % n)
+        assert client.read(dest, n).bytes() == [b"%d" % n]
+
+
+def test_a_destination_that_is_full_is_read_as_it_is_and_again_when_it_has_room(client: Client):
+    """RT-22: it is not waited for what nobody can bring about."""
+    source, dest = named(client, "much"), named(client, "full")
+    client.topics.create(dest, discard="reject", cap_records=2)
+    client.routers.create(f"{source}->{dest}", source, dest)
+    client.append_many(source, [b"1", b"2"])
+    assert client.read(dest).bytes() == [b"1", b"2"]
+    client.append(source, b"3")
+    assert client.read(dest).bytes() == [b"1", b"2"]
+    client.topics.configure(dest, cap_records=0)
+    client.routers.settle(f"{source}->{dest}", 20.0)
+    assert client.read(dest).bytes() == [b"1", b"2", b"3"]
+
+
+def test_a_claim_that_does_not_wait_finds_the_job_that_was_forwarded(client: Client):
+    source, dest, log = named(client, "orders"), named(client, "jobs"), named(client, "log")
+    client.topics.create(dest, type="queue")
+    client.routers.create(f"{source}->{dest}", source, dest)
+    client.routers.create(f"{source}->{log}", source, log)
+    group = client.group(log, "g", mode="queue")
+    for n in range(ROUNDS // 3):
+        client.append(source, b"%d" % n)
+        for worker in (client.queue(dest), group):
+            [job] = worker.claim()
+            assert job.data == b"%d" % n
+            job.ack()
+
+
+def test_a_topic_that_is_fed_no_more_is_read_like_any_other(client: Client):
+    source, dest = named(client, "once"), named(client, "fed")
+    client.routers.create(f"{source}->{dest}", source, dest)
+    client.append(source, b"1")
+    assert client.read(dest).bytes() == [b"1"]
+    assert client.routers.delete(f"{source}->{dest}")
+    client.append(source, b"2")
+    client.append(dest, b"3")
+    assert client.read(dest).bytes() == [b"1", b"3"]
+
+
+def test_a_reader_that_is_open_learns_that_its_topic_is_fed_from_now_on(client: Client):
+    source, dest = named(client, "late"), named(client, "fed-late")
+    client.append(dest, b"direct")
+    with client.reader(dest) as reader:
+        assert [page.bytes() for page in reader.pages()] == [[b"direct"]]
+        client.routers.create(f"{source}->{dest}", source, dest)
+        client.append(source, b"copy")
+        assert [page.bytes() for page in reader.pages()] == [[b"copy"]]
+
+
+def test_the_asyncio_client_finds_them_too(client: Client, running: TestEngine):
+    source, dest = named(client, "as"), named(client, "ad")
+    client.routers.create(f"{source}->{dest}", source, dest)
+
+    async def work() -> None:
+        async with ringlog.aio.connect(running.url, transport=client.transport) as found:
+            for n in range(ROUNDS // 3):
+                await found.append(source, b"%d" % n)
+                page = await found.read(dest, n)
+                assert page.bytes() == [b"%d" % n]
+
+    asyncio.run(work())
+
+
+def test_a_tailer_that_does_not_follow_finds_them(running: TestEngine):
+    with ringlog.connect(running.url, wait=20) as client:
+        client.routers.create("tailed", "ts", "td")
+        for n in range(10):
+            client.append("ts", b"%d" % n)
+            with client.tailer("td", follow=False) as tailer:
+                found = [data for batch in tailer for data in batch.bytes()]
+            assert found == [b"%d" % each for each in range(n + 1)]
+
+
+def test_a_scheduler_that_stands_still_keeps_nobody_from_reading(running: TestEngine):
+    with ringlog.connect(running.url, wait=20) as client:
+        client.routers.create("stood", "ss", "sd")
+        client.append("ss", b"1")
+        assert client.read("sd").bytes() == [b"1"]
+        with standing_still(running):
+            client.append("ss", b"2")
+            assert client.read("sd").bytes() in ([b"1"], [b"1", b"2"])
+        client.routers.settle("stood", 20.0)
+        assert client.read("sd").bytes() == [b"1", b"2"]

@@ -117,7 +117,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *WIRE, "contract", "topic", "topic.sealed", "runtime", "runtime.listening", "storage", *READ_PATH,
         "link", "storage.snapshot", "segment", "tier", "root",
         # Routers read their sources as every reader on the host does.
-        "client.source", "client.connection", "client.pages", "client.pieces", "client.reader",
+        "client.local_source", "client.portion", "client.connection", "client.pages", "client.pieces",
+        "client.reader",
         # What a dead letter is, its scheduler and clients know from one place.
         "client.letters", "queue",
     },

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.scheduler.routing import Change, ReadStretch, Stretch
-from ringlog.client.source import Portion
+from ringlog.client.portion import Portion
 from ringlog.frame.batch import codecs_of
 from ringlog.frame.layout import PAYLOAD_KIND_MASK, Column
 from ringlog.limits import META_KEYS_MAX, ROUTER_HOPS_MAX

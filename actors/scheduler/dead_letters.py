@@ -24,9 +24,9 @@ from ringlog import stop_points
 from ringlog.board.board import BoardError, BoardUnstable
 from ringlog.board.layout import Q
 from ringlog.client.letters import in_parts
+from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Record
 from ringlog.client.pieces import Piece
-from ringlog.client.source import LocalSource
 from ringlog.clock import Clock
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, NotConnected, NotReady, RinglogError, TopicNotFound

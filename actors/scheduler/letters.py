@@ -20,9 +20,9 @@ from pyroaring import BitMap64
 from actors.scheduler.sources import EngineConnection
 from ringlog import stop_points
 from ringlog.client.letters import dead_letter_of, dead_letter_of_group, in_parts, is_letter_of, place_of
+from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Cursor, Page, Record
 from ringlog.client.reader import read_page
-from ringlog.client.source import LocalSource
 from ringlog.clock import Clock
 from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, NotReady, Refused, TopicNotFound

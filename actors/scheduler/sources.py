@@ -11,8 +11,9 @@ from typing import Any
 
 from actors.scheduler.routing import FlowKey, ReadStretch
 from ringlog.board.topics import TopicFacts
+from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Cursor
-from ringlog.client.source import LocalSource, Portion
+from ringlog.client.portion import Portion
 from ringlog.clock import Clock
 from ringlog.envelope import messages as m
 from ringlog.errors import NotConnected, TopicNotFound

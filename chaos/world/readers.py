@@ -14,7 +14,8 @@ from actors.gateway.replies import plan_of, read_reply
 from chaos.world.clients import Client
 from chaos.world.engine import Engine
 from chaos.world.model import Broken, Model
-from ringlog.client.source import Portion, _numbers, received
+from ringlog.client.portion import Portion
+from ringlog.client.remote_source import hidden_numbers, received
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, NotReady, Refused, RinglogError, TopicNotFound
 from ringlog.storage.reader import Mark
@@ -129,7 +130,7 @@ def _records(data: Any, reply: m.ReadReply) -> list[tuple[int, bytes]]:
     runs = received(reply.topic, reply.frames, reply.after, sent) if reply.frames else []
     portion = Portion(
         reply.epoch, reply.head_seq, reply.earliest_seq, None, reply.after, runs, reply.next_after,
-        _numbers(reply),
+        hidden_numbers(reply),
     )  # fmt: skip
     found: list[tuple[int, bytes]] = []
     for piece in portion.pieces(reply.topic):

@@ -7,9 +7,11 @@ from math import inf
 from typing import TypeVar
 
 from ringlog.aio.shell import LoopShell
+from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import EARLIEST, Cursor, Filters, Page, Record, Start, TagFilter, Tombstone
+from ringlog.client.portion import Source
 from ringlog.client.reader import ITERATOR_PAGE_RECORDS, read_page, resolve_filters, resolve_start
-from ringlog.client.source import LocalSource, Source, open_source
+from ringlog.client.source import open_source
 from ringlog.client.tailer import TailBatch, batches_of
 from ringlog.errors import UsageError
 from ringlog.limits import READ_LIMIT_MAX

@@ -26,10 +26,11 @@ from ringlog.client.pages import (
     Tombstone,
     tag_filter,
 )
+from ringlog.client.portion import Source
 from ringlog.client.reader import ITERATOR_PAGE_RECORDS, read_page, resolve_start
 from ringlog.client.results import Settled
 from ringlog.client.session import Session
-from ringlog.client.source import Source, open_source
+from ringlog.client.source import open_source
 from ringlog.client.working import C, QueueConnection, Wish, Working
 from ringlog.clock import Clock
 from ringlog.envelope.messages import (

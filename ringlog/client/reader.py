@@ -33,7 +33,8 @@ from ringlog.client.pages import (
     tag_filter,
 )
 from ringlog.client.pieces import Piece
-from ringlog.client.source import Portion, Source, open_source
+from ringlog.client.portion import Portion, Source
+from ringlog.client.source import open_source
 from ringlog.errors import UsageError
 from ringlog.limits import READ_BYTES_DEFAULT, READ_BYTES_MAX, READ_LIMIT_DEFAULT, READ_LIMIT_MAX, WAIT_MS_MAX
 from ringlog.link.pending import Steps

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.client.borrowed import Borrowed
+from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import EARLIEST, Cursor, Record, Start, Tombstone
 from ringlog.client.pieces import FramePiece, Piece, open_run_frame, visible_pieces
+from ringlog.client.portion import Portion
 from ringlog.client.reader import Runs, resolve_start
-from ringlog.client.source import LocalSource, Portion
 from ringlog.errors import UsageError
 from ringlog.frame import batch as frames
 from ringlog.frame import layout

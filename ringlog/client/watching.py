@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 
 from ringlog.client.connection import Connection
 from ringlog.client.events import CaughtUp, Lagged, TopicDeleted, WatchEvent, decode_cursors, encode_cursors
+from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import (
     EARLIEST,
     LATEST,
@@ -32,9 +33,10 @@ from ringlog.client.pages import (
     tag_filter,
 )
 from ringlog.client.pieces import FramePiece
+from ringlog.client.portion import Source
 from ringlog.client.reader import read_page, resolve_start
 from ringlog.client.shared_reads import PageLimits, Reading, SharedReads
-from ringlog.client.source import LocalSource, Source, open_source
+from ringlog.client.source import open_source
 from ringlog.envelope.messages import TopicInfo
 from ringlog.errors import ConnectionTrouble, CorruptData, DiskError, NotReady, TopicNotFound, UsageError
 from ringlog.limits import (

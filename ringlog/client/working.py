@@ -16,10 +16,11 @@ from ringlog.client.claimed import Bundle, Claimed, Leases
 from ringlog.client.connection import Connection
 from ringlog.client.leases import Lease, call_number, lists_of, words_of
 from ringlog.client.letters import dead_letter_of, is_letter_of
+from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Record, Tombstone
 from ringlog.client.pieces import FramePiece, Piece, visible_pieces
+from ringlog.client.remote_source import received
 from ringlog.client.results import QueueStats, Settled
-from ringlog.client.source import LocalSource, received
 from ringlog.clock import Clock
 from ringlog.envelope.messages import (
     JobsAck,

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from ringlog.client.client import Client
-from ringlog.client.source import LocalSource
+from ringlog.client.local_source import LocalSource
 from ringlog.envelope.messages import Extent, Located
 from ringlog.errors import DiskError, NotReady, TopicNotFound
 from ringlog.limits import EXTENTS_PER_LOCATE_MAX

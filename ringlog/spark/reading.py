@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringlog.client.client import Client
+from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Cursor
-from ringlog.client.source import LocalSource, Portion
+from ringlog.client.portion import Portion
 from ringlog.client.tailer import WINDOW_BYTES, TailBatch, batches_of
 from ringlog.errors import CorruptData, NotReady, TopicNotFound
 from ringlog.limits import KIB

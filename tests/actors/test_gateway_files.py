@@ -7,7 +7,8 @@ from pyroaring import BitMap64
 
 from actors.gateway.events import ReadFiles
 from actors.gateway.files import _Tray
-from ringlog.client.source import Portion, received
+from ringlog.client.portion import Portion
+from ringlog.client.remote_source import received
 from ringlog.envelope import messages as m
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame

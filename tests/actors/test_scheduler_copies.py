@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.scheduler.copies import ORIGINAL, STAMP, stamped_meta, stretch_of
 from actors.scheduler.routing import Change, FlowKey, ReadStretch, Stretch
-from ringlog.client.source import Portion
+from ringlog.client.portion import Portion
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame, layout, open_frame
 from ringlog.limits import META_KEYS_MAX, ROUTE_BYTES_MAX, ROUTE_RECORDS_MAX, ROUTER_HOPS_MAX

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import EARLIEST, LATEST, Cursor, Filters, Record, Tombstone, tag_filter
 from ringlog.client.reader import Reader, read, read_page
-from ringlog.client.source import LocalSource
 from ringlog.errors import CorruptData, InvalidRequest, NotReady, TopicNotFound, UsageError
 from ringlog.frame.layout import Column
 from ringlog.testing.log_file import TS_US

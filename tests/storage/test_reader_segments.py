@@ -14,10 +14,10 @@ from pyroaring import BitMap64
 
 from actors.gateway.events import ReadFiles
 from actors.gateway.files import read_files
+from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Cursor
 from ringlog.client.pieces import visible_pieces
 from ringlog.client.reader import read, read_page
-from ringlog.client.source import LocalSource
 from ringlog.client.tailer import batches_of
 from ringlog.errors import CorruptData, NotReady
 from ringlog.frame import batch as frames

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from actors.scheduler import routing
 from actors.scheduler.routers import Routers, find_cycle
@@ -289,6 +290,20 @@ def test_who_waits_for_routers_is_told_neither_too_early_nor_never(seed):
         engine.core.drop(number)
         assert engine.core.flows_into(dest_of(number)) == []
         assert engine.core.standing(dest_of(number), head + 1) == Standing.THERE, "nobody leads there"
+
+
+def test_all_routers_into_a_topic_have_to_get_there():
+    """RT-20: several filters may lead from one source to one destination."""
+    core = Routing(3)
+    core.put(facts(1))
+    core.put(structs.replace(facts(2, cursor=5), dest_id=dest_of(1)))
+    assert core.standing(dest_of(1), 5) == Standing.BEHIND
+    core.put(structs.replace(facts(1, cursor=5), durability=3))
+    assert core.standing(dest_of(1), 5) == Standing.THERE
+    assert len(core.flows_into(dest_of(1))) == 2, "one of them waits for what is durable"
+    core.drop(1)
+    core.check()
+    assert core.standing(dest_of(1), 6) == Standing.BEHIND
 
 
 def test_a_destination_that_is_full_holds_up_until_it_has_room():

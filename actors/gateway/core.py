@@ -322,6 +322,8 @@ class Gateway:
                 return self._routing.some(request.message, request.principal)
             case m.RoutesSettle():
                 return self._routing.settle(request.message)
+            case m.TopicDelete():
+                return self._delete(request)
             case m.LettersRedrive():
                 return self._routing.letters(request.message)
             case m.JobsClaim() | m.GroupClaim() | m.GroupSteal():
@@ -359,23 +361,29 @@ class Gateway:
             self._asker.remember(answer)
         return answer, None
 
+    def _delete(self, request: Request) -> Flow:
+        """A topic goes; of the routers that went with it a key hears of those that it reaches (A-9)."""
+        message: m.TopicDelete = request.message
+        try:
+            answer, _ = yield from self._at_shard(message)
+            assert isinstance(answer, m.TopicDeleted)
+        except TopicNotFound:
+            return m.TopicDeleted(message.topic, False), None
+        finally:
+            self._asker.forget(message.topic)
+        names = [name for name in answer.routers if request.principal.covers(name)]
+        return m.TopicDeleted(answer.topic, answer.deleted, names), None
+
     def _at_shard(self, message: Any) -> Flow:
         """Everything else is asked of the shard that holds the topic."""
         if isinstance(message, m.RecordsDelete) and message.seqs:
             raise InvalidRequest("records are deleted below a position or by tag", topic=message.topic)
-        try:
-            info = yield Resolve(message.topic)
-        except TopicNotFound:
-            if isinstance(message, m.TopicDelete):
-                return m.TopicDeleted(message.topic, False), None
-            raise
+        info = yield Resolve(message.topic)
         try:
             answer = yield self._asker.ask(info.shard, message)
         except (TopicNotFound, StaleEpoch):
             self._asker.forget(message.topic)
             raise
-        if isinstance(message, m.TopicDelete):
-            self._asker.forget(message.topic)
         return answer, None
 
     # -- resolving ------------------------------------------------------------------------------------

@@ -316,7 +316,7 @@ class Requests:
         self.queues.forget(topic)
         self.groups.forget(topic)
         self.retired.append(topic)
-        return m.TopicDeleted(topic.name, True)
+        return m.TopicDeleted(topic.name, True, [each.name for each in topic.routers.values()])
 
     # -- appends by message ---------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from ringlog.client import topics
 from ringlog.client.group_facts import GroupSummary
 from ringlog.client.grouping import list_groups
 from ringlog.client.pages import TagFilter
-from ringlog.client.topics import Deletion, TopicDescription, TopicMerge, TopicSummary
+from ringlog.client.topics import Deletion, TopicDescription, TopicMerge, TopicRemoval, TopicSummary
 from ringlog.limits import LIST_PAGE_DEFAULT
 
 
@@ -45,8 +45,8 @@ class Topics:
         """The consumer groups of a topic, in byte order of names."""
         return await self._shell.run(list_groups(self._shell.session, topic))
 
-    async def delete(self, topic: str, *, if_empty: bool = False) -> bool:
-        """Remove a topic and all it holds; False when there was none."""
+    async def delete(self, topic: str, *, if_empty: bool = False) -> TopicRemoval:
+        """Remove a topic, all it holds, and its routers; true when there was one."""
         return await self._shell.run(topics.delete(self._shell.session, topic, if_empty))
 
     async def delete_records(

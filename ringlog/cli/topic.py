@@ -170,9 +170,9 @@ def delete(
         Refuse while it holds records.
     """
     with options.connect() as client:
-        deleted = client.topics.delete(topic, if_empty=if_empty)
-    options.printer().thing({"topic": topic, "deleted": deleted})
-    return Exit.DONE if deleted else Exit.NOT_FOUND
+        removal = client.topics.delete(topic, if_empty=if_empty)
+    options.printer().thing(facts_of(removal))
+    return Exit.DONE if removal else Exit.NOT_FOUND
 
 
 def facts_of(result: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ringlog.client.results import (
 )  # fmt: skip
 from ringlog.client.routers import RouterDescription, Routers
 from ringlog.client.ticket import Ticket
-from ringlog.client.topics import Deletion, TopicDescription, Topics, TopicSummary
+from ringlog.client.topics import Deletion, TopicDescription, TopicRemoval, Topics, TopicSummary
 from ringlog.payload import JSON, RAW, TEXT, PayloadCodec, msgspec_codec
 
 __all__ = [
@@ -33,6 +33,6 @@ __all__ = [
     "NewRecord", "Page", "Payload",
     "PayloadCodec", "PendingEntry", "Producer", "ProducerStats", "QueueStats", "Record", "RecordFields",
     "RouterDescription", "Routers", "Settled", "Start", "Ticket", "Tombstone",
-    "TopicDeleted", "TopicDescription", "TopicSummary", "Topics", "WatchEvent", "backoff_ms", "connect",
-    "msgspec_codec",
+    "TopicDeleted", "TopicDescription", "TopicRemoval", "TopicSummary", "Topics", "WatchEvent", "backoff_ms",
+    "connect", "msgspec_codec",
 ]  # fmt: skip

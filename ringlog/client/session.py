@@ -28,6 +28,7 @@ from ringlog.envelope.messages import (
     Message,
     Read,
     ReadReply,
+    RouterList,
     RoutesSettle,
     SeekTime,
     SeekTimeReply,
@@ -59,7 +60,7 @@ from ringlog.frame.settle import (
     WORDS,
     entry_error,
 )  # fmt: skip
-from ringlog.limits import READ_SETTLE_MS
+from ringlog.limits import LIST_PAGE_MAX, READ_SETTLE_MS
 from ringlog.link.address import Address
 from ringlog.link.delivery import GIVE_BACK_BUSY_NS, Delivery
 from ringlog.link.gateway_links import GatewayLinks, curve_of
@@ -255,6 +256,40 @@ class Session:
             raise InvalidRequest("nobody runs routers here: delivery.schedulers = 0")
         return reply.message
 
+    def routers_from(self, topic: str) -> Pending[list[str]]:
+        """Names of the routers that lead from a topic. Never fails: those that nobody tells in time are not
+        named."""
+        return start(self._routers_from_steps(topic))
+
+    def _routers_from_steps(self, topic: str) -> Steps[list[str]]:
+        names: list[str] = []
+        order, has_more = RouterList(source=topic, page_size=LIST_PAGE_MAX), True
+        while has_more:
+            try:
+                page = yield from self._ask_scheduler_soon(order)
+            except (ConnectionTrouble, Refused) as e:
+                self.note("routers_not_known", topic=topic, reason=str(e))
+                break
+            if page is None:
+                break
+            names += [each.router for each in page.routers]
+            has_more = page.more and bool(page.routers)
+            order = RouterList(source=topic, after=names[-1] if names else "", page_size=LIST_PAGE_MAX)
+        return names
+
+    def _ask_scheduler_soon(self, message: Message) -> Steps[Any]:
+        """The answer of the scheduler that looks after routers, which has little time; None when nobody runs
+        any. Raises ConnectionTrouble, Refused."""
+        links = self.links
+        deadline_ns = self.clock.monotonic_ns() + (READ_SETTLE_MS + _SETTLE_ANSWER_MS) * MS
+        if not isinstance(links, LocalLinks):
+            reply = yield links.request(0, message, deadline_ns)
+        elif links.schedulers:
+            reply = yield links.scheduler(0).request(message, deadline_ns)
+        else:
+            return None
+        return reply.message
+
     # -- topics ---------------------------------------------------------------------------------------
 
     def resolve(self, topic: str, *, create: bool = False) -> Pending[TopicInfo]:
@@ -448,13 +483,8 @@ class Session:
         return start(self._catch_up_steps(RoutesSettle(topic, topic_id, READ_SETTLE_MS)))
 
     def _catch_up_steps(self, request: RoutesSettle) -> Steps[None]:
-        links = self.links
-        deadline_ns = self.clock.monotonic_ns() + (READ_SETTLE_MS + _SETTLE_ANSWER_MS) * MS
         try:
-            if not isinstance(links, LocalLinks):
-                yield links.request(0, request, deadline_ns)
-            elif links.schedulers:
-                yield links.scheduler(0).request(request, deadline_ns)
+            yield from self._ask_scheduler_soon(request)
         except (ConnectionTrouble, Refused) as e:
             self.note("routers_not_settled", topic=request.topic, reason=str(e))
 

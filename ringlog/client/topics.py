@@ -63,6 +63,19 @@ class TopicSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicRemoval:
+    """What became of a topic that was to be deleted; true when there was one (T-15, T-16)."""
+
+    topic: str
+    deleted: bool
+    routers_removed: tuple[str, ...] = ()
+    """Names of the routers that led to it or from it, ascending: they went with it."""
+
+    def __bool__(self) -> bool:
+        return self.deleted
+
+
+@dataclass(frozen=True, slots=True)
 class Deletion:
     """What a delete did: `deleted` live records, and how the topic stands after it."""
 
@@ -108,15 +121,18 @@ def state(session: Session, topic: str, touch: bool) -> Steps[TopicSummary]:
     return summary_of(reply)
 
 
-def delete(session: Session, topic: str, if_empty: bool) -> Steps[bool]:
-    """Remove a topic; False when there was none."""
+def delete(session: Session, topic: str, if_empty: bool) -> Steps[TopicRemoval]:
+    """Remove a topic, and the routers that lead to it or from it."""
     try:
         info: TopicInfo = yield session.resolve(topic)
     except TopicNotFound:
-        return False
+        return TopicRemoval(topic, False)
+    # Those that lead to it its shard knows; of the others it knows nothing.
+    onward: list[str] = yield session.routers_from(topic)
     session.forget(topic)
     reply: TopicDeleted = yield session.ask_topic(info, TopicDelete(topic, if_empty))
-    return reply.deleted
+    removed = sorted({*reply.routers, *onward}) if reply.deleted else []
+    return TopicRemoval(topic, reply.deleted, tuple(removed))
 
 
 def delete_records(session: Session, topic: str, before_seq: int, match: TagFilter | None) -> Steps[Deletion]:
@@ -222,8 +238,9 @@ class Topics:
 
         return self._shell.ask(lambda session: start(list_groups(session, topic)))
 
-    def delete(self, topic: str, *, if_empty: bool = False) -> bool:
-        """Remove a topic and all it holds; False when there was none. `if_empty` may raise TopicNotEmpty."""
+    def delete(self, topic: str, *, if_empty: bool = False) -> TopicRemoval:
+        """Remove a topic, all it holds, and its routers. The result is true when there was one, and names the
+        routers, as far as a scheduler could be asked. `if_empty` may raise TopicNotEmpty."""
         return self._shell.ask(lambda session: start(delete(session, topic, if_empty)))
 
     def delete_records(self, topic: str, *, before_seq: int = 0, match: TagFilter | None = None) -> Deletion:

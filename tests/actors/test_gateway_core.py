@@ -29,6 +29,7 @@ KEYS = KeyRing(
     [
         ("a-id", Principal("alice", frozenset({"read", "write"}), ("a.", "shared."))),
         ("b-id", Principal("bob", SCOPES)),
+        ("d-id", Principal("dora", SCOPES, ("a.",))),
     ]
 )
 MS = 1_000_000
@@ -168,6 +169,14 @@ def test_deleting_what_is_not_there_is_no_error(gateway):
     asked = only(gateway.ask(m.TopicDelete("t")), ev.AskShard)
     reply = only(gateway.answer(asked, error=TopicNotFound("no", topic="t")), Reply)
     assert reply.message == m.TopicDeleted("t", False)
+
+
+def test_a_key_hears_of_no_routers_but_those_that_it_reaches(gateway):
+    """T-15, A-9."""
+    gateway.know("a.t")
+    asked = only(gateway.ask(m.TopicDelete("a.t"), user="d-id"), ev.AskShard)
+    reply = only(gateway.answer(asked, m.TopicDeleted("a.t", True, ["a.r", "b.r"])), Reply)
+    assert reply.message == m.TopicDeleted("a.t", True, ["a.r"])
 
 
 def test_trouble_with_a_shard_is_told_without_our_insides(gateway):

@@ -87,7 +87,7 @@ def test_a_topic_is_made_shown_changed_listed_and_deleted(shell: Shell, ringlog_
     (shown,) = shell.ok("topic", "show", topic)
     assert (shown["head_seq"], shown["count"]) == (0, 0)
     assert [row["topic"] for row in shell.ok("topic", "list", topic)] == [topic]
-    assert shell.ok("topic", "delete", topic) == [{"topic": topic, "deleted": True}]
+    assert shell.ok("topic", "delete", topic) == [{"topic": topic, "deleted": True, "routers_removed": []}]
     assert shell.run("topic", "delete", topic).returncode == Exit.NOT_FOUND
     assert shell.ok("topic", "list", topic) == []
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 import ringlog
-from ringlog.client import ClientState, NewRecord, Record
+from ringlog.client import ClientState, NewRecord, Record, TopicRemoval
 from ringlog.errors import (
     Backpressure,
     BatchTooLarge,
@@ -364,8 +364,8 @@ def test_topics_are_made_configured_and_removed(client, ringlog_topic):
     assert client.topics.state(topic).head_seq == 1
     with pytest.raises(TopicNotEmpty):
         client.topics.delete(topic, if_empty=True)
-    assert client.topics.delete(topic) is True
-    assert client.topics.delete(topic) is False
+    assert client.topics.delete(topic) == TopicRemoval(topic, True)
+    assert client.topics.delete(topic) == TopicRemoval(topic, False)
     with pytest.raises(TopicNotFound):
         client.topics.state(topic)
 

@@ -12,7 +12,7 @@ import pytest
 
 import ringlog
 from ringlog import aio
-from ringlog.client import Client, NewRecord, RouterDescription
+from ringlog.client import Client, NewRecord, RouterDescription, TopicRemoval
 from ringlog.errors import (
     InvalidRequest,
     RouterCycle,
@@ -340,11 +340,11 @@ def test_behind_the_deletion_no_copy_appears(client: Client):
 
 @pytest.mark.parametrize("end", ["s", "d"])
 def test_a_router_goes_with_either_topic(client: Client, end: str):
-    """RT-33: and does not come back with a topic of that name."""
+    """RT-33, T-15: and does not come back with a topic of that name."""
     client.routers.create("s->d", "s", "d")
     client.append("s", b"1")
     settle(client, "s->d")
-    client.topics.delete(end)
+    assert client.topics.delete(end) == TopicRemoval(end, True, ("s->d",))
 
     def is_gone() -> bool:
         return not list(client.routers.list())

@@ -88,7 +88,8 @@ class TopicDelete(Message, frozen=True):
 
 
 class TopicDeleted(Message, frozen=True):
-    """`deleted` is false when there was no such topic."""
+    """`deleted` is false when there was no such topic. `routers` led to it, and went with it."""
 
     topic: str
     deleted: bool
+    routers: list[str] = []

@@ -22,6 +22,8 @@ from chaos.order import Account, CannotRun, Enough, FaultClass, Order
 from chaos.plan import PlanError, load_faults, load_plan
 from chaos.run import NEVER_STARTED, ROOT, run_plan
 
+INTERRUPTED = 130
+
 
 def load_class(name: str) -> FaultClass:
     """The package of a class; raises PlanError."""
@@ -117,7 +119,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Exit status 0 when everything held, 1 when something did not, 2 for a request that makes no sense."""
+    """Exit status 0 when everything held, 1 when something did not, 2 for a request that makes no sense, 130
+    when it was interrupted."""
     parser = argparse.ArgumentParser(
         "chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -147,6 +150,9 @@ def main() -> int:
     args = parser.parse_args()
     try:
         return int(args.call(args))
+    except KeyboardInterrupt:
+        print("interrupted: what ran was ended; what had passed is on record, if asked for", file=sys.stderr)
+        return INTERRUPTED
     except PlanError as e:
         print(e, file=sys.stderr)
         return 2

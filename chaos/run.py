@@ -48,6 +48,33 @@ START_S = 10.0
 """Beside that, for what a round does before it counts anything, or once however long it is."""
 
 
+class _Children:
+    """Processes of classes that run now: whoever interrupts a plan ends them, too."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: list[subprocess.Popen[bytes]] = []
+        self.are_over = False
+
+    def add(self, child: subprocess.Popen[bytes]) -> None:
+        """It runs from now on, in a session of its own."""
+        with self._lock:
+            self._running = [each for each in self._running if each.poll() is None] + [child]
+        if self.are_over:
+            self.end()
+
+    def end(self) -> None:
+        """Kill them, and whatever is started from now on."""
+        with self._lock:
+            self.are_over = True
+            for child in self._running:
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGKILL)
+
+
+_children = _Children()
+
+
 @dataclass(slots=True)
 class Verdict:
     """What became of one class."""
@@ -100,7 +127,7 @@ def run_plan(
     keep: Callable[[Report], object] | None = None,
 ) -> Report:  # fmt: skip
     """Run the classes of a plan (those named, or all) and judge them. `keep` is given each when it is done: a
-    night that is cut short was not for nothing."""
+    night that is cut short was not for nothing. Raises KeyboardInterrupt once nothing runs any more."""
     report = Report(plan.name, datetime.now(UTC).isoformat(timespec="seconds"), commit_of(), _host())
     begun = time.monotonic()
     if shutil.disk_usage(work).free < DISK_BYTES_MIN:
@@ -119,6 +146,8 @@ def run_plan(
             verdict = run_rounds(
                 entry, entry.seed_on(today) + pass_number * SEED_STEP, partial(_run_entry_at, entry, work)
             )
+            if _children.are_over:
+                return
             with lock:
                 report.verdicts.append(verdict)
                 if keep is not None:
@@ -132,8 +161,14 @@ def run_plan(
     threads = [threading.Thread(target=run_lane, args=(lane,)) for lane in lanes if lane]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        _children.end()
+        for thread in threads:
+            thread.join()
+        raise
     report.wrong += [f"left behind: {thing}" for thing in sorted(leaks.host_things() - before)]
     if not only:
         report.wrong += _rows_without_case(plan, faults, report.verdicts)
@@ -157,7 +192,7 @@ def run_rounds(entry: Entry, seed: int, once: Callable[[int, float], Verdict]) -
     """
     done, spent_s = once(seed, entry.seconds), entry.seconds
     for number in range(1, ROUNDS_MAX):
-        if not done.wrong or done.wrong != _short(entry, done.account):
+        if _children.are_over or not done.wrong or done.wrong != _short(entry, done.account):
             break
         seconds = _rest_s(entry, done.account, spent_s)
         done = _together(entry, done, once(seed + number * ROUND_STEP, seconds))
@@ -235,6 +270,7 @@ def run_entry(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environ, cwd=root,
             start_new_session=True,
         )  # fmt: skip
+        _children.add(child)
         try:
             code = child.wait(entry.limit_s)
         except subprocess.TimeoutExpired:

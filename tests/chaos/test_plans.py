@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from chaos import plan as plans
+from chaos.__main__ import INTERRUPTED
 from chaos.order import Account, Order
 from chaos.plan import Entry, PlanError, load_faults, load_plan
 from chaos.run import ROOT, ROUND_STEP, Verdict, _judge, _next_of, _rows_without_case, run_rounds
@@ -230,3 +232,36 @@ def test_a_lane_that_is_done_takes_what_the_other_would_come_to_last():
     lanes, lock = [short, long], threading.Lock()
     taken = [_next_of(own, lanes, lock) for own in (short, long, short, long, short)]
     assert [entry.name if entry else None for entry in taken] == ["a", "b", "d", "c", None]
+
+
+HEEDING = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("chaos", run_name="__main__")
+"""
+"""Chaos as it is from a terminal; whoever runs us in the background may have had interrupts ignored."""
+
+
+@pytest.mark.timeout(120)
+def test_an_interrupted_run_ends_what_it_runs_and_says_so(tmp_path):
+    """One line, no traceback of each lane, and no class that goes on for an hour beside what follows."""
+    command = [sys.executable, "-c", HEEDING, "run", "schedules", "states", "--work", str(tmp_path)]
+    out = tmp_path / "report.json"
+    running = subprocess.Popen(
+        [*command, "--out", str(out)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("*/chaos-*/order.json"))) == 2, 60.0, "both lanes to run")
+        classes = psutil.Process(running.pid).children(recursive=True)
+        running.send_signal(signal.SIGINT)
+        _, told = running.communicate(timeout=60)
+    finally:
+        running.kill()
+        running.wait()
+    assert running.returncode == INTERRUPTED
+    assert "Traceback" not in told
+    assert told.startswith("interrupted")
+    assert classes
+    assert not [each for each in classes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert not out.exists()

@@ -569,7 +569,7 @@ class ShardCore:
             self._open()
 
     def _finish_group(self) -> None:
-        """The group is as durable as its members asked: publish, then settle, then answer (W2, W3)."""
+        """The group is as durable as its members asked: publish, then settle and answer (W2, W3)."""
         group, self._group = self._group, Group()
         owed, self._owed = self._owed, []
         replies, self._replies = self._replies, []
@@ -590,9 +590,11 @@ class ShardCore:
             news = () if self.phase is Phase.RECOVERING else group.news
             self._effects.append(PublishTopics(topics, news))
         self._effects.extend(RetireTopic(topic) for topic in retired)
+        # Ahead of the acks: a worker that waits has nothing else to do, and where processors are few who is
+        # woken first runs first.
+        self._effects.extend(self.requests.queues.serve(self._now_us, news=group.news))
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
-        self._effects.extend(self.requests.queues.serve(self._now_us))
         if group.frames or group.refused or group.repeats:
             size = group.bytes + group.volatile_bytes
             self._effects.append(Committed(group.frames, group.records, size, group.refused, group.repeats))

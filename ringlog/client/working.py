@@ -40,6 +40,7 @@ from ringlog.envelope.messages import QueueStats as QueueStatsMessage
 from ringlog.errors import NotAQueue, RinglogError, UsageError
 from ringlog.frame.view import FrameView
 from ringlog.limits import CLAIM_JOBS_MAX, CLAIM_SLICE_MS_MAX, JOBS_PER_REQUEST_MAX, NODE_BYTES_MAX
+from ringlog.link.delivery import Hint
 from ringlog.link.peer import MS, Reply
 from ringlog.link.pending import Pending, Steps
 from ringlog.lives import own_life
@@ -209,6 +210,9 @@ class Working:
         try:
             for first, last in spans:
                 known = self._known_frame(message, first, last)
+                if known is None and len(message.place) == len(Hint._fields):
+                    self._frame = source.held_straight(message.epoch, Hint(*message.place)) or self._frame
+                    known = self._known_frame(message, first, last)
                 if known is not None:
                     pieces.append(FramePiece(known))
                     continue

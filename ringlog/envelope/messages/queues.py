@@ -39,6 +39,9 @@ class JobsClaimed(Message, frozen=True):
     frames: int = 0
     lease_ms: int = 0
     """How long they are held from when they were given."""
+    place: list[int] = []
+    """[first_seq, last_seq, file_id, offset, stop] of the stretch of the log that was published a moment ago
+    and holds these jobs, for a claim that waited for it; else empty. It is a hint, and checked like one."""
     is_fed: bool = False
     """Routers lead to the topic: who was given nothing has them catch up and asks again (RoutesSettle)."""
 

@@ -590,11 +590,9 @@ class ShardCore:
             news = () if self.phase is Phase.RECOVERING else group.news
             self._effects.append(PublishTopics(topics, news))
         self._effects.extend(RetireTopic(topic) for topic in retired)
-        # Ahead of the acks: a worker that waits has nothing else to do, and where processors are few who is
-        # woken first runs first.
-        self._effects.extend(self.requests.queues.serve(self._now_us, news=group.news))
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
+        self._effects.extend(self.requests.queues.serve(self._now_us, news=group.news))
         if group.frames or group.refused or group.repeats:
             size = group.bytes + group.volatile_bytes
             self._effects.append(Committed(group.frames, group.records, size, group.refused, group.repeats))

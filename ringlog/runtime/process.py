@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 import msgspec
@@ -88,6 +89,10 @@ def run_process(build: Build, arguments: list[str]) -> int:
         stop.close()
 
 
+def _show_stacks(_number: int, _frame: FrameType | None) -> None:
+    faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+
+
 def _bound_drain(supervisor_pid: int) -> None:
     hardening.end_if_orphaned(supervisor_pid, ORPHAN_DRAIN_S, ExitCode.ORPHANED)
 
@@ -108,7 +113,9 @@ def _confine(boot: ActorBoot) -> None:
     if boot.is_background:
         hardening.work_in_background()
     keep_freed_memory()
-    faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)
+    # Not faulthandler.register: it looks at frames in the middle of whatever the interpreter does, and ended
+    # processes that were busy.
+    signal.signal(signal.SIGQUIT, _show_stacks)
     stop_points.configure(boot.test_stop_points)
     logs.configure(
         level=settings.log.level,

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -44,6 +45,8 @@ REST_MARGIN = 1.25
 """A later round gets so many times as long as the rounds before took for as much."""
 REST_SHARE_MIN = 0.15
 """And at least this share of a class's time."""
+INTERRUPT_S = 1.0
+"""An interrupt is heard this late at most: one that comes just before a thread sleeps does not wake it."""
 START_S = 10.0
 """Beside that, for what a round does before it counts anything, or once however long it is."""
 
@@ -158,17 +161,18 @@ def run_plan(
                 if verdict.wrong and verdict.output:
                     print(verdict.output, flush=True)
 
-    threads = [threading.Thread(target=run_lane, args=(lane,)) for lane in lanes if lane]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except KeyboardInterrupt:
-        _children.end()
-        for thread in threads:
-            thread.join()
-        raise
+    # The end of a pool waits for its lanes whatever is raised here. A `Thread.join` interrupted takes its
+    # thread for ended (CPython 3.11): our directory would be removed under a lane that still writes there.
+    with ThreadPoolExecutor(max(1, len(lanes))) as pool:
+        try:
+            running = {pool.submit(run_lane, lane) for lane in lanes if lane}
+            while wait(running, INTERRUPT_S).not_done:
+                continue
+        except KeyboardInterrupt:
+            _children.end()
+            raise
+    for each in running:
+        each.result()
     report.wrong += [f"left behind: {thing}" for thing in sorted(leaks.host_things() - before)]
     if not only:
         report.wrong += _rows_without_case(plan, faults, report.verdicts)

@@ -20,6 +20,7 @@ from actors.scheduler.core import Scheduler
 from actors.scheduler.feeds import ROUTERS
 from actors.scheduler.forwarder import REQUESTS, Forwarder
 from actors.scheduler.governing import Governing
+from actors.scheduler.rousing import await_news
 from actors.scheduler.turn_rings import TurnRings
 from ringlog import __version__
 from ringlog.board.board import Board, BoardError, BoardUnstable
@@ -181,9 +182,12 @@ class Shell:
         if not has_news and not self._router.has_input():
             ready = self._poll.poll(self.forwarder.wait_ms(now_ns, self._wait_ms(now_ns, follows)))
             self.forwarder.woke([fd for fd, _ in ready])
+            slot.set(P.ASLEEP, 0)
+            if self._bell.drain():
+                readers = [self._news[shard] for shard in follows if shard in self._news]
+                await_news(readers, self._router.has_input, self._clock)
             self._governing.rested_ns += self._clock.monotonic_ns() - now_ns
         slot.set(P.ASLEEP, 0)
-        self._bell.drain()
 
     def _wait_ms(self, now_ns: int, follows: list[int]) -> int:
         wait_ms = self._governing.wait_ms(HEARTBEAT_INTERVAL_MS)

@@ -2,6 +2,9 @@
 
 Part of the shell: no decision about a frame. Nobody waits for anybody here; a bell that is lost costs a
 scheduler's own look at the news, at the latest when its back-up poll ends.
+
+To be woken takes as long as to admit and write a frame. So where that is quick, schedulers that sleep are
+woken when frames are taken, and look for the news of them: the two times are spent beside each other.
 """
 
 from __future__ import annotations
@@ -13,18 +16,24 @@ from ringlog.board.board import Board
 from ringlog.board.layout import P, ProcessState
 from ringlog.board.news import VOLATILE_BIT, NewsWriter
 from ringlog.envelope.boot import ActorBoot
+from ringlog.limits import ROUSED_LOOK_US
 from ringlog.link.address import scheduler_bell
 from ringlog.ring.doorbell import BellRinger
 from ringlog.topic.state import Topic
 
+_LOOK_NS = ROUSED_LOOK_US * 1_000
 SCHEDULERS_AFTER_SHARDS = 5
 """The first scheduler's process slot is the number of shards plus this (supervision/tree.py)."""
 
 
 class Announcer:
-    """One incarnation's news. Without schedulers there are none."""
+    """One incarnation's news. Without schedulers there are none.
 
-    def __init__(self, boot: ActorBoot, board: Board, schedulers: int) -> None:
+    `is_rousing` False: none is woken ahead. Where processors stay awake it gains nothing, and who looks on
+    would offer his to what keeps it awake.
+    """
+
+    def __init__(self, boot: ActorBoot, board: Board, schedulers: int, *, is_rousing: bool = True) -> None:
         self._shm_dir = boot.shm_dir
         self._shard = boot.shard
         first = boot.shards + SCHEDULERS_AFTER_SHARDS
@@ -32,8 +41,13 @@ class Announcer:
             (board.process(first + n), BellRinger(scheduler_bell(boot.shm_dir, n))) for n in range(schedulers)
         ]
         self._writer: NewsWriter | None = None
+        self._is_rousing = is_rousing
         self.has_told = False
         """Something was told since the bells were last rung."""
+        self._taken_ns = 0
+        """When the frames were taken of which nothing was told yet; 0 = there are none."""
+        self._usual_ns = 0
+        """How long it has been taking from there to the news."""
 
     def begin(self) -> None:
         """What recovery found is on the board: say so, and whatever happens from now on.
@@ -66,11 +80,31 @@ class Announcer:
             self._writer.add([(topic.slot, topic.topic_id, topic.epoch, head, head, 0, 0, 0)])
             self.has_told = True
 
-    def ring(self) -> None:
+    def rouse(self, now_ns: int) -> None:
+        """Frames were taken: wake the schedulers that sleep, if news usually come while they would look."""
+        if self._writer is None or not self._is_rousing:
+            return
+        if self._taken_ns:
+            self._learn(now_ns)  # Of those before nothing was told: they were refused, or are held up.
+        self._taken_ns = now_ns
+        if self._usual_ns <= _LOOK_NS:
+            self._ring()
+
+    def ring(self, now_ns: int) -> None:
         """Wake the schedulers that sleep, if they were told anything; behind the acks of a turn."""
         if not self.has_told:
             return
         self.has_told = False
+        if self._taken_ns:
+            self._learn(now_ns)
+            self._taken_ns = 0
+        self._ring()
+
+    def _learn(self, now_ns: int) -> None:
+        took_ns = min(now_ns - self._taken_ns, 2 * _LOOK_NS)
+        self._usual_ns += (took_ns - self._usual_ns) >> 3
+
+    def _ring(self) -> None:
         for page, bell in self._sleepers:
             # The word of one that died stays as it was: its successor looks by itself before it sleeps.
             if page.get(P.ASLEEP) and page.get(P.STATE) == ProcessState.READY:

@@ -96,7 +96,7 @@ class Shell:
     def __init__(
         self, boot: ActorBoot, settings: Settings, *, file_bytes: int, volatile_bytes: int, is_lenient: bool,
         topics_max: int, schedulers: int = 0, has_cold: bool = False, is_governed: bool = True,
-        disk: Disk | None = None, clock: Clock | None = None,
+        is_rousing: bool = True, disk: Disk | None = None, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self._boot = boot
         self._disk = disk or RealDisk()
@@ -113,7 +113,7 @@ class Shell:
         self._slot = self._board.process(boot.slot)
         self._governing = Governing(self._slot, self._clock.monotonic_ns(), is_reacting=is_governed)
         self._table = TopicTable.create(boot.shm_dir, boot.shard)
-        self._announcer = Announcer(boot, self._board, schedulers)
+        self._announcer = Announcer(boot, self._board, schedulers, is_rousing=is_rousing)
         self._socket = RouterSocket(f"ipc://{boot.shm_dir}/{boot.name}.sock")
         self._bell = BellListener(f"{boot.shm_dir}/{boot.name}.bell")
         self._deadly = DeadlyRequests(boot.shm_dir, boot.shard)
@@ -250,6 +250,8 @@ class Shell:
             if not window.window_ns or governing.may_take(now_ns, self._rings):
                 arrived = self._rings.drain()
                 if arrived:
+                    if not window.window_ns:
+                        self._announcer.rouse(now_ns)
                     self._note_gap(now_ns)
                     events.extend(arrived)
                     if window.window_ns:
@@ -287,7 +289,7 @@ class Shell:
                 if completion is not None:
                     completions.append(completion)
             if self._announcer.has_told:
-                self._announcer.ring()
+                self._announcer.ring(self._clock.monotonic_ns())
             effects = self._decide(completions) if len(completions) > 1 else []
         if self._has_published:
             self._has_published = False

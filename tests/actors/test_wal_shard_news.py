@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import ringlog
+from actors.scheduler.rousing import await_news
 from actors.wal_shard import events as ev
 from actors.wal_shard.announcer import Announcer
 from actors.wal_shard.group import News
@@ -25,11 +26,13 @@ from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.frame import encode_records, frame, open_frame
 from ringlog.frame.view import FrameView
+from ringlog.limits import ROUSED_LOOK_US
 from ringlog.link.address import scheduler_bell
 from ringlog.link.shard_requests import Requester
 from ringlog.ring.doorbell import BellListener, make_bell
 from ringlog.supervision.tree import scheduler_slot, shard_slot
 from ringlog.testing import engine
+from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.real_engine import wait_until
 from ringlog.testing.shard_world import DATA, World
@@ -202,16 +205,16 @@ def board(shm_dir: Path) -> Iterator[Board]:
 
 
 @pytest.fixture
-def announcer(shm_dir: Path, board: Board) -> Iterator[Callable[[int], Announcer]]:
+def announcer(shm_dir: Path, board: Board) -> Iterator[Callable[..., Announcer]]:
     made: list[Announcer] = []
 
-    def make(schedulers: int) -> Announcer:
+    def make(schedulers: int, *, is_rousing: bool = True) -> Announcer:
         boot = ActorBoot(
             kind="wal_shard", name="wal_shard-01", engine_id="e", incarnation=1, boot_incarnation=1,
             boot_id="b", slot=2, data_dir="/nowhere", shm_dir=str(shm_dir), supervisor_pid=1, shard=1,
             shards=SHARDS,
         )  # fmt: skip
-        made.append(Announcer(boot, board, schedulers))
+        made.append(Announcer(boot, board, schedulers, is_rousing=is_rousing))
         return made[-1]
 
     yield make
@@ -253,7 +256,8 @@ def test_nothing_is_told_before_recovery_is_on_the_board_nor_without_schedulers(
             one.begin()
         one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
         one.tell_gone(topic_at(5))
-        one.ring()
+        one.rouse(1)
+        one.ring(1)
         assert not (shm_dir / news_name(1)).exists()
 
 
@@ -270,8 +274,8 @@ def test_the_bells_of_schedulers_that_sleep_are_rung_once_for_what_was_told(anno
     def rings() -> list[int]:
         one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
         one.tell_gone(topic_at(5))
-        one.ring()
-        one.ring()
+        one.ring(1)
+        one.ring(2)
         return [bell.drain() for bell in bells]
 
     assert rings() == [0, 0], "nobody says that it sleeps"
@@ -285,6 +289,108 @@ def test_the_bells_of_schedulers_that_sleep_are_rung_once_for_what_was_told(anno
     assert rings() == [0, 1]
     for bell in bells:
         bell.close()
+
+
+LOOK_NS = ROUSED_LOOK_US * 1_000
+
+
+@pytest.fixture
+def sleeper(shm_dir: Path, board: Board) -> Iterator[BellListener]:
+    """The bell of a scheduler that sleeps."""
+    make_bell(scheduler_bell(str(shm_dir), 0))
+    page = board.process(scheduler_slot(SHARDS, 0))
+    page.set(P.ASLEEP, 1)
+    page.set(P.STATE, ProcessState.READY)
+    bell = BellListener(scheduler_bell(str(shm_dir), 0))
+    yield bell
+    bell.close()
+
+
+def commit(one: Announcer, at_ns: int, took_ns: int) -> None:
+    """Frames are taken, and told of."""
+    one.rouse(at_ns)
+    one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
+    one.ring(at_ns + took_ns)
+
+
+def test_a_scheduler_that_sleeps_is_woken_when_frames_are_taken_while_commits_are_quick(announcer, sleeper):
+    one = announcer(1)
+    one.begin()
+    one.rouse(1)
+    assert sleeper.drain() == 1, "before there are news"
+    now = LOOK_NS
+    for _ in range(40):
+        commit(one, now, 2 * LOOK_NS)
+        now += 10 * LOOK_NS
+    sleeper.drain()
+    one.rouse(now)
+    assert sleeper.drain() == 0, "a device so slow that the scheduler would sleep again by then"
+    one.ring(now + 1)
+    assert sleeper.drain() == 0
+    for _ in range(40):
+        now += 10 * LOOK_NS
+        commit(one, now, LOOK_NS // 4)
+    sleeper.drain()
+    one.rouse(now + LOOK_NS)
+    assert sleeper.drain() == 1, "it became quick"
+
+
+def test_none_is_woken_ahead_for_frames_that_lead_to_no_news(announcer, sleeper):
+    """A producer of which everything is refused."""
+    one = announcer(1)
+    one.begin()
+    for turn in range(1, 40):
+        one.rouse(turn * 10 * LOOK_NS)
+    sleeper.drain()
+    one.rouse(500 * LOOK_NS)
+    assert sleeper.drain() == 0
+
+
+def test_none_is_woken_ahead_where_processors_stay_awake(announcer, sleeper):
+    one = announcer(1, is_rousing=False)
+    one.begin()
+    one.ring(0)
+    assert sleeper.drain() == 1, "what recovery found is said"
+    one.rouse(1)
+    assert sleeper.drain() == 0
+    commit(one, 2, 1)
+    assert sleeper.drain() == 1
+
+
+class Passing(ManualClock):
+    """Something happens while somebody gives way for the n-th time."""
+
+    def __init__(self, n: int, happens: Callable[[], object]) -> None:
+        super().__init__()
+        self.left, self.happens, self.given = n, happens, 0
+
+    def give_way(self) -> None:
+        super().give_way()
+        self.given += 1
+        if self.given == self.left:
+            self.happens()
+
+
+def test_who_was_woken_ahead_looks_until_there_are_news_a_message_or_no_time_left(announcer, shm_dir):
+    one = announcer(1)
+    one.begin()
+    readers = [NewsReader(shm_dir, 1)]
+    readers[0].take()
+    clock = Passing(7, lambda: one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)]))
+    assert await_news(readers, lambda: False, clock)
+    assert clock.given == 7
+    assert await_news(readers, lambda: True, clock), "what is there is there"
+    assert clock.given == 7
+    readers[0].take()
+    messages: list[object] = []
+    clock = Passing(3, lambda: messages.append(1))
+    assert not await_news(readers, lambda: bool(messages), clock)
+    assert clock.given == 3
+    clock = Passing(0, lambda: None)
+    begun = clock.monotonic_ns()
+    assert not await_news(readers, lambda: False, clock)
+    assert LOOK_NS <= clock.monotonic_ns() - begun < LOOK_NS + 10_000
+    readers[0].close()
 
 
 # -- a real engine ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ringlog.board.board import Board
 from ringlog.board.layout import P, ProcessState
 from ringlog.board.news import VOLATILE_BIT, NewsWriter
 from ringlog.envelope.boot import ActorBoot
-from ringlog.limits import ROUSED_LOOK_US
+from ringlog.limits import ROUSED_BYTES_MAX, ROUSED_LOOK_US
 from ringlog.link.address import scheduler_bell
 from ringlog.ring.doorbell import BellRinger
 from ringlog.topic.state import Topic
@@ -80,9 +80,10 @@ class Announcer:
             self._writer.add([(topic.slot, topic.topic_id, topic.epoch, head, head, 0, 0, 0)])
             self.has_told = True
 
-    def rouse(self, now_ns: int) -> None:
-        """Frames were taken: wake the schedulers that sleep, if news usually come while they would look."""
-        if self._writer is None or not self._is_rousing:
+    def rouse(self, nbytes: int, now_ns: int) -> None:
+        """So many bytes of frames were taken, out of one ring: if these are few, and news usually come while
+        a scheduler would look, wake those that sleep."""
+        if self._writer is None or not self._is_rousing or nbytes > ROUSED_BYTES_MAX:
             return
         if self._taken_ns:
             self._learn(now_ns)  # Of those before nothing was told: they were refused, or are held up.

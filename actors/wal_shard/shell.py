@@ -250,8 +250,8 @@ class Shell:
             if not window.window_ns or governing.may_take(now_ns, self._rings):
                 arrived = self._rings.drain()
                 if arrived:
-                    if not window.window_ns:
-                        self._announcer.rouse(now_ns)
+                    if not window.window_ns and len(arrived) == 1:
+                        self._announcer.rouse(len(arrived[0].buffer), now_ns)
                     self._note_gap(now_ns)
                     events.extend(arrived)
                     if window.window_ns:

@@ -26,7 +26,7 @@ from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.frame import encode_records, frame, open_frame
 from ringlog.frame.view import FrameView
-from ringlog.limits import ROUSED_LOOK_US
+from ringlog.limits import ROUSED_BYTES_MAX, ROUSED_LOOK_US
 from ringlog.link.address import scheduler_bell
 from ringlog.link.shard_requests import Requester
 from ringlog.ring.doorbell import BellListener, make_bell
@@ -256,7 +256,7 @@ def test_nothing_is_told_before_recovery_is_on_the_board_nor_without_schedulers(
             one.begin()
         one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
         one.tell_gone(topic_at(5))
-        one.rouse(1)
+        one.rouse(128, 1)
         one.ring(1)
         assert not (shm_dir / news_name(1)).exists()
 
@@ -308,7 +308,7 @@ def sleeper(shm_dir: Path, board: Board) -> Iterator[BellListener]:
 
 def commit(one: Announcer, at_ns: int, took_ns: int) -> None:
     """Frames are taken, and told of."""
-    one.rouse(at_ns)
+    one.rouse(128, at_ns)
     one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
     one.ring(at_ns + took_ns)
 
@@ -316,14 +316,16 @@ def commit(one: Announcer, at_ns: int, took_ns: int) -> None:
 def test_a_scheduler_that_sleeps_is_woken_when_frames_are_taken_while_commits_are_quick(announcer, sleeper):
     one = announcer(1)
     one.begin()
-    one.rouse(1)
+    one.rouse(ROUSED_BYTES_MAX + 1, 1)
+    assert sleeper.drain() == 0, "then throughput counts"
+    one.rouse(ROUSED_BYTES_MAX, 1)
     assert sleeper.drain() == 1, "before there are news"
     now = LOOK_NS
     for _ in range(40):
         commit(one, now, 2 * LOOK_NS)
         now += 10 * LOOK_NS
     sleeper.drain()
-    one.rouse(now)
+    one.rouse(128, now)
     assert sleeper.drain() == 0, "a device so slow that the scheduler would sleep again by then"
     one.ring(now + 1)
     assert sleeper.drain() == 0
@@ -331,7 +333,7 @@ def test_a_scheduler_that_sleeps_is_woken_when_frames_are_taken_while_commits_ar
         now += 10 * LOOK_NS
         commit(one, now, LOOK_NS // 4)
     sleeper.drain()
-    one.rouse(now + LOOK_NS)
+    one.rouse(128, now + LOOK_NS)
     assert sleeper.drain() == 1, "it became quick"
 
 
@@ -340,9 +342,9 @@ def test_none_is_woken_ahead_for_frames_that_lead_to_no_news(announcer, sleeper)
     one = announcer(1)
     one.begin()
     for turn in range(1, 40):
-        one.rouse(turn * 10 * LOOK_NS)
+        one.rouse(128, turn * 10 * LOOK_NS)
     sleeper.drain()
-    one.rouse(500 * LOOK_NS)
+    one.rouse(128, 500 * LOOK_NS)
     assert sleeper.drain() == 0
 
 
@@ -351,7 +353,7 @@ def test_none_is_woken_ahead_where_processors_stay_awake(announcer, sleeper):
     one.begin()
     one.ring(0)
     assert sleeper.drain() == 1, "what recovery found is said"
-    one.rouse(1)
+    one.rouse(128, 1)
     assert sleeper.drain() == 0
     commit(one, 2, 1)
     assert sleeper.drain() == 1

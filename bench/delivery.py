@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from bench import routing
 from bench.floor import Floor
 from bench.host import AWAKE, Host
 from bench.rows import Row, row, say, scaled
@@ -40,6 +41,7 @@ def rows(only: str = "") -> list[Row]:
         ("fan_out", _fan_out_rows),
         ("thousand", _thousand_row),
         ("stopped", _stopped_row),
+        ("routers", routing.rows),
         ("saturation", _saturation_rows),
     ):
         if only in name:

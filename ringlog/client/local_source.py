@@ -55,14 +55,15 @@ class LocalSource:
 
     def __init__(
         self, connection: Connection, topic: str, *, is_mapped: bool = False, is_settling: bool = False,
-        clock: Clock | None = None, disk: Disk | None = None,
+        checks_bodies: bool = True, clock: Clock | None = None, disk: Disk | None = None,
     ) -> None:  # fmt: skip
         """`is_mapped`: map files instead of reading them (expendable processes only). `is_settling`: see
-        open_source."""
+        open_source; `checks_bodies`: see TopicReader."""
         self._is_settling = is_settling
         self._connection = connection
         self._topic = topic
         self._is_mapped = is_mapped
+        self._checks_bodies = checks_bodies
         self._clock = clock or SystemClock()
         self._disk: Disk = disk or RealDisk()
         self._located: Located | None = None
@@ -512,7 +513,8 @@ class LocalSource:
         return TopicReader(
             located, after, data_dir=connection.data_dir, shm_dir=connection.shm_dir,
             marks=self._marks_of(located.shard), disk=self._disk, is_mapped=self._is_mapped,
-            cold_dir=connection.cold_dir, shelf=self._shelf, log_map=connection.log_map,
+            checks_bodies=self._checks_bodies, cold_dir=connection.cold_dir, shelf=self._shelf,
+            log_map=connection.log_map,
         )  # fmt: skip
 
     def _marks_of(self, shard: int) -> Callable[[bool], Mark]:

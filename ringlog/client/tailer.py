@@ -91,6 +91,12 @@ class TailBatch:
         return int(self._run.batch.total_bytes.sum())
 
     @property
+    def stored(self) -> tuple[FrameRun, I64]:
+        """The frames that hold the records, of which the first and the last may hold others beside; and the
+        ascending positions among them that are left out."""
+        return self._run.within(self.first_seq - 1, self.last_seq), self._hidden
+
+    @property
     def seqs(self) -> I64:
         """(n,) numbers of the records, ascending; from headers alone."""
         words = self._run.batch.words

@@ -58,6 +58,8 @@ PARTITIONS_MAX = 100_000
 COUNT_MAX = 1 << 62
 VIEWS = ("records", "frames", "segments", "topics", "gaps", "audit")
 LAYOUTS = ("ringlog", "kafka")
+READERS = ("jvm", "python")
+"""Who makes columns of frames, where the choice is there: the JVM if its reader is loaded."""
 MAX_FRAME_RECORDS = 4_096
 MAX_FRAME_BYTES = 1 * MIB
 
@@ -66,7 +68,7 @@ SOURCE_NAMES = (
     "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions",
     "maxPartitionBytes", "failOnDataLoss", "gapsPath", "includeHeaders", "tags", "view", "layout",
-    "onCorrupt", "rowsPerBatch",
+    "onCorrupt", "rowsPerBatch", "reader",
 )  # fmt: skip
 SINK_NAMES = (
     "path", "root", "connect", "topic", "createTopics", "txnAppId", "txnVersion", "durability",
@@ -164,6 +166,7 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     view = given.take("view", lambda n, t: choice(n, t, VIEWS), "records")
     _only(given, streaming, view)
     topics, pattern = _subscription(given, is_needed=view not in {"topics", "segments"})
+    given.take("reader", lambda n, t: choice(n, t, READERS), READERS[0])  # Whoever is asked has been chosen.
     options = SourceOptions(
         path=_cold_of(given, view) if "cold" in given else _path_of(given),
         topics=topics,

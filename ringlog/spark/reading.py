@@ -61,9 +61,16 @@ def read_slices(
 
 
 def read_items(
-    slices: Iterable[Slice], options: SourceOptions, on_gap: OnGap | None = None
+    slices: Iterable[Slice],
+    options: SourceOptions,
+    on_gap: OnGap | None = None,
+    *,
+    checks_bodies: bool = True,
 ) -> Iterator[TailBatch]:
-    """The same as mapped batches, in order, without the filter by tags."""
+    """The same as mapped batches, in order, without the filter by tags.
+
+    `checks_bodies`: off for who hands frames on to a reader that compares their checksums itself.
+    """
     client = client_of(options.path)
     reader: _SliceReader | None = None
     try:
@@ -71,7 +78,7 @@ def read_items(
             if reader is None or reader.topic != each.bounds.topic:
                 if reader is not None:
                     reader.close()
-                reader = _SliceReader(client, each.bounds.topic, options, on_gap or _log_gap)
+                reader = _SliceReader(client, each.bounds.topic, options, on_gap or _log_gap, checks_bodies)
             yield from reader.read(each)
     finally:
         if reader is not None:
@@ -104,12 +111,16 @@ class _Place:
 class _SliceReader:
     """Reads slices of one topic."""
 
-    def __init__(self, client: Client, topic: str, options: SourceOptions, on_gap: OnGap) -> None:
+    def __init__(
+        self, client: Client, topic: str, options: SourceOptions, on_gap: OnGap, checks_bodies: bool
+    ) -> None:
         self.topic = topic
         self._client = client
         self._options = options
         self._on_gap = on_gap
-        self._source = LocalSource(client.connection, topic, is_mapped=True, disk=disk_of(options.path))
+        self._source = LocalSource(
+            client.connection, topic, is_mapped=True, checks_bodies=checks_bodies, disk=disk_of(options.path)
+        )
         self._damage: tuple[str, int] | None = None
 
     def close(self) -> None:

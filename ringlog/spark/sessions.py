@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ringlog.spark.errors import OptionError
+from ringlog.spark.jvm_jar import reader_jar, with_jar
 from ringlog.spark.spark_home import light_home
 
 if TYPE_CHECKING:
@@ -48,17 +49,23 @@ def session(
     from ringlog.spark.jre import provide_java
 
     settings = {**DEFAULTS, "spark.sql.shuffle.partitions": str(os.cpu_count() or 1)}
+    settings |= {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in (config or {}).items()
+    }
     if remote is not None and remote.startswith(SERVER):
         # The JVM is another's, and runs already: only what belongs to a session is ours to say.
-        settings = {name: value for name, value in settings.items() if name.startswith("spark.sql.")}
+        own = {name: value for name, value in settings.items() if name.startswith("spark.sql.")}
+        settings = own | {name: settings[name] for name in config or {}}
     else:
-        provide_java(os.environ)
+        java_home = provide_java(os.environ)
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        settings = with_jar(settings, reader_jar(java_home, os.environ))
     named = SparkSession.builder.appName(app)
     builder = named.master(master or MASTER) if remote is None else named.remote(remote)
-    for name, value in {**settings, **(config or {})}.items():
-        builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
+    for name, value in settings.items():
+        builder = builder.config(name, value)
     with light_home(os.environ, remote or master or MASTER):
         spark = builder.getOrCreate()
     register(spark)

@@ -20,7 +20,11 @@ from ringlog.spark.options import shape_of, sink_options, source_options
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from ringlog.spark.options import SourceOptions
+
 FORMAT = "ringlog"
+PIECES_OF = "pieces.of"
+"""What the reader in the JVM asks with (Pieces.WISH): for pieces, under the schema that this names."""
 
 
 class RinglogDataSource(DataSource):
@@ -44,7 +48,12 @@ class RinglogDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read; raises OptionError, SchemaError."""
-        options = source_options(self.options, streaming=False)
+        wish, given = self._wish()
+        options = source_options(given, streaming=False)
+        if wish is not None:
+            from ringlog.spark.pieces import PieceReader
+
+            return PieceReader(options, _asked(wish, options))
         if options.view != "records":
             from ringlog.spark.views import ViewReader
 
@@ -55,9 +64,20 @@ class RinglogDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark calls it so.
         """A stream of records; raises OptionError, SchemaError."""
+        wish, given = self._wish()
+        options = source_options(given, streaming=True)
+        if wish is not None:
+            from ringlog.spark.pieces import PieceStreamReader
+
+            return PieceStreamReader(options, _asked(wish, options))
         from ringlog.spark.stream import StreamReader
 
-        return StreamReader(source_options(self.options, streaming=True), schema)
+        return StreamReader(options, schema)
+
+    def _wish(self) -> tuple[str | None, dict[str, str]]:
+        """The schema that pieces are asked under, None where records are asked for; and the options."""
+        given = dict(self.options)
+        return given.pop(PIECES_OF, None), given
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write; raises OptionError, SchemaError, TopicNotFound."""
@@ -70,3 +90,14 @@ class RinglogDataSource(DataSource):
         from ringlog.spark.sink import StreamWriter
 
         return StreamWriter(sink_options(self.options), schema, overwrite)
+
+
+def _asked(wish: str, options: SourceOptions) -> StructType:
+    """The columns that the user named, for which pieces are asked; all of them where none were named."""
+    import json
+
+    from pyspark.sql.types import StructType
+
+    from ringlog.spark.schema import record_schema
+
+    return StructType.fromJson(json.loads(wish)) if wish else record_schema(options)

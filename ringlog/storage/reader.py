@@ -141,6 +141,8 @@ class FrameRun:
     path: str
     origin: int
     """File offset of the buffer's first byte."""
+    file: str = ""
+    """Where the bytes lie, at the same offsets and for good, if that is a sealed file; else empty."""
 
     @property
     def first_seq(self) -> int:
@@ -158,7 +160,7 @@ class FrameRun:
         if self.first_seq > seq:
             return self
         row = int(np.searchsorted(_last_seqs(self.batch), seq, side="right"))
-        return FrameRun(self.buffer, self.batch.take(slice(row, None)), self.salt, self.path, self.origin)
+        return self._with(self.batch.take(slice(row, None)))
 
     def within(self, after: int, until: int) -> FrameRun:
         """The frames that hold records after `after` and up to `until`: a look at few does not cost what all
@@ -169,7 +171,10 @@ class FrameRun:
         low = max(low - 1, 0)
         if not low and high == len(bases):
             return self
-        return FrameRun(self.buffer, self.batch.take(slice(low, high)), self.salt, self.path, self.origin)
+        return self._with(self.batch.take(slice(low, high)))
+
+    def _with(self, batch: FrameBatch) -> FrameRun:
+        return FrameRun(self.buffer, batch, self.salt, self.path, self.origin, self.file)
 
 
 class TopicReader:
@@ -185,6 +190,7 @@ class TopicReader:
         marks: Marks,
         disk: Disk,
         is_mapped: bool = False,
+        checks_bodies: bool = True,
         window_bytes: int = WINDOW_BYTES,
         cold_dir: str = "",
         shelf: SegmentShelf | None = None,
@@ -193,6 +199,7 @@ class TopicReader:
         """`cold_dir`: where cold segments lie, if they can be opened here; else they are asked for.
         `shelf`: indexes of segments, to begin inside of one; without it they are read from their start.
         `log_map`: what other readers saw in the log; without it all that others wrote is looked through.
+        `checks_bodies`: off for whoever hands frames on to a reader that compares their checksums itself.
         """
         self.cursor = cursor
         """Last seq delivered, or passed over because it lies below what is retained."""
@@ -204,6 +211,7 @@ class TopicReader:
         self._marks = marks
         self._disk = disk
         self._open: type[ReadFile] | type[MappedFile] = MappedFile if is_mapped else ReadFile
+        self._checks_bodies = checks_bodies
         self._window_bytes = window_bytes
         self._file: WindowFile | None = None
         self._hole_seen = False  # A hole is believed only after the shard was asked again.
@@ -589,7 +597,7 @@ class TopicReader:
             return self._doubt(extent, window, fresh)
         if hole is not None:
             fresh = self._stop_before(window, fresh, hole)
-        bad = frames.first_bad_body(window.buffer, fresh)
+        bad = frames.first_bad_body(window.buffer, fresh) if self._checks_bodies else None
         if bad == 0:
             at = window.origin + int(fresh.places[0])
             first, last = int(fresh.words[0, layout.W_BASE_SEQ]), int(_last_seqs(fresh)[0])
@@ -598,7 +606,9 @@ class TopicReader:
             fresh = self._stop_before(window, fresh, bad)
         self._hole_seen = False
         self.cursor = int(_last_seqs(fresh)[-1])
-        return FrameRun(window.buffer, fresh, extent.salt, extent.path, window.origin)
+        is_file = extent.segment and not isinstance(self._file, SuppliedFile)
+        file = self._path(extent) if is_file else ""
+        return FrameRun(window.buffer, fresh, extent.salt, extent.path, window.origin, file)
 
     def _first_hole(self, fresh: FrameBatch) -> int | None:
         """Row of the first frame before which records are missing that nothing accounts for."""

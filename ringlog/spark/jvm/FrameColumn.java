@@ -1,0 +1,380 @@
+package ringlog.spark;
+
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.Decimal;
+import org.apache.spark.sql.vectorized.ColumnVector;
+import org.apache.spark.sql.vectorized.ColumnarArray;
+import org.apache.spark.sql.vectorized.ColumnarMap;
+import org.apache.spark.unsafe.Platform;
+import org.apache.spark.unsafe.types.UTF8String;
+
+/** A column as Spark asks for it, over the frame that the reader has just opened. Nothing is copied. */
+abstract class FrameColumn extends ColumnVector {
+  /** Which records of the frame are shown: row r is record `shown[r]`, or `first + r` without it. */
+  protected int first;
+
+  protected int[] shown;
+
+  FrameColumn(DataType type) {
+    super(type);
+  }
+
+  /** Show records of another frame. */
+  void show(FrameBody body, Pieces pieces, int first, int[] shown) {
+    this.first = first;
+    this.shown = shown;
+    turn(body, pieces);
+  }
+
+  /** Take what the column needs of the frame. */
+  protected abstract void turn(FrameBody body, Pieces pieces);
+
+  protected final int record(int row) {
+    return shown == null ? first + row : shown[row];
+  }
+
+  /** The column of this name; `zero` and the like are what Kafka's layout has and a log has not. */
+  static FrameColumn of(String name, DataType type, String layout) {
+    boolean isKafka = layout.equalsIgnoreCase("kafka");
+    switch (name) {
+      case "topic":
+        return new Topic(type);
+      case "epoch":
+        return new Number(type, true);
+      case "partition":
+      case "timestampType":
+        return new Number(type, false);
+      case "seq":
+      case "offset":
+        return new Seq(type);
+      case "ts":
+      case "timestamp":
+        return new Stamp(type);
+      case "value":
+      case "payload":
+        return new Bytes(type, FrameBody.PAYLOAD);
+      case "key":
+        return new Bytes(type, FrameBody.KEY);
+      case "tag":
+        return new Bytes(type, FrameBody.TAG);
+      case "node":
+        return new Bytes(type, FrameBody.NODE);
+      case "meta":
+        return new Bytes(type, FrameBody.META);
+      case "event_ts":
+        return new Instant(type, FrameBody.EVENT_TS, Long.MIN_VALUE);
+      case "expires_at":
+        return new Instant(type, FrameBody.EXPIRES_AT, 0);
+      case "not_before":
+        return new Instant(type, FrameBody.NOT_BEFORE, 0);
+      case "priority":
+        return new Priority(type);
+      default:
+        throw new IllegalArgumentException("no such column: " + name + (isKafka ? " (kafka)" : ""));
+    }
+  }
+
+  /** Number of the frame's column that a column of this name is made of; -1 = of its header. */
+  int source() {
+    return -1;
+  }
+
+  /** The topic's name, once for each piece. */
+  private static final class Topic extends FrameColumn {
+    private String text = "";
+    private UTF8String name = UTF8String.EMPTY_UTF8;
+
+    Topic(DataType type) {
+      super(type);
+    }
+
+    @Override
+    protected void turn(FrameBody body, Pieces pieces) {
+      if (!pieces.topic.equals(text)) {
+        text = pieces.topic;
+        name = UTF8String.fromString(text);
+      }
+    }
+
+    @Override
+    public UTF8String getUTF8String(int row) {
+      return name;
+    }
+  }
+
+  /** The epoch, or zero. */
+  private static final class Number extends FrameColumn {
+    private final boolean isEpoch;
+    private long value;
+
+    Number(DataType type, boolean isEpoch) {
+      super(type);
+      this.isEpoch = isEpoch;
+    }
+
+    @Override
+    protected void turn(FrameBody body, Pieces pieces) {
+      value = isEpoch ? pieces.epoch : 0;
+    }
+
+    @Override
+    public long getLong(int row) {
+      return value;
+    }
+
+    @Override
+    public int getInt(int row) {
+      return (int) value;
+    }
+  }
+
+  private static final class Seq extends FrameColumn {
+    private long base;
+
+    Seq(DataType type) {
+      super(type);
+    }
+
+    @Override
+    protected void turn(FrameBody body, Pieces pieces) {
+      base = body.baseSeq;
+    }
+
+    @Override
+    public long getLong(int row) {
+      return base + record(row);
+    }
+  }
+
+  /** When it was committed: of each record where frames of several commits were put together. */
+  private static final class Stamp extends FrameColumn {
+    private long one;
+    private long each;
+
+    Stamp(DataType type) {
+      super(type);
+    }
+
+    @Override
+    protected void turn(FrameBody body, Pieces pieces) {
+      one = body.commitTs;
+      each = body.starts[FrameBody.COMMIT_TS];
+    }
+
+    @Override
+    public long getLong(int row) {
+      return each == 0 ? one : Platform.getLong(null, each + 8L * record(row));
+    }
+
+    @Override
+    int source() {
+      return FrameBody.COMMIT_TS;
+    }
+  }
+
+  /** An instant that a record may lack. */
+  private static final class Instant extends FrameColumn {
+    private final int column;
+    private final long none;
+    private long each;
+
+    Instant(DataType type, int column, long none) {
+      super(type);
+      this.column = column;
+      this.none = none;
+    }
+
+    @Override
+    protected void turn(FrameBody body, Pieces pieces) {
+      each = body.starts[column];
+    }
+
+    @Override
+    public boolean isNullAt(int row) {
+      return each == 0 || getLong(row) == none;
+    }
+
+    @Override
+    public boolean hasNull() {
+      return true;
+    }
+
+    @Override
+    public long getLong(int row) {
+      return Platform.getLong(null, each + 8L * record(row));
+    }
+
+    @Override
+    int source() {
+      return column;
+    }
+  }
+
+  private static final class Priority extends FrameColumn {
+    private long each;
+
+    Priority(DataType type) {
+      super(type);
+    }
+
+    @Override
+    protected void turn(FrameBody body, Pieces pieces) {
+      each = body.starts[FrameBody.PRIORITY];
+    }
+
+    @Override
+    public short getShort(int row) {
+      return each == 0 ? 0 : (short) (Platform.getByte(null, each + record(row)) & 0xFF);
+    }
+
+    @Override
+    int source() {
+      return FrameBody.PRIORITY;
+    }
+  }
+
+  /** Bytes or text. Only a payload may be empty: empty otherwise means that the record has none. */
+  private static final class Bytes extends FrameColumn {
+    private final int column;
+    private long offsets;
+    private long start;
+
+    Bytes(DataType type, int column) {
+      super(type);
+      this.column = column;
+    }
+
+    @Override
+    protected void turn(FrameBody body, Pieces pieces) {
+      offsets = body.offsets[column];
+      start = body.starts[column];
+    }
+
+    @Override
+    public boolean hasNull() {
+      return column != FrameBody.PAYLOAD;
+    }
+
+    @Override
+    public boolean isNullAt(int row) {
+      if (column == FrameBody.PAYLOAD) {
+        return false;
+      }
+      if (offsets == 0) {
+        return true;
+      }
+      long at = offsets + 4L * record(row);
+      return Platform.getInt(null, at) == Platform.getInt(null, at + 4);
+    }
+
+    @Override
+    public UTF8String getUTF8String(int row) {
+      long at = offsets + 4L * record(row);
+      int from = Platform.getInt(null, at);
+      return UTF8String.fromAddress(null, start + from, Platform.getInt(null, at + 4) - from);
+    }
+
+    @Override
+    public byte[] getBinary(int row) {
+      long at = offsets + 4L * record(row);
+      int from = Platform.getInt(null, at);
+      byte[] found = new byte[Platform.getInt(null, at + 4) - from];
+      Platform.copyMemory(null, start + from, found, Platform.BYTE_ARRAY_OFFSET, found.length);
+      return found;
+    }
+
+    @Override
+    int source() {
+      return column;
+    }
+  }
+
+  // What Spark may ask of columns of other types.
+
+  @Override
+  public void close() {}
+
+  @Override
+  public boolean hasNull() {
+    return false;
+  }
+
+  @Override
+  public int numNulls() {
+    return hasNull() ? 1 : 0;
+  }
+
+  @Override
+  public boolean isNullAt(int row) {
+    return false;
+  }
+
+  private UnsupportedOperationException other() {
+    return new UnsupportedOperationException("a column of type " + dataType().catalogString());
+  }
+
+  @Override
+  public boolean getBoolean(int row) {
+    throw other();
+  }
+
+  @Override
+  public byte getByte(int row) {
+    throw other();
+  }
+
+  @Override
+  public short getShort(int row) {
+    throw other();
+  }
+
+  @Override
+  public int getInt(int row) {
+    throw other();
+  }
+
+  @Override
+  public long getLong(int row) {
+    throw other();
+  }
+
+  @Override
+  public float getFloat(int row) {
+    throw other();
+  }
+
+  @Override
+  public double getDouble(int row) {
+    throw other();
+  }
+
+  @Override
+  public ColumnarArray getArray(int row) {
+    throw other();
+  }
+
+  @Override
+  public ColumnarMap getMap(int row) {
+    throw other();
+  }
+
+  @Override
+  public Decimal getDecimal(int row, int precision, int scale) {
+    throw other();
+  }
+
+  @Override
+  public UTF8String getUTF8String(int row) {
+    throw other();
+  }
+
+  @Override
+  public byte[] getBinary(int row) {
+    throw other();
+  }
+
+  @Override
+  public ColumnVector getChild(int ordinal) {
+    throw other();
+  }
+}

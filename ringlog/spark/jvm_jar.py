@@ -1,0 +1,103 @@
+"""The reader in the JVM, compiled: a jar in the user's cache, made when a session is first started with it.
+
+Its source comes with the package (`jvm/`); what compiles it is the JDK whose Java runs Spark. Where there is
+none, as with a plain runtime, sessions do without: everything works, and reading costs more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from ringlog.spark.spark_home import cache_of
+
+log = logging.getLogger("ringlog.spark")
+
+SOURCES = Path(__file__).parent / "jvm"
+SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
+PROVIDER = "ringlog.spark.RinglogSource"
+RELEASE = "17"
+"""The oldest Java that Spark 4 starts with: a jar compiled by a newer one runs there, too."""
+COMPILE_S = 120.0
+SWITCH = "RINGLOG_SPARK_JVM"
+"""Set to 0: sessions are started without."""
+
+
+def reader_jar(java_home: str, environ: Mapping[str, str]) -> Path | None:
+    """The jar for the pyspark of this interpreter, made if it is not there; None where that cannot be."""
+    package, cache = _pyspark(), cache_of(environ)
+    if package is None or cache is None or environ.get(SWITCH) == "0":
+        return None
+    jar = cache / f"spark-reader-{_fingerprint(package)}.jar"
+    if jar.is_file():
+        return jar
+    javac = Path(java_home) / "bin" / "javac"
+    if not javac.is_file():
+        return None
+    try:
+        _make(jar, javac, package)
+    except (OSError, subprocess.SubprocessError) as e:
+        # Spark's own classes may be others in a release that we do not know.
+        log.warning("the reader for the JVM was not compiled, so reading costs more: %s", _reason(e))
+        return None
+    return jar
+
+
+def _pyspark() -> Path | None:
+    spec = find_spec("pyspark")
+    package = None if spec is None or spec.origin is None else Path(spec.origin).parent
+    return package if package is not None and (package / "jars").is_dir() else None
+
+
+def _fingerprint(package: Path) -> str:
+    """Of all that decides what the jar is: its source, and the Spark it is compiled against."""
+    found = hashlib.sha256()
+    for source in sorted(SOURCES.glob("*.java")):
+        found.update(source.read_bytes())
+    for jar in sorted((package / "jars").glob("spark-*.jar")):
+        found.update(jar.name.encode())
+    return found.hexdigest()[:16]
+
+
+def _make(jar: Path, javac: Path, package: Path) -> None:
+    jar.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=jar.parent, prefix=".spark-reader-") as scratch:
+        classes = Path(scratch) / "classes"
+        sources = [str(each) for each in sorted(SOURCES.glob("*.java"))]
+        subprocess.run(
+            [
+                str(javac), "--release", RELEASE, "-proc:none", "-nowarn", "-implicit:none",
+                "-cp", str(package / "jars" / "*"), "-d", str(classes), *sources,
+            ],
+            check=True, capture_output=True, text=True, timeout=COMPILE_S, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        made = Path(scratch) / "made.jar"
+        with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as out:
+            for each in sorted(classes.rglob("*.class")):
+                out.write(each, each.relative_to(classes))
+            out.writestr(SERVICE, PROVIDER + "\n")
+        # In one step: others may be at it, or have the old one open.
+        made.replace(jar)
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "stderr", None) or str(error)
+    with suppress(IndexError):
+        return str(text).strip().splitlines()[0]
+    return type(error).__name__
+
+
+def with_jar(settings: dict[str, str], jar: Path | None) -> dict[str, str]:
+    """Settings of a session that has the jar beside those it asks for already."""
+    if jar is None:
+        return settings
+    named = [each for each in settings.get("spark.jars", "").split(",") if each]
+    return {**settings, "spark.jars": ",".join([*named, os.fspath(jar)])}

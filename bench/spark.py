@@ -31,6 +31,8 @@ ROUNDS = 3
 GIB = 1 << 30
 STREAM_TOPIC, SINK_TOPIC, LATENCY_TOPIC = "stream", "sink", "latency"
 STOP_S = 60.0
+PYTHON = {"reader": "python"}
+"""As a session reads that has no reader in the JVM."""
 
 Sample = dict[str, float]
 """wall and cpu seconds, and what else a step tells."""
@@ -41,6 +43,7 @@ def rows(only: str = "") -> list[Row]:
     parts: list[tuple[str, Callable[[Bench], list[Row]]]] = [
         ("count", _count_rows),
         ("group", _group_rows),
+        ("whole", _whole_rows),
         ("tuples", _tuples_rows),
         ("archive", _archive_rows),
         ("verify", _verify_rows),
@@ -157,25 +160,41 @@ def _walls(samples: list[Sample]) -> str:
 
 
 def _count_rows(bench: Bench) -> list[Row]:
-    full, seq = bench.rounds({"what": "count"}, {"what": "count", "columns": ["seq"]})
+    full, python, seq = bench.rounds(
+        {"what": "count"}, {"what": "count", **PYTHON}, {"what": "count", "columns": ["seq"], **PYTHON}
+    )
     return [
         row("spark_count_full_rows", "records/s", _rates(full, bench.records), reach={"min": 4e6},
             note=f"CPU {min(_cpu(full)):.1f} s; every byte is checksummed"),
-        row("spark_count_seq_only", "records/s", _rates(seq, bench.records),
-            note=f"CPU {min(_cpu(seq)):.1f} s"),
+        row("spark_count_full_rows_python", "records/s", _rates(python, bench.records),
+            note=f"without the reader in the JVM: every column crosses; CPU {min(_cpu(python)):.1f} s"),
+        row("spark_count_seq_only_python", "records/s", _rates(seq, bench.records),
+            note=f"the same, one column asked for; CPU {min(_cpu(seq)):.1f} s"),
     ]  # fmt: skip
 
 
 def _group_rows(bench: Bench) -> list[Row]:
     few = ["seq", "ts", "tag"]
-    full, some, parquet = bench.rounds(
-        {"what": "group"}, {"what": "group", "columns": few}, {"what": "group", "source": "parquet"}
-    )
+    full, some, parquet, python = bench.rounds(
+        {"what": "group"}, {"what": "group", "columns": few}, {"what": "group", "source": "parquet"},
+        {"what": "group", "columns": few, **PYTHON},
+    )  # fmt: skip
     return [
         row("spark_group_by_tag_full_rows", "CPU s", _cpu(full), _cpu(parquet), reach={"ratio_max": 2.1},
             note=f"{_walls(full)}; against Spark's own Parquet ({_walls(parquet)})"),
         row("spark_group_by_tag_three_columns", "CPU s", _cpu(some), _cpu(parquet), reach={"ratio_max": 1.6},
             note=f"{_walls(some)}; against Spark's own Parquet"),
+        row("spark_group_by_tag_three_columns_python", "CPU s", _cpu(python), _cpu(parquet),
+            note=f"without the reader in the JVM; {_walls(python)}; against Spark's own Parquet"),
+    ]  # fmt: skip
+
+
+def _whole_rows(bench: Bench) -> list[Row]:
+    """Every value of every column is taken, so that nothing is saved by leaving columns out."""
+    ours, parquet = bench.rounds({"what": "noop"}, {"what": "noop", "source": "parquet"})
+    return [
+        row("spark_whole_rows", "CPU s", _cpu(ours), _cpu(parquet),
+            note=f"all columns into noop; {_walls(ours)}; against Spark's own Parquet ({_walls(parquet)})")
     ]  # fmt: skip
 
 
@@ -183,7 +202,7 @@ def _tuples_rows(bench: Bench) -> list[Row]:
     """A tenth of the data: rows one by one take their time."""
     until = max(bench.records // 10, 1)
     arrow, tuples = bench.rounds(
-        {"what": "noop", "until": until}, {"what": "noop", "source": "tuples", "until": until}
+        {"what": "noop", "until": until, **PYTHON}, {"what": "noop", "source": "tuples", "until": until}
     )
     return [
         row("spark_arrow_against_tuples", "records/s", _rates(arrow, until), _rates(tuples, until),

@@ -140,27 +140,34 @@ class Steps:
         """The data in Parquet, with Spark's usual settings."""
         self._frame("log", list(DATA)).write.parquet(str(self._directory / "parquet"))
 
-    def _frame(self, source: str, columns: list[str] | None = None, until: int | None = None) -> Any:
+    def _frame(
+        self, source: str, columns: list[str] | None = None, until: int | None = None, reader: str = "jvm"
+    ) -> Any:
         if source == "parquet":
             found = self._spark.read.parquet(str(self._directory / "parquet"))
             return found.select(*columns) if columns else found
         options = {} if until is None else {"endingOffsets": json.dumps({TOPIC: until + 1})}
+        options["reader"] = reader
         if source == "tuples":
-            reader = self._spark.read.format("ringlog_tuples").option("minPartitions", 2)
-            return reader.options(path=str(self._data_dir), subscribe=TOPIC, **options).load()
+            taken = self._spark.read.format("ringlog_tuples").option("minPartitions", 2)
+            return taken.options(path=str(self._data_dir), subscribe=TOPIC, **options).load()
         return ringlog.spark.read(self._spark, TOPIC, path=str(self._data_dir), columns=columns, **options)
 
-    def _count(self, round: int, columns: list[str] | None = None) -> dict[str, float]:
-        return {"rows": self._frame("log", columns).count()}
+    def _count(self, round: int, columns: list[str] | None = None, reader: str = "jvm") -> dict[str, float]:
+        return {"rows": self._frame("log", columns, reader=reader).count()}
 
-    def _group(self, round: int, source: str = "log", columns: list[str] | None = None) -> dict[str, float]:
+    def _group(
+        self, round: int, source: str = "log", columns: list[str] | None = None, reader: str = "jvm"
+    ) -> dict[str, float]:
         """Every column that is asked for takes part, or Parquet would read the tag alone."""
-        frame = self._frame(source, columns)
+        frame = self._frame(source, columns, reader=reader)
         rows = frame.groupBy("tag").agg(f.count("*"), f.max("seq"), f.max("ts")).collect()
         return {"rows": len(rows)}
 
-    def _noop(self, round: int, source: str = "log", until: int | None = None) -> None:
-        self._frame(source, None, until).write.format("noop").mode("overwrite").save()
+    def _noop(
+        self, round: int, source: str = "log", until: int | None = None, reader: str = "jvm"
+    ) -> None:
+        self._frame(source, list(DATA) if source != "tuples" else None, until, reader).write.format("noop").mode("overwrite").save()
 
     def _archive(self, round: int) -> None:
         from ringlog.spark.jobs import archive

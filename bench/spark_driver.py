@@ -164,10 +164,10 @@ class Steps:
         rows = frame.groupBy("tag").agg(f.count("*"), f.max("seq"), f.max("ts")).collect()
         return {"rows": len(rows)}
 
-    def _noop(
-        self, round: int, source: str = "log", until: int | None = None, reader: str = "jvm"
-    ) -> None:
-        self._frame(source, list(DATA) if source != "tuples" else None, until, reader).write.format("noop").mode("overwrite").save()
+    def _noop(self, round: int, source: str = "log", until: int | None = None, reader: str = "jvm") -> None:
+        self._frame(source, list(DATA) if source != "tuples" else None, until, reader).write.format(
+            "noop"
+        ).mode("overwrite").save()
 
     def _archive(self, round: int) -> None:
         from ringlog.spark.jobs import archive

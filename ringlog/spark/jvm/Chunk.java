@@ -18,6 +18,9 @@ final class Chunk {
   /** Bytes read at a time, unless one frame is larger: what a processor's cache takes beside other things. */
   static final int BYTES = 1 << 20;
 
+  /** Bytes behind what was read that may be looked at, whatever they are. */
+  static final int SLACK = 16;
+
   /** Chunks kept for the next task; of more than BYTES none is. */
   private static final int KEPT_MAX = 16;
 
@@ -34,7 +37,7 @@ final class Chunk {
   }
 
   private void take(int size) {
-    buffer = ByteBuffer.allocateDirect(size);
+    buffer = ByteBuffer.allocateDirect(size + SLACK);
     address = MemoryUtil.getByteBufferAddress(buffer);
   }
 
@@ -50,7 +53,7 @@ final class Chunk {
 
   /** Nobody uses it any more. */
   void giveBack() {
-    if (buffer.capacity() != BYTES) {
+    if (buffer.capacity() != BYTES + SLACK) {
       return;
     }
     if (KEPT_COUNT.incrementAndGet() > KEPT_MAX) {
@@ -62,7 +65,7 @@ final class Chunk {
 
   /** Have room for so many bytes; what is in it may be lost. */
   void reserve(int size) {
-    if (size > buffer.capacity()) {
+    if (size + SLACK > buffer.capacity()) {
       take(size);
     }
   }

@@ -2,6 +2,7 @@ package ringlog.spark;
 
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.Decimal;
+import org.apache.spark.sql.types.StringType;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarArray;
 import org.apache.spark.sql.vectorized.ColumnarMap;
@@ -236,12 +237,14 @@ abstract class FrameColumn extends ColumnVector {
   /** Bytes or text. Only a payload may be empty: empty otherwise means that the record has none. */
   private static final class Bytes extends FrameColumn {
     private final int column;
+    private final Texts texts;
     private long offsets;
     private long start;
 
     Bytes(DataType type, int column) {
       super(type);
       this.column = column;
+      texts = type instanceof StringType ? new Texts() : null;
     }
 
     @Override
@@ -271,7 +274,7 @@ abstract class FrameColumn extends ColumnVector {
     public UTF8String getUTF8String(int row) {
       long at = offsets + 4L * record(row);
       int from = Platform.getInt(null, at);
-      return UTF8String.fromAddress(null, start + from, Platform.getInt(null, at + 4) - from);
+      return texts.at(start + from, Platform.getInt(null, at + 4) - from);
     }
 
     @Override

@@ -277,6 +277,7 @@ RULES = [
             "ringlog/cli/*": "files the operator asks for",
             "ringlog/testing/*": "tools of tests",
             "ringlog/spark/spark_home.py": "links in the user's cache, made again when they are gone",
+            "ringlog/spark/jvm_jar.py": "a jar in the user's cache, compiled again when it is gone",
             "actors/wal_shard/volatile.py": "the volatile log lies in shared memory and is never durable",
         },
     ),

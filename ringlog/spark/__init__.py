@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ringlog.spark.jobs.archive import read_all as read_all
+    from ringlog.spark.jvm_jar import jvm_reader as jvm_reader
     from ringlog.spark.sessions import read as read
     from ringlog.spark.sessions import register as register
     from ringlog.spark.sessions import session as session
 
-_FUNCTIONS = {"read": "sessions", "register": "sessions", "session": "sessions", "read_all": "jobs.archive"}
+_FUNCTIONS = {
+    "read": "sessions", "register": "sessions", "session": "sessions", "read_all": "jobs.archive",
+    "jvm_reader": "jvm_jar",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -51,6 +51,17 @@ def reader_jar(java_home: str, environ: Mapping[str, str]) -> Path | None:
     return jar
 
 
+def jvm_reader() -> str | None:
+    """Path of the jar for `spark.jars` of a session of your own, None where it cannot be made.
+
+    Sessions of `ringlog.spark.session` have it. Raises JavaMissing where there is no Java at all.
+    """
+    from ringlog.spark.jre import provide_java
+
+    jar = reader_jar(provide_java(os.environ), os.environ)
+    return None if jar is None else str(jar)
+
+
 def _pyspark() -> Path | None:
     spec = find_spec("pyspark")
     package = None if spec is None or spec.origin is None else Path(spec.origin).parent

@@ -1,13 +1,14 @@
 """Pieces: where the frames of a partition lie and what of them is to be seen, in place of the records.
 
-The reader in the JVM (`jvm/`) asks for them and makes Spark's columns of the frames itself. All that has to be
-known of a topic is known here, by the code that reads records: bounds, gaps, what was deleted or has expired,
-where a segment is now. What is left to the JVM is to copy a frame, to compare its body's checksum with the
-header that was verified here, and to find its columns.
+The reader in the JVM (`jvm/`) asks for them and makes Spark's columns of the frames itself. All that has to
+be known of a topic is known here, by the code that reads records: bounds, gaps, what was deleted or has
+expired, where a segment is now. What is left to the JVM is to copy a frame, to compare its body's checksum
+with the header that was verified here, and to find its columns.
 
 A segment's frames are read from its file, which never changes and whose name is never given twice. It may be
 taken away in the moment between this answer and the JVM's look: so the worker holds it open, and the JVM goes
-by the descriptor first. What lies elsewhere (the log, memory, a cold tier behind the engine) travels as bytes.
+by the descriptor first. What lies elsewhere (the log, memory, a cold tier behind the engine) travels as
+bytes.
 """
 
 from __future__ import annotations

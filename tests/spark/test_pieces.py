@@ -1,0 +1,125 @@
+"""Pieces, as a task of Python describes them: places in files that are held, bytes of what is in none."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import xxhash
+
+from ringlog.frame import layout
+from ringlog.spark.pieces import HELD, SCHEMA, HeldFiles
+from ringlog.spark.schema import arrow_schema
+from ringlog.spark.source import PIECES_OF, RinglogDataSource
+from ringlog.storage.disk import RealDisk
+from tests.spark.world import checkpoint, copied, write
+
+pytestmark = [pytest.mark.timeout(120)]
+
+
+def pieces(running, topic, **options):
+    """Rows of all partitions, as dicts; what Spark would check of them is checked."""
+    given = {"path": running.data_dir, "subscribe": topic, PIECES_OF: "", **options}
+    reader = copied(RinglogDataSource(given).reader(SCHEMA))
+    batches = [batch for part in reader.partitions() for batch in reader.read(copied(part))]
+    assert all(batch.schema.equals(arrow_schema(SCHEMA)) for batch in batches)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def bodies(row):
+    """(header words, body) of each frame of a piece, from the file that is held or from its bytes."""
+    frames = np.frombuffer(row["frames"], np.uint64).reshape(-1, 11)
+    if row["held"] is None:
+        source = row["data"]
+    else:
+        with open(row["held"], "rb") as file:
+            source = file.read()
+    for offset, *words in frames.tolist():
+        length = (words[layout.W_HEAD] & layout.LEN_MASK) + layout.LEN_FIELD_BYTES
+        yield words, source[offset + 80 : offset + length]
+
+
+@pytest.mark.slow
+def test_what_is_sealed_is_named_and_what_is_not_travels(sealing_engine, sealing_client, ringlog_topic):
+    """SK-14, SK-16: every frame is where the piece says, under the checksum that its header has."""
+    topic = ringlog_topic()
+    write(sealing_client, topic, 1, 3_000)
+    checkpoint(sealing_engine)
+    write(sealing_client, topic, 3_001, 3_100, frame=30)
+    found = pieces(sealing_engine, topic)
+    counts = 0
+    for row in found:
+        is_sealed = row["last_seq"] <= 3_000
+        assert (row["file"] is None, row["data"] is None) == (not is_sealed, is_sealed)
+        for words, body in bodies(row):
+            assert xxhash.xxh3_64_intdigest(body) == words[layout.W_BODY_XXH3]
+            counts += words[layout.W_COUNT_EPOCH] & 0xFFFFFFFF
+    assert counts == 3_100
+    assert (found[0]["first_seq"], found[-1]["last_seq"]) == (1, 3_100)
+
+
+@pytest.mark.slow
+def test_bounds_and_deleted_records_are_named(sealing_engine, sealing_client, ringlog_topic):
+    topic = ringlog_topic()
+    write(sealing_client, topic, 1, 2_000)
+    checkpoint(sealing_engine)
+    sealing_client.topics.delete_records(topic, match="t5")
+    bounds = {
+        "startingOffsets": f'{{"{topic}": 500}}',
+        "endingOffsets": f'{{"{topic}": 900}}',
+    }
+    found = pieces(sealing_engine, topic, **bounds)
+    hidden = [n for row in found for n in np.frombuffer(row["hidden"], np.int64).tolist()]
+    assert (found[0]["first_seq"], found[-1]["last_seq"]) == (500, 899)
+    assert hidden == [n for n in range(500, 900) if n % 10 == 5 and n % 7]
+
+
+def test_a_file_that_is_held_is_read_though_its_name_has_gone(tmp_path):
+    path = tmp_path / "seg.data"
+    path.write_bytes(b"sealed")
+    held = HeldFiles(RealDisk(), most=2)
+    try:
+        place = held.hold(str(path))
+        assert held.hold(str(path)) == place, "one descriptor a file"
+        path.unlink()
+        with open(place, "rb") as file:
+            assert file.read() == b"sealed"
+        assert held.hold(str(tmp_path / "other")) is None
+    finally:
+        held.close()
+    assert not os.path.exists(place)
+
+
+def test_no_more_files_are_held_than_the_bound(tmp_path):
+    held = HeldFiles(RealDisk(), most=2)
+    try:
+        places = []
+        for name in "abc":
+            (tmp_path / name).write_bytes(name.encode())
+            places.append(held.hold(str(tmp_path / name)))
+        links = {os.path.basename(os.readlink(each)) for each in places if os.path.exists(each)}
+        assert links == {"b", "c"}
+    finally:
+        held.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_open():
+    yield
+    HELD.close()
+
+
+@pytest.mark.slow
+def test_bodies_are_compared_here_only_to_pass_over_damage(
+    sealing_engine, sealing_client, ringlog_topic, monkeypatch
+):
+    """The other side compares all: doing it twice would be for nothing. Quarantine has to know here."""
+    topic = ringlog_topic()
+    looked = []
+    monkeypatch.setattr("ringlog.storage.reader.frames.first_bad_body", lambda *_: looked.append(1))
+    write(sealing_client, topic, 1, 1_000)
+    pieces(sealing_engine, topic)
+    assert not looked
+    pieces(sealing_engine, topic, onCorrupt="quarantine")
+    assert looked

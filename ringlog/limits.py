@@ -109,8 +109,15 @@ PRODUCERS_PER_TOPIC_MAX = 65_536
 producers never are, and a new one is refused when only they are left."""
 DEDUP_FRAMES_PER_PRODUCER = SETTLE_ENTRIES_DEFAULT
 """Recent frames of one producer whose numbers can be repeated exactly."""
-IDEMPOTENCY_KEYS_PER_TOPIC_MAX = 65_536
-"""Keys remembered inside the window; beyond it the oldest is forgotten early and counted."""
+IDEMPOTENCY_KEYS_PER_TOPIC = 65_536
+"""Keys and dedup ids remembered inside the window, unless the topic says otherwise; beyond it those that
+would expire first are forgotten early and counted."""
+IDEMPOTENCY_KEYS_PER_TOPIC_MAX = 262_144
+"""What a topic may say: some 80 MB of its shard's memory, 20 MB of a snapshot."""
+DEDUP_IDS_PER_WRITE_MAX = 1_000
+"""Records with a dedup id in one write: their digests travel beside the frame, in 32 KB."""
+DEDUP_ID_BYTES_MAX = 4_096
+"""Longest dedup id a program may give. Only its digest leaves the client: this keeps payloads out."""
 HEAD_RESERVATION_MIN = 256
 HEAD_RESERVATION_MAX = 1 << 24
 VOLATILE_BYTES_DEFAULT = 64 * MIB

@@ -138,15 +138,23 @@ class Queue:
         """The worker's name, which holds the leases."""
         return self._working.node
 
-    async def put(self, data: Any, /, **record: Unpack[RecordFields]) -> Appended:
+    async def put(
+        self, data: Any, /, *, dedup_id: str | None = None, dedup_window_ms: int | None = None,
+        **record: Unpack[RecordFields],
+    ) -> Appended:  # fmt: skip
         """Add a job."""
         await self._require_queue()
-        return await self._client.append(self.topic, self._codec.encode(data), create=False, **record)
+        return await self._client.append(
+            self.topic, self._codec.encode(data), create=False, dedup_id=dedup_id,
+            dedup_window_ms=dedup_window_ms, **record,
+        )  # fmt: skip
 
-    async def put_many(self, jobs: Iterable[Any], /) -> Appended:
+    async def put_many(self, jobs: Iterable[Any], /, *, dedup_window_ms: int | None = None) -> Appended:
         """Add jobs in one atomic write."""
         await self._require_queue()
-        return await self._client.append_many(self.topic, encoded(jobs, self._codec), create=False)
+        return await self._client.append_many(
+            self.topic, encoded(jobs, self._codec), create=False, dedup_window_ms=dedup_window_ms
+        )
 
     async def claim(
         self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False,

@@ -12,6 +12,7 @@ from ringlog.client.producer import Producer
 from ringlog.client.results import (
     Appended,
     AppendedEach,
+    AppendedOnce,
     ClientEvent,
     ClientHealth,
     ClientState,
@@ -28,8 +29,8 @@ from ringlog.payload import JSON, RAW, TEXT, PayloadCodec, msgspec_codec
 
 __all__ = [
     "EARLIEST", "JSON", "LATEST", "RAW", "STORED", "TEXT",
-    "Appended", "AppendedEach", "CaughtUp", "Client", "ClientEvent", "ClientHealth", "ClientState",
-    "CloseReport", "Cursor", "Deletion", "FlushReport", "GroupMember", "GroupStats", "Lagged",
+    "Appended", "AppendedEach", "AppendedOnce", "CaughtUp", "Client", "ClientEvent", "ClientHealth",
+    "ClientState", "CloseReport", "Cursor", "Deletion", "FlushReport", "GroupMember", "GroupStats", "Lagged",
     "NewRecord", "Page", "Payload",
     "PayloadCodec", "PendingEntry", "Producer", "ProducerStats", "QueueStats", "Record", "RecordFields",
     "RouterDescription", "Routers", "Settled", "Start", "Ticket", "Tombstone",

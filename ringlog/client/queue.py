@@ -151,16 +151,25 @@ class Queue:
 
     # -- putting jobs in ------------------------------------------------------------------------------
 
-    def put(self, data: Any, /, **record: Unpack[RecordFields]) -> Appended:
-        """Add a job: bytes, or what the queue's codec takes; fields as in Client.append. Raises
+    def put(
+        self, data: Any, /, *, dedup_id: str | None = None, dedup_window_ms: int | None = None,
+        **record: Unpack[RecordFields],
+    ) -> Appended:  # fmt: skip
+        """Add a job: bytes, or what the queue's codec takes; fields and dedup as in Client.append. Raises
         TopicNotFound: a queue is made with `client.topics.create(topic, type="queue")`; and NotAQueue."""
         self._require_queue()
-        return self._client.append(self.topic, self._codec.encode(data), create=False, **record)
+        return self._client.append(
+            self.topic, self._codec.encode(data), create=False, dedup_id=dedup_id,
+            dedup_window_ms=dedup_window_ms, **record,
+        )  # fmt: skip
 
-    def put_many(self, jobs: Iterable[Any], /) -> Appended:
-        """Add jobs in one atomic write, at most 10,000: each as for `put`, a NewRecord, or a Record."""
+    def put_many(self, jobs: Iterable[Any], /, *, dedup_window_ms: int | None = None) -> Appended:
+        """Add jobs in one atomic write, at most 10,000: each as for `put`, a NewRecord, or a Record. Dedup
+        ids are as in Client.append_many."""
         self._require_queue()
-        return self._client.append_many(self.topic, encoded(jobs, self._codec), create=False)
+        return self._client.append_many(
+            self.topic, encoded(jobs, self._codec), create=False, dedup_window_ms=dedup_window_ms
+        )
 
     # -- taking them out ------------------------------------------------------------------------------
 

@@ -53,6 +53,19 @@ class AppendedEach(Appended):
 
 
 @dataclass(frozen=True, slots=True)
+class AppendedOnce(Appended):
+    """Records with dedup ids were appended, but for those whose id was used within the window.
+
+    `deduped` is true when none was new; `first_seq` and `last_seq` are of the first and last record given.
+    """
+
+    seqs: tuple[int, ...] = ()
+    """The number of each record, in the order given; of a repeat what it got then."""
+    repeated: frozenset[int] = frozenset()
+    """Which of them, counted from 0, were there already."""
+
+
+@dataclass(frozen=True, slots=True)
 class FlushReport:
     """What became of all records sent before the flush."""
 

@@ -16,7 +16,12 @@ from typing import Any
 import msgspec
 
 from ringlog.errors import CorruptData, InvalidRequest, TopicIncompatible
-from ringlog.limits import LEASE_MS_MAX, LEASE_MS_MIN
+from ringlog.limits import (
+    IDEMPOTENCY_KEYS_PER_TOPIC,
+    IDEMPOTENCY_KEYS_PER_TOPIC_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+)
 from ringlog.topic.names import check_topic_name
 from ringlog.types import Durability
 
@@ -49,6 +54,8 @@ class TopicConfig:
     auto_priority: bool = True
     auto_create: bool = True
     idempotency_window_ms: int = 120_000
+    idempotency_max: int = IDEMPOTENCY_KEYS_PER_TOPIC
+    """Most keys and dedup ids remembered within the window."""
     dedupe_node: bool = True
     lease_ms: int = 30_000
     claim_jitter_ms: int = 0
@@ -222,6 +229,7 @@ _CHECKS: dict[str, Check] = {
     "auto_priority": _boolean,
     "auto_create": _boolean,
     "idempotency_window_ms": _unsigned,
+    "idempotency_max": _clamped(1, IDEMPOTENCY_KEYS_PER_TOPIC_MAX),
     "dedupe_node": _boolean,
     "lease_ms": _clamped(LEASE_MS_MIN, LEASE_MS_MAX),
     "claim_jitter_ms": _clamped(0, CLAIM_JITTER_MS_MAX),

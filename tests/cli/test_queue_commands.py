@@ -62,6 +62,15 @@ def test_a_job_goes_by_hand_from_put_to_ack(shell: Shell, queue: str) -> None:
     assert stats(shell, queue) == (1, 0, 0)
 
 
+def test_a_job_with_a_dedup_id_is_put_once(shell: Shell, queue: str) -> None:
+    """L38."""
+    for deduped in (False, True):
+        (put,) = shell.ok("put", queue, "x", "--dedup-id", "1", "--dedup-window", "1m")
+        assert put == {"queue": queue, "jobs": 1, "first_seq": 1, "last_seq": 1, "deduped": deduped}
+    assert stats(shell, queue) == (1, 0, 0)
+    assert shell.run("put", queue, "x", "y", "--dedup-id", "1").returncode == Exit.USAGE
+
+
 def test_a_job_that_is_given_back_comes_again(shell: Shell, queue: str) -> None:
     shell.ok("put", queue, "x")
     (first,) = shell.ok("claim", queue)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ringlog.digests import DIGEST_BYTES, digest_of_key
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
 from ringlog.frame import batch as frames
@@ -27,7 +28,7 @@ from ringlog.frame.settle import (
     WORDS,
 )
 from ringlog.limits import DEDUP_IDS_PER_WRITE_MAX, IDEMPOTENCY_KEY_BYTES_MAX
-from ringlog.topic.idempotency import DIGEST_BYTES, Remembered, digest_of_key
+from ringlog.topic.idempotency import Remembered
 from ringlog.topic.state import Topic
 
 NO_ID = bytes(DIGEST_BYTES)

@@ -9,10 +9,10 @@ from typing import Any, TypedDict
 import msgspec
 
 from ringlog.clock import Clock
+from ringlog.digests import digest_of_id
 from ringlog.errors import InvalidRequest, UsageError
 from ringlog.frame.columns import encode_records
 from ringlog.limits import DEDUP_ID_BYTES_MAX, KEY_BYTES_MAX, NODE_BYTES_MAX, TAG_BYTES_MAX
-from ringlog.topic.idempotency import digest_of_id
 
 Payload = bytes | bytearray | memoryview
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")

@@ -15,10 +15,10 @@ import numpy as np
 from ringlog.client.assembler import Assembler
 from ringlog.client.results import Appended, AppendedOnce
 from ringlog.client.stream import Stream
+from ringlog.digests import DIGEST_BYTES
 from ringlog.errors import BatchTooLarge, InvalidRequest, UsageError
 from ringlog.limits import DEDUP_IDS_PER_WRITE_MAX
 from ringlog.link.pending import Steps
-from ringlog.topic.idempotency import DIGEST_BYTES
 
 if TYPE_CHECKING:
     from ringlog.client.session import Session

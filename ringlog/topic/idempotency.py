@@ -8,24 +8,12 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from hashlib import sha256
 from typing import NamedTuple
 
 from ringlog.limits import IDEMPOTENCY_KEYS_PER_TOPIC
 
-DIGEST_BYTES = 32
 _STALE_MIN = 64
 """Stale places of entries that expire early which are not worth being looked for."""
-
-
-def digest_of_id(given: str) -> bytes:
-    """A dedup id as it is kept and travels: its SHA-256."""
-    return sha256(given.encode()).digest()
-
-
-def digest_of_key(given: str) -> bytes:
-    """An idempotency key as it is kept: never that of an id."""
-    return sha256(b"key\0" + given.encode()).digest()
 
 
 class Remembered(NamedTuple):

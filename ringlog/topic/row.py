@@ -23,12 +23,13 @@ import msgspec
 from msgspec import Meta
 from pyroaring import BitMap64
 
+from ringlog.digests import DIGEST_BYTES, digest_of_key
 from ringlog.errors import CorruptData, InvalidRequest, InvariantViolation
 from ringlog.group.saved import load, save
 from ringlog.queue import durable
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.dedup import Producer
-from ringlog.topic.idempotency import DIGEST_BYTES, Remembered, digest_of_key
+from ringlog.topic.idempotency import Remembered
 from ringlog.topic.routers import Router
 from ringlog.topic.state import Topic, with_range
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ringlog.digests import DIGEST_BYTES, digest_of_id
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     InvalidRequest,
@@ -27,7 +28,6 @@ from ringlog.frame.settle import (
 )
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
-from ringlog.topic.idempotency import DIGEST_BYTES, digest_of_id
 
 WINDOW_MS = 1_000
 

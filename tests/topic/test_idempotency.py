@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ringlog.topic.idempotency import DIGEST_BYTES, IdempotencyKeys, Remembered, digest_of_id, digest_of_key
+from ringlog.digests import DIGEST_BYTES, digest_of_id, digest_of_key
+from ringlog.topic.idempotency import IdempotencyKeys, Remembered
 
 
 def used(first_seq: int, created_us: int, window_ms: int = 0) -> Remembered:

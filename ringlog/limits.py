@@ -305,7 +305,7 @@ DURABLE_HOLDERS_MAX = 4_096
 """Nodes that hold jobs of such a queue at a time; a further one is given none until another holds none. A
 snapshot keeps as many processes that claimed."""
 DURABLE_REASONS_MAX = 1_024
-"""Rejected jobs of such a queue whose reason outlives the shard; the others go without."""
+"""Jobs of such a queue of which it outlives the shard why they failed last; the others go without."""
 DURABLE_CALLS_KEPT_MAX = 2_048
 """Latest requests about jobs of such a queue whose answer outlives the shard, for who asks again. Beyond it
 the oldest is forgotten, and its repeat is taken for a new request."""
@@ -321,7 +321,8 @@ oldest are taken for one, and a job is promoted a little later."""
 WAIT_WINDOW_MS = 60_000
 """The waits that a queue's statistics speak of are those of this minute and of the one before it."""
 DEAD_LETTER_REASONS_MAX = 65_536
-"""Rejected jobs of a queue whose reason is kept until they are moved; the others go without."""
+"""Jobs of a queue, or records of a group, of which it is known why they failed last; the longest unchanged go
+without."""
 GROUP_REASONS_SAVED_MAX = 32
 """Of rejected records of a group that are not moved yet, so many go into a snapshot with their reason; what
 lies in the log behind it is read from there."""

@@ -35,6 +35,8 @@ from ringlog.frame.columns import (
     DEAD_LETTER_DELIVERIES,
     DEAD_LETTER_FROM,
     DEAD_LETTER_GROUP,
+    DEAD_LETTER_LAST_FAILURE,
+    DEAD_LETTER_NACKS,
     DEAD_LETTER_REASON,
     DEAD_LETTER_SRC_ID,
     DEAD_LETTER_SRC_SEQ,
@@ -223,6 +225,9 @@ def _columns(record: Record, spent: m.SpentJobs, deliveries: int) -> Any:
         stamps |= {DEAD_LETTER_GROUP: spent.group, DEAD_LETTER_SRC_ID: str(spent.topic_id)}
     if record.seq in spent.reasons:
         stamps[DEAD_LETTER_REASON] = spent.reasons[record.seq]
+        at_ms, nacks = spent.failed.get(record.seq, (0, 0))
+        stamps |= {DEAD_LETTER_LAST_FAILURE: str(at_ms)} if at_ms else {}
+        stamps |= {DEAD_LETTER_NACKS: str(nacks)} if nacks else {}
     fields: dict[str, Any] = msgspec.json.decode(record.meta_json) if record.meta_json else {}
     # What an earlier move stamped says nothing of this one, and what a writer did is forged.
     kept = {name: value for name, value in fields.items() if name not in STAMPED_KEYS}

@@ -355,8 +355,11 @@ class Queues:
         if message.delay_ms < 0:
             raise InvalidRequest("a number is negative", field="delay_ms")
         queue, delay_ms = self._queue(topic), min(message.delay_ms, NACK_DELAY_MS_MAX)
+        reason = reason_of(message.reason)
+        if reason:
+            queue.failed(matched, reason, now_us // 1_000)
         queue.nack(matched, delay_ms, now_us // 1_000)
-        self.durable.released(topic, message, matched, delay_ms, group, now_us // 1_000)
+        self.durable.released(topic, message, matched, delay_ms, reason, group, now_us // 1_000)
         self.waiting.wake(topic.topic_id)
         counts = queue.counts(live_count(topic))
         skipped = skipped_of(matched)
@@ -387,7 +390,7 @@ class Queues:
         if not self._dead_letters_of(topic):
             raise InvalidRequest("this queue has no dead letters", topic=topic.name, field="dead_letter")
         reason = reason_of(message.reason)
-        self._queue(topic).reject(matched, reason)
+        self._queue(topic).reject(matched, reason, now_us // 1_000)
         self.durable.rejected(topic, message, matched, reason, group, now_us // 1_000)
         self.set_aside += len(matched.leased)
         return self._keep(
@@ -506,9 +509,13 @@ class Queues:
                 continue
             spent = self._queues[topic_id].spent(JOBS_PER_REQUEST_MAX)
             runs = [(first, stop - first, deliveries) for first, stop, deliveries in spent]
-            known = self._queues[topic_id].reasons
-            reasons = {seq: known[seq] for a, b, _ in spent for seq in range(a, b) if seq in known}
-            return m.SpentJobs(topic.name, topic_id, topic.epoch, topic.config.dead_letter, runs, reasons)
+            known = self._queues[topic_id].failures
+            why = {seq: each for a, b, _ in spent for seq in range(a, b) if (each := known.find(seq))}
+            return m.SpentJobs(
+                topic.name, topic_id, topic.epoch, topic.config.dead_letter, runs,
+                {seq: each.reason for seq, each in why.items()},
+                failed={seq: (each.at_ms, each.nacks) for seq, each in why.items()},
+            )  # fmt: skip
         return m.SpentJobs()
 
     def _moved(self, message: m.SpentMoved) -> tuple[Topic, Matched]:

@@ -17,7 +17,7 @@ from ringlog.client.behind import Behind
 from ringlog.client.claimed import Claimed, Jobs, Leases, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
-from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
+from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms, said_of
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record, Tombstone
 from ringlog.client.queue import (
@@ -81,9 +81,9 @@ class Job(JobFacts):
         if not (await self._queue.ack([self])).is_complete:
             raise self.lost_error()
 
-    async def nack(self, *, delay_ms: int = 0) -> None:
+    async def nack(self, *, delay_ms: int = 0, reason: str = "") -> None:
         """Give the job back; raises LeaseLost."""
-        if not (await self._queue.nack([self], delay_ms=delay_ms)).is_complete:
+        if not (await self._queue.nack([self], delay_ms=delay_ms, reason=reason)).is_complete:
             raise self.lost_error()
 
     async def reject(self, reason: str = "") -> None:
@@ -109,7 +109,7 @@ class Job(JobFacts):
                 await self.ack()
         elif not self.lease.is_over:
             with suppress(RinglogError):
-                await self._queue.nack([self], delay_ms=backoff_ms(self.deliveries))
+                await self._queue.nack([self], delay_ms=backoff_ms(self.deliveries), reason=said_of(error))
 
 
 class Queue:
@@ -286,7 +286,7 @@ class Queue:
             await self.reject(job, reason)
         except InvalidRequest:
             with suppress(RinglogError):
-                await self.nack([job], delay_ms=BACKOFF_MS_MAX)
+                await self.nack([job], delay_ms=BACKOFF_MS_MAX, reason=reason)
         except RinglogError as e:
             if not (e.retriable or isinstance(e, LeaseLost)):
                 raise
@@ -325,30 +325,30 @@ class Queue:
         """These jobs are done."""
         return await self._settle(jobs, None)
 
-    async def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
+    async def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0, reason: str = "") -> Settled:
         """Give these jobs back."""
         check_delay(delay_ms)
-        return await self._settle(jobs, delay_ms)
+        return await self._settle(jobs, delay_ms, reason)
 
     def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
         return Jobs(claimed, partial(Job, self, codec=self._codec))
 
-    async def _settle(self, jobs: Iterable[Job], delay_ms: int | None) -> Settled:
+    async def _settle(self, jobs: Iterable[Job], delay_ms: int | None, reason: str = "") -> Settled:
         together = settled_together(jobs)
         if together is not None:
-            return await self._settled_together(together, delay_ms)
+            return await self._settled_together(together, delay_ms, reason)
         jobs = list(jobs)
         session, leases = self._shell.session, [job.lease for job in jobs]
         if delay_ms is None:
             return await self._settled(jobs, self._working.ack(session, leases))
-        return await self._settled(jobs, self._working.nack(session, leases, delay_ms))
+        return await self._settled(jobs, self._working.nack(session, leases, delay_ms, reason))
 
-    async def _settled_together(self, claimed: Claimed, delay_ms: int | None) -> Settled:
+    async def _settled_together(self, claimed: Claimed, delay_ms: int | None, reason: str) -> Settled:
         session, working = self._shell.session, self._working
         try:
             if delay_ms is None:
                 return await self._shell.run(working.ack(session, claimed))
-            return await self._shell.run(working.nack(session, claimed, delay_ms))
+            return await self._shell.run(working.nack(session, claimed, delay_ms, reason))
         except RinglogError:
             claimed.lose()
             raise

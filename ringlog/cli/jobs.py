@@ -193,7 +193,9 @@ def ack(queue: str, *jobs: str, node: Node = NODE, options: Given) -> int:
     )
 
 
-def nack(queue: str, *jobs: str, delay: str = "0", node: Node = NODE, options: Given) -> int:
+def nack(
+    queue: str, *jobs: str, delay: str = "0", reason: str = "", node: Node = NODE, options: Given
+) -> int:  # fmt: skip
     """Give jobs back.
 
     Parameters
@@ -204,6 +206,8 @@ def nack(queue: str, *jobs: str, delay: str = "0", node: Node = NODE, options: G
         Numbers, or number:lease as printed by claim.
     delay
         How long they rest before they are handed out again.
+    reason
+        Why they failed; it goes with them, should they become dead letters.
     node
         Who holds them.
     """
@@ -212,7 +216,9 @@ def nack(queue: str, *jobs: str, delay: str = "0", node: Node = NODE, options: G
     delay_ms = parse_milliseconds(delay)
     return _settle(
         queue, jobs, "nacked", options,
-        lambda seqs, tokens: JobsNack(queue, node, seqs, tokens, delay_ms, call=_call()),
+        lambda seqs, tokens: JobsNack(
+            queue, node, seqs, tokens, delay_ms, call=_call(), reason=reason
+        ),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from ringlog.client.behind import Behind
 from ringlog.client.claimed import Claimed, Jobs, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
-from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
+from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms, said_of
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record, Tombstone
 from ringlog.client.redrive import Redrive, RedriveReport, Where
@@ -87,9 +87,10 @@ class Job(JobFacts):
         if not self._queue.ack([self]).is_complete:
             raise self.lost_error()
 
-    def nack(self, *, delay_ms: int = 0) -> None:
-        """Give the job back, to be claimed by anybody now or after `delay_ms`; raises LeaseLost."""
-        if not self._queue.nack([self], delay_ms=delay_ms).is_complete:
+    def nack(self, *, delay_ms: int = 0, reason: str = "") -> None:
+        """Give the job back, to be claimed by anybody now or after `delay_ms`; raises LeaseLost. See
+        Queue.nack."""
+        if not self._queue.nack([self], delay_ms=delay_ms, reason=reason).is_complete:
             raise self.lost_error()
 
     def reject(self, reason: str = "") -> None:
@@ -117,7 +118,7 @@ class Job(JobFacts):
             # The error of the block is what its caller has to hear of: a lease that is lost besides, or an
             # engine that is gone, gives the job to somebody else by itself.
             with suppress(RinglogError):
-                self._queue.nack([self], delay_ms=backoff_ms(self.deliveries))
+                self._queue.nack([self], delay_ms=backoff_ms(self.deliveries), reason=said_of(error))
 
 
 class Queue:
@@ -346,7 +347,7 @@ class Queue:
             self.reject(job, reason)
         except InvalidRequest:
             with suppress(RinglogError):
-                self.nack([job], delay_ms=BACKOFF_MS_MAX)
+                self.nack([job], delay_ms=BACKOFF_MS_MAX, reason=reason)
         except RinglogError as e:
             if not (e.retriable or isinstance(e, LeaseLost)):
                 raise
@@ -411,10 +412,12 @@ class Queue:
         When the engine does not answer, the leases are not extended any more; trying again does no harm."""
         return self._settle(jobs, None)
 
-    def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
-        """Give these jobs back, ready now or after `delay_ms` (at most a day)."""
+    def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0, reason: str = "") -> Settled:
+        """Give these jobs back, ready now or after `delay_ms` (at most a day). A `reason` says that they
+        failed: should they become dead letters, its first line, the time, and how often that was go with
+        them."""
         check_delay(delay_ms)
-        return self._settle(jobs, delay_ms)
+        return self._settle(jobs, delay_ms, reason)
 
     def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once, whatever its deliveries; the first line of `reason` goes
@@ -426,23 +429,23 @@ class Queue:
     def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
         return Jobs(claimed, partial(Job, self, codec=self._codec))
 
-    def _settle(self, jobs: Iterable[Job], delay_ms: int | None) -> Settled:
+    def _settle(self, jobs: Iterable[Job], delay_ms: int | None, reason: str = "") -> Settled:
         connection, working = self._connection, self._working
         together = settled_together(jobs)
         if together is not None:
-            return self._settled_together(together, delay_ms)
+            return self._settled_together(together, delay_ms, reason)
         jobs = list(jobs)
         leases = [job.lease for job in jobs]
         if delay_ms is None:
             return self._settled(jobs, working.ack(connection, leases))
-        return self._settled(jobs, working.nack(connection, leases, delay_ms))
+        return self._settled(jobs, working.nack(connection, leases, delay_ms, reason))
 
-    def _settled_together(self, claimed: Claimed, delay_ms: int | None) -> Settled:
+    def _settled_together(self, claimed: Claimed, delay_ms: int | None, reason: str) -> Settled:
         connection, working = self._connection, self._working
         try:
             if delay_ms is None:
                 return self._client.run(working.ack(connection, claimed))
-            return self._client.run(working.nack(connection, claimed, delay_ms))
+            return self._client.run(working.nack(connection, claimed, delay_ms, reason))
         except RinglogError:
             claimed.lose()
             raise

@@ -246,12 +246,14 @@ class Working:
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
-    def nack(self, connection: QueueConnection, leases: Leases, delay_ms: int) -> Steps[Settled]:
-        """Their jobs are given back."""
+    def nack(
+        self, connection: QueueConnection, leases: Leases, delay_ms: int, reason: str = ""
+    ) -> Steps[Settled]:
+        """Their jobs are given back; with a reason they have failed."""
         skipped: list[int] = []
         for part in parts_of(leases):
             seqs, tokens = entries_of(part)
-            nack = JobsNack(self.topic, self.node, seqs, tokens, delay_ms, call_number())
+            nack = JobsNack(self.topic, self.node, seqs, tokens, delay_ms, call_number(), reason)
             reply: JobsNacked = (yield self.line(connection).about_jobs(nack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))

@@ -74,7 +74,7 @@ def test_a_job_with_a_dedup_id_is_put_once(shell: Shell, queue: str) -> None:
 def test_a_job_that_is_given_back_comes_again(shell: Shell, queue: str) -> None:
     shell.ok("put", queue, "x")
     (first,) = shell.ok("claim", queue)
-    shell.ok("nack", queue, str(first["seq"]))
+    shell.ok("nack", queue, str(first["seq"]), "--reason", "busy")
     (again,) = shell.ok("claim", queue)
     assert again["deliveries"] == 2
     # The lease of the first time is over: it settles nothing.

@@ -35,6 +35,7 @@ class Logged:
     def __init__(self, durable: Durable, log: list[bytes]) -> None:
         self._durable, self._log = durable, log
         self._queue = durable.queue
+        self._reason = ""
 
     def __getattr__(self, name):
         return getattr(self._queue, name)
@@ -50,10 +51,15 @@ class Logged:
             self.logged(self._durable.claimed(given, node.decode(), now_ms, link=link, life=life_of(link)))
         return given
 
+    def failed(self, matched, reason, at_ms):
+        self._queue.failed(matched, reason, at_ms)
+        self._reason = reason
+
     def nack(self, matched, delay_ms, now_ms):
         self._queue.nack(matched, delay_ms, now_ms)
+        reason, self._reason = self._reason, ""
         if len(matched.leased):
-            self.logged(self._durable.released(matched.leased, delay_ms, now_ms))
+            self.logged(self._durable.released(matched.leased, delay_ms, now_ms, reason=reason))
 
     def extend(self, matched, lease_ms, now_ms):
         until_ms = self._queue.extend(matched, lease_ms, now_ms)
@@ -61,10 +67,10 @@ class Logged:
             self.logged(self._durable.extended(matched.leased, until_ms, now_ms))
         return until_ms
 
-    def reject(self, matched, reason):
-        self._queue.reject(matched, reason)
+    def reject(self, matched, reason, now_ms):
+        self._queue.reject(matched, reason, now_ms)
         if len(matched.leased):
-            self.logged(self._durable.rejected(matched.leased, reason, self._durable.at_ms))
+            self.logged(self._durable.rejected(matched.leased, reason, now_ms))
 
     def release(self, link, now_ms):
         self._queue.settle(now_ms)
@@ -158,6 +164,7 @@ class DurableMachine(QueueMachine):
             if job.state in STATE
         }  # fmt: skip
         assert found == wanted
+        assert dict(queue.failures) == {seq: job.failure for seq, job in self.jobs.items() if job.failure}
         assert len(queue.runs.leased_through(0)) == 0, "who claimed is known"
         for n, node in enumerate(NODES):
             mine = [seq for seq, job in self.jobs.items() if job.state == "leased" and job.node == node]

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pyroaring import BitMap64
 
 from ringlog.queue.apart import Marks
+from ringlog.queue.failures import Failure
 from ringlog.queue.live import Live
 from ringlog.queue.runs import BLOCK
 from ringlog.queue.state import Counts, Order, Queue
@@ -37,6 +38,7 @@ class Job:
     token: int = 0
     at: int = 0
     deliveries: int = 0
+    failure: Failure | None = None
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -250,17 +252,21 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(
         who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(),
-        delay=st.sampled_from([0, 0, 50, 500]),
+        delay=st.sampled_from([0, 0, 50, 500]), reason=st.sampled_from(["", "timeout", "refused"]),
     )  # fmt: skip
-    def nack(self, who, picks, with_tokens, delay):
+    def nack(self, who, picks, with_tokens, delay, reason):
         self.expire()
         entries, seqs, tokens = self.chosen(picks, with_tokens, False)
         matched = self.queue.match(seqs, tokens, who, self.now)
         leased, _ = self.outcome(entries, matched, who)
+        if reason:
+            self.queue.failed(matched, reason, self.now)
         self.queue.nack(matched, delay, self.now)
         for seq in leased:
-            self.jobs[seq].state = "delayed" if delay else "returned"
-            self.jobs[seq].at = self.now + delay
+            job = self.jobs[seq]
+            job.state, job.at = "delayed" if delay else "returned", self.now + delay
+            if reason:
+                job.failure = Failure(reason, self.now, 1 + (job.failure.nacks if job.failure else 0))
 
     @rule(
         who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(),
@@ -281,9 +287,11 @@ class QueueMachine(RuleBasedStateMachine):
         entries, seqs, tokens = self.chosen(picks, with_tokens, False)
         matched = self.queue.match(seqs, tokens, who, self.now)
         leased, _ = self.outcome(entries, matched, who)
-        self.queue.reject(matched, "why")
+        self.queue.reject(matched, "why", self.now)
         for seq in leased:
-            self.jobs[seq].state = "spent"
+            job = self.jobs[seq]
+            job.state = "spent"
+            job.failure = Failure("why", self.now, job.failure.nacks if job.failure else 0)
 
     @rule(who=node)
     def worker_dies(self, who):
@@ -373,8 +381,14 @@ class QueueMachine(RuleBasedStateMachine):
     def spent_jobs_are_known(self):
         spent = {seq for first, stop, _ in self.queue.spent(1_000) for seq in range(first, stop)}
         assert len(spent) == self.queue.spent_jobs
-        assert self.queue.reasons.keys() <= spent
         assert spent == {seq for seq, job in self.jobs.items() if job.state == "spent"}
+
+    @invariant()
+    def why_jobs_failed_is_known_as_long_as_they_are_there(self):
+        """L24, L33."""
+        assert dict(self.queue.failures) == {
+            seq: job.failure for seq, job in self.jobs.items() if job.failure
+        }
 
 
 QueueMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -72,7 +72,8 @@ class JobsAcked(Message, frozen=True):
 
 
 class JobsNack(Message, frozen=True):
-    """Give these jobs back, to be ready now or after `delay_ms` (semantics 21.4). Fields as in JobsAck."""
+    """Give these jobs back, to be ready now or after `delay_ms` (semantics 21.4). Fields as in JobsAck. A
+    `reason` says that they failed: its first line goes with them to the dead letters, if they get there."""
 
     topic: str
     node: str
@@ -80,6 +81,7 @@ class JobsNack(Message, frozen=True):
     tokens: bytes = b""
     delay_ms: int = 0
     call: int = 0
+    reason: str = ""
 
 
 class JobsNacked(Message, frozen=True):
@@ -173,13 +175,16 @@ class SpentJobs(Message, frozen=True):
     dead_letter: str = ""
     runs: list[tuple[int, int, int]] = []
     reasons: dict[int, str] = {}
-    """Why those of them were rejected that were."""
+    """Why those of them were rejected, or given back the last time, of which that was said."""
     group: str = ""
     """Of a consumer group its key, and its number; "" = of a queue."""
     number: int = 0
     tokens: list[int] = []
     """Of a group: the lease under which the first of each run was given out last. A record may be given up
     more than once, and each time is another letter."""
+    failed: dict[int, tuple[int, int]] = {}
+    """Of those with a reason: when that was, in milliseconds (0: not known), and how often they were given
+    back with one."""
 
 
 class SpentMoved(Message, frozen=True):

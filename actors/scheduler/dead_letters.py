@@ -216,7 +216,8 @@ def _gone(spent: m.SpentJobs, done: Sequence[int], tokens: dict[int, int]) -> m.
 
 
 def _columns(record: Record, spent: m.SpentJobs, deliveries: int) -> Any:
-    """A job as its copy is stored: everything but its own expiry, and where it comes from."""
+    """A job as its copy is stored: everything, but its own expiry only if that is wanted, and where it comes
+    from."""
     stamps = {
         DEAD_LETTER_FROM: spent.topic, DEAD_LETTER_DELIVERIES: str(deliveries),
         DEAD_LETTER_SRC_SEQ: str(record.seq),
@@ -236,4 +237,4 @@ def _columns(record: Record, spent: m.SpentJobs, deliveries: int) -> Any:
         # Too large to be stamped: then the headers say it.
         meta = record.meta_json or b""
         headers |= {name: value.encode() for name, value in stamps.items()}
-    return columns_of(record, meta, headers)
+    return columns_of(record, meta, headers, keeps_expiry=spent.keeps_expiry)

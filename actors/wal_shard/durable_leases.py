@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from actors.wal_shard.group import Group
+from actors.wal_shard.job_requests import backoff_of
 from actors.wal_shard.queue_numbers import live_count
 from actors.wal_shard.records import frame_of
 from ringlog.envelope import messages as m
@@ -224,6 +225,7 @@ def replay_jobs(topic: Topic, change: JobsChange) -> None:
     """Apply what the log says of a queue's leases, unless the topic's state has it already."""
     if topic.leases is None:
         topic.leases = Durable()
+    topic.leases.queue.backoff = backoff_of(topic)
     topic.leases.apply(change)
 
 

@@ -25,6 +25,7 @@ from actors.wal_shard.durable_leases import DurableLeases, answer_of
 from actors.wal_shard.group import Group, News
 from actors.wal_shard.job_requests import (
     Names,
+    backoff_of,
     bytes_of,
     damage_of,
     entries,
@@ -358,8 +359,11 @@ class Queues:
         reason = reason_of(message.reason)
         if reason:
             queue.failed(matched, reason, now_us // 1_000)
-        queue.nack(matched, delay_ms, now_us // 1_000)
-        self.durable.released(topic, message, matched, delay_ms, reason, group, now_us // 1_000)
+        if message.has_backoff and queue.backoff.base_ms:
+            self._rest(topic, message, matched, reason, group, now_us // 1_000)
+        else:
+            queue.nack(matched, delay_ms, now_us // 1_000)
+            self.durable.released(topic, message, matched, delay_ms, reason, group, now_us // 1_000)
         self.waiting.wake(topic.topic_id)
         counts = queue.counts(live_count(topic))
         skipped = skipped_of(matched)
@@ -367,6 +371,27 @@ class Queues:
             message.call,
             m.JobsNacked(topic.name, len(matched.leased), bytes_of(skipped), counts.ready, counts.in_flight),
         )
+
+    def _rest(
+        self, topic: Topic, message: m.JobsNack, matched: Matched, reason: str, group: Group, now_ms: int
+    ) -> None:
+        """These jobs are given back, to rest as the topic says: each as long as its deliveries make it."""
+        parts = self._queue(topic).by_rest(matched)
+        for n, (part, rest_ms) in enumerate(parts):
+            is_last = n == len(parts) - 1
+            # The last one is what a repeat of the request is answered by.
+            part = Matched(part.leased, matched.gone, matched.skipped) if is_last else part
+            told = message if is_last else msgspec.structs.replace(message, call=0)
+            self._queue(topic).nack(part, rest_ms, now_ms)
+            self.durable.released(topic, told, part, rest_ms, reason, group, now_ms)
+
+    def reconfigured(self, topic: Topic) -> None:
+        """The topic's config is another one."""
+        queue = self._queues.get(topic.topic_id)
+        if queue is not None:
+            queue.backoff = backoff_of(topic)
+            self._note_due(topic)
+            self.waiting.wake(topic.topic_id)
 
     def _extend(self, message: m.JobsExtend, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         topic, matched = self._matched(message, now_us)
@@ -515,6 +540,7 @@ class Queues:
                 topic.name, topic_id, topic.epoch, topic.config.dead_letter, runs,
                 {seq: each.reason for seq, each in why.items()},
                 failed={seq: (each.at_ms, each.nacks) for seq, each in why.items()},
+                keeps_expiry=topic.config.dead_letter_keep_expiry,
             )  # fmt: skip
         return m.SpentJobs()
 
@@ -675,6 +701,7 @@ class Queues:
 
     def _adopt(self, topic: Topic, queue: Queue) -> Queue:
         self._queues[topic.topic_id] = queue
+        queue.backoff = backoff_of(topic)
         # Of jobs that were there before it is only known that they are older than this.
         queue.ages.note(topic.head_seq + 1, self._now_us // 1_000)
         self.numbers.made(topic, queue)

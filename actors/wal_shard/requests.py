@@ -197,6 +197,7 @@ class Requests:
         self.removals.want(topic)
         self._directory.note_class(topic)
         group.add_control(config_frame(topic), topic)
+        self.queues.reconfigured(topic)
         self.queues.durable.reconfigured(topic, group, now_us // 1_000)
         was_volatile = old == Durability.EPHEMERAL and config.durability != Durability.EPHEMERAL
         ends_reserving = topic.is_reserving and config.durability == Durability.FSYNC

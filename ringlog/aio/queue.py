@@ -25,15 +25,15 @@ from ringlog.client.queue import (
     RETRY_S,
     check_batches,
     check_claim,
-    check_delay,
     check_iteration,
     check_lease,
     is_by_number,
+    rest_of,
 )
 from ringlog.client.redrive import Redrive, RedriveReport, Where
 from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
-from ringlog.client.working import Wish, Working
+from ringlog.client.working import Rest, Wish, Working
 from ringlog.clock import SystemClock
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
 from ringlog.link.pending import Steps
@@ -81,7 +81,7 @@ class Job(JobFacts):
         if not (await self._queue.ack([self])).is_complete:
             raise self.lost_error()
 
-    async def nack(self, *, delay_ms: int = 0, reason: str = "") -> None:
+    async def nack(self, *, delay_ms: int | None = None, reason: str = "") -> None:
         """Give the job back; raises LeaseLost."""
         if not (await self._queue.nack([self], delay_ms=delay_ms, reason=reason)).is_complete:
             raise self.lost_error()
@@ -109,7 +109,7 @@ class Job(JobFacts):
                 await self.ack()
         elif not self.lease.is_over:
             with suppress(RinglogError):
-                await self._queue.nack([self], delay_ms=backoff_ms(self.deliveries), reason=said_of(error))
+                await self._queue.give_up(self, said_of(error))
 
 
 class Queue:
@@ -325,33 +325,36 @@ class Queue:
         """These jobs are done."""
         return await self._settle(jobs, None)
 
-    async def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0, reason: str = "") -> Settled:
+    async def nack(self, jobs: Iterable[Job], *, delay_ms: int | None = None, reason: str = "") -> Settled:
         """Give these jobs back."""
-        check_delay(delay_ms)
-        return await self._settle(jobs, delay_ms, reason)
+        return await self._settle(jobs, rest_of(delay_ms, reason))
 
     def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
         return Jobs(claimed, partial(Job, self, codec=self._codec))
 
-    async def _settle(self, jobs: Iterable[Job], delay_ms: int | None, reason: str = "") -> Settled:
+    async def _settle(self, jobs: Iterable[Job], rest: Rest | None) -> Settled:
         together = settled_together(jobs)
         if together is not None:
-            return await self._settled_together(together, delay_ms, reason)
+            return await self._settled_together(together, rest)
         jobs = list(jobs)
         session, leases = self._shell.session, [job.lease for job in jobs]
-        if delay_ms is None:
+        if rest is None:
             return await self._settled(jobs, self._working.ack(session, leases))
-        return await self._settled(jobs, self._working.nack(session, leases, delay_ms, reason))
+        return await self._settled(jobs, self._working.nack(session, leases, *rest))
 
-    async def _settled_together(self, claimed: Claimed, delay_ms: int | None, reason: str) -> Settled:
+    async def _settled_together(self, claimed: Claimed, rest: Rest | None) -> Settled:
         session, working = self._shell.session, self._working
         try:
-            if delay_ms is None:
+            if rest is None:
                 return await self._shell.run(working.ack(session, claimed))
-            return await self._shell.run(working.nack(session, claimed, delay_ms, reason))
+            return await self._shell.run(working.nack(session, claimed, *rest))
         except RinglogError:
             claimed.lose()
             raise
+
+    async def give_up(self, job: Job, reason: str) -> None:
+        """Its block has failed: it rests as the topic says, or for `backoff_ms`."""
+        await self._settle([job], Rest(backoff_ms(job.deliveries), reason, True))
 
     async def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once."""

@@ -194,7 +194,7 @@ def ack(queue: str, *jobs: str, node: Node = NODE, options: Given) -> int:
 
 
 def nack(
-    queue: str, *jobs: str, delay: str = "0", reason: str = "", node: Node = NODE, options: Given
+    queue: str, *jobs: str, delay: str | None = None, reason: str = "", node: Node = NODE, options: Given
 ) -> int:  # fmt: skip
     """Give jobs back.
 
@@ -205,7 +205,8 @@ def nack(
     jobs
         Numbers, or number:lease as printed by claim.
     delay
-        How long they rest before they are handed out again.
+        How long they rest before they are handed out again (default: as the queue says, not at all if it
+        says nothing).
     reason
         Why they failed; it goes with them, should they become dead letters.
     node
@@ -213,11 +214,11 @@ def nack(
     """
     from ringlog.envelope.messages import JobsNack
 
-    delay_ms = parse_milliseconds(delay)
+    delay_ms = 0 if delay is None else parse_milliseconds(delay)
     return _settle(
         queue, jobs, "nacked", options,
         lambda seqs, tokens: JobsNack(
-            queue, node, seqs, tokens, delay_ms, call=_call(), reason=reason
+            queue, node, seqs, tokens, delay_ms, _call(), reason, has_backoff=delay is None
         ),
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ from ringlog.client.pages import Record, Tombstone
 from ringlog.client.redrive import Redrive, RedriveReport, Where
 from ringlog.client.results import Appended, ClientState, QueueStats, Settled
 from ringlog.client.topics import Deletion
-from ringlog.client.working import Wish, Working
+from ringlog.client.working import Rest, Wish, Working
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX
 from ringlog.link.pending import Pending, Steps, start
@@ -87,8 +87,8 @@ class Job(JobFacts):
         if not self._queue.ack([self]).is_complete:
             raise self.lost_error()
 
-    def nack(self, *, delay_ms: int = 0, reason: str = "") -> None:
-        """Give the job back, to be claimed by anybody now or after `delay_ms`; raises LeaseLost. See
+    def nack(self, *, delay_ms: int | None = None, reason: str = "") -> None:
+        """Give the job back, to be claimed by anybody after `delay_ms`; raises LeaseLost. See
         Queue.nack."""
         if not self._queue.nack([self], delay_ms=delay_ms, reason=reason).is_complete:
             raise self.lost_error()
@@ -118,7 +118,7 @@ class Job(JobFacts):
             # The error of the block is what its caller has to hear of: a lease that is lost besides, or an
             # engine that is gone, gives the job to somebody else by itself.
             with suppress(RinglogError):
-                self._queue.nack([self], delay_ms=backoff_ms(self.deliveries), reason=said_of(error))
+                self._queue.give_up(self, said_of(error))
 
 
 class Queue:
@@ -412,12 +412,16 @@ class Queue:
         When the engine does not answer, the leases are not extended any more; trying again does no harm."""
         return self._settle(jobs, None)
 
-    def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0, reason: str = "") -> Settled:
-        """Give these jobs back, ready now or after `delay_ms` (at most a day). A `reason` says that they
-        failed: should they become dead letters, its first line, the time, and how often that was go with
+    def nack(self, jobs: Iterable[Job], *, delay_ms: int | None = None, reason: str = "") -> Settled:
+        """Give these jobs back, ready after `delay_ms` (at most a day), or when that is not said after the
+        topic's back-off (`backoff_ms`), which is none by default. A `reason` says that they failed: should
+        they become dead letters, its first line, the time, and how often that was go with
         them."""
-        check_delay(delay_ms)
-        return self._settle(jobs, delay_ms, reason)
+        return self._settle(jobs, rest_of(delay_ms, reason))
+
+    def give_up(self, job: Job, reason: str) -> None:
+        """Its block has failed: it rests as the topic says, or for `backoff_ms`."""
+        self._settle([job], Rest(backoff_ms(job.deliveries), reason, True))
 
     def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once, whatever its deliveries; the first line of `reason` goes
@@ -429,23 +433,23 @@ class Queue:
     def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
         return Jobs(claimed, partial(Job, self, codec=self._codec))
 
-    def _settle(self, jobs: Iterable[Job], delay_ms: int | None, reason: str = "") -> Settled:
+    def _settle(self, jobs: Iterable[Job], rest: Rest | None) -> Settled:
         connection, working = self._connection, self._working
         together = settled_together(jobs)
         if together is not None:
-            return self._settled_together(together, delay_ms, reason)
+            return self._settled_together(together, rest)
         jobs = list(jobs)
         leases = [job.lease for job in jobs]
-        if delay_ms is None:
+        if rest is None:
             return self._settled(jobs, working.ack(connection, leases))
-        return self._settled(jobs, working.nack(connection, leases, delay_ms, reason))
+        return self._settled(jobs, working.nack(connection, leases, *rest))
 
-    def _settled_together(self, claimed: Claimed, delay_ms: int | None, reason: str) -> Settled:
+    def _settled_together(self, claimed: Claimed, rest: Rest | None) -> Settled:
         connection, working = self._connection, self._working
         try:
-            if delay_ms is None:
+            if rest is None:
                 return self._client.run(working.ack(connection, claimed))
-            return self._client.run(working.nack(connection, claimed, delay_ms, reason))
+            return self._client.run(working.nack(connection, claimed, *rest))
         except RinglogError:
             claimed.lose()
             raise
@@ -586,10 +590,13 @@ def check_batches(size: int, max_in_flight: int | None) -> int:
     return max_in_flight
 
 
-def check_delay(delay_ms: int) -> None:
-    """How long a job rests."""
+def rest_of(delay_ms: int | None, reason: str) -> Rest:
+    """How a job is given back; None = to rest as its topic says."""
+    if delay_ms is None:
+        return Rest(0, reason, True)
     if delay_ms < 0:
         raise UsageError("a time is not negative", delay_ms=delay_ms)
+    return Rest(delay_ms, reason)
 
 
 def check_lease(lease_ms: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -58,6 +58,14 @@ class QueueConnection(Connection, Protocol):
     def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
         """Send one to who looks after its topic."""
         ...
+
+
+class Rest(NamedTuple):
+    """How jobs are given back; the fields of JobsNack."""
+
+    delay_ms: int = 0
+    reason: str = ""
+    has_backoff: bool = False
 
 
 class Wish:
@@ -247,13 +255,14 @@ class Working:
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
     def nack(
-        self, connection: QueueConnection, leases: Leases, delay_ms: int, reason: str = ""
-    ) -> Steps[Settled]:
-        """Their jobs are given back; with a reason they have failed."""
+        self, connection: QueueConnection, leases: Leases, delay_ms: int, reason: str = "",
+        has_backoff: bool = False,
+    ) -> Steps[Settled]:  # fmt: skip
+        """Their jobs are given back; with a reason they have failed. See JobsNack."""
         skipped: list[int] = []
         for part in parts_of(leases):
             seqs, tokens = entries_of(part)
-            nack = JobsNack(self.topic, self.node, seqs, tokens, delay_ms, call_number(), reason)
+            nack = JobsNack(self.topic, self.node, seqs, tokens, delay_ms, call_number(), reason, has_backoff)
             reply: JobsNacked = (yield self.line(connection).about_jobs(nack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))

@@ -24,6 +24,7 @@ from ringlog.errors import InvariantViolation
 from ringlog.limits import DEAD_LETTERS_PER_CLAIM_MAX, QUEUE_AGES_MAX
 from ringlog.queue.ages import Ages, Waits
 from ringlog.queue.apart import Apart, Marks
+from ringlog.queue.backoff import NO_BACKOFF
 from ringlog.queue.cohort import fair_shares, split
 from ringlog.queue.due import Due
 from ringlog.queue.failures import Failures
@@ -71,6 +72,8 @@ class Queue:
         self.runs = Runs()
         self.known_max = 0
         """Most jobs that may be known: beyond it none is handed out for the first time. 0 = any number."""
+        self.backoff = NO_BACKOFF
+        """How long jobs rest whose leases ended."""
         self._tokens = tokens
         self._holders = Holders()
         self._due = Due(self._instant)
@@ -93,8 +96,27 @@ class Queue:
         for row in self._due.take(now_ms):
             if self.runs.state[row] == GONE:
                 self._forget(row)
-            else:
+            elif not (self.backoff.base_ms and self._rest_after_lease(row, now_ms)):
                 self._return(row)
+
+    def _rest_after_lease(self, row: int, now_ms: int) -> bool:
+        """A lease has ended: its jobs rest from then on, unless they were resting, or it is long ago."""
+        runs = self.runs
+        if runs.state[row] != LEASED:
+            return False
+        until_ms = runs.at[row] + self.backoff.of(runs.deliveries[row])
+        if until_ms <= now_ms:
+            return False
+        self.changes += 1
+        self._rest(row, until_ms)
+        return True
+
+    def _rest(self, row: int, until_ms: int) -> None:
+        self.in_flight -= self._size(row)
+        self.delayed += self._size(row)
+        self._holders.drop(self.runs.holder[row])
+        self.runs.state[row], self.runs.at[row] = DELAYED, until_ms
+        self._wait_for(row)
 
     def next_due_ms(self) -> int | None:
         """When the next lease or delay ends; None = none will."""
@@ -457,11 +479,18 @@ class Queue:
             if not delay_ms:
                 self._return(row)
                 continue
-            self.in_flight -= self._size(row)
-            self.delayed += self._size(row)
-            self._holders.drop(self.runs.holder[row])
-            self.runs.state[row], self.runs.at[row] = DELAYED, now_ms + delay_ms
-            self._wait_for(row)
+            self._rest(row, now_ms + delay_ms)
+
+    def by_rest(self, matched: Matched) -> list[tuple[Matched, int]]:
+        """These jobs by how long they would rest after their deliveries, ascending."""
+        parts: dict[int, list[int]] = {}
+        for row in self._rows_of(matched.leased):
+            rest = self.backoff.of(self.runs.deliveries[row])
+            parts.setdefault(rest, []).extend(range(self.runs.first[row], self.runs.stop[row]))
+        return [
+            (Matched(np.array(sorted(seqs), dtype=np.int64), _NONE, _NONE), rest)
+            for rest, seqs in sorted(parts.items())
+        ]
 
     def extend(self, matched: Matched, lease_ms: int, now_ms: int) -> int:
         """These jobs are held up to another instant, which may be an earlier one (QE-2); returns it."""

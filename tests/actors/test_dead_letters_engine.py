@@ -118,6 +118,18 @@ def test_a_rejected_job_is_moved_with_the_reason(running: TestEngine):
 
 
 @SLOW
+def test_a_dead_letter_ends_when_its_job_would_have_if_the_queue_says_so(running: TestEngine):
+    """L32."""
+    with ringlog.connect(running.url, wait=20) as client:
+        queue = make(client, dead_letter_keep_expiry=True)
+        queue.put(b"bad", ttl_ms=3_600_000)
+        (job,) = queue.claim()
+        job.reject()
+        wait_until(lambda: queue.stats().dead_lettered == 1, MOVED_S, "the job to be moved")
+        assert letters(client)[0].expires_at == job.record.expires_at is not None
+
+
+@SLOW
 @pytest.mark.parametrize("leases_durable", [False, True])
 def test_a_dead_letter_says_what_was_raised_over_its_job_and_how_often(running: TestEngine, leases_durable):
     """L24, L26: what leaves a block, or is said by hand; forged stamps are overwritten."""

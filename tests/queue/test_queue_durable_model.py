@@ -57,9 +57,12 @@ class Logged:
 
     def nack(self, matched, delay_ms, now_ms):
         self._queue.nack(matched, delay_ms, now_ms)
-        reason, self._reason = self._reason, ""
         if len(matched.leased):
-            self.logged(self._durable.released(matched.leased, delay_ms, now_ms, reason=reason))
+            self.logged(self._durable.released(matched.leased, delay_ms, now_ms, reason=self._reason))
+
+    def match(self, *asked):
+        self._reason = ""
+        return self._queue.match(*asked)
 
     def extend(self, matched, lease_ms, now_ms):
         until_ms = self._queue.extend(matched, lease_ms, now_ms)
@@ -96,6 +99,9 @@ class DurableMachine(QueueMachine):
         self.durable = durable
         self.queue = Logged(durable, self.log)
 
+    def rests(self, queue):
+        super().rests(queue._queue if isinstance(queue, Logged) else queue)
+
     def restore(self):
         """Not logged: it is done again by the first claim after a restart."""
 
@@ -107,6 +113,7 @@ class DurableMachine(QueueMachine):
         """The log behind a snapshot, perhaps with some of what the snapshot has already (QL-17)."""
         length, data = self.snapshots[which % len(self.snapshots)]
         durable = load(data)
+        self.rests(durable.queue)
         for each in self.log[max(length - again, 0) :]:
             durable.apply(_decode(each))
         self.incarnation += 1
@@ -136,6 +143,7 @@ class DurableMachine(QueueMachine):
         durable = self.replayed(which, again)
         self.compare(durable)
         loaded = load(save(durable))
+        self.rests(loaded.queue)
         loaded.recovered(self.live(), Tokens(self.incarnation), link_of)
         self.compare(loaded)
 

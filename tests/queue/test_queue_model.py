@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pyroaring import BitMap64
 
 from ringlog.queue.apart import Marks
+from ringlog.queue.backoff import NO_BACKOFF, Backoff
 from ringlog.queue.failures import Failure
 from ringlog.queue.live import Live
 from ringlog.queue.runs import BLOCK
@@ -59,6 +60,15 @@ class QueueMachine(RuleBasedStateMachine):
         self.head = BEGIN - 1
         self.given: list[tuple[int, int, bytes]] = []
         self.tokens: set[int] = set()
+        self.backoff = NO_BACKOFF
+
+    @initialize(backoff=st.sampled_from([NO_BACKOFF, NO_BACKOFF, Backoff(40, 100)]))
+    def choose_backoff(self, backoff):
+        self.backoff = backoff
+        self.rests(self.queue)
+
+    def rests(self, queue):
+        queue.backoff = self.backoff
 
     # -- the model ------------------------------------------------------------------------------------
 
@@ -66,9 +76,16 @@ class QueueMachine(RuleBasedStateMachine):
         dead = {seq for seq in self.dead if seq >= self.front}
         return Live(self.front, self.head, BitMap64(dead) if dead else None)
 
+    def rest_of(self, job: Job) -> int:
+        base, most = self.backoff
+        return min(base * 2 ** (job.deliveries - 1), most)  # L34
+
     def expire(self) -> None:
         for job in self.jobs.values():
             over = job.at < self.now if job.state == "leased" else job.at <= self.now
+            if job.state == "leased" and over and (rest := self.rest_of(job)):
+                job.state, job.at = "delayed", job.at + rest
+                over = job.at <= self.now
             if job.state in {"leased", "delayed"} and over:
                 job.state = "returned"
         for seq, job in self.jobs.items():
@@ -252,19 +269,22 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(
         who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(),
-        delay=st.sampled_from([0, 0, 50, 500]), reason=st.sampled_from(["", "timeout", "refused"]),
+        delay=st.sampled_from([0, 0, 50, 500, None]), reason=st.sampled_from(["", "timeout", "refused"]),
     )  # fmt: skip
     def nack(self, who, picks, with_tokens, delay, reason):
+        """L34: with no delay each rests by its deliveries."""
         self.expire()
         entries, seqs, tokens = self.chosen(picks, with_tokens, False)
         matched = self.queue.match(seqs, tokens, who, self.now)
         leased, _ = self.outcome(entries, matched, who)
         if reason:
             self.queue.failed(matched, reason, self.now)
-        self.queue.nack(matched, delay, self.now)
+        for part, rest in self.queue.by_rest(matched) if delay is None else [(matched, delay)]:
+            self.queue.nack(part, rest, self.now)
         for seq in leased:
             job = self.jobs[seq]
-            job.state, job.at = "delayed" if delay else "returned", self.now + delay
+            rest = self.rest_of(job) if delay is None else delay
+            job.state, job.at = "delayed" if rest else "returned", self.now + rest
             if reason:
                 job.failure = Failure(reason, self.now, 1 + (job.failure.nacks if job.failure else 0))
 
@@ -333,6 +353,7 @@ class QueueMachine(RuleBasedStateMachine):
         """QL-14: every live job is ready, deliveries from 0; no token comes again (QL-7)."""
         self.incarnation += 1
         self.queue = Queue(Tokens(self.incarnation))
+        self.rests(self.queue)
         self.queue.ages.note(self.head + 1, self.now)
         self.queue.unmark(self.levels)
         self.promoted = 0

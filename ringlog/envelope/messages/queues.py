@@ -73,7 +73,8 @@ class JobsAcked(Message, frozen=True):
 
 class JobsNack(Message, frozen=True):
     """Give these jobs back, to be ready now or after `delay_ms` (semantics 21.4). Fields as in JobsAck. A
-    `reason` says that they failed: its first line goes with them to the dead letters, if they get there."""
+    `reason` says that they failed: its first line goes with them to the dead letters, if they get there. With
+    `has_backoff` each rests as the topic says, if it says something, else for `delay_ms`."""
 
     topic: str
     node: str
@@ -82,6 +83,7 @@ class JobsNack(Message, frozen=True):
     delay_ms: int = 0
     call: int = 0
     reason: str = ""
+    has_backoff: bool = False
 
 
 class JobsNacked(Message, frozen=True):
@@ -185,6 +187,8 @@ class SpentJobs(Message, frozen=True):
     failed: dict[int, tuple[int, int]] = {}
     """Of those with a reason: when that was, in milliseconds (0: not known), and how often they were given
     back with one."""
+    keeps_expiry: bool = False
+    """Do their copies end when they would have?"""
 
 
 class SpentMoved(Message, frozen=True):

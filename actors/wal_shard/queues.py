@@ -65,6 +65,7 @@ from ringlog.limits import (
     NACK_DELAY_MS_MAX,
 )
 from ringlog.queue.again import entries_of, still_held
+from ringlog.queue.pending import pending
 from ringlog.queue.state import I64, Claimed, Matched, Order, Queue, Wish
 from ringlog.queue.tokens import Tokens, incarnation_of
 from ringlog.topic.config import QUEUE
@@ -131,6 +132,7 @@ class Queues:
             m.JobsNack: self._nack,
             m.JobsExtend: self._extend,
             m.JobsReject: self._reject,
+            m.JobsPending: self._pending,
             m.QueueStats: self._stats,
             m.SpentAsk: self._spent,
             m.SpentMoved: self._spent_moved,
@@ -422,6 +424,17 @@ class Queues:
             message.call,
             m.JobsRejected(topic.name, len(matched.leased), bytes_of(skipped_of(matched))),
         )
+
+    def _pending(
+        self, message: m.JobsPending, event: ControlReceived, group: Group, now_us: int
+    ) -> m.Message:
+        topic = self._found(message)
+        if message.after < 0 or message.limit < 1:
+            raise InvalidRequest("after is a number, limit at least 1", topic=topic.name)
+        queue = self._queue(topic)
+        queue.settle(now_us // 1_000)
+        known, more = pending(queue, message.after, min(message.limit, JOBS_PER_REQUEST_MAX))
+        return m.JobsPendingReply(topic.name, [*known], more)
 
     def _stats(self, message: m.QueueStats, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         topic = self._found(message)

@@ -31,7 +31,7 @@ from ringlog.client.queue import (
     rest_of,
 )
 from ringlog.client.redrive import Redrive, RedriveReport, Where
-from ringlog.client.results import Appended, ClientState, QueueStats, Settled
+from ringlog.client.results import Appended, ClientState, PendingJob, QueueStats, Settled
 from ringlog.client.topics import Deletion
 from ringlog.client.working import Rest, Wish, Working
 from ringlog.clock import SystemClock
@@ -383,6 +383,10 @@ class Queue:
     async def stats(self) -> QueueStats:
         """How many jobs are in which state."""
         return await self._shell.run(self._working.stats(self._shell.session))
+
+    async def pending(self, limit: int = 100, *, after: int = 0) -> list[PendingJob]:
+        """The first jobs behind `after` that were handed out and are not done."""
+        return await self._shell.run(self._working.known_jobs(self._shell.session, after, limit))
 
     async def peek(self, limit: int = 1) -> list[Record]:
         """The first jobs that are there, whoever holds them."""

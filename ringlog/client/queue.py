@@ -26,7 +26,7 @@ from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms, said
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record, Tombstone
 from ringlog.client.redrive import Redrive, RedriveReport, Where
-from ringlog.client.results import Appended, ClientState, QueueStats, Settled
+from ringlog.client.results import Appended, ClientState, PendingJob, QueueStats, Settled
 from ringlog.client.topics import Deletion
 from ringlog.client.working import Rest, Wish, Working
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound, UsageError
@@ -479,6 +479,11 @@ class Queue:
     def stats(self) -> QueueStats:
         """How many jobs are in which state; raises NotAQueue, TopicNotFound."""
         return self._client.run(self._working.stats(self._connection))
+
+    def pending(self, limit: int = 100, *, after: int = 0) -> list[PendingJob]:
+        """The first jobs behind `after` that were handed out and are not done: who holds them, until when,
+        how often they were handed out, why they failed. Looking changes nothing."""
+        return self._client.run(self._working.known_jobs(self._connection, after, limit))
 
     def peek(self, limit: int = 1) -> list[Record]:
         """The first jobs that are there, whoever holds them, without claiming any."""

@@ -175,6 +175,25 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class PendingJob:
+    """A job that was handed out and is not done."""
+
+    seq: int
+    state: str
+    """leased, delayed, returned, or set aside: on its way to the dead letters."""
+    node: str
+    """Who holds it, "" = nobody."""
+    until: float
+    """When the lease or the rest ends, in seconds since the epoch on the engine's clock; 0 = it does not."""
+    deliveries: int
+    nacks: int
+    """How often it was given back with a reason."""
+    failed_at: float
+    """When it was said last why it failed; 0 = nobody did."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class QueueStats:
     """A queue's jobs: `ready` to be claimed, `in_flight` with workers, `delayed` until their time."""
 

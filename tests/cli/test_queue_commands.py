@@ -77,6 +77,8 @@ def test_a_job_that_is_given_back_comes_again(shell: Shell, queue: str) -> None:
     shell.ok("nack", queue, str(first["seq"]), "--reason", "busy")
     (again,) = shell.ok("claim", queue)
     assert again["deliveries"] == 2
+    (held,) = shell.ok("queue", "pending", queue)
+    assert (held["seq"], held["state"], held["node"], held["reason"]) == (1, "leased", "by-hand", "busy")
     # The lease of the first time is over: it settles nothing.
     done = shell.run("ack", queue, first["job"])
     assert (done.returncode, b'"not_held":[1]' in done.stdout) == (Exit.FAILED, True)

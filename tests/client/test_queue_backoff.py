@@ -1,4 +1,4 @@
-"""A queue's own back-off, as its workers meet it (L34)."""
+"""A queue's own back-off, as its workers meet it (L34), and what is known of single jobs (L33)."""
 
 from __future__ import annotations
 
@@ -59,3 +59,31 @@ async def test_the_asyncio_client_does_the_same(ringlog_engine, ringlog_topic):
                 _ = 1 / 0
         found = await queue.stats()
         assert (found.delayed, found.ready) == (2, 1)
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_it_is_shown_who_holds_a_job_and_why_it_failed(ringlog_engine, ringlog_topic, transport):
+    """L33, F38."""
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        client.topics.create(ringlog_topic(), type="queue", lease_ms=60_000)
+        queue = client.queue(ringlog_topic(), node="ann")
+        queue.put_many([b"%d" % n for n in range(2_005)])
+        assert queue.pending() == []
+        first, second, third, done = queue.claim(4)
+        first.nack(delay_ms=HOUR_MS, reason="timeout")
+        second.nack()
+        done.ack()
+        one, two, three = queue.pending()
+        assert (one.seq, one.state, one.node, one.deliveries, one.nacks, one.reason) == (
+            1, "delayed", "", 1, 1, "timeout",
+        )  # fmt: skip
+        assert one.until - one.failed_at == pytest.approx(HOUR_MS / 1_000)
+        assert (two.seq, two.state, two.until, two.nacks, two.reason) == (2, "returned", 0, 0, "")
+        assert (three.seq, three.state, three.node, three.until) == (3, "leased", "ann", third.deadline)
+        assert queue.pending(1, after=2) == [three]
+        for _ in range(2):
+            queue.claim(1_000)
+        assert [job.seq for job in queue.pending(5_000)] == [1, 2, 3, *range(5, 2_004)]
+        assert len(queue.pending(1_500)) == 1_500
+        with pytest.raises(UsageError):
+            queue.pending(0)

@@ -137,6 +137,25 @@ class JobsRejected(Message, frozen=True):
     skipped: bytes
 
 
+class JobsPending(Message, frozen=True):
+    """Who has which jobs? Of those that were handed out and are not done the first behind `after`, at most
+    `limit`; asking changes nothing."""
+
+    topic: str
+    after: int = 0
+    limit: int = 100
+
+
+class JobsPendingReply(Message, frozen=True):
+    """Reply: [number, state, node, until_ms, deliveries, nacks, failed_ms, reason] of each, ascending. States
+    are leased, delayed, returned and set aside; `until_ms` is the end of a lease or a delay, else 0; the last
+    three are as in SpentJobs."""
+
+    topic: str
+    jobs: list[tuple[int, str, str, int, int, int, int, str]]
+    more: bool
+
+
 class QueueStats(Message, frozen=True):
     """How many jobs are in which state? (QS-1)"""
 

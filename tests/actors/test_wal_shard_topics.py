@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from checkpoint_world import checkpoint_all, new_world
 
 from ringlog.digests import DIGEST_BYTES, digest_of_id
 from ringlog.envelope import messages as m
@@ -578,3 +579,22 @@ def test_ids_that_do_not_fit_their_records_are_refused_and_nothing_is_written(ke
     assert isinstance(answer, m.ErrorReply)
     assert answer.status == Status.INVALID_REQUEST
     assert keyed.records("a") == []
+
+
+def test_ids_and_keys_outlive_the_log_they_were_written_in():
+    """L40, I-10: from a snapshot, once the log's files are absorbed; each for what is left of its window."""
+    world = new_world()
+    world.put("a", durability="fsync", idempotency_window_ms=WINDOW_MS)
+    producer = Producer(world)
+    producer.append("a", b"x", b"y", ids=ids_of("1", "2"))
+    producer.append("a", b"z", ids=ids_of("short"), window_ms=500)
+    producer.append("a", b"w", key="k")
+    world.clock.advance(0.4)
+    for _ in range(2):
+        checkpoint_all(world)
+        world.kill()
+        world.start()
+        assert known(producer.append("a", b"o", b"o", ids=ids_of("2", "short"))) == [2, 3]
+        assert numbers(producer.append("a", b"o", key="k")) == (4, 1, True)
+    world.clock.advance(0.2)
+    assert known(producer.append("a", b"o", b"o", ids=ids_of("1", "short"))) == [1, 0]

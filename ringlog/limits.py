@@ -109,8 +109,15 @@ PRODUCERS_PER_TOPIC_MAX = 65_536
 producers never are, and a new one is refused when only they are left."""
 DEDUP_FRAMES_PER_PRODUCER = SETTLE_ENTRIES_DEFAULT
 """Recent frames of one producer whose numbers can be repeated exactly."""
-IDEMPOTENCY_KEYS_PER_TOPIC_MAX = 65_536
-"""Keys remembered inside the window; beyond it the oldest is forgotten early and counted."""
+IDEMPOTENCY_KEYS_PER_TOPIC = 65_536
+"""Keys and dedup ids remembered inside the window, unless the topic says otherwise; beyond it those that
+would expire first are forgotten early and counted."""
+IDEMPOTENCY_KEYS_PER_TOPIC_MAX = 262_144
+"""What a topic may say: some 80 MB of its shard's memory, 20 MB of a snapshot."""
+DEDUP_IDS_PER_WRITE_MAX = 1_000
+"""Records with a dedup id in one write: their digests travel beside the frame, in 32 KB."""
+DEDUP_ID_BYTES_MAX = 4_096
+"""Longest dedup id a program may give. Only its digest leaves the client: this keeps payloads out."""
 HEAD_RESERVATION_MIN = 256
 HEAD_RESERVATION_MAX = 1 << 24
 VOLATILE_BYTES_DEFAULT = 64 * MIB
@@ -298,7 +305,7 @@ DURABLE_HOLDERS_MAX = 4_096
 """Nodes that hold jobs of such a queue at a time; a further one is given none until another holds none. A
 snapshot keeps as many processes that claimed."""
 DURABLE_REASONS_MAX = 1_024
-"""Rejected jobs of such a queue whose reason outlives the shard; the others go without."""
+"""Jobs of such a queue of which it outlives the shard why they failed last; the others go without."""
 DURABLE_CALLS_KEPT_MAX = 2_048
 """Latest requests about jobs of such a queue whose answer outlives the shard, for who asks again. Beyond it
 the oldest is forgotten, and its repeat is taken for a new request."""
@@ -314,7 +321,8 @@ oldest are taken for one, and a job is promoted a little later."""
 WAIT_WINDOW_MS = 60_000
 """The waits that a queue's statistics speak of are those of this minute and of the one before it."""
 DEAD_LETTER_REASONS_MAX = 65_536
-"""Rejected jobs of a queue whose reason is kept until they are moved; the others go without."""
+"""Jobs of a queue, or records of a group, of which it is known why they failed last; the longest unchanged go
+without."""
 GROUP_REASONS_SAVED_MAX = 32
 """Of rejected records of a group that are not moved yet, so many go into a snapshot with their reason; what
 lies in the log behind it is read from there."""

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
-    "shm", "governor", "payload", "lives", "tags", "bounded", "compiled",
+    "shm", "governor", "payload", "lives", "tags", "digests", "bounded", "compiled",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
@@ -193,6 +193,7 @@ PURE_MODULES = {
     "ringlog.compiled",
     "ringlog.limits",
     "ringlog.tags",
+    "ringlog.digests",
     "ringlog.governor",
     "ringlog.segment.layout",
     *(f"ringlog.{name}" for name in PURE_STORAGE),

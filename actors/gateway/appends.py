@@ -62,7 +62,8 @@ class AppendFlows:
             raise StaleEpoch(
                 "the frames were made for another topic or another life of it", topic=message.topic
             )
-        if message.idempotency_key or not sent.topic_id or sent.largest_bytes > self._ring_frame_bytes_max:
+        is_keyed = bool(message.idempotency_key or message.ids)
+        if is_keyed or not sent.topic_id or sent.largest_bytes > self._ring_frame_bytes_max:
             way = self._by_socket(request, info.shard, message)
         else:
             way = self._by_ring(request, info, sent)

@@ -57,6 +57,7 @@ SCOPES_OF: dict[type[m.Message], tuple[str, ...]] = {
     m.JobsNack: (WRITE,),
     m.JobsExtend: (WRITE,),
     m.JobsReject: (WRITE,),
+    m.JobsPending: (READ,),
     m.LettersRedrive: (WRITE,),
     m.QueueStats: (READ,),
     m.GroupOpen: (READ,),

@@ -44,7 +44,7 @@ def check_frames(message: Append, data: Any, bytes_max: int) -> SentFrames:
     """Check the attachment of an Append; raises InvalidRequest, CorruptFrame or PayloadTooLarge."""
     if data is None or not message.frames:
         raise InvalidRequest("an append needs frames", topic=message.topic)
-    if message.idempotency_key and message.frames != 1:
+    if (message.idempotency_key or message.ids) and message.frames != 1:
         raise InvalidRequest(
             "an idempotency key goes with one frame", topic=message.topic, frames=message.frames
         )

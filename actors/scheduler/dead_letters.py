@@ -35,6 +35,8 @@ from ringlog.frame.columns import (
     DEAD_LETTER_DELIVERIES,
     DEAD_LETTER_FROM,
     DEAD_LETTER_GROUP,
+    DEAD_LETTER_LAST_FAILURE,
+    DEAD_LETTER_NACKS,
     DEAD_LETTER_REASON,
     DEAD_LETTER_SRC_ID,
     DEAD_LETTER_SRC_SEQ,
@@ -214,7 +216,8 @@ def _gone(spent: m.SpentJobs, done: Sequence[int], tokens: dict[int, int]) -> m.
 
 
 def _columns(record: Record, spent: m.SpentJobs, deliveries: int) -> Any:
-    """A job as its copy is stored: everything but its own expiry, and where it comes from."""
+    """A job as its copy is stored: everything, but its own expiry only if that is wanted, and where it comes
+    from."""
     stamps = {
         DEAD_LETTER_FROM: spent.topic, DEAD_LETTER_DELIVERIES: str(deliveries),
         DEAD_LETTER_SRC_SEQ: str(record.seq),
@@ -223,6 +226,9 @@ def _columns(record: Record, spent: m.SpentJobs, deliveries: int) -> Any:
         stamps |= {DEAD_LETTER_GROUP: spent.group, DEAD_LETTER_SRC_ID: str(spent.topic_id)}
     if record.seq in spent.reasons:
         stamps[DEAD_LETTER_REASON] = spent.reasons[record.seq]
+        at_ms, nacks = spent.failed.get(record.seq, (0, 0))
+        stamps |= {DEAD_LETTER_LAST_FAILURE: str(at_ms)} if at_ms else {}
+        stamps |= {DEAD_LETTER_NACKS: str(nacks)} if nacks else {}
     fields: dict[str, Any] = msgspec.json.decode(record.meta_json) if record.meta_json else {}
     # What an earlier move stamped says nothing of this one, and what a writer did is forged.
     kept = {name: value for name, value in fields.items() if name not in STAMPED_KEYS}
@@ -231,4 +237,4 @@ def _columns(record: Record, spent: m.SpentJobs, deliveries: int) -> Any:
         # Too large to be stamped: then the headers say it.
         meta = record.meta_json or b""
         headers |= {name: value.encode() for name, value in stamps.items()}
-    return columns_of(record, meta, headers)
+    return columns_of(record, meta, headers, keeps_expiry=spent.keeps_expiry)

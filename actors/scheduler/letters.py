@@ -164,8 +164,8 @@ def producer_of(topic_id: int, epoch: int, seq: int) -> int:
     return SESSION_BIT | xxhash.xxh3_64_intdigest(f"redriven {topic_id} {epoch} {seq}".encode())
 
 
-def columns_of(record: Record, meta: bytes, headers: dict[str, bytes]) -> Any:
-    """A record with other metadata and headers, and without its own expiry."""
+def columns_of(record: Record, meta: bytes, headers: dict[str, bytes], *, keeps_expiry: bool = False) -> Any:
+    """A record with other metadata and headers, and its own expiry only if that is wanted."""
     return encode_records(
         [record.data],
         keys=None if record.key is None else [record.key],
@@ -174,6 +174,7 @@ def columns_of(record: Record, meta: bytes, headers: dict[str, bytes]) -> Any:
         headers=[headers] if headers else None,
         metas=[meta] if meta else None,
         event_ts=None if record.event_ts is None else [record.event_ts],
+        expires_at=[record.expires_at] if keeps_expiry and record.expires_at is not None else None,
         not_before=None if record.not_before is None else [record.not_before],
         priorities=[record.priority] if record.priority else None,
     )

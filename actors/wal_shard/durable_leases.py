@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from actors.wal_shard.group import Group
+from actors.wal_shard.job_requests import backoff_of
 from actors.wal_shard.queue_numbers import live_count
 from actors.wal_shard.records import frame_of
 from ringlog.envelope import messages as m
@@ -43,6 +44,8 @@ LOGGED = (m.JobsClaim, m.JobsNack, m.JobsExtend, m.JobsReject)
 """Requests that add to the log where leases are durable; acks do anyway."""
 _RUN_BYTES = DURABLE_LEASE_BYTES + NODE_BYTES_MAX + 32
 """Most bytes of a run that is written when leases become durable."""
+_FAILURE_BYTES = DEAD_LETTER_REASON_BYTES_MAX + 32
+"""The same of why a job failed."""
 
 
 class DurableLeases:
@@ -80,7 +83,7 @@ class DurableLeases:
         if topic is None or queue is None or topic.config.logs_leases:
             return 0
         known = min(queue.runs.jobs, DURABLE_LEASES_MAX)
-        return len(queue.runs) * _RUN_BYTES + min(len(queue.reasons), known) * DEAD_LETTER_REASON_BYTES_MAX
+        return len(queue.runs) * _RUN_BYTES + min(len(queue.failures), known) * _FAILURE_BYTES
 
     def room_for(self, topic: Topic, messages: Sequence[Any]) -> list[bool]:
         """Which of these claims may be given something, for the number of those who hold something?"""
@@ -108,13 +111,14 @@ class DurableLeases:
                 _log(topic, change, into)
 
     def released(
-        self, topic: Topic, message: m.JobsNack, matched: Matched, delay_ms: int, into: Group, now_ms: int
-    ) -> None:
+        self, topic: Topic, message: m.JobsNack, matched: Matched, delay_ms: int, reason: str, into: Group,
+        now_ms: int,
+    ) -> None:  # fmt: skip
         """These jobs were given back."""
         if len(matched.leased) and topic.config.logs_leases:
             skipped = _skipped(matched)
             change = self._of(topic).released(
-                matched.leased, delay_ms, now_ms, call=message.call, skipped=skipped
+                matched.leased, delay_ms, now_ms, call=message.call, skipped=skipped, reason=reason
             )
             _log(topic, change, into)
 
@@ -221,6 +225,7 @@ def replay_jobs(topic: Topic, change: JobsChange) -> None:
     """Apply what the log says of a queue's leases, unless the topic's state has it already."""
     if topic.leases is None:
         topic.leases = Durable()
+    topic.leases.queue.backoff = backoff_of(topic)
     topic.leases.apply(change)
 
 

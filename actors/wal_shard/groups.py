@@ -280,7 +280,10 @@ class Groups:
             before = None  # The claim is taken back: it is as if it had never been made.
         if before is None:
             delay_ms = min(message.delay_ms, NACK_DELAY_MS_MAX)
-            change = group.nack(found, message.node, delay_ms, now_us // 1_000, call=message.call)
+            reason = reason_of(message.reason) if group.made.dead_letter else ""
+            change = group.nack(
+                found, message.node, delay_ms, now_us // 1_000, call=message.call, reason=reason
+            )
             self._log(topic, change, into)
             self.waiting.wake(group.number)
         skipped = found.skipped.tolist() if before is None else before.skipped
@@ -336,11 +339,13 @@ class Groups:
             if not spent:
                 continue
             runs = [(first, stop - first, deliveries) for first, stop, deliveries in spent]
-            known = group.reasons
-            reasons = {seq: known[seq] for a, b, _ in spent for seq in range(a, b) if seq in known}
+            known = group.failures
+            why = {seq: each for a, b, _ in spent for seq in range(a, b) if (each := known.find(seq))}
             return m.SpentJobs(
-                topic.name, topic.topic_id, topic.epoch, group.made.dead_letter, runs, reasons,
+                topic.name, topic.topic_id, topic.epoch, group.made.dead_letter, runs,
+                {seq: each.reason for seq, each in why.items()},
                 group.made.key, number, [group.token_of(first) for first, _, _ in runs],
+                {seq: (each.at_ms, each.nacks) for seq, each in why.items()},
             )  # fmt: skip
         return m.SpentJobs()
 

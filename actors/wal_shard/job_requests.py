@@ -17,6 +17,7 @@ from ringlog.limits import (
     NODE_BYTES_MAX,
 )
 from ringlog.queue.apart import Marks
+from ringlog.queue.backoff import Backoff
 from ringlog.queue.live import Live
 from ringlog.queue.state import I64, U64, Matched
 from ringlog.topic.retention import front_of
@@ -30,6 +31,12 @@ def levels_of(topic: Topic) -> int:
     """Levels of priority that its jobs are handed out by; 0: none."""
     config = topic.config
     return config.priority_levels if config.record_priority and config.priority_levels > 1 else 0
+
+
+def backoff_of(topic: Topic) -> Backoff:
+    """How long its jobs rest by themselves when they come back."""
+    config = topic.config
+    return Backoff(config.backoff_ms, max(config.backoff_max_ms, config.backoff_ms))
 
 
 def marks_of(found: Any, levels: int) -> Marks:

@@ -25,6 +25,7 @@ from actors.wal_shard.durable_leases import DurableLeases, answer_of
 from actors.wal_shard.group import Group, News
 from actors.wal_shard.job_requests import (
     Names,
+    backoff_of,
     bytes_of,
     damage_of,
     entries,
@@ -64,6 +65,7 @@ from ringlog.limits import (
     NACK_DELAY_MS_MAX,
 )
 from ringlog.queue.again import entries_of, still_held
+from ringlog.queue.pending import pending
 from ringlog.queue.state import I64, Claimed, Matched, Order, Queue, Wish
 from ringlog.queue.tokens import Tokens, incarnation_of
 from ringlog.topic.config import QUEUE
@@ -130,6 +132,7 @@ class Queues:
             m.JobsNack: self._nack,
             m.JobsExtend: self._extend,
             m.JobsReject: self._reject,
+            m.JobsPending: self._pending,
             m.QueueStats: self._stats,
             m.SpentAsk: self._spent,
             m.SpentMoved: self._spent_moved,
@@ -355,8 +358,14 @@ class Queues:
         if message.delay_ms < 0:
             raise InvalidRequest("a number is negative", field="delay_ms")
         queue, delay_ms = self._queue(topic), min(message.delay_ms, NACK_DELAY_MS_MAX)
-        queue.nack(matched, delay_ms, now_us // 1_000)
-        self.durable.released(topic, message, matched, delay_ms, group, now_us // 1_000)
+        reason = reason_of(message.reason)
+        if reason:
+            queue.failed(matched, reason, now_us // 1_000)
+        if message.has_backoff and queue.backoff.base_ms:
+            self._rest(topic, message, matched, reason, group, now_us // 1_000)
+        else:
+            queue.nack(matched, delay_ms, now_us // 1_000)
+            self.durable.released(topic, message, matched, delay_ms, reason, group, now_us // 1_000)
         self.waiting.wake(topic.topic_id)
         counts = queue.counts(live_count(topic))
         skipped = skipped_of(matched)
@@ -364,6 +373,27 @@ class Queues:
             message.call,
             m.JobsNacked(topic.name, len(matched.leased), bytes_of(skipped), counts.ready, counts.in_flight),
         )
+
+    def _rest(
+        self, topic: Topic, message: m.JobsNack, matched: Matched, reason: str, group: Group, now_ms: int
+    ) -> None:
+        """These jobs are given back, to rest as the topic says: each as long as its deliveries make it."""
+        parts = self._queue(topic).by_rest(matched)
+        for n, (part, rest_ms) in enumerate(parts):
+            is_last = n == len(parts) - 1
+            # The last one is what a repeat of the request is answered by.
+            part = Matched(part.leased, matched.gone, matched.skipped) if is_last else part
+            told = message if is_last else msgspec.structs.replace(message, call=0)
+            self._queue(topic).nack(part, rest_ms, now_ms)
+            self.durable.released(topic, told, part, rest_ms, reason, group, now_ms)
+
+    def reconfigured(self, topic: Topic) -> None:
+        """The topic's config is another one."""
+        queue = self._queues.get(topic.topic_id)
+        if queue is not None:
+            queue.backoff = backoff_of(topic)
+            self._note_due(topic)
+            self.waiting.wake(topic.topic_id)
 
     def _extend(self, message: m.JobsExtend, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         topic, matched = self._matched(message, now_us)
@@ -387,13 +417,24 @@ class Queues:
         if not self._dead_letters_of(topic):
             raise InvalidRequest("this queue has no dead letters", topic=topic.name, field="dead_letter")
         reason = reason_of(message.reason)
-        self._queue(topic).reject(matched, reason)
+        self._queue(topic).reject(matched, reason, now_us // 1_000)
         self.durable.rejected(topic, message, matched, reason, group, now_us // 1_000)
         self.set_aside += len(matched.leased)
         return self._keep(
             message.call,
             m.JobsRejected(topic.name, len(matched.leased), bytes_of(skipped_of(matched))),
         )
+
+    def _pending(
+        self, message: m.JobsPending, event: ControlReceived, group: Group, now_us: int
+    ) -> m.Message:
+        topic = self._found(message)
+        if message.after < 0 or message.limit < 1:
+            raise InvalidRequest("after is a number, limit at least 1", topic=topic.name)
+        queue = self._queue(topic)
+        queue.settle(now_us // 1_000)
+        known, more = pending(queue, message.after, min(message.limit, JOBS_PER_REQUEST_MAX))
+        return m.JobsPendingReply(topic.name, [*known], more)
 
     def _stats(self, message: m.QueueStats, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         topic = self._found(message)
@@ -506,9 +547,14 @@ class Queues:
                 continue
             spent = self._queues[topic_id].spent(JOBS_PER_REQUEST_MAX)
             runs = [(first, stop - first, deliveries) for first, stop, deliveries in spent]
-            known = self._queues[topic_id].reasons
-            reasons = {seq: known[seq] for a, b, _ in spent for seq in range(a, b) if seq in known}
-            return m.SpentJobs(topic.name, topic_id, topic.epoch, topic.config.dead_letter, runs, reasons)
+            known = self._queues[topic_id].failures
+            why = {seq: each for a, b, _ in spent for seq in range(a, b) if (each := known.find(seq))}
+            return m.SpentJobs(
+                topic.name, topic_id, topic.epoch, topic.config.dead_letter, runs,
+                {seq: each.reason for seq, each in why.items()},
+                failed={seq: (each.at_ms, each.nacks) for seq, each in why.items()},
+                keeps_expiry=topic.config.dead_letter_keep_expiry,
+            )  # fmt: skip
         return m.SpentJobs()
 
     def _moved(self, message: m.SpentMoved) -> tuple[Topic, Matched]:
@@ -668,6 +714,7 @@ class Queues:
 
     def _adopt(self, topic: Topic, queue: Queue) -> Queue:
         self._queues[topic.topic_id] = queue
+        queue.backoff = backoff_of(topic)
         # Of jobs that were there before it is only known that they are older than this.
         queue.ages.note(topic.head_seq + 1, self._now_us // 1_000)
         self.numbers.made(topic, queue)

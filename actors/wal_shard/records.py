@@ -5,6 +5,7 @@ Every body is a MessagePack array; a reader ignores further elements, so fields 
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
 import msgspec
@@ -121,13 +122,16 @@ class RouterMoved(Record, frozen=True):
 
 
 class KeyUsed(Record, frozen=True):
-    """The append frame right behind this one was sent under this idempotency key."""
+    """The append frame right behind this one was sent under this idempotency key, or its records, in their
+    order, with the dedup ids whose digests are `ids` (zeros: without one). `window_ms` as in Remembered."""
 
     key: str
     first_seq: int
     records: int
     commit_ts: int
     created_us: int
+    window_ms: int = 0
+    ids: builtins.bytes = b""
 
 
 class CheckpointPassed(Record, frozen=True):

@@ -40,6 +40,7 @@ from actors.wal_shard.records import (
     frame_of,
 )
 from actors.wal_shard.removal import replayed
+from actors.wal_shard.repeats import remember
 from actors.wal_shard.requests import Identity
 from actors.wal_shard.routing import replay_router, trim
 from ringlog.envelope.messages import SegmentRef
@@ -346,8 +347,8 @@ class Replay:
         if topic is None or not _is_append_of(pending, source.piece.batch.words[row]):
             return
         body = pending.body
-        entry = Remembered(body.first_seq, body.records, body.commit_ts, body.created_us)
-        topic.keys.remember(body.key, entry, topic.config.idempotency_window_ms)
+        past = Remembered(body.first_seq, body.records, body.commit_ts, body.created_us, body.window_ms)
+        remember(topic, body.key, body.ids, past)
 
     # -- control frames -------------------------------------------------------------------------------
 

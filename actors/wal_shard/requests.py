@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap64
 
-from actors.wal_shard import groups
+from actors.wal_shard import groups, repeats
 from actors.wal_shard.admission import Admission, Intake
 from actors.wal_shard.checkpoint import Answer, Checkpoint
 from actors.wal_shard.group import Group
@@ -39,23 +39,11 @@ from ringlog.errors import (
 )
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.frame.settle import (
-    FLAG_DEDUPED,
-    FLAGS_SHIFT,
-    S_COMMIT_TS,
-    S_COUNT_STATUS,
-    S_EPOCH,
-    S_FIRST_SEQ,
-    S_HEAD_SEQ,
-    S_PRODUCER_SEQ,
-    S_TOPIC,
-    WORDS,
-)
+from ringlog.frame.settle import S_COMMIT_TS, S_FIRST_SEQ
 from ringlog.limits import (
     DELETED_PER_LOCATE_BYTES,
     EXTENTS_PER_LOCATE_MAX,
     FRAME_BYTES_MAX,
-    IDEMPOTENCY_KEY_BYTES_MAX,
     LIST_PAGE_MAX,
     PRESSURE_RETRY_MS,
     RECORD_BYTES_MAX,
@@ -209,6 +197,7 @@ class Requests:
         self.removals.want(topic)
         self._directory.note_class(topic)
         group.add_control(config_frame(topic), topic)
+        self.queues.reconfigured(topic)
         self.queues.durable.reconfigured(topic, group, now_us // 1_000)
         was_volatile = old == Durability.EPHEMERAL and config.durability != Durability.EPHEMERAL
         ends_reserving = topic.is_reserving and config.durability == Durability.FSYNC
@@ -280,6 +269,7 @@ class Requests:
         return self._state_of(topic)
 
     def _state_of(self, topic: Topic) -> m.TopicStateReply:
+        keys, keys_forgotten = topic.keys_counted()
         return m.TopicStateReply(
             topic=topic.name,
             topic_id=topic.topic_id,
@@ -296,6 +286,8 @@ class Requests:
             config=topic.config.to_dict(),
             held_by=held_from(topic)[1] if topic.held_at else "",
             is_fed=bool(topic.routers),
+            keys=keys,
+            keys_forgotten=keys_forgotten,
         )
 
     def _list(self, message: m.TopicList, event: ControlReceived, group: Group, now_us: int) -> m.Message:
@@ -337,14 +329,13 @@ class Requests:
             topic = self._create(message.topic, message.config, group)
         elif message.config is not None:
             TopicConfig.parse(message.config, topic.name)
-        key = message.idempotency_key
-        if key and (seen := topic.keys.find(key, now_us, topic.config.idempotency_window_ms)):
-            return self._appended(topic, is_new, _repeat_entries(topic, batch, seen))
+        if (past := repeats.find(topic, message, batch, now_us)) is not None:
+            return self._appended(topic, is_new, *past)
         self._require_ids(batch, topic.name, topic.topic_id)
         batch.words[:, layout.W_TOPIC] = topic.topic_id
         self._admission.admit(intake, {topic.topic_id: topic}, now_us, None)
-        if key and intake.frames == 1:
-            self._remember_key(topic, key, intake, group, now_us)
+        if (message.idempotency_key or message.ids) and intake.frames == 1:
+            self._remember_keys(topic, message, intake, group, now_us)
         group.add_intake(intake)
         return self._appended(topic, is_new, intake.entries)
 
@@ -389,9 +380,8 @@ class Requests:
             return None
         assert event.attachment is not None
         self._require_ids(batch, topic.name, topic.topic_id)
-        key = message.idempotency_key
-        if key and (seen := topic.keys.find(key, now_us, topic.config.idempotency_window_ms)):
-            return self._appended(topic, False, _repeat_entries(topic, batch, seen))
+        if (past := repeats.find(topic, message, batch, now_us, is_whole=True)) is not None:
+            return self._appended(topic, False, *past)
         intake = self._admission.open(event.attachment, batch, np.arange(len(batch), dtype=np.int64))
         batch.words[:, layout.W_TOPIC] = topic.topic_id
         self._admission.admit(intake, {topic.topic_id: topic}, now_us, closed)
@@ -420,24 +410,25 @@ class Requests:
                 "attached bytes are not the frames announced", announced=message.frames, found=len(batch),
                 reason=batch.reason or batch.end.value,
             )  # fmt: skip
-        if len(message.idempotency_key.encode()) > IDEMPOTENCY_KEY_BYTES_MAX:
-            raise InvalidRequest("idempotency key too long", max=IDEMPOTENCY_KEY_BYTES_MAX)
-        if message.idempotency_key and len(batch) != 1:
-            raise InvalidRequest("an idempotency key covers exactly one frame", found=len(batch))
+        repeats.check(message, batch)
         return batch
 
-    def _appended(self, topic: Topic, created: bool, entries: Any) -> m.Appended:
-        return m.Appended(topic.name, topic.topic_id, topic.epoch, created, entries.tobytes())
+    def _appended(self, topic: Topic, created: bool, entries: Any, known: bytes = b"") -> m.Appended:
+        return m.Appended(topic.name, topic.topic_id, topic.epoch, created, entries.tobytes(), known)
 
-    def _remember_key(self, topic: Topic, key: str, intake: Intake, group: Group, now_us: int) -> None:
+    def _remember_keys(
+        self, topic: Topic, message: m.Append, intake: Intake, group: Group, now_us: int
+    ) -> None:
         entry = intake.entries[0]
         first, stamp = int(entry[S_FIRST_SEQ]), int(entry[S_COMMIT_TS])
-        seen = Remembered(first, intake.records, stamp, now_us)
         window = topic.config.idempotency_window_ms
-        topic.keys.remember(key, seen, window)
+        own = message.window_ms if 0 < message.window_ms < window else 0
+        seen = Remembered(first, intake.records, stamp, now_us, own)
+        repeats.remember(topic, message.idempotency_key, message.ids, seen)
         # Ahead of its append: replay believes a key only when the append right behind it is there,
         # so a torn tail takes both or neither.
-        used = frame_of(KeyUsed(key, first, intake.records, stamp, now_us), topic.topic_id, topic.epoch)
+        body = KeyUsed(message.idempotency_key, first, intake.records, stamp, now_us, own, message.ids)
+        used = frame_of(body, topic.topic_id, topic.epoch)
         if window and topic.config.durability != Durability.EPHEMERAL:
             group.add_control(used, sync=False)
 
@@ -542,16 +533,3 @@ def head_base_frame(topic: Topic) -> bytearray:
 def error_reply(error: Refused) -> m.ErrorReply:
     """The wire form of a refusal."""
     return m.ErrorReply(int(error.status), error.message, error.detail, error.outcome)
-
-
-def _repeat_entries(topic: Topic, batch: frames.FrameBatch, seen: Remembered) -> Any:
-    entries = np.zeros((1, WORDS), dtype=np.uint64)
-    entries[0, S_FIRST_SEQ] = seen.first_seq
-    entries[0, S_COMMIT_TS] = seen.commit_ts
-    entries[0, S_COUNT_STATUS] = seen.records | (FLAG_DEDUPED << FLAGS_SHIFT)
-    # The answer waits for the group in hand, which may hold the first copy.
-    entries[0, S_HEAD_SEQ] = topic.next_seq - 1
-    entries[0, S_EPOCH] = topic.epoch
-    entries[0, S_TOPIC] = topic.topic_id
-    entries[0, S_PRODUCER_SEQ] = batch.words[0, layout.W_PRODUCER_SEQ]
-    return entries

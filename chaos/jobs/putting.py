@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from chaos.jobs.journal import Did, Journal, Outcome
-from ringlog.client.results import Appended
+from ringlog.client.fields import NewRecord
+from ringlog.client.results import Appended, AppendedOnce
 from ringlog.errors import RinglogError
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 _FILLER = bytes(range(256))
 VALUE_BYTES = 8
+TWICE_ONE_IN = 4
+"""Of so many writes one has dedup ids and is sent twice, whatever became of it the first time: nothing may be
+there twice then either."""
 
 
 class End(Protocol):
@@ -38,7 +42,7 @@ def value_of(data: bytes) -> int:
 
 
 def put_all(
-    send: Callable[[list[bytes]], Appended], task: Task, journal: Journal, end: End, report: Report
+    send: Callable[[list[Any]], Appended], task: Task, journal: Journal, end: End, report: Report
 ) -> None:
     """Single payloads and batches, each with an outcome."""
     random = Random(task.client)
@@ -49,13 +53,33 @@ def put_all(
         journal.note(Did.PUT, task.topic, values)
         report.ops += len(values)
         try:
-            done = send([payload_of(value) for value in values])
+            seqs = _sent_twice(send, values) if random.randrange(TWICE_ONE_IN) == 0 else _sent(send, values)
         except RinglogError as e:
             report.failed(str(e))
             journal.note(Did.PUT_END, task.topic, values)
             continue
-        seqs = [done.first_seq + n for n in range(len(values))] if done.first_seq else [0] * len(values)
         journal.note(Did.PUT_END, task.topic, values, seqs=seqs, outcome=Outcome.OK)
         ahead = begun + report.ops / task.per_s - time.monotonic()
         if ahead > 0:
             time.sleep(ahead)
+
+
+def _sent(send: Callable[[list[Any]], Appended], values: list[int]) -> list[int]:
+    """Their numbers; zeros where they are not known."""
+    done = send([payload_of(value) for value in values])
+    return [done.first_seq + n for n in range(len(values))] if done.first_seq else [0] * len(values)
+
+
+def _sent_twice(send: Callable[[list[Any]], Appended], values: list[int]) -> list[int]:
+    """The same under ids, by a writer that does not know whether it was there before."""
+    records = [NewRecord(data=payload_of(value), dedup_id=str(value)) for value in values]
+    try:
+        first = send(records)
+    except RinglogError as e:
+        if e.outcome != "unknown":
+            raise
+        first = None
+    again = send(records)
+    assert isinstance(again, AppendedOnce)
+    assert first is None or first.seqs == again.seqs, "a repeat is told other numbers"  # type: ignore[attr-defined]
+    return list(again.seqs)

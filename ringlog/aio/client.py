@@ -21,9 +21,10 @@ from ringlog.client.assembler import Assembler
 from ringlog.client.client import ClientOptions, checked_key
 from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
-from ringlog.client.fields import NewRecord, Payload, RecordFields
+from ringlog.client.fields import NewRecord, Payload, RecordFields, digest_of
 from ringlog.client.group_facts import GroupLimits
 from ringlog.client.grouping import GroupWorking
+from ringlog.client.once import check_once, check_window
 from ringlog.client.pages import EARLIEST, STORED, Cursor, Page, Record, Start, TagFilter
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState, CloseReport
 from ringlog.client.session import Session, new_client_id
@@ -138,12 +139,18 @@ class Client:
         durability: Durability | str | None = None,
         create: bool = True,
         disable_backpressure: bool = False,
+        dedup_id: str | None = None,
+        dedup_window_ms: int | None = None,
         **record: Unpack[RecordFields],
     ) -> Appended:
         """Append one record and wait until it met its class. See ringlog.client.Client.append."""
+        window_ms = check_window(dedup_window_ms)
         core = self._appender(topic, parse_durability(durability), create, disable_backpressure)
         records = Assembler()
         records.add(core.encode(data), core.fields(dict(record)) if record else None)
+        if dedup_id is not None:
+            records.ids[0] = digest_of(dedup_id)
+            return await self._shell.run(core.append_once(records, window_ms))
         return await self._shell.wait(core.add_frame(records))
 
     async def append_many(
@@ -153,17 +160,22 @@ class Client:
         /,
         *,
         idempotency_key: str | None = None,
+        dedup_window_ms: int | None = None,
         durability: Durability | str | None = None,
         create: bool = True,
         disable_backpressure: bool = False,
     ) -> Appended:
         """Append records in one atomic write. See ringlog.client.Client.append_many."""
-        key = checked_key(idempotency_key)
+        key, window_ms = checked_key(idempotency_key), check_window(dedup_window_ms)
         core = self._appender(topic, parse_durability(durability), create, disable_backpressure)
         assembled = core.assemble(records)
+        if assembled.ids:
+            check_once(assembled, topic, key)
+            return await self._shell.run(core.append_once(assembled, window_ms))
         if key:
             frame = core.keyed_frame(assembled)
-            return await self._shell.run(core.session.append_keyed(core.keyed_stream(), frame, key))
+            keyed = core.session.append_keyed(core.keyed_stream(), frame, key, window_ms)
+            return await self._shell.run(keyed)
         return await self._shell.wait(core.add_frame(assembled))
 
     @overload

@@ -104,9 +104,9 @@ class Group:
         """These are done for the group."""
         return await self._leases.ack(jobs)
 
-    async def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
+    async def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0, reason: str = "") -> Settled:
         """Give these back."""
-        return await self._leases.nack(jobs, delay_ms=delay_ms)
+        return await self._leases.nack(jobs, delay_ms=delay_ms, reason=reason)
 
     async def reject(self, job: Job, reason: str = "") -> None:
         """Send a record to the group's dead letters."""

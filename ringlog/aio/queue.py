@@ -17,7 +17,7 @@ from ringlog.client.behind import Behind
 from ringlog.client.claimed import Claimed, Jobs, Leases, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
-from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
+from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms, said_of
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record, Tombstone
 from ringlog.client.queue import (
@@ -25,15 +25,15 @@ from ringlog.client.queue import (
     RETRY_S,
     check_batches,
     check_claim,
-    check_delay,
     check_iteration,
     check_lease,
     is_by_number,
+    rest_of,
 )
 from ringlog.client.redrive import Redrive, RedriveReport, Where
-from ringlog.client.results import Appended, ClientState, QueueStats, Settled
+from ringlog.client.results import Appended, ClientState, PendingJob, QueueStats, Settled
 from ringlog.client.topics import Deletion
-from ringlog.client.working import Wish, Working
+from ringlog.client.working import Rest, Wish, Working
 from ringlog.clock import SystemClock
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
 from ringlog.link.pending import Steps
@@ -81,9 +81,9 @@ class Job(JobFacts):
         if not (await self._queue.ack([self])).is_complete:
             raise self.lost_error()
 
-    async def nack(self, *, delay_ms: int = 0) -> None:
+    async def nack(self, *, delay_ms: int | None = None, reason: str = "") -> None:
         """Give the job back; raises LeaseLost."""
-        if not (await self._queue.nack([self], delay_ms=delay_ms)).is_complete:
+        if not (await self._queue.nack([self], delay_ms=delay_ms, reason=reason)).is_complete:
             raise self.lost_error()
 
     async def reject(self, reason: str = "") -> None:
@@ -109,7 +109,7 @@ class Job(JobFacts):
                 await self.ack()
         elif not self.lease.is_over:
             with suppress(RinglogError):
-                await self._queue.nack([self], delay_ms=backoff_ms(self.deliveries))
+                await self._queue.give_up(self, said_of(error))
 
 
 class Queue:
@@ -138,15 +138,23 @@ class Queue:
         """The worker's name, which holds the leases."""
         return self._working.node
 
-    async def put(self, data: Any, /, **record: Unpack[RecordFields]) -> Appended:
+    async def put(
+        self, data: Any, /, *, dedup_id: str | None = None, dedup_window_ms: int | None = None,
+        **record: Unpack[RecordFields],
+    ) -> Appended:  # fmt: skip
         """Add a job."""
         await self._require_queue()
-        return await self._client.append(self.topic, self._codec.encode(data), create=False, **record)
+        return await self._client.append(
+            self.topic, self._codec.encode(data), create=False, dedup_id=dedup_id,
+            dedup_window_ms=dedup_window_ms, **record,
+        )  # fmt: skip
 
-    async def put_many(self, jobs: Iterable[Any], /) -> Appended:
+    async def put_many(self, jobs: Iterable[Any], /, *, dedup_window_ms: int | None = None) -> Appended:
         """Add jobs in one atomic write."""
         await self._require_queue()
-        return await self._client.append_many(self.topic, encoded(jobs, self._codec), create=False)
+        return await self._client.append_many(
+            self.topic, encoded(jobs, self._codec), create=False, dedup_window_ms=dedup_window_ms
+        )
 
     async def claim(
         self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False,
@@ -278,7 +286,7 @@ class Queue:
             await self.reject(job, reason)
         except InvalidRequest:
             with suppress(RinglogError):
-                await self.nack([job], delay_ms=BACKOFF_MS_MAX)
+                await self.nack([job], delay_ms=BACKOFF_MS_MAX, reason=reason)
         except RinglogError as e:
             if not (e.retriable or isinstance(e, LeaseLost)):
                 raise
@@ -317,33 +325,36 @@ class Queue:
         """These jobs are done."""
         return await self._settle(jobs, None)
 
-    async def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
+    async def nack(self, jobs: Iterable[Job], *, delay_ms: int | None = None, reason: str = "") -> Settled:
         """Give these jobs back."""
-        check_delay(delay_ms)
-        return await self._settle(jobs, delay_ms)
+        return await self._settle(jobs, rest_of(delay_ms, reason))
 
     def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
         return Jobs(claimed, partial(Job, self, codec=self._codec))
 
-    async def _settle(self, jobs: Iterable[Job], delay_ms: int | None) -> Settled:
+    async def _settle(self, jobs: Iterable[Job], rest: Rest | None) -> Settled:
         together = settled_together(jobs)
         if together is not None:
-            return await self._settled_together(together, delay_ms)
+            return await self._settled_together(together, rest)
         jobs = list(jobs)
         session, leases = self._shell.session, [job.lease for job in jobs]
-        if delay_ms is None:
+        if rest is None:
             return await self._settled(jobs, self._working.ack(session, leases))
-        return await self._settled(jobs, self._working.nack(session, leases, delay_ms))
+        return await self._settled(jobs, self._working.nack(session, leases, *rest))
 
-    async def _settled_together(self, claimed: Claimed, delay_ms: int | None) -> Settled:
+    async def _settled_together(self, claimed: Claimed, rest: Rest | None) -> Settled:
         session, working = self._shell.session, self._working
         try:
-            if delay_ms is None:
+            if rest is None:
                 return await self._shell.run(working.ack(session, claimed))
-            return await self._shell.run(working.nack(session, claimed, delay_ms))
+            return await self._shell.run(working.nack(session, claimed, *rest))
         except RinglogError:
             claimed.lose()
             raise
+
+    async def give_up(self, job: Job, reason: str) -> None:
+        """Its block has failed: it rests as the topic says, or for `backoff_ms`."""
+        await self._settle([job], Rest(backoff_ms(job.deliveries), reason, True))
 
     async def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once."""
@@ -372,6 +383,10 @@ class Queue:
     async def stats(self) -> QueueStats:
         """How many jobs are in which state."""
         return await self._shell.run(self._working.stats(self._shell.session))
+
+    async def pending(self, limit: int = 100, *, after: int = 0) -> list[PendingJob]:
+        """The first jobs behind `after` that were handed out and are not done."""
+        return await self._shell.run(self._working.known_jobs(self._shell.session, after, limit))
 
     async def peek(self, limit: int = 1) -> list[Record]:
         """The first jobs that are there, whoever holds them."""

@@ -58,7 +58,11 @@ _GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "queue": (
         "How queues stand, and emptying them.",
-        {"stats": "ringlog.cli.queue:stats", "purge": "ringlog.cli.queue:purge"},
+        {
+            "stats": "ringlog.cli.queue:stats",
+            "pending": "ringlog.cli.queue:pending",
+            "purge": "ringlog.cli.queue:purge",
+        },
     ),
     "dead": (
         "Dead letters: jobs that were given up.",

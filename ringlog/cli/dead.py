@@ -179,8 +179,14 @@ def _source(topic: str, group: str) -> dict[str, str]:
 
 def _listed(record: Record) -> dict[str, Any]:
     from ringlog.client.letters import noted
-    from ringlog.frame.columns import DEAD_LETTER_DELIVERIES, DEAD_LETTER_REASON, DEAD_LETTER_SRC_SEQ
+    from ringlog.frame.columns import (
+        DEAD_LETTER_DELIVERIES,
+        DEAD_LETTER_LAST_FAILURE,
+        DEAD_LETTER_REASON,
+        DEAD_LETTER_SRC_SEQ,
+    )
 
+    failed = noted(record, DEAD_LETTER_LAST_FAILURE)
     deliveries, src_seq = noted(record, DEAD_LETTER_DELIVERIES), noted(record, DEAD_LETTER_SRC_SEQ)
     return {
         "seq": record.seq,
@@ -189,5 +195,6 @@ def _listed(record: Record) -> dict[str, Any]:
         "deliveries": None if deliveries is None else int(deliveries),
         "bytes": len(record.data),
         "tag": record.tag,
+        "failed": rfc3339(int(failed) * 1_000) if failed and failed.isdecimal() else None,
         "reason": noted(record, DEAD_LETTER_REASON),
     }

@@ -41,6 +41,8 @@ def put(
     ttl: str | None = None,
     not_before: str | None = None,
     priority: int | None = None,
+    dedup_id: str | None = None,
+    dedup_window: str | None = None,
     options: Given,
 ) -> None:
     """Add jobs: one for each argument, or what standard input has.
@@ -63,26 +65,35 @@ def put(
         Not to be worked on before this time (RFC 3339).
     priority
         0 to 255.
+    dedup_id
+        Of one job: within the queue's window a job is put once under this id, however often it is tried.
+    dedup_window
+        A shorter window than the queue's: 10s, 5m.
     """
     from ringlog.client.fields import NewRecord
 
+    if dedup_id is not None and (lines or len(data) > 1):
+        raise UsageError("--dedup-id goes with one job")
     if lines and data:
         raise UsageError("--lines takes jobs from standard input, not from the command line")
     moment = None if not_before is None else parse_moment(not_before, options.clock)
     ttl_ms = None if ttl is None else parse_milliseconds(ttl)
     key_bytes = None if key is None else key.encode()
-    count, first, last = 0, None, 0
+    window_ms = None if dedup_window is None else parse_milliseconds(dedup_window)
+    count, repeated, first, last = 0, 0, None, 0
     with options.connect() as client:
         jobs = client.queue(queue)
         for part in _parts(_payloads(data, lines=lines)):
-            done = jobs.put_many(
+            records = [
                 NewRecord(data=each, key=key_bytes, tag=tag, ttl_ms=ttl_ms, not_before=moment,
-                          priority=priority)
+                          priority=priority, dedup_id=dedup_id)
                 for each in part
-            )  # fmt: skip
+            ]  # fmt: skip
+            done = jobs.put_many(records, dedup_window_ms=window_ms)
             first, last = first or done.first_seq, done.last_seq
-            count += len(part)
-    options.printer().thing({"queue": queue, "jobs": count, "first_seq": first, "last_seq": last})
+            count, repeated = count + len(part), repeated + done.deduped
+    facts = {"queue": queue, "jobs": count, "first_seq": first, "last_seq": last}
+    options.printer().thing(facts if dedup_id is None else {**facts, "deduped": bool(repeated)})
 
 
 def _payloads(data: Sequence[str], *, lines: bool) -> Iterator[bytes]:
@@ -182,7 +193,9 @@ def ack(queue: str, *jobs: str, node: Node = NODE, options: Given) -> int:
     )
 
 
-def nack(queue: str, *jobs: str, delay: str = "0", node: Node = NODE, options: Given) -> int:
+def nack(
+    queue: str, *jobs: str, delay: str | None = None, reason: str = "", node: Node = NODE, options: Given
+) -> int:  # fmt: skip
     """Give jobs back.
 
     Parameters
@@ -192,16 +205,21 @@ def nack(queue: str, *jobs: str, delay: str = "0", node: Node = NODE, options: G
     jobs
         Numbers, or number:lease as printed by claim.
     delay
-        How long they rest before they are handed out again.
+        How long they rest before they are handed out again (default: as the queue says, not at all if it
+        says nothing).
+    reason
+        Why they failed; it goes with them, should they become dead letters.
     node
         Who holds them.
     """
     from ringlog.envelope.messages import JobsNack
 
-    delay_ms = parse_milliseconds(delay)
+    delay_ms = 0 if delay is None else parse_milliseconds(delay)
     return _settle(
         queue, jobs, "nacked", options,
-        lambda seqs, tokens: JobsNack(queue, node, seqs, tokens, delay_ms, call=_call()),
+        lambda seqs, tokens: JobsNack(
+            queue, node, seqs, tokens, delay_ms, _call(), reason, has_backoff=delay is None
+        ),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from ringlog.cli.asking import is_confirmed
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import Exit
+from ringlog.cli.places import rfc3339
 from ringlog.cli.topic import facts_of
 
 Given = Annotated[Options, Parameter(parse=False)]
@@ -30,6 +31,35 @@ def stats(*queues: str, options: Given) -> None:
             facts = facts_of(client.queue(name).stats())
             rows.append({"queue": facts.pop("topic"), **facts})
     options.printer().rows(rows)
+
+
+def pending(
+    queue: str, *, after: int = 0, count: Annotated[int, Parameter(name=["--count", "-n"])] = 100,
+    options: Given,
+) -> None:  # fmt: skip
+    """Print jobs that were handed out and are not done: who holds them, until when, why they failed.
+
+    Parameters
+    ----------
+    queue
+        Whose.
+    after
+        Those behind this number.
+    count
+        How many at most.
+    """
+    with options.connect() as client:
+        found = client.queue(queue).pending(count, after=after)
+    rows = []
+    for each in found:
+        facts = facts_of(each)
+        facts["until"], facts["failed_at"] = _moment(each.until), _moment(each.failed_at)
+        rows.append(facts)
+    options.printer().rows(rows)
+
+
+def _moment(seconds: float) -> str | None:
+    return rfc3339(round(seconds * 1e6)) if seconds else None
 
 
 def purge(queue: str, *, yes: Yes = False, options: Given) -> int:

@@ -12,11 +12,13 @@ from ringlog.client.producer import Producer
 from ringlog.client.results import (
     Appended,
     AppendedEach,
+    AppendedOnce,
     ClientEvent,
     ClientHealth,
     ClientState,
     CloseReport,
     FlushReport,
+    PendingJob,
     ProducerStats,
     QueueStats,
     Settled,
@@ -28,10 +30,11 @@ from ringlog.payload import JSON, RAW, TEXT, PayloadCodec, msgspec_codec
 
 __all__ = [
     "EARLIEST", "JSON", "LATEST", "RAW", "STORED", "TEXT",
-    "Appended", "AppendedEach", "CaughtUp", "Client", "ClientEvent", "ClientHealth", "ClientState",
-    "CloseReport", "Cursor", "Deletion", "FlushReport", "GroupMember", "GroupStats", "Lagged",
+    "Appended", "AppendedEach", "AppendedOnce", "CaughtUp", "Client", "ClientEvent", "ClientHealth",
+    "ClientState", "CloseReport", "Cursor", "Deletion", "FlushReport", "GroupMember", "GroupStats", "Lagged",
     "NewRecord", "Page", "Payload",
-    "PayloadCodec", "PendingEntry", "Producer", "ProducerStats", "QueueStats", "Record", "RecordFields",
+    "PayloadCodec", "PendingEntry", "PendingJob", "Producer", "ProducerStats", "QueueStats", "Record",
+    "RecordFields",
     "RouterDescription", "Routers", "Settled", "Start", "Ticket", "Tombstone",
     "TopicDeleted", "TopicDescription", "TopicRemoval", "TopicSummary", "Topics", "WatchEvent", "backoff_ms",
     "connect", "msgspec_codec",

@@ -14,11 +14,13 @@ RECORD_OVERHEAD_BYTES = 8
 class Assembler:
     """Collects payloads and, for the columns that any record has, one value a record."""
 
-    __slots__ = ("bytes", "columns", "payloads")
+    __slots__ = ("bytes", "columns", "ids", "payloads")
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
         self.columns: dict[str, list[Any]] = {}
+        self.ids: dict[int, bytes] = {}
+        """Digests of dedup ids, by row."""
         self.bytes = 0
         """Payload bytes so far, and an estimate of the fields'."""
 
@@ -41,6 +43,14 @@ class Assembler:
         """Be these records, which have no fields; nothing was added before."""
         self.payloads = list(payloads)
         self.bytes = sum(map(len, self.payloads)) + RECORD_OVERHEAD_BYTES * len(self.payloads)
+
+    def only(self, rows: Sequence[int]) -> Assembler:
+        """These records alone, in this order."""
+        part = Assembler()
+        part.payloads = [self.payloads[row] for row in rows]
+        part.columns = {name: [column[row] for row in rows] for name, column in self.columns.items()}
+        part.ids = {at: self.ids[row] for at, row in enumerate(rows) if row in self.ids}
+        return part
 
     def encode(self) -> Columns:
         """All records as a frame's body; raises RecordTooLarge or InvalidRequest naming the index."""

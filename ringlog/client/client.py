@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 from ringlog.client.assembler import Assembler
 from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
-from ringlog.client.fields import NewRecord, Payload, RecordFields
+from ringlog.client.fields import NewRecord, Payload, RecordFields, digest_of
 from ringlog.client.locked import LockedConnection
+from ringlog.client.once import check_once, check_window
 from ringlog.client.pages import EARLIEST, STORED, Cursor, Page, Record, Start, TagFilter
 from ringlog.client.producer import Producer
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState, CloseReport
@@ -213,6 +214,8 @@ class Client:
         durability: Durability | str | None = None,
         create: bool = True,
         disable_backpressure: bool = False,
+        dedup_id: str | None = None,
+        dedup_window_ms: int | None = None,
         **record: Unpack[RecordFields],
     ) -> Appended:
         """Append one record and wait until it met its class; the topic is made if absent, unless told not to.
@@ -220,14 +223,21 @@ class Client:
         Raises a Refused by what was wrong, RequestTimeout when the fate is unknown, NotConnected when
         there was no engine and nothing was applied. What is refused under pressure (Throttled) is tried again
         until the client's timeout; with `disable_backpressure` pressure is no reason to refuse it.
+
+        With a `dedup_id` a repeat inside the topic's window (`idempotency_window_ms`), or the shorter one of
+        `dedup_window_ms`, appends nothing and returns the number of the first time.
         """
-        shell = self._shell
+        shell, window_ms = self._shell, check_window(dedup_window_ms)
         with shell.locked() as session:
             core = self._appender(session, topic, parse_durability(durability), create, disable_backpressure)
             records = Assembler()
             records.add(core.encode(data), core.fields(dict(record)) if record else None)
-            batch = core.add_frame(records)
-            shell.wait_locked(batch, None)
+            if dedup_id is None:
+                batch = core.add_frame(records)
+                shell.wait_locked(batch, None)
+        if dedup_id is not None:
+            records.ids[0] = digest_of(dedup_id)
+            return shell.ask(lambda _: start(core.append_once(records, window_ms)))
         return batch.take()
 
     def append_many(
@@ -237,6 +247,7 @@ class Client:
         /,
         *,
         idempotency_key: str | None = None,
+        dedup_window_ms: int | None = None,
         durability: Durability | str | None = None,
         create: bool = True,
         disable_backpressure: bool = False,
@@ -244,17 +255,22 @@ class Client:
         """Append records in one atomic write, all or nothing, at most 10,000.
 
         With an `idempotency_key` a repeat inside the topic's window appends nothing and returns the numbers
-        of the first time.
+        of the first time. NewRecords may have a `dedup_id` each instead, up to 1,000 in one write: those
+        whose id was used inside the window are left out, and the AppendedOnce says which they are and what
+        numbers they have. `dedup_window_ms` is a shorter window than the topic's, for what is new.
         """
         asked = parse_durability(durability)
-        key = checked_key(idempotency_key)
+        key, window_ms = checked_key(idempotency_key), check_window(dedup_window_ms)
         with self._shell.locked() as session:
             core = self._appender(session, topic, asked, create, disable_backpressure)
         assembled = core.assemble(records)
+        if assembled.ids:
+            check_once(assembled, topic, key)
+            return self._shell.ask(lambda _: start(core.append_once(assembled, window_ms)))
         if key:
             frame = core.keyed_frame(assembled)
             return self._shell.ask(
-                lambda session: start(session.append_keyed(core.keyed_stream(), frame, key))
+                lambda session: start(session.append_keyed(core.keyed_stream(), frame, key, window_ms))
             )
         with self._shell.locked():
             batch = core.add_frame(assembled)

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from ringlog.client.assembler import RECORD_OVERHEAD_BYTES, Assembler
 from ringlog.client.batch import Batch
-from ringlog.client.fields import column_values, fields_of
-from ringlog.client.results import FlushReport, ProducerStats
+from ringlog.client.fields import column_values, digest_of, fields_of
+from ringlog.client.once import append_once
+from ringlog.client.results import Appended, FlushReport, ProducerStats
 from ringlog.client.session import Session
 from ringlog.client.single import single_frame
 from ringlog.client.stream import SESSION_BIT, Stream
@@ -33,7 +34,7 @@ from ringlog.errors import (
 from ringlog.frame import codec as frame_codec
 from ringlog.frame.layout import HEADER_BYTES
 from ringlog.limits import BATCH_RECORDS_MAX, RECORD_BYTES_MAX, REQUEST_BYTES_MAX
-from ringlog.link.pending import Pending, resolved
+from ringlog.link.pending import Pending, Steps, resolved
 from ringlog.link.timers import Timer
 from ringlog.payload import RAW, PayloadCodec
 from ringlog.types import Codec, Durability
@@ -207,6 +208,8 @@ class ProducerCore:
 
     def add_frame(self, records: Assembler) -> Batch:
         """Send these records as one frame of their own, behind what was gathered."""
+        if records.ids:
+            raise UsageError("a dedup id goes with append, append_many and put, not with a producer")
         frame = self._frame(records)
         self.flush_open()
         batch = Batch(self.stream)
@@ -226,7 +229,10 @@ class ProducerCore:
             if found is None:
                 records.add(self.encode(item))
             else:
-                records.add(self.encode(found[0]), self.fields(found[1]))
+                dedup_id = found[1].pop("dedup_id", None)
+                row = records.add(self.encode(found[0]), self.fields(found[1]))
+                if dedup_id is not None:
+                    records.ids[row] = digest_of(dedup_id)
         if not records.payloads:
             raise InvalidRequest("a write holds at least one record", records=0, min=1)
         return records
@@ -287,6 +293,10 @@ class ProducerCore:
             columns, topic_id=0, durability=options.durability or Durability.EPHEMERAL,
             payload_kind=options.payload.kind, codec=options.codec,
         )  # fmt: skip
+
+    def append_once(self, records: Assembler, window_ms: int) -> Steps[Appended]:
+        """Append records with dedup ids, by message: those that are new."""
+        return append_once(self.session, self.keyed_stream(), records, self._frame, window_ms)
 
     def keyed_frame(self, records: Assembler) -> bytearray:
         """One frame that goes by message, under an idempotency key."""

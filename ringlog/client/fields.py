@@ -9,9 +9,10 @@ from typing import Any, TypedDict
 import msgspec
 
 from ringlog.clock import Clock
+from ringlog.digests import digest_of_id
 from ringlog.errors import InvalidRequest, UsageError
 from ringlog.frame.columns import encode_records
-from ringlog.limits import KEY_BYTES_MAX, NODE_BYTES_MAX, TAG_BYTES_MAX
+from ringlog.limits import DEDUP_ID_BYTES_MAX, KEY_BYTES_MAX, NODE_BYTES_MAX, TAG_BYTES_MAX
 
 Payload = bytes | bytearray | memoryview
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
@@ -48,6 +49,8 @@ class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | int | None = None
     not_before: datetime | int | None = None
     priority: int | None = None
+    dedup_id: str | None = None
+    """Within the topic's window a record with this id is written once; not for producers."""
 
 
 COLUMNS = {
@@ -73,11 +76,22 @@ def column_values(fields: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
             if fields.get("expires_at") is not None:
                 raise UsageError("give ttl_ms or expires_at, not both")
             values["expires_at"] = clock.now_us() + _positive(name, value) * 1_000
+        elif name == "dedup_id":
+            raise UsageError("a dedup id goes with append, append_many and put, not with a producer")
         elif name not in COLUMNS:
             raise TypeError(f"a record has no field {name!r}; it may have {', '.join([*COLUMNS, 'ttl_ms'])}")
         else:
             values[COLUMNS[name]] = _CHECKS[name](name, value)
     return values
+
+
+def digest_of(dedup_id: Any) -> bytes:
+    """A dedup id as it travels; raises UsageError, InvalidRequest."""
+    if not isinstance(dedup_id, str) or not dedup_id:
+        raise UsageError("a dedup id is a str that is not empty", found=type(dedup_id).__name__)
+    if len(dedup_id) > DEDUP_ID_BYTES_MAX or len(dedup_id.encode()) > DEDUP_ID_BYTES_MAX:
+        raise InvalidRequest("dedup id too long", max=DEDUP_ID_BYTES_MAX)
+    return digest_of_id(dedup_id)
 
 
 def fields_of(record: Any) -> tuple[Any, dict[str, Any]] | None:

@@ -120,9 +120,9 @@ class Group:
         """These are done for the group. As Queue.ack, but that the records stay."""
         return self._leases.ack(jobs)
 
-    def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
+    def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0, reason: str = "") -> Settled:
         """Give these back, ready now or after `delay_ms`."""
-        return self._leases.nack(jobs, delay_ms=delay_ms)
+        return self._leases.nack(jobs, delay_ms=delay_ms, reason=reason)
 
     def reject(self, job: Job, reason: str = "") -> None:
         """Send a record to the group's dead letters, whatever its deliveries; the first line of `reason` goes

@@ -143,8 +143,8 @@ class GroupWorking(Working):
                 )
             case JobsAck(node=node, seqs=seqs, tokens=tokens, call=call):
                 return GroupAck(topic, group, node, seqs, tokens, call)
-            case JobsNack(node=node, seqs=seqs, tokens=tokens, delay_ms=delay_ms, call=call):
-                return GroupNack(topic, group, node, seqs, tokens, delay_ms, call)
+            case JobsNack(node=node, seqs=seqs, tokens=tokens, delay_ms=delay_ms, call=call, reason=reason):
+                return GroupNack(topic, group, node, seqs, tokens, delay_ms, call, reason)
             case JobsReject(node=node, seqs=seqs, tokens=tokens, reason=reason, call=call):
                 return GroupReject(topic, group, node, seqs, tokens, reason, call)
             case JobsExtend(node=node, seqs=seqs, tokens=tokens, lease_ms=lease_ms, call=call):

@@ -21,6 +21,11 @@ def backoff_ms(deliveries: int, base_ms: int = BACKOFF_MS, most_ms: int = BACKOF
     return min(base_ms << min(max(deliveries - 1, 0), 30), most_ms)
 
 
+def said_of(error: BaseException) -> str:
+    """Why a job failed whose block raised this."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 class JobFacts:
     """One job and the right to it."""
 

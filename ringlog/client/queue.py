@@ -22,13 +22,13 @@ from ringlog.client.behind import Behind
 from ringlog.client.claimed import Claimed, Jobs, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
-from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms
+from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms, said_of
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record, Tombstone
 from ringlog.client.redrive import Redrive, RedriveReport, Where
-from ringlog.client.results import Appended, ClientState, QueueStats, Settled
+from ringlog.client.results import Appended, ClientState, PendingJob, QueueStats, Settled
 from ringlog.client.topics import Deletion
-from ringlog.client.working import Wish, Working
+from ringlog.client.working import Rest, Wish, Working
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX
 from ringlog.link.pending import Pending, Steps, start
@@ -87,9 +87,10 @@ class Job(JobFacts):
         if not self._queue.ack([self]).is_complete:
             raise self.lost_error()
 
-    def nack(self, *, delay_ms: int = 0) -> None:
-        """Give the job back, to be claimed by anybody now or after `delay_ms`; raises LeaseLost."""
-        if not self._queue.nack([self], delay_ms=delay_ms).is_complete:
+    def nack(self, *, delay_ms: int | None = None, reason: str = "") -> None:
+        """Give the job back, to be claimed by anybody after `delay_ms`; raises LeaseLost. See
+        Queue.nack."""
+        if not self._queue.nack([self], delay_ms=delay_ms, reason=reason).is_complete:
             raise self.lost_error()
 
     def reject(self, reason: str = "") -> None:
@@ -117,7 +118,7 @@ class Job(JobFacts):
             # The error of the block is what its caller has to hear of: a lease that is lost besides, or an
             # engine that is gone, gives the job to somebody else by itself.
             with suppress(RinglogError):
-                self._queue.nack([self], delay_ms=backoff_ms(self.deliveries))
+                self._queue.give_up(self, said_of(error))
 
 
 class Queue:
@@ -151,16 +152,25 @@ class Queue:
 
     # -- putting jobs in ------------------------------------------------------------------------------
 
-    def put(self, data: Any, /, **record: Unpack[RecordFields]) -> Appended:
-        """Add a job: bytes, or what the queue's codec takes; fields as in Client.append. Raises
+    def put(
+        self, data: Any, /, *, dedup_id: str | None = None, dedup_window_ms: int | None = None,
+        **record: Unpack[RecordFields],
+    ) -> Appended:  # fmt: skip
+        """Add a job: bytes, or what the queue's codec takes; fields and dedup as in Client.append. Raises
         TopicNotFound: a queue is made with `client.topics.create(topic, type="queue")`; and NotAQueue."""
         self._require_queue()
-        return self._client.append(self.topic, self._codec.encode(data), create=False, **record)
+        return self._client.append(
+            self.topic, self._codec.encode(data), create=False, dedup_id=dedup_id,
+            dedup_window_ms=dedup_window_ms, **record,
+        )  # fmt: skip
 
-    def put_many(self, jobs: Iterable[Any], /) -> Appended:
-        """Add jobs in one atomic write, at most 10,000: each as for `put`, a NewRecord, or a Record."""
+    def put_many(self, jobs: Iterable[Any], /, *, dedup_window_ms: int | None = None) -> Appended:
+        """Add jobs in one atomic write, at most 10,000: each as for `put`, a NewRecord, or a Record. Dedup
+        ids are as in Client.append_many."""
         self._require_queue()
-        return self._client.append_many(self.topic, encoded(jobs, self._codec), create=False)
+        return self._client.append_many(
+            self.topic, encoded(jobs, self._codec), create=False, dedup_window_ms=dedup_window_ms
+        )
 
     # -- taking them out ------------------------------------------------------------------------------
 
@@ -337,7 +347,7 @@ class Queue:
             self.reject(job, reason)
         except InvalidRequest:
             with suppress(RinglogError):
-                self.nack([job], delay_ms=BACKOFF_MS_MAX)
+                self.nack([job], delay_ms=BACKOFF_MS_MAX, reason=reason)
         except RinglogError as e:
             if not (e.retriable or isinstance(e, LeaseLost)):
                 raise
@@ -402,10 +412,16 @@ class Queue:
         When the engine does not answer, the leases are not extended any more; trying again does no harm."""
         return self._settle(jobs, None)
 
-    def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0) -> Settled:
-        """Give these jobs back, ready now or after `delay_ms` (at most a day)."""
-        check_delay(delay_ms)
-        return self._settle(jobs, delay_ms)
+    def nack(self, jobs: Iterable[Job], *, delay_ms: int | None = None, reason: str = "") -> Settled:
+        """Give these jobs back, ready after `delay_ms` (at most a day), or when that is not said after the
+        topic's back-off (`backoff_ms`), which is none by default. A `reason` says that they failed: should
+        they become dead letters, its first line, the time, and how often that was go with
+        them."""
+        return self._settle(jobs, rest_of(delay_ms, reason))
+
+    def give_up(self, job: Job, reason: str) -> None:
+        """Its block has failed: it rests as the topic says, or for `backoff_ms`."""
+        self._settle([job], Rest(backoff_ms(job.deliveries), reason, True))
 
     def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once, whatever its deliveries; the first line of `reason` goes
@@ -417,23 +433,23 @@ class Queue:
     def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
         return Jobs(claimed, partial(Job, self, codec=self._codec))
 
-    def _settle(self, jobs: Iterable[Job], delay_ms: int | None) -> Settled:
+    def _settle(self, jobs: Iterable[Job], rest: Rest | None) -> Settled:
         connection, working = self._connection, self._working
         together = settled_together(jobs)
         if together is not None:
-            return self._settled_together(together, delay_ms)
+            return self._settled_together(together, rest)
         jobs = list(jobs)
         leases = [job.lease for job in jobs]
-        if delay_ms is None:
+        if rest is None:
             return self._settled(jobs, working.ack(connection, leases))
-        return self._settled(jobs, working.nack(connection, leases, delay_ms))
+        return self._settled(jobs, working.nack(connection, leases, *rest))
 
-    def _settled_together(self, claimed: Claimed, delay_ms: int | None) -> Settled:
+    def _settled_together(self, claimed: Claimed, rest: Rest | None) -> Settled:
         connection, working = self._connection, self._working
         try:
-            if delay_ms is None:
+            if rest is None:
                 return self._client.run(working.ack(connection, claimed))
-            return self._client.run(working.nack(connection, claimed, delay_ms))
+            return self._client.run(working.nack(connection, claimed, *rest))
         except RinglogError:
             claimed.lose()
             raise
@@ -463,6 +479,11 @@ class Queue:
     def stats(self) -> QueueStats:
         """How many jobs are in which state; raises NotAQueue, TopicNotFound."""
         return self._client.run(self._working.stats(self._connection))
+
+    def pending(self, limit: int = 100, *, after: int = 0) -> list[PendingJob]:
+        """The first jobs behind `after` that were handed out and are not done: who holds them, until when,
+        how often they were handed out, why they failed. Looking changes nothing."""
+        return self._client.run(self._working.known_jobs(self._connection, after, limit))
 
     def peek(self, limit: int = 1) -> list[Record]:
         """The first jobs that are there, whoever holds them, without claiming any."""
@@ -574,10 +595,13 @@ def check_batches(size: int, max_in_flight: int | None) -> int:
     return max_in_flight
 
 
-def check_delay(delay_ms: int) -> None:
-    """How long a job rests."""
+def rest_of(delay_ms: int | None, reason: str) -> Rest:
+    """How a job is given back; None = to rest as its topic says."""
+    if delay_ms is None:
+        return Rest(0, reason, True)
     if delay_ms < 0:
         raise UsageError("a time is not negative", delay_ms=delay_ms)
+    return Rest(delay_ms, reason)
 
 
 def check_lease(lease_ms: int) -> None:

@@ -53,6 +53,19 @@ class AppendedEach(Appended):
 
 
 @dataclass(frozen=True, slots=True)
+class AppendedOnce(Appended):
+    """Records with dedup ids were appended, but for those whose id was used within the window.
+
+    `deduped` is true when none was new; `first_seq` and `last_seq` are of the first and last record given.
+    """
+
+    seqs: tuple[int, ...] = ()
+    """The number of each record, in the order given; of a repeat what it got then."""
+    repeated: frozenset[int] = frozenset()
+    """Which of them, counted from 0, were there already."""
+
+
+@dataclass(frozen=True, slots=True)
 class FlushReport:
     """What became of all records sent before the flush."""
 
@@ -159,6 +172,25 @@ class Settled:
     def is_complete(self) -> bool:
         """All of them."""
         return not self.skipped
+
+
+@dataclass(frozen=True, slots=True)
+class PendingJob:
+    """A job that was handed out and is not done."""
+
+    seq: int
+    state: str
+    """leased, delayed, returned, or set aside: on its way to the dead letters."""
+    node: str
+    """Who holds it, "" = nobody."""
+    until: float
+    """When the lease or the rest ends, in seconds since the epoch on the engine's clock; 0 = it does not."""
+    deliveries: int
+    nacks: int
+    """How often it was given back with a reason."""
+    failed_at: float
+    """When it was said last why it failed; 0 = nobody did."""
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

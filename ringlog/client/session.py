@@ -370,12 +370,20 @@ class Session:
             self.note("connecting", address=str(self.address))
         return stream
 
-    def append_keyed(self, stream: Stream, frame: bytearray, key: str) -> Steps[Appended]:
+    def append_keyed(self, stream: Stream, frame: bytearray, key: str, window_ms: int = 0) -> Steps[Appended]:
         """Append one frame under an idempotency key, by message; the key makes repeating it safe (I-4)."""
+        done, _ = yield from self.append_keyed_frame(stream, frame, key=key, window_ms=window_ms)
+        return done
+
+    def append_keyed_frame(
+        self, stream: Stream, frame: bytearray, *, key: str = "", ids: bytes = b"", window_ms: int = 0
+    ) -> Steps[tuple[Appended, bytes]]:
+        """Append one frame under a key, or its records under ids; with what is known of these, as the message
+        Appended says it."""
         deadline = self.deadline_ns()
         while True:
             try:
-                return (yield from self._append_keyed_once(stream, frame, key))
+                return (yield from self._append_keyed_once(stream, frame, key, ids, window_ms))
             except (TopicNotFound, StaleEpoch):
                 self.forget(stream.topic)
                 if not stream.create or self.clock.monotonic_ns() >= deadline:
@@ -388,7 +396,9 @@ class Session:
                 continue
             yield self.pause(KEYED_RETRY_S)
 
-    def _append_keyed_once(self, stream: Stream, frame: bytearray, key: str) -> Steps[Appended]:
+    def _append_keyed_once(
+        self, stream: Stream, frame: bytearray, key: str, ids: bytes, window_ms: int
+    ) -> Steps[tuple[Appended, bytes]]:
         topic = stream.topic
         info: TopicInfo = yield self.resolve(topic, create=stream.create)
         private = bytearray(frame)
@@ -396,7 +406,10 @@ class Session:
             private, topic_id=info.topic_id, epoch=info.epoch, producer_id=stream.producer_id,
             producer_seq=stream.take_seq(),
         )  # fmt: skip
-        message = Append(topic, 1, idempotency_key=key, disable_backpressure=stream.disable_backpressure)
+        message = Append(
+            topic, 1, idempotency_key=key, disable_backpressure=stream.disable_backpressure, ids=ids,
+            window_ms=window_ms,
+        )  # fmt: skip
         reply: AppendedMessage = yield self.ask_topic(info, message, attachment=private)
         entry = np.frombuffer(reply.entries, dtype=np.uint64).reshape(-1, WORDS)[0].tolist()
         error = entry_error(entry, topic)
@@ -405,9 +418,10 @@ class Session:
         first, count = entry[S_FIRST_SEQ], entry[S_COUNT_STATUS] & 0xFFFFFFFF
         is_deduped = bool(entry[S_COUNT_STATUS] >> FLAGS_SHIFT & FLAG_DEDUPED)
         met = class_met(info, stream.durability)
-        return Appended(
+        done = Appended(
             topic, reply.epoch, first, first + count - 1, count, met, is_deduped, entry[S_COMMIT_TS]
         )
+        return done, reply.known
 
     def pause(self, seconds: float) -> Pending[None]:
         """Done after a while."""

@@ -55,6 +55,10 @@ class TopicSummary:
     config: dict[str, Any]
     held_by: str = ""
     """The consumer group for which records stay that caps or TTL would have taken (`retain_until_acked`)."""
+    keys: int = 0
+    """Idempotency keys and dedup ids that the engine remembers."""
+    keys_forgotten: int = 0
+    """Those that had to make room before their time was over (`idempotency_max`), since the shard's start."""
 
     @property
     def next_seq(self) -> int:
@@ -157,7 +161,7 @@ def summary_of(reply: TopicStateReply) -> TopicSummary:
     return TopicSummary(
         reply.topic, reply.type, reply.epoch, reply.head_seq, reply.earliest_seq, reply.count,
         reply.bytes, reply.evict_floor, _microseconds(reply.last_write_ts),
-        _microseconds(reply.last_read_ts), reply.config, reply.held_by,
+        _microseconds(reply.last_read_ts), reply.config, reply.held_by, reply.keys, reply.keys_forgotten,
     )  # fmt: skip
 
 

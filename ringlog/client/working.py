@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,10 +17,10 @@ from ringlog.client.connection import Connection
 from ringlog.client.leases import Lease, call_number, lists_of, words_of
 from ringlog.client.letters import dead_letter_of, is_letter_of
 from ringlog.client.local_source import LocalSource
-from ringlog.client.pages import Record, Tombstone
+from ringlog.client.pages import Record, Tombstone, check_after
 from ringlog.client.pieces import FramePiece, Piece, visible_pieces
 from ringlog.client.remote_source import received
-from ringlog.client.results import QueueStats, Settled
+from ringlog.client.results import PendingJob, QueueStats, Settled
 from ringlog.clock import Clock
 from ringlog.envelope.messages import (
     JobsAck,
@@ -31,6 +31,8 @@ from ringlog.envelope.messages import (
     JobsExtended,
     JobsNack,
     JobsNacked,
+    JobsPending,
+    JobsPendingReply,
     JobsReject,
     JobsRejected,
     QueueStatsReply,
@@ -58,6 +60,14 @@ class QueueConnection(Connection, Protocol):
     def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
         """Send one to who looks after its topic."""
         ...
+
+
+class Rest(NamedTuple):
+    """How jobs are given back; the fields of JobsNack."""
+
+    delay_ms: int = 0
+    reason: str = ""
+    has_backoff: bool = False
 
 
 class Wish:
@@ -246,12 +256,15 @@ class Working:
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
-    def nack(self, connection: QueueConnection, leases: Leases, delay_ms: int) -> Steps[Settled]:
-        """Their jobs are given back."""
+    def nack(
+        self, connection: QueueConnection, leases: Leases, delay_ms: int, reason: str = "",
+        has_backoff: bool = False,
+    ) -> Steps[Settled]:  # fmt: skip
+        """Their jobs are given back; with a reason they have failed. See JobsNack."""
         skipped: list[int] = []
         for part in parts_of(leases):
             seqs, tokens = entries_of(part)
-            nack = JobsNack(self.topic, self.node, seqs, tokens, delay_ms, call_number())
+            nack = JobsNack(self.topic, self.node, seqs, tokens, delay_ms, call_number(), reason, has_backoff)
             reply: JobsNacked = (yield self.line(connection).about_jobs(nack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
@@ -283,6 +296,26 @@ class Working:
                     lease.deadline_ms, lease.lease_ms = reply.deadline, lease_ms
                     lease.until_ns = begun_ns + lease_ms * MS
         return Settled(len(leases) - len(skipped), tuple(skipped))
+
+    def known_jobs(self, connection: QueueConnection, after: int, limit: int) -> Steps[list[PendingJob]]:
+        """Jobs that were handed out and are not done."""
+        check_after(after)
+        if limit < 1:
+            raise UsageError("limit is at least 1", found=limit)
+        found: list[PendingJob] = []
+        while len(found) < limit:
+            asked = min(limit - len(found), JOBS_PER_REQUEST_MAX)
+            reply: JobsPendingReply = (
+                yield self.line(connection).about_jobs(JobsPending(self.topic, after, asked))
+            ).message
+            found += (
+                PendingJob(seq, state, node, until_ms / 1_000, deliveries, nacks, failed_ms / 1_000, reason)
+                for seq, state, node, until_ms, deliveries, nacks, failed_ms, reason in reply.jobs
+            )
+            if not reply.more:
+                break
+            after = found[-1].seq
+        return found
 
     def stats(self, connection: QueueConnection) -> Steps[QueueStats]:
         """How many jobs are in which state."""

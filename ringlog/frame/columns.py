@@ -109,12 +109,14 @@ DEAD_LETTER_FROM = "$dead_letter_from"
 DEAD_LETTER_DELIVERIES = "$dead_letter_deliveries"
 DEAD_LETTER_SRC_SEQ = "$dead_letter_src_seq"
 DEAD_LETTER_REASON = "$dead_letter_reason"
+DEAD_LETTER_LAST_FAILURE = "$dead_letter_last_failure"
+DEAD_LETTER_NACKS = "$dead_letter_nacks"
 DEAD_LETTER_GROUP = "$dead_letter_group"
 DEAD_LETTER_SRC_ID = "$dead_letter_src_id"
 """Of a group's letter: the number of its topic, which no other topic of that name ever has (ST-15)."""
 STAMPED_KEYS = frozenset({
     DEAD_LETTER_FROM, DEAD_LETTER_DELIVERIES, DEAD_LETTER_SRC_SEQ, DEAD_LETTER_REASON, DEAD_LETTER_GROUP,
-    DEAD_LETTER_SRC_ID,
+    DEAD_LETTER_SRC_ID, DEAD_LETTER_LAST_FAILURE, DEAD_LETTER_NACKS,
 })  # fmt: skip
 """Keys in the metadata of a dead letter: where it comes from, how often it was handed out, why (QD-6)."""
 

@@ -93,7 +93,7 @@ class Change(msgspec.Struct, array_like=True, frozen=True):
     made: Made | None = None
     """CREATED alone."""
     reason: str = ""
-    """REJECTED: why."""
+    """REJECTED, RELEASED: why."""
 
 
 REJECTED_BIT = 1 << 31

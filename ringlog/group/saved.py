@@ -5,8 +5,6 @@ The runs lie in columns, ascending by position. A later version may append field
 
 from __future__ import annotations
 
-from itertools import islice
-
 import msgspec
 import numpy as np
 
@@ -39,7 +37,9 @@ class _Saved(msgspec.Struct, array_like=True, frozen=True):
     states: bytes
     calls: list[Change] = []
     reasons: list[tuple[U64, str]] = []
-    """(position, why it was rejected), as many as a snapshot keeps."""
+    """(position, why it was rejected), as it was written before `failures`."""
+    failures: list[tuple[U64, str, U64, U64]] = []
+    """Of positions that failed last, as many as a snapshot keeps: position, and the fields of Failure."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -62,7 +62,7 @@ def save(group: ConsumerGroup) -> bytes:
             np.array(holders, dtype="<u4").tobytes(),
             np.array([entries.deliveries[row] for row in rows], dtype="<u4").tobytes(),
             bytes([entries.state[row] for row in rows]), list(group.calls.values()),
-            list(islice(group.reasons.items(), GROUP_REASONS_SAVED_MAX)),
+            failures=[(seq, *each) for seq, each in group.failures][-GROUP_REASONS_SAVED_MAX:],
         )
     )  # fmt: skip
 
@@ -77,10 +77,10 @@ def load(data: bytes) -> ConsumerGroup:
         _fill(group, saved)
         for change in saved.calls:
             group.keep(change)
-        for seq, reason in saved.reasons:
+        for seq, reason, at_ms, nacks in [*((seq, why, 0, 0) for seq, why in saved.reasons), *saved.failures]:
             if group.entries.find(seq) < 0:
                 raise ValueError("a reason of nothing that is pending")
-            group.explain(range(seq, seq + 1), reason)
+            group.failures.note(seq, seq + 1, reason, at_ms, nacks)
         group.check()
     except (msgspec.MsgspecError, ValueError, IndexError, OverflowError, InvariantViolation) as e:
         raise CorruptData("a group's state does not decode", reason=str(e)) from None

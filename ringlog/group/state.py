@@ -20,6 +20,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
@@ -29,13 +30,13 @@ from ringlog.group.entries import I64, Entries
 from ringlog.group.members import NO_LIFE, Life, Members
 from ringlog.group.spans import blocks_of, cut, flat, gaps, positions_of
 from ringlog.limits import (
-    DEAD_LETTER_REASONS_MAX,
     GROUP_CALL_ROWS_KEPT_MAX,
     GROUP_CALLS_KEPT_MAX,
     GROUP_CALLS_PER_MEMBER_MAX,
     GROUP_PENDING_MAX,
 )
 from ringlog.queue.due import Due
+from ringlog.queue.failures import Failures
 from ringlog.queue.live import Live
 from ringlog.queue.runs import DELAYED, LEASED, RETURNED
 from ringlog.queue.state import U64, LeaseRun
@@ -90,8 +91,8 @@ class ConsumerGroup:
         moved to the dead letters: nobody is given it."""
         self.has_mover = False
         """Is there somebody who moves it? Else it is given out again."""
-        self.reasons: dict[int, str] = {}
-        """Why positions were rejected, until they are moved."""
+        self.failures = Failures()
+        """Why positions were given back or rejected, until they are pending no more."""
         self.holder_token = 0
         """STREAM: fences who reads now; 0 = nobody."""
         self.holder = ""
@@ -275,9 +276,12 @@ class ConsumerGroup:
         """These positions are done."""
         return self._settled(Op.ACKED, found, node, now_ms, 0, call)
 
-    def nack(self, found: Held, node: str, delay_ms: int, now_ms: int, *, call: int = 0) -> Change | None:
-        """These positions are given back: ready now, or when the delay is over."""
-        return self._settled(Op.RELEASED, found, node, now_ms, now_ms + delay_ms if delay_ms else 0, call)
+    def nack(
+        self, found: Held, node: str, delay_ms: int, now_ms: int, *, call: int = 0, reason: str = ""
+    ) -> Change | None:
+        """These positions are given back: ready now, or when the delay is over; with a reason they failed."""
+        until_ms = now_ms + delay_ms if delay_ms else 0
+        return self._settled(Op.RELEASED, found, node, now_ms, until_ms, call, reason)
 
     def extend(self, found: Held, node: str, lease_ms: int, now_ms: int, *, call: int = 0) -> Change | None:
         """These positions are held up to another instant, which may be an earlier one."""
@@ -419,7 +423,8 @@ class ConsumerGroup:
             first, count, deliveries, token = rows[at : at + CLAIM_ROW]
             begun = self._begun(first) or change.at_ms
             for row in self._exactly(first, first + count):
-                self._drop(row)
+                self._exit(row)  # Given out again: why it failed is not forgotten.
+                self.entries.drop(row)
             for low, high in blocks_of(first, first + count):
                 row = self.entries.add(
                     low, high, LEASED, at=change.until_ms, token=token + low - first, holder=holder,
@@ -446,7 +451,11 @@ class ConsumerGroup:
                 entries.at[row] = change.until_ms
                 if change.op == Op.REJECTED:
                     entries.deliveries[row] |= REJECTED_BIT
-                    self.explain(range(entries.first[row], entries.stop[row]), change.reason)
+                if change.reason:
+                    self.failures.note(
+                        entries.first[row], entries.stop[row], change.reason, change.at_ms,
+                        int(change.op == Op.RELEASED),
+                    )  # fmt: skip
                 if change.op == Op.EXTENDED:
                     entries.given[row] = change.at_ms
                     self.enter(row, LEASED)
@@ -462,11 +471,6 @@ class ConsumerGroup:
                 self.entries.begun[row] = self.entries.given[row] = change.at_ms
                 self.enter(row, RETURNED)
 
-    def explain(self, seqs: range, reason: str) -> None:
-        """Keep why these positions were rejected, as far as there is room."""
-        if reason and len(self.reasons) + len(seqs) <= DEAD_LETTER_REASONS_MAX:
-            self.reasons |= dict.fromkeys(seqs, reason)
-
     def _apply_seek(self, cursor: int) -> None:
         for row in self.entries.rows():
             self._drop(row)
@@ -478,6 +482,8 @@ class ConsumerGroup:
         """Remember a change for who makes its call again."""
         if change.call in self.calls:
             self._forget_call(change.call)
+        if change.reason:
+            change = structs.replace(change, reason="")
         self.calls[change.call] = change
         self._call_rows += len(change.rows) + len(change.skipped)
         of_node = self._calls_of.setdefault(change.node, OrderedDict())
@@ -523,9 +529,8 @@ class ConsumerGroup:
     def _drop(self, row: int) -> None:
         """Its positions are pending no more."""
         self._exit(row)
-        if self.reasons:
-            for seq in range(self.entries.first[row], self.entries.stop[row]):
-                self.reasons.pop(seq, None)
+        if self.failures:
+            self.failures.forget(self.entries.first[row], self.entries.stop[row])
         self.entries.drop(row)
 
     def _exit(self, row: int) -> None:

@@ -59,7 +59,7 @@ class JobsChange(msgspec.Struct, array_like=True, frozen=True):
     life: tuple[U64, U64] = (0, 0)
     """CLAIMED: the process that claimed, and when it began (lives.py); zeros: nobody whose end would show."""
     reason: str = ""
-    """REJECTED: why."""
+    """REJECTED, RELEASED: why."""
     aside: list[U64] = []
     """CLAIMED: [first, count] … of jobs that had all their deliveries, and were set aside instead."""
     saved: bytes | None = None

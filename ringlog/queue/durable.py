@@ -81,13 +81,15 @@ class Durable:
         )  # fmt: skip
 
     def released(
-        self, seqs: I64, delay_ms: int, now_ms: int, *, call: int = 0, skipped: Iterable[int] = ()
-    ) -> JobsChange:
+        self, seqs: I64, delay_ms: int, now_ms: int, *, call: int = 0, skipped: Iterable[int] = (),
+        reason: str = "",
+    ) -> JobsChange:  # fmt: skip
         """These ascending jobs were given back."""
         until_ms = now_ms + delay_ms if delay_ms else 0
         return self._change(
-            JobsOp.RELEASED, now_ms, until_ms=until_ms, rows=_flat(seqs), call=call, skipped=list(skipped)
-        )
+            JobsOp.RELEASED, now_ms, until_ms=until_ms, rows=_flat(seqs), call=call, skipped=list(skipped),
+            reason=reason,
+        )  # fmt: skip
 
     def extended(
         self, seqs: I64, until_ms: int, now_ms: int, *, call: int = 0, skipped: Iterable[int] = ()
@@ -226,12 +228,14 @@ class Durable:
     def _apply_settled(self, change: JobsChange, seqs: I64) -> None:
         queue, matched = self.queue, Matched(seqs, _NONE, _NONE)
         if change.op == JobsOp.RELEASED:
+            if change.reason:
+                queue.failed(matched, change.reason, change.at_ms)
             # A delay from 0 on: `until_ms` is an instant.
             queue.nack(matched, change.until_ms, 0)
         elif change.op == JobsOp.EXTENDED:
             queue.extend(matched, change.until_ms, 0)
         else:
-            queue.reject(matched, change.reason)
+            queue.reject(matched, change.reason, change.at_ms)
 
     def _set_aside(self, rows: list[int]) -> None:
         queue, runs = self.queue, self.queue.runs

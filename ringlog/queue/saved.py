@@ -31,7 +31,9 @@ class _Runs(msgspec.Struct, array_like=True, frozen=True):
     lives: list[tuple[U64, U64]]
     """Of the processes that claimed."""
     reasons: dict[U64, str] = {}
-    """Why jobs were rejected."""
+    """Why jobs were rejected, as it was written before `failures`."""
+    failures: list[tuple[U64, str, U64, U64]] = []
+    """Of jobs that failed: number, and the fields of Failure."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -67,18 +69,18 @@ def _part(columns: dict[str, NDArray[Any]], queue: Queue, lives: Mapping[int, tu
     known = linked[linked > 0][:DURABLE_HOLDERS_MAX]
     links = np.where(np.isin(links, known), np.searchsorted(known, links) + 1, 0)
     narrow = (columns["count"], holders, links, columns["deliveries"])
-    reasons: dict[int, str] = {}
-    if queue.reasons and bool((columns["state"] == SPENT).any()):
+    failures: list[tuple[int, str, int, int]] = []
+    if len(queue.failures) and len(columns["first"]):
         first, last = int(columns["first"][0]), int(columns["stop"][-1])
-        reasons = {seq: why for seq, why in queue.reasons.items() if first <= seq < last}
-        reasons = dict(sorted(reasons.items())[:DURABLE_REASONS_MAX])
+        failures = [(seq, *each) for seq, each in queue.failures if first <= seq < last]
+        failures = failures[-DURABLE_REASONS_MAX:]
     return _Runs(
         b"".join(columns[name].astype("<u8").tobytes() for name in _WIDE),
         b"".join(column.astype("<u4").tobytes() for column in narrow),
         columns["state"].astype(np.uint8).tobytes(),
         [queue.holders.name_of(holder) for holder in held.tolist()],
         [lives[link] for link in known.tolist()],
-        reasons,
+        failures=failures,
     )  # fmt: skip
 
 
@@ -106,4 +108,7 @@ def add_saved(queue: Queue, data: bytes, link_of: Callable[[tuple[int, int]], in
         )  # fmt: skip
     for seq, reason in saved.reasons.items():
         if queue.is_spent(seq):
-            queue.reasons[seq] = reason
+            queue.failures.note(seq, seq + 1, reason, 0, 0)
+    for seq, reason, at_ms, nacks in saved.failures:
+        if queue.runs.find(seq) >= 0:
+            queue.failures.note(seq, seq + 1, reason, at_ms, nacks)

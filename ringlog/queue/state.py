@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
-from ringlog.limits import DEAD_LETTER_REASONS_MAX, DEAD_LETTERS_PER_CLAIM_MAX, QUEUE_AGES_MAX
+from ringlog.limits import DEAD_LETTERS_PER_CLAIM_MAX, QUEUE_AGES_MAX
 from ringlog.queue.ages import Ages, Waits
 from ringlog.queue.apart import Apart, Marks
+from ringlog.queue.backoff import NO_BACKOFF
 from ringlog.queue.cohort import fair_shares, split
 from ringlog.queue.due import Due
+from ringlog.queue.failures import Failures
 from ringlog.queue.holders import Holders
 from ringlog.queue.live import Live, Span, next_alive
 from ringlog.queue.runs import BLOCK, BLOCK_SHIFT, DELAYED, GONE, LEASED, RETURNED, SPENT, Runs
@@ -54,8 +56,8 @@ class Queue:
         """Jobs that were moved to the dead letters (QD-8)."""
         self.aside: list[Span] = []
         """Those that the last claim set aside."""
-        self.reasons: dict[int, str] = {}
-        """Why jobs were rejected, until they are moved."""
+        self.failures = Failures()
+        """Why jobs were given back or rejected, until they are no more."""
         self.changes = 0
         """Grows whenever a run does anything: what was found out before holds while it is the same."""
         self.promoted = 0
@@ -70,6 +72,8 @@ class Queue:
         self.runs = Runs()
         self.known_max = 0
         """Most jobs that may be known: beyond it none is handed out for the first time. 0 = any number."""
+        self.backoff = NO_BACKOFF
+        """How long jobs rest whose leases ended."""
         self._tokens = tokens
         self._holders = Holders()
         self._due = Due(self._instant)
@@ -92,8 +96,27 @@ class Queue:
         for row in self._due.take(now_ms):
             if self.runs.state[row] == GONE:
                 self._forget(row)
-            else:
+            elif not (self.backoff.base_ms and self._rest_after_lease(row, now_ms)):
                 self._return(row)
+
+    def _rest_after_lease(self, row: int, now_ms: int) -> bool:
+        """A lease has ended: its jobs rest from then on, unless they were resting, or it is long ago."""
+        runs = self.runs
+        if runs.state[row] != LEASED:
+            return False
+        until_ms = runs.at[row] + self.backoff.of(runs.deliveries[row])
+        if until_ms <= now_ms:
+            return False
+        self.changes += 1
+        self._rest(row, until_ms)
+        return True
+
+    def _rest(self, row: int, until_ms: int) -> None:
+        self.in_flight -= self._size(row)
+        self.delayed += self._size(row)
+        self._holders.drop(self.runs.holder[row])
+        self.runs.state[row], self.runs.at[row] = DELAYED, until_ms
+        self._wait_for(row)
 
     def next_due_ms(self) -> int | None:
         """When the next lease or delay ends; None = none will."""
@@ -327,7 +350,9 @@ class Queue:
     ) -> None:  # fmt: skip
         """These jobs are what the log says, whatever is known of them; the cursor passes over them."""
         if self.runs.within(first, stop):
+            failures, self.failures = self.failures, Failures()
             self.removed(0, BitMap64(range(first, stop)), on_request=False)
+            self.failures = failures
         self.apart.passed.add_range(first, stop)
         if state == LEASED:
             holder = self._holders.take(node)
@@ -443,7 +468,7 @@ class Queue:
         """These jobs are done: their deletion is on its way."""
         for row in self._rows_of(matched.leased):
             self.in_flight -= self._size(row)
-            self._forget(row)
+            self._end(row)
         for row in self._rows_of(matched.gone):
             self._forget(row)
 
@@ -454,11 +479,18 @@ class Queue:
             if not delay_ms:
                 self._return(row)
                 continue
-            self.in_flight -= self._size(row)
-            self.delayed += self._size(row)
-            self._holders.drop(self.runs.holder[row])
-            self.runs.state[row], self.runs.at[row] = DELAYED, now_ms + delay_ms
-            self._wait_for(row)
+            self._rest(row, now_ms + delay_ms)
+
+    def by_rest(self, matched: Matched) -> list[tuple[Matched, int]]:
+        """These jobs by how long they would rest after their deliveries, ascending."""
+        parts: dict[int, list[int]] = {}
+        for row in self._rows_of(matched.leased):
+            rest = self.backoff.of(self.runs.deliveries[row])
+            parts.setdefault(rest, []).extend(range(self.runs.first[row], self.runs.stop[row]))
+        return [
+            (Matched(np.array(sorted(seqs), dtype=np.int64), _NONE, _NONE), rest)
+            for rest, seqs in sorted(parts.items())
+        ]
 
     def extend(self, matched: Matched, lease_ms: int, now_ms: int) -> int:
         """These jobs are held up to another instant, which may be an earlier one (QE-2); returns it."""
@@ -508,14 +540,20 @@ class Queue:
             self.in_flight -= self._size(row)
             if on_request:
                 self.runs.state[row] = GONE
+                self.failures.forget(self.runs.first[row], self.runs.stop[row])
                 return
         elif state == DELAYED:
             self.delayed -= self._size(row)
-        self._forget(row)
+        self._end(row)
+
+    def failed(self, matched: Matched, reason: str, at_ms: int, nacks: int = 1) -> None:
+        """Why these jobs are given back, or with `nacks` 0 rejected: said before that is done."""
+        for first, stop in spans_of(matched.leased):
+            self.failures.note(first, stop, reason, at_ms, nacks)
 
     # -- dead letters ---------------------------------------------------------------------------------
 
-    def reject(self, matched: Matched, reason: str) -> None:
+    def reject(self, matched: Matched, reason: str, now_ms: int = 0) -> None:
         """These jobs are to go to the dead letters at once, as if they had all their deliveries."""
         for row in self._rows_of(matched.leased):
             runs, size = self.runs, self._size(row)
@@ -526,8 +564,8 @@ class Queue:
             runs.state[row] = SPENT
             self.spent_jobs += size
             heappush(self._spent, runs.first[row])
-            if reason and len(self.reasons) + size <= DEAD_LETTER_REASONS_MAX:
-                self.reasons |= dict.fromkeys(range(runs.first[row], runs.stop[row]), reason)
+        if reason:
+            self.failed(matched, reason, now_ms, 0)
 
     def spent(self, most: int) -> list[Stretch]:
         """(first, stop, deliveries) of jobs that are set aside, lowest first, at most so many jobs."""
@@ -560,7 +598,6 @@ class Queue:
 
     def restore(self) -> None:
         """What was set aside is handed out again: there are no dead letters any more (QD-5)."""
-        self.reasons.clear()
         while self._spent:
             first = heappop(self._spent)
             if self._state_of(first) == SPENT:
@@ -680,10 +717,13 @@ class Queue:
             self._returned_runs -= 1
         elif state == SPENT:
             self.spent_jobs -= self._size(row)
-            if self.reasons:
-                for seq in range(self.runs.first[row], self.runs.stop[row]):
-                    self.reasons.pop(seq, None)
         self.runs.drop(row)
+
+    def _end(self, row: int) -> None:
+        """The same, and the jobs are no more."""
+        if self.failures:
+            self.failures.forget(self.runs.first[row], self.runs.stop[row])
+        self._forget(row)
 
 
 def _count(found: list[Stretch]) -> int:

@@ -32,7 +32,7 @@ CONFIG = (
     "type", "ttl_ms", "cap_records", "cap_bytes", "discard", "durable", "durability", "priority", "lease_ms",
     "max_deliveries", "dead_letter", "record_priority", "priority_levels", "retain_until_acked",
     "leases_durable", "expire_unused_ms", "compression", "hard_cap_records", "idempotency_window_ms",
-    "auto_create", "unknown",
+    "idempotency_max", "backoff_ms", "backoff_max_ms", "dead_letter_keep_expiry", "auto_create", "unknown",
 )  # fmt: skip
 DEPTH_MAX = 3
 

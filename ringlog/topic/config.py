@@ -16,7 +16,13 @@ from typing import Any
 import msgspec
 
 from ringlog.errors import CorruptData, InvalidRequest, TopicIncompatible
-from ringlog.limits import LEASE_MS_MAX, LEASE_MS_MIN
+from ringlog.limits import (
+    IDEMPOTENCY_KEYS_PER_TOPIC,
+    IDEMPOTENCY_KEYS_PER_TOPIC_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    NACK_DELAY_MS_MAX,
+)
 from ringlog.topic.names import check_topic_name
 from ringlog.types import Durability
 
@@ -49,11 +55,20 @@ class TopicConfig:
     auto_priority: bool = True
     auto_create: bool = True
     idempotency_window_ms: int = 120_000
+    idempotency_max: int = IDEMPOTENCY_KEYS_PER_TOPIC
+    """Most keys and dedup ids remembered within the window."""
     dedupe_node: bool = True
     lease_ms: int = 30_000
+    backoff_ms: int = 0
+    """Queue: how long a job rests that came back and nobody said how long, twice as long after each delivery;
+    0 = not at all."""
+    backoff_max_ms: int = 60_000
+    """And the longest of these rests."""
     claim_jitter_ms: int = 0
     max_deliveries: int = 0
     dead_letter: str | None = None
+    dead_letter_keep_expiry: bool = False
+    """Does a dead letter end when its job would have?"""
     leases_durable: bool = False
     record_priority: bool = False
     """Queue: are jobs of a higher priority handed out first?"""
@@ -222,11 +237,15 @@ _CHECKS: dict[str, Check] = {
     "auto_priority": _boolean,
     "auto_create": _boolean,
     "idempotency_window_ms": _unsigned,
+    "idempotency_max": _clamped(1, IDEMPOTENCY_KEYS_PER_TOPIC_MAX),
     "dedupe_node": _boolean,
     "lease_ms": _clamped(LEASE_MS_MIN, LEASE_MS_MAX),
+    "backoff_ms": _clamped(0, NACK_DELAY_MS_MAX),
+    "backoff_max_ms": _clamped(0, NACK_DELAY_MS_MAX),
     "claim_jitter_ms": _clamped(0, CLAIM_JITTER_MS_MAX),
     "max_deliveries": _unsigned,
     "dead_letter": _dead_letter,
+    "dead_letter_keep_expiry": _boolean,
     "leases_durable": _boolean,
     "record_priority": _boolean,
     "starvation_ms": _unsigned,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import struct
 from collections.abc import Iterable
 from dataclasses import astuple
 from functools import lru_cache
@@ -22,6 +23,7 @@ import msgspec
 from msgspec import Meta
 from pyroaring import BitMap64
 
+from ringlog.digests import DIGEST_BYTES, digest_of_key
 from ringlog.errors import CorruptData, InvalidRequest, InvariantViolation
 from ringlog.group.saved import load, save
 from ringlog.queue import durable
@@ -67,6 +69,7 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
     producers: list[list[U64]] = []
     """Of each, the longest silent first: its id, then `Producer.past`."""
     keys: list[tuple[str, U64, U64, U64, U64]] = []
+    """As rows were written before `ids`: idempotency keys in clear."""
     trimmed: list[U64] = []
     """first, last, first, last …: those of `lost` that a router's source had lost."""
     routers: list[tuple[U64, str, str, U64, U64, U64, str, U64, U64]] = []
@@ -75,11 +78,14 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
     """Consumer groups, each as ringlog/group/saved.py encodes it."""
     leases: builtins.bytes = b""
     """Durable leases, as ringlog/queue/durable.py encodes them; empty = none."""
+    ids: builtins.bytes = b""
+    """Of each idempotency key and dedup id, the longest known first: its digest, the fields of Remembered."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Row).decode
 _DEFAULTS = TopicConfig().to_dict()
+_ID = struct.Struct(f"<{DIGEST_BYTES}s5Q")
 
 
 def encode_row(topic: Topic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
@@ -100,11 +106,12 @@ def encode_row(topic: Topic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
             topic.dead.serialize() if topic.dead else b"",
             [number for pair in lost for number in pair],
             [[each, *past.past()] for each, past in topic._producers.items()] if topic._producers else [],
-            [(key, *seen) for key, seen in keys],
+            [],
             [number for pair in topic.trimmed for number in pair],
             [astuple(router) for router in topic.routers.values()],
             [save(group) for group in topic.groups.values()],
             durable.save(topic.leases) if topic.leases is not None else b"",
+            b"".join(_ID.pack(digest, *seen) for digest, seen in keys),
         )
     )  # fmt: skip
 
@@ -148,8 +155,13 @@ def _fill(topic: Topic, row: _Row) -> None:
         if topic.producers.get(producer_id) is not None:
             raise ValueError("a producer is there twice")
         topic.producers.restore(producer_id, Producer.of_past(past))
-    for key, *seen in row.keys:
-        topic.keys.remember(key, Remembered(*seen), topic.config.idempotency_window_ms)
+    if len(row.ids) % _ID.size:
+        raise ValueError("keys are cut")
+    config = topic.config
+    for key, *past in row.keys:
+        topic.keys.remember(digest_of_key(key), Remembered(*past), config.idempotency_window_ms)
+    for digest, *seen in _ID.iter_unpack(row.ids):
+        topic.keys.remember(digest, Remembered(*seen), config.idempotency_window_ms, config.idempotency_max)
 
 
 def _flags_of(topic: Topic) -> int:

@@ -107,6 +107,10 @@ class Topic:
             self._keys = IdempotencyKeys()
         return self._keys
 
+    def keys_counted(self) -> tuple[int, int]:
+        """How many are remembered, and how many were forgotten early."""
+        return (0, 0) if self._keys is None else (len(self._keys), self._keys.forgotten_early)
+
     @property
     def index(self) -> SparseIndex:
         """Where its records lie in the log."""

@@ -273,7 +273,7 @@ class Worker:
             return jobs
         if jobs:
             with contextlib.suppress(RinglogError):  # Their leases end by themselves.
-                await self._queue.nack(jobs)
+                await self._queue.nack(jobs, delay_ms=0)
         return []
 
     async def _wait_for_news(self) -> None:

@@ -86,14 +86,14 @@ class Settler:
         queue = self._queue
         done = [end for end in ends if end[1].is_done]
         await self._many(done, queue.ack)
-        back: dict[int, list[End]] = {}
+        back: dict[tuple[int, str], list[End]] = {}
         for end in ends:
             if end[1].is_rejected:
                 await self._reject(end)
             elif not end[1].is_done:
-                back.setdefault(end[1].delay_ms, []).append(end)
-        for delay_ms, given in back.items():
-            await self._many(given, partial(queue.nack, delay_ms=delay_ms))
+                back.setdefault((end[1].delay_ms, _failure_of(end[1])), []).append(end)
+        for (delay_ms, reason), given in back.items():
+            await self._many(given, partial(queue.nack, delay_ms=delay_ms, reason=reason))
 
     async def _many(self, ends: list[End], tell: Callable[[list[Job]], Awaitable[Settled]]) -> None:
         if not ends:
@@ -113,7 +113,8 @@ class Settler:
             # The queue has no dead letters. Nothing is thrown away: it rests long, and comes again.
             logs.say(log, logging.ERROR, "queue has no dead letters", queue=job.topic, seq=job.seq)
             fate = Fate(FAILED, delay_ms=self._backoff.most_ms, reason=fate.reason, ran_ms=fate.ran_ms)
-            await self._many([(job, fate, pid)], partial(self._queue.nack, delay_ms=fate.delay_ms))
+            nack = partial(self._queue.nack, delay_ms=fate.delay_ms, reason=fate.reason)
+            await self._many([(job, fate, pid)], nack)
         else:
             self._note(job, fate, pid, is_late=False)
 
@@ -144,3 +145,8 @@ class Settler:
         if fate.trace and log.isEnabledFor(logging.DEBUG):
             facts["job_traceback"] = fate.trace
         logs.say(log, _LEVELS.get(event, logging.ERROR), event, **facts)
+
+
+def _failure_of(fate: Fate) -> str:
+    """What a dead letter says of it: nothing of a job that was only cut off."""
+    return fate.reason if fate.event == FAILED else ""

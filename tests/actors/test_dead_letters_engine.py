@@ -113,6 +113,44 @@ def test_a_rejected_job_is_moved_with_the_reason(running: TestEngine):
             bad.reject()
         (letter,) = letters(client)
         assert (letter.data, letter.meta["$dead_letter_reason"]) == (b"bad", "no such address")
+        assert abs(int(letter.meta["$dead_letter_last_failure"]) * 1_000 - letter.ts) < MOVED_S * 1e6
+        assert "$dead_letter_nacks" not in letter.meta
+
+
+@SLOW
+def test_a_dead_letter_ends_when_its_job_would_have_if_the_queue_says_so(running: TestEngine):
+    """L32."""
+    with ringlog.connect(running.url, wait=20) as client:
+        queue = make(client, dead_letter_keep_expiry=True)
+        queue.put(b"bad", ttl_ms=3_600_000)
+        (job,) = queue.claim()
+        job.reject()
+        wait_until(lambda: queue.stats().dead_lettered == 1, MOVED_S, "the job to be moved")
+        assert letters(client)[0].expires_at == job.record.expires_at is not None
+
+
+@SLOW
+@pytest.mark.parametrize("leases_durable", [False, True])
+def test_a_dead_letter_says_what_was_raised_over_its_job_and_how_often(running: TestEngine, leases_durable):
+    """L24, L26: what leaves a block, or is said by hand; forged stamps are overwritten."""
+    with ringlog.connect(running.url, wait=20) as client:
+        queue = make(client, leases_durable=leases_durable)
+        queue.put(b"bad", meta={"$dead_letter_nacks": "forged", "$dead_letter_last_failure": "forged"})
+        with pytest.raises(ValueError, match="no such"), queue.claim()[0]:
+            raise ValueError("no such account\nsecond line")
+        (job,) = queue.claim(wait_ms=20_000)
+        job.nack(reason="still none")
+        queue.put(b"silent", meta={"$dead_letter_nacks": "forged", "$dead_letter_last_failure": "forged"})
+        for _ in range(2):
+            queue.nack(queue.claim())
+        assert queue.claim() == []
+        wait_until(lambda: is_moved(queue, 2), MOVED_S, "the jobs to be moved")
+        bad, silent = letters(client)
+        assert (bad.meta["$dead_letter_reason"], bad.meta["$dead_letter_nacks"]) == ("still none", "2")
+        assert abs(int(bad.meta["$dead_letter_last_failure"]) * 1_000 - bad.ts) < MOVED_S * 1e6
+        assert {"$dead_letter_nacks", "$dead_letter_last_failure", "$dead_letter_reason"} & set(
+            silent.meta
+        ) == set()
 
 
 @SLOW

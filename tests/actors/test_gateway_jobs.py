@@ -146,6 +146,7 @@ def test_a_refusal_of_the_shard_is_the_answer():
         (m.JobsNack("q", "w", b""), {"write"}),
         (m.JobsExtend("q", "w", b""), {"write"}),
         (m.JobsReject("q", "w", b""), {"write"}),
+        (m.JobsPending("q"), {"read"}),
         (m.QueueStats("q"), {"read"}),
     ],
 )

@@ -66,7 +66,7 @@ def test_rejected_and_spent_records_are_copied_with_where_they_come_from(
         with pytest.raises(LeaseLost):
             job.reject()
         for _ in range(2):
-            group.nack(group.claim(1))
+            group.nack(group.claim(1), reason="no money")
         group.ack(group.claim(9))
         wait_until(lambda: is_moved(group), MOVED_S, "both to be moved", lambda: str(group.stats()))
         assert group.stats().floor == 3
@@ -78,9 +78,12 @@ def test_rejected_and_spent_records_are_copied_with_where_they_come_from(
             "own": 1, "$dead_letter_from": topic, "$dead_letter_group": "billing",
             "$dead_letter_deliveries": "1", "$dead_letter_src_seq": "1", "$dead_letter_reason": "no address",
             "$dead_letter_src_id": bad.meta["$dead_letter_src_id"],
+            "$dead_letter_last_failure": bad.meta["$dead_letter_last_failure"],
         }  # fmt: skip
         assert int(bad.meta["$dead_letter_src_id"]) > 0
         assert found[b"worse"].meta["$dead_letter_deliveries"] == "2"
+        assert found[b"worse"].meta["$dead_letter_reason"] == "no money"
+        assert found[b"worse"].meta["$dead_letter_nacks"] == "2"
         assert [record.seq for record in letters(client, topic)] == [1, 2, 3]
 
 

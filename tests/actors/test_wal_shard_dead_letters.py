@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import ANY
+
 import pytest
 from removal_world import read, started
 from test_wal_shard_queues import claim, jobs_of, make, nack, stats, words
@@ -122,9 +124,34 @@ def test_a_rejected_job_is_set_aside_at_once_with_its_reason(world):
     assert (found.runs, found.reasons) == ([(2, 1, 1)], {2: "no such address"})
     assert stats(world) == (2, 2, 0)
     assert moved(world, 2) == 1
-    assert not world.run_of("q").core.requests.queues._queues[world.topic("q").topic_id].reasons
+    assert not world.run_of("q").core.requests.queues._queues[world.topic("q").topic_id].failures
     assert reason_of("x" * 300) == "x" * 253 + "..."
     assert len(reason_of("\u00e4" * 300).encode()) <= 256
+
+
+def test_a_job_given_back_with_a_reason_keeps_it_until_it_is_done(world):
+    """L24, L26, L27: the last reason, when that was, and how often; what is given back without one says
+    nothing."""
+    for n, reason in enumerate(("timeout", "refused\nline two")):
+        jobs = jobs_of(claim(world, 3))
+        if n == 0:
+            world.request(m.JobsNack("q", "w", words([1, 2]), words([jobs[1], jobs[2]]), reason=reason))
+            world.request(m.JobsNack("q", "w", words([3]), words([jobs[3]])))
+            world.clock.advance(0.5)
+        else:
+            again = m.JobsNack("q", "w", words([1, 9]), words([jobs[1], 1]), call=7, reason=reason)
+            assert world.request(again).nacked == 1
+            assert world.request(again).nacked == 1, "asked again it is no other failure"
+            at_ms = world.clock.now_us() // 1_000
+            world.request(m.JobsAck("q", "w", words([2]), words([jobs[2]]), in_time=True))
+            world.request(m.JobsReject("q", "w", words([3]), words([jobs[3]]), "no such address"))
+    assert claim(world, 1).runs == [(4, 1, 1, ANY)]
+    found = spent(world)
+    assert found.runs == [(1, 1, 2), (3, 1, 2)]
+    assert found.reasons == {1: "refused", 3: "no such address"}
+    assert found.failed == {1: (at_ms, 2), 3: (at_ms, 0)}
+    assert moved(world, 1, 3) == 2
+    assert not world.run_of("q").core.requests.queues._queues[world.topic("q").topic_id].failures
 
 
 def test_nothing_is_rejected_where_there_are_no_dead_letters(world):

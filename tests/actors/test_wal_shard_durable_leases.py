@@ -353,6 +353,27 @@ def test_rejected_jobs_and_their_count_outlive_the_shard(world):
     assert list(held(claim(world, 9))) == [4]
 
 
+@pytest.mark.parametrize("is_absorbed", [False, True])
+def test_why_a_job_was_given_back_outlives_the_shard(is_absorbed):
+    """L24, L33: from the log, or from a snapshot."""
+    world = new_world()
+    make(world, 2, max_deliveries=2, dead_letter="dead")
+    at_ms = {}
+    for reason in ("timeout", "refused"):
+        world.clock.advance(0.25)
+        jobs = held(claim(world, 1, lease_ms=60_000))
+        ask(world, m.JobsNack, jobs, reason=reason)
+        at_ms[reason] = world.clock.now_us() // 1_000
+        if is_absorbed:
+            checkpoint_all(world)
+        restart(world)
+    world.run_of("q").core.requests.queues.has_mover = True
+    assert list(held(claim(world, 1))) == [2]
+    found = world.ask(world.run_of("q"), m.SpentAsk())
+    assert (found.runs, found.reasons) == ([(1, 1, 2)], {1: "refused"})
+    assert found.failed == {1: (at_ms["refused"], 2)}
+
+
 def test_priorities_and_delays_of_records_are_as_before(world):
     """L11: marks are learned again, and nothing is handed out twice for them."""
     make(world, 0, record_priority=True)

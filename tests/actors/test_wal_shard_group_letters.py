@@ -116,8 +116,9 @@ def test_what_is_set_aside_outlives_its_shard(has_checkpoint: bool) -> None:
     make(world)
     jobs = held(claim(world, 2))
     reject(world, {1: jobs[1]}, reason="no address")
-    nack(world, {2: jobs[2]})
-    nack(world, held(claim(world, 1)))
+    nack(world, {2: jobs[2]}, reason="timeout")
+    nack(world, held(claim(world, 1)), reason="refused")
+    at_ms = world.clock.now_us() // 1_000
     for _ in range(2):
         if has_checkpoint:
             checkpoint_all(world)
@@ -127,7 +128,8 @@ def test_what_is_set_aside_outlives_its_shard(has_checkpoint: bool) -> None:
         found = spent(world)
         assert found.runs == [(1, 1, 1), (2, 1, 2)]
         assert stand(world).set_aside == 2
-        assert found.reasons == {1: "no address"}
+        assert found.reasons == {1: "no address", 2: "refused"}
+        assert found.failed == {1: (at_ms, 0), 2: (at_ms, 2)}
     assert moved(world, found.number, 1, 2) == 2
     world.kill()
     world.start()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from checkpoint_world import checkpoint_all, new_world
 
+from ringlog.digests import DIGEST_BYTES, digest_of_id
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     InvalidRequest,
@@ -471,3 +473,128 @@ def test_a_key_covers_exactly_one_frame(keyed):
     producer = Producer(keyed)
     with pytest.raises(InvalidRequest, match="one frame"):
         keyed.request(m.Append("a", 2, idempotency_key="k"), producer.frame(b"x") + producer.frame(b"y"))
+
+
+# -- dedup ids -----------------------------------------------------------------------------------------------
+
+
+def ids_of(*names: str) -> bytes:
+    """As a message carries them; "" is none."""
+    return b"".join(digest_of_id(name) if name else bytes(DIGEST_BYTES) for name in names)
+
+
+def known(appended: Any) -> list[int]:
+    """The numbers of records that were there already."""
+    return [int.from_bytes(appended.known[at : at + 8], "little") for at in range(0, len(appended.known), 8)]
+
+
+def test_records_with_ids_are_one_write_and_each_is_known_afterwards(keyed):
+    """L38, W-3: hits name the record's number; a write with some of them appends nothing."""
+    producer = Producer(keyed)
+    first = producer.append("a", b"x", b"y", b"z", ids=ids_of("1", "", "3"))
+    assert (numbers(first), known(first)) == ((1, 3, False), [])
+    whole = producer.append("a", b"other", b"other", ids=ids_of("3", "1"))
+    assert (numbers(whole), known(whole)) == ((3, 2, True), [3, 1])
+    some = producer.append("a", b"v", b"x", b"w", ids=ids_of("4", "1", ""))
+    assert (numbers(some)[1:], known(some)) == ((0, True), [0, 1, 0])
+    assert len(keyed.records("a")) == 3
+    assert numbers(producer.append("a", b"v", b"w", ids=ids_of("4", ""))) == (4, 2, False)
+    assert numbers(producer.append("a", b"x", key="1")) == (6, 1, False), "a key is no id"
+
+
+def test_ids_survive_restarts_and_checkpoints_do_not_lengthen_their_windows(keyed):
+    """L38, L40, I-10: known after any restart, each for its own window, and no longer."""
+    producer = Producer(keyed)
+    producer.append("a", b"x", ids=ids_of("usual"))
+    producer.append("a", b"y", ids=ids_of("short"), window_ms=500)
+    producer.append("a", b"z", ids=ids_of("long"), window_ms=1 << 70)
+    for restart in (keyed.kill, keyed.stop, lambda: keyed.power_loss(7)):
+        restart()
+        keyed.start()
+        assert known(producer.append("a", b"other", ids=ids_of("short"))) == [2]
+        assert known(producer.append("a", b"other", ids=ids_of("usual"))) == [1]
+    keyed.clock.advance(0.6)
+    keyed.kill()
+    keyed.start()
+    assert numbers(producer.append("a", b"y", ids=ids_of("short"))) == (4, 1, False)
+    assert known(producer.append("a", b"x", b"z", ids=ids_of("usual", "long"))) == [1, 3]
+    keyed.clock.advance(0.6)
+    assert numbers(producer.append("a", b"x", b"z", ids=ids_of("usual", "long"))) == (5, 2, False)
+
+
+def test_concurrent_writes_of_one_id_are_one_record(keyed):
+    """I-6, FX-103: in one group, the later ones are told the number that the first is about to get."""
+    run, producer = keyed.runs[0], Producer(keyed)
+    requests = [
+        run.request(500 + n, m.Append("a", 1, ids=ids_of("k")), producer.frame(b"%d" % n)) for n in range(3)
+    ]
+    run.step(*requests)
+    assert [known(run.replies[500 + n]) for n in range(3)] == [[], [1], [1]]
+    assert keyed.records("a") == [(1, b"0")]
+
+
+def test_ids_of_a_write_that_failed_are_unused_and_without_a_window_all_are(keyed):
+    """I-3, I-8."""
+    keyed.put("a", "merge", cap_records=1, discard="reject")
+    producer = Producer(keyed)
+    producer.append("a", b"x")
+    refused = producer.append("a", b"y", ids=ids_of("k"))
+    entry = [int.from_bytes(refused.entries[i * 8 : i * 8 + 8], "little") for i in range(WORDS)]
+    assert entry_error(entry, "a").status == Status.TOPIC_FULL
+    keyed.put("a", "merge", cap_records=9)
+    assert numbers(producer.append("a", b"y", ids=ids_of("k"))) == (2, 1, False)
+    keyed.put("a", "merge", idempotency_window_ms=0)
+    assert [numbers(producer.append("a", b"y", ids=ids_of("k")))[0] for _ in range(2)] == [3, 4]
+
+
+def test_a_table_that_is_full_forgets_what_would_expire_first_and_says_how_many(keyed):
+    """L39: bounded by `idempotency_max`, which may change."""
+    keyed.put("a", "merge", idempotency_max=2)
+    producer = Producer(keyed)
+    for each in ("1", "2", "3"):
+        producer.append("a", b"x", ids=ids_of(each))
+    state = keyed.request(m.TopicState("a"))
+    assert (state.keys, state.keys_forgotten) == (2, 1)
+    assert numbers(producer.append("a", b"x", ids=ids_of("1"))) == (4, 1, False)
+    assert known(producer.append("a", b"x", ids=ids_of("3"))) == [3]
+
+
+@pytest.mark.parametrize(
+    ("payloads", "ids", "key"),
+    [
+        ((b"x",), ids_of("1", "2"), ""),
+        ((b"x", b"y"), ids_of("1"), ""),
+        ((b"x",), ids_of("1")[:-1], ""),
+        ((b"x", b"y"), ids_of("1", "1"), ""),
+        ((b"x",), ids_of("1"), "key"),
+        ((b"x",) * 1_001, ids_of(*map(str, range(1_001))), ""),
+    ],
+)
+def test_ids_that_do_not_fit_their_records_are_refused_and_nothing_is_written(keyed, payloads, ids, key):
+    """ERR-4, N-6."""
+    producer = Producer(keyed)
+    answer = keyed.ask(
+        keyed.runs[0], m.Append("a", 1, ids=ids, idempotency_key=key), producer.frame(*payloads)
+    )
+    assert isinstance(answer, m.ErrorReply)
+    assert answer.status == Status.INVALID_REQUEST
+    assert keyed.records("a") == []
+
+
+def test_ids_and_keys_outlive_the_log_they_were_written_in():
+    """L40, I-10: from a snapshot, once the log's files are absorbed; each for what is left of its window."""
+    world = new_world()
+    world.put("a", durability="fsync", idempotency_window_ms=WINDOW_MS)
+    producer = Producer(world)
+    producer.append("a", b"x", b"y", ids=ids_of("1", "2"))
+    producer.append("a", b"z", ids=ids_of("short"), window_ms=500)
+    producer.append("a", b"w", key="k")
+    world.clock.advance(0.4)
+    for _ in range(2):
+        checkpoint_all(world)
+        world.kill()
+        world.start()
+        assert known(producer.append("a", b"o", b"o", ids=ids_of("2", "short"))) == [2, 3]
+        assert numbers(producer.append("a", b"o", key="k")) == (4, 1, True)
+    world.clock.advance(0.2)
+    assert known(producer.append("a", b"o", b"o", ids=ids_of("1", "short"))) == [1, 0]

@@ -8,6 +8,7 @@ from contextlib import aclosing
 import pytest
 
 import ringlog.aio
+from ringlog.client import AppendedOnce, NewRecord
 from ringlog.errors import InvalidRequest, LeaseLost, NotAQueue, UsageError
 
 
@@ -184,3 +185,20 @@ async def test_a_claim_may_be_by_number(ringlog_engine, ringlog_topic, transport
         assert [job.data for job in await queue.claim(order="seq")] == [b"plain"]
         with pytest.raises(UsageError):
             await queue.claim(order="")
+
+
+async def test_jobs_with_a_dedup_id_are_put_once(ringlog_engine, ringlog_topic, transport):
+    """L38."""
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        await client.topics.create(ringlog_topic(), type="queue")
+        queue = client.queue(ringlog_topic())
+        assert (await queue.put(b"one", dedup_id="1", dedup_window_ms=60_000)).deduped is False
+        assert (await queue.put(b"again", dedup_id="1")).deduped is True
+        done = await queue.put_many(
+            [NewRecord(data=b"again", dedup_id="1"), NewRecord(data=b"two", dedup_id="2")]
+        )
+        assert isinstance(done, AppendedOnce)
+        assert (done.seqs, done.repeated, done.deduped) == ((1, 2), {0}, False)
+        assert [job.data for job in await queue.claim(5)] == [b"one", b"two"]
+        with pytest.raises(UsageError):
+            await client.append(ringlog_topic(), b"x", dedup_id="")

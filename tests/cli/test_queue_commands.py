@@ -62,12 +62,23 @@ def test_a_job_goes_by_hand_from_put_to_ack(shell: Shell, queue: str) -> None:
     assert stats(shell, queue) == (1, 0, 0)
 
 
+def test_a_job_with_a_dedup_id_is_put_once(shell: Shell, queue: str) -> None:
+    """L38."""
+    for deduped in (False, True):
+        (put,) = shell.ok("put", queue, "x", "--dedup-id", "1", "--dedup-window", "1m")
+        assert put == {"queue": queue, "jobs": 1, "first_seq": 1, "last_seq": 1, "deduped": deduped}
+    assert stats(shell, queue) == (1, 0, 0)
+    assert shell.run("put", queue, "x", "y", "--dedup-id", "1").returncode == Exit.USAGE
+
+
 def test_a_job_that_is_given_back_comes_again(shell: Shell, queue: str) -> None:
     shell.ok("put", queue, "x")
     (first,) = shell.ok("claim", queue)
-    shell.ok("nack", queue, str(first["seq"]))
+    shell.ok("nack", queue, str(first["seq"]), "--reason", "busy")
     (again,) = shell.ok("claim", queue)
     assert again["deliveries"] == 2
+    (held,) = shell.ok("queue", "pending", queue)
+    assert (held["seq"], held["state"], held["node"], held["reason"]) == (1, "leased", "by-hand", "busy")
     # The lease of the first time is over: it settles nothing.
     done = shell.run("ack", queue, first["job"])
     assert (done.returncode, b'"not_held":[1]' in done.stdout) == (Exit.FAILED, True)

@@ -14,6 +14,7 @@ from ringlog.frame.layout import FrameType
 from ringlog.group.change import Change, Made, Mode, Op
 from ringlog.group.saved import load, save
 from ringlog.group.state import begin
+from ringlog.queue.failures import Failure
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "frames"
 SEED = 0x0123456789ABCDEF
@@ -65,7 +66,7 @@ def test_a_group_saved_and_loaded_is_the_same() -> None:
     group.apply(REJECTED)
     again = load(save(group))
     assert again.made == CREATED.made
-    assert again.reasons == {8: "no address", 9: "no address"}
+    assert dict(again.failures) == dict.fromkeys((8, 9), Failure("no address", REJECTED.at_ms, 0))
     assert again.list_pending(CLAIMED.at_ms) == group.list_pending(CLAIMED.at_ms)
     assert (again.changes, again.cursor, again.pending, again.answered(77)) == (3, 12, 3, CLAIMED)
 

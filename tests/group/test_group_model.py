@@ -9,11 +9,14 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec import structs
 from pyroaring import BitMap64
 
 from ringlog.group.change import Change, Made, Mode
 from ringlog.group.saved import load, save
 from ringlog.group.state import ConsumerGroup, Entry, begin, created, lease_runs
+from ringlog.limits import GROUP_REASONS_SAVED_MAX
+from ringlog.queue.failures import Failure
 from ringlog.queue.runs import BLOCK, DELAYED, LEASED, RETURNED
 from ringlog.queue.state import Live
 from ringlog.queue.tokens import Tokens
@@ -40,6 +43,7 @@ class Position:
     deliveries: int = 0
     begun: int = 0
     given: int = 0
+    failure: Failure | None = None
 
 
 class GroupMachine(RuleBasedStateMachine):
@@ -153,9 +157,9 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(
         who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(),
-        what=st.sampled_from(["ack", "ack", "nack", "rest", "extend"]),
+        what=st.sampled_from(["ack", "ack", "nack", "rest", "extend"]), reason=st.sampled_from(["", "why"]),
     )  # fmt: skip
-    def settle(self, who, picks, with_tokens, what):
+    def settle(self, who, picks, with_tokens, what, reason):
         entries = [self.given[at % len(self.given)][:2] for at in picks if self.given]
         entries.insert(len(entries) // 2, (self.head + 5, 77))
         seqs = np.array([seq for seq, _ in entries], dtype=np.int64)
@@ -178,7 +182,8 @@ class GroupMachine(RuleBasedStateMachine):
         elif what == "extend":
             change = self.group.extend(found, who, 250, self.now, call=self.calls)
         else:
-            change = self.group.nack(found, who, 90 if what == "rest" else 0, self.now, call=self.calls)
+            delay = 90 if what == "rest" else 0
+            change = self.group.nack(found, who, delay, self.now, call=self.calls, reason=reason)
         assert (change is not None) == bool(held)
         for seq in held:
             each = self.positions[seq]
@@ -188,9 +193,12 @@ class GroupMachine(RuleBasedStateMachine):
                 each.at, each.given = self.now + 250, self.now
             else:
                 each.state, each.at = ("delayed", self.now + 90) if what == "rest" else ("returned", 0)
+                if reason:
+                    nacks = 1 + (each.failure.nacks if each.failure else 0)
+                    each.failure = Failure(reason, self.now, nacks)
         if change:
             self.logged(change)
-            assert self.group.answered(self.calls) == change
+            assert self.group.answered(self.calls) == structs.replace(change, reason="")
             assert change.skipped == skipped
 
     @rule(who=node)
@@ -262,6 +270,11 @@ class GroupMachine(RuleBasedStateMachine):
         self.group.settle(self.now)
         assert self.facts(group) == self.facts(self.group)
         assert list(group.calls) == list(self.group.calls)
+        known, kept = dict(self.group.failures), dict(group.failures)
+        assert kept.items() <= known.items()
+        assert len(kept) >= min(len(known), GROUP_REASONS_SAVED_MAX)
+        for seq, each in self.positions.items():
+            each.failure = kept.get(seq)
         self.group = group
         self.incarnation += 1
         self.tokens = Tokens(self.incarnation)
@@ -297,6 +310,12 @@ class GroupMachine(RuleBasedStateMachine):
         assert self.group.pending == len(wanted)
         first = min(wanted, default=self.group.cursor)
         assert self.group.floor == first - 1
+
+    @invariant()
+    def why_they_failed_is_known_as_long_as_they_are_pending(self):
+        """L24, L33."""
+        wanted = {seq: each.failure for seq, each in self.positions.items() if each.failure}
+        assert dict(self.group.failures) == wanted
 
     @invariant()
     def what_is_fresh_is_behind_the_cursor(self):

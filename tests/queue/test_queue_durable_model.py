@@ -35,6 +35,7 @@ class Logged:
     def __init__(self, durable: Durable, log: list[bytes]) -> None:
         self._durable, self._log = durable, log
         self._queue = durable.queue
+        self._reason = ""
 
     def __getattr__(self, name):
         return getattr(self._queue, name)
@@ -50,10 +51,18 @@ class Logged:
             self.logged(self._durable.claimed(given, node.decode(), now_ms, link=link, life=life_of(link)))
         return given
 
+    def failed(self, matched, reason, at_ms):
+        self._queue.failed(matched, reason, at_ms)
+        self._reason = reason
+
     def nack(self, matched, delay_ms, now_ms):
         self._queue.nack(matched, delay_ms, now_ms)
         if len(matched.leased):
-            self.logged(self._durable.released(matched.leased, delay_ms, now_ms))
+            self.logged(self._durable.released(matched.leased, delay_ms, now_ms, reason=self._reason))
+
+    def match(self, *asked):
+        self._reason = ""
+        return self._queue.match(*asked)
 
     def extend(self, matched, lease_ms, now_ms):
         until_ms = self._queue.extend(matched, lease_ms, now_ms)
@@ -61,10 +70,10 @@ class Logged:
             self.logged(self._durable.extended(matched.leased, until_ms, now_ms))
         return until_ms
 
-    def reject(self, matched, reason):
-        self._queue.reject(matched, reason)
+    def reject(self, matched, reason, now_ms):
+        self._queue.reject(matched, reason, now_ms)
         if len(matched.leased):
-            self.logged(self._durable.rejected(matched.leased, reason, self._durable.at_ms))
+            self.logged(self._durable.rejected(matched.leased, reason, now_ms))
 
     def release(self, link, now_ms):
         self._queue.settle(now_ms)
@@ -90,6 +99,9 @@ class DurableMachine(QueueMachine):
         self.durable = durable
         self.queue = Logged(durable, self.log)
 
+    def rests(self, queue):
+        super().rests(queue._queue if isinstance(queue, Logged) else queue)
+
     def restore(self):
         """Not logged: it is done again by the first claim after a restart."""
 
@@ -101,6 +113,7 @@ class DurableMachine(QueueMachine):
         """The log behind a snapshot, perhaps with some of what the snapshot has already (QL-17)."""
         length, data = self.snapshots[which % len(self.snapshots)]
         durable = load(data)
+        self.rests(durable.queue)
         for each in self.log[max(length - again, 0) :]:
             durable.apply(_decode(each))
         self.incarnation += 1
@@ -130,6 +143,7 @@ class DurableMachine(QueueMachine):
         durable = self.replayed(which, again)
         self.compare(durable)
         loaded = load(save(durable))
+        self.rests(loaded.queue)
         loaded.recovered(self.live(), Tokens(self.incarnation), link_of)
         self.compare(loaded)
 
@@ -158,6 +172,7 @@ class DurableMachine(QueueMachine):
             if job.state in STATE
         }  # fmt: skip
         assert found == wanted
+        assert dict(queue.failures) == {seq: job.failure for seq, job in self.jobs.items() if job.failure}
         assert len(queue.runs.leased_through(0)) == 0, "who claimed is known"
         for n, node in enumerate(NODES):
             mine = [seq for seq, job in self.jobs.items() if job.state == "leased" and job.node == node]

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pyroaring import BitMap64
 
 from ringlog.queue.apart import Marks
+from ringlog.queue.backoff import NO_BACKOFF, Backoff
+from ringlog.queue.failures import Failure
 from ringlog.queue.live import Live
 from ringlog.queue.runs import BLOCK
 from ringlog.queue.state import Counts, Order, Queue
@@ -37,6 +39,7 @@ class Job:
     token: int = 0
     at: int = 0
     deliveries: int = 0
+    failure: Failure | None = None
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -57,6 +60,15 @@ class QueueMachine(RuleBasedStateMachine):
         self.head = BEGIN - 1
         self.given: list[tuple[int, int, bytes]] = []
         self.tokens: set[int] = set()
+        self.backoff = NO_BACKOFF
+
+    @initialize(backoff=st.sampled_from([NO_BACKOFF, NO_BACKOFF, Backoff(40, 100)]))
+    def choose_backoff(self, backoff):
+        self.backoff = backoff
+        self.rests(self.queue)
+
+    def rests(self, queue):
+        queue.backoff = self.backoff
 
     # -- the model ------------------------------------------------------------------------------------
 
@@ -64,9 +76,16 @@ class QueueMachine(RuleBasedStateMachine):
         dead = {seq for seq in self.dead if seq >= self.front}
         return Live(self.front, self.head, BitMap64(dead) if dead else None)
 
+    def rest_of(self, job: Job) -> int:
+        base, most = self.backoff
+        return min(base * 2 ** (job.deliveries - 1), most)  # L34
+
     def expire(self) -> None:
         for job in self.jobs.values():
             over = job.at < self.now if job.state == "leased" else job.at <= self.now
+            if job.state == "leased" and over and (rest := self.rest_of(job)):
+                job.state, job.at = "delayed", job.at + rest
+                over = job.at <= self.now
             if job.state in {"leased", "delayed"} and over:
                 job.state = "returned"
         for seq, job in self.jobs.items():
@@ -250,17 +269,24 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(
         who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(),
-        delay=st.sampled_from([0, 0, 50, 500]),
+        delay=st.sampled_from([0, 0, 50, 500, None]), reason=st.sampled_from(["", "timeout", "refused"]),
     )  # fmt: skip
-    def nack(self, who, picks, with_tokens, delay):
+    def nack(self, who, picks, with_tokens, delay, reason):
+        """L34: with no delay each rests by its deliveries."""
         self.expire()
         entries, seqs, tokens = self.chosen(picks, with_tokens, False)
         matched = self.queue.match(seqs, tokens, who, self.now)
         leased, _ = self.outcome(entries, matched, who)
-        self.queue.nack(matched, delay, self.now)
+        if reason:
+            self.queue.failed(matched, reason, self.now)
+        for part, rest in self.queue.by_rest(matched) if delay is None else [(matched, delay)]:
+            self.queue.nack(part, rest, self.now)
         for seq in leased:
-            self.jobs[seq].state = "delayed" if delay else "returned"
-            self.jobs[seq].at = self.now + delay
+            job = self.jobs[seq]
+            rest = self.rest_of(job) if delay is None else delay
+            job.state, job.at = "delayed" if rest else "returned", self.now + rest
+            if reason:
+                job.failure = Failure(reason, self.now, 1 + (job.failure.nacks if job.failure else 0))
 
     @rule(
         who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(),
@@ -281,9 +307,11 @@ class QueueMachine(RuleBasedStateMachine):
         entries, seqs, tokens = self.chosen(picks, with_tokens, False)
         matched = self.queue.match(seqs, tokens, who, self.now)
         leased, _ = self.outcome(entries, matched, who)
-        self.queue.reject(matched, "why")
+        self.queue.reject(matched, "why", self.now)
         for seq in leased:
-            self.jobs[seq].state = "spent"
+            job = self.jobs[seq]
+            job.state = "spent"
+            job.failure = Failure("why", self.now, job.failure.nacks if job.failure else 0)
 
     @rule(who=node)
     def worker_dies(self, who):
@@ -325,6 +353,7 @@ class QueueMachine(RuleBasedStateMachine):
         """QL-14: every live job is ready, deliveries from 0; no token comes again (QL-7)."""
         self.incarnation += 1
         self.queue = Queue(Tokens(self.incarnation))
+        self.rests(self.queue)
         self.queue.ages.note(self.head + 1, self.now)
         self.queue.unmark(self.levels)
         self.promoted = 0
@@ -373,8 +402,14 @@ class QueueMachine(RuleBasedStateMachine):
     def spent_jobs_are_known(self):
         spent = {seq for first, stop, _ in self.queue.spent(1_000) for seq in range(first, stop)}
         assert len(spent) == self.queue.spent_jobs
-        assert self.queue.reasons.keys() <= spent
         assert spent == {seq for seq, job in self.jobs.items() if job.state == "spent"}
+
+    @invariant()
+    def why_jobs_failed_is_known_as_long_as_they_are_there(self):
+        """L24, L33."""
+        assert dict(self.queue.failures) == {
+            seq: job.failure for seq, job in self.jobs.items() if job.failure
+        }
 
 
 QueueMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -16,7 +16,8 @@ from ringlog.types import Durability
 DEFAULTS = {
     "type": "log", "ttl_ms": 0, "cap_records": 0, "cap_bytes": 0, "discard": "old", "durable": False,
     "durability": "disk", "priority": None, "auto_priority": True, "auto_create": True,
-    "idempotency_window_ms": 120_000, "dedupe_node": True, "lease_ms": 30_000, "claim_jitter_ms": 0,
+    "idempotency_window_ms": 120_000, "idempotency_max": 65_536, "dedupe_node": True, "lease_ms": 30_000,
+    "claim_jitter_ms": 0, "backoff_ms": 0, "backoff_max_ms": 60_000, "dead_letter_keep_expiry": False,
     "max_deliveries": 0, "dead_letter": None, "leases_durable": False, "record_priority": False,
     "starvation_ms": 30_000, "priority_levels": 3,
     "expire_unused_ms": 0, "compression": "none", "retain_until_acked": False, "hard_cap_records": 0,
@@ -25,11 +26,11 @@ DEFAULTS = {
 UNSIGNED = [
     "ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "lease_ms", "claim_jitter_ms",
     "max_deliveries", "priority_levels", "expire_unused_ms", "starvation_ms", "hard_cap_records",
-    "hard_cap_bytes",
+    "hard_cap_bytes", "idempotency_max", "backoff_ms", "backoff_max_ms",
 ]  # fmt: skip
 BOOLEANS = [
     "durable", "record_priority", "auto_priority", "auto_create", "dedupe_node", "leases_durable",
-    "retain_until_acked",
+    "retain_until_acked", "dead_letter_keep_expiry",
 ]  # fmt: skip
 WORDS = ["type", "discard", "durability", "compression"]
 NULLABLE = {"priority", "dead_letter"}

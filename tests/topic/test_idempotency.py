@@ -1,53 +1,103 @@
-"""The key table by itself: window, order, bound (I-3, I-11, I-12)."""
+"""The table of keys and dedup ids by itself: windows, order, bound (I-3, I-11, I-12, L38, L39)."""
 
 from __future__ import annotations
 
+from ringlog.digests import DIGEST_BYTES, digest_of_id, digest_of_key
 from ringlog.topic.idempotency import IdempotencyKeys, Remembered
 
 
-def used(first_seq: int, created_us: int) -> Remembered:
-    return Remembered(first_seq, 1, created_us, created_us)
+def used(first_seq: int, created_us: int, window_ms: int = 0) -> Remembered:
+    return Remembered(first_seq, 1, created_us, created_us, window_ms)
 
 
 def test_a_key_is_valid_through_the_last_millisecond_of_its_window():
     """I-3, CV-3: both instants are floored to milliseconds first."""
     keys = IdempotencyKeys()
-    keys.remember("k", used(1, 10_999), 5)
-    assert keys.find("k", 15_999, 5) == used(1, 10_999)
-    assert keys.find("k", 16_000, 5) is None
+    keys.remember(b"k", used(1, 10_999), 5)
+    assert keys.find(b"k", 15_999, 5) == used(1, 10_999)
+    assert keys.find(b"k", 16_000, 5) is None
 
 
 def test_expired_keys_are_dropped_once_each():
     """I-11: the table holds what the window holds."""
     keys = IdempotencyKeys()
     for i in range(10_000):
-        keys.remember(f"k{i}", used(i, i * 1_000), 100)
+        keys.remember(b"k%d" % i, used(i, i * 1_000), 100)
     assert len(keys) == 101
-    assert keys.find("k9999", 9_999_000, 100) is not None
+    assert keys.find(b"k9999", 9_999_000, 100) is not None
 
 
 def test_the_bound_forgets_the_oldest_early_and_counts_it():
-    keys = IdempotencyKeys(most=3)
+    keys = IdempotencyKeys()
     for i in range(5):
-        keys.remember(f"k{i}", used(i, 1_000), 1_000)
+        keys.remember(b"k%d" % i, used(i, 1_000), 1_000, most=3)
     assert keys.forgotten_early == 2
-    assert keys.find("k0", 1_000, 1_000) is None
-    assert keys.find("k4", 1_000, 1_000) is not None
+    assert keys.find(b"k0", 1_000, 1_000) is None
+    assert keys.find(b"k4", 1_000, 1_000) is not None
 
 
 def test_a_clock_that_steps_back_extends_nothing():
     """I-12, CK-5."""
     keys = IdempotencyKeys()
-    keys.remember("k", used(1, 0), 10)
-    assert keys.find("other", 9_000, 10) is None
-    assert keys.find("k", 2_000, 10) is not None
-    assert keys.find("other", 11_000, 10) is None
-    assert keys.find("k", 2_000, 10) is None
+    keys.remember(b"k", used(1, 0), 10)
+    assert keys.find(b"other", 9_000, 10) is None
+    assert keys.find(b"k", 2_000, 10) is not None
+    assert keys.find(b"other", 11_000, 10) is None
+    assert keys.find(b"k", 2_000, 10) is None
 
 
 def test_without_a_window_nothing_is_kept():
     keys = IdempotencyKeys()
-    keys.remember("k", used(1, 0), 0)
+    keys.remember(b"k", used(1, 0), 0)
     assert len(keys) == 0
-    keys.remember("k", used(1, 0), 10)
-    assert keys.find("k", 0, 0) is None
+    keys.remember(b"k", used(1, 0), 10)
+    assert keys.find(b"k", 0, 0) is None
+
+
+def test_an_entry_with_a_window_of_its_own_expires_by_it_and_never_later_than_the_topic_says():
+    """L38, I-12: a shorter window for one call, valid through its last millisecond."""
+    keys = IdempotencyKeys()
+    keys.remember(b"short", used(1, 10_999, window_ms=5), 100)
+    keys.remember(b"usual", used(2, 10_999), 100)
+    assert keys.find(b"short", 15_999, 100) == used(1, 10_999, window_ms=5)
+    assert keys.find(b"short", 16_000, 100) is None
+    assert keys.find(b"usual", 16_000, 100) is not None
+    assert len(keys) == 1
+    keys.remember(b"long", used(3, 16_000, window_ms=50), 100)
+    assert keys.find(b"long", 36_000, 10) is None
+
+
+def test_a_window_of_its_own_cannot_outlive_the_topics_when_that_grows():
+    keys = IdempotencyKeys()
+    keys.remember(b"k", used(1, 0, window_ms=50), 50)
+    assert keys.find(b"k", 50_000, 1_000) is not None
+    assert keys.find(b"k", 51_000, 1_000) is None
+
+
+def test_those_make_room_that_would_expire_first():
+    """L39: when the table is full, the entry that expires first goes, counted."""
+    keys = IdempotencyKeys()
+    keys.remember(b"old", used(1, 0), 1_000, most=3)
+    keys.remember(b"short", used(2, 1_000, window_ms=10), 1_000, most=3)
+    keys.remember(b"new", used(3, 2_000), 1_000, most=3)
+    keys.remember(b"newer", used(4, 3_000), 1_000, most=3)
+    assert [key for key, _ in keys.items(3_000, 1_000)] == [b"old", b"new", b"newer"]
+    keys.remember(b"newest", used(5, 4_000), 1_000, most=2)
+    assert [key for key, _ in keys.items(4_000, 1_000)] == [b"newer", b"newest"]
+    assert keys.forgotten_early == 3
+
+
+def test_a_thousand_short_windows_in_a_full_table_leave_nothing_behind():
+    """L39: what made room leaves no place of its own, whatever its window was."""
+    keys = IdempotencyKeys()
+    for i in range(10_000):
+        keys.remember(b"k%d" % i, used(i, i, window_ms=900 - i % 100), 1_000, most=10)
+    assert len(keys) == 10
+    assert len(keys._early) <= 2 * 10 + 65
+
+
+def test_ids_are_kept_as_digests_of_one_size_and_never_meet_keys():
+    """L38: hashed with SHA-256, as the peer does."""
+    assert digest_of_id("").hex().startswith("e3b0c442")
+    assert len({digest_of_id("x"), digest_of_key("x"), digest_of_id("x" * 4_000)}) == 3
+    assert {len(digest_of_id("x" * size)) for size in (1, 4_000)} == {DIGEST_BYTES}

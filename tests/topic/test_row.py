@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from pyroaring import BitMap64
 
+from ringlog.digests import digest_of_id, digest_of_key
 from ringlog.errors import CorruptData
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.dedup import SESSION_BIT, Run
@@ -16,6 +17,8 @@ from ringlog.topic.row import decode_row, encode_row
 from ringlog.topic.state import Topic
 
 STAMP = 1_790_000_000_000_000
+KEYS_AT = 20
+"""Where a row has what older engines wrote of keys."""
 
 
 def plain(topic_id: int = 7, records: int = 1) -> Topic:
@@ -68,8 +71,10 @@ def test_everything_a_topic_may_have_comes_back():
         assert producer is not None
         producer.extend(4, 3, 1, 2)
         producer.add_runs([Run(10, 2, 50, 1), Run(20, 1, 60, 7)])
-    topic.keys.remember("first", Remembered(1, 2, STAMP, STAMP), config.idempotency_window_ms)
-    topic.keys.remember("second", Remembered(3, 1, STAMP, STAMP + 1), config.idempotency_window_ms)
+    topic.keys.remember(digest_of_key("first"), Remembered(1, 2, STAMP, STAMP), config.idempotency_window_ms)
+    topic.keys.remember(
+        digest_of_id("second"), Remembered(3, 1, STAMP, STAMP + 1, 500), config.idempotency_window_ms
+    )
     again = decode_row(1 << 40, encode_row(topic))
     assert facts(again) == facts(topic)
     assert again.producers.get(5).find(11) == (51, 1)
@@ -79,10 +84,19 @@ def test_everything_a_topic_may_have_comes_back():
 def test_keys_out_of_their_window_stay_behind():
     """I-10, SN-3."""
     topic = plain()
-    topic.keys.remember("old", Remembered(1, 1, 0, STAMP), 120_000)
-    topic.keys.remember("new", Remembered(1, 1, 0, STAMP + 100_000_000), 120_000)
+    topic.keys.remember(digest_of_key("old"), Remembered(1, 1, 0, STAMP), 120_000)
+    topic.keys.remember(digest_of_key("new"), Remembered(1, 1, 0, STAMP + 100_000_000), 120_000)
     again = decode_row(7, encode_row(topic, STAMP + 121_000_000))
-    assert [key for key, _ in again.keys.items(0, 120_000)] == ["new"]
+    assert [key for key, _ in again.keys.items(0, 120_000)] == [digest_of_key("new")]
+
+
+def test_keys_that_an_older_engine_wrote_in_clear_are_known():
+    """I-10: rows before digests had the keys themselves."""
+    topic = plain()
+    row = msgspec.msgpack.decode(encode_row(topic))
+    row[KEYS_AT] = [["k", 4, 2, STAMP, STAMP]]
+    again = decode_row(7, msgspec.msgpack.encode(row))
+    assert again.keys.find(digest_of_key("k"), STAMP, 120_000) == Remembered(4, 2, STAMP, STAMP)
 
 
 def test_ephemeral_records_are_numbers_that_were_used():

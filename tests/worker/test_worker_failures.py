@@ -61,6 +61,9 @@ def test_a_job_that_fails_too_often_becomes_a_dead_letter(workers: Workers, queu
     soon(lambda: queue.stats().dead_lettered == 1)
     _, counts, _ = workers.stop(started)
     assert counts["job_failed"] == 2
+    (letter,) = queue.dead_letters()
+    assert "SIGSEGV" in letter.meta["$dead_letter_reason"], "L26"
+    assert letter.meta["$dead_letter_nacks"] == "2"
 
 
 def test_a_job_over_its_time_limit_loses_its_process(workers: Workers, queue: Queue) -> None:

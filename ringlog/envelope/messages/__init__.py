@@ -93,6 +93,8 @@ from ringlog.envelope.messages.queues import (
     JobsExtended,
     JobsNack,
     JobsNacked,
+    JobsPending,
+    JobsPendingReply,
     JobsReject,
     JobsRejected,
     LettersRedrive,
@@ -194,7 +196,8 @@ KINDS: dict[str, type[Message]] = {
         RouterFacts, RouterPut, RouterDrop, RouterDropped, RouterTell, RouterTold, RoutersAsk, RoutersReply,
         RoutesSettle, RoutesSettled, RouteRow, Route, RoutedRow, Routed,
         JobsClaim, JobsClaimed, JobsAck, JobsAcked, JobsNack, JobsNacked, JobsExtend, JobsExtended,
-        JobsReject, JobsRejected, QueueStats, QueueStatsReply, SpentAsk, SpentJobs, SpentMoved, SpentGone,
+        JobsReject, JobsRejected, JobsPending, JobsPendingReply,
+        QueueStats, QueueStatsReply, SpentAsk, SpentJobs, SpentMoved, SpentGone,
         LettersRedrive, LettersRedriven,
 
 
@@ -215,7 +218,8 @@ __all__ = [
     "GroupListReply", "GroupNack", "GroupOpen", "GroupPending", "GroupPendingReply", "GroupReject",
     "GroupReturned", "GroupSeek", "GroupSpentAsk", "GroupSpentMoved", "GroupState", "GroupStateReply",
     "GroupSteal", "GroupTake", "GroupTaken", "GroupsStatus", "Hello", "JobsAck", "JobsAcked", "JobsClaim",
-    "JobsClaimed", "JobsExtend", "JobsExtended", "JobsNack", "JobsNacked", "JobsReject", "JobsRejected",
+    "JobsClaimed", "JobsExtend", "JobsExtended", "JobsNack", "JobsNacked", "JobsPending",
+    "JobsPendingReply", "JobsReject", "JobsRejected",
     "LettersRedrive", "LettersRedriven", "LiveAsk", "LiveReply", "Locate", "Located", "Message", "OpenCalls",
     "OpenTurns", "Ping", "Pong", "PressureStatus", "ProcessStatus", "ProducerState", "ProducerStateReply",
     "QueueStats", "QueueStatsReply", "QueuesStatus", "Read", "ReadReply", "RecordsDelete", "RecordsDeleted",

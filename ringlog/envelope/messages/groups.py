@@ -94,7 +94,7 @@ class GroupAck(Message, frozen=True):
 
 
 class GroupNack(Message, frozen=True):
-    """Give these back, to be ready now or after `delay_ms`; answered with JobsNacked."""
+    """Give these back, to be ready now or after `delay_ms`, as JobsNack; answered with JobsNacked."""
 
     topic: str
     group: str
@@ -103,6 +103,7 @@ class GroupNack(Message, frozen=True):
     tokens: bytes = b""
     delay_ms: int = 0
     call: int = 0
+    reason: str = ""
 
 
 class GroupReject(Message, frozen=True):

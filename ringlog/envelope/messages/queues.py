@@ -72,7 +72,9 @@ class JobsAcked(Message, frozen=True):
 
 
 class JobsNack(Message, frozen=True):
-    """Give these jobs back, to be ready now or after `delay_ms` (semantics 21.4). Fields as in JobsAck."""
+    """Give these jobs back, to be ready now or after `delay_ms` (semantics 21.4). Fields as in JobsAck. A
+    `reason` says that they failed: its first line goes with them to the dead letters, if they get there. With
+    `has_backoff` each rests as the topic says, if it says something, else for `delay_ms`."""
 
     topic: str
     node: str
@@ -80,6 +82,8 @@ class JobsNack(Message, frozen=True):
     tokens: bytes = b""
     delay_ms: int = 0
     call: int = 0
+    reason: str = ""
+    has_backoff: bool = False
 
 
 class JobsNacked(Message, frozen=True):
@@ -133,6 +137,25 @@ class JobsRejected(Message, frozen=True):
     skipped: bytes
 
 
+class JobsPending(Message, frozen=True):
+    """Who has which jobs? Of those that were handed out and are not done the first behind `after`, at most
+    `limit`; asking changes nothing."""
+
+    topic: str
+    after: int = 0
+    limit: int = 100
+
+
+class JobsPendingReply(Message, frozen=True):
+    """Reply: [number, state, node, until_ms, deliveries, nacks, failed_ms, reason] of each, ascending. States
+    are leased, delayed, returned and set aside; `until_ms` is the end of a lease or a delay, else 0; the last
+    three are as in SpentJobs."""
+
+    topic: str
+    jobs: list[tuple[int, str, str, int, int, int, int, str]]
+    more: bool
+
+
 class QueueStats(Message, frozen=True):
     """How many jobs are in which state? (QS-1)"""
 
@@ -173,13 +196,18 @@ class SpentJobs(Message, frozen=True):
     dead_letter: str = ""
     runs: list[tuple[int, int, int]] = []
     reasons: dict[int, str] = {}
-    """Why those of them were rejected that were."""
+    """Why those of them were rejected, or given back the last time, of which that was said."""
     group: str = ""
     """Of a consumer group its key, and its number; "" = of a queue."""
     number: int = 0
     tokens: list[int] = []
     """Of a group: the lease under which the first of each run was given out last. A record may be given up
     more than once, and each time is another letter."""
+    failed: dict[int, tuple[int, int]] = {}
+    """Of those with a reason: when that was, in milliseconds (0: not known), and how often they were given
+    back with one."""
+    keeps_expiry: bool = False
+    """Do their copies end when they would have?"""
 
 
 class SpentMoved(Message, frozen=True):

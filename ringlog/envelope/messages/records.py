@@ -13,8 +13,10 @@ class Append(Message, frozen=True):
     """Append the whole frames in the attached part, in order; all of one topic instance.
 
     `create` makes an absent topic (with `config`) first; the frames then carry topic_id 0 and the
-    shard fills it in. With `idempotency_key` there is exactly one frame. `disable_backpressure`: pressure
-    is no reason to refuse it; limits, caps and an intake that is full are.
+    shard fills it in. With `idempotency_key` there is exactly one frame; so with `ids`, the digests of its
+    records' dedup ids in their order, zeros for those without one, and then nothing is appended if any is
+    known within the window. `window_ms` is a shorter window for these. `disable_backpressure`: pressure is
+    no reason to refuse it; limits, caps and an intake that is full are.
     """
 
     topic: str
@@ -23,16 +25,23 @@ class Append(Message, frozen=True):
     config: dict[str, Any] | None = None
     idempotency_key: str = ""
     disable_backpressure: bool = False
+    ids: bytes = b""
+    window_ms: int = 0
 
 
 class Appended(Message, frozen=True):
-    """Reply to Append: `entries` are settle entries (ring/layout.py), one for each frame, in order."""
+    """Reply to Append: `entries` are settle entries (ring/layout.py), one for each frame, in order.
+
+    `known`, if it is not empty, is the number of each record whose dedup id was used before, 0 for the
+    others; nothing was appended then.
+    """
 
     topic: str
     topic_id: int
     epoch: int
     created: bool
     entries: bytes
+    known: bytes = b""
 
 
 class ProducerState(Message, frozen=True):

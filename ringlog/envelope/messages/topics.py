@@ -63,6 +63,10 @@ class TopicStateReply(Message, frozen=True):
     """The consumer group for which records stay that caps or TTL would have taken (retain_until_acked)."""
     is_fed: bool = False
     """Routers lead to it; see Located."""
+    keys: int = 0
+    """Idempotency keys and dedup ids remembered."""
+    keys_forgotten: int = 0
+    """Those that had to make room before their window was over, since the shard's last start."""
 
 
 class TopicList(Message, frozen=True):

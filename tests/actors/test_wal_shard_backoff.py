@@ -1,0 +1,114 @@
+"""Jobs that came back rest by themselves, as their queue says (L34, F57)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from removal_world import started
+from test_wal_shard_queues import claim, jobs_of, make, stats, words
+
+from actors.wal_shard import events as ev
+from ringlog.envelope import messages as m
+from ringlog.testing.shard_world import World
+
+
+def back(world: World, jobs: dict[int, int], **more: Any) -> None:
+    reply = world.request(m.JobsNack("q", "w", words(list(jobs)), words(list(jobs.values())), **more))
+    assert reply.nacked == len(jobs)
+
+
+def pass_ms(world: World, ms: int) -> None:
+    world.clock.advance(ms / 1_000)
+
+
+@pytest.mark.parametrize("leases_durable", [False, True])
+def test_a_rest_is_longer_each_time_and_begins_when_a_lease_ends(leases_durable):
+    """L34: after a lease that ended and a nack that says no delay. One that says it is obeyed; who leaves
+    gives back at once."""
+    world = started()
+    options = {"backoff_ms": 1_000, "backoff_max_ms": 1_500, "leases_durable": leases_durable}
+    make(world, 4, durability="fsync", **options)
+    jobs = jobs_of(claim(world, 9, lease_ms=500))
+    back(world, {1: jobs[1]}, delay_ms=100, has_backoff=True)
+    back(world, {2: jobs[2]}, delay_ms=100)
+    pass_ms(world, 100)
+    assert list(jobs_of(claim(world, 9))) == [2]
+    pass_ms(world, 400)
+    assert stats(world) == (0, 3, 1), "at their deadline they are held still"
+    pass_ms(world, 1)
+    assert stats(world) == (0, 1, 3)
+    if leases_durable:
+        world.kill()
+        world.start()
+        assert stats(world) == (0, 1, 3)
+    pass_ms(world, 499)
+    assert list(jobs_of(claim(world, 9))) == [1]
+    pass_ms(world, 499)
+    assert claim(world, 9).runs == []
+    pass_ms(world, 1)
+    again = jobs_of(claim(world, 9))
+    assert list(again) == [3, 4]
+    back(world, again, has_backoff=True)
+    pass_ms(world, 1_499)
+    assert claim(world, 9).runs == [], "twice as long, up to the longest"
+    pass_ms(world, 1)
+    assert list(jobs_of(claim(world, 9, pid=7, born=70))) == [3, 4]
+    world.run_of("q").step(ev.WorkerDied(7, 70))
+    assert list(jobs_of(claim(world, 9))) == [3, 4]
+
+
+@pytest.mark.parametrize("leases_durable", [False, True])
+def test_jobs_of_many_deliveries_are_given_back_in_one_request_and_rest_each_for_itself(leases_durable):
+    """L34, QA-2: and a request that comes again has the same answer and changes nothing."""
+    world = started()
+    make(world, 1, durability="fsync", backoff_ms=100, leases_durable=leases_durable)
+    for _ in range(3):
+        back(world, jobs_of(claim(world, 9)), delay_ms=0)
+    world.append("q", [b"another"])
+    jobs = jobs_of(claim(world, 9))
+    nack = m.JobsNack("q", "w", words([*jobs, 77]), words([*jobs.values(), 5]), call=9, has_backoff=True)
+    first = world.request(nack)
+    assert (list(jobs), first.nacked, first.skipped) == ([1, 2], 2, words([77]))
+    assert world.request(nack) == first
+    if leases_durable:
+        world.kill()
+        world.start()
+        again = world.request(nack)
+        assert again.skipped == words([77])
+    pass_ms(world, 99)
+    assert claim(world, 9).runs == []
+    pass_ms(world, 1)
+    assert list(jobs_of(claim(world, 9))) == [2], "its first delivery"
+    pass_ms(world, 699)
+    assert claim(world, 9).runs == []
+    pass_ms(world, 1)
+    assert list(jobs_of(claim(world, 9))) == [1], "its fourth"
+
+
+def test_a_change_of_the_config_holds_for_what_ends_from_then_on():
+    world = started()
+    make(world, 2, backoff_ms=1_000)
+    back(world, {1: jobs_of(claim(world, 1))[1]}, has_backoff=True)
+    world.put("q", "merge", type="queue", backoff_ms=0)
+    back(world, {2: jobs_of(claim(world, 1))[2]}, has_backoff=True)
+    assert stats(world) == (1, 0, 1)
+    world.put("q", "merge", type="queue", backoff_ms=1_000)
+    claim(world, 1, lease_ms=100)
+    pass_ms(world, 101)
+    assert stats(world) == (0, 0, 2)
+
+
+def test_a_claim_that_waits_is_given_a_job_when_its_rest_is_over():
+    """QL-9."""
+    world = started()
+    make(world, 1, backoff_ms=1_000)
+    claim(world, 1, lease_ms=100)
+    run = world.run_of("q")
+    run.step(run.request(901, m.JobsClaim("q", "x", 1, 60_000, wait_ms=20_000)))
+    pass_ms(world, 1_099)
+    run.step()
+    assert 901 not in run.replies
+    pass_ms(world, 1)
+    run.step()
+    assert [row[0] for row in run.replies[901].runs] == [1]

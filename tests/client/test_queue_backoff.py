@@ -1,0 +1,89 @@
+"""A queue's own back-off, as its workers meet it (L34), and what is known of single jobs (L33)."""
+
+from __future__ import annotations
+
+import pytest
+
+import ringlog
+import ringlog.aio
+from ringlog.errors import UsageError
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_a_job_given_back_without_a_delay_rests_as_its_queue_says(ringlog_engine, ringlog_topic, transport):
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        name = ringlog_topic()
+        client.topics.create(name, type="queue", backoff_ms=HOUR_MS, backoff_max_ms=HOUR_MS)
+        queue = client.queue(name)
+        queue.put_many([b"1", b"2", b"3", b"4", b"5"])
+        one, two, three, *rest = queue.claim(5)
+        one.nack()
+        two.nack(delay_ms=0)
+        with pytest.raises(ZeroDivisionError), three:
+            _ = 1 / 0
+        assert (queue.stats().delayed, queue.stats().ready) == (2, 1)
+        queue.nack(rest, delay_ms=0)
+        queue.nack(queue.claim(3), reason="no")
+        assert (queue.stats().delayed, queue.stats().ready) == (5, 0)
+        with pytest.raises(UsageError):
+            queue.nack([], delay_ms=-1)
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_what_was_claimed_and_not_begun_does_not_rest(ringlog_engine, ringlog_topic, transport):
+    """CL-10, QW-8."""
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        name = ringlog_topic()
+        client.topics.create(name, type="queue", backoff_ms=HOUR_MS, backoff_max_ms=HOUR_MS)
+        queue = client.queue(name)
+        queue.put_many([b"1", b"2", b"3"])
+        jobs = queue.jobs(max_in_flight=3)
+        next(jobs).ack()
+        jobs.close()
+        assert (queue.stats().delayed, queue.stats().ready) == (0, 2)
+
+
+async def test_the_asyncio_client_does_the_same(ringlog_engine, ringlog_topic):
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10) as client:
+        name = ringlog_topic()
+        await client.topics.create(name, type="queue", backoff_ms=HOUR_MS, backoff_max_ms=HOUR_MS)
+        queue = client.queue(name)
+        await queue.put_many([b"1", b"2", b"3"])
+        one, two, three = await queue.claim(3)
+        await one.nack(reason="no")
+        await two.nack(delay_ms=0)
+        with pytest.raises(ZeroDivisionError):
+            async with three:
+                _ = 1 / 0
+        found = await queue.stats()
+        assert (found.delayed, found.ready) == (2, 1)
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_it_is_shown_who_holds_a_job_and_why_it_failed(ringlog_engine, ringlog_topic, transport):
+    """L33, F38."""
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        client.topics.create(ringlog_topic(), type="queue", lease_ms=60_000)
+        queue = client.queue(ringlog_topic(), node="ann")
+        queue.put_many([b"%d" % n for n in range(2_005)])
+        assert queue.pending() == []
+        first, second, third, done = queue.claim(4)
+        first.nack(delay_ms=HOUR_MS, reason="timeout")
+        second.nack()
+        done.ack()
+        one, two, three = queue.pending()
+        assert (one.seq, one.state, one.node, one.deliveries, one.nacks, one.reason) == (
+            1, "delayed", "", 1, 1, "timeout",
+        )  # fmt: skip
+        assert one.until - one.failed_at == pytest.approx(HOUR_MS / 1_000)
+        assert (two.seq, two.state, two.until, two.nacks, two.reason) == (2, "returned", 0, 0, "")
+        assert (three.seq, three.state, three.node, three.until) == (3, "leased", "ann", third.deadline)
+        assert queue.pending(1, after=2) == [three]
+        for _ in range(2):
+            queue.claim(1_000)
+        assert [job.seq for job in queue.pending(5_000)] == [1, 2, 3, *range(5, 2_004)]
+        assert len(queue.pending(1_500)) == 1_500
+        with pytest.raises(UsageError):
+            queue.pending(0)

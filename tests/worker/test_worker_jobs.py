@@ -77,9 +77,10 @@ def test_without_dead_letters_what_is_rejected_rests_and_stays(
 
 def test_a_job_may_take_longer_than_its_lease(workers: Workers, queue: Queue) -> None:
     queue.put(b"wait go")
-    started = workers.start("program:do", queue.topic, "--payload", "text", "--lease", "200ms", "-c", "2")
+    started = workers.start("program:do", queue.topic, "--payload", "text", "--lease", "1200ms", "-c", "2")
     soon(lambda: workers.noted("wait"))
-    assert queue.claim(wait_ms=1_000) == [], "nobody else is given it within five leases"
+    # Leases as short as a busy host lets them be: it may keep a worker from extending one for a while.
+    assert queue.claim(wait_ms=3_000) == [], "nobody else is given it within two leases"
     assert queue.stats().in_flight == 1
     (workers.directory / "go").touch()
     wait_until_empty(queue)

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import structs
+
 from actors.wal_shard import events as ev
 from actors.wal_shard.announcer import Announcer
 from actors.wal_shard.baseline import segment_tables
@@ -21,6 +23,7 @@ from actors.wal_shard.core import Settings, ShardCore
 from actors.wal_shard.deadly import DeadlyRequests
 from actors.wal_shard.governing import Governing
 from actors.wal_shard.group_board import GroupBoard
+from actors.wal_shard.job_shelf import JobShelf
 from actors.wal_shard.latch import Latch
 from actors.wal_shard.log_hand import LogHand
 from actors.wal_shard.phases import Phase
@@ -62,6 +65,7 @@ from ringlog.storage.layout import LOCK_NAME, META_DIR
 from ringlog.storage.ledger import Ledger
 from ringlog.storage.reader import Mark as ReadMark
 from ringlog.storage.wal import FIRST_FILE_BYTES, StreamIdentity, WalWriter
+from ringlog.topic.config import QUEUE
 from ringlog.topic.state import Topic
 
 log = logging.getLogger("ringlog.shard")
@@ -130,6 +134,9 @@ class Shell:
         self._presence = Presence()
         self._own_bells = self._log.bells
         self._ledger = Ledger(self._disk, boot.data_dir, boot.shm_dir, self._published_mark)
+        self._jobs = JobShelf(
+            self._disk, boot.data_dir, boot.shm_dir, self._published_mark, self.core.requests.located
+        )
         self._latch = Latch(
             self._disk, self._clock, self._directory, boot.read_only_ms, min(FIRST_FILE_BYTES, file_bytes)
         )
@@ -494,6 +501,7 @@ class Shell:
             self._table.release(effect.topic.slot)
             self._slot.add(P.TOPICS_CHANGED, 1)
             self._announcer.tell_gone(effect.topic)
+        self._jobs.forget(effect.topic.topic_id)
 
     def _publish_marks(self, effect: ev.PublishMarks) -> None:
         slot = self._slot
@@ -524,12 +532,25 @@ class Shell:
 
     def _reply(self, effect: Reply) -> None:
         message = effect.message
-        if isinstance(message, m.TopicInfo) and message.slot < 0 and message.shard == self._boot.shard:
+        if type(message) is m.JobsClaimed and message.runs and type(effect.client) is Caller:
+            message = self._with_payloads(message)
+        elif isinstance(message, m.TopicInfo) and message.slot < 0 and message.shard == self._boot.shard:
             # The slot is given when the topic is first published, which is after the reply was staged.
             topic = self.core.directory.by_id.get(message.topic_id)
             if topic is not None:
                 message = self.core.requests.info(topic, created=message.created)
         self._answer(effect.client, message, effect.corr, effect.attachment)
+
+    def _with_payloads(self, message: m.JobsClaimed) -> m.JobsClaimed:
+        """The same with the jobs, where they are read already, or quickly are. Not where it says where they
+        lie: who waited for them is told nothing later than need be."""
+        topic = self.core.directory.by_id.get(message.topic_id)
+        if message.place or topic is None or topic.config.type != QUEUE or topic.epoch != message.epoch:
+            return message
+        found = self._jobs.find(topic, message.runs)
+        if found is None:
+            return message
+        return structs.replace(message, payloads=found[0], stamps=found[1])
 
     def _note_stop(self, effect: Stop) -> None:
         self._stop = effect

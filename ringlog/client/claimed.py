@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ringlog.client.inline import Stretch
 from ringlog.client.leases import Lease
 from ringlog.client.pages import Record
-from ringlog.client.pieces import Piece
 
 J = TypeVar("J")
 Run = tuple[int, int, int, int]
@@ -37,7 +37,7 @@ class Claimed:
     def __init__(self, runs: Sequence[Run], deadline_ms: int, lease_ms: int, until_ns: int) -> None:
         self._runs = runs
         self.deadline_ms, self.lease_ms, self.until_ns = deadline_ms, lease_ms, until_ns
-        self.pieces: list[Piece] = []
+        self.pieces: list[Stretch] = []
         """Where the records lie, until they are made."""
         self._records: list[Record] = []
         self._times: list[int] = []

@@ -261,12 +261,14 @@ INLINE_AHEAD_MIN = 16
 """Jobs that have to lie ahead of a claim for it: it is the reading of many at once that is cheaper."""
 INLINE_WINDOW_BYTES = 65_536
 """Of the log, read at once."""
+INLINE_BLOCK_BYTES_MAX = 1_048_576
+"""Of frames kept so at once: a window holds one frame at least, and that may be large."""
 INLINE_WINDOWS_PER_CLAIM = 2
 """Read for one claim at most; where a queue's jobs lie further apart, its clients look for them."""
 INLINE_PAUSE_CLAIMS = 256
 """Claims of a queue for which nothing is read where that was of no use."""
-INLINE_QUEUES_MAX = 32
-"""Queues for which a shard reads ahead, two windows each; what was not needed for longest is forgotten."""
+INLINE_QUEUES_MAX = 16
+"""Queues for which a shard reads ahead, two such blocks each; the one not needed for longest is forgotten."""
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 86_400_000
 NACK_DELAY_MS_MAX = 86_400_000

@@ -23,6 +23,7 @@ from ringlog.frame.layout import Column
 from ringlog.frame.spans import spans_of
 from ringlog.limits import (
     INLINE_AHEAD_MIN,
+    INLINE_BLOCK_BYTES_MAX,
     INLINE_BYTES_MAX,
     INLINE_JOB_BYTES_MAX,
     INLINE_PAUSE_CLAIMS,
@@ -198,6 +199,8 @@ def _cut(run: FrameRun) -> _Block | None:
     """All records of these frames, if they are small, payloads alone, and none is missing between them."""
     words = run.batch.words
     shapes = frames.columns_of(words)
+    if int(run.batch.total_bytes.sum()) > INLINE_BLOCK_BYTES_MAX:
+        return None
     if int(shapes[0]) not in _PLAIN or (shapes != shapes[0]).any() or frames.codecs_of(words).any():
         return None
     found = spans_of(run.buffer, run.batch)

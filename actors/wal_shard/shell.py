@@ -149,6 +149,8 @@ class Shell:
         self._commit_from_ns = 0
         self._has_published = False
         self._is_idle = True
+        self._has_looked_on = False
+        """In vain, since the last turn with work."""
         self._poll = select.epoll()
         self._control: deque[ControlReceived] = deque()
         requests = self.core.requests
@@ -214,6 +216,8 @@ class Shell:
                 self._pump([self._tick(), DrainRequested()])
             if not is_idle:
                 self._idle_sleeps = 0
+                # Whoever sends one thing after the other is back before a turn without work would be over.
+                self._has_looked_on = self.core.wants_intake and not self._await_briefly()
             elif self._stop is None:
                 self._sleep()
         self._close()
@@ -288,19 +292,26 @@ class Shell:
 
     def _decide_and_do(self, events: list[Any]) -> None:
         self._commit_from_ns = self._clock.monotonic_ns()
+        calls = self._calls
         effects = self._decide(events)
         while effects:
             completions: list[Any] = [self._tick()]
             for effect in effects:
+                if calls.is_owing and type(effect) is not Reply:
+                    calls.ring()
                 completion = self._perform[type(effect)](effect)
                 if completion is not None:
                     completions.append(completion)
+            if calls.is_owing:
+                calls.ring()
             if self._announcer.has_told:
                 self._announcer.ring(self._clock.monotonic_ns())
             effects = self._decide(completions) if len(completions) > 1 else []
         if self._has_published:
             self._has_published = False
             self._rings.tell_published()
+        if calls.is_owing:
+            calls.ring()  # What was refused before it came to the core.
 
     def _decide(self, events: list[Any]) -> list[Any]:
         """What the core wants done; if it breaks over a request, those that come after us know."""
@@ -343,7 +354,8 @@ class Shell:
             self._clock.nap(GATHER_LOOK_US * 1_000)
             governing.rested_ns += GATHER_LOOK_US * 1_000
             return
-        if self._await_briefly():
+        has_looked_on, self._has_looked_on = self._has_looked_on, False
+        if not has_looked_on and self._await_briefly():
             return
         slot.set(P.ASLEEP, 1)
         if not self._has_pending() and not self._socket.has_input():
@@ -428,10 +440,11 @@ class Shell:
 
     def _take_calls(self, now_ns: int) -> None:
         """Take requests out of shared memory: those about jobs, which are many and small."""
-        if not self._calls.has_pending():
+        found = list(self._calls.take(REQUESTS_PER_TURN - len(self._control)))
+        if not found:
             return
         self._note_gap(now_ns)
-        for caller, envelope in self._calls.take(REQUESTS_PER_TURN - len(self._control)):
+        for caller, envelope in found:
             try:
                 if type(envelope.message) not in self._callable:
                     raise InvalidRequest("such a request does not go through a ring", kind=envelope.kind)

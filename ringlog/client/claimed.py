@@ -7,6 +7,7 @@ each. So the numbers, tokens and payloads of a claim stay what they are, stretch
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, Generic, TypeVar, overload
@@ -14,7 +15,7 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ringlog.client.inline import Stretch
+from ringlog.client.inline import Inline, Stretch
 from ringlog.client.leases import Lease
 from ringlog.client.pages import Record
 
@@ -77,6 +78,12 @@ class Claimed:
 
     def entries(self) -> tuple[bytes, bytes]:
         """Numbers and tokens as they travel."""
+        stretch = self.pieces[0] if len(self.pieces) == 1 and len(self._runs) == 1 else None
+        if type(stretch) is Inline and stretch.span is not None:
+            # Most claims of one job are such; without NumPy it takes a tenth of the time.
+            first, _, _, token = self._runs[0]
+            start, stop = stretch.span
+            return _words(start, stop), _words(token + start - first, token + stop - first)
         seqs = self.seqs
         return seqs.astype("<i8").tobytes(), self._columns(seqs)[0].astype("<u8").tobytes()
 
@@ -228,6 +235,10 @@ def lose(leases: Leases) -> None:
     else:
         for lease in leases:
             lease.lose()
+
+
+def _words(first: int, stop: int) -> bytes:
+    return array("Q", range(first, stop)).tobytes()
 
 
 def _end(leases: Sequence[Lease], skipped: frozenset[int]) -> None:

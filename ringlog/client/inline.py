@@ -57,6 +57,12 @@ class Inline:
         return self._seqs[-1]
 
     @property
+    def span(self) -> tuple[int, int] | None:
+        """First number and one past the last, where they follow each other in one run."""
+        seqs = self._seqs
+        return (seqs.start, seqs.stop) if type(seqs) is range and seqs else None
+
+    @property
     def seqs(self) -> I64:
         return np.array(self._seqs, np.int64)
 

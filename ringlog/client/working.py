@@ -324,7 +324,7 @@ def entries_of(leases: Leases) -> tuple[bytes, bytes]:
 
 def _over(leases: Leases, skipped: bytes) -> list[int]:
     """These leases are over, and those skipped are lost."""
-    gone: list[int] = np.frombuffer(skipped, dtype="<i8").tolist()
+    gone: list[int] = np.frombuffer(skipped, dtype="<i8").tolist() if skipped else []
     if isinstance(leases, Claimed | Bundle):
         leases.over(gone)
         return gone

@@ -74,6 +74,11 @@ SLEEP_MS_MAX = 100
 """Back-up poll: a lost doorbell costs at most this (RF-35)."""
 QUICK_GAP_NS = 300_000
 """Frames that come this soon after the last ones were settled are waited for awake."""
+LOST_SLICE_NS = 250_000
+"""Between two looks: somebody else computes on our processor. Who sleeps is given it before him, who looks on
+behind him."""
+CROWDED_LOOKS = 256
+"""Times that we sleep then where we would have looked on."""
 LOOK_AT_SOCKET_TURNS = 8
 IDLE_SLEEPS = 20
 """After so many sleeps without work the back-up poll is as rare as the heartbeat: an engine that nobody
@@ -149,6 +154,7 @@ class Shell:
         self._commit_from_ns = 0
         self._has_published = False
         self._is_idle = True
+        self._crowded = 0
         self._has_looked_on = False
         """In vain, since the last turn with work."""
         self._poll = select.epoll()
@@ -387,11 +393,17 @@ class Shell:
         """
         if self._gap_ns > QUICK_GAP_NS:
             return False
+        if self._crowded:
+            self._crowded -= 1
+            return False
         began = now = self._clock.monotonic_ns()
         has_come = False
         while not has_come and now < began + QUICK_GAP_NS:
             has_come = self._has_pending()
-            now = self._clock.monotonic_ns()
+            before, now = now, self._clock.monotonic_ns()
+            if now - before > LOST_SLICE_NS:
+                self._crowded = CROWDED_LOOKS
+                break
         self._governing.rested_ns += now - began
         return has_come
 

@@ -21,7 +21,7 @@ class Tick:
     monotonic_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ControlReceived:
     """A request came in by socket. `client` is an opaque reply address; `attachment` are frames, private."""
 
@@ -38,7 +38,7 @@ class DrainRequested:
     """Finish what you hold, then ask for Stop."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """Answer a request."""
 

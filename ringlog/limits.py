@@ -259,6 +259,23 @@ JOB_SIZE_BLOCKS_AT_ONCE = 16
 """Blocks that the jobs of one ack may lie in for that; those further apart are asked for by themselves."""
 JOB_SIZE_BLOCKS_MAX = 256
 """Blocks whose sizes a shard remembers, 1 MiB; what was not needed for longest is asked for again."""
+INLINE_BYTES_MAX = 16_384
+"""Payloads of the jobs of one claim that travel with its answer through a call ring; of larger ones its
+client reads all from the files."""
+INLINE_JOB_BYTES_MAX = 4_096
+"""Where jobs are larger than this on average they are not read ahead for that."""
+INLINE_AHEAD_MIN = 16
+"""Jobs that have to lie ahead of a claim for it: it is the reading of many at once that is cheaper."""
+INLINE_WINDOW_BYTES = 65_536
+"""Of the log, read at once."""
+INLINE_BLOCK_BYTES_MAX = 1_048_576
+"""Of frames kept so at once: a window holds one frame at least, and that may be large."""
+INLINE_WINDOWS_PER_CLAIM = 2
+"""Read for one claim at most; where a queue's jobs lie further apart, its clients look for them."""
+INLINE_PAUSE_CLAIMS = 256
+"""Claims of a queue for which nothing is read where that was of no use."""
+INLINE_QUEUES_MAX = 16
+"""Queues for which a shard reads ahead, two such blocks each; the one not needed for longest is forgotten."""
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 86_400_000
 NACK_DELAY_MS_MAX = 86_400_000

@@ -134,6 +134,7 @@ SHELL_SIDE: dict[str, str] = {
     "actors.wal_shard.deadly": "notes in shared memory what a shard died of",
     "actors.wal_shard.flusher": "the thread that syncs",
     "actors.wal_shard.governing": "measures pressure, and says so on the board",
+    "actors.wal_shard.job_shelf": "reads jobs ahead for who claims them",
     "actors.wal_shard.log_hand": "writes and syncs the log",
     "actors.wal_shard.latch": "looks whether a directory takes writes",
     "actors.wal_shard.presence": "looks whether workers on this host live",

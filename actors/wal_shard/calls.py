@@ -30,7 +30,7 @@ class Caller(bytes):
 
 
 class _Ring:
-    __slots__ = ("caller", "is_met", "made_ns", "server")
+    __slots__ = ("caller", "is_met", "is_owed", "made_ns", "server")
 
     def __init__(self, caller: Caller, server: CallServer, made_ns: int) -> None:
         self.caller = caller
@@ -38,6 +38,8 @@ class _Ring:
         self.made_ns = made_ns
         self.is_met = False
         """Its client has opened it."""
+        self.is_owed = False
+        """It was answered, and its bell was not rung."""
 
 
 class Calls:
@@ -50,6 +52,8 @@ class Calls:
         self._made = 0
         self._rings: dict[bytes, _Ring] = {}
         self._order: list[_Ring] = []
+        self._owed: list[_Ring] = []
+        """Those to be rung."""
         self._first = self._looked = 0
         self._look_ns = 0
         remove_leftovers(shm_dir, shard)
@@ -77,7 +81,10 @@ class Calls:
 
     def has_pending(self) -> bool:
         """Is there a request? A load a ring."""
-        return any(ring.server.has_some for ring in self._order)
+        for ring in self._order:  # noqa: SIM110  a generator takes longer than the look
+            if ring.server.has_some:
+                return True
+        return False
 
     def take(self, most: int) -> Iterator[tuple[Caller, wire.Envelope]]:
         """Up to `most` requests, one ring after the other, another one first each time."""
@@ -101,15 +108,33 @@ class Calls:
                 yield ring.caller, envelope
 
     def answer(self, caller: Caller, message: Message, corr: int) -> bool:
-        """Answer through the ring; False when it has no room, or is gone: the socket takes it."""
+        """Answer through the ring, which is rung with the others; False when it has no room, or is gone: the
+        socket takes it."""
         ring = self._rings.get(caller)
         if ring is None:
             return False
         try:
-            return ring.server.answer(wire.encode(message, corr))
+            is_there = ring.server.answer(wire.encode(message, corr))
         except RingError as e:
             self._remove(ring, str(e))
             return False
+        if is_there and not ring.is_owed:
+            ring.is_owed = True
+            self._owed.append(ring)
+        return is_there
+
+    @property
+    def is_owing(self) -> bool:
+        """Are there answers whose clients were not woken?"""
+        return bool(self._owed)
+
+    def ring(self) -> None:
+        """Wake those who sleep and were answered. Many at once: whoever is woken may be given the processor
+        that the others' answers would need."""
+        owed, self._owed = self._owed, []
+        for ring in owed:
+            ring.is_owed = False
+            ring.server.ring()
 
     def look(self, now_ns: int) -> None:
         """Now and then: remove a ring whose client is gone."""
@@ -128,6 +153,8 @@ class Calls:
         if why:
             say(log, logging.WARNING, "call ring closed", ring=ring.server.name, reason=why)
         self._order.remove(ring)
+        if ring.is_owed:
+            self._owed.remove(ring)
         del self._rings[ring.caller]
         ring.server.close()
 
@@ -135,5 +162,6 @@ class Calls:
         """Remove all of them."""
         for ring in self._order:
             ring.server.close()
+        self._owed.clear()
         self._order.clear()
         self._rings.clear()

@@ -226,6 +226,8 @@ class ShardCore:
             self.requests.groups.waiting.now_ns = event.monotonic_ns
             return
         if kind is FramesArrived or kind is ControlReceived:
+            if kind is ControlReceived and self._is_quick(event):
+                return
             if self._held or self.waiting is not Waiting.NOTHING:
                 self._held.append(event)
                 return
@@ -271,8 +273,40 @@ class ShardCore:
 
     # -- taking in ------------------------------------------------------------------------------------
 
+    def _is_quick(self, event: ControlReceived) -> bool:
+        """Was this a claim or an ack of the usual kind? Then it is dealt with."""
+        message: Any = event.message
+        kind = type(message)
+        if kind is not m.JobsClaim and kind is not m.JobsAck:
+            return False
+        quick, log = self.requests.queues.quick, self.log
+        is_free = self.waiting is Waiting.NOTHING and not self._held and self.phase is Phase.ACTIVE
+        if not is_free or self.removals.is_wanted or self._file_failed or self.requests.read_only is not None:
+            return False
+        self.in_hand = event
+        if kind is m.JobsClaim:
+            answer = quick.claim(message, self._now_us)
+            if answer is not None:
+                # Leases are memory: it waits for nothing that the turn logs.
+                self._effects.append(Reply(event.client, event.corr, answer))
+            is_done = answer is not None
+        else:
+            has_room = log.is_open and log.fits(self._group.bytes + quick.bytes + _SLACK)
+            is_done = has_room and quick.ack(message, event, self._now_us)
+        self.in_hand = None
+        return is_done
+
+    def _stage_acks(self) -> None:
+        """What was acked by the short way goes into the group before anything else is looked at."""
+        quick = self.requests.queues.quick
+        self.in_hand = quick.last
+        self._replies += quick.stage(self._group)
+        self.in_hand = None
+
     def _look_at(self, event: FramesArrived | ControlReceived) -> Room:
         """Take it if it can be taken now."""
+        if self.requests.queues.quick:
+            self._stage_acks()
         if type(event) is ControlReceived:
             self.in_hand = event
             self.on_look(event)
@@ -404,6 +438,8 @@ class ShardCore:
 
     def _advance(self) -> None:
         """Take the next step that is possible; every step ends in an effect whose completion calls again."""
+        if self.requests.queues.quick:
+            self._stage_acks()
         if self._file_failed and not self._preparing and self._now_ns >= self._file_retry_ns:
             self._prepare(self._wanted_bytes)
         if self._roll_asks and self.waiting is Waiting.NOTHING and not self._is_busy:
@@ -440,6 +476,8 @@ class ShardCore:
     def _serve_queues(self) -> None:
         """Answer claims of queues that waited; where leases are durable, behind a record of what they get."""
         queues, is_stuck = self.requests.queues, bool(self._file_failed)
+        if not queues.waiting and not queues.durable.has_left:
+            return
         if self.phase is Phase.RECOVERING or self.requests.read_only is not None or is_stuck:
             self._effects.extend(queues.serve(self._now_us, is_stuck=is_stuck))
             return
@@ -592,7 +630,8 @@ class ShardCore:
         self._effects.extend(RetireTopic(topic) for topic in retired)
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
-        self._effects.extend(self.requests.queues.serve(self._now_us, news=group.news))
+        if self.requests.queues.waiting:
+            self._effects.extend(self.requests.queues.serve(self._now_us, news=group.news))
         if group.frames or group.refused or group.repeats:
             size = group.bytes + group.volatile_bytes
             self._effects.append(Committed(group.frames, group.records, size, group.refused, group.repeats))

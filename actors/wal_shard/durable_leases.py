@@ -63,6 +63,11 @@ class DurableLeases:
         self._left: list[int] = []
         """Links of processes that died: what they held is to be released. As many as were watched."""
 
+    @property
+    def has_left(self) -> bool:
+        """Is there something to `release`?"""
+        return bool(self._left)
+
     # -- room -----------------------------------------------------------------------------------------
 
     def logs(self, message: Any) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import xxhash
 
 from actors.wal_shard.admission import Intake
@@ -349,8 +348,6 @@ def _note(
 
 def seal_frame(frame: bytearray, salt: int) -> int:
     """Seal one control frame in place."""
-    words = np.frombuffer(frame, dtype="<u8")
-    header = words[: layout.HEADER_WORDS].reshape(1, -1)
-    seal = int(frames.seals(header, salt)[0])
-    words[layout.W_SEAL_XXH3] = seal
+    seal = xxhash.xxh3_64_intdigest(frame[: layout.SEALED_BYTES], salt)
+    frame[layout.SEALED_BYTES : layout.HEADER_BYTES] = seal.to_bytes(8, "little")
     return seal

@@ -46,6 +46,18 @@ class JobSizes:
             total, low = total + found, high
         return total
 
+    def total_of(self, topic_id: int, first: int, count: int) -> int | None:
+        """The same of jobs that follow each other; None also where they lie in two blocks."""
+        block = self._blocks.get((topic_id, first >> _SHIFT))
+        low = first & _MASK
+        if block is None or low + count > JOB_SIZE_BLOCK:
+            return None
+        if count == 1:
+            size = int(block[low])
+            return None if size < 0 else size
+        sizes = block[low : low + count]
+        return None if sizes.min() < 0 else int(sizes.sum(dtype=np.int64))
+
     def _within(self, topic_id: int, at: int, seqs: I64) -> int | None:
         block = self._blocks.get((topic_id, at))
         if block is None:

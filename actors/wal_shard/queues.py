@@ -42,6 +42,7 @@ from actors.wal_shard.job_requests import (
 from actors.wal_shard.job_sizes import JobSizes
 from actors.wal_shard.kept_answers import KeptAnswers
 from actors.wal_shard.queue_numbers import DEAD_LETTERED, QueueNumbers, live_count
+from actors.wal_shard.quick_jobs import QuickJobs
 from actors.wal_shard.removal import Learn, Learned, Question, Removals
 from actors.wal_shard.waiting import Waiting
 from ringlog.contract import ControlReceived, Reply
@@ -96,13 +97,13 @@ class Queues:
 
     def __init__(self, incarnation: int, directory: Directory, removals: Removals) -> None:
         self._incarnation = incarnation
-        self._directory = directory
-        self._removals = removals
+        self.directory = directory
+        self.removals = removals
         self._tokens = Tokens(incarnation)
         self._queues: dict[int, Queue] = {}
         self._answers = KeptAnswers()
         self._decided: _Decided | None = None
-        self._sizes = JobSizes()
+        self.sizes = JobSizes()
         self._sizes_asked: m.Message | None = None
         """The request for which sizes were asked for, once."""
         self.has_mover = False
@@ -111,6 +112,7 @@ class Queues:
         """Jobs set aside in this incarnation: who moves them looks whether it has grown."""
         self.numbers = QueueNumbers()
         self.waiting = Waiting()
+        self.quick = QuickJobs(self)
         self._links: dict[tuple[int, int], int] = {}
         """Numbers of the processes that claimed, as long as they live."""
         self._links_made = 0
@@ -156,7 +158,7 @@ class Queues:
                 return None
             answer = self._given(topic, message, now_us, group)
         if answer is not None or not message.wait_ms:
-            return answer or self._claimed(topic, Claimed([], 0), now_us)
+            return answer or self.claimed(topic, Claimed([], 0), now_us)
         self.waiting.park(topic.topic_id, event, message)
         self._note_due(topic)
         return None
@@ -180,7 +182,7 @@ class Queues:
         (claimed,) = self._deal(topic, [message], now_us, into)
         if not claimed.runs:
             return None
-        return self._keep(message.call, self._claimed(topic, claimed, now_us))
+        return self.keep(message.call, self.claimed(topic, claimed, now_us))
 
     def _deal(
         self, topic: Topic, messages: list[m.JobsClaim], now_us: int, into: Group | None
@@ -193,12 +195,12 @@ class Queues:
         wishes = [
             Wish(
                 node_of(each), min(max(each.max, 1), CLAIM_JOBS_MAX),
-                lease_ms_of(each.lease_ms or config.lease_ms), self._link_of((each.pid, each.born)),
+                lease_ms_of(each.lease_ms or config.lease_ms), self.link_of((each.pid, each.born)),
                 each.by_number,
             )
             for each in messages
         ]  # fmt: skip
-        limit = config.max_deliveries if self._dead_letters_of(topic) else 0
+        limit = self.limit_of(topic)
         order, live, now_ms = Order(queue.levels, config.starvation_ms), live_of(topic), now_us // 1_000
         if len(wishes) == 1:
             node, most, lease_ms, link, by_number = wishes[0]
@@ -212,7 +214,8 @@ class Queues:
         self.durable.claimed(topic, messages, wishes, answers, into, now_ms)
         return answers
 
-    def _link_of(self, life: tuple[int, int]) -> int:
+    def link_of(self, life: tuple[int, int]) -> int:
+        """Number of the process that claims; 0 = nobody whose end would be noticed."""
         if not life[0]:
             return 0
         if life not in self._links:
@@ -229,12 +232,13 @@ class Queues:
         if link:
             self.durable.left(link)
             for topic_id, queue in self._queues.items():
-                is_logged = self._directory.by_id[topic_id].leases is not None
+                is_logged = self.directory.by_id[topic_id].leases is not None
                 if not is_logged and queue.release(link, self._now_us // 1_000):
                     self.waiting.wake(topic_id)
 
-    def _claimed(self, topic: Topic, claimed: Claimed, now_us: int) -> m.JobsClaimed:
-        counts = self._queue(topic).counts(live_count(topic))
+    def claimed(self, topic: Topic, claimed: Claimed, now_us: int, acked: int = 0) -> m.JobsClaimed:
+        """What a claim that was given this is answered. `acked`: jobs that are done, and counted still."""
+        counts = self._queue(topic).counts(live_count(topic) - acked)
         runs: list[tuple[int, int, int, int]] = [
             (first, stop - first, deliveries, token) for first, stop, deliveries, token in claimed.runs
         ]
@@ -250,7 +254,7 @@ class Queues:
         if self._still_holds(message, now_us):
             return []
         self.refuse()
-        self._removals.refuse_delete()
+        self.removals.refuse_delete()
         try:
             topic, matched = self._to_delete(message, now_us)
         except Refused:
@@ -261,15 +265,15 @@ class Queues:
         removal = self._known_removal(topic, matched.leased, numbers)
         if removal is None and self._sizes_asked is not message:
             self._sizes_asked = message
-            span = self._sizes.to_ask_for(matched.leased, topic.head_seq)
+            span = self.sizes.to_ask_for(matched.leased, topic.head_seq)
             if span is not None and topic.config.durability != Durability.EPHEMERAL:
                 learn = Learn(*span, has_sizes=True)
-                return self._removals.questions_to_learn([(topic, learn)], now_us)
+                return self.removals.questions_to_learn([(topic, learn)], now_us)
         changes = self._queue(topic).changes
         self._decided = _Decided(message, topic, topic.version, changes, matched)
         if removal is None:
-            return [self._removals.question_about(topic, numbers, now_us)]
-        self._removals.know_delete(topic, removal)
+            return [self.removals.question_about(topic, numbers, now_us)]
+        self.removals.know_delete(topic, removal)
         return []
 
     def _known_removal(self, topic: Topic, seqs: I64, numbers: BitMap64) -> Removal | None:
@@ -278,7 +282,7 @@ class Queues:
             return None
         if topic.dead is not None and topic.dead.intersect(numbers):
             return None
-        accounted = self._sizes.total(topic.topic_id, seqs)
+        accounted = self.sizes.total(topic.topic_id, seqs)
         if accounted is None:
             return None
         return Removal(seqs=numbers, records=len(seqs), bytes=accounted)
@@ -319,13 +323,13 @@ class Queues:
         skipped = self._unless_gone(topic, message, matched.skipped)
         acked = len(message.seqs) // 8 - len(skipped)
         counts = queue.counts(live_count(topic))
-        return self._keep(
+        return self.keep(
             message.call, m.JobsAcked(topic.name, acked, bytes_of(skipped), counts.ready, counts.in_flight)
         )
 
     def _found_out(self, matched: Matched) -> Removal | None:
         """What is to leave with these jobs; raises Internal."""
-        found = self._removals.take_delete()
+        found = self.removals.take_delete()
         if isinstance(found, CorruptData):
             raise Internal("stored records are damaged, so no job was deleted", reason=str(found))
         if found is None and len(matched.leased):
@@ -335,7 +339,7 @@ class Queues:
     def _delete(self, topic: Topic, found: Removal | None, group: Group) -> None:
         if found is not None:
             is_synced = topic.config.durability == Durability.FSYNC
-            self._removals.stage(topic, found, group, sync=is_synced, on_request=True)
+            self.removals.stage(topic, found, group, sync=is_synced, on_request=True)
 
     def _unless_gone(self, topic: Topic, message: m.JobsAck, skipped: I64) -> I64:
         """Without those that an earlier incarnation's holder acked, as far as can be known (see above)."""
@@ -369,7 +373,7 @@ class Queues:
         self.waiting.wake(topic.topic_id)
         counts = queue.counts(live_count(topic))
         skipped = skipped_of(matched)
-        return self._keep(
+        return self.keep(
             message.call,
             m.JobsNacked(topic.name, len(matched.leased), bytes_of(skipped), counts.ready, counts.in_flight),
         )
@@ -405,7 +409,7 @@ class Queues:
         deadline = self._queue(topic).extend(matched, lease_ms, now_us // 1_000)
         self.durable.extended(topic, message, matched, deadline, group, now_us // 1_000)
         self.waiting.wake(topic.topic_id)
-        return self._keep(
+        return self.keep(
             message.call,
             m.JobsExtended(topic.name, len(matched.leased), bytes_of(skipped_of(matched)), deadline),
         )
@@ -420,7 +424,7 @@ class Queues:
         self._queue(topic).reject(matched, reason, now_us // 1_000)
         self.durable.rejected(topic, message, matched, reason, group, now_us // 1_000)
         self.set_aside += len(matched.leased)
-        return self._keep(
+        return self.keep(
             message.call,
             m.JobsRejected(topic.name, len(matched.leased), bytes_of(skipped_of(matched))),
         )
@@ -471,7 +475,7 @@ class Queues:
     def to_learn_for(self, message: Any) -> list[Question]:
         """What has to be known before this request is looked at: marks that records brought since, or had
         when we began; and when the oldest job was put, where that was before."""
-        topic = self._directory.find(message.topic)
+        topic = self.directory.find(message.topic)
         if topic is None or topic.config.type != QUEUE or topic.topic_id in self._damaged:
             return []
         learn = self._unlearned(topic)
@@ -481,18 +485,20 @@ class Queues:
             oldest = queue.oldest_ready(live_of(topic))
             if oldest and topic.topic_id not in self._put_us and queue.ages.put_ms(oldest) is None:
                 learn = Learn(1, 0, oldest)
-        return [] if learn is None else self._removals.questions_to_learn([(topic, learn)], self._now_us)
+        return [] if learn is None else self.removals.questions_to_learn([(topic, learn)], self._now_us)
 
     def to_learn(self) -> list[Question]:
         """The same for claims that wait."""
+        if not self._wanted:
+            return []
         wanted, self._wanted = self._wanted, {}
         asked = [
             (topic, learn)
             for topic in wanted.values()
-            if self._directory.by_id.get(topic.topic_id) is topic
+            if self.directory.by_id.get(topic.topic_id) is topic
             and (learn := self._unlearned(topic)) is not None
         ]
-        return self._removals.questions_to_learn(asked, self._now_us) if asked else []
+        return self.removals.questions_to_learn(asked, self._now_us) if asked else []
 
     def _unlearned(self, topic: Topic) -> Learn | None:
         queue, levels = self._queue(topic), levels_of(topic)
@@ -509,12 +515,12 @@ class Queues:
 
     def _learned(self, question: Question, found: Learned | CorruptData) -> None:
         topic, learn = question.topic, question.learn
-        if self._directory.by_id.get(topic.topic_id) is not topic or learn is None:
+        if self.directory.by_id.get(topic.topic_id) is not topic or learn is None:
             return
         if learn.has_sizes:
             # What lies beside damage may be whole: then each ack asks for its own jobs alone.
             if not isinstance(found, CorruptData):
-                self._sizes.learn(topic.topic_id, *found.sizes)
+                self.sizes.learn(topic.topic_id, *found.sizes)
         elif isinstance(found, CorruptData):
             self._damaged[topic.topic_id] = found
             self.waiting.dismiss(damage_of(topic, found), topic.topic_id)
@@ -541,7 +547,7 @@ class Queues:
         """The jobs of one queue that are to be moved, at most as many as one request names."""
         waiting = [number for number, queue in self._queues.items() if queue.spent_jobs]
         for topic_id in sorted(number for number in waiting if number > message.after):
-            topic = self._directory.by_id[topic_id]
+            topic = self.directory.by_id[topic_id]
             if not topic.config.dead_letter:
                 self._queues[topic_id].restore()
                 continue
@@ -603,7 +609,7 @@ class Queues:
         replies, waiting.dismissed = waiting.dismissed, []
         held: set[int] = set()
         for topic_id in waiting.woken(now_us):
-            topic = self._directory.by_id[topic_id]
+            topic = self.directory.by_id[topic_id]
             if self._has_to_wait(topic, now_us):
                 held.add(topic_id)
                 waiting.wake(topic_id)
@@ -618,14 +624,14 @@ class Queues:
                 held.add(topic_id)
                 waiting.wake(topic_id)
         for parked in waiting.ended(held):
-            topic = self._directory.by_id[parked.topic_id]
-            replies.append(parked.answer(self._claimed(topic, Claimed([], 0), now_us)))
+            topic = self.directory.by_id[parked.topic_id]
+            replies.append(parked.answer(self.claimed(topic, Claimed([], 0), now_us)))
         return replies
 
     def _has_to_wait(self, topic: Topic, now_us: int) -> bool:
         """Has something to be applied or known before anybody is given jobs of this queue?"""
         if 0 < topic.due_us <= now_us:
-            self._removals.want(topic)  # What has expired goes first (QS-1).
+            self.removals.want(topic)  # What has expired goes first (QS-1).
             return True
         if self._unlearned(topic) is not None:
             self._wanted[topic.topic_id] = topic
@@ -658,7 +664,7 @@ class Queues:
         for parked, claimed in zip(waiting, answers, strict=True):
             if claimed.runs:
                 self.waiting.over(parked)
-                answer = self._keep(parked.message.call, self._claimed(topic, claimed, now_us))
+                answer = self.keep(parked.message.call, self.claimed(topic, claimed, now_us))
                 replies.append(parked.answer(answer))
         if len(replies) < len(has_room):
             self._note_due(topic)
@@ -673,7 +679,7 @@ class Queues:
     def recovered(self) -> None:
         """The directory is filled: leases that outlived our predecessor are held, and what was answered about
         them is known."""
-        for topic, durable in self.durable.recovered(live_of, self._tokens, self._link_of):
+        for topic, durable in self.durable.recovered(live_of, self._tokens, self.link_of):
             self._adopt(topic, durable.queue)
             for call, change in durable.calls.items():
                 if (answer := answer_of(topic, durable, change)) is not None:
@@ -684,7 +690,7 @@ class Queues:
         self._queues.pop(topic.topic_id, None)
         self._damaged.pop(topic.topic_id, None)
         self._put_us.pop(topic.topic_id, None)
-        self._sizes.forget(topic.topic_id)
+        self.sizes.forget(topic.topic_id)
         self.numbers.forget(topic.topic_id)
         self.waiting.dismiss(TopicNotFound("no such topic", topic=topic.name), topic.topic_id)
 
@@ -697,7 +703,7 @@ class Queues:
             queue.removed(removal.delete_floor, removal.seqs, on_request=on_request)
 
     def _found(self, message: Any) -> Topic:
-        topic = self._directory.find(message.topic)
+        topic = self.directory.find(message.topic)
         if topic is None:
             raise TopicNotFound("no such topic", topic=message.topic)
         if topic.config.type != QUEUE:
@@ -707,6 +713,23 @@ class Queues:
         if (damage := self._damaged.pop(topic.topic_id, None)) is not None:
             raise damage_of(topic, damage)
         return topic
+
+    def queue_of(self, topic_id: int) -> Queue | None:
+        """The queue, if it was asked for before."""
+        return self._queues.get(topic_id)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Has somebody to be told of damage?"""
+        return bool(self._damaged)
+
+    def knows(self, call: int) -> bool:
+        """Did a request under this number come before?"""
+        return call in self._answers or self.waiting.has(call)
+
+    def limit_of(self, topic: Topic) -> int:
+        """How often a job is handed out; 0 = any number of times."""
+        return topic.config.max_deliveries if self._dead_letters_of(topic) else 0
 
     def _queue(self, topic: Topic) -> Queue:
         queue = self._queues.get(topic.topic_id)
@@ -720,7 +743,7 @@ class Queues:
         self.numbers.made(topic, queue)
         return queue
 
-    def _keep(self, call: int, answer: _Kept) -> _Kept:
+    def keep(self, call: int, answer: _Kept) -> _Kept:
         """Remember an answer, for who asks again."""
         self.numbers.note(answer)
         if call:

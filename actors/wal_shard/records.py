@@ -188,6 +188,7 @@ _KINDS: dict[int, Any] = {
     FrameType.GROUP_MARK: GroupMark,
 }
 _TYPES = {kind: number for number, kind in _KINDS.items()} | {JobsChange: int(FrameType.LEASE)}
+_FRAME_TYPES = {kind: FrameType(number) for kind, number in _TYPES.items()}
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _KINDS.items()}
 _group_of = msgspec.msgpack.Decoder(OfGroup)
 _decode_jobs = msgspec.msgpack.Decoder(JobsChange)
@@ -195,7 +196,7 @@ _decode_jobs = msgspec.msgpack.Decoder(JobsChange)
 
 def frame_of(body: Body, topic_id: int, epoch: int = 0) -> bytearray:
     """Build the control frame that says `body` about a topic."""
-    return control_frame(FrameType(_TYPES[type(body)]), topic_id, _encode(body), epoch=epoch)
+    return control_frame(_FRAME_TYPES[type(body)], topic_id, _encode(body), epoch=epoch, is_known=True)
 
 
 def create_frame(topic: Topic) -> bytearray:

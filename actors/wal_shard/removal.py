@@ -388,12 +388,15 @@ class Removals:
     # -- staging --------------------------------------------------------------------------------------
 
     def stage(
-        self, topic: Topic, removal: Removal, group: Group, *, sync: bool, on_request: bool = False
-    ) -> None:
-        """Log a removal with the group and put it into force; readers learn of it with the group."""
+        self, topic: Topic, removal: Removal, group: Group, *, sync: bool, on_request: bool = False,
+        is_told: bool = True,
+    ) -> None:  # fmt: skip
+        """Log a removal with the group and put it into force; readers learn of it with the group. Not
+        `is_told`: the topic's queue knows of it."""
         is_logged = topic.config.durability != Durability.EPHEMERAL
         apply(topic, removal)
-        self.on_removed(topic, removal, on_request)
+        if is_told:
+            self.on_removed(topic, removal, on_request)
         for file_id, records, accounted in removal.shares:
             left, left_bytes = self._left.get((file_id, topic.topic_id), (0, 0))
             self._left[file_id, topic.topic_id] = (left + records, left_bytes + accounted)

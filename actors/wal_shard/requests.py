@@ -451,6 +451,10 @@ class Requests:
             message.after > topic.head_seq and not is_behind
         )
         after = 0 if recreated else message.after
+        return self.located(topic, after, recreated=recreated)
+
+    def located(self, topic: Topic, after: int, *, recreated: bool = False) -> m.Located:
+        """Where records behind `after` lie, and what of them is gone."""
         extents = self._extents(topic, max(after, topic.earliest_seq - 1), EXTENTS_PER_LOCATE_MAX)
         return m.Located(
             topic=topic.name,
@@ -469,7 +473,7 @@ class Requests:
             delete_floor=topic.delete_floor,
             ttl_us=topic.config.hidden_after_us,
             version=topic.version,
-            is_behind=is_behind,
+            is_behind=self.read_only is not None,
             trimmed=[n for pair in topic.trimmed for n in pair],
             is_fed=bool(topic.routers),
             **self._deleted(topic, after),

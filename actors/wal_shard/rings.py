@@ -87,7 +87,10 @@ class Rings:
 
     def has_pending(self) -> bool:
         """Is there anything to drain? Cheap: a few loads a ring."""
-        return any(not ring.is_broken and self._pending(ring) for ring in self._by_number.values())
+        for ring in self._by_number.values():  # noqa: SIM110  a generator takes longer than the look
+            if not ring.is_broken and self._pending(ring):
+                return True
+        return False
 
     def _pending(self, ring: _Ring) -> int:
         try:

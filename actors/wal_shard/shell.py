@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import structs
+
 from actors.wal_shard import events as ev
 from actors.wal_shard.announcer import Announcer
 from actors.wal_shard.baseline import segment_tables
@@ -21,6 +23,7 @@ from actors.wal_shard.core import Settings, ShardCore
 from actors.wal_shard.deadly import DeadlyRequests
 from actors.wal_shard.governing import Governing
 from actors.wal_shard.group_board import GroupBoard
+from actors.wal_shard.job_shelf import JobShelf
 from actors.wal_shard.latch import Latch
 from actors.wal_shard.log_hand import LogHand
 from actors.wal_shard.phases import Phase
@@ -62,6 +65,7 @@ from ringlog.storage.layout import LOCK_NAME, META_DIR
 from ringlog.storage.ledger import Ledger
 from ringlog.storage.reader import Mark as ReadMark
 from ringlog.storage.wal import FIRST_FILE_BYTES, StreamIdentity, WalWriter
+from ringlog.topic.config import QUEUE
 from ringlog.topic.state import Topic
 
 log = logging.getLogger("ringlog.shard")
@@ -70,6 +74,11 @@ SLEEP_MS_MAX = 100
 """Back-up poll: a lost doorbell costs at most this (RF-35)."""
 QUICK_GAP_NS = 300_000
 """Frames that come this soon after the last ones were settled are waited for awake."""
+LOST_SLICE_NS = 250_000
+"""Between two looks: somebody else computes on our processor. Who sleeps is given it before him, who looks on
+behind him."""
+CROWDED_LOOKS = 256
+"""Times that we sleep then where we would have looked on."""
 LOOK_AT_SOCKET_TURNS = 8
 IDLE_SLEEPS = 20
 """After so many sleeps without work the back-up poll is as rare as the heartbeat: an engine that nobody
@@ -130,6 +139,9 @@ class Shell:
         self._presence = Presence()
         self._own_bells = self._log.bells
         self._ledger = Ledger(self._disk, boot.data_dir, boot.shm_dir, self._published_mark)
+        self._jobs = JobShelf(
+            self._disk, boot.data_dir, boot.shm_dir, self._published_mark, self.core.requests.located
+        )
         self._latch = Latch(
             self._disk, self._clock, self._directory, boot.read_only_ms, min(FIRST_FILE_BYTES, file_bytes)
         )
@@ -142,6 +154,9 @@ class Shell:
         self._commit_from_ns = 0
         self._has_published = False
         self._is_idle = True
+        self._crowded = 0
+        self._has_looked_on = False
+        """In vain, since the last turn with work."""
         self._poll = select.epoll()
         self._control: deque[ControlReceived] = deque()
         requests = self.core.requests
@@ -207,6 +222,8 @@ class Shell:
                 self._pump([self._tick(), DrainRequested()])
             if not is_idle:
                 self._idle_sleeps = 0
+                # Whoever sends one thing after the other is back before a turn without work would be over.
+                self._has_looked_on = self.core.wants_intake and not self._await_briefly()
             elif self._stop is None:
                 self._sleep()
         self._close()
@@ -281,19 +298,26 @@ class Shell:
 
     def _decide_and_do(self, events: list[Any]) -> None:
         self._commit_from_ns = self._clock.monotonic_ns()
+        calls = self._calls
         effects = self._decide(events)
         while effects:
             completions: list[Any] = [self._tick()]
             for effect in effects:
+                if calls.is_owing and type(effect) is not Reply:
+                    calls.ring()
                 completion = self._perform[type(effect)](effect)
                 if completion is not None:
                     completions.append(completion)
+            if calls.is_owing:
+                calls.ring()
             if self._announcer.has_told:
                 self._announcer.ring(self._clock.monotonic_ns())
             effects = self._decide(completions) if len(completions) > 1 else []
         if self._has_published:
             self._has_published = False
             self._rings.tell_published()
+        if calls.is_owing:
+            calls.ring()  # What was refused before it came to the core.
 
     def _decide(self, events: list[Any]) -> list[Any]:
         """What the core wants done; if it breaks over a request, those that come after us know."""
@@ -336,7 +360,8 @@ class Shell:
             self._clock.nap(GATHER_LOOK_US * 1_000)
             governing.rested_ns += GATHER_LOOK_US * 1_000
             return
-        if self._await_briefly():
+        has_looked_on, self._has_looked_on = self._has_looked_on, False
+        if not has_looked_on and self._await_briefly():
             return
         slot.set(P.ASLEEP, 1)
         if not self._has_pending() and not self._socket.has_input():
@@ -368,11 +393,17 @@ class Shell:
         """
         if self._gap_ns > QUICK_GAP_NS:
             return False
+        if self._crowded:
+            self._crowded -= 1
+            return False
         began = now = self._clock.monotonic_ns()
         has_come = False
         while not has_come and now < began + QUICK_GAP_NS:
             has_come = self._has_pending()
-            now = self._clock.monotonic_ns()
+            before, now = now, self._clock.monotonic_ns()
+            if now - before > LOST_SLICE_NS:
+                self._crowded = CROWDED_LOOKS
+                break
         self._governing.rested_ns += now - began
         return has_come
 
@@ -421,10 +452,11 @@ class Shell:
 
     def _take_calls(self, now_ns: int) -> None:
         """Take requests out of shared memory: those about jobs, which are many and small."""
-        if not self._calls.has_pending():
+        found = list(self._calls.take(REQUESTS_PER_TURN - len(self._control)))
+        if not found:
             return
         self._note_gap(now_ns)
-        for caller, envelope in self._calls.take(REQUESTS_PER_TURN - len(self._control)):
+        for caller, envelope in found:
             try:
                 if type(envelope.message) not in self._callable:
                     raise InvalidRequest("such a request does not go through a ring", kind=envelope.kind)
@@ -494,6 +526,7 @@ class Shell:
             self._table.release(effect.topic.slot)
             self._slot.add(P.TOPICS_CHANGED, 1)
             self._announcer.tell_gone(effect.topic)
+        self._jobs.forget(effect.topic.topic_id)
 
     def _publish_marks(self, effect: ev.PublishMarks) -> None:
         slot = self._slot
@@ -524,12 +557,25 @@ class Shell:
 
     def _reply(self, effect: Reply) -> None:
         message = effect.message
-        if isinstance(message, m.TopicInfo) and message.slot < 0 and message.shard == self._boot.shard:
+        if type(message) is m.JobsClaimed and message.runs and type(effect.client) is Caller:
+            message = self._with_payloads(message)
+        elif isinstance(message, m.TopicInfo) and message.slot < 0 and message.shard == self._boot.shard:
             # The slot is given when the topic is first published, which is after the reply was staged.
             topic = self.core.directory.by_id.get(message.topic_id)
             if topic is not None:
                 message = self.core.requests.info(topic, created=message.created)
         self._answer(effect.client, message, effect.corr, effect.attachment)
+
+    def _with_payloads(self, message: m.JobsClaimed) -> m.JobsClaimed:
+        """The same with the jobs, where they are read already, or quickly are. Not where it says where they
+        lie: who waited for them is told nothing later than need be."""
+        topic = self.core.directory.by_id.get(message.topic_id)
+        if message.place or topic is None or topic.config.type != QUEUE or topic.epoch != message.epoch:
+            return message
+        found = self._jobs.find(topic, message.runs)
+        if found is None:
+            return message
+        return structs.replace(message, payloads=found[0], stamps=found[1])
 
     def _note_stop(self, effect: Stop) -> None:
         self._stop = effect

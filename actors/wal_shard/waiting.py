@@ -80,6 +80,10 @@ class Waiting:
         parked.client, parked.corr = event.client, event.corr
         return True
 
+    def has(self, call: int) -> bool:
+        """Does a claim under this number wait?"""
+        return call in self._by_call
+
     def park(
         self, topic_id: int, event: ControlReceived, message: Any, jitter_ms: int = 0
     ) -> None:  # fmt: skip

@@ -7,6 +7,7 @@ each. So the numbers, tokens and payloads of a claim stay what they are, stretch
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, Generic, TypeVar, overload
@@ -14,9 +15,9 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ringlog.client.inline import Inline, Stretch
 from ringlog.client.leases import Lease
 from ringlog.client.pages import Record
-from ringlog.client.pieces import Piece
 
 J = TypeVar("J")
 Run = tuple[int, int, int, int]
@@ -37,7 +38,7 @@ class Claimed:
     def __init__(self, runs: Sequence[Run], deadline_ms: int, lease_ms: int, until_ns: int) -> None:
         self._runs = runs
         self.deadline_ms, self.lease_ms, self.until_ns = deadline_ms, lease_ms, until_ns
-        self.pieces: list[Piece] = []
+        self.pieces: list[Stretch] = []
         """Where the records lie, until they are made."""
         self._records: list[Record] = []
         self._times: list[int] = []
@@ -77,6 +78,12 @@ class Claimed:
 
     def entries(self) -> tuple[bytes, bytes]:
         """Numbers and tokens as they travel."""
+        stretch = self.pieces[0] if len(self.pieces) == 1 and len(self._runs) == 1 else None
+        if type(stretch) is Inline and stretch.span is not None:
+            # Most claims of one job are such; without NumPy it takes a tenth of the time.
+            first, _, _, token = self._runs[0]
+            start, stop = stretch.span
+            return _words(start, stop), _words(token + start - first, token + stop - first)
         seqs = self.seqs
         return seqs.astype("<i8").tobytes(), self._columns(seqs)[0].astype("<u8").tobytes()
 
@@ -228,6 +235,10 @@ def lose(leases: Leases) -> None:
     else:
         for lease in leases:
             lease.lose()
+
+
+def _words(first: int, stop: int) -> bytes:
+    return array("Q", range(first, stop)).tobytes()
 
 
 def _end(leases: Sequence[Lease], skipped: frozenset[int]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from typing import Any
 
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts
 from ringlog.client.connection import Connection
 from ringlog.client.pages import Cursor, Page
-from ringlog.client.pieces import FramePiece, Piece, visible_pieces
+from ringlog.client.pieces import FramePiece, visible_pieces
 from ringlog.client.portion import Kept, Portion
 from ringlog.client.shared_reads import PageLimits, Passage, Reading
 from ringlog.clock import Clock, SystemClock
@@ -166,7 +167,7 @@ class LocalSource:
             yield self._connection.published_since(located.shard, seen, min(left_s, _WAIT_SLICE_S))
             now_us = self._clock.now_us()
 
-    def held(self, first: int, last: int, epoch: int, found: list[Piece]) -> Steps[None]:
+    def held(self, first: int, last: int, epoch: int, found: list[Any]) -> Steps[None]:
         """Add to `found` the records first..last, which the caller knows to be alive, since they are leased
         to it: nobody is asked whether something was removed since. Fewer when some went nevertheless.
 

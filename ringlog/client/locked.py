@@ -104,7 +104,7 @@ class LockedConnection:
 
     def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
         """Send a request about jobs of a topic."""
-        return self._begin(lambda session: session.about_jobs(message, extra_ms=extra_ms))
+        return self._shell.about_jobs(message, extra_ms)
 
     def _begin(self, ask: Callable[[Session], Pending[T]]) -> Pending[T]:
         self._shell.require_open()

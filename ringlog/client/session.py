@@ -45,6 +45,7 @@ from ringlog.errors import (
     Outcome,
     Refused,
     RequestTimeout,
+    RinglogError,
     ShuttingDown,
     StaleEpoch,
     Throttled,
@@ -344,9 +345,27 @@ class Session:
 
     # -- jobs -----------------------------------------------------------------------------------------
 
-    def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
-        """Send a request about jobs to who looks after their topic; resolved with what was attached, too."""
-        return start(self._jobs_steps(message, extra_ms))
+    def about_jobs(self, message: Any, *, extra_ms: int = 0, is_awaited: bool = False) -> Pending[Reply]:
+        """Send a request about jobs to who looks after their topic; resolved with what was attached, too.
+        `is_awaited`: see Peer.request."""
+        links, info = self.links, self._topics.get(message.topic)
+        is_known = info is not None and self._topics_generation == links.generation
+        if info is None or not is_known or not isinstance(links, LocalLinks):
+            return start(self._jobs_steps(message, extra_ms))
+        deadline_ns = self.deadline_ns(extra_ms)
+        asked = links.request(info.shard, message, deadline_ns, by_ring=True, is_awaited=is_awaited)
+        if not asked.is_done:
+            asked.on_refused = lambda error: self._jobs_refused(asked, error, message, extra_ms)
+        return asked
+
+    def _jobs_refused(self, asked: Pending[Reply], error: RinglogError, message: Any, extra_ms: int) -> bool:
+        """Where the topic is not there any more, it is perhaps made anew, and elsewhere."""
+        if not isinstance(error, TopicNotFound):
+            return False
+        self.forget(message.topic)
+        again = start(self._jobs_steps(message, extra_ms))
+        again.when_done(lambda done: done.pass_on(asked))
+        return True
 
     def _jobs_steps(self, message: Any, extra_ms: int) -> Steps[Reply]:
         info: TopicInfo = yield self.resolve(message.topic)

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from ringlog.client.session import Session
 from ringlog.clock import Clock, SystemClock
 from ringlog.errors import Interrupted, UsageError
-from ringlog.link.peer import FdSet
+from ringlog.link.peer import FdSet, Reply
 from ringlog.link.pending import Pending, Steps
 
 T = TypeVar("T")
@@ -44,6 +44,8 @@ PATIENCES_MAX = 5
 LOOK_ON_NS_MAX = 800_000
 """Where a wait usually takes longer than this, sleeping is cheaper than looking on."""
 LOOKS_PER_YIELD = 16
+LOOKS_AT_CALLS = 16
+"""A look at one ring takes so much less than one at all of them."""
 LOST_SLICE_NS = 250_000
 """Who offers the processor and gets it back this late has met somebody who computes."""
 TORN_END_S = 1.0
@@ -283,6 +285,19 @@ class Shell:
         self.run_calls()
         return pending.take()
 
+    def about_jobs(self, message: Any, extra_ms: int) -> Pending[Reply]:
+        """Send a request about jobs and wait for its answer: it is done when this returns. For operations
+        that `run` performs, which would wait for it at once."""
+        self.require_open()
+        with self.lock:
+            try:
+                asked = self.session.about_jobs(message, extra_ms=extra_ms, is_awaited=True)
+                self._wait(asked, None)
+            except BaseException as e:
+                self.look_for_harm(e)
+                raise
+        return asked
+
     def call_later(self, call: Callable[[], None]) -> None:
         """Call a function of the user soon, without the lock."""
         self._calls.append(call)
@@ -334,6 +349,8 @@ class Shell:
         begun_ns = self._clock.monotonic_ns()
         try:
             self._look_on(pending, begun_ns)
+            if not pending.is_done:
+                pending.doze()
             while not pending.is_done and not self._is_over:
                 left = None if deadline is None else deadline - self.now_s()
                 if left is not None and left <= 0:
@@ -358,19 +375,23 @@ class Shell:
         links = self.session.links
         if self._usual_wait_ns > LOOK_ON_NS_MAX or not links.can_look_on():
             return
+        calls = links.lone_calls()
         usual_ns = self._usual_wait_ns
         until, keeps_until = begun_ns + 2 * usual_ns, begun_ns
         if self._crowded:
             self._crowded -= 1
+            if calls is not None:
+                return  # An answer of a shard takes no longer than being woken: who sleeps for it goes first.
             keeps_until += usual_ns + (usual_ns >> 1)
             if not self._unlocked(lambda: self._clock.nap(usual_ns >> 1)):
                 return
         while not pending.is_done and (now_ns := self._clock.monotonic_ns()) < until:
-            for _ in range(LOOKS_PER_YIELD):
-                if links.has_settled():
-                    self.session.turn(())
-                    break
-            else:
+            if calls is not None:
+                if has_some := calls.look(LOOKS_PER_YIELD * LOOKS_AT_CALLS):
+                    calls.pump()
+            elif has_some := any(links.has_settled() for _ in range(LOOKS_PER_YIELD)):
+                self.session.turn(())
+            if not has_some:
                 keeps = now_ns < keeps_until
                 if not self._unlocked(_go_on if keeps else self._clock.give_way):
                     return
@@ -433,6 +454,7 @@ class Shell:
 
     def _follow(self, pending: Pending[Any], deadline: float | None) -> None:
         """Sleep until our result is there, or until we may lead."""
+        pending.doze()
         baton = threading.Lock()
         baton.acquire()
         key = id(baton)

@@ -14,11 +14,12 @@ import numpy as np
 
 from ringlog.client.claimed import Bundle, Claimed, Leases
 from ringlog.client.connection import Connection
+from ringlog.client.inline import Stretch, inline_of
 from ringlog.client.leases import Lease, call_number, lists_of, words_of
 from ringlog.client.letters import dead_letter_of, is_letter_of
 from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Record, Tombstone, check_after
-from ringlog.client.pieces import FramePiece, Piece, visible_pieces
+from ringlog.client.pieces import FramePiece, visible_pieces
 from ringlog.client.remote_source import received
 from ringlog.client.results import PendingJob, QueueStats, Settled
 from ringlog.clock import Clock
@@ -194,8 +195,13 @@ class Working:
         return is_letter_of(self.topic, letter, self.group)
 
     def _read(
-        self, connection: QueueConnection, message: JobsClaimed, attached: Any, pieces: list[Piece]
+        self, connection: QueueConnection, message: JobsClaimed, attached: Any, pieces: list[Stretch]
     ) -> Steps[None]:
+        if message.payloads:
+            inline = inline_of(message.runs, message.payloads, message.stamps)
+            if inline is not None:
+                pieces.append(inline)
+                return
         spans: list[Span] = []
         for first, count, _, _ in message.runs:
             if spans and spans[-1][1] + 1 == first:
@@ -212,7 +218,7 @@ class Working:
                         pieces += visible_pieces(run, first - 1, last, NOTHING, self.topic)
 
     def _read_files(
-        self, connection: QueueConnection, message: JobsClaimed, spans: list[Span], pieces: list[Piece]
+        self, connection: QueueConnection, message: JobsClaimed, spans: list[Span], pieces: list[Stretch]
     ) -> Steps[None]:
         source = self._source
         if source is None:
@@ -351,7 +357,7 @@ def entries_of(leases: Leases) -> tuple[bytes, bytes]:
 
 def _over(leases: Leases, skipped: bytes) -> list[int]:
     """These leases are over, and those skipped are lost."""
-    gone: list[int] = np.frombuffer(skipped, dtype="<i8").tolist()
+    gone: list[int] = np.frombuffer(skipped, dtype="<i8").tolist() if skipped else []
     if isinstance(leases, Claimed | Bundle):
         leases.over(gone)
         return gone

@@ -50,6 +50,10 @@ class CallLink:
         """Are answers there to be taken? One load."""
         return self._ring is not None and self._ring.has_some
 
+    def look(self, times: int) -> bool:
+        """Look so often whether there are answers, or the ring is gone."""
+        return self._ring is None or self._ring.look(times)
+
     def ask(self, peer: Peer, shm_dir: str, is_asleep: Callable[[], bool]) -> None:
         """Ask for a ring, unless that was done on this connection."""
         if self._asked is not None or not peer.is_up:

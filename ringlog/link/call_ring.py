@@ -114,6 +114,14 @@ class _Reader(_Bytes):
         """Is there anything to take? One load."""
         return self.words[self.written] != self._tail
 
+    def look(self, times: int) -> bool:
+        """Look so often whether there is anything to take."""
+        words, at, tail = self.words, self.written, self._tail
+        for _ in range(times):  # noqa: SIM110  a generator takes longer than the look
+            if words[at] != tail:
+                return True
+        return False
+
     def take(self, most: int) -> list[bytes]:
         """Up to `most` messages, private copies, in order; raises RingError."""
         head, tail = self.words[self.written], self._tail
@@ -160,20 +168,22 @@ class CallServer:
 
     @property
     def has_some(self) -> bool:
-        """Are there requests?"""
-        return self._in.has_some
+        """Are there requests? Asked of all rings in every turn."""
+        requests = self._in
+        return requests.words[requests.written] != requests._tail
 
     def take(self, most: int) -> list[bytes]:
         """Requests, in order; raises RingError."""
         return self._in.take(most)
 
     def answer(self, data: bytes) -> bool:
-        """Answer; False when there is no room. Raises RingError."""
-        if not self._out.put(data):
-            return False
+        """Answer, and `ring` soon; False when there is no room. Raises RingError."""
+        return self._out.put(data)
+
+    def ring(self) -> None:
+        """Wake the client behind answers, if it sleeps."""
         if self._file.words[_WANTS]:
             self._bell.ring()
-        return True
 
     def is_used(self) -> bool:
         """Does a client hold its end?"""
@@ -232,6 +242,10 @@ class CallCaller:
     def has_some(self) -> bool:
         """Are there answers?"""
         return self._in.has_some
+
+    def look(self, times: int) -> bool:
+        """Look so often whether there are."""
+        return self._in.look(times)
 
     @property
     def is_closed(self) -> bool:

@@ -167,6 +167,9 @@ class GatewayLinks:
         """A socket is not looked at, it wakes."""
         return False
 
+    def lone_calls(self) -> None:
+        """There are no rings."""
+
     def has_settled(self) -> bool:
         """See can_look_on."""
         return False

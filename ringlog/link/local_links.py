@@ -28,7 +28,7 @@ from ringlog.link.address import (
 )
 from ringlog.link.call_link import CallLink
 from ringlog.link.engine_watch import EngineWatch
-from ringlog.link.peer import MS, FdSet, Peer, Reply
+from ringlog.link.peer import MS, Asked, FdSet, Peer, Reply
 from ringlog.link.pending import Pending
 from ringlog.link.protocol import Hears, LinkFacts, Marks, Transport
 from ringlog.link.publication import PublicationWatch
@@ -201,8 +201,9 @@ class LocalLinks:
         *,
         is_patient: bool = True,
         by_ring: bool = False,
-    ) -> Pending[Reply]:
-        """Ask a shard; raises NotConnected for one there is not."""
+        is_awaited: bool = False,
+    ) -> Asked:
+        """Ask a shard; raises NotConnected for one there is not. `is_awaited`: see Peer.request."""
         link = self._link(shard)
         control = link.control
         if control.fd < 0 and self._board is not None:
@@ -210,7 +211,9 @@ class LocalLinks:
         if by_ring and control.lane is None and self._board is not None:
             page = self.board.process(1 + shard)
             link.calls.ask(control, self.engine.shm_dir, lambda: bool(page.get(P.ASLEEP)))
-        return control.request(message, deadline_ns, attachment, is_patient=is_patient, by_lane=by_ring)
+        return control.request(
+            message, deadline_ns, attachment, is_patient=is_patient, by_lane=by_ring, is_awaited=is_awaited
+        )
 
     def ask_supervisor(self, message: Message, deadline_ns: int) -> Pending[Reply]:
         """Ask the supervisor."""
@@ -325,6 +328,18 @@ class LocalLinks:
     def has_settled(self) -> bool:
         """Are settlements or answers there? A load a ring, for looking on."""
         return any(link.channel.has_settled() or link.calls.has_some for link in self._links)
+
+    def lone_calls(self) -> CallLink | None:
+        """Whose ring the answer comes through that is waited for, if nothing else is on its way in rings."""
+        found = None
+        for link in self._links:
+            if link.channel.in_flight:
+                return None
+            if link.calls.open_requests:
+                if found is not None or link.calls.open_requests > LONE_FRAMES_MAX:
+                    return None
+                found = link.calls
+        return found
 
     def arm(self, *, for_settlements: bool = True) -> bool:
         """Ask to be woken for answers, and settlements; False when some were there already."""

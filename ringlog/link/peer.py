@@ -88,25 +88,40 @@ class Lane(Protocol):
         ...
 
 
-class _Request:
+class Asked(Pending[Reply]):
+    """A request, and its answer once it is there."""
+
     __slots__ = (
-        "attachment", "by_lane", "data", "is_in_lane", "is_patient", "is_repeat", "kind", "pending", "retry",
-        "timer", "was_sent",
+        "attachment", "by_lane", "corr", "data", "deadline_ns", "is_in_lane", "is_patient", "is_repeat",
+        "kind", "on_refused", "peer", "retry", "timer", "was_sent",
     )  # fmt: skip
 
-    def __init__(self, kind: str, data: bytes, attachment: Any, is_patient: bool, by_lane: bool) -> None:
+    def __init__(
+        self, peer: Peer, corr: int, kind: str, data: bytes, attachment: Any, is_patient: bool, by_lane: bool,
+        deadline_ns: int,
+    ) -> None:  # fmt: skip
+        self.is_done = False
+        self._value = self._error = self._callbacks = None
+        self.peer, self.corr = peer, corr
         self.kind = kind
         self.data = data
         self.attachment = attachment
         self.is_patient = is_patient
         self.by_lane = by_lane
+        self.deadline_ns = deadline_ns
+        self.on_refused: Callable[[RinglogError], bool] | None = None
+        """Takes a refusal over, and settles this later, when it says so."""
         self.is_in_lane = False
-        self.pending: Pending[Reply] = Pending()
         self.was_sent = False
         self.is_repeat = False
         """It was sent over a connection that ended, and nobody knows what became of it there."""
         self.timer: Timer | None = None
         self.retry: Timer | None = None
+
+    def doze(self) -> None:
+        """Whoever waits goes to sleep: from here on its time counts, if it did not before."""
+        if self.timer is None and not self.is_done:
+            self.peer.time(self)
 
 
 class Peer:
@@ -144,7 +159,7 @@ class Peer:
         self._on_push = on_push
         self._endpoint = ""
         self._socket: zmq.Socket[Any] | None = None
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Asked] = {}
         self._corr = random.getrandbits(48) << 8
         self._connect_ns = CONNECT_NS_MIN
         self._check: Timer | None = None
@@ -174,18 +189,33 @@ class Peer:
         *,
         is_patient: bool = True,
         by_lane: bool = False,
-    ) -> Pending[Reply]:
+        is_awaited: bool = False,
+    ) -> Asked:
         """Ask. The result is a Reply; it fails with a typed refusal, RequestTimeout or NotConnected.
 
-        `by_lane`: through the lane, if there is one. It may overtake what goes through the socket."""
+        `by_lane`: through the lane, if there is one. It may overtake what goes through the socket.
+        `is_awaited`: who asks looks on for the answer at once, and says `doze` before he sleeps; until then
+        nobody sees to it that it has one in time."""
         self._corr += 1
         corr = self._corr
-        asked = _Request(type(message).__name__, encode(message, corr), attachment, is_patient, by_lane)
+        asked = Asked(
+            self, corr, type(message).__name__, encode(message, corr), attachment, is_patient, by_lane,
+            deadline_ns,
+        )  # fmt: skip
         self._requests[corr] = asked
-        asked.timer = self._timers.at(deadline_ns, lambda: self._expire(corr))
+        if not is_awaited:
+            asked.timer = self._timers.at(deadline_ns, lambda: self._expire(corr))
         if self.is_up and not self._send(asked):
             self.pump()
-        return asked.pending
+        return asked
+
+    def time(self, asked: Asked) -> None:
+        """From here on the time of this request counts."""
+        corr = asked.corr
+        if corr in self._requests:
+            asked.timer = self._timers.at(asked.deadline_ns, lambda: self._expire(corr))
+            if self.is_up and asked.was_sent:
+                self._watch_for_silence()
 
     def leave_lane(self, *, is_up: bool) -> None:
         """The lane is gone. Unless the connection is, what it did not answer goes through the socket."""
@@ -242,7 +272,7 @@ class Peer:
         requests, self._requests = self._requests, {}
         for asked in requests.values():
             self._finish(asked)
-            asked.pending.fail(self._no_answer(asked))
+            asked.fail(self._no_answer(asked))
 
     # -- the connection -----------------------------------------------------------------------------
 
@@ -368,7 +398,7 @@ class Peer:
     def _events(self) -> int:
         return int(self._socket.getsockopt(zmq.EVENTS)) if self._socket is not None else 0
 
-    def _send(self, asked: _Request) -> bool:
+    def _send(self, asked: Asked) -> bool:
         """Send; True when it went by the lane, so that the socket need not be looked at."""
         assert self._socket is not None
         if asked.by_lane and self.lane is not None and self.lane.send(asked.data):
@@ -376,7 +406,8 @@ class Peer:
             if not asked.is_in_lane:
                 asked.is_in_lane = True
                 self.in_lane += 1
-            self._watch_for_silence()
+            if asked.timer is not None:
+                self._watch_for_silence()
             return True
         try:
             if asked.attachment is None:
@@ -433,13 +464,15 @@ class Peer:
                 return
             del self._requests[envelope.corr]
             self._finish(asked)
-            asked.pending.fail(_refused(message, is_repeat=asked.is_repeat))
+            error = _refused(message, is_repeat=asked.is_repeat)
+            if asked.on_refused is None or not asked.on_refused(error):
+                asked.fail(error)
             return
         del self._requests[envelope.corr]
         self._finish(asked)
-        asked.pending.resolve(Reply(message, attachment))
+        asked.resolve(Reply(message, attachment))
 
-    def _retry_later(self, corr: int, asked: _Request, message: ErrorReply) -> None:
+    def _retry_later(self, corr: int, asked: Asked, message: ErrorReply) -> None:
         wait_ms = int(message.detail.get("retry_after_ms", RETRY_MS)) or RETRY_MS
         wait_ns = int(min(wait_ms, 1_000) * MS * random.uniform(0.5, 1.0))
 
@@ -454,9 +487,9 @@ class Peer:
         asked = self._requests.pop(corr, None)
         if asked is not None:
             self._finish(asked)
-            asked.pending.fail(self._no_answer(asked))
+            asked.fail(self._no_answer(asked))
 
-    def _finish(self, asked: _Request) -> None:
+    def _finish(self, asked: Asked) -> None:
         if asked.is_in_lane:
             asked.is_in_lane = False
             self.in_lane -= 1
@@ -469,7 +502,7 @@ class Peer:
             self._check.cancel()
             self._check = None
 
-    def _no_answer(self, asked: _Request) -> RinglogError:
+    def _no_answer(self, asked: Asked) -> RinglogError:
         if asked.was_sent:
             return RequestTimeout(f"{self.name} did not answer", outcome="unknown", request=asked.kind)
         return NotConnected(f"{self.name} could not be reached", request=asked.kind)

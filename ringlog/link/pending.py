@@ -55,6 +55,16 @@ class Pending(Generic[T]):
         else:
             self._callbacks.append(callback)
 
+    def pass_on(self, other: Pending[T]) -> None:
+        """Settle another one as this one, which is done."""
+        if self._error is not None:
+            other.fail(self._error)
+        else:
+            other.resolve(self.take())
+
+    def doze(self) -> None:
+        """Somebody is about to sleep until it is done, and has only looked on so far."""
+
     def take(self) -> T:
         """Return the result or raise the reason; only when done."""
         if self._error is not None:

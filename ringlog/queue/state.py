@@ -472,6 +472,25 @@ class Queue:
         for row in self._rows_of(matched.gone):
             self._forget(row)
 
+    def ack_lease(self, first: int, count: int, token: int, node: bytes, now_ms: int) -> bool:
+        """As `ack` of jobs from `first` on, if all of them are held by `node` under tokens from `token` on
+        and were claimed together; else False, and nothing changes but what has expired."""
+        self.settle(now_ms)
+        runs = self.runs
+        row = runs.find(first)
+        if row < 0 or runs.state[row] != LEASED or runs.holder[row] != self._holders.find(node):
+            return False
+        stop = first + count
+        if stop > runs.stop[row] or token != runs.token[row] + first - runs.first[row]:
+            return False
+        if runs.stop[row] > stop:
+            self._split(row, stop)
+        if runs.first[row] < first:
+            row = self._split(row, first)
+        self.in_flight -= count
+        self._end(row)
+        return True
+
     def nack(self, matched: Matched, delay_ms: int, now_ms: int) -> None:
         """These jobs are given back: ready now, or when the delay is over (QN-3)."""
         for row in self._rows_of(matched.leased):

@@ -195,6 +195,7 @@ class TopicReader:
         cold_dir: str = "",
         shelf: SegmentShelf | None = None,
         log_map: LogMap | None = None,
+        windows_per_call: int = WINDOWS_PER_CALL_MAX,
     ) -> None:
         """`cold_dir`: where cold segments lie, if they can be opened here; else they are asked for.
         `shelf`: indexes of segments, to begin inside of one; without it they are read from their start.
@@ -213,6 +214,7 @@ class TopicReader:
         self._open: type[ReadFile] | type[MappedFile] = MappedFile if is_mapped else ReadFile
         self._checks_bodies = checks_bodies
         self._window_bytes = window_bytes
+        self._windows_per_call = windows_per_call
         self._file: WindowFile | None = None
         self._hole_seen = False  # A hole is believed only after the shard was asked again.
         self._cold_missing = ""  # So is the absence of a cold file.
@@ -430,7 +432,7 @@ class TopicReader:
                 return run
             self._is_sparse = self._log_map is not None
             windows += 1
-            if windows == WINDOWS_PER_CALL_MAX:
+            if windows >= self._windows_per_call:
                 return Pause.UNFINISHED
         return Pause.MOVED if self._located.extents else Pause.AT_MARK
 

@@ -391,12 +391,13 @@ def apply(topic: Topic, removal: Removal) -> None:
 
 def settle_front(topic: Topic) -> None:
     """Move the silent floor over dead numbers at the front, and forget what lies below."""
-    evicted = topic.evict_floor
-    topic.lost = [(first, last) for first, last in topic.lost if last >= evicted]
-    front = front_of(topic)
+    if topic.lost:
+        evicted = topic.evict_floor
+        topic.lost = [(first, last) for first, last in topic.lost if last >= evicted]
     dead = topic.dead
     if dead is None:
         return
+    front = front_of(topic)
     while front in dead:
         topic.delete_floor = _end_of_run(dead, front)
         front = front_of(topic)

@@ -113,13 +113,17 @@ def test_any_mixture_of_lengths_goes_round_and_round(shm_dir, seed):
 
 def test_the_bell_rings_only_for_who_wants_it(server, caller):
     server.answer(b"a")
+    server.ring()
     assert not rang(caller)
     caller.want(is_wanted=True)
     server.answer(b"b")
+    assert not rang(caller)
+    server.ring()
     assert rang(caller)
     caller.drain_bell()
     caller.want(is_wanted=False)
     server.answer(b"c")
+    server.ring()
     assert not rang(caller)
     assert caller.take() == [b"a", b"b", b"c"]
 

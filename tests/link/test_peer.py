@@ -281,3 +281,58 @@ def test_a_connection_without_open_requests_has_no_times_to_wake_up_at(server, c
     server.answer(who, envelope.corr, Pong(1, 1))
     client.until(lambda: pending.is_done)
     assert client.timers.next_ns() is None
+
+
+class Lane:
+    """Takes every request, and answers none by itself."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, data):
+        self.sent.append(decode(data).corr)
+        return True
+
+
+@pytest.fixture
+def lane(server, client):
+    client.until(lambda: client.peer.is_up)
+    client.peer.lane = found = Lane()
+    return found
+
+
+def awaited(client, seconds=LONG_S):
+    return client.peer.request(Ping(), client.deadline(seconds), by_lane=True, is_awaited=True)
+
+
+def test_an_answer_that_is_looked_on_for_needs_no_time_to_wake_up_at(client, lane):
+    asked = awaited(client)
+    assert client.timers.next_ns() is None
+    client.peer.take(encode(Pong(1, 1), lane.sent[0]), None)
+    assert asked.take().message == Pong(1, 1)
+    asked.doze()
+    assert client.timers.next_ns() is None
+
+
+def test_the_time_of_a_request_counts_from_when_its_owner_sleeps(client, lane):
+    """CL-5."""
+    asked = awaited(client, 0.05)
+    asked.doze()
+    client.until(lambda: asked.is_done)
+    assert isinstance(asked.error, RequestTimeout)
+    assert asked.error.outcome == "unknown"
+    assert client.timers.next_ns() is None
+
+
+def test_a_refusal_may_be_taken_over_and_settled_later(client, lane):
+    asked, again = awaited(client), awaited(client)
+    seen = []
+    asked.on_refused = lambda error: bool(seen.append(error)) or True
+    client.peer.take(encode(ErrorReply(int(Status.TOPIC_NOT_FOUND), "no such topic"), lane.sent[0]), None)
+    assert not asked.is_done
+    assert [type(error).__name__ for error in seen] == ["TopicNotFound"]
+    asked.doze()
+    assert client.timers.next_ns() is None
+    again.when_done(lambda done: done.pass_on(asked))
+    client.peer.take(encode(Pong(1, 2), lane.sent[1]), None)
+    assert asked.take().message == Pong(1, 2)

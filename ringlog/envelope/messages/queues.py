@@ -44,6 +44,11 @@ class JobsClaimed(Message, frozen=True):
     and holds these jobs, for a claim that waited for it; else empty. It is a hint, and checked like one."""
     is_fed: bool = False
     """Routers lead to the topic: who was given nothing has them catch up and asks again (RoutesSettle)."""
+    payloads: list[bytes] = []
+    """Through a call ring, where the shard had read them: payloads of all these jobs, which have nothing
+    else; and when they were put, microseconds since the epoch, 8 bytes each, little-endian. Else both are
+    empty."""
+    stamps: bytes = b""
 
 
 class JobsAck(Message, frozen=True):

@@ -1,0 +1,216 @@
+"""Jobs read ahead of those who claim them, so that a claim's answer can bring them along. Part of the shell.
+
+A worker on the host reads its jobs from the files, which costs it a hundred microseconds and more for each
+claim, however small the job. Many workers read the same stretch of the log, each for a few of its jobs. Here
+it is read once, a window at a time, and every job in it is cut out. That pays where jobs are small, lie close
+together in the log, are claimed in the order of their numbers, and are payloads alone; everything else is
+left to the workers, and so is what cannot be read: they find out why, and say so. So are jobs in segments.
+
+What is handed out was checked like what any reader hands out. It never changes while its topic lives.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ringlog.envelope import messages as m
+from ringlog.errors import CorruptData, DiskError, FrameInvalid, NotReady
+from ringlog.frame import batch as frames
+from ringlog.frame.layout import Column
+from ringlog.frame.spans import spans_of
+from ringlog.limits import (
+    INLINE_AHEAD_MIN,
+    INLINE_BLOCK_BYTES_MAX,
+    INLINE_BYTES_MAX,
+    INLINE_JOB_BYTES_MAX,
+    INLINE_PAUSE_CLAIMS,
+    INLINE_QUEUES_MAX,
+    INLINE_WINDOW_BYTES,
+    INLINE_WINDOWS_PER_CLAIM,
+)
+from ringlog.storage.disk import Disk
+from ringlog.storage.reader import FrameRun, Mark, Pause, TopicReader
+from ringlog.topic.state import Topic
+
+Inline = tuple[list[bytes], bytes]
+"""Payloads of a claim's jobs, and their commit stamps, 8 bytes each."""
+_PLAIN = frozenset({1 << Column.PAYLOAD, 1 << Column.PAYLOAD | 1 << Column.COMMIT_TS})
+_STAMP_BYTES = 8
+_BLOCKS_MAX = 2
+
+
+class _Block:
+    """Jobs `first` up to `stop` of one queue, without a gap."""
+
+    __slots__ = ("first", "payloads", "stamps", "stop")
+
+    def __init__(self, first: int, payloads: list[bytes], stamps: bytes) -> None:
+        self.first, self.stop = first, first + len(payloads)
+        self.payloads, self.stamps = payloads, stamps
+
+
+class _Ahead:
+    """What is read of one queue, and where that goes on."""
+
+    __slots__ = ("blocks", "epoch", "pause", "reader", "served")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.blocks: list[_Block] = []
+        self.reader: TopicReader | None = None
+        self.pause = 0
+        """Claims for which nothing is read."""
+        self.served = 0
+        """Jobs that the last block was of use for."""
+
+    def give_up(self, claims: int = INLINE_PAUSE_CLAIMS) -> None:
+        """It is of no use for now."""
+        self.pause = claims
+        self.blocks = []
+        self.reader = None
+
+
+class JobShelf:
+    """What is read ahead of one shard's queues."""
+
+    def __init__(
+        self, disk: Disk, data_dir: str, shm_dir: str, marks: Callable[[bool], Mark],
+        locate: Callable[[Topic, int], m.Located],
+    ) -> None:  # fmt: skip
+        self._disk = disk
+        self._roots = data_dir, shm_dir
+        self._marks = marks
+        self._locate = locate
+        self._of: OrderedDict[int, _Ahead] = OrderedDict()
+
+    def forget(self, topic_id: int) -> None:
+        """The topic is no more."""
+        self._of.pop(topic_id, None)
+
+    def find(self, topic: Topic, runs: Sequence[tuple[int, int, int, int]]) -> Inline | None:
+        """The jobs of a claim, given as in JobsClaimed; None when whoever claimed has to read them."""
+        ahead = self._of.get(topic.topic_id)
+        if ahead is None or ahead.epoch != topic.epoch:
+            ahead = self._begin(topic)
+        elif len(self._of) > 1:
+            self._of.move_to_end(topic.topic_id)
+        if len(runs) == 1:
+            return self._run(topic, ahead, runs[0][0], runs[0][1])
+        payloads: list[bytes] = []
+        stamps = b""
+        for first, count, _, _ in runs:
+            found = self._run(topic, ahead, first, count)
+            if found is None:
+                return None
+            payloads += found[0]
+            stamps += found[1]
+        return (payloads, stamps) if sum(map(len, payloads)) <= INLINE_BYTES_MAX else None
+
+    def _begin(self, topic: Topic) -> _Ahead:
+        self._of.pop(topic.topic_id, None)
+        ahead = self._of[topic.topic_id] = _Ahead(topic.epoch)
+        while len(self._of) > INLINE_QUEUES_MAX:
+            self._of.popitem(last=False)
+        return ahead
+
+    def _run(self, topic: Topic, ahead: _Ahead, first: int, count: int) -> Inline | None:
+        stop = first + count
+        blocks = ahead.blocks
+        for block in blocks:
+            if block.first <= first and stop <= block.stop:
+                low, high = first - block.first, stop - block.first
+                payloads = block.payloads[low:high]
+                if count > 1 and sum(map(len, payloads)) > INLINE_BYTES_MAX:
+                    return None
+                ahead.served += count
+                return payloads, block.stamps[_STAMP_BYTES * low : _STAMP_BYTES * high]
+        if ahead.pause:
+            ahead.pause -= 1
+            return None
+        if blocks and blocks[-1].first <= first < blocks[-1].stop:
+            # It goes on in the next block.
+            split = blocks[-1].stop
+            head = self._run(topic, ahead, first, split - first)
+            rest = self._run(topic, ahead, split, stop - split) if head is not None else None
+            if head is None or rest is None:
+                return None
+            return head[0] + rest[0], head[1] + rest[1]
+        if blocks and first < blocks[-1].stop:
+            return None  # It came back, and what is read ahead is of no use for it.
+        if topic.head_seq - first < INLINE_AHEAD_MIN or count > INLINE_BYTES_MAX // _STAMP_BYTES:
+            return None
+        if not self._read_on(topic, ahead, first):
+            return None
+        return self._run(topic, ahead, first, count)
+
+    def _read_on(self, topic: Topic, ahead: _Ahead, first: int) -> bool:
+        """Have a block that holds this job, if that is quickly done; else nothing is read for a while."""
+        is_useful = not ahead.blocks or ahead.served >= INLINE_AHEAD_MIN
+        ahead.served = 0
+        for _ in range(INLINE_WINDOWS_PER_CLAIM if is_useful else 0):
+            try:
+                block = self._next_block(topic, ahead, first)
+            except (CorruptData, DiskError, FrameInvalid, NotReady):
+                block = None  # Who reads the job finds out what it is, and is told.
+            if block is None:
+                break
+            ahead.blocks = [*ahead.blocks[1 - _BLOCKS_MAX :], block]
+            if block.first <= first < block.stop:
+                return True
+        ahead.give_up()
+        return False
+
+    def _next_block(self, topic: Topic, ahead: _Ahead, first: int) -> _Block | None:
+        reader = ahead.reader
+        if reader is None:
+            reader = ahead.reader = self._open(topic, first - 1)
+        elif reader.cursor < first - 1:
+            reader.skip_to(first - 1)
+        found = self._read(topic, reader)
+        if found is Pause.MOVED or found is Pause.AT_MARK:
+            # The log goes on in another file, perhaps: it is asked once.
+            reader.relocate(self._locate(topic, reader.cursor))
+            found = self._read(topic, reader)
+        return _cut(found) if isinstance(found, FrameRun) else None
+
+    @staticmethod
+    def _read(topic: Topic, reader: TopicReader) -> FrameRun | Pause:
+        extents = reader.located.extents
+        if extents and extents[0].segment:
+            return Pause.UNFINISHED
+        try:
+            return reader.next_run(topic.head_seq, INLINE_WINDOW_BYTES)
+        finally:
+            # A file that is deleted meanwhile would take its room as long as it is open here.
+            reader.close()
+
+    def _open(self, topic: Topic, after: int) -> TopicReader:
+        data_dir, shm_dir = self._roots
+        return TopicReader(
+            self._locate(topic, after), after, data_dir=data_dir, shm_dir=shm_dir, marks=self._marks,
+            disk=self._disk, windows_per_call=INLINE_WINDOWS_PER_CLAIM,
+        )  # fmt: skip
+
+
+def _cut(run: FrameRun) -> _Block | None:
+    """All records of these frames, if they are small, payloads alone, and none is missing between them."""
+    words = run.batch.words
+    shapes = frames.columns_of(words)
+    if int(run.batch.total_bytes.sum()) > INLINE_BLOCK_BYTES_MAX:
+        return None
+    if int(shapes[0]) not in _PLAIN or (shapes != shapes[0]).any() or frames.codecs_of(words).any():
+        return None
+    found = spans_of(run.buffer, run.batch)
+    seqs = found.seqs
+    first = int(seqs[0])
+    starts, stops = found.spans[Column.PAYLOAD]
+    is_whole = int(seqs[-1]) - first == len(seqs) - 1 and bool((np.diff(seqs) == 1).all())
+    if not is_whole or int((stops - starts).sum()) > INLINE_JOB_BYTES_MAX * len(seqs):
+        return None
+    low = int(starts[0])
+    whole = bytes(found.buffer[low : int(stops[-1])])
+    places = map(slice, (starts - low).tolist(), (stops - low).tolist())
+    return _Block(first, list(map(whole.__getitem__, places)), found.times.astype("<i8").tobytes())

@@ -1,0 +1,177 @@
+"""Claims and acks of the usual kind, by a short way. Pure.
+
+A worker that does one small job after the other sends little else, and what a request may need to have
+looked at takes longer than what it asks for: retention, marks, jobs that came apart, leases in the log,
+storage. Where none of that can matter it is not looked at. What is not of the usual kind goes the long way,
+which decides the same of what is: tests/actors/test_wal_shard_quick_jobs.py holds them against one another.
+
+A claim that is given jobs changes nothing in the log, so it is answered ahead of what the turn stages. Acks
+of a turn are gathered, and staged as one removal a topic before anything else is looked at.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyroaring import BitMap64
+
+from actors.wal_shard.group import Group
+from actors.wal_shard.job_requests import live_of
+from actors.wal_shard.queue_numbers import live_count
+from ringlog.contract import ControlReceived, Reply
+from ringlog.envelope import messages as m
+from ringlog.limits import CLAIM_JOBS_MAX, JOBS_PER_REQUEST_MAX, LEASE_MS_MAX, LEASE_MS_MIN, NODE_BYTES_MAX
+from ringlog.queue.state import Queue
+from ringlog.topic.config import QUEUE, TopicConfig
+from ringlog.topic.retention import Removal, front_of
+from ringlog.topic.state import Topic
+from ringlog.types import Durability
+
+if TYPE_CHECKING:
+    from actors.wal_shard.queues import Queues
+
+_FRAME_BYTES, _JOB_BYTES = 512, 16
+"""Most bytes that a removal takes in the log, and each of its jobs."""
+
+
+@dataclass(slots=True)
+class _Acked:
+    """Acks of one topic in this turn."""
+
+    topic: Topic
+    jobs: BitMap64 = field(default_factory=BitMap64)
+    records: int = 0
+    bytes: int = 0
+    answers: list[tuple[ControlReceived, m.JobsAcked]] = field(default_factory=list)
+
+
+class QuickJobs:
+    """The short way of one shard's queues."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._acked: dict[int, _Acked] = {}
+        self.bytes = 0
+        """Most that what is gathered adds to the log; a further request fits in what is kept beside it."""
+
+    def __bool__(self) -> bool:
+        return bool(self._acked)
+
+    @property
+    def last(self) -> ControlReceived | None:
+        """The request that was gathered last."""
+        last = None
+        for acked in self._acked.values():
+            last = acked.answers[-1][0]
+        return last
+
+    def _usual(self, message: m.JobsClaim | m.JobsAck, now_us: int) -> tuple[Topic, Queue] | None:
+        """The queue, if it has nothing that has to be looked at first."""
+        queues = self._queues
+        topic = queues.directory.find(message.topic)
+        queue = None if topic is None else queues.queue_of(topic.topic_id)
+        if topic is None or queue is None or not _is_plain(topic.config):
+            return None
+        is_marked = queue.levels or topic.marked_to > queue.marked_to or queue.apart or queue.spent_jobs
+        if is_marked or 0 < topic.due_us <= now_us or queues.is_damaged:
+            return None
+        return topic, queue
+
+    # -- claims ---------------------------------------------------------------------------------------
+
+    def claim(self, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
+        """What this claim is given; None when it has to go the long way, or there is nothing for it."""
+        found = self._usual(message, now_us)
+        call, most, lease_ms, pid, born = (
+            message.call,
+            message.max,
+            message.lease_ms,
+            message.pid,
+            message.born,
+        )
+        if found is None or call <= 0 or min(most, lease_ms, pid, born, message.wait_ms) < 0:
+            return None
+        topic, queue = found
+        queues, node = self._queues, message.node.encode()
+        if not 1 <= len(node) <= NODE_BYTES_MAX or queues.knows(call):
+            return None
+        config = topic.config
+        lease_ms = min(max(lease_ms or config.lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
+        most = min(max(most, 1), CLAIM_JOBS_MAX)
+        claimed = queue.claim(
+            live_of(topic), node, most, lease_ms, now_us // 1_000, deliveries_max=queues.limit_of(topic),
+            link=queues.link_of((pid, born)),
+        )  # fmt: skip
+        topic.last_read_us = now_us
+        queues.set_aside += claimed.aside
+        if not claimed.runs:
+            return None
+        gathered = self._acked.get(topic.topic_id)
+        acked = gathered.records if gathered is not None else 0
+        return queues.keep(call, queues.claimed(topic, claimed, now_us, acked))
+
+    # -- acks -----------------------------------------------------------------------------------------
+
+    def ack(self, message: m.JobsAck, event: ControlReceived, now_us: int) -> bool:
+        """Gather this ack; False when it has to go the long way."""
+        call, seqs, tokens = message.call, message.seqs, message.tokens
+        count = len(seqs) >> 3
+        if not 1 <= count <= JOBS_PER_REQUEST_MAX or len(seqs) != len(tokens) or len(seqs) & 7 or call <= 0:
+            return False
+        found = self._usual(message, now_us)
+        queues = self._queues
+        if found is None or queues.knows(call):
+            return False
+        topic, queue = found
+        durability = topic.config.durability
+        first, token = int.from_bytes(seqs[:8], "little"), int.from_bytes(tokens[:8], "little")
+        if durability == Durability.EPHEMERAL or not token or not front_of(topic) <= first <= topic.head_seq:
+            return False
+        if count > 1 and not (_follow(seqs, first, count) and _follow(tokens, token, count)):
+            return False
+        accounted = queues.sizes.total_of(topic.topic_id, first, count)
+        if accounted is None or not queue.ack_lease(
+            first, count, token, message.node.encode(), now_us // 1_000
+        ):
+            return False
+        acked = self._acked.get(topic.topic_id)
+        if acked is None:
+            acked = self._acked[topic.topic_id] = _Acked(topic)
+        if count == 1:
+            acked.jobs.add(first)
+        else:
+            acked.jobs.add_range(first, first + count)
+        acked.records += count
+        acked.bytes += accounted
+        counts = queue.counts(live_count(topic) - acked.records)
+        answer = m.JobsAcked(topic.name, count, b"", counts.ready, counts.in_flight)
+        acked.answers.append((event, queues.keep(call, answer)))
+        self.bytes += _FRAME_BYTES + count * _JOB_BYTES
+        return True
+
+    def stage(self, group: Group) -> list[Reply]:
+        """Have what was gathered logged with the group, one removal a topic; the answers due then."""
+        gathered, self._acked, self.bytes = self._acked, {}, 0
+        replies: list[Reply] = []
+        queues = self._queues
+        for acked in gathered.values():
+            topic = acked.topic
+            removal = Removal(seqs=acked.jobs, records=acked.records, bytes=acked.bytes)
+            is_synced = topic.config.durability == Durability.FSYNC
+            queues.removals.stage(topic, removal, group, sync=is_synced, on_request=True, is_told=False)
+            replies += [Reply(event.client, event.corr, answer) for event, answer in acked.answers]
+        return replies
+
+
+def _is_plain(config: TopicConfig) -> bool:
+    """Nothing is to be logged or gathered for its claims, and its jobs go out in the order they came in."""
+    return config.type == QUEUE and not (
+        config.record_priority or config.leases_durable or config.claim_jitter_ms
+    )
+
+
+def _follow(data: bytes, first: int, count: int) -> bool:
+    """Are these numbers, 8 bytes each, little-endian, those from `first` on?"""
+    return data == array("Q", range(first, first + count)).tobytes()

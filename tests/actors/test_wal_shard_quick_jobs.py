@@ -1,0 +1,283 @@
+"""The short way of claims and acks decides what the long way does, and takes only what it may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.wal_shard.quick_jobs import QuickJobs
+from ringlog.contract import ControlReceived
+from ringlog.envelope import messages as m
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.shard_world import Run, World
+
+FILE_BYTES = 4 << 20
+NODES = ("ann", "bob")
+
+
+def make(*, is_quick: bool = True, **config: Any) -> tuple[World, Run]:
+    world = World(SimulatedDisk("/data"))
+    world.file_bytes = FILE_BYTES
+    world.start()
+    world.put("q", type="queue", **({"durability": "disk"} | config))
+    run = world.run_of("q")
+    if not is_quick:
+        refuse(run)
+    return world, run
+
+
+def refuse(run: Run) -> None:
+    """Everything goes the long way."""
+    quick: Any = run.core.requests.queues.quick
+    quick.claim = lambda message, now_us: None
+    quick.ack = lambda message, event, now_us: False
+
+
+class Counting:
+    """How many requests went the short way."""
+
+    def __init__(self, run: Run) -> None:
+        self.claims = self.acks = 0
+        self._quick = quick = run.core.requests.queues.quick
+        claim, ack = QuickJobs.claim, QuickJobs.ack
+
+        def counted_claim(message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
+            found = claim(quick, message, now_us)
+            self.claims += found is not None
+            return found
+
+        def counted_ack(message: m.JobsAck, event: ControlReceived, now_us: int) -> bool:
+            found = ack(quick, message, event, now_us)
+            self.acks += found
+            return found
+
+        mine: Any = quick
+        mine.claim, mine.ack = counted_claim, counted_ack
+
+
+def words(numbers: list[int]) -> bytes:
+    return b"".join(number.to_bytes(8, "little") for number in numbers)
+
+
+def jobs_of(claimed: m.JobsClaimed) -> list[tuple[int, int]]:
+    return [(first + n, token + n) for first, count, _, token in claimed.runs for n in range(count)]
+
+
+def ack_of(jobs: list[tuple[int, int]], node: str, call: int) -> m.JobsAck:
+    return m.JobsAck("q", node, words([a for a, _ in jobs]), words([b for _, b in jobs]), True, call)
+
+
+Step = tuple[str, int, int, bool]
+"""(what, which node, how many, is it put together with the next one)"""
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "claim", "claim", "ack", "ack", "nack", "again", "part", "wait", "delete"]),
+        st.integers(0, 1),
+        st.integers(1, 6),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+
+
+class History:
+    """Carries out steps and notes what was answered."""
+
+    def __init__(self, is_quick: bool, **config: Any) -> None:
+        self.world, self.run = make(is_quick=is_quick, **config)
+        self.held: list[tuple[str, list[tuple[int, int]]]] = []
+        self.asked: dict[int, tuple[str, Any]] = {}
+        self.said: list[Any] = []
+        self.waiting: list[ControlReceived] = []
+        self.last: Any = None
+        self.call = 0
+        self.corr = 1_000
+
+    def ask(self, message: Any) -> None:
+        self.corr += 1
+        self.asked[self.corr] = (getattr(message, "node", ""), message)
+        self.waiting.append(self.run.request(self.corr, message))
+
+    def flush(self) -> None:
+        if self.waiting:
+            events, self.waiting = self.waiting, []
+            self.run.step(*events)
+        for corr in sorted(self.run.replies):
+            if corr in self.asked:
+                node, _ = self.asked.pop(corr)
+                answer = self.run.replies.pop(corr)
+                self.said.append((corr, answer))
+                if isinstance(answer, m.JobsClaimed) and answer.runs:
+                    self.held.append((node, jobs_of(answer)))
+
+    def do(self, step: Step) -> None:
+        what, which, count, is_together = step
+        node = NODES[which]
+        self.call += 1
+        if what == "put":
+            self.flush()
+            self.world.append("q", [b"x" * count] * count)
+        elif what == "claim":
+            self.ask(m.JobsClaim("q", node, count, 5_000, call=self.call))
+        elif what == "wait":
+            self.flush()
+            self.world.tick(count * 1.1)
+        elif what == "delete":
+            self.flush()
+            self.ask(m.RecordsDelete("q", before_seq=count))
+        elif what == "again" and self.last is not None:
+            self.ask(self.last)
+        elif what in {"ack", "nack", "part"} and self.held:
+            self.flush()
+            owner, jobs = self.held.pop(which % len(self.held))
+            if what == "part":
+                jobs = jobs[count // 2 :: 2] or jobs
+            if what == "nack":
+                seqs, reason = words([a for a, _ in jobs]), "failed" if count % 2 else ""
+                self.ask(m.JobsNack("q", owner, seqs, b"", 0, self.call, reason))
+            else:
+                self.last = ack_of(jobs, owner if count > 1 else NODES[0], self.call)
+                self.ask(self.last)
+        if not is_together:
+            self.flush()
+
+    def facts(self) -> Any:
+        self.flush()
+        topic = self.world.topic("q")
+        queue = self.run.core.requests.queues.queue_of(topic.topic_id)
+        self.run.core.check()
+        state = None
+        if queue is not None:
+            state = (queue.cursor, queue.in_flight, queue.delayed, dict(queue.failures))
+        return (
+            self.said, state, topic.count, topic.bytes, topic.earliest_seq, self.world.records("q"),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("durability", ["disk", "fsync", "ephemeral"])
+@pytest.mark.parametrize("backoff_ms", [0, 1_500])
+@settings(max_examples=40, deadline=None)
+@given(steps=STEPS)
+def test_both_ways_answer_and_leave_the_same(durability: str, backoff_ms: int, steps: list[Step]) -> None:
+    config = {"durability": durability, "backoff_ms": backoff_ms}
+    quick, slow = History(True, **config), History(False, **config)
+    for step in steps:
+        quick.do(step)
+        slow.do(step)
+    assert quick.facts() == slow.facts()
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=STEPS)
+def test_what_is_acked_by_the_short_way_stays_acked_over_a_loss_of_power(steps: list[Step]) -> None:
+    history = History(True, durability="fsync")
+    for step in steps:
+        history.do(step)
+    before = history.facts()
+    history.world.power_loss(seed=1)
+    history.world.start()
+    topic = history.world.topic("q")
+    assert (topic.count, topic.bytes, topic.earliest_seq) == before[2:5]
+    assert history.world.records("q") == before[5]
+
+
+def test_one_job_after_the_other_goes_the_short_way() -> None:
+    world, run = make()
+    world.append("q", [b"x"] * 50)
+    world.request(m.JobsClaim("q", "ann"))
+    counting = Counting(run)
+    for call in range(1, 40, 2):
+        (job,) = jobs_of(world.request(m.JobsClaim("q", "ann", call=call)))
+        assert world.request(ack_of([job], "ann", call + 1)).acked == 1
+    assert counting.claims == 20
+    assert counting.acks >= 19  # Before the first one it was asked how large jobs are.
+
+
+def test_why_a_job_failed_is_forgotten_with_its_ack() -> None:
+    world, run = make()
+    world.append("q", [b"x"] * 3)
+    jobs = jobs_of(world.request(m.JobsClaim("q", "ann", 3)))
+    world.request(ack_of([jobs[0]], "ann", 1))
+    seqs = words([seq for seq, _ in jobs[1:]])
+    world.request(m.JobsNack("q", "ann", seqs, words([token for _, token in jobs[1:]]), 0, 2, "it failed"))
+    queue = run.core.requests.queues.queue_of(world.topic("q").topic_id)
+    assert len(queue.failures) == 2
+    counting = Counting(run)
+    (again,) = jobs_of(world.request(m.JobsClaim("q", "ann", 1, call=3)))
+    assert world.request(ack_of([again], "ann", 4)).acked == 1
+    assert counting.acks == 1
+    assert [seq for seq, _ in queue.failures] == [3]
+
+
+def test_acks_of_a_turn_are_one_record_of_the_log() -> None:
+    world, run = make(durability="fsync")
+    world.append("q", [b"x"] * 40)
+    claims = [world.request(m.JobsClaim("q", "ann", 2, call=n)) for n in range(1, 20)]
+    world.request(ack_of(jobs_of(claims[0]), "ann", 100))
+    topic = world.topic("q")
+    version, offset = topic.version, run.core.log.offset
+    acks = [
+        run.request(900 + n, ack_of(jobs_of(claimed), "ann", 200 + n)) for n, claimed in enumerate(claims[1:])
+    ]
+    run.step(*acks)
+    assert [run.replies[900 + n].acked for n in range(len(acks))] == [2] * len(acks)
+    assert topic.version == version + 1
+    assert run.core.log.offset - offset < 512
+
+
+def test_a_claim_is_answered_ahead_of_what_its_turn_stages() -> None:
+    world, run = make(durability="fsync")
+    world.append("q", [b"x"] * 9)
+    first = world.request(m.JobsClaim("q", "ann", 1, call=1))
+    world.request(ack_of(jobs_of(first), "ann", 2))
+    held = world.request(m.JobsClaim("q", "ann", 1, call=3))
+    events = [
+        run.request(901, ack_of(jobs_of(held), "ann", 4)),
+        run.request(902, m.JobsClaim("q", "ann", 1, call=5)),
+    ]
+    effects = run.core.handle([run._tick(), *events])
+    assert [type(effect).__name__ for effect in effects[:1]] == ["Reply"]
+    assert effects[0].corr == 902
+    assert not any(getattr(effect, "corr", 0) == 901 for effect in effects)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"record_priority": True}, {"leases_durable": True}, {"claim_jitter_ms": 50},
+        {"durability": "ephemeral"},
+    ],
+)  # fmt: skip
+def test_queues_of_another_kind_go_the_long_way(config: dict[str, Any]) -> None:
+    world, run = make(**config)
+    world.append("q", [b"x"] * 9)
+    counting = Counting(run)
+    claimed = world.request(m.JobsClaim("q", "ann", 1, call=1)) if "claim_jitter_ms" not in config else None
+    if claimed is not None:
+        world.request(ack_of(jobs_of(claimed), "ann", 2))
+        assert counting.acks == 0
+    assert counting.claims == 0 or config == {"durability": "ephemeral"}
+
+
+def test_requests_that_come_again_have_the_answer_they_had() -> None:
+    world, _ = make()
+    world.append("q", [b"x"] * 9)
+    claimed = world.request(m.JobsClaim("q", "ann", 2, call=7))
+    assert world.request(m.JobsClaim("q", "ann", 2, call=7)).runs == claimed.runs
+    ack = ack_of(jobs_of(claimed), "ann", 8)
+    answer = world.request(ack)
+    assert world.request(ack) == answer
+    assert world.topic("q").count == 7
+
+
+def test_a_token_of_somebody_else_acks_nothing() -> None:
+    world, _ = make()
+    world.append("q", [b"x"] * 9)
+    claimed = world.request(m.JobsClaim("q", "ann", 2, call=7))
+    jobs = [(seq, token + 1) for seq, token in jobs_of(claimed)]
+    assert world.request(ack_of(jobs, "ann", 8)).acked == 0
+    assert world.request(ack_of(jobs_of(claimed), "bob", 9)).acked == 0
+    assert world.request(ack_of(jobs_of(claimed), "ann", 10)).acked == 2

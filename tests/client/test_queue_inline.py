@@ -1,0 +1,152 @@
+"""Jobs that come along with the answer to their claim: they are the jobs that lie in the files, or there are
+none and the client reads those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ringlog
+from ringlog.client import Client, NewRecord
+from ringlog.client.inline import Inline, inline_of
+from ringlog.client.queue import Queue
+from ringlog.client.working import Working
+from ringlog.envelope.messages import JobsClaimed
+from ringlog.limits import INLINE_AHEAD_MIN, INLINE_BYTES_MAX
+from ringlog.testing.real_engine import TestEngine
+
+MANY = 4 * INLINE_AHEAD_MIN
+NUMBERS = [b"job %d" % n for n in range(1, MANY + 1)]
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[JobsClaimed]:
+    """What claims were answered, in turn."""
+    found: list[JobsClaimed] = []
+    read = Working._read
+
+    def noting(self: Working, connection: Any, message: JobsClaimed, attached: Any, pieces: Any) -> Any:
+        found.append(message)
+        return read(self, connection, message, attached, pieces)
+
+    monkeypatch.setattr(Working, "_read", noting)
+    return found
+
+
+@pytest.fixture
+def queue(client: Client, ringlog_topic: Callable[[str], str]) -> Queue:
+    name = ringlog_topic("queue")
+    client.topics.create(name, type="queue", durability="disk")
+    found = client.queue(name, node="worker")
+    found.put(b"first")
+    found.ack(found.claim())  # With the first request a client asks for its ring.
+    return found
+
+
+def put_singly(queue: Queue, payloads: list[bytes]) -> None:
+    for payload in payloads:
+        queue.put(payload)
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("most", [1, 7, MANY])
+def test_small_jobs_come_along_and_are_what_lies_in_the_files(
+    queue: Queue, answers: list[JobsClaimed], together: bool, most: int
+) -> None:
+    if together:
+        queue.put_many(NUMBERS)
+    else:
+        put_singly(queue, NUMBERS)
+    stored = {record.seq: record for record in queue.peek(MANY)}
+    jobs = [job for _ in range(-(-MANY // most)) for job in queue.claim(most)]
+    assert [job.data for job in jobs] == NUMBERS
+    assert [job.record for job in jobs] == [stored[job.seq] for job in jobs]
+    assert any(answer.payloads for answer in answers)
+    assert queue.ack(jobs).is_complete
+
+
+def test_jobs_that_came_back_and_jobs_apart_are_found_as_well(
+    queue: Queue, answers: list[JobsClaimed]
+) -> None:
+    queue.put_many(NUMBERS)
+    first = queue.claim(MANY // 2)
+    queue.nack(list(first)[::3])
+    again = queue.claim(MANY)
+    expected = [*NUMBERS[: MANY // 2 : 3], *NUMBERS[MANY // 2 :]]
+    assert sorted(again.payloads()) == sorted(expected)
+    assert [job.data for job in again] == again.payloads()
+
+
+def test_jobs_with_more_than_a_payload_are_read_from_the_files(
+    queue: Queue, answers: list[JobsClaimed]
+) -> None:
+    queue.put_many([NewRecord(data=payload, tag="t", key=b"k") for payload in NUMBERS])
+    jobs = queue.claim(5)
+    assert [(job.data, job.tag, job.key) for job in jobs] == [(each, "t", b"k") for each in NUMBERS[:5]]
+    assert not any(answer.payloads for answer in answers)
+
+
+def test_large_jobs_and_many_at_once_are_read_from_the_files(
+    queue: Queue, answers: list[JobsClaimed]
+) -> None:
+    large = [bytes([n]) * (INLINE_BYTES_MAX // 8) for n in range(MANY)]
+    queue.put_many(large)
+    assert queue.claim(10).payloads() == large[:10]
+    assert not answers[-1].payloads
+
+
+def test_what_was_deleted_is_handed_to_nobody(queue: Queue, client: Client) -> None:
+    queue.put_many(NUMBERS)
+    queue.claim(3)  # Whoever answers has read ahead now.
+    head = client.topics.state(queue.topic).head_seq
+    client.topics.delete_records(queue.topic, before_seq=head - 1)
+    assert queue.claim(MANY).payloads() == NUMBERS[-2:]
+
+
+def test_a_topic_made_anew_has_other_jobs(ringlog_engine: TestEngine, queue: Queue, client: Client) -> None:
+    queue.put_many(NUMBERS)
+    assert queue.claim(2).payloads() == NUMBERS[:2]
+    client.topics.delete(queue.topic)
+    client.topics.create(queue.topic, type="queue", durability="disk")
+    others = [b"other %d" % n for n in range(MANY)]
+    with ringlog.connect(ringlog_engine.url, wait=10) as other:
+        other.queue(queue.topic).put_many(others)
+    assert queue.claim(9).payloads() == others[:9]
+
+
+def test_a_client_without_a_ring_reads_as_before(
+    ringlog_engine: TestEngine, queue: Queue, answers: list[JobsClaimed]
+) -> None:
+    queue.put_many(NUMBERS)
+    with ringlog.connect(ringlog_engine.url, wait=10, transport="ipc") as remote:
+        assert remote.queue(queue.topic).claim(9).payloads() == NUMBERS[:9]
+    assert not answers[-1].payloads
+
+
+def test_what_came_along_is_cut_as_stretches_are() -> None:
+    runs = [(3, 2, 1, 70), (9, 1, 2, 80)]
+    stamps = np.array([5, 6, 7], "<i8").tobytes()
+    found = inline_of(runs, [b"a", b"b", b"c"], stamps)
+    assert found is not None
+    assert (found.seqs.tolist(), found.last_seq, len(found)) == ([3, 4, 9], 9, 3)
+    part = found.part(1, 3)
+    assert [(record.seq, record.ts, record.data) for record in part.records()] == [
+        (4, 6, b"b"), (9, 7, b"c"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", ["payloads", "stamps", "none"])
+def test_an_answer_that_brings_something_else_along_is_not_believed(change: str) -> None:
+    runs = [] if change == "none" else [(3, 2, 1, 70)]
+    payloads = [b"a"] if change == "payloads" else [b"a", b"b"]
+    stamps = bytes(8) if change == "stamps" else bytes(16)
+    assert inline_of(runs, payloads, stamps) is None
+
+
+def test_numbers_of_one_run_are_a_range() -> None:
+    found = inline_of([(3, 2, 1, 70)], [b"a", b"b"], bytes(16))
+    assert isinstance(found, Inline)
+    assert found.part(1, 2).seqs.tolist() == [4]

@@ -170,8 +170,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.expire()
         order = Order(self.levels, starvation, by_number)
         if not starvation:
+            # Nobody counts from when they became ready; but what does so right now, the queue still knows.
             for job in self.jobs.values():
-                job.ripe = 0
+                job.ripe = job.ripe if job.ripe == self.now else 0
         has_marked = bool(self.queue.apart)
         claimed = self.queue.claim(
             self.live(),

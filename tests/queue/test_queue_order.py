@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 from test_queue_model import QueueMachine
@@ -35,6 +35,14 @@ lives = st.lists(st.one_of(puts, puts, claims, claims, passing, changes), max_si
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from([0, 2, 3]), lives)
+@example(
+    # Found in November 2026: ready in the very millisecond in which promotion was off.
+    2,
+    [
+        ("append", 2, 1, 0), ("claim", b"a", 1, 100, 0, 0), ("time_passes", 201),
+        ("claim", b"a", 1, 100, 0, 0), ("claim", b"a", 1, 100, 0, 200),
+    ],
+)  # fmt: skip
 def test_a_short_life_is_what_the_model_says(levels, life):
     machine = QueueMachine()
     machine.levels_change(levels)

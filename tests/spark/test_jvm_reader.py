@@ -9,6 +9,7 @@ import random
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
 
 import ringlog
@@ -234,6 +235,32 @@ def test_a_stream_reads_through_pieces_and_keeps_limits_and_place(
     whole = read(spark, "flow", path=sealing_engine.data_dir, reader="python")
     assert out.count() == 3_150
     assert whole.exceptAll(out).count() == 0
+
+
+def test_what_python_refuses_to_a_stream_is_told_as_it_says_it(
+    spark, sealing_engine, sealing_client, tmp_path
+):
+    """Section 7: Spark shows the error of the source, whoever stands between."""
+
+    def run():
+        frame = spark.readStream.format("ringlog").options(
+            path=sealing_engine.data_dir, subscribe="anew", startingOffsets="earliest"
+        )
+        query = (
+            frame.load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(WAIT_S)
+
+    write(sealing_client, "anew", 1, 10)
+    run()
+    sealing_client.topics.delete("anew")
+    write(sealing_client, "anew", 1, 3)
+    with pytest.raises(StreamingQueryException, match="failOnDataLoss"):
+        run()
 
 
 def test_damage_is_found_where_the_columns_are_made(spark):

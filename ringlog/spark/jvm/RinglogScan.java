@@ -1,9 +1,5 @@
 package ringlog.spark;
 
-import java.lang.reflect.InvocationTargetException;
-import java.lang.reflect.Proxy;
-import java.util.LinkedHashSet;
-import java.util.Set;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
@@ -73,40 +69,8 @@ final class RinglogScan implements SupportsPushDownRequiredColumns, Scan, Batch 
     return batch;
   }
 
-  /**
-   * Python's stream, whose tasks read through pieces. It is whatever Spark makes of it (admission control,
-   * availableNow, metrics): so it is not wrapped by a class of ours, which would have to know all of that.
-   */
   @Override
   public MicroBatchStream toMicroBatchStream(String checkpointLocation) {
-    MicroBatchStream inner = pieces.toMicroBatchStream(checkpointLocation);
-    Object proxy =
-        Proxy.newProxyInstance(
-            getClass().getClassLoader(),
-            interfacesOf(inner.getClass()).toArray(new Class<?>[0]),
-            (self, method, arguments) -> {
-              if (method.getName().equals("equals")) {
-                return self == arguments[0];
-              }
-              try {
-                Object found = method.invoke(inner, arguments);
-                return method.getName().equals("createReaderFactory")
-                    ? new ColumnsFactory((PartitionReaderFactory) found, wanted, layout)
-                    : found;
-              } catch (InvocationTargetException e) {
-                throw e.getCause();
-              }
-            });
-    return (MicroBatchStream) proxy;
-  }
-
-  private static Set<Class<?>> interfacesOf(Class<?> kind) {
-    Set<Class<?>> found = new LinkedHashSet<>();
-    for (Class<?> at = kind; at != null; at = at.getSuperclass()) {
-      for (Class<?> each : at.getInterfaces()) {
-        found.add(each);
-      }
-    }
-    return found;
+    return new ColumnsStream(pieces.toMicroBatchStream(checkpointLocation), wanted, layout);
   }
 }

@@ -211,12 +211,17 @@ def _tuples_rows(bench: Bench) -> list[Row]:
 
 
 def _archive_rows(bench: Bench) -> list[Row]:
-    archive, written = bench.rounds({"what": "archive"}, {"what": "write_parquet"}, count=2)
+    archive, written, by_jvm = bench.rounds(
+        {"what": "archive"}, {"what": "write_parquet", **PYTHON}, {"what": "write_parquet"}, count=2
+    )
     return [
         row("spark_archive", "records/s", _rates(archive, bench.records), reach={"min": 3.5e6},
             note="zstd Parquet written by tasks"),
         row("spark_write_parquet_cpu_over_archive", "CPU s", _cpu(written), _cpu(archive), reach={"ratio": 3},
-            note=f"df.write.parquet (zstd, {_walls(written)}) against the archive ({_walls(archive)})"),
+            note=f"df.write.parquet (zstd, {_walls(written)}) of a read without the reader in the JVM, "
+            f"against the archive ({_walls(archive)})"),
+        row("spark_write_parquet_jvm_cpu_over_archive", "CPU s", _cpu(by_jvm), _cpu(archive),
+            note=f"the same with the reader in the JVM ({_walls(by_jvm)})"),
     ]  # fmt: skip
 
 

@@ -178,9 +178,9 @@ class Steps:
             raise RuntimeError("nothing was archived")
         shutil.rmtree(place)
 
-    def _write_parquet(self, round: int) -> None:
-        place = self._directory / f"written-{round}"
-        self._frame("log").write.option("compression", "zstd").parquet(str(place))
+    def _write_parquet(self, round: int, reader: str = "jvm") -> None:
+        place = self._directory / f"written-{round}-{reader}"
+        self._frame("log", reader=reader).write.option("compression", "zstd").parquet(str(place))
         shutil.rmtree(place)
 
     def _verify(self, round: int) -> None:

@@ -77,6 +77,9 @@ class HeldFiles:
         self._open.move_to_end(path)
         return f"/proc/{os.getpid()}/fd/{fd}"
 
+    def __contains__(self, path: object) -> bool:
+        return path in self._open
+
     def close(self) -> None:
         """Let go of all."""
         while self._open:
@@ -84,7 +87,7 @@ class HeldFiles:
 
 
 HELD = HeldFiles(RealDisk())
-"""Of this worker, over all its tasks: the JVM may look a moment after a task's last word."""
+"""Of this worker, until its next task: the JVM may look a moment after a task's last word."""
 
 
 class PieceReader(BatchReader):
@@ -110,6 +113,9 @@ def read_pieces(slices: Slices | None, options: SourceOptions) -> Iterator[pa.Re
     Bodies are compared by whoever looks at them; here only where damage is to be passed over, not to fail.
     """
     if slices:
+        # Whoever read this worker's last task has opened all of its files, or it would not be at another one;
+        # and a file that was deleted takes its room as long as it is held.
+        HELD.close()
         for item in read_items(slices, options, checks_bodies=options.quarantine):
             yield described(item, HELD)
         settle_worker("pieces")

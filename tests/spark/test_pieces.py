@@ -104,6 +104,19 @@ def test_no_more_files_are_held_than_the_bound(tmp_path):
         held.close()
 
 
+@pytest.mark.slow
+def test_the_next_task_lets_go_of_what_the_last_one_held(sealing_engine, sealing_client, ringlog_topic):
+    topic = ringlog_topic()
+    write(sealing_client, topic, 1, 1_000)
+    checkpoint(sealing_engine)
+    (row,) = pieces(sealing_engine, topic)
+    assert row["file"] in HELD
+    other = ringlog_topic()
+    write(sealing_client, other, 1, 10)
+    pieces(sealing_engine, other)
+    assert row["file"] not in HELD
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays_open():
     yield

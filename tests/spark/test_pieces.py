@@ -111,7 +111,7 @@ def test_the_next_task_lets_go_of_what_the_last_one_held(sealing_engine, sealing
     checkpoint(sealing_engine)
     (row,) = pieces(sealing_engine, topic)
     assert row["file"] in HELD
-    other = ringlog_topic()
+    other = ringlog_topic("other")
     write(sealing_client, other, 1, 10)
     pieces(sealing_engine, other)
     assert row["file"] not in HELD

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from chaos.rigs.mount import KINDS
 
 ROOT = Path(__file__).parents[2]
 DONE_S = 50.0
@@ -23,6 +26,12 @@ needs_mounts = pytest.mark.skipif(
 
 def in_private_mounts(code: str, scratch: Path, *args: str) -> str:
     """Run code with `scratch` (a Path) and `args` defined; what it mounts vanishes. Returns its output."""
+    for kind in KINDS:
+        if (
+            kind in args
+            and shutil.which(f"mkfs.{kind}", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None
+        ):
+            pytest.skip(f"no mkfs.{kind} on this machine")
     text = "import sys\nfrom pathlib import Path\nscratch, args = Path(sys.argv[1]), sys.argv[2:]\n"
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", sys.executable, "-c",

@@ -212,7 +212,7 @@ def _tuples_rows(bench: Bench) -> list[Row]:
 
 def _archive_rows(bench: Bench) -> list[Row]:
     archive, written, by_jvm = bench.rounds(
-        {"what": "archive"}, {"what": "write_parquet", **PYTHON}, {"what": "write_parquet"}, count=2
+        {"what": "archive"}, {"what": "write_parquet", **PYTHON}, {"what": "write_parquet"}
     )
     return [
         row("spark_archive", "records/s", _rates(archive, bench.records), reach={"min": 3.5e6},

@@ -63,9 +63,19 @@ def column_arrays(view: FrameView, columns: int, *, nulls: bool = False) -> dict
         "seq": arrow.Array.from_buffers(arrow.uint64(), view.count, [None, arrow.py_buffer(seqs)]),
         "ts": arrow.Array.from_buffers(arrow.timestamp("us", tz="UTC"), view.count, [None, times]),
     }
-    for column in columns_in(columns & PRODUCER_COLUMNS):
+    for column in _in(columns):
         found[NAMES[column]] = _arrow_column(arrow, view, body, column, nulls)
     return found
+
+
+def producer_arrays(view: FrameView, columns: int) -> dict[Column, Any]:
+    """Arrow arrays of those columns of the bitmap that the frame has, as to_arrow makes them with `nulls`.
+
+    Raises UsageError when pyarrow is missing.
+    """
+    arrow = _pyarrow()
+    body = arrow.py_buffer(view.body)
+    return {column: _arrow_column(arrow, view, body, column, True) for column in _in(columns & view.columns)}
 
 
 def encode_arrow(source: Any) -> Columns:
@@ -84,6 +94,10 @@ def encode_arrow(source: Any) -> Columns:
 
 
 # -- out ----------------------------------------------------------------------------------------------
+
+
+def _in(columns: int) -> tuple[Column, ...]:
+    return columns_in(columns & PRODUCER_COLUMNS)
 
 
 def _arrow_column(arrow: ModuleType, view: FrameView, body: Any, column: Column, nulls: bool) -> Any:
@@ -155,7 +169,9 @@ def _absent_column(arrow: ModuleType, column: Column, count: int, nulls: bool) -
 
 
 def _bitmap(arrow: ModuleType, valid: NDArray[np.bool_] | None) -> Any:
-    return None if valid is None else arrow.py_buffer(np.packbits(valid, bitorder="little").tobytes())
+    if valid is None or valid.all():
+        return None
+    return arrow.py_buffer(np.packbits(valid, bitorder="little").tobytes())
 
 
 def _pair_type(arrow: ModuleType) -> Any:

@@ -16,6 +16,7 @@ from ringlog.limits import FRAME_BYTES_MAX, ROUTER_HOPS_MAX, SEQ_MAX
 from ringlog.types import Codec
 
 _HEADER = struct.Struct("<IBBHQQQIIQQIBBHQQ")
+_CODEC_MAX = max(Codec)
 
 assert _HEADER.size == layout.HEADER_BYTES
 
@@ -96,7 +97,7 @@ def shape_fault(frame_type: int, version: int, columns: int, codec: int, flags: 
         return "reserved bits are set"
     if flags & layout.PAYLOAD_KIND_MASK == layout.PAYLOAD_KIND_MASK:
         return "unknown payload kind"
-    if codec > max(Codec):
+    if codec > _CODEC_MAX:
         return "unknown codec"
     if frame_type in layout.TYPES_WITH_COLUMNS:
         return None if columns & 1 << Column.PAYLOAD else "records without payloads"

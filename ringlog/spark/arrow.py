@@ -128,7 +128,7 @@ class _Templates:
         constants, varying = held
         arrays = constants.copy()
         for place, source, kind in varying:
-            arrays[place] = _as_type(fields[source], kind, source)
+            arrays[place] = as_type(fields[source], kind, source)
         return arrays
 
     def _made(
@@ -148,7 +148,8 @@ class _Templates:
         return constants, varying
 
 
-def _as_type(found: Any, kind: Any, source: str) -> Any:
+def as_type(found: Any, kind: Any, source: str) -> Any:
+    """Values of a frame's Arrow field `source` in Spark's type, viewed where they can be."""
     if source == "seq":
         return found.view(kind)  # Numbers stay below 2**63.
     if source == "headers":

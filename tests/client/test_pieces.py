@@ -7,66 +7,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from piece_samples import CHOICES, FULL, OPTIONAL, RECORD, run_of
 
 from ringlog.client.gather import GatheredPiece, gather
 from ringlog.client.pieces import FramePiece, open_run_frame, pieces_of, visible_pieces
 from ringlog.errors import CorruptData
-from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.frame.codec import frame, patch
-from ringlog.frame.columns import encode_records
 from ringlog.frame.layout import HEADER_BYTES, Column
 from ringlog.storage.reader import FrameRun
 from ringlog.types import Codec
-
-_TEXT = st.text(max_size=6)
-_RECORD = st.fixed_dictionaries(
-    {
-        "payload": st.binary(max_size=20),
-        "key": st.binary(max_size=4),
-        "tag": _TEXT,
-        "node": _TEXT,
-        "headers": st.lists(st.tuples(st.text(max_size=3), st.binary(max_size=5)), max_size=3),
-        "meta": st.sampled_from([None, b'{"a":1}', b"{}"]),
-        "time": st.one_of(st.none(), st.integers(1, 1 << 50)),
-        "priority": st.integers(0, 255),
-    }
-)
-_TIMES = ("event_ts", "expires_at", "not_before")
-_OPTIONAL = ("keys", "tags", "nodes", "headers", "metas", *_TIMES, "priorities")
-_CHOICES = st.sampled_from([(), ("keys",), ("tags", "metas"), _OPTIONAL])
-FULL = {
-    "payload": b"abc", "key": b"k", "tag": "t", "node": "n", "headers": [("h", b"v")], "meta": b"{}",
-    "time": 5, "priority": 9,
-}  # fmt: skip
-
-
-def run_of(stretches, codec=Codec.NONE, gap=0):
-    """A run of frames, `stretches` of (records, columns), with what other topics wrote between them."""
-    data, base = bytearray(), 1
-    offsets = []
-    for records, columns in stretches:
-        values = {
-            "keys": [r["key"] or None for r in records],
-            "tags": [r["tag"] or None for r in records],
-            "nodes": [r["node"] or None for r in records],
-            "headers": [r["headers"] or None for r in records],
-            "metas": [r["meta"] for r in records],
-            "event_ts": [r["time"] for r in records],
-            "expires_at": [r["time"] for r in records],
-            "not_before": [r["time"] for r in records],
-            "priorities": [r["priority"] for r in records],
-        }
-        encoded = encode_records([r["payload"] for r in records], **{name: values[name] for name in columns})
-        made = bytearray(frame(encoded, topic_id=5, codec=codec))
-        patch(made, base_seq=base, commit_ts=1000 + base, epoch=1)
-        offsets.append(len(data))
-        data += made + bytes(gap)
-        base += len(records)
-    words = frames.words_of(data)
-    at = np.array(offsets, dtype=np.int64)
-    found = frames.FrameBatch(at, frames.headers_at(words, at), len(data), frames.End.CLEAN)
-    return FrameRun(data, found, 0, "wal", 0)
 
 
 def one_by_one(run):
@@ -81,8 +30,8 @@ def flat(pieces, what):
 @given(
     stretches=st.lists(
         st.tuples(
-            st.lists(_RECORD, min_size=1, max_size=4),
-            _CHOICES,
+            st.lists(RECORD, min_size=1, max_size=4),
+            CHOICES,
         ),
         min_size=4,
         max_size=12,
@@ -144,7 +93,7 @@ def test_gathered_arrow_equals_the_frames_own(nulls):
     record = FULL
     empty = {name: type(value)() if not isinstance(value, int) else None for name, value in record.items()}
     empty |= {"payload": b"", "priority": 0, "meta": None}
-    run = run_of([([record, empty], _OPTIONAL)] * 5)
+    run = run_of([([record, empty], OPTIONAL)] * 5)
     (piece,) = pieces_of(run, 0, "t")
     assert isinstance(piece, GatheredPiece)
     for columns in (None, 1, (1 << 10) - 1):
@@ -172,7 +121,7 @@ def test_large_and_compressed_frames_are_opened_one_by_one():
 @given(st.integers(0, 1 << 20), st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-2, 40))
 def test_a_column_that_lies_about_its_size_is_damage_and_nothing_outside_is_read(where, value):
     """RD-24: right checksums over a wrong structure end in values of the frame, or in CorruptData."""
-    run = run_of([([FULL, FULL], _OPTIONAL)] * 4)
+    run = run_of([([FULL, FULL], OPTIONAL)] * 4)
     words = np.frombuffer(run.buffer, "<i4")
     sizes = run.batch.total_bytes // 4
     row = where % 4
@@ -192,7 +141,7 @@ def test_a_column_that_lies_about_its_size_is_damage_and_nothing_outside_is_read
 
 
 def test_a_lying_offset_is_found():
-    run = run_of([([FULL, FULL], _OPTIONAL)] * 4)
+    run = run_of([([FULL, FULL], OPTIONAL)] * 4)
     np.frombuffer(run.buffer, "<i4")[HEADER_BYTES // 4 + 1] = 1 << 30
     with pytest.raises(CorruptData, match="malformed"):
         gather(run, slice(0, 4), 0, "t")

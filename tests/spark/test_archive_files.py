@@ -7,10 +7,12 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
-import pyarrow as pa
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from piece_samples import FULL, run_of
 
+from ringlog.client.pieces import Piece, visible_pieces
 from ringlog.errors import CorruptData, NotReady
 from ringlog.spark.errors import OptionError
 from ringlog.spark.jobs.archive_files import (
@@ -25,7 +27,6 @@ from ringlog.spark.jobs.archive_files import (
 )
 from ringlog.spark.jobs.archive_tasks import Assignment, _Files
 from ringlog.spark.options import source_options
-from ringlog.spark.schema import arrow_schema, record_schema
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.faulty_disk import Fault, FaultyDisk, Halted
 
@@ -176,37 +177,32 @@ DAY = 86_400_000_000
 NOON = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) * 1_000_000
 
 
-def rows(schema: pa.Schema, topic: str, epoch: int, first: int, stamps: list[int]) -> pa.RecordBatch:
-    count = len(stamps)
-    given = {
-        "topic": [topic] * count, "epoch": [epoch] * count, "seq": list(range(first, first + count)),
-        "ts": stamps, "payload": [b"%d" % stamp for stamp in stamps], "priority": [0] * count,
-    }  # fmt: skip
-    arrays = [
-        pa.array(given[field.name], field.type) if field.name in given else pa.nulls(count, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+OPTIONS = source_options({"path": "/x", "subscribePattern": ".*", "includeHeaders": "true"}, streaming=False)
+
+
+def pieces(first: int, stamps: list[int], visible: list[int] | None = None) -> list[Piece]:
+    """Records from position `first` on, one a frame; of them only the `visible`."""
+    run = run_of([([FULL], ())] * (first - 1 + len(stamps)), stamps=[0] * (first - 1) + stamps)
+    hidden = [] if visible is None else sorted({*range(first, first + len(stamps))} - {*visible})
+    return list(visible_pieces(run, first - 1, 1 << 40, np.array(hidden, dtype=np.int64), "t"))
 
 
 def test_rows_are_cut_where_topic_life_and_day_change(tmp_path):
     """One file for each; each readable, in order, and named by what it holds."""
-    options = source_options(
-        {"path": "/x", "subscribePattern": ".*", "includeHeaders": "true"}, streaming=False
-    )
-    schema = arrow_schema(record_schema(options))
     place = Archive(str(tmp_path / "arch")).make()
-    files = _Files(place, Assignment("/x", place.directory, "r1", (), True, 1, 1, "zstd"), schema)
-    batches = [
-        rows(schema, "t", 1, 1, [NOON, NOON + 1, NOON + DAY]),
-        rows(schema, "t", 1, 4, [NOON + DAY, NOON + 3 * DAY]),
-        rows(schema, "t", 3, 1, [NOON + 3 * DAY]),
-        pa.concat_batches([rows(schema, "t", 3, 2, [NOON + 3 * DAY]), rows(schema, "u", 1, 7, [NOON])]),
+    files = _Files(place, Assignment("/x", place.directory, "r1", (), True, 1, 1, "zstd"), OPTIONS)
+    given = [
+        ("t", 1, pieces(1, [NOON, NOON + 1, NOON + DAY])),
+        ("t", 1, []),
+        ("t", 1, pieces(4, [NOON + DAY] * 6 + [NOON + 3 * DAY], [4, 10])),
+        ("t", 3, pieces(1, [NOON + 3 * DAY])),
+        ("t", 3, pieces(2, [NOON + 3 * DAY])),
+        ("u", 1, pieces(7, [NOON])),
     ]
-    done = [file for batch in batches for file in files.add(batch)] + files.finish()
+    done = [file for each in given for file in files.add(*each)] + files.finish()
     found = [(f.topic, f.epoch, f.dt, f.first_seq, f.last_seq, f.rows) for f in done]
     assert found == [
-        ("t", 1, "2026-01-31", 1, 2, 2), ("t", 1, "2026-02-01", 3, 4, 2), ("t", 1, "2026-02-03", 5, 5, 1),
+        ("t", 1, "2026-01-31", 1, 2, 2), ("t", 1, "2026-02-01", 3, 4, 2), ("t", 1, "2026-02-03", 10, 10, 1),
         ("t", 3, "2026-02-03", 1, 2, 2), ("u", 1, "2026-01-31", 7, 7, 1),
     ]  # fmt: skip
     place.commit(Manifest(1, "log", 1, 0, (), tuple(done)))

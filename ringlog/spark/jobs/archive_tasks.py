@@ -10,36 +10,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from ringlog.client.pieces import Piece
 from ringlog.spark.batch import SlicePartition, plan_partitions
 from ringlog.spark.catalog import Catalog
 from ringlog.spark.jobs.archive_files import Archive, ArchivedFile, ArchiveStream
+from ringlog.spark.jobs.row_group import RowGroup
 from ringlog.spark.options import SourceOptions, source_options
 from ringlog.spark.plan import Bounds
-from ringlog.spark.reading import read_slices
-from ringlog.spark.schema import arrow_schema, record_schema
+from ringlog.spark.reading import read_items
+from ringlog.spark.schema import arrow_schema, columns_of, record_schema
+from ringlog.spark.workers import settle_worker
+
+if TYPE_CHECKING:
+    from ringlog.spark.schema import ColumnSpec
 
 FORMAT = "ringlog_archive"
-ROW_GROUP_ROWS = 262_144
-ROW_GROUP_BYTES = 128 << 20
-"""A row group ends at whichever comes first; so much of the log is held by a task."""
 FILE_BYTES_MIN = 16 << 20
 """Log that is worth a file and a task of its own."""
 DAY_US = 86_400_000_000
 _DICTIONARY = ("tag", "node", "epoch", "priority")
 _STATISTICS = ("epoch", "seq", "ts", "tag", "node", "event_ts", "expires_at", "not_before", "priority")
 _DELTA = ("seq", "ts")
-_WIDE = ("payload", "key", "meta", "headers")
-"""What makes a record large. Adding up the bytes of all columns took an eighth of a task's time."""
 ROW = StructType(
     [
         StructField(name, StringType() if name in {"file", "topic", "dt", "xxh3"} else LongType())
@@ -122,40 +122,38 @@ class ArchiveReader(DataSourceReader):
             return
         assignment = self._assignment
         options = assignment.options()
-        schema = record_schema(options)
-        files = _Files(Archive(assignment.archive), assignment, arrow_schema(schema))
+        files = _Files(Archive(assignment.archive), assignment, options)
         found: list[ArchivedFile] = []
-        for batch in read_slices(partition.slices, options, schema):
-            found += files.add(batch)
+        for item in read_items(partition.slices, options):
+            found += files.add(item.topic, item.epoch, item.pieces)
         found += files.finish()
+        settle_worker("archive")
         if found:
             rows = [msgspec.to_builtins(each) for each in found]
             yield pa.RecordBatch.from_pylist(rows, schema=arrow_schema(ROW))
 
 
 class _Files:
-    """Cuts batches where topic, life or day change, and writes a file for each stretch between."""
+    """Cuts records where topic, life or day change, and writes a file for each stretch between."""
 
-    def __init__(self, archive: Archive, assignment: Assignment, schema: pa.Schema) -> None:
+    def __init__(self, archive: Archive, assignment: Assignment, options: SourceOptions) -> None:
         self._archive, self._assignment = archive, assignment
         # The topic is the name of the directory, and readers of Parquet take it from there.
+        self._specs = [spec for spec in columns_of(options) if spec.source != "topic"]
+        schema = arrow_schema(record_schema(options))
         self._schema = schema.remove(schema.get_field_index("topic"))
         self._open: _File | None = None
 
-    def add(self, batch: pa.RecordBatch) -> list[ArchivedFile]:
-        """Write a batch of one topic and life; returns files that are finished."""
+    def add(self, topic: str, epoch: int, pieces: Sequence[Piece]) -> list[ArchivedFile]:
+        """Take records of one life of a topic, ascending; returns files that are finished."""
         done: list[ArchivedFile] = []
-        for part in _by_owner(batch):
-            owner = (part.column("topic")[0].as_py(), part.column("epoch")[0].as_py())
-            for day, rows in _by_day(part):
-                key = (*owner, day)
-                if self._open is None or self._open.key != key:
-                    done += self.finish()
-                    stream = self._archive.create(
-                        owner[0], day, owner[1], rows.column("seq")[0].as_py(), self._assignment.run
-                    )
-                    self._open = _File(key, stream, self._schema, self._assignment.codec)
-                self._open.add(rows)
+        for day, stretch in _by_day([piece for piece in pieces if len(piece)]):
+            key = (topic, epoch, day)
+            if self._open is None or self._open.key != key:
+                done += self.finish()
+                stream = self._archive.create(topic, day, epoch, stretch[0].seq_at(0), self._assignment.run)
+                self._open = _File(key, stream, self._specs, self._schema, self._assignment.codec)
+            self._open.add(stretch)
         return done
 
     def finish(self) -> list[ArchivedFile]:
@@ -168,10 +166,12 @@ class _File:
     """One Parquet file being written."""
 
     def __init__(
-        self, key: tuple[str, int, str], stream: ArchiveStream, schema: pa.Schema, codec: str
-    ) -> None:
+        self, key: tuple[str, int, str], stream: ArchiveStream, specs: list[ColumnSpec], schema: pa.Schema,
+        codec: str,
+    ) -> None:  # fmt: skip
         self.key = key
         self._stream = stream
+        self._specs = specs
         self._schema = schema
         names = schema.names
         self._writer = pq.ParquetWriter(
@@ -181,23 +181,20 @@ class _File:
             write_statistics=[name for name in _STATISTICS if name in names],
             column_encoding=dict.fromkeys(_DELTA, "DELTA_BINARY_PACKED"),
         )  # fmt: skip
-        self._wide = [at for at, name in enumerate(names) if name in _WIDE]
-        self._held: list[pa.RecordBatch] = []
-        self._held_rows = self._held_bytes = self._rows = 0
-        self._first = self._last = self._ts_min = self._ts_max = 0
+        self._group = self._new_group()
+        self._rows = self._first = self._last = self._ts_min = self._ts_max = 0
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Append rows, ascending by seq."""
-        seqs, stamps = batch.column("seq"), batch.column("ts").view(pa.int64())
+    def add(self, pieces: Sequence[Piece]) -> None:
+        """Append records, ascending."""
         if not self._rows:
-            self._first, self._ts_min = seqs[0].as_py(), stamps[0].as_py()
-        self._last, self._ts_max = seqs[-1].as_py(), stamps[-1].as_py()
-        self._rows += batch.num_rows
-        self._held.append(batch)
-        self._held_rows += batch.num_rows
-        self._held_bytes += sum(batch.column(at).nbytes for at in self._wide)
-        if self._held_rows >= ROW_GROUP_ROWS or self._held_bytes >= ROW_GROUP_BYTES:
-            self._write_group()
+            self._first, self._ts_min = pieces[0].seq_at(0), pieces[0].commit_ts
+        last = pieces[-1]
+        self._last, self._ts_max = last.seq_at(len(last) - 1), _last_stamp(last)
+        for piece in pieces:
+            self._rows += len(piece)
+            self._group.add(piece)
+            if self._group.is_full:
+                self._write_group()
 
     def finish(self) -> ArchivedFile:
         """Write what is held, and the footer; durable when it returns."""
@@ -211,41 +208,32 @@ class _File:
         )  # fmt: skip
 
     def _write_group(self) -> None:
-        held, self._held, self._held_rows, self._held_bytes = self._held, [], 0, 0
-        if held:
-            table = pa.Table.from_batches(held).select(self._schema.names)
-            self._writer.write_table(table, row_group_size=table.num_rows)
+        group, self._group = self._group, self._new_group()
+        if group.rows:
+            self._writer.write_table(group.table(), row_group_size=group.rows)
+
+    def _new_group(self) -> RowGroup:
+        return RowGroup(self._specs, self._schema, self.key[1])
 
 
-def _by_owner(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch, cut where topic or epoch change: only batches of small frames hold several."""
-    topics, epochs = batch.column("topic"), batch.column("epoch")
-    if topics[0] == topics[-1] and epochs[0] == epochs[-1]:
-        yield batch
+def _by_day(pieces: Sequence[Piece]) -> Iterator[tuple[str, Sequence[Piece]]]:
+    """(date in UTC, records), ascending. Commit stamps of a topic never fall, so a day is one stretch."""
+    if not pieces:
         return
-    changes = pc.or_(
-        pc.not_equal(topics.slice(1), topics.slice(0, len(topics) - 1)),
-        pc.not_equal(epochs.slice(1), epochs.slice(0, len(epochs) - 1)),
-    )
-    yield from _cut(batch, np.flatnonzero(changes.to_numpy(zero_copy_only=False)) + 1)
-
-
-def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """(date in UTC, rows), ascending. Commit stamps of a topic never fall, so a day is one stretch."""
-    stamps = np.asarray(batch.column("ts").view(pa.int64()))
-    days = stamps // DAY_US
-    if days[0] == days[-1]:
-        yield _date(days[0]), batch
+    first = pieces[0].commit_ts // DAY_US
+    if first == _last_stamp(pieces[-1]) // DAY_US:
+        yield _date(first), pieces
         return
-    for part in _cut(batch, np.flatnonzero(np.diff(days)) + 1):
-        yield _date(part.column("ts").view(pa.int64())[0].as_py() // DAY_US), part
+    for piece in pieces:
+        days = piece.commit_stamps // DAY_US
+        bounds = [0, *(np.flatnonzero(np.diff(days)) + 1).tolist(), len(piece)]
+        for start, stop in pairwise(bounds):
+            yield _date(int(days[start])), [piece.part(start, stop)]
 
 
-def _date(day: Any) -> str:
-    return str(np.datetime64(int(day), "D"))
+def _last_stamp(piece: Piece) -> int:
+    return int(piece.commit_stamps[-1])
 
 
-def _cut(batch: pa.RecordBatch, places: Any) -> Iterator[pa.RecordBatch]:
-    bounds = [0, *(int(each) for each in places), batch.num_rows]
-    for start, stop in pairwise(bounds):
-        yield batch.slice(start, stop - start)
+def _date(day: int) -> str:
+    return str(np.datetime64(day, "D"))

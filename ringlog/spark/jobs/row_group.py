@@ -1,0 +1,95 @@
+"""Records gathered from frames until they are one Arrow table, worth a row group of Parquet.
+
+The difference to arrow.Batches, which makes a batch of every frame: what all records share (a life of the
+topic, columns that no frame has) is made once for the whole table, numbers and times are put together once,
+and only what a frame really holds is a chunk of its own, viewed where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ringlog.client.pieces import FramePiece, Piece
+from ringlog.frame.arrow import NAMES, producer_arrays
+from ringlog.spark.arrow import as_type
+from ringlog.spark.schema import bitmap_of
+
+if TYPE_CHECKING:
+    from ringlog.frame.layout import Column
+    from ringlog.spark.schema import ColumnSpec
+
+ROWS_MAX = 262_144
+BYTES_MAX = 128 << 20
+"""A group is full at whichever comes first; so much of the log is held by a task, and a frame more."""
+
+
+class RowGroup:
+    """Records of one life of a topic, ascending, as columns `specs` in the types of `schema`."""
+
+    def __init__(self, specs: Sequence[ColumnSpec], schema: pa.Schema, epoch: int) -> None:
+        self._specs = specs
+        self._schema = schema
+        self._epoch = epoch
+        self._bitmap = bitmap_of(tuple(specs))
+        self._chunks: list[dict[Column, Any]] = []
+        self._seqs: list[Any] = []
+        self._stamps: list[Any] = []
+        self.rows = self._bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is to be written before more is added."""
+        return self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
+
+    def add(self, piece: Piece) -> None:
+        """Append the records of `piece`, of which there are some."""
+        self._seqs.append(piece.seqs)
+        self._stamps.append(piece.commit_stamps)
+        self.rows += len(piece)
+        if isinstance(piece, FramePiece) and piece.is_whole:
+            self._chunks.append(producer_arrays(piece.view, self._bitmap))
+            self._bytes += len(piece.buffer)
+        else:
+            (batch,) = piece.record_batches(nulls=True, columns=self._bitmap)
+            self._chunks.append(
+                {
+                    spec.column: batch.column(NAMES[spec.column])
+                    for spec in self._specs
+                    if spec.column is not None
+                }
+            )
+            self._bytes += batch.nbytes
+
+    def table(self) -> pa.Table:
+        """All of them; there are some."""
+        columns = [
+            self._column(spec, field.type) for spec, field in zip(self._specs, self._schema, strict=True)
+        ]
+        return pa.Table.from_arrays(columns, schema=self._schema)
+
+    def _column(self, spec: ColumnSpec, kind: pa.DataType) -> Any:
+        if spec.source == "seq":
+            return pa.array(np.concatenate(self._seqs), kind)
+        if spec.source == "ts":
+            return pa.array(np.concatenate(self._stamps)).view(kind)
+        if spec.column is None:
+            return pa.repeat(pa.scalar(self._epoch, kind), self.rows)
+        if not any(spec.column in chunk for chunk in self._chunks):
+            return self._absent(spec, kind, self.rows)
+        return pa.chunked_array(
+            [
+                as_type(chunk[spec.column], kind, spec.source)
+                if spec.column in chunk
+                else self._absent(spec, kind, len(seqs))
+                for chunk, seqs in zip(self._chunks, self._seqs, strict=True)
+            ],
+            kind,
+        )
+
+    @staticmethod
+    def _absent(spec: ColumnSpec, kind: pa.DataType, count: int) -> Any:
+        return pa.nulls(count, kind) if spec.is_nullable else pa.repeat(pa.scalar(0, kind), count)

@@ -1,0 +1,72 @@
+"""What the archive makes of frames is, column by column, what every other reader makes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from piece_samples import CHOICES, FULL, OPTIONAL, RECORD, run_of
+
+from ringlog.client.pieces import FramePiece, Piece, open_run_frame
+from ringlog.client.tailer import TailBatch
+from ringlog.spark.arrow import Batches
+from ringlog.spark.jobs import row_group
+from ringlog.spark.jobs.row_group import RowGroup
+from ringlog.spark.options import source_options
+from ringlog.spark.schema import arrow_schema, columns_of, record_schema
+from ringlog.types import Codec
+
+OPTIONS = source_options({"path": "/x", "subscribePattern": ".*", "includeHeaders": "true"}, streaming=False)
+SCHEMA = arrow_schema(record_schema(OPTIONS))
+SPECS = columns_of(OPTIONS)
+
+
+def group_of(pieces: list[Piece]) -> RowGroup:
+    """A group of them, of life 3, without the topic."""
+    group = RowGroup(SPECS[1:], SCHEMA.remove(0), 3)
+    for piece in pieces:
+        group.add(piece)
+    return group
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    stretches=st.lists(st.tuples(st.lists(RECORD, min_size=1, max_size=4), CHOICES), min_size=1, max_size=12),
+    codec=st.sampled_from([Codec.NONE, Codec.LZ4]),
+    hidden=st.sets(st.integers(1, 30), max_size=8),
+)
+def test_a_group_holds_what_batches_of_the_same_frames_hold(stretches, codec, hidden) -> None:
+    """Of any records, many small frames together or one by one, with some deleted between them."""
+    run = run_of(sorted(stretches, key=lambda each: len(each[1])), codec=codec)
+    gone = np.array(sorted(seq for seq in hidden if seq < run.last_seq), dtype=np.int64)
+    item = TailBatch("t", 3, run, 0, run.last_seq, gone)
+    batches = Batches(record_schema(OPTIONS), OPTIONS)
+    expected = pa.Table.from_batches([*batches.add(item), *batches.rest()], SCHEMA).remove_column(0)
+    found = group_of([piece for piece in item.pieces if len(piece)])
+    assert found.rows == expected.num_rows
+    assert found.table().equals(expected)
+    assert found.table().schema == expected.schema
+
+
+def test_large_frames_are_not_copied() -> None:
+    """Their payloads are chunks that lie where the log is mapped."""
+    run = run_of([([FULL] * 100, OPTIONAL), ([FULL] * 50, ())])
+    pieces = [FramePiece(open_run_frame(run, row, "t")) for row in range(2)]
+    payload = group_of(pieces).table().column("payload")
+    start = np.frombuffer(run.buffer, np.uint8).__array_interface__["data"][0]
+    assert [len(chunk) for chunk in payload.chunks] == [100, 50]
+    for chunk in payload.chunks:
+        assert start <= chunk.buffers()[2].address < start + len(run.buffer)
+
+
+def test_a_group_is_full_by_rows_or_by_bytes(monkeypatch) -> None:
+    """Whichever comes first."""
+    run = run_of([([FULL] * 100, ())] * 2)
+    pieces = [FramePiece(open_run_frame(run, row, "t")) for row in range(2)]
+    monkeypatch.setattr(row_group, "ROWS_MAX", 101)
+    assert [group_of(pieces[:count]).is_full for count in (1, 2)] == [False, True]
+    monkeypatch.setattr(row_group, "ROWS_MAX", 1_000)
+    monkeypatch.setattr(row_group, "BYTES_MAX", len(pieces[0].buffer) + 1)
+    assert [group_of(pieces[:count]).is_full for count in (1, 2)] == [False, True]
+    assert group_of([pieces[0].part(0, 50)]).is_full is False

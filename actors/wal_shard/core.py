@@ -99,6 +99,8 @@ _RETENTION_PAUSE_NS = 250_000_000
 """Least time from one look at expired records to the next, when nobody asks."""
 _SLACK = 64 << 10
 """Room kept for control frames beside a turn's intake when it is judged whether a file takes it."""
+_QUICK = frozenset({m.JobsClaim, m.JobsAck, m.JobsNext})
+"""What has a short way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,7 @@ class ShardCore:
         """Was this a claim or an ack of the usual kind? Then it is dealt with."""
         message: Any = event.message
         kind = type(message)
-        if kind is not m.JobsClaim and kind is not m.JobsAck:
+        if kind not in _QUICK:
             return False
         quick, log = self.requests.queues.quick, self.log
         is_free = self.waiting is Waiting.NOTHING and not self._held and self.phase is Phase.ACTIVE
@@ -292,7 +294,8 @@ class ShardCore:
             is_done = answer is not None
         else:
             has_room = log.is_open and log.fits(self._group.bytes + quick.bytes + _SLACK)
-            is_done = has_room and quick.ack(message, event, self._now_us)
+            take = quick.ack if kind is m.JobsAck else quick.next
+            is_done = has_room and take(message, event, self._now_us)
         self.in_hand = None
         return is_done
 

@@ -23,7 +23,7 @@ from ringlog.queue.state import I64, U64, Matched
 from ringlog.topic.retention import front_of
 from ringlog.topic.state import Topic
 
-Names = m.JobsAck | m.JobsNack | m.JobsExtend | m.JobsReject
+Names = m.JobsAck | m.JobsNack | m.JobsExtend | m.JobsReject | m.JobsNext
 """Requests that name jobs."""
 
 

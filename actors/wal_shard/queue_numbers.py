@@ -67,6 +67,10 @@ class QueueNumbers:
             case m.JobsRejected():
                 self.done[REJECTED] += answer.rejected
 
+    def acked(self, count: int) -> None:
+        """So many jobs are done, by a request that is answered with something else."""
+        self.done[ACKED] += count
+
     def sample(self) -> None:
         """Look at the next few queues, at most QUEUES_SAMPLED_MAX."""
         for _ in range(min(len(self._round), QUEUES_SAMPLED_MAX)):

@@ -131,6 +131,7 @@ class Queues:
         ] = {
             m.JobsClaim: self._claim,
             m.JobsAck: self._ack,
+            m.JobsNext: self._next,
             m.JobsNack: self._nack,
             m.JobsExtend: self._extend,
             m.JobsReject: self._reject,
@@ -163,7 +164,22 @@ class Queues:
         self._note_due(topic)
         return None
 
-    def _claimed_before(self, topic: Topic, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
+    def _next(self, message: m.JobsNext, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        """What did not go the short way: it was asked before, or is to be asked for apart."""
+        topic = self._found(message)
+        node_of(message)
+        entries(message)
+        if min(message.max, message.lease_ms, message.pid, message.born) < 0:
+            raise InvalidRequest("a number is negative", topic=topic.name)
+        answer: Any = self._answers.get(message.call)
+        if not isinstance(answer, m.JobsClaimed):
+            return m.JobsApart(topic.name)
+        held = self._claimed_before(topic, message, now_us)
+        return msgspec.structs.replace(answer, runs=[]) if held is None else held
+
+    def _claimed_before(
+        self, topic: Topic, message: m.JobsClaim | m.JobsNext, now_us: int
+    ) -> m.JobsClaimed | None:
         """The answer that this claim had before, as far as it is true still: what was given back meanwhile
         may be another one's. None when there is none, or the gateway took it back."""
         answer: Any = self._answers.get(message.call)

@@ -6,7 +6,8 @@ storage. Where none of that can matter it is not looked at. What is not of the u
 which decides the same of what is: tests/actors/test_wal_shard_quick_jobs.py holds them against one another.
 
 A claim that is given jobs changes nothing in the log, so it is answered ahead of what the turn stages. Acks
-of a turn are gathered, and staged as one removal a topic before anything else is looked at.
+of a turn are gathered, and staged as one removal a topic before anything else is looked at. A claim that came
+with an ack is answered with it. That kind knows no other way: where it is not usual, nothing of it is done.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from actors.wal_shard.queue_numbers import live_count
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
 from ringlog.limits import CLAIM_JOBS_MAX, JOBS_PER_REQUEST_MAX, LEASE_MS_MAX, LEASE_MS_MIN, NODE_BYTES_MAX
-from ringlog.queue.state import Queue
+from ringlog.queue.state import Claimed, Queue
 from ringlog.topic.config import QUEUE, TopicConfig
 from ringlog.topic.retention import Removal, front_of
 from ringlog.topic.state import Topic
@@ -32,6 +33,7 @@ from ringlog.types import Durability
 if TYPE_CHECKING:
     from actors.wal_shard.queues import Queues
 
+Quick = m.JobsClaim | m.JobsAck | m.JobsNext
 _FRAME_BYTES, _JOB_BYTES = 512, 16
 """Most bytes that a removal takes in the log, and each of its jobs."""
 
@@ -44,7 +46,7 @@ class _Acked:
     jobs: BitMap64 = field(default_factory=BitMap64)
     records: int = 0
     bytes: int = 0
-    answers: list[tuple[ControlReceived, m.JobsAcked]] = field(default_factory=list)
+    answers: list[tuple[ControlReceived, m.JobsAcked | m.JobsClaimed]] = field(default_factory=list)
 
 
 class QuickJobs:
@@ -67,7 +69,9 @@ class QuickJobs:
             last = acked.answers[-1][0]
         return last
 
-    def _usual(self, message: m.JobsClaim | m.JobsAck, now_us: int) -> tuple[Topic, Queue] | None:
+    def _usual(
+        self, message: Quick, now_us: int
+    ) -> tuple[Topic, Queue] | None:
         """The queue, if it has nothing that has to be looked at first."""
         queues = self._queues
         topic = queues.directory.find(message.topic)
@@ -84,58 +88,84 @@ class QuickJobs:
     def claim(self, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
         """What this claim is given; None when it has to go the long way, or there is nothing for it."""
         found = self._usual(message, now_us)
-        call, most, lease_ms, pid, born = (
-            message.call,
-            message.max,
-            message.lease_ms,
-            message.pid,
-            message.born,
-        )
-        if found is None or call <= 0 or min(most, lease_ms, pid, born, message.wait_ms) < 0:
+        if found is None or message.wait_ms < 0 or not self._is_usual_claim(message):
             return None
+        claimed = self._claim(found, message, now_us)
+        if not claimed.runs:
+            return None
+        topic = found[0]
+        gathered = self._acked.get(topic.topic_id)
+        acked = gathered.records if gathered is not None else 0
+        return self._queues.keep(message.call, self._queues.claimed(topic, claimed, now_us, acked))
+
+    def _is_usual_claim(self, message: m.JobsClaim | m.JobsNext) -> bool:
+        if message.call <= 0 or min(message.max, message.lease_ms, message.pid, message.born) < 0:
+            return False
+        return 1 <= len(message.node.encode()) <= NODE_BYTES_MAX and not self._queues.knows(message.call)
+
+    def _claim(self, found: tuple[Topic, Queue], message: m.JobsClaim | m.JobsNext, now_us: int) -> Claimed:
         topic, queue = found
-        queues, node = self._queues, message.node.encode()
-        if not 1 <= len(node) <= NODE_BYTES_MAX or queues.knows(call):
-            return None
-        config = topic.config
-        lease_ms = min(max(lease_ms or config.lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
-        most = min(max(most, 1), CLAIM_JOBS_MAX)
+        queues = self._queues
+        lease_ms = min(max(message.lease_ms or topic.config.lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
         claimed = queue.claim(
-            live_of(topic), node, most, lease_ms, now_us // 1_000, deliveries_max=queues.limit_of(topic),
-            link=queues.link_of((pid, born)),
+            live_of(topic), message.node.encode(), min(max(message.max, 1), CLAIM_JOBS_MAX), lease_ms,
+            now_us // 1_000, deliveries_max=queues.limit_of(topic),
+            link=queues.link_of((message.pid, message.born)),
         )  # fmt: skip
         topic.last_read_us = now_us
         queues.set_aside += claimed.aside
-        if not claimed.runs:
-            return None
-        gathered = self._acked.get(topic.topic_id)
-        acked = gathered.records if gathered is not None else 0
-        return queues.keep(call, queues.claimed(topic, claimed, now_us, acked))
+        return claimed
 
     # -- acks -----------------------------------------------------------------------------------------
 
     def ack(self, message: m.JobsAck, event: ControlReceived, now_us: int) -> bool:
         """Gather this ack; False when it has to go the long way."""
-        call, seqs, tokens = message.call, message.seqs, message.tokens
-        count = len(seqs) >> 3
-        if not 1 <= count <= JOBS_PER_REQUEST_MAX or len(seqs) != len(tokens) or len(seqs) & 7 or call <= 0:
+        found = self._usual(message, now_us) if message.call > 0 else None
+        if found is None or self._queues.knows(message.call):
             return False
-        found = self._usual(message, now_us)
-        queues = self._queues
-        if found is None or queues.knows(call):
+        acked = self._ack(found, message, now_us)
+        if acked is None:
             return False
         topic, queue = found
-        durability = topic.config.durability
+        count = len(message.seqs) >> 3
+        counts = queue.counts(live_count(topic) - acked.records)
+        answer = m.JobsAcked(topic.name, count, b"", counts.ready, counts.in_flight)
+        acked.answers.append((event, self._queues.keep(message.call, answer)))
+        return True
+
+    def next(self, message: m.JobsNext, event: ControlReceived, now_us: int) -> bool:
+        """Gather the ack of what is done, and give what the claim that came with it is given: that answers
+        both, with the ack. False when nothing of it was done."""
+        found = self._usual(message, now_us)
+        if found is None or not self._is_usual_claim(message):
+            return False
+        acked = self._ack(found, message, now_us)
+        if acked is None:
+            return False
+        queues = self._queues
+        queues.numbers.acked(len(message.seqs) >> 3)
+        answer = queues.claimed(found[0], self._claim(found, message, now_us), now_us, acked.records)
+        acked.answers.append((event, queues.keep(message.call, answer)))
+        return True
+
+    def _ack(self, found: tuple[Topic, Queue], message: m.JobsAck | m.JobsNext, now_us: int) -> _Acked | None:
+        """Gather these jobs, if one lease holds all of them; else nothing happens."""
+        seqs, tokens = message.seqs, message.tokens
+        count = len(seqs) >> 3
+        if not 1 <= count <= JOBS_PER_REQUEST_MAX or len(seqs) != len(tokens) or len(seqs) & 7:
+            return None
+        topic, queue = found
         first, token = int.from_bytes(seqs[:8], "little"), int.from_bytes(tokens[:8], "little")
-        if durability == Durability.EPHEMERAL or not token or not front_of(topic) <= first <= topic.head_seq:
-            return False
+        is_there = token and front_of(topic) <= first <= topic.head_seq
+        if topic.config.durability == Durability.EPHEMERAL or not is_there:
+            return None
         if count > 1 and not (_follow(seqs, first, count) and _follow(tokens, token, count)):
-            return False
-        accounted = queues.sizes.total_of(topic.topic_id, first, count)
+            return None
+        accounted = self._queues.sizes.total_of(topic.topic_id, first, count)
         if accounted is None or not queue.ack_lease(
             first, count, token, message.node.encode(), now_us // 1_000
         ):
-            return False
+            return None
         acked = self._acked.get(topic.topic_id)
         if acked is None:
             acked = self._acked[topic.topic_id] = _Acked(topic)
@@ -145,11 +175,8 @@ class QuickJobs:
             acked.jobs.add_range(first, first + count)
         acked.records += count
         acked.bytes += accounted
-        counts = queue.counts(live_count(topic) - acked.records)
-        answer = m.JobsAcked(topic.name, count, b"", counts.ready, counts.in_flight)
-        acked.answers.append((event, queues.keep(call, answer)))
         self.bytes += _FRAME_BYTES + count * _JOB_BYTES
-        return True
+        return acked
 
     def stage(self, group: Group) -> list[Reply]:
         """Have what was gathered logged with the group, one removal a topic; the answers due then."""

@@ -447,7 +447,7 @@ class Shell:
 
     def _look_after(self, message: m.Message) -> None:
         """Who leases something is watched, if it is on this host: its leases end with it."""
-        if isinstance(message, m.JobsClaim | m.GroupClaim | m.GroupSteal) and message.pid:
+        if isinstance(message, m.JobsClaim | m.JobsNext | m.GroupClaim | m.GroupSteal) and message.pid:
             self._presence.watch((message.pid, message.born))
 
     def _take_calls(self, now_ns: int) -> None:

@@ -18,6 +18,8 @@ CLAIM_MOST = 20
 OVERTIME = 1.3
 """A worker that overslept wakes when so many leases have passed."""
 PAUSE_S = 0.05
+SEQS_TOLD = 10
+"""Of so many jobs whose leases had ended a claim that acks names each."""
 BAD_EVERY = 40
 """Each so many-th job is rejected, in the queue that has dead letters."""
 
@@ -46,14 +48,25 @@ def perform(task: Task, end: End) -> Report:
 def _work(queue: Queue, task: Task, journal: Journal, end: End, report: Report) -> None:
     """Claim, and then do with the jobs what workers do."""
     random = Random(task.client)
+    done: dict[int, Job] = {}
     while not end.is_set:
         begun_ns = time.monotonic_ns()
+        acked, done = done, {}
+        if acked:
+            journal.note(Did.ACK, task.topic, list(acked))
         try:
-            jobs = queue.claim(random.randint(1, CLAIM_MOST), wait_ms=CLAIM_WAIT_MS, lease_ms=LEASE_MS)
+            jobs = queue.claim(
+                random.randint(1, CLAIM_MOST), wait_ms=CLAIM_WAIT_MS, lease_ms=LEASE_MS,
+                done=list(acked.values()),
+            )  # fmt: skip
+        except LeaseLost as e:
+            _ended(task, journal, acked, set(e.detail["seqs"]) if e.detail["jobs"] <= SEQS_TOLD else None)
+            continue
         except RinglogError as e:
             report.failed(str(e))
             time.sleep(PAUSE_S)
             continue
+        _ended(task, journal, acked, set())
         if not jobs:
             continue
         values = [value_of(job.data) for job in jobs]
@@ -68,7 +81,9 @@ def _work(queue: Queue, task: Task, journal: Journal, end: End, report: Report) 
             continue
         if act < 0.13:
             time.sleep(LEASE_MS / 1_000 * OVERTIME)
-        if act < 0.3:
+        if 0.13 <= act < 0.5:
+            done = with_jobs  # Acked with the next claim.
+        elif act < 0.6:
             for value, job in with_jobs.items():
                 _ack(queue, task, journal, {value: job}, report)
         else:
@@ -84,6 +99,13 @@ def _ack(queue: Queue, task: Task, journal: Journal, jobs: dict[int, Job], repor
     except RinglogError as e:
         report.failed(str(e))
         return  # Nobody knows: no end.
+    _ended(task, journal, jobs, skipped)
+
+
+def _ended(task: Task, journal: Journal, jobs: dict[int, Job], skipped: set[int] | None) -> None:
+    """These were acked, but for those `skipped`; None: some were, and nobody said which."""
+    if not jobs or skipped is None:
+        return
     for outcome in (Outcome.OK, Outcome.REFUSED):
         ended = [v for v, job in jobs.items() if (job.seq in skipped) == (outcome is Outcome.REFUSED)]
         journal.note(Did.END, task.topic, ended, outcome=outcome)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ringlog.client.batches import Batches
 from ringlog.client.behind import Behind
@@ -28,6 +28,7 @@ from ringlog.client.queue import (
     check_iteration,
     check_lease,
     is_by_number,
+    lost_before,
     rest_of,
 )
 from ringlog.client.redrive import Redrive, RedriveReport, Where
@@ -36,7 +37,7 @@ from ringlog.client.topics import Deletion
 from ringlog.client.working import Rest, Wish, Working
 from ringlog.clock import SystemClock
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
-from ringlog.link.pending import Steps
+from ringlog.link.pending import Pending, Steps, start
 from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from ringlog.aio.shell import LoopShell
 
 log = logging.getLogger(__name__)
+_C = TypeVar("_C", bound="Claimed | None")
 
 
 class Job(JobFacts):
@@ -158,30 +160,68 @@ class Queue:
 
     async def claim(
         self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False,
-        order: str = "priority",
+        order: str = "priority", done: Iterable[Job] = (),
     ) -> Jobs[Job]:  # fmt: skip
-        """Lease up to `max` jobs."""
-        check_claim(wait_ms, lease_ms)
+        """Lease up to `max` jobs, behind the acks of those that are `done`."""
+        check_claim(max, wait_ms, lease_ms)
         wish = Wish(by_number=is_by_number(order))
+        if done:
+            jobs = await self._claim_after(done, max, lease_ms, auto_extend, wish)
+            if jobs or (jobs is not None and not wait_ms):
+                return jobs
         return await self._claim(max, wait_ms / 1_000, lease_ms, auto_extend, wish)
 
     async def _claim(
         self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, wish: Wish
     ) -> Jobs[Job]:
+        steps = self._working.claim(self._shell.session, most, wait_s, lease_ms, wish)
+        return self._jobs_of(await self._claimed(steps, auto_extend, wish))
+
+    async def _claimed(
+        self,
+        steps: Steps[_C],
+        auto_extend: bool,
+        wish: Wish,
+        then: Callable[[Pending[_C]], None] | None = None,
+    ) -> _C:
+        """`then` hears what came of it, also when nobody waits any more."""
         async with self._claiming:
-            session = self._shell.session
             try:
-                found = await self._shell.run(self._working.claim(session, most, wait_s, lease_ms, wish))
+                pending = start(steps)
+                if then is not None:
+                    pending.when_done(then)
+                claimed = await self._shell.wait(pending)
             except asyncio.CancelledError:
                 self._working.call_off(wish)
                 raise
             finally:
                 if self._is_closed:
                     self._working.close()
-        jobs = self._jobs_of(found)
-        if auto_extend and jobs:
-            self._keep().keep(job.lease for job in jobs)
-        return jobs
+        if auto_extend and claimed is not None and len(claimed):
+            self._keep().keep(claimed.to_keep())
+        return claimed
+
+    async def _claim_after(
+        self, done: Iterable[Job], most: int, lease_ms: int | None, auto_extend: bool, wish: Wish
+    ) -> Jobs[Job] | None:
+        """See ringlog.client.queue.Queue."""
+        together = settled_together(done)
+        jobs = [] if together is not None else list(done)
+        leases: Leases = together if together is not None else [job.lease for job in jobs]
+        try:
+            steps = self._working.next(self._shell.session, leases, most, lease_ms, wish)
+            claimed = await self._claimed(steps, auto_extend, wish) if len(leases) else None
+        except (RinglogError, asyncio.CancelledError):
+            lose(leases)
+            raise
+        if claimed is None:
+            settled = await self.ack(jobs if together is None else done)
+            if not settled.is_complete:
+                raise lost_before(self.topic, settled)
+            return None
+        for job in jobs:
+            job.leave()
+        return self._jobs_of(claimed)
 
     async def jobs(
         self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,
@@ -192,15 +232,14 @@ class Queue:
         check_iteration(max_in_flight)
         slots, unbegun = Slots(max_in_flight), deque[Job]()
         self._unbegun.append(unbegun)
-        behind = Behind(self._working, self._shell.session) if ack_behind else None
-        if behind is not None:
+        behind = None
+        if ack_behind:
+            behind = Behind(self._working, self._shell.session, waits_for_claim=max_in_flight == 1)
             self._behind.append(behind)
         try:
             while not self._shell.is_closed:
                 if not unbegun:
-                    if behind is not None:
-                        behind.send()  # Before the claim: the shard takes them in this order.
-                    unbegun += await self._fill(slots, lease_ms, auto_extend)
+                    unbegun += await self._fill(slots, lease_ms, auto_extend, behind)
                 while unbegun:
                     job = unbegun.popleft()
                     if not job.lease.is_lost and await self._is_readable(job):
@@ -292,11 +331,19 @@ class Queue:
                 raise
         return False
 
-    async def _fill(self, slots: Slots, lease_ms: int | None, auto_extend: bool) -> Sequence[Job]:
+    async def _fill(
+        self, slots: Slots, lease_ms: int | None, auto_extend: bool, behind: Behind | None
+    ) -> Sequence[Job]:
         """Claim as many as may be in flight; nothing, behind a pause, when the engine cannot answer now."""
-        await self._shell.wait(slots.room())
         try:
-            jobs = await self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend, Wish())
+            jobs = None
+            if behind is not None and slots.most == 1:
+                jobs = await self._go_on(behind, lease_ms, auto_extend)
+            if not jobs:
+                if behind is not None:
+                    behind.send()  # Before the claim: the shard takes them in this order.
+                await self._shell.wait(slots.room())
+                jobs = await self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend, Wish())
         except RinglogError as e:
             await self._pause_after(e)
             return []
@@ -304,6 +351,16 @@ class Queue:
             if not job.lease.is_lost:
                 slots.take(job, job._was_lost)
         return jobs
+
+    async def _go_on(self, behind: Behind, lease_ms: int | None, auto_extend: bool) -> Jobs[Job] | None:
+        """See ringlog.client.queue.Queue."""
+        leases = behind.take()
+        if not leases:
+            return None
+        wish = Wish()
+        steps = self._working.next(self._shell.session, leases, 1, lease_ms, wish)
+        claimed = await self._claimed(steps, auto_extend, wish, partial(behind.answered, leases))
+        return None if claimed is None else self._jobs_of(claimed)
 
     async def _give_back_unbegun(self, unbegun: deque[Job], timeout: float) -> None:
         left = list(unbegun)

@@ -2,13 +2,14 @@
 
 One request is on its way at a time, and what is settled meanwhile goes with the next: a loop over small jobs
 acks many at once by itself, one over long jobs each at once. What is not answered is bounded by how many jobs
-the iteration may have in flight.
+the iteration may have in flight. Where that is one, its ack waits a moment for the next claim, to travel with
+it: that is answered when the job is gone for good.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ringlog.client.claimed import Claimed, Leases, lose, unsettled
@@ -23,7 +24,8 @@ from ringlog.link.timers import Timer
 log = logging.getLogger(__name__)
 
 LINGER_MS = 10
-"""Longest that a batch waits, done, for the others of its claim: then it is acked without them."""
+"""Longest that a batch waits, done, for the others of its claim, or a job for the next claim: then it is
+acked without them."""
 
 
 class Acking(Protocol):
@@ -37,8 +39,9 @@ class Acking(Protocol):
 class Behind:
     """Acks of one iteration. With the client's lock held, or in its loop."""
 
-    def __init__(self, working: Acking, connection: Any) -> None:
+    def __init__(self, working: Acking, connection: Any, *, waits_for_claim: bool = False) -> None:
         self._working, self._connection = working, connection
+        self._waits_for_claim = waits_for_claim
         self._unsent: list[Lease] = []
         self._batches: list[Claimed] = []
         """Done, of one claim; acked together with the last of them, or after LINGER_MS."""
@@ -55,8 +58,49 @@ class Behind:
         next claim."""
         self._unsent.append(job.lease)
         job.leave()
-        if not self._open:
+        if self._waits_for_claim:
+            # Set once for many jobs: each takes longer to do than it has cost so far.
+            if self._linger is None:
+                self._linger_on(self._lingered)
+        elif not self._open:
             self.send()
+
+    def take(self) -> list[Lease]:
+        """What was settled and is not on its way, for who sends it with a claim; he says `sent` then."""
+        leases, self._unsent = self._unsent, []
+        self._open += bool(leases)
+        return leases
+
+    def sent(
+        self, leases: list[Lease], error: BaseException | None = None, *, is_taken: bool = True
+    ) -> None:
+        """What came of it: they are done, or nobody knows; or they are to be acked apart."""
+        self._open -= 1
+        if error is not None:
+            lose(leases)
+            if isinstance(error, RinglogError):
+                self._error = self._error or error
+        elif not is_taken and self._waits:
+            self._send(leases)
+        elif not is_taken:
+            self._unsent = leases + self._unsent
+        self._look_whether_all()
+
+    def answered(self, leases: list[Lease], done: Pending[Claimed | None]) -> None:
+        """The same, for who asked for it by steps."""
+        error = done.error
+        if error is None:
+            self.sent(leases, is_taken=done.take() is not None)
+        else:
+            self.sent(leases, error)
+
+    def _linger_on(self, then: Callable[[], None]) -> None:
+        at_ns = self._connection.clock.monotonic_ns() + LINGER_MS * MS
+        self._linger = self._connection.timers.at(at_ns, then)
+
+    def _lingered(self) -> None:
+        self._linger = None
+        self.send()
 
     def send(self) -> None:
         """Send what was settled, whatever is on its way."""
@@ -75,8 +119,7 @@ class Behind:
         if is_last:
             self._send_batches()
         elif self._linger is None:
-            at_ns = self._connection.clock.monotonic_ns() + LINGER_MS * MS
-            self._linger = self._connection.timers.at(at_ns, self._send_batches)
+            self._linger_on(self._send_batches)
 
     def _send_batches(self) -> None:
         if self._linger is not None:
@@ -115,9 +158,12 @@ class Behind:
                     "%d jobs of %s were done after their leases had ended, and may be done again: %s",
                     len(settled.skipped), self._working.topic, settled.skipped[:10],
                 )  # fmt: skip
-        if not self._open and self._unsent:
+        if not self._open and self._unsent and (self._waits or not self._waits_for_claim):
             unsent, self._unsent = self._unsent, []
             self._send(unsent)
+        self._look_whether_all()
+
+    def _look_whether_all(self) -> None:
         if not self._open:
             waits, self._waits = self._waits, []
             for pending in waits:

@@ -99,9 +99,10 @@ class Claimed:
         _end(self.leases, frozenset(skipped))
 
     def lose(self) -> None:
-        """Nobody knows what became of them."""
+        """Nobody knows what became of them, if they were not over."""
         if self.leases is None:
-            self.is_over, self._skipped = True, frozenset(self.seqs.tolist())
+            if not self.is_over:
+                self.is_over, self._skipped = True, frozenset(self.seqs.tolist())
         else:
             for lease in self.leases:
                 lease.lose()

@@ -26,12 +26,14 @@ from ringlog.clock import Clock
 from ringlog.envelope.messages import (
     JobsAck,
     JobsAcked,
+    JobsApart,
     JobsClaim,
     JobsClaimed,
     JobsExtend,
     JobsExtended,
     JobsNack,
     JobsNacked,
+    JobsNext,
     JobsPending,
     JobsPendingReply,
     JobsReject,
@@ -61,6 +63,10 @@ class QueueConnection(Connection, Protocol):
     def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
         """Send one to who looks after its topic."""
         ...
+
+
+APART_MAX = 256
+"""Claims with acks that are asked for apart, at most, after some in a row had to be."""
 
 
 class Rest(NamedTuple):
@@ -106,6 +112,8 @@ class Working:
         self._source: LocalSource | None = None
         self._frame: FrameView | None = None
         """The one read last: jobs that were put together are claimed one after the other."""
+        self._apart = self._times_apart = 0
+        """Acks and claims that are not tried in one request; how often in a row that did not go."""
 
     def line(self, connection: C) -> C:
         """Over what requests about jobs go; a group says there which one it is."""
@@ -129,9 +137,7 @@ class Working:
     ) -> Steps[Claimed]:
         """Up to `most` jobs with their leases; none when there was none within `wait_s`. What cannot be read
         is given back."""
-        if not 1 <= most <= CLAIM_JOBS_MAX:
-            raise UsageError("a claim takes between one job and the most there may be", found=most,
-                             max=CLAIM_JOBS_MAX)  # fmt: skip
+        check_most(most)
         begun_ns = self._clock.monotonic_ns()
         may_settle = wait_s <= 0  # Who waits for jobs gets copies when they come.
         while True:
@@ -151,6 +157,37 @@ class Working:
                 continue
             if message.runs or wish.is_over() or left_ms <= CLAIM_SLICE_MS_MAX:
                 break
+        return (yield from self._claimed(connection, reply, wish))
+
+    def next(
+        self, connection: QueueConnection, done: Leases, most: int, lease_ms: int | None, wish: Wish
+    ) -> Steps[Claimed | None]:
+        """These jobs are done, and up to `most` others are claimed, without waiting for them: in one request,
+        answered when the first are gone for good. None: it takes two, and nothing was done.
+
+        Leases that had ended are no error of this: then it takes two."""
+        is_usual = len(done) <= JOBS_PER_REQUEST_MAX and not (self.group or wish.by_number)
+        if not is_usual or connection.transport != "ring":
+            return None
+        if self._apart:
+            self._apart -= 1
+            return None
+        seqs, tokens = entries_of(done)
+        life = own_life() if self._release_on_exit else (0, 0)
+        message = JobsNext(self.topic, self.node, seqs, tokens, most, lease_ms or 0, call_number(), *life)
+        reply = yield connection.about_jobs(message)
+        if isinstance(reply.message, JobsApart):
+            # Once is nothing: how large jobs are is asked for now and then.
+            self._apart = min((1 << self._times_apart) - 1, APART_MAX)
+            self._times_apart += self._apart < APART_MAX
+            return None
+        self._times_apart = 0
+        _over(done, b"")
+        return (yield from self._claimed(connection, reply, wish))
+
+    def _claimed(self, connection: QueueConnection, reply: Reply, wish: Wish) -> Steps[Claimed]:
+        """Jobs of an answer, read; what cannot be is given back."""
+        message: JobsClaimed = reply.message
         until_ns = self._clock.monotonic_ns() + message.lease_ms * MS
         claimed = Claimed(message.runs, message.deadline, message.lease_ms, until_ns)
         if wish.is_over():
@@ -332,6 +369,14 @@ class Working:
             reply.topic, reply.ready, reply.in_flight, reply.delayed, reply.dead_lettered, reply.waiting,
             None if reply.oldest_ready_ms < 0 else reply.oldest_ready_ms, reply.wait_p99_ms, reply.promoted,
         )  # fmt: skip
+
+
+def check_most(most: int) -> None:
+    """How many jobs a claim may ask for; raises UsageError."""
+    if not 1 <= most <= CLAIM_JOBS_MAX:
+        raise UsageError(
+            "a claim takes between one job and the most there may be", found=most, max=CLAIM_JOBS_MAX
+        )
 
 
 def parts_of(leases: Leases) -> Sequence[Leases]:

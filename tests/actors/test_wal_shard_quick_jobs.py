@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from actors.wal_shard.quick_jobs import QuickJobs
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
+from ringlog.errors import InvalidRequest
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import Run, World
 
@@ -33,7 +34,7 @@ def refuse(run: Run) -> None:
     """Everything goes the long way."""
     quick: Any = run.core.requests.queues.quick
     quick.claim = lambda message, now_us: None
-    quick.ack = lambda message, event, now_us: False
+    quick.ack = quick.next = lambda message, event, now_us: False
 
 
 class Counting:
@@ -68,6 +69,13 @@ def jobs_of(claimed: m.JobsClaimed) -> list[tuple[int, int]]:
 
 def ack_of(jobs: list[tuple[int, int]], node: str, call: int) -> m.JobsAck:
     return m.JobsAck("q", node, words([a for a, _ in jobs]), words([b for _, b in jobs]), True, call)
+
+
+def next_of(
+    jobs: list[tuple[int, int]], node: str, call: int, most: int = 1, lease_ms: int = 5_000
+) -> m.JobsNext:
+    seqs, tokens = words([a for a, _ in jobs]), words([b for _, b in jobs])
+    return m.JobsNext("q", node, seqs, tokens, most, lease_ms, call)
 
 
 Step = tuple[str, int, int, bool]
@@ -281,3 +289,118 @@ def test_a_token_of_somebody_else_acks_nothing() -> None:
     assert world.request(ack_of(jobs, "ann", 8)).acked == 0
     assert world.request(ack_of(jobs_of(claimed), "bob", 9)).acked == 0
     assert world.request(ack_of(jobs_of(claimed), "ann", 10)).acked == 2
+
+
+class InOne(History):
+    """Acks and claims in one request, as far as it is taken; else, or `apart`, one after the other."""
+
+    def __init__(self, *, apart: bool, **config: Any) -> None:
+        super().__init__(True, **config)
+        self.apart = apart
+        self.taken = 0
+        self.moves: list[Any] = []
+
+    def do(self, step: Step) -> None:
+        what, which, count, _ = step
+        if what != "part" or not self.held:
+            super().do((*step[:3], False))
+            return
+        owner, jobs = self.held.pop(which % len(self.held))
+        jobs = jobs[: 1 + count // 2]
+        node = owner if count != 3 else NODES[0]
+        self.call += 1
+        answer: Any = m.JobsApart("q")
+        if not self.apart:
+            answer = self.world.request(next_of(jobs, node, self.call, count))
+        if isinstance(answer, m.JobsApart):
+            acked = self.world.request(ack_of(jobs, node, self.call + 1_000))
+            answer = self.world.request(m.JobsClaim("q", node, count, 5_000, call=self.call + 2_000))
+            self.moves.append((acked.acked, answer.runs, answer.deadline, answer.ready, answer.lease_ms))
+        else:
+            self.taken += 1
+            self.moves.append((len(jobs), answer.runs, answer.deadline, answer.ready, answer.lease_ms))
+        if answer.runs:
+            self.held.append((node, jobs_of(answer)))
+
+
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS)
+def test_ack_and_claim_in_one_do_what_both_do_apart(durability: str, steps: list[Step]) -> None:
+    config = {"durability": durability, "backoff_ms": 1_500}
+    one, two = InOne(apart=False, **config), InOne(apart=True, **config)
+    for step in steps:
+        one.do(step)
+        two.do(step)
+        assert one.moves == two.moves
+        assert one.held == two.held
+    # Their answers to all else, and what there is in the end.
+    assert one.facts()[1:] == two.facts()[1:]
+
+
+def test_ack_and_claim_in_one_are_taken_and_answered_once_the_ack_is_durable() -> None:
+    world, run = make(durability="fsync")
+    world.append("q", [b"x"] * 30)
+    claimed = world.request(m.JobsClaim("q", "ann", call=1))
+    world.request(ack_of(jobs_of(claimed), "ann", 2))
+    claimed = world.request(m.JobsClaim("q", "ann", call=3))
+    queues = run.core.requests.queues
+    done = dict(queues.numbers.done)
+    for call in range(4, 20):
+        event = run.request(1_000 + call, next_of(jobs_of(claimed), "ann", call))
+        effects = run.core.handle([run._tick(), event])
+        assert not any(getattr(effect, "corr", 0) == 1_000 + call for effect in effects)
+        run._pump(effects)
+        claimed = run.replies[1_000 + call]
+        assert len(jobs_of(claimed)) == 1
+    assert world.topic("q").count == 30 - 17
+    assert queues.numbers.done["acked"] - done["acked"] == 16
+
+
+def test_what_is_done_is_acked_where_there_is_nothing_to_claim() -> None:
+    world, _ = make()
+    world.append("q", [b"x"] * 2)
+    world.request(ack_of(jobs_of(world.request(m.JobsClaim("q", "ann", call=1))), "ann", 2))
+    (job,) = jobs_of(world.request(m.JobsClaim("q", "ann", call=3)))
+    answer = world.request(next_of([job], "ann", 4))
+    assert (answer.runs, answer.ready) == ([], 0)
+    assert world.topic("q").count == 0
+    assert world.request(next_of([job], "ann", 4)) == answer
+
+
+def test_asked_again_ack_and_claim_have_the_answer_they_had_as_far_as_it_holds() -> None:
+    world, _ = make()
+    world.append("q", [b"x"] * 9)
+    world.request(ack_of(jobs_of(world.request(m.JobsClaim("q", "ann", call=1))), "ann", 2))
+    jobs = jobs_of(world.request(m.JobsClaim("q", "ann", 1, call=3)))
+    asked = next_of(jobs, "ann", 4, most=3)
+    answer = world.request(asked)
+    assert len(jobs_of(answer)) == 3
+    assert world.request(asked) == answer
+    back = jobs_of(answer)[:1]
+    world.request(m.JobsNack("q", "ann", words([back[0][0]]), words([back[0][1]]), 60_000, 5))
+    assert jobs_of(world.request(asked)) == jobs_of(answer)[1:]
+    world.tick(61)  # The leases of the others have ended.
+    assert world.request(asked).runs == []
+    assert world.topic("q").count == 7
+
+
+def test_apart_nothing_was_done() -> None:
+    world, run = make()
+    world.append("q", [b"x"] * 9)
+    held = jobs_of(world.request(m.JobsClaim("q", "ann", 2, call=1)))
+    world.request(ack_of(held[:1], "ann", 2))
+    wrong = [(seq, token + 1) for seq, token in held[1:]]
+    state = run.core.requests.queues.queue_of(world.topic("q").topic_id)
+    before = state.cursor, state.in_flight, world.topic("q").count
+    for jobs, node in ((wrong, "ann"), (held[1:], "bob"), ([(99, 5)], "ann"), (held[:1], "ann")):
+        assert isinstance(world.request(next_of(jobs, node, 70 + len(node) + jobs[0][0])), m.JobsApart)
+        assert (state.cursor, state.in_flight, world.topic("q").count) == before
+    refused = [
+        m.JobsNext("q", "ann", b"123", b"123", call=81), m.JobsNext("q", "", words([2]), words([2]), call=82),
+        m.JobsNext("q", "ann", words([2]), words([2]), -1, call=83),
+    ]  # fmt: skip
+    for message in refused:
+        with pytest.raises(InvalidRequest):
+            world.request(message)
+    assert isinstance(world.request(next_of(held[1:], "ann", 90)), m.JobsClaimed)

@@ -144,6 +144,62 @@ async def test_acks_that_a_loop_does_not_wait_for(ringlog_engine, ringlog_topic,
         assert await counts(queue) == (9, 0, 1)
 
 
+async def test_what_is_done_and_the_next_claim_in_one_request(ringlog_engine, ringlog_topic, transport):
+    """See tests/client/test_queue_next.py."""
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        await client.topics.create(ringlog_topic(), type="queue", durability="fsync")
+        queue = client.queue(ringlog_topic(), node="w")
+        await queue.put_many([b"%d" % n for n in range(50)])
+        jobs = await queue.claim(2)
+        found = list(jobs.payloads())
+        for _ in range(9):
+            jobs = await queue.claim(2, done=jobs)
+            assert await counts(queue) == (50 - len(found) - 2, 2, 0)
+            found += jobs.payloads()
+        one, two = jobs
+        await queue.nack([one])
+        with pytest.raises(LeaseLost):
+            await queue.claim(done=[one, two])
+        async with aclosing(queue.jobs(ack_behind=True)) as loop:
+            async for job in loop:
+                assert (await counts(queue))[1] == 1, "the one before is gone"
+                async with job:
+                    found.append(job.data)
+                if len(found) == 51:
+                    break
+        assert sorted({int(data) for data in found}) == list(range(50))
+        assert await counts(queue) == (0, 0, 0)
+
+
+async def test_who_is_cancelled_in_a_loop_of_one_has_acked_what_was_done(
+    ringlog_engine, ringlog_topic, transport
+):
+    """Whatever was on its way then."""
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        await client.topics.create(ringlog_topic(), type="queue", durability="fsync")
+        queue = client.queue(ringlog_topic(), node="w")
+        await queue.put_many([b"%d" % n for n in range(200)])
+        done: list[int] = []
+
+        async def work() -> None:
+            async with aclosing(queue.jobs(ack_behind=True)) as loop:
+                async for job in loop:
+                    async with job:
+                        done.append(job.seq)
+
+        for _ in range(5):
+            before = len(done)
+            task = asyncio.create_task(work())
+            while len(done) < before + 20:
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            ready, in_flight, _ = await counts(queue)
+            assert 200 - len(done) - 1 <= ready + in_flight <= 200 - len(done)
+            assert in_flight <= 1, "what was claimed and nobody waited for"
+        assert len(set(done)) == len(done)
+
+
 async def test_batches(ringlog_engine, ringlog_topic, transport):
     """See tests/client/test_queue_behind.py."""
     async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:

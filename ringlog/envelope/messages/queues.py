@@ -76,6 +76,28 @@ class JobsAcked(Message, frozen=True):
     in_flight: int
 
 
+class JobsNext(Message, frozen=True):
+    """These jobs are done, and now up to `max` others: JobsAck and JobsClaim in one, for what usually is so.
+    Fields as there. Answered with JobsClaimed, which may be empty, when the deletion is as durable as the
+    topic's class asks; or with JobsApart, and then none of it was done."""
+
+    topic: str
+    node: str
+    seqs: bytes
+    tokens: bytes
+    max: int = 1
+    lease_ms: int = 0
+    call: int = 0
+    pid: int = 0
+    born: int = 0
+
+
+class JobsApart(Message, frozen=True):
+    """Reply: ack and claim are to be asked for one by one, since something has to be looked at first."""
+
+    topic: str
+
+
 class JobsNack(Message, frozen=True):
     """Give these jobs back, to be ready now or after `delay_ms` (semantics 21.4). Fields as in JobsAck. A
     `reason` says that they failed: its first line goes with them to the dead letters, if they get there. With

@@ -1,0 +1,281 @@
+"""What is done and the next claim in one request: `claim(done=…)`, and loops over one job at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import ringlog
+from ringlog.client import Client
+from ringlog.client.leases import Lease
+from ringlog.client.queue import Job, Queue
+from ringlog.client.working import APART_MAX, Wish, Working
+from ringlog.clock import SystemClock
+from ringlog.envelope import messages as m
+from ringlog.errors import LeaseLost, UsageError
+from ringlog.link.peer import Reply
+from ringlog.link.pending import Pending, start
+from ringlog.testing import engine
+from ringlog.testing.real_engine import TestEngine, wait_until
+
+LONG_MS = 60_000
+DONE_S = 40.0
+
+
+@pytest.fixture(params=["ring", "ipc"])
+def worker(request, ringlog_engine) -> Iterator[Client]:
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=request.param) as connected:
+        yield connected
+
+
+@pytest.fixture
+def queue(worker, ringlog_topic) -> Queue:
+    return queue_of(worker, ringlog_topic("next"))
+
+
+def queue_of(client: Client, name: str, **config: Any) -> Queue:
+    client.topics.create(name, type="queue", lease_ms=LONG_MS, **({"durability": "disk"} | config))
+    return client.queue(name, node="worker")
+
+
+def fill(queue: Queue, count: int) -> None:
+    queue.put_many([b"job %d" % n for n in range(1, count + 1)])
+
+
+def counts(queue: Queue) -> tuple[int, int, int]:
+    found = queue.stats()
+    return found.ready, found.in_flight, found.delayed
+
+
+class Asked(list[str]):
+    """The kinds of requests about jobs that a client sends from here on."""
+
+    def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        session = client._shell.session
+        about_jobs = session.about_jobs
+
+        def asking(message: Any, **how: Any) -> Any:
+            self.append(type(message).__name__)
+            return about_jobs(message, **how)
+
+        monkeypatch.setattr(session, "about_jobs", asking)
+
+
+def test_what_is_done_is_gone_when_the_next_claim_returns(queue):
+    fill(queue, 50)
+    jobs = queue.claim(3)
+    found = list(jobs.payloads())
+    while jobs := queue.claim(3, done=jobs):
+        assert counts(queue) == (50 - len(found) - len(jobs), len(jobs), 0)
+        found += jobs.payloads()
+    assert found == [b"job %d" % n for n in range(1, 51)]
+    assert counts(queue) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
+def test_on_the_engines_host_both_travel_in_one_request(
+    ringlog_engine, ringlog_topic, monkeypatch, durability
+):
+    with ringlog.connect(ringlog_engine.url, wait=10) as client:
+        queue = queue_of(client, ringlog_topic("one"), durability=durability)
+        fill(queue, 40)
+        jobs = queue.claim()
+        queue.ack(jobs)  # How large jobs are is asked for with the first ack.
+        jobs = queue.claim()
+        asked = Asked(client, monkeypatch)
+        for _ in range(30):
+            jobs = queue.claim(done=jobs)
+        assert asked == ["JobsNext"] * 30
+        queue.ack(jobs)
+        assert counts(queue) == (40 - 32, 0, 0)
+
+
+@pytest.mark.parametrize("config", [{"record_priority": True}, {"leases_durable": True}])
+def test_queues_of_another_kind_take_two_and_are_not_tried_for_long(
+    ringlog_engine, ringlog_topic, monkeypatch, config
+):
+    with ringlog.connect(ringlog_engine.url, wait=10) as client:
+        queue = queue_of(client, ringlog_topic("two"), **config)
+        fill(queue, 40)
+        jobs = queue.claim()
+        asked = Asked(client, monkeypatch)
+        for _ in range(30):
+            jobs = queue.claim(done=jobs)
+        assert asked.count("JobsAck") == asked.count("JobsClaim") == 30
+        assert asked.count("JobsNext") == 5, "each time that it does not go it is left longer"
+        queue.ack(jobs)
+        assert counts(queue) == (40 - 31, 0, 0)
+
+
+class Apart:
+    """A connection on the host whose engine takes nothing in one request."""
+
+    transport = "ring"
+
+    def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
+        pending: Pending[Reply] = Pending()
+        pending.resolve(Reply(m.JobsApart(message.topic)))
+        return pending
+
+
+def test_it_is_tried_again_after_a_while_however_often_it_did_not_go() -> None:
+    working = Working("q", "worker", SystemClock())
+    pauses = [0]
+    for _ in range(1_500):
+        done = start(working.next(Apart(), [Lease(1, 1, 0, LONG_MS, 0)], 1, None, Wish()))  # type: ignore[arg-type]
+        assert done.take() is None
+        if working._apart >= pauses[-1] and working._apart:
+            pauses.append(working._apart)
+    assert pauses == [0, 1, 3, 7, 15, 31, 63, 127, 255, APART_MAX, APART_MAX, APART_MAX, APART_MAX]
+
+
+def test_where_there_is_nothing_what_is_done_is_acked_all_the_same(queue):
+    fill(queue, 1)
+    jobs = queue.claim()
+    found = queue.claim(done=jobs)
+    assert len(found) == 0
+    assert counts(queue) == (0, 0, 0)
+
+
+def test_it_waits_for_a_job_when_what_is_done_was_acked(queue, ringlog_engine):
+    fill(queue, 1)
+    jobs = queue.claim()
+    found: list[bytes] = []
+    waiting = threading.Thread(
+        target=lambda: found.extend(queue.claim(wait_ms=30_000, done=jobs).payloads()), daemon=True
+    )
+    waiting.start()
+    with ringlog.connect(ringlog_engine.url, wait=10) as other:
+        looks = other.queue(queue.topic)
+        wait_until(lambda: looks.stats().waiting == 1 and counts(looks) == (0, 0, 0), 20, "the claim to wait")
+        looks.put(b"late")
+        waiting.join(20)
+    assert found == [b"late"]
+
+
+def test_a_lease_that_has_ended_is_an_error_and_nothing_is_claimed(queue):
+    fill(queue, 5)
+    first, second = queue.claim(2)
+    queue.nack([first])
+    with pytest.raises(LeaseLost) as raised:
+        queue.claim(done=[first, second])
+    assert raised.value.detail["seqs"] == [first.seq]
+    assert counts(queue) == (4, 0, 0), "the other one is done"
+    assert [job.seq for job in queue.claim(5)] == [1, 3, 4, 5]
+
+
+def test_jobs_one_by_one_and_of_several_claims_are_acked_with_the_next(queue):
+    """They are no stretch, and so take two requests; it is the same for who asks."""
+    fill(queue, 9)
+    held = [*queue.claim(2), *queue.claim(2)]
+    jobs = queue.claim(2, done=[held[0], held[3]])
+    assert [job.seq for job in jobs] == [5, 6]
+    assert counts(queue) == (3, 4, 0)
+    queue.ack([*held[1:3], *jobs])
+    assert counts(queue) == (3, 0, 0)
+
+
+def test_a_claim_that_makes_no_sense_acks_nothing(queue):
+    fill(queue, 2)
+    jobs = queue.claim()
+    for wrong in ({"max": 0}, {"max": 1_001}, {"wait_ms": -1}, {"order": "name"}):
+        with pytest.raises(UsageError):
+            queue.claim(done=jobs, **wrong)
+    assert counts(queue) == (1, 1, 0)
+    assert queue.ack(jobs).is_complete
+
+
+def test_a_loop_over_one_job_gives_the_next_one_when_the_last_is_gone(queue, ringlog_engine):
+    fill(queue, 30)
+    with ringlog.connect(ringlog_engine.url, wait=10) as other:
+        looks = other.queue(queue.topic)
+        found: list[Job] = []
+        for job in queue.jobs(ack_behind=True):
+            if found:
+                assert found[-1].lease.is_over
+            if job.seq % 7 == 0:
+                ready, in_flight, _ = counts(looks)
+                assert (ready, in_flight) == (30 - job.seq, 1)
+            with job:
+                found.append(job)
+            if job.seq == 30:
+                break
+        assert [job.data for job in found] == [b"job %d" % n for n in range(1, 31)]
+        assert counts(looks) == (0, 0, 0), "leaving it waits for the last ack"
+
+
+def test_whoever_does_something_else_behind_a_job_has_it_acked_meanwhile(queue, ringlog_engine):
+    """The next job may be asked for much later."""
+    fill(queue, 3)
+    jobs = queue.jobs(ack_behind=True)
+    job = next(jobs)
+    with job:
+        pass
+    with ringlog.connect(ringlog_engine.url, wait=10) as other:
+        looks = other.queue(queue.topic)
+        wait_until(lambda: counts(looks) == (2, 0, 0), 20, "the ack")
+    assert next(jobs).seq == 2
+    jobs.close()
+    assert counts(queue) == (1, 1, 0), "what was begun is still its holder's"
+
+
+def test_a_block_that_fails_gives_its_job_back_and_the_loop_goes_on(queue):
+    fill(queue, 3)
+    found = []
+    for job in queue.jobs(ack_behind=True):
+        found.append(job.seq)
+        try:
+            with job:
+                if job.seq == 2:
+                    raise ValueError("no")
+        except ValueError:
+            continue
+        if job.seq == 3:
+            break
+    assert found == [1, 2, 3]
+    assert counts(queue) == (0, 0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+def test_a_loop_does_every_job_once_whatever_is_killed_between_ack_and_claim(durability: str) -> None:
+    """CL-7, QA-8: what was acked and claimed in one request when the shard died is neither lost nor told to
+    be done twice."""
+    jobs, kills = 3_000, 5
+    with (
+        engine(wal={"shards": 1}, supervisor={"restart_max": 100}) as running,
+        ringlog.connect(running.url, wait=20, timeout_ms=LONG_MS) as client,
+    ):
+        queue = queue_of(client, "jobs", durability=durability)
+        fill(queue, jobs)
+        begun: list[int] = []
+        killing = threading.Thread(target=_kill, args=(running, begun, jobs, kills), daemon=True)
+        killing.start()
+        looks = client.queue("jobs", node="looks")
+        for job in client.queue("jobs", node="loop").jobs(ack_behind=True):
+            with job:
+                begun.append(job.seq)
+            if len(set(begun)) == jobs:
+                break
+        killing.join(DONE_S)
+        wait_until(lambda: counts(looks) == (0, 0, 0) or _rest(looks, begun), DONE_S, "an empty queue")
+        assert set(begun) == set(range(1, jobs + 1))
+        assert len(begun) - jobs <= 2 * kills, "only what was out when the shard died"
+
+
+def _rest(queue: Queue, begun: list[int]) -> bool:
+    """Work on what came back behind the last kill."""
+    left = queue.claim(100)
+    begun += [job.seq for job in left]
+    queue.ack(left)
+    return False
+
+
+def _kill(running: TestEngine, begun: list[int], jobs: int, kills: int) -> None:
+    for n in range(1, kills + 1):
+        wait_until(lambda n=n: len(begun) >= n * jobs // (kills + 1), DONE_S, "jobs to be done")  # type: ignore[misc]
+        running.kill("wal_shard", shard=0)

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from bench.host import AWAKE, Host
-from bench.queue_load import empty, wake_ups
+from bench.queue_load import How, empty, wake_ups
 from bench.queue_peers import ALONE, LEASE_MS, SERVERS, TOPIC, RinglogServer, Server, fill, missing
 from bench.rows import Row, row, say, scaled, skipped
 from ringlog.client import NewRecord
@@ -73,7 +73,7 @@ def _rounds(durability: str, measure: Any) -> dict[str, list[Any]]:
 
 
 def _against_peers(
-    id: str, unit: str, found: dict[str, list[float]], reach: dict[str, float], note: str
+    id: str, unit: str, found: dict[str, list[float]], reach: dict[str, float] | None, note: str
 ) -> list[Row]:
     """Our row, held against Redis; and the same held against the other."""
     ours = found["ringlog"]
@@ -93,12 +93,22 @@ def _rate_rows(
     """Workers empty a queue that was filled beforehand, as far as they come."""
     count = scaled(jobs, workers * batch * 4)
 
-    def measure(server: Server) -> float:
-        server.fill(PAYLOAD, count + workers, frame)
-        return empty(server, workers, batch, SECONDS).jobs_per_s
+    def measure_how(how: How) -> Callable[[Server], float]:
+        def measure(server: Server) -> float:
+            server.fill(PAYLOAD, count + 2 * workers, frame)
+            return empty(server, workers, batch, SECONDS, how=how).jobs_per_s
 
-    note = f"{count:,} jobs of 100 B put {frame} a frame, {batch} a claim and an ack, class {durability}"
-    return _against_peers(id, "jobs/s", _rounds(durability, measure), {"min": least}, note)
+        return measure
+
+    note = f"{count:,} jobs of 100 B put {frame} a frame, {batch} a call, class {durability}"
+    return [
+        *_against_peers(
+            id, "jobs/s", _rounds(durability, measure_how(How.NEXT)), {"min": least}, f"{note}; {How.NEXT}"
+        ),
+        *_against_peers(
+            f"{id}_apart", "jobs/s", _rounds(durability, measure_how(How.APART)), None, f"{note}; {How.APART}"
+        ),
+    ]
 
 
 def _loop_rows(id: str, workers: int, batch: int, durability: str, jobs: int, least: float) -> list[Row]:
@@ -112,7 +122,7 @@ def _loop_rows(id: str, workers: int, batch: int, durability: str, jobs: int, le
             PAYLOAD, (min(count, SYNCED_JOBS) if is_slow else count) + workers, 100 if batch > 1 else 1
         )
         server.end(workers)
-        return empty(server, workers, batch, SECONDS, is_loop=True).jobs_per_s
+        return empty(server, workers, batch, SECONDS, how=How.LOOP).jobs_per_s
 
     way = (
         "batches(100, max_in_flight=1_000)"

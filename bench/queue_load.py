@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from enum import StrEnum
 from queue import Empty
 from typing import Any
 
@@ -36,15 +37,30 @@ class Emptied:
         return float(self.served.std() / self.served.mean())
 
 
+class How(StrEnum):
+    """How a worker works."""
+
+    APART = "a claim and an ack after the other, each waited for"
+    NEXT = "an ack and the next claim in one call, which is waited for"
+    LOOP = "as a program's loop does it"
+
+
 def _calls(worker: Worker, batch: int) -> Iterator[int]:
-    """A claim and an ack after the other, each waited for."""
     while payloads := (jobs := worker.claim(batch, 0)).payloads:
         worker.ack(jobs)
         yield len(payloads)
 
 
+def _nexts(worker: Worker, batch: int) -> Iterator[int]:
+    jobs = worker.claim(batch, 0)
+    while payloads := jobs.payloads:
+        jobs = worker.next(jobs, batch)
+        yield len(payloads)
+    # Whoever stops has one more, which nobody counts.
+
+
 def _work(
-    name: str, address: str, batch: int, is_loop: bool, seconds: float, ready: Any, go: Any, results: Any
+    name: str, address: str, batch: int, how: How, seconds: float, ready: Any, go: Any, results: Any
 ) -> None:
     worker = WORKERS[name](address)
     worker.ack(worker.claim(1, 0))  # Connects and opens what there is to open.
@@ -52,7 +68,12 @@ def _work(
     go.wait()
     begun = time.monotonic()
     done = 0
-    with closing(worker.loop(batch) if is_loop else _calls(worker, batch)) as working:  # type: ignore[type-var]
+    ways: dict[How, Callable[[], Iterator[int]]] = {
+        How.APART: lambda: _calls(worker, batch),
+        How.NEXT: lambda: _nexts(worker, batch),
+        How.LOOP: lambda: worker.loop(batch),
+    }
+    with closing(ways[how]()) as working:  # type: ignore[type-var]
         for count in working:
             done += count
             if time.monotonic() - begun > seconds:
@@ -62,15 +83,14 @@ def _work(
 
 
 def empty(
-    server: Server, workers: int, batch: int, seconds: float = END_S, *, is_loop: bool = False
+    server: Server, workers: int, batch: int, seconds: float = END_S, *, how: How = How.APART
 ) -> Emptied:
-    """So many processes claim and ack `batch` jobs at a time, until none is left or `seconds` are over; call
-    by call, or as a loop does it."""
+    """So many processes claim and ack `batch` jobs at a time, until none is left or `seconds` are over."""
     ready, go, results = _forks.Semaphore(0), _forks.Event(), _forks.Queue()
     processes = [
         _forks.Process(
             target=_work,
-            args=(server.name, server.address, batch, is_loop, seconds, ready, go, results),
+            args=(server.name, server.address, batch, how, seconds, ready, go, results),
         )
         for _ in range(workers)
     ]

@@ -55,6 +55,9 @@ class Worker(Protocol):
     def ack(self, jobs: Batch) -> None:
         """They are done."""
 
+    def next(self, jobs: Batch, most: int) -> Batch:
+        """They are done, and up to `most` others are taken, without waiting for some: in one round trip."""
+
     def loop(self, batch: int) -> Iterator[int]:
         """Work as a program's loop does, in the quickest way there is: on one job after the other, or on
         batches; how many were done, as it goes."""
@@ -88,6 +91,10 @@ class RinglogWorker:
     def ack(self, jobs: Batch) -> None:
         settled = self._queue.ack(jobs.names)
         assert settled.is_complete, "no lease ends in a round"
+
+    def next(self, jobs: Batch, most: int) -> Batch:
+        found = self._queue.claim(most, done=jobs.names)
+        return Batch(found.payloads(), found)
 
     def loop(self, batch: int) -> Iterator[int]:
         if batch == 1:
@@ -134,7 +141,12 @@ class RedisWorker:
 
     def claim(self, most: int, wait_s: float) -> Batch:
         block = int(wait_s * 1_000) or None
-        found: Any = self._redis.xreadgroup(self._GROUP, self._name, {TOPIC: ">"}, count=most, block=block)
+        return self._batch(
+            self._redis.xreadgroup(self._GROUP, self._name, {TOPIC: ">"}, count=most, block=block)
+        )
+
+    @staticmethod
+    def _batch(found: Any) -> Batch:
         if not found:
             return Batch((), ())
         entries = next(iter(found.values()))[0] if isinstance(found, dict) else found[0][1]
@@ -143,6 +155,14 @@ class RedisWorker:
     def ack(self, jobs: Batch) -> None:
         acked = self._redis.xack(TOPIC, self._GROUP, *jobs.names)
         assert acked == len(jobs.names), "every job is acked once"
+
+    def next(self, jobs: Batch, most: int) -> Batch:
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.xack(TOPIC, self._GROUP, *jobs.names)
+        pipe.xreadgroup(self._GROUP, self._name, {TOPIC: ">"}, count=most)
+        acked, found = pipe.execute()
+        assert acked == len(jobs.names), "every job is acked once"
+        return self._batch(found)
 
     def loop(self, batch: int) -> Iterator[int]:
         return loop_by_hand(self, batch)
@@ -186,6 +206,9 @@ class BeanstalkWorker:
 
     def claim(self, most: int, wait_s: float) -> Batch:
         self._socket.sendall(b"reserve-with-timeout %d\r\n" % int(wait_s) * most)
+        return self._reserved(most)
+
+    def _reserved(self, most: int) -> Batch:
         payloads, names = [], []
         for _ in range(most):
             words = self._replies.readline().split()
@@ -200,6 +223,13 @@ class BeanstalkWorker:
         self._socket.sendall(b"".join(b"delete %s\r\n" % number for number in jobs.names))
         for _ in jobs.names:
             self._expect(b"DELETED")
+
+    def next(self, jobs: Batch, most: int) -> Batch:
+        deletes = b"".join(b"delete %s\r\n" % number for number in jobs.names)
+        self._socket.sendall(deletes + b"reserve-with-timeout 0\r\n" * most)
+        for _ in jobs.names:
+            self._expect(b"DELETED")
+        return self._reserved(most)
 
     def loop(self, batch: int) -> Iterator[int]:
         return loop_by_hand(self, batch)

@@ -12,12 +12,13 @@ BENCH_STAMP := $(VENV)/.installed-bench
 NIGHT_STAMP := $(VENV)/.installed-night
 OLDER_SPARK := $(VENV)/spark-4.2
 
-.PHONY: help setup compiled demo test check bench chaos chaos-night chaos-long mutants test-night spark-night fmt clean
+.PHONY: help setup compiled demo test test-compiled check bench chaos chaos-night chaos-long mutants test-night spark-night fmt clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo              run the main job on real data, with kills on the way"
 	@echo "make test              all tests (WORKERS=$(WORKERS))"
+	@echo "make test-compiled     those of the engine's cores once more, on their compiled form: two minutes"
 	@echo "make check             format, lint, types, house rules: under a minute"
 	@echo "make bench AREA=commit measure one area; without AREA list them"
 	@echo "make chaos             every class of faults, 9 minutes and more; chaos-night: two hours; chaos-long: two more"
@@ -36,9 +37,11 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py native/kernel.c
 	@touch $@
 
 # Where Python is told not to keep what it compiles, each process of each engine compiled everything anew:
-# half of what starting one takes.
+# half of what starting one takes. The engine's cores are compiled to machine code, where there is a compiler and
+# their sources have changed: half a minute.
 compiled: $(STAMP)
 	@$(PY) -m compileall -q actors bench chaos demo pyspark_ringlog ringlog tests supervisor.py
+	@$(PY) compile_cores.py
 
 $(FUZZ_STAMP): $(STAMP)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,fuzz]" -c constraints.txt
@@ -68,6 +71,10 @@ demo: compiled
 # whole files they did not: those go out by their number of tests, and the few tests of a real engine last longest.
 test: compiled
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q tests
+
+# The tests of the cores once more, on what they were compiled to.
+test-compiled: compiled
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q -p tests.compiled tests/actors/test_wal_shard_*.py tests/group tests/queue tests/topic
 
 # What the harness and its classes are tested with: planted bugs, small runs. `make chaos` runs the classes themselves.
 test-night: $(FUZZ_STAMP) compiled

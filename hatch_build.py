@@ -1,6 +1,7 @@
 """Compile native/kernel.c where there is a compiler. Without one the package is whole, and slower.
 
 RINGLOG_BUILD_KERNEL=0 leaves it out, =1 makes its failing an error (for whoever builds wheels).
+RINGLOG_BUILD_CORES=1 has a wheel hold the compiled cores as well (compile_cores.py); a checkout compiles its own.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+CORES = "ringlog/_cores"
 SOURCE = "native/kernel.c"
 TARGET = "ringlog/_kernel.abi3.so"
 FLAGS = (
@@ -32,6 +35,18 @@ COMPILE_S = 300
 
 class KernelHook(BuildHookInterface[Any]):
     """Runs before a wheel, and an editable one, is put together."""
+
+    def dependencies(self) -> list[str]:
+        """What cores are compiled with, and what their types are known from."""
+        if os.environ.get("RINGLOG_BUILD_CORES") != "1":
+            return []
+        return [
+            "mypy>=2.4,<3",
+            "setuptools>=84,<85",
+            "msgspec>=0.22,<0.23",
+            "numpy>=2.2,<3",
+            "xxhash>=4.1,<5",
+        ]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Make the library and have the wheel hold it."""
@@ -54,6 +69,20 @@ class KernelHook(BuildHookInterface[Any]):
         build_data["pure_python"] = False
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"cp311-abi3-{platform}"
+        if version == "standard" and os.environ.get("RINGLOG_BUILD_CORES") == "1":
+            self._build_cores(root)
+            build_data["artifacts"].append(f"{CORES}/**")
+            python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+            build_data["tag"] = f"{python}-{python}-{platform}"
+
+    @staticmethod
+    def _build_cores(root: Path) -> None:
+        sys.path.insert(0, str(root))
+        from compile_cores import compile_cores
+
+        failure = compile_cores(root)
+        if failure:
+            raise SystemExit(f"the cores cannot be compiled: {failure}")
 
 
 def compile_kernel(root: Path) -> str:

@@ -59,7 +59,7 @@ class Checkpoint:
         self._directory = directory
         self._places = places
         self._log = log
-        self._volatile = volatile
+        self._volatile_files = volatile
         self.sealed = Sealed()
         self.changed: set[int] = set()
         """Topics that changed since the rows of the last finished checkpoint were captured."""
@@ -234,7 +234,7 @@ class Checkpoint:
         self._is_open = True
 
     def _volatile_of(self, topic_id: int) -> list[tuple[int, int, int]]:
-        found = [held[topic_id] for held in self._volatile.values() if topic_id in held]
+        found = [held[topic_id] for held in self._volatile_files.values() if topic_id in held]
         return [(floor, records, size) for _, floor, records, size in found]
 
     def _facts(self) -> Facts:

@@ -69,9 +69,7 @@ class QuickJobs:
             last = acked.answers[-1][0]
         return last
 
-    def _usual(
-        self, message: Quick, now_us: int
-    ) -> tuple[Topic, Queue] | None:
+    def _usual(self, message: Quick, now_us: int) -> tuple[Topic, Queue] | None:
         """The queue, if it has nothing that has to be looked at first."""
         queues = self._queues
         topic = queues.directory.find(message.topic)

@@ -36,7 +36,7 @@ from actors.wal_shard.replay import Replay
 from actors.wal_shard.requests import Identity, error_reply
 from actors.wal_shard.rings import Rings
 from actors.wal_shard.volatile import VolatileLog
-from ringlog import stop_points
+from ringlog import cores, stop_points
 from ringlog.board.board import Board
 from ringlog.board.layout import H, Mark, P, ProcessState
 from ringlog.board.topics import TopicFacts, TopicTable, encode_order
@@ -204,7 +204,10 @@ class Shell:
         ):  # fmt: skip
             self._poll.register(fd, select.EPOLLIN)
         self._slot.set(P.STATE, ProcessState.READY)
-        say(log, logging.INFO, "ready", shard=self._boot.shard, topics=len(self.core.directory))
+        say(
+            log, logging.INFO, "ready", shard=self._boot.shard, topics=len(self.core.directory),
+            compiled=cores.are_used(),
+        )  # fmt: skip
         is_draining = False
         while self._stop is None:
             events = self._gather()

@@ -71,9 +71,7 @@ class Behind:
         self._open += bool(leases)
         return leases
 
-    def sent(
-        self, leases: list[Lease], error: BaseException | None = None, *, is_taken: bool = True
-    ) -> None:
+    def sent(self, leases: list[Lease], error: BaseException | None = None, *, is_taken: bool = True) -> None:
         """What came of it: they are done, or nobody knows; or they are to be acked apart."""
         self._open -= 1
         if error is not None:

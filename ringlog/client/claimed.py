@@ -78,11 +78,10 @@ class Claimed:
 
     def entries(self) -> tuple[bytes, bytes]:
         """Numbers and tokens as they travel."""
-        stretch = self.pieces[0] if len(self.pieces) == 1 and len(self._runs) == 1 else None
-        if type(stretch) is Inline and stretch.span is not None:
-            # Most claims of one job are such; without NumPy it takes a tenth of the time.
+        span = self._inline_span()
+        if span is not None:
             first, _, _, token = self._runs[0]
-            start, stop = stretch.span
+            start, stop = span
             return _words(start, stop), _words(token + start - first, token + stop - first)
         seqs = self.seqs
         return seqs.astype("<i8").tobytes(), self._columns(seqs)[0].astype("<u8").tobytes()
@@ -116,17 +115,34 @@ class Claimed:
 
     def _make(self) -> None:
         self._records = [record for piece in self.pieces for record in piece.records()]
-        seqs = self.seqs
-        tokens, times = self._columns(seqs)
+        numbers, tokens, times = self._lists()
         leases = list(
-            map(Lease, seqs.tolist(), tokens.tolist(), repeat(self.deadline_ms), repeat(self.lease_ms),
+            map(Lease, numbers, tokens, repeat(self.deadline_ms), repeat(self.lease_ms),
                 repeat(self.until_ns))
         )  # fmt: skip
         if self.is_over:
             _end(leases, self._skipped)
         # In this order: others look whether there are leases, and then at them.
-        self._times, self.leases = times.tolist(), leases
+        self._times, self.leases = times, leases
         self.pieces = []  # What they lie in is much larger.
+
+    def _lists(self) -> tuple[Sequence[int], Sequence[int], list[int]]:
+        """Number, token and delivery of each job."""
+        span = self._inline_span()
+        if span is not None:
+            start, stop = span
+            first, _, deliveries, token = self._runs[0]
+            token += start - first
+            return range(start, stop), range(token, token + stop - start), [deliveries] * (stop - start)
+        seqs = self.seqs
+        tokens, times = self._columns(seqs)
+        return seqs.tolist(), tokens.tolist(), times.tolist()
+
+    def _inline_span(self) -> tuple[int, int] | None:
+        """First number and one past the last of jobs that came along as one stretch. Most claims of one job
+        are such; without NumPy they take a tenth of the time."""
+        stretch = self.pieces[0] if len(self.pieces) == 1 and len(self._runs) == 1 else None
+        return stretch.span if type(stretch) is Inline else None
 
     def unsettled(self) -> Claimed | list[Lease]:
         """Those that are not over: all together, if nobody looked at single ones."""

@@ -57,6 +57,10 @@ class Lease:
                 self.on_lost()
 
 
+KEPT_MIN = 256
+"""So many leases are kept, over or not, before any is looked at."""
+
+
 class Keeper:
     """Keeps leases of one queue and one node. With the client's lock held, or in its loop."""
 
@@ -68,12 +72,20 @@ class Keeper:
         self._asking = 0
         """Requests on their way; none follows while there are some."""
         self._not_before_ns = 0
+        self._most = KEPT_MIN
+        """Of more than these some may be over and are to be forgotten."""
 
     def keep(self, leases: Iterable[Lease]) -> None:
         """Extend these until they are over."""
+        timer = self._timer
+        is_planned = bool(self._asking) or timer is not None
         for lease in leases:
             self._leases[lease.token] = lease
-        self._plan()
+            if timer is not None and lease.until_ns - self._spare_ns(lease) < timer.when_ns:
+                is_planned = False
+        # Mostly they are due later than others, and over before that: nothing is to be done for each.
+        if not is_planned or len(self._leases) > self._most:
+            self._plan()
 
     def keep_later(self, until_ns: int, lease_ms: int, leases: Callable[[], Iterable[Lease]]) -> Timer:
         """Extend what `leases` says when a part of this time has passed: those that are over by then are
@@ -84,6 +96,7 @@ class Keeper:
     def _plan(self) -> None:
         """Set the timer for the lease that is due first."""
         self._leases = {token: lease for token, lease in self._leases.items() if not lease.is_over}
+        self._most = max(2 * len(self._leases), KEPT_MIN)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -418,21 +418,24 @@ class Queue:
         behind: Behind | None,
     ) -> None:  # fmt: skip
         """Claim as many as may be in flight; waits for room, and for jobs."""
-        jobs = self._go_on(behind, lease_ms, auto_extend) if behind is not None and slots.most == 1 else None
-        if not jobs:
-            with self._shell.locked():
-                if behind is not None:
-                    behind.send()  # Before the claim: the shard takes them in this order.
-                room = slots.room()
-            self._shell.wait(room, None)
-            jobs = self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend, Wish())
+        if behind is not None and slots.most == 1:
+            job = self._go_on(behind, slots, lease_ms, auto_extend)
+            if job is not None:
+                unbegun.append(job)
+                return
+        with self._shell.locked():
+            if behind is not None:
+                behind.send()  # Before the claim: the shard takes them in this order.
+            room = slots.room()
+        self._shell.wait(room, None)
+        jobs = self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend, Wish())
         with self._shell.locked():
             for job in jobs:
                 if not job.lease.is_lost:
                     slots.take(job, job._was_lost)
         unbegun += jobs
 
-    def _go_on(self, behind: Behind, lease_ms: int | None, auto_extend: bool) -> Jobs[Job] | None:
+    def _go_on(self, behind: Behind, slots: Slots, lease_ms: int | None, auto_extend: bool) -> Job | None:
         """Ack what is done, and claim the next one in the same request, as far as both are possible."""
         with self._shell.locked():
             leases = behind.take()
@@ -440,15 +443,21 @@ class Queue:
             return None
         try:
             steps = self._working.next(self._connection, leases, 1, lease_ms, Wish())
-            claimed = self._claimed(steps, auto_extend)
+            claimed = self._claimed(steps, False)
         except BaseException as e:
             with self._shell.lock:
                 # Interrupted, nobody knows: to ack them again does no harm.
                 behind.sent(leases, e if isinstance(e, RinglogError) else None, is_taken=False)
             raise
-        with self._shell.locked():
+        with self._shell.locked() as session:
             behind.sent(leases, is_taken=claimed is not None)
-        return None if claimed is None else self._jobs_of(claimed)
+            if claimed is None or not len(claimed):
+                return None
+            (job,) = self._jobs_of(claimed)
+            slots.take(job, job._was_lost)
+            if auto_extend:
+                self._keep(session).keep((job.lease,))
+        return job
 
     def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
         """Nobody begins these any more. If the engine is not there, their leases end by themselves."""

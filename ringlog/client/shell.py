@@ -39,6 +39,8 @@ BACKGROUND_LOOK_S = 0.002
 BACKGROUND_PATIENCE_S = 0.05
 """How long the daemon thread leaves everything else to threads that come back again and again. Were it in the
 set beside one of them, each event would wake both, and the one that it is for would wait for the other."""
+REST_NS_MIN = 1_000_000
+"""While another thread leads, it sees to what is due sooner."""
 PATIENCES_MAX = 5
 """So often in a row; then it looks all the same: who looks on for settlements sees nothing else."""
 LOOK_ON_NS_MAX = 800_000
@@ -349,7 +351,9 @@ class Shell:
         begun_ns = self._clock.monotonic_ns()
         try:
             self._look_on(pending, begun_ns)
-            if not pending.is_done:
+            if pending.is_done:
+                self._fire_due()
+            else:
                 pending.doze()
             while not pending.is_done and not self._is_over:
                 left = None if deadline is None else deadline - self.now_s()
@@ -362,6 +366,12 @@ class Shell:
             if self._leader is me:
                 self._leader = None
             self.see_to_it()
+
+    def _fire_due(self) -> None:
+        """Who looks on for answers alone, again and again, sees to what is due meanwhile."""
+        next_ns = self.session.timers.next_ns()
+        if next_ns is not None and next_ns <= self._clock.monotonic_ns() and not self._is_over:
+            self.session.turn(())
 
     def _look_on(self, pending: Pending[Any], begun_ns: int) -> None:
         """Look for the settlement of a lone append instead of sleeping, where it has been coming quickly.
@@ -570,9 +580,9 @@ class Shell:
         longest, now_ns = None, self._clock.monotonic_ns()
         next_ns = self.session.timers.next_ns()
         if next_ns is not None and self._rests < RESTS_MAX:
-            longest = self._patience_s * (1 << self._rests)
-            if self._leader is None:
-                longest = min(longest, max(next_ns - now_ns, 0) / 1e9)
+            # Not beyond what is due next, or whoever leads for a moment would have to wake us each time.
+            least_ns = 0 if self._leader is None else REST_NS_MIN
+            longest = min(self._patience_s * (1 << self._rests), max(next_ns - now_ns, least_ns) / 1e9)
             self._rests += 1
             self._patiences += 1
         self._background_wakes_ns = _NEVER if longest is None else now_ns + int(longest * 1e9)

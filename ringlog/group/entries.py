@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from heapq import heappop
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +26,14 @@ class Entries(Runs):
         self.given = array("Q")
         """Milliseconds; an extension counts as a hand-out here: its holder is alive."""
 
-    def add(self, first: int, stop: int, state: int, **facts: Any) -> int:
+    def add(
+        self, first: int, stop: int, state: int, *, at: int = 0, token: int = 0, holder: int = 0,
+        deliveries: int = 0, link: int = 0,
+    ) -> int:  # fmt: skip
         """As in Runs; times are set by the caller."""
-        row = super().add(first, stop, state, **facts)
+        row = super().add(
+            first, stop, state, at=at, token=token, holder=holder, deliveries=deliveries, link=link
+        )
         if row == len(self.begun):
             self.begun.append(0)
             self.given.append(0)

@@ -35,6 +35,7 @@ _KEPT_VARIABLES = frozenset(
         "LD_LIBRARY_PATH",
         "LD_PRELOAD",
         "RINGLOG_KERNEL",  # No setting of the engine: which code runs (ringlog/frame/kernel.py).
+        "RINGLOG_CORES",  # The same (ringlog/cores.py).
     }
 )
 _KEPT_PREFIXES = ("LC_", "PYTHON", "MALLOC_")

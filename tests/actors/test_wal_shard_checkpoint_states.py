@@ -52,6 +52,7 @@ def caught(*steps: str) -> str:
     return str(broken.value)
 
 
+@pytest.mark.interpreted
 def test_a_snapshot_ahead_of_its_log_is_caught(monkeypatch):
     """The last page answered before what the rows speak of is synced."""
     monkeypatch.setattr(ShardSide, "_await_durable", lambda self, group: None)

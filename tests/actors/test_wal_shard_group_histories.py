@@ -124,6 +124,7 @@ def end(world, rng, *, has_power: bool) -> None:
     assert isinstance(world.request(m.TopicResolve("t")), m.TopicInfo)
 
 
+@pytest.mark.interpreted
 def test_a_change_that_is_not_replayed_is_caught(monkeypatch) -> None:
     """The histories can fail: here acks are forgotten by replay."""
     from actors.wal_shard import replay

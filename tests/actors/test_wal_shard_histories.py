@@ -53,6 +53,7 @@ def is_noticed() -> bool:
     return False
 
 
+@pytest.mark.interpreted
 def test_the_model_notices_an_ack_before_the_sync(monkeypatch):
     """A model that is satisfied by anything is none."""
     from actors.wal_shard.core import ShardCore

@@ -33,6 +33,7 @@ def sums(numbers: QueueNumbers) -> tuple[int, int, int, int]:
     return len(numbers), numbers.ready, numbers.in_flight, numbers.delayed
 
 
+@pytest.mark.interpreted
 def test_sums_follow_their_queues() -> None:
     numbers = QueueNumbers()
     first, second = Standing(1, 2), Standing()
@@ -51,6 +52,7 @@ def test_sums_follow_their_queues() -> None:
     assert sums(numbers) == (1, 0, 0, 5)
 
 
+@pytest.mark.interpreted
 def test_a_look_is_bounded_and_a_round_sees_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_numbers, "QUEUES_SAMPLED_MAX", 3)
     numbers = QueueNumbers()
@@ -63,6 +65,7 @@ def test_a_look_is_bounded_and_a_round_sees_all(monkeypatch: pytest.MonkeyPatch)
     assert seen == [3, 6, 7]
 
 
+@pytest.mark.interpreted
 def test_records_that_are_staged_are_no_jobs_yet() -> None:
     numbers = QueueNumbers()
     numbers.made(SimpleNamespace(topic_id=1, staged_count=5, next_seq=6, head_seq=3), Standing())

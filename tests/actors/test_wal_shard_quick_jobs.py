@@ -165,6 +165,7 @@ class History:
         )  # fmt: skip
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("durability", ["disk", "fsync", "ephemeral"])
 @pytest.mark.parametrize("backoff_ms", [0, 1_500])
 @settings(max_examples=40, deadline=None)
@@ -192,6 +193,7 @@ def test_what_is_acked_by_the_short_way_stays_acked_over_a_loss_of_power(steps: 
     assert history.world.records("q") == before[5]
 
 
+@pytest.mark.interpreted
 def test_one_job_after_the_other_goes_the_short_way() -> None:
     world, run = make()
     world.append("q", [b"x"] * 50)
@@ -204,6 +206,7 @@ def test_one_job_after_the_other_goes_the_short_way() -> None:
     assert counting.acks >= 19  # Before the first one it was asked how large jobs are.
 
 
+@pytest.mark.interpreted
 def test_why_a_job_failed_is_forgotten_with_its_ack() -> None:
     world, run = make()
     world.append("q", [b"x"] * 3)
@@ -252,6 +255,7 @@ def test_a_claim_is_answered_ahead_of_what_its_turn_stages() -> None:
     assert not any(getattr(effect, "corr", 0) == 901 for effect in effects)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     "config",
     [

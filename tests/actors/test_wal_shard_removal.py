@@ -384,6 +384,7 @@ def test_a_tighter_cap_evicts_at_once_and_for_good(world):
     assert read(again(world), "t") == (Gap(1, 3, "cap"), [4])
 
 
+@pytest.mark.interpreted
 def test_a_cap_that_was_tightened_just_before_a_crash_is_applied_at_the_start(world, monkeypatch):
     """C-9: its frame is durable, its evictions were not."""
     world.put("t", durability="fsync")
@@ -564,6 +565,7 @@ def test_damage_refuses_the_delete_and_nothing_else(world):
     assert delete(world, "t", before=100).deleted == 3, "needs no look at the records"
 
 
+@pytest.mark.interpreted
 def test_what_a_delete_takes_is_found_anew_when_retention_came_between(world, monkeypatch):
     """DL-24, X-9: while there was no room for it some of the same expired, and would be taken away twice."""
     world.put("t", ttl_ms=10_000)

@@ -53,6 +53,7 @@ def caught(*steps: str) -> str:
     return str(broken.value)
 
 
+@pytest.mark.interpreted
 def test_an_ack_before_the_sync_is_caught(monkeypatch):
     """Mutant 1."""
     monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_group)
@@ -65,6 +66,7 @@ def test_a_sync_that_is_not_done_is_caught(monkeypatch):
     assert "power loss" in caught("append")
 
 
+@pytest.mark.interpreted
 def test_a_reservation_acked_before_it_is_durable_is_caught(monkeypatch):
     """Mutant 18: numbers of a `disk` topic are issued twice, or their loss is not announced."""
     monkeypatch.setattr(ShardCore, "_reserve_heads", lambda self, group: None)
@@ -108,6 +110,7 @@ def test_a_reservation_that_is_not_restored_is_caught(monkeypatch):
     assert "power loss" in caught("append_disk", "append_disk_many")
 
 
+@pytest.mark.interpreted
 def test_a_dedup_that_admits_repeats_is_caught(monkeypatch):
     """W4."""
     monkeypatch.setattr(Producers, "get", lambda self, producer_id: None)

@@ -1,0 +1,138 @@
+"""Compile the engine's pure cores with mypyc: `python compile_cores.py`, and hatch_build.py for wheels.
+
+They are ordinary typed Python, and stay the source of truth. What is compiled lies beside them, in
+ringlog/_cores, with a manifest that says of which sources it was made: ringlog/cores.py takes it only for
+exactly these. So a change of a source is never hidden by what was compiled before it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent
+GROUPS = {
+    "ringlog_state": ("ringlog/queue/*.py", "ringlog/topic/*.py", "ringlog/group/*.py"),
+    "ringlog_shard": tuple(
+        f"actors/wal_shard/{name}.py"
+        for name in (
+            "admission", "checkpoint", "core", "durable_leases", "ephemerals", "group", "group_numbers",
+            "groups", "job_requests", "job_sizes", "kept_answers", "places", "queue_numbers", "queues",
+            "quick_jobs", "read_only", "removal", "repeats", "requests", "routing", "waiting",
+        )
+    ),
+}  # fmt: skip
+"""Each becomes one library, compiled beside the others."""
+TARGET = "ringlog/_cores"
+MANIFEST = "manifest.json"
+_SAID_CHARS_MAX = 4_000
+
+
+def sources(root: Path = ROOT) -> dict[str, list[str]]:
+    """Files of each group, relative to the root."""
+    found = {
+        name: sorted(str(path.relative_to(root)) for pattern in patterns for path in root.glob(pattern))
+        for name, patterns in GROUPS.items()
+    }
+    return {name: [file for file in files if _may_be(root / file)] for name, files in found.items()}
+
+
+def _may_be(file: Path) -> bool:
+    """Not where shapes of stored bytes are defined: msgspec reads annotations, and compiled ones say less."""
+    return file.name != "__init__.py" and "(msgspec.Struct" not in file.read_text()
+
+
+def compile_cores(root: Path = ROOT) -> str:
+    """Compile them, if that was not done for these sources; returns why that failed, or nothing."""
+    sys.path.insert(0, str(root))
+    from ringlog.cores import digest, why_not
+
+    target = root / TARGET
+    if not why_not(target, root) and _made_by(target) == digest(Path(__file__)):
+        return ""
+    try:
+        from mypyc.build import mypycify
+        from setuptools import Distribution
+        from setuptools.command.build_ext import build_ext
+    except ImportError as e:
+        return f"{e.name} is not installed"
+    groups = sources(root)
+    digests = {file: digest(root / file) for files in groups.values() for file in files}
+    before, arguments = Path.cwd(), sys.argv
+    made = Path(tempfile.mkdtemp(prefix="compiled-", dir=_made(root / "build")))
+    os.chdir(root)
+    said = io.StringIO()
+    try:
+        with redirect_stdout(said), redirect_stderr(said):
+            extensions = _extensions(mypycify, groups, made / "c")
+            distribution = Distribution({"name": "ringlog-cores", "ext_modules": extensions})
+            command: Any = build_ext(distribution)
+            command.build_lib, command.build_temp = str(made / "lib"), str(made / "o")
+            command.parallel = os.cpu_count()
+            command.ensure_finalized()
+            command.run()
+    except (SystemExit, Exception) as e:  # noqa: BLE001  whatever hinders it, the package is whole without
+        return f"{type(e).__name__}: {e}\n{said.getvalue()[-_SAID_CHARS_MAX:]}"
+    finally:
+        os.chdir(before)
+        sys.argv = arguments
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    manifest = {"suffix": suffix, "made_by": digest(Path(__file__)), "sources": digests}
+    _put(made / "lib", target, manifest)
+    shutil.rmtree(made)
+    return ""
+
+
+def _extensions(mypycify: Any, groups: dict[str, list[str]], target: Path) -> list[Any]:
+    files = [file for each in groups.values() for file in each]
+    options = [
+        "--ignore-missing-imports",
+        "--no-warn-unused-ignores",
+        f"--cache-dir={ROOT / 'build' / 'mypyc'}",
+    ]
+    return list(
+        mypycify(
+            [*options, *files], opt_level="1", debug_level="0", target_dir=str(target), verbose=False,
+            separate=[(each, name) for name, each in groups.items()],
+        )
+    )  # fmt: skip
+
+
+def _made_by(target: Path) -> str:
+    return str(json.loads((target / MANIFEST).read_text()).get("made_by"))
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
+def _put(library: Path, target: Path, manifest: dict[str, Any]) -> None:
+    """In place of what was there; a process that has the old ones mapped keeps them."""
+    new = target.with_name(f"{target.name}.{os.getpid()}")
+    shutil.rmtree(new, ignore_errors=True)
+    shutil.copytree(library, new)
+    (new / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    shutil.rmtree(target, ignore_errors=True)
+    new.rename(target)
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Say what came of it; without a compiler that is no error, unless it is asked for with `--must`."""
+    failure = compile_cores()
+    if failure:
+        sys.stderr.write(f"the engine's cores are not compiled, and slower: {failure}\n")
+    return int(bool(failure) and "--must" in arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
 """Compile native/kernel.c where there is a compiler. Without one the package is whole, and slower.
 
 RINGLOG_BUILD_KERNEL=0 leaves it out, =1 makes its failing an error (for whoever builds wheels).
-RINGLOG_BUILD_CORES=1 has a wheel hold the compiled cores as well (compile_cores.py); a checkout compiles its own.
+RINGLOG_BUILD_CORES=1 has a wheel hold compiled cores as well (compile_cores.py); a checkout compiles its own.
 """
 
 from __future__ import annotations

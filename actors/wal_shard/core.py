@@ -308,7 +308,8 @@ class ShardCore:
 
     def _look_at(self, event: FramesArrived | ControlReceived) -> Room:
         """Take it if it can be taken now."""
-        if self.requests.queues.quick:
+        is_next = type(event) is ControlReceived and type(event.message) is m.JobsNext
+        if self.requests.queues.quick and not is_next:
             self._stage_acks()
         if type(event) is ControlReceived:
             self.in_hand = event
@@ -352,7 +353,7 @@ class ShardCore:
         if isinstance(event, ControlReceived):
             added = added_bytes(event.message) + change_bytes(event.message)
             added += self.requests.queues.durable.bytes_of(event.message)
-        needed = self._group.bytes + len(data or b"") + added + _SLACK
+        needed = self._group.bytes + self.requests.queues.quick.bytes + len(data or b"") + added + _SLACK
         kept = 0
         if self._file_failed and data:
             kept = min(_KEPT_BYTES, self.log.capacity // 8)
@@ -373,6 +374,8 @@ class ShardCore:
             return False
         if isinstance(message, OF_QUEUES) and self._consult(self.requests.queues.to_learn_for(message)):
             return False
+        if isinstance(message, m.JobsNext):
+            return not self._consult(self.requests.queues.sizes_for(message))
         if isinstance(message, m.JobsAck | m.SpentMoved):
             return not self._consult(self.requests.queues.question_of(message, self._now_us))
         if not isinstance(message, m.RecordsDelete):
@@ -451,6 +454,8 @@ class ShardCore:
             if self._look_at(self._held[0]) is Room.LATER:
                 break
             self._held.popleft()
+        if self.requests.queues.quick:
+            self._stage_acks()
         if self.waiting is not Waiting.NOTHING:
             return
         self._serve_queues()

@@ -164,8 +164,11 @@ class Queues:
         self._note_due(topic)
         return None
 
-    def _next(self, message: m.JobsNext, event: ControlReceived, group: Group, now_us: int) -> m.Message:
-        """What did not go the short way: it was asked before, or is to be asked for apart."""
+    def _next(
+        self, message: m.JobsNext, event: ControlReceived, group: Group, now_us: int
+    ) -> m.Message | None:
+        """What did not go the short way at once: it was asked before, goes it now that it is known how large
+        jobs are, or is to be asked for apart."""
         topic = self._found(message)
         node_of(message)
         entries(message)
@@ -173,7 +176,7 @@ class Queues:
             raise InvalidRequest("a number is negative", topic=topic.name)
         answer: Any = self._answers.get(message.call)
         if not isinstance(answer, m.JobsClaimed):
-            return m.JobsApart(topic.name)
+            return None if self.quick.next(message, event, now_us) else m.JobsApart(topic.name)
         held = self._claimed_before(topic, message, now_us)
         return msgspec.structs.replace(answer, runs=[]) if held is None else held
 
@@ -291,6 +294,24 @@ class Queues:
             return [self.removals.question_about(topic, numbers, now_us)]
         self.removals.know_delete(topic, removal)
         return []
+
+    def sizes_for(self, message: m.JobsNext) -> list[Question]:
+        """What has to be known of jobs that are acked by the short way; asked for once."""
+        topic = self.directory.find(message.topic)
+        if topic is None or self._sizes_asked is message or topic.topic_id not in self._queues:
+            return []
+        try:
+            seqs, _ = entries(message)
+        except Refused:
+            return []  # Its handler says so.
+        is_there = len(seqs) > 0 and front_of(topic) <= int(seqs.min()) and int(seqs.max()) <= topic.head_seq
+        span = self.sizes.to_ask_for(seqs, topic.head_seq) if is_there else None
+        if span is None or topic.config.durability == Durability.EPHEMERAL:
+            return []
+        if self.sizes.total(topic.topic_id, seqs) is not None:
+            return []
+        self._sizes_asked = message
+        return self.removals.questions_to_learn([(topic, Learn(*span, has_sizes=True))], self._now_us)
 
     def _known_removal(self, topic: Topic, seqs: I64, numbers: BitMap64) -> Removal | None:
         """What storage would answer, if that is known. Of an ephemeral topic it has to say more."""

@@ -59,7 +59,7 @@ from ringlog.types import Durability
 
 CHANGES = (
     m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.LiveAsk, m.CheckpointRows, m.RouterPut,
-    m.RouterDrop, m.Route, m.JobsAck, m.SpentMoved, *groups.CHANGES,
+    m.RouterDrop, m.Route, m.JobsAck, m.JobsNext, m.SpentMoved, *groups.CHANGES,
 )  # fmt: skip
 """Requests that may add to the log."""
 _MODES = ("upsert", "create", "merge")

@@ -408,3 +408,29 @@ def test_apart_nothing_was_done() -> None:
         with pytest.raises(InvalidRequest):
             world.request(message)
     assert isinstance(world.request(next_of(held[1:], "ann", 90)), m.JobsClaimed)
+
+
+def test_how_large_jobs_are_is_asked_once_for_acks_that_come_with_claims() -> None:
+    """Also of many in one turn, whose acks are still one record of the log."""
+    world, run = make(durability="fsync")
+    world.append("q", [b"x"] * 60)
+    claims = [world.request(m.JobsClaim("q", "ann", 1, call=n)) for n in range(1, 21)]
+    topic = world.topic("q")
+    offset = run.core.log.offset
+    asked = [
+        run.request(900 + n, next_of(jobs_of(claimed), "ann", 200 + n)) for n, claimed in enumerate(claims)
+    ]
+    run.step(*asked)
+    answers = [run.replies[900 + n] for n in range(len(asked))]
+    assert [jobs_of(answer)[0][0] for answer in answers] == list(range(21, 41))
+    assert topic.count == 40
+    assert run.core.log.offset - offset < 512
+
+
+def test_jobs_that_are_not_there_are_not_asked_about() -> None:
+    world, run = make()
+    world.append("q", [b"x"] * 3)
+    world.request(m.JobsClaim("q", "ann", 1, call=1))
+    for n, seq in enumerate((0, 4, 1 << 62)):
+        assert isinstance(world.request(next_of([(seq, 5)], "ann", 10 + n)), m.JobsApart)
+    assert len(run.core.requests.queues.sizes) == 0

@@ -48,7 +48,9 @@ class Claimed:
         """Made, one by one; they speak for themselves from then on."""
 
     def __len__(self) -> int:
-        return sum(map(len, self.pieces)) if self.leases is None else len(self.leases)
+        if self.leases is not None:
+            return len(self.leases)
+        return len(self.pieces[0]) if len(self.pieces) == 1 else sum(map(len, self.pieces))
 
     @property
     def seqs(self) -> NDArray[np.int64]:
@@ -255,6 +257,8 @@ def lose(leases: Leases) -> None:
 
 
 def _words(first: int, stop: int) -> bytes:
+    if stop - first == 1:
+        return first.to_bytes(8, "little")
     return array("Q", range(first, stop)).tobytes()
 
 

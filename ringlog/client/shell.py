@@ -262,7 +262,8 @@ class Shell:
         try:
             waits_for = next(steps)
             while True:
-                self.wait(waits_for, None)
+                if not waits_for.is_done or self._calls:
+                    self.wait(waits_for, None)
                 try:
                     value = waits_for.take()
                 except Exception as e:  # noqa: BLE001  the operation decides what its steps' errors mean
@@ -515,7 +516,9 @@ class Shell:
             background = threading.Thread(target=self._run_background, name="ringlog-client", daemon=True)
             background.start()
             self._background = background  # It waits for the lock, so it finds itself here.
-        elif self._calls or next_ns is None or self._due_ns(next_ns) < self._background_wakes_ns:
+        elif self._background_wakes_ns and (
+            self._calls or next_ns is None or self._due_ns(next_ns) < self._background_wakes_ns
+        ):
             if self._is_background_in_epoll:
                 # It still sleeps from before a thread took the lead from it. Kicked once is enough.
                 self.descriptors.kick()
@@ -561,6 +564,8 @@ class Shell:
 
     def _due_ns(self, next_ns: int) -> int:
         """When the daemon thread has to look at the latest. What comes by a descriptor wakes it by itself."""
+        if next_ns < self._background_wakes_ns:
+            return next_ns
         if self._is_background_in_epoll and not self.session.links.frames_in_flight:
             return next_ns
         return min(next_ns, self._clock.monotonic_ns() + int(self._patience_s * 1e9))

@@ -318,12 +318,18 @@ class LocalLinks:
     @property
     def frames_in_flight(self) -> int:
         """Frames in all rings, waiting for their fate."""
-        return sum(link.channel.in_flight for link in self._links)
+        # Asked for with each call; a generator would take longer than all the rest of it.
+        count = 0
+        for link in self._links:
+            count += link.channel.in_flight
+        return count
 
     def can_look_on(self) -> bool:
         """A few frames or requests are in flight on rings, so `has_settled` may turn true at any moment."""
-        calls = sum(link.calls.open_requests for link in self._links)
-        return 0 < self.frames_in_flight + calls <= LONE_FRAMES_MAX
+        count = 0
+        for link in self._links:
+            count += link.channel.in_flight + link.calls.open_requests
+        return 0 < count <= LONE_FRAMES_MAX
 
     def has_settled(self) -> bool:
         """Are settlements or answers there? A load a ring, for looking on."""

@@ -74,7 +74,7 @@ test: compiled
 
 # The tests of the cores once more, on what they were compiled to.
 test-compiled: compiled
-	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q -p tests.compiled tests/actors/test_wal_shard_*.py tests/group tests/queue tests/topic
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q -p tests.compiled tests/actors/test_wal_shard_*.py tests/frame tests/group tests/queue tests/topic
 
 # What the harness and its classes are tested with: planted bugs, small runs. `make chaos` runs the classes themselves.
 test-night: $(FUZZ_STAMP) compiled

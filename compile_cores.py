@@ -22,12 +22,18 @@ from typing import Any
 ROOT = Path(__file__).parent
 GROUPS = {
     "ringlog_state": ("ringlog/queue/*.py", "ringlog/topic/*.py", "ringlog/group/*.py"),
+    "ringlog_lines": (
+        "ringlog/board/*.py", "ringlog/envelope/wire.py", "ringlog/frame/batch.py", "ringlog/frame/codec.py",
+        "ringlog/frame/header.py", "ringlog/frame/settle.py", "ringlog/link/call_ring.py",
+    ),
     "ringlog_shard": tuple(
         f"actors/wal_shard/{name}.py"
         for name in (
-            "admission", "checkpoint", "core", "durable_leases", "ephemerals", "group", "group_numbers",
-            "groups", "job_requests", "job_sizes", "kept_answers", "places", "queue_numbers", "queues",
-            "quick_jobs", "read_only", "removal", "repeats", "requests", "routing", "waiting",
+            "admission", "announcer", "calls", "checkpoint", "core", "durable_leases", "ephemerals", "events",
+            "facts", "governing", "group", "group_board", "group_numbers", "groups", "job_requests",
+            "job_shelf", "job_sizes", "kept_answers", "log_hand", "phases", "places", "queue_board",
+            "queue_numbers", "queues", "quick_jobs", "read_only", "removal", "repeats", "requests", "rings",
+            "routing", "shell", "waiting",
         )
     ),
 }  # fmt: skip

@@ -44,7 +44,7 @@ def rows(only: str = "") -> list[Row]:
         ("batch loop", lambda: _loop_rows("queue_loop_100_4_workers", 4, 100, "memory", 1_600_000, 300_000)),
         ("single", lambda: _rate_rows("queue_single_disk_1_worker", 1, 1, "disk", 20_000, 1, 10_000)),
         ("single loop", lambda: _loop_rows("queue_loop_disk_1_worker", 1, 1, "disk", 150_000, 10_000)),
-        ("fsync", lambda: _rate_rows("queue_single_fsync_64_workers", 64, 1, "fsync", 40_000, 1, 20_000)),
+        ("fsync", lambda: _rate_rows("queue_single_fsync_64_workers", 64, 1, "fsync", 100_000, 1, 20_000)),
         ("fsync loop", lambda: _loop_rows("queue_loop_fsync_64_workers", 64, 1, "fsync", 100_000, 20_000)),
         ("large", _large_rows),
         ("fair", _fair_rows),

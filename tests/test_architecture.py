@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
-    "shm", "governor", "payload", "lives", "tags", "digests", "bounded", "compiled",
+    "shm", "governor", "payload", "lives", "tags", "digests", "bounded", "compiled", "cores",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
@@ -92,6 +92,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker": {"base", "link", "client", "aio", "worker", "root"},
     "cli.worker": {*CLI, "aio", "worker"},
     "cli": CLI,
+    # What a process of the engine does before it imports anything.
+    "actors": {"base"},
     # Jobs on Spark, loaded when one runs.
     "cli.spark": {*CLI, "spark"},
     "cli.chaos": {*CLI, "testing"},

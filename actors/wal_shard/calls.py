@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+from actors.wal_shard.caller import Caller
 from ringlog.board.layout import BoardError
 from ringlog.clock import Clock
 from ringlog.envelope import wire
@@ -20,13 +21,6 @@ from ringlog.link.call_ring import CallServer, calls_prefix, remove_leftovers
 from ringlog.logs import say
 
 log = logging.getLogger("ringlog.shard")
-
-
-class Caller(bytes):
-    """Who sent a request through a ring: its connection, which such an answer can take as well. Known by its
-    type from one that sent through the socket."""
-
-    __slots__ = ()
 
 
 class _Ring:

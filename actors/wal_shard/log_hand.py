@@ -38,7 +38,7 @@ class LogHand:
         clock: Clock,
     ) -> None:  # fmt: skip
         self._boot, self._places, self._slot, self._clock = boot, places, slot, clock
-        self._writer, self._volatile = writer, volatile
+        self._writer, self._volatile_files = writer, volatile
         self._preparer = Preparer(writer)
         self._flusher = Flusher(writer)
         self._prepared: PreparedFile | None = None
@@ -102,7 +102,7 @@ class LogHand:
         """End the threads."""
         self._preparer.close()
         self._flusher.close()
-        self._volatile.close()
+        self._volatile_files.close()
 
     # -- effects --------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class LogHand:
         return ev.GroupWritten()
 
     def _write_volatile(self, effect: ev.WriteVolatile) -> None:
-        self._volatile.append(effect.buffers, effect.offset)
+        self._volatile_files.append(effect.buffers, effect.offset)
 
     def _sync(self, effect: ev.Sync) -> ev.Synced:
         started = self._clock.monotonic_ns()
@@ -151,8 +151,8 @@ class LogHand:
         return ev.FileOpened(header.file_id, header.salt, WAL_HEADER_BYTES, prepared.capacity)
 
     def _open_volatile(self, effect: ev.OpenVolatile) -> ev.VolatileOpened | ev.VolatileFailed:
-        opened = self._volatile.open(effect.at_least, self._clock.now_us())
+        opened = self._volatile_files.open(effect.at_least, self._clock.now_us())
         if isinstance(opened, ev.VolatileFailed):
             return opened
-        self._places.paths[opened.file_id] = self._volatile.path
+        self._places.paths[opened.file_id] = self._volatile_files.path
         return opened

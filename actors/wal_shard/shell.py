@@ -18,7 +18,8 @@ from msgspec import structs
 from actors.wal_shard import events as ev
 from actors.wal_shard.announcer import Announcer
 from actors.wal_shard.baseline import segment_tables
-from actors.wal_shard.calls import Caller, Calls
+from actors.wal_shard.caller import Caller
+from actors.wal_shard.calls import Calls
 from actors.wal_shard.core import Settings, ShardCore
 from actors.wal_shard.deadly import DeadlyRequests
 from actors.wal_shard.governing import Governing
@@ -133,9 +134,9 @@ class Shell:
             self._directory, boot.shard, boot.shards, boot.incarnation,
             bytes.fromhex(boot.boot_id.replace("-", "")), bytes.fromhex(boot.engine_id),
         )  # fmt: skip
-        self._volatile = VolatileLog(boot, volatile_bytes)
+        self._volatile_files = VolatileLog(boot, volatile_bytes)
         writer = WalWriter(self._disk, stream, file_bytes)
-        self._log = LogHand(boot, writer, self._volatile, self.core.places, self._slot, self._clock)
+        self._log = LogHand(boot, writer, self._volatile_files, self.core.places, self._slot, self._clock)
         self._presence = Presence()
         self._own_bells = self._log.bells
         self._ledger = Ledger(self._disk, boot.data_dir, boot.shm_dir, self._published_mark)
@@ -209,7 +210,7 @@ class Shell:
             compiled=cores.are_used(),
         )  # fmt: skip
         is_draining = False
-        while self._stop is None:
+        while self._ended_by() is None:
             events = self._gather()
             if stop.is_set() and not is_draining and not self._rings.has_pending():
                 is_draining = True
@@ -220,17 +221,18 @@ class Shell:
             self._pump(events)
             self._let_rings_go()
             self._beat()
-            if self._stop is None and self._latch.is_over():
+            if self._ended_by() is None and self._latch.is_over():
                 say(log, logging.WARNING, "the directory takes writes again", directory=self._directory)
                 self._pump([self._tick(), DrainRequested()])
             if not is_idle:
                 self._idle_sleeps = 0
                 # Whoever sends one thing after the other is back before a turn without work would be over.
                 self._has_looked_on = self.core.wants_intake and not self._await_briefly()
-            elif self._stop is None:
+            elif self._ended_by() is None:
                 self._sleep()
         self._close()
-        return self._stop.code
+        end = self._ended_by()
+        return ExitCode.OK if end is None else end.code
 
     def _close(self) -> None:
         self._log.close_files(is_read_only=bool(self._boot.read_only_ms))
@@ -583,6 +585,10 @@ class Shell:
     def _note_stop(self, effect: Stop) -> None:
         self._stop = effect
 
+    def _ended_by(self) -> Stop | None:
+        """Asked for, not looked at: what is done between two looks changes it."""
+        return self._stop
+
     # -- recovery -------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
@@ -615,7 +621,7 @@ class Shell:
         """Have the directory and the places filled from the files; changes nothing of them."""
         boot, slot = self._boot, self._slot
         slot.repair_marks()
-        self._volatile.sweep()
+        self._volatile_files.sweep()
         had = self._table.reset()
         checkpoint = self.core.checkpoint
         replay = Replay(self.core.identity, self.core.directory, self._is_lenient, sealed=checkpoint.sealed)

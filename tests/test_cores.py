@@ -58,19 +58,14 @@ def test_this_process_is_none_of_the_engines() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wish", ["1", "0"])
-def test_an_engines_shards_say_what_they_run(monkeypatch: pytest.MonkeyPatch, wish: str) -> None:
+def test_an_engines_shards_say_what_they_run(wish: str) -> None:
     """Compiled where that was done, and never where it is not wanted."""
-    monkeypatch.setenv("RINGLOG_CORES", wish)
     is_compiled = wish == "1" and not cores.why_not(cores.TARGET, cores.ROOT)
-    with engine(wal={"shards": 1}) as running:
-        wait_until(
-            lambda: '"event":"ready","actor":"wal_shard' in running.log_path.read_text(),
-            20,
-            "the shard to say it",
-        )
-        (line,) = [
-            each
-            for each in running.log_path.read_text().splitlines()
-            if '"event":"ready","actor":"wal_shard' in each
-        ]
-        assert json.loads(line)["compiled"] is is_compiled
+
+    def said() -> list[str]:
+        lines = running.log_path.read_text().splitlines()
+        return [each for each in lines if '"event":"ready","actor":"wal_shard' in each]
+
+    with engine(environ={"RINGLOG_CORES": wish}, wal={"shards": 1}) as running:
+        wait_until(lambda: bool(said()), 20, "the shard to say it")
+        assert json.loads(said()[0])["compiled"] is is_compiled

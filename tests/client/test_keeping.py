@@ -1,0 +1,86 @@
+"""Leases that are kept alive: what is over costs nothing, and is forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringlog.client.leases import EXTEND_PART, KEPT_MIN, Keeper, Lease
+from ringlog.envelope import messages as m
+from ringlog.link.peer import MS, Reply
+from ringlog.link.pending import Pending
+from ringlog.link.timers import Timers
+from ringlog.testing.clock import ManualClock
+
+LEASE_MS = 30_000
+
+
+class Line:
+    """A session whose engine extends whatever it is asked for."""
+
+    def __init__(self) -> None:
+        self.clock, self.timers = ManualClock(), Timers()
+        self.asked: list[list[int]] = []
+
+    def about_jobs(self, message: m.JobsExtend) -> Pending[Reply]:
+        self.asked.append(np.frombuffer(message.seqs, "<i8").tolist())
+        pending: Pending[Reply] = Pending()
+        pending.resolve(Reply(m.JobsExtended("q", len(self.asked[-1]), b"", 0)))
+        return pending
+
+    def after(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.timers.fire(self.clock.monotonic_ns())
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+def lease(line: Line, seq: int, lease_ms: int = LEASE_MS) -> Lease:
+    return Lease(seq, seq, 0, lease_ms, line.clock.monotonic_ns() + lease_ms * MS)
+
+
+def kept(keeper: Any) -> int:
+    return len(keeper._leases)
+
+
+def test_jobs_done_one_after_the_other_are_never_asked_for_and_are_forgotten(line: Line) -> None:
+    """However many: a loop over small jobs keeps each for a moment."""
+    keeper = Keeper(line, "q", "worker")  # type: ignore[arg-type]
+    for seq in range(1, 5_000):
+        one = lease(line, seq)
+        keeper.keep([one])
+        one.is_over = True
+        assert kept(keeper) <= KEPT_MIN + 1
+    line.after(LEASE_MS / 1_000)
+    assert line.asked == []
+    assert kept(keeper) == 0
+
+
+def test_one_that_is_due_earlier_than_those_before_it_is_extended_in_time(line: Line) -> None:
+    keeper = Keeper(line, "q", "worker")  # type: ignore[arg-type]
+    keeper.keep([lease(line, 1)])
+    short = lease(line, 2, 1_000)
+    keeper.keep([short])
+    line.after(1.2 / EXTEND_PART)
+    assert line.asked == [[2]]
+    assert short.until_ns > line.clock.monotonic_ns() + 500 * MS
+
+
+def test_what_is_held_beside_those_that_are_over_is_extended_before_it_ends(line: Line) -> None:
+    keeper = Keeper(line, "q", "worker")  # type: ignore[arg-type]
+    held = lease(line, 1)
+    keeper.keep([held])
+    for seq in range(2, 4 * KEPT_MIN):
+        one = lease(line, seq)
+        keeper.keep([one])
+        one.is_over = True
+    for _ in range(9):
+        line.after(LEASE_MS / 3_000)
+        assert not held.is_lost
+    assert line.asked
+    assert all(asked == [1] for asked in line.asked)

@@ -67,7 +67,7 @@ def test_one_that_is_due_earlier_than_those_before_it_is_extended_in_time(line: 
     short = lease(line, 2, 1_000)
     keeper.keep([short])
     line.after(1.2 / EXTEND_PART)
-    assert line.asked == [[2]]
+    assert [2] in line.asked
     assert short.until_ns > line.clock.monotonic_ns() + 500 * MS
 
 

@@ -28,6 +28,7 @@ from ringlog.client.queue import (
     check_iteration,
     check_lease,
     is_by_number,
+    leave_over,
     lost_before,
     rest_of,
 )
@@ -214,14 +215,14 @@ class Queue:
         except (RinglogError, asyncio.CancelledError):
             lose(leases)
             raise
-        if claimed is None:
-            settled = await self.ack(jobs if together is None else done)
-            if not settled.is_complete:
-                raise lost_before(self.topic, settled)
-            return None
-        for job in jobs:
-            job.leave()
-        return self._jobs_of(claimed)
+        finally:
+            leave_over(jobs)
+        if claimed is not None:
+            return self._jobs_of(claimed)
+        settled = await self.ack(jobs if together is None else done)
+        if not settled.is_complete:
+            raise lost_before(self.topic, settled)
+        return None
 
     async def jobs(
         self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,

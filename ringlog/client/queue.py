@@ -232,16 +232,17 @@ class Queue:
             with self._shell.lock:
                 lose(leases)
             raise
-        if claimed is None:
-            settled = self.ack(jobs if together is None else done)
-            if not settled.is_complete:
-                raise lost_before(self.topic, settled)
-            return None
-        if jobs:
-            with self._shell.locked():
-                for job in jobs:
-                    job.leave()
-        return self._jobs_of(claimed)
+        finally:
+            # Also where what was claimed cannot be read: by then they are done.
+            if jobs:
+                with self._shell.lock:
+                    leave_over(jobs)
+        if claimed is not None:
+            return self._jobs_of(claimed)
+        settled = self.ack(jobs if together is None else done)
+        if not settled.is_complete:
+            raise lost_before(self.topic, settled)
+        return None
 
     def jobs(
         self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,
@@ -634,6 +635,13 @@ class Queue:
 
 def _begin_move(plan: Redrive, letters: Sequence[Record], session: Session) -> Pending[None]:
     return start(plan.move(session, letters))
+
+
+def leave_over(jobs: Iterable[JobFacts]) -> None:
+    """Those of them that are settled are in flight no longer."""
+    for job in jobs:
+        if job.lease.is_over:
+            job.leave()
 
 
 def lost_before(topic: str, settled: Settled) -> LeaseLost:

@@ -178,6 +178,18 @@ def test_jobs_one_by_one_and_of_several_claims_are_acked_with_the_next(queue):
     assert counts(queue) == (3, 0, 0)
 
 
+def test_jobs_of_a_loop_that_are_done_make_room_there(queue):
+    fill(queue, 5)
+    loop = queue.jobs(max_in_flight=1)
+    first = next(loop)
+    (second,) = queue.claim(done=[first])
+    third = next(loop)
+    assert [first.seq, second.seq, third.seq] == [1, 2, 3]
+    queue.ack([second, third])
+    loop.close()
+    assert counts(queue) == (2, 0, 0)
+
+
 def test_a_claim_that_makes_no_sense_acks_nothing(queue):
     fill(queue, 2)
     jobs = queue.claim()

@@ -26,13 +26,20 @@ _MANIFEST = "manifest.json"
 
 
 def use() -> str:
-    """Import compiled cores from here on; returns why not, or nothing. Idempotent."""
+    """Import compiled cores from here on; returns why not, or nothing. Idempotent.
+
+    All or none: a compiled module believes no object of one that was imported from its source before.
+    """
     if are_used():
         return ""
     why = f"{_VARIABLE}=0" if os.environ.get(_VARIABLE) == "0" else why_not(TARGET, ROOT)
-    if not why:
-        sys.meta_path.insert(0, _Finder(TARGET))
-    return why
+    if why:
+        return why
+    finder = _Finder(TARGET)
+    for name in finder.names & sys.modules.keys():
+        return f"{name} is imported already"
+    sys.meta_path.insert(0, finder)
+    return ""
 
 
 def is_actor() -> bool:
@@ -77,6 +84,11 @@ class _Finder(MetaPathFinder):
             ".".join(file.relative_to(target).parts)[: -len(suffix)]: str(file)
             for file in target.rglob(f"*{suffix}")
         }
+
+    @property
+    def names(self) -> set[str]:
+        """Modules that it finds."""
+        return set(self._files)
 
     def find_spec(
         self, fullname: str, path: object = None, target: ModuleType | None = None

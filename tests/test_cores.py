@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -50,6 +52,16 @@ def test_a_manifest_that_makes_no_sense_is_none(made, text: str) -> None:
     target, root = made
     (target / "manifest.json").write_bytes(text.encode("latin-1"))
     assert cores.why_not(target, root) in {"not compiled", "compiled for another Python"}
+
+
+def test_nothing_is_taken_beside_what_was_imported_from_its_source() -> None:
+    """Its classes would be others."""
+    code = (
+        "import ringlog.topic.state; from ringlog import cores; print(cores.use()); print(cores.are_used())"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1] == "False"
+    assert said.splitlines()[0] in {"not compiled", "RINGLOG_CORES=0"} or "is imported already" in said
 
 
 def test_this_process_is_none_of_the_engines() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -373,8 +374,11 @@ def test_batches_that_nobody_began_are_kept_alive(queue, ringlog_engine):
 def test_a_batch_whose_leases_ended_before_it_was_begun_is_not_handed_out(queue):
     fill(queue, 4)
     batches = queue.batches(2, max_in_flight=4, lease_ms=SHORT_MS, auto_extend=False)
-    assert next(batches).seqs.tolist() == [1, 2]
+    first = next(batches)
+    assert first.seqs.tolist() == [1, 2]
     wait_until(lambda: counts(queue) == (4, 0, 0), 10, "four leases to end")
+    # Who holds them counts from the answer on, and believes in them for as long as that took to come.
+    wait_until(lambda: time.monotonic_ns() > first.claimed.until_ns, 10, "their end as the client counts")
     (again,) = queue.claim()
     assert again.seq == 1
     assert next(batches).seqs.tolist() == [2, 3], "claimed anew"

@@ -128,7 +128,8 @@ def test_a_slice_holds_and_counts_its_work(tmp_path: Path, name: str, only: str)
 
 
 PLANT = """
-import importlib.machinery, sys
+import importlib.machinery, os, sys
+os.environ["RINGLOG_CORES"] = "0"  # What is planted is planted in sources.
 PLANTS = {plants!r}
 class Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, name):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -63,16 +64,20 @@ def compile_cores(root: Path = ROOT) -> str:
     from ringlog.cores import digest, why_not
 
     target = root / TARGET
-    if not why_not(target, root) and _made_by(target) == digest(Path(__file__)):
+    groups = sources(root)
+    digests = {file: digest(root / file) for files in groups.values() for file in files}
+    made_by = digest(Path(__file__))
+    if not why_not(target, root) and _is_of(target, made_by, digests):
         return ""
+    compiler = shlex.split(os.environ.get("CC", "cc"))[0]
+    if shutil.which(compiler) is None:
+        return f"no compiler ({compiler})"
     try:
         from mypyc.build import mypycify
         from setuptools import Distribution
         from setuptools.command.build_ext import build_ext
     except ImportError as e:
         return f"{e.name} is not installed"
-    groups = sources(root)
-    digests = {file: digest(root / file) for files in groups.values() for file in files}
     before, arguments = Path.cwd(), sys.argv
     made = Path(tempfile.mkdtemp(prefix="compiled-", dir=_made(root / "build")))
     os.chdir(root)
@@ -88,13 +93,13 @@ def compile_cores(root: Path = ROOT) -> str:
             command.run()
     except (SystemExit, Exception) as e:  # noqa: BLE001  whatever hinders it, the package is whole without
         return f"{type(e).__name__}: {e}\n{said.getvalue()[-_SAID_CHARS_MAX:]}"
+    else:
+        suffix = sysconfig.get_config_var("EXT_SUFFIX")
+        _put(made / "lib", target, {"suffix": suffix, "made_by": made_by, "sources": digests})
     finally:
         os.chdir(before)
         sys.argv = arguments
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    manifest = {"suffix": suffix, "made_by": digest(Path(__file__)), "sources": digests}
-    _put(made / "lib", target, manifest)
-    shutil.rmtree(made)
+        shutil.rmtree(made, ignore_errors=True)
     return ""
 
 
@@ -113,8 +118,10 @@ def _extensions(mypycify: Any, groups: dict[str, list[str]], target: Path) -> li
     )  # fmt: skip
 
 
-def _made_by(target: Path) -> str:
-    return str(json.loads((target / MANIFEST).read_text()).get("made_by"))
+def _is_of(target: Path, made_by: str, digests: dict[str, str]) -> bool:
+    """Is it of just these files, none of which is new, and made in this way?"""
+    manifest = json.loads((target / MANIFEST).read_text())
+    return manifest.get("made_by") == made_by and manifest["sources"] == digests
 
 
 def _made(directory: Path) -> Path:

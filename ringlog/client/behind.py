@@ -74,13 +74,15 @@ class Behind:
     def sent(self, leases: list[Lease], error: BaseException | None = None, *, is_taken: bool = True) -> None:
         """What came of it: they are done, or nobody knows; or they are to be acked apart."""
         self._open -= 1
-        if error is not None:
+        is_done = all(lease.is_over and not lease.is_lost for lease in leases)
+        # Else it is the claim that failed: what it was given cannot be read, and is told of by who claimed.
+        if error is not None and not is_done:
             lose(leases)
             if isinstance(error, RinglogError):
                 self._error = self._error or error
-        elif not is_taken and self._waits:
+        elif not is_taken and not is_done and self._waits:
             self._send(leases)
-        elif not is_taken:
+        elif not is_taken and not is_done:
             self._unsent = leases + self._unsent
         self._look_whether_all()
 

@@ -127,6 +127,21 @@ def test_what_was_not_answered_is_an_error_once_and_its_leases_are_lost():
     assert behind.all_answered().is_done
 
 
+def test_acks_that_went_with_a_claim_are_no_error_when_only_the_claim_failed():
+    """What it was given cannot be read, say: by then they are done."""
+    behind = Behind(Line(), None, waits_for_claim=True)
+    behind._linger = object()  # type: ignore[assignment]  # Nobody waits for time here.
+    for is_over in (True, False):
+        job = Held(1)
+        behind.add(job)  # type: ignore[arg-type]
+        leases = behind.take()
+        job.lease.is_over = is_over
+        behind.sent(leases, NotReady("away"), is_taken=False)
+        assert job.lease.is_lost is not is_over
+        assert (behind.take_error() is None) is is_over
+        assert behind.take() == []
+
+
 # -- with an engine ------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Compile the engine's pure cores with mypyc: `python compile_cores.py`, and hatch_build.py for wheels.
+"""Compile cores of engine and client with mypyc: `python compile_cores.py`, and hatch_build.py for wheels.
 
 They are ordinary typed Python, and stay the source of truth. What is compiled lies beside them, in
 ringlog/_cores, with a manifest that says of which sources it was made: ringlog/cores.py takes it only for
@@ -7,6 +7,7 @@ exactly these. So a change of a source is never hidden by what was compiled befo
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -14,9 +15,8 @@ import shlex
 import shutil
 import sys
 import sysconfig
-import tempfile
-from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,25 @@ GROUPS = {
     "ringlog_lines": (
         "ringlog/board/*.py", "ringlog/envelope/wire.py", "ringlog/frame/batch.py", "ringlog/frame/codec.py",
         "ringlog/frame/header.py", "ringlog/frame/settle.py", "ringlog/link/call_ring.py",
+        "ringlog/ring/doorbell.py",
     ),
+    "ringlog_client": (
+        *(
+            f"ringlog/link/{name}.py"
+            for name in (
+                "call_link", "engine_watch", "gateway_links", "local_links", "peer", "pending", "protocol",
+                "publication", "ring_channel", "runs", "timers", "turn_link", "turn_ring",
+            )
+        ),
+        *(
+            f"ringlog/client/{name}.py"
+            for name in (
+                "batch", "behind", "claimed", "grouping", "inline", "leases", "locked", "session", "shell",
+                "single", "stream", "working",
+            )
+        ),
+    ),
+    "ringlog_delivery": ("actors/gateway/*.py", "actors/scheduler/*.py"),
     "ringlog_shard": tuple(
         f"actors/wal_shard/{name}.py"
         for name in (
@@ -55,7 +73,7 @@ def sources(root: Path = ROOT) -> dict[str, list[str]]:
 
 def _may_be(file: Path) -> bool:
     """Not where shapes of stored bytes are defined: msgspec reads annotations, and compiled ones say less."""
-    return file.name != "__init__.py" and "(msgspec.Struct" not in file.read_text()
+    return file.name not in {"__init__.py", "__main__.py"} and "(msgspec.Struct" not in file.read_text()
 
 
 def compile_cores(root: Path = ROOT) -> str:
@@ -79,11 +97,13 @@ def compile_cores(root: Path = ROOT) -> str:
     except ImportError as e:
         return f"{e.name} is not installed"
     before, arguments = Path.cwd(), sys.argv
-    made = Path(tempfile.mkdtemp(prefix="compiled-", dir=_made(root / "build")))
+    # Kept: of a group that has not changed since, nothing is compiled again.
+    made = root / "build" / "cores"
+    made.mkdir(parents=True, exist_ok=True)
     os.chdir(root)
     said = io.StringIO()
     try:
-        with redirect_stdout(said), redirect_stderr(said):
+        with redirect_stdout(said), redirect_stderr(said), _alone(made):
             extensions = _extensions(mypycify, groups, made / "c")
             distribution = Distribution({"name": "ringlog-cores", "ext_modules": extensions})
             command: Any = build_ext(distribution)
@@ -91,25 +111,30 @@ def compile_cores(root: Path = ROOT) -> str:
             command.parallel = os.cpu_count()
             command.ensure_finalized()
             command.run()
+            suffix = sysconfig.get_config_var("EXT_SUFFIX")
+            _put(made / "lib", target, {"suffix": suffix, "made_by": made_by, "sources": digests}, extensions)
     except (SystemExit, Exception) as e:  # noqa: BLE001  whatever hinders it, the package is whole without
         return f"{type(e).__name__}: {e}\n{said.getvalue()[-_SAID_CHARS_MAX:]}"
-    else:
-        suffix = sysconfig.get_config_var("EXT_SUFFIX")
-        _put(made / "lib", target, {"suffix": suffix, "made_by": made_by, "sources": digests})
     finally:
         os.chdir(before)
         sys.argv = arguments
-        shutil.rmtree(made, ignore_errors=True)
     return ""
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Nobody else compiles there meanwhile."""
+    with (directory / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _extensions(mypycify: Any, groups: dict[str, list[str]], target: Path) -> list[Any]:
     files = [file for each in groups.values() for file in each]
-    options = [
-        "--ignore-missing-imports",
-        "--no-warn-unused-ignores",
-        f"--cache-dir={ROOT / 'build' / 'mypyc'}",
-    ]
+    # Always all of it: what mypyc keeps of an earlier time it cannot go on from (2.4: "value is not in list").
+    cache = target.with_name("mypy")
+    shutil.rmtree(cache, ignore_errors=True)
+    options = ["--ignore-missing-imports", "--no-warn-unused-ignores", f"--cache-dir={cache}"]
     return list(
         mypycify(
             [*options, *files], opt_level="1", debug_level="0", target_dir=str(target), verbose=False,
@@ -124,16 +149,15 @@ def _is_of(target: Path, made_by: str, digests: dict[str, str]) -> bool:
     return manifest.get("made_by") == made_by and manifest["sources"] == digests
 
 
-def _made(directory: Path) -> Path:
-    directory.mkdir(exist_ok=True)
-    return directory
-
-
-def _put(library: Path, target: Path, manifest: dict[str, Any]) -> None:
+def _put(library: Path, target: Path, manifest: dict[str, Any], extensions: list[Any]) -> None:
     """In place of what was there; a process that has the old ones mapped keeps them."""
     new = target.with_name(f"{target.name}.{os.getpid()}")
     shutil.rmtree(new, ignore_errors=True)
-    shutil.copytree(library, new)
+    # Of modules that are compiled no more some may lie there still.
+    for extension in extensions:
+        file = f"{extension.name.replace('.', '/')}{manifest['suffix']}"
+        (new / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(library / file, new / file)
     (new / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
     shutil.rmtree(target, ignore_errors=True)
     new.rename(target)

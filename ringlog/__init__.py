@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ringlog import cores
+
 __version__ = "0.1.0"
+cores.offer()  # Before anything of ours is imported: what is imported once stays what it is.
 
 if TYPE_CHECKING:
     from ringlog.client import Client, connect

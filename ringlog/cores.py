@@ -1,44 +1,59 @@
-"""Compiled cores: what compile_cores.py made of the engine's pure modules, instead of their sources.
+"""Compiled cores: what compile_cores.py made of modules of engine and client, instead of their sources.
 
-A process of the engine says `use()` before it imports any of them. Taken is only what was compiled from
-exactly the sources that are there, for this interpreter; else all of them run interpreted, which does the
-same, slower. RINGLOG_CORES=0 says not to, for profilers and debuggers.
+Taken is only what was compiled from exactly the sources that are there, for this interpreter; else all of
+them run interpreted, which does the same, slower. RINGLOG_CORES=0 says not to, for profilers and debuggers,
+and RINGLOG_CORES=actors that only the engine's processes do.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import sysconfig
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ExtensionFileLoader, ModuleSpec
-from importlib.util import spec_from_file_location
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-import xxhash
+# What only matters once there is something to import is imported then: `import ringlog` is cheap.
 
 ROOT = Path(__file__).parent.parent
 TARGET = Path(__file__).parent / "_cores"
-_VARIABLE = "RINGLOG_CORES"
+VARIABLE = "RINGLOG_CORES"
+ACTORS_ONLY = "actors"
+"""Its value where only the engine's processes take them."""
 _MANIFEST = "manifest.json"
+SUFFIX = EXTENSION_SUFFIXES[0]
+"""Of libraries for just this interpreter."""
 
 
-def use() -> str:
-    """Import compiled cores from here on; returns why not, or nothing. Idempotent.
+def offer() -> None:
+    """Import compiled cores from here on, if they may be: `import ringlog` says so, before anything of ours.
 
-    All or none: a compiled module believes no object of one that was imported from its source before.
+    Whether they are of these sources is looked at when the first of them is imported: who only wants the
+    version or an error's class does not wait for that. All or none: a compiled module believes no object of
+    one that was imported from its source.
     """
-    if are_used():
-        return ""
-    why = f"{_VARIABLE}=0" if os.environ.get(_VARIABLE) == "0" else why_not(TARGET, ROOT)
-    if why:
-        return why
-    finder = _Finder(TARGET)
-    for name in finder.names & sys.modules.keys():
-        return f"{name} is imported already"
-    sys.meta_path.insert(0, finder)
+    if not are_used():
+        sys.meta_path.insert(0, _Finder())
+
+
+def why_not_used() -> str:
+    """Why modules are imported from their sources here; or nothing. From here on it is decided."""
+    for finder in sys.meta_path:
+        if isinstance(finder, _Finder):
+            return finder.why_not
+    return "withdrawn"
+
+
+def are_used() -> bool:
+    """Do modules that are imported now come compiled?"""
+    return not why_not_used()
+
+
+def _unwanted() -> str:
+    """What the environment says against it; or nothing."""
+    wish = os.environ.get(VARIABLE, "")
+    if wish == "0" or (wish == ACTORS_ONLY and not is_actor()):
+        return f"{VARIABLE}={wish}"
     return ""
 
 
@@ -51,16 +66,13 @@ def is_actor() -> bool:
     return module == "actors" or module.startswith("actors.")
 
 
-def are_used() -> bool:
-    """Do modules that are imported now come compiled?"""
-    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
-
-
 def why_not(target: Path, root: Path) -> str:
     """Why what lies in `target` is not what would be compiled from the sources below `root`; or nothing."""
+    import json
+
     try:
         manifest = json.loads((target / _MANIFEST).read_text())
-        if manifest["suffix"] != sysconfig.get_config_var("EXT_SUFFIX"):
+        if manifest["suffix"] != SUFFIX:
             return "compiled for another Python"
         for file, wanted in manifest["sources"].items():
             if digest(root / file) != wanted:
@@ -72,29 +84,49 @@ def why_not(target: Path, root: Path) -> str:
 
 def digest(file: Path) -> str:
     """What tells one version of a source from another."""
+    import xxhash
+
     return xxhash.xxh3_128_hexdigest(file.read_bytes())
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Finds what is compiled, ahead of its source."""
 
-    def __init__(self, target: Path) -> None:
-        suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
-        self._files = {
-            ".".join(file.relative_to(target).parts)[: -len(suffix)]: str(file)
-            for file in target.rglob(f"*{suffix}")
-        }
+    def __init__(self) -> None:
+        self._why_not: str | None = None
+        self._files: dict[str, str] = {}
 
     @property
-    def names(self) -> set[str]:
-        """Modules that it finds."""
-        return set(self._files)
+    def why_not(self) -> str:
+        """Why it finds nothing, or nothing. Decided once, when it is first asked."""
+        if self._why_not is None:
+            self._why_not = _unwanted() or why_not(TARGET, ROOT) or self._look()
+        return self._why_not
+
+    def _look(self) -> str:
+        found = {
+            ".".join(file.relative_to(TARGET).parts)[: -len(SUFFIX)]: str(file)
+            for file in TARGET.rglob(f"*{SUFFIX}")
+        }
+        for name in found.keys() & sys.modules.keys():
+            return f"{name} is imported already"
+        self._files = found
+        return ""
 
     def find_spec(
         self, fullname: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """A module of ours, or nothing."""
+        if not self._may_be(fullname) or self.why_not:
+            return None
         file = self._files.get(fullname)
         if file is None:
             return None
+        from importlib.util import spec_from_file_location
+
         return spec_from_file_location(fullname, file, loader=ExtensionFileLoader(fullname, file))
+
+    @staticmethod
+    def _may_be(name: str) -> bool:
+        """Modules that are worth deciding for: of a package of ours, or a library of compiled ones."""
+        return name.startswith(("ringlog.", "actors.", "ringlog_")) and name != __name__

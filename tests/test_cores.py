@@ -1,20 +1,20 @@
-"""Compiled cores are taken for exactly the sources they were made of, by the engine's processes alone."""
+"""Compiled cores are taken for exactly the sources they were made of, by everybody who is not told not to."""
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
+import compile_cores
 from ringlog import cores
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
-
-SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def made(tmp_path: Path) -> tuple[Path, Path]:
     (tmp_path / "a.py").write_text("x = 1\n")
     target = tmp_path / "cores"
     target.mkdir()
-    manifest = {"suffix": SUFFIX, "sources": {"a.py": cores.digest(tmp_path / "a.py")}}
+    manifest = {"suffix": cores.SUFFIX, "sources": {"a.py": cores.digest(tmp_path / "a.py")}}
     (target / "manifest.json").write_text(json.dumps(manifest))
     return target, tmp_path
 
@@ -54,14 +54,85 @@ def test_a_manifest_that_makes_no_sense_is_none(made, text: str) -> None:
     assert cores.why_not(target, root) in {"not compiled", "compiled for another Python"}
 
 
-def test_nothing_is_taken_beside_what_was_imported_from_its_source() -> None:
-    """Its classes would be others."""
-    code = (
-        "import ringlog.topic.state; from ringlog import cores; print(cores.use()); print(cores.are_used())"
+def run(code: str, wish: str) -> list[str]:
+    """What a process of its own says that was told `wish`."""
+    environ = {**os.environ, cores.VARIABLE: wish}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ, cwd=cores.ROOT
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.splitlines()[-1] == "False"
-    assert said.splitlines()[0] in {"not compiled", "RINGLOG_CORES=0"} or "is imported already" in said
+    return done.stdout.splitlines()
+
+
+HAS_CORES = not cores.why_not(cores.TARGET, cores.ROOT)
+WHERE_FROM = "import ringlog.client.shell as it; print(it.__file__.endswith('.py'))"
+
+
+@pytest.mark.parametrize(
+    ("wish", "is_source"), [("1", not HAS_CORES), ("0", True), ("actors", True), ("", not HAS_CORES)]
+)
+def test_a_program_that_imports_the_client_runs_what_was_compiled_unless_it_is_told_not_to(
+    wish: str, is_source: bool
+) -> None:
+    assert run(WHERE_FROM, wish) == [str(is_source)]
+
+
+def test_nothing_is_taken_beside_what_was_imported_from_its_source() -> None:
+    """Its classes would be others: a finder that comes late, or is withdrawn meanwhile, finds nothing."""
+    code = (
+        "import sys, ringlog; from ringlog import cores;"
+        "late = [sys.meta_path.pop(0)]; import ringlog.topic.state as it; cores.offer();"
+        "print(it.__file__.endswith('.py')); print(cores.why_not_used())"
+    )
+    from_source, why = run(code, "1")
+    assert from_source == "True"
+    assert ("is imported already" in why) if HAS_CORES else why
+
+
+def test_nobody_derives_from_a_compiled_class_who_is_not_compiled() -> None:
+    """Such a class cannot be made an object of, in processes that run compiled."""
+    compiled = {file for files in compile_cores.sources().values() for file in files}
+    natives = {
+        (module_of(file), node.name)
+        for file in compiled
+        for node in classes_of(cores.ROOT / file)
+        if not {"Protocol", "NamedTuple", "Enum", "IntEnum", "StrEnum", "IntFlag"} & set(bases_of(node))
+    }
+    found = []
+    for package in ("actors", "bench", "chaos", "demo", "examples", "pyspark_ringlog", "ringlog"):
+        for path in (cores.ROOT / package).rglob("*.py"):
+            file = str(path.relative_to(cores.ROOT))
+            if file in compiled:
+                continue
+            tree = ast.parse(path.read_text())
+            known = {
+                alias.asname or alias.name: (node.module, alias.name)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.ImportFrom)
+                for alias in node.names
+            }
+            found += [
+                f"{file}: {node.name}({base})"
+                for node in classes_of(path)
+                for base in bases_of(node)
+                if known.get(base) in natives
+            ]
+    assert not found
+
+
+def module_of(file: str) -> str:
+    """Its name, of a path relative to the root."""
+    return file.removesuffix(".py").replace("/", ".")
+
+
+def classes_of(path: Path) -> list[ast.ClassDef]:
+    """All classes that a file defines."""
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+
+
+def bases_of(node: ast.ClassDef) -> list[str]:
+    """Names of what a class derives from, without parameters."""
+    plain = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+    return [base.id for base in plain if isinstance(base, ast.Name)]
 
 
 def test_this_process_is_none_of_the_engines() -> None:

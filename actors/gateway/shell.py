@@ -57,7 +57,7 @@ from ringlog.link.address import EngineInfo
 from ringlog.link.curve import CurveKey, read_key_file, read_private_text
 from ringlog.link.delivery import Delivery
 from ringlog.link.local_links import LocalLinks, cold_unavailable
-from ringlog.link.peer import FdSet, Peer
+from ringlog.link.peer import Peer
 from ringlog.link.pending import Pending, resolved
 from ringlog.link.runs import I64, Run
 from ringlog.link.timers import Timers
@@ -98,7 +98,7 @@ class Listeners:
         return cls(settings.native.endpoint, server_key, settings.auth.keys_file)
 
 
-class _Descriptors(FdSet):
+class _Descriptors:
     def __init__(self) -> None:
         self.epoll = select.epoll()
 

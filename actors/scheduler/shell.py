@@ -41,7 +41,6 @@ from ringlog.limits import (
     TURNS_PER_MESSAGE_MAX,
 )
 from ringlog.link.address import scheduler_bell, scheduler_socket
-from ringlog.link.peer import FdSet
 from ringlog.logs import say
 from ringlog.ring.doorbell import BellListener
 from ringlog.runtime.router_socket import RouterSocket
@@ -65,7 +64,7 @@ _FACTS = [0, 1, 2, 3, 14]
 """Words of a slot that are of use here: topic_id, epoch, state and durability, head, order."""
 
 
-class _Descriptors(FdSet):
+class _Descriptors:
     def __init__(self, poll: select.poll) -> None:
         self._poll = poll
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from chaos import as_users_run
 from chaos.dying import die_with
 from chaos.kills.tasks import Report, Task
 
@@ -70,7 +71,8 @@ class Nursery:
     """Context manager; everybody born in it is dead when it ends."""
 
     def __init__(self) -> None:
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        environ = {**as_users_run(), "PYTHONPATH": path}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, str(os.getpid())], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, env=environ,

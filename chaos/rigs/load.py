@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 import ringlog
+from chaos import as_users_run
 from chaos.rigs.cases import Broken, require
 from chaos.rigs.history import (
     ACKED,
@@ -68,7 +69,7 @@ class Load:
                     sys.executable, "-P", "-m", "chaos.rigs.load", str(os.getpid()), url,
                     str(self.history.path), str(size), transport, *topics,
                 ],
-                stdin=subprocess.PIPE, stdout=err, stderr=err,
+                stdin=subprocess.PIPE, stdout=err, stderr=err, env=as_users_run(),
             )  # fmt: skip
 
     @property

@@ -18,7 +18,7 @@ from ringlog.link.pending import Pending, Steps, start
 T = TypeVar("T")
 
 
-class LoopDescriptors(FdSet):
+class LoopDescriptors:
     """Descriptors watched by a loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_readable: Callable[[int], None]) -> None:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from ringlog.client.session import Session
+from ringlog.clock import Clock
 from ringlog.envelope.messages import JobsExtend, JobsExtended
 from ringlog.errors import RinglogError
 from ringlog.limits import JOBS_PER_REQUEST_MAX
 from ringlog.link.peer import MS, Reply
 from ringlog.link.pending import Pending
-from ringlog.link.timers import Timer
+from ringlog.link.timers import Timer, Timers
 
 EXTEND_PART = 3
 """A lease is extended when a third of it has passed: two more tries before it ends."""
@@ -61,10 +62,28 @@ KEPT_MIN = 256
 """So many leases are kept, over or not, before any is looked at."""
 
 
+class KeeperSession(Protocol):
+    """What a Keeper needs of a session; a group's requests go by a line of its own."""
+
+    @property
+    def clock(self) -> Clock:
+        """Its clock."""
+        ...
+
+    @property
+    def timers(self) -> Timers:
+        """Its timers."""
+        ...
+
+    def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
+        """Send a request about jobs of a topic."""
+        ...
+
+
 class Keeper:
     """Keeps leases of one queue and one node. With the client's lock held, or in its loop."""
 
-    def __init__(self, session: Session, topic: str, node: str) -> None:
+    def __init__(self, session: KeeperSession, topic: str, node: str) -> None:
         self._session = session
         self._topic, self._node = topic, node
         self._leases: dict[int, Lease] = {}

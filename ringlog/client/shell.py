@@ -62,7 +62,7 @@ def _go_on() -> None:
     """Keep the processor; only the lock is offered."""
 
 
-class Descriptors(FdSet):
+class Descriptors:
     """The descriptors a session waits for, in an epoll set; threads may sleep on it while it changes."""
 
     def __init__(self) -> None:
@@ -140,6 +140,8 @@ class Shell:
         self._crowded = 0
         self._wakes_ns = 0  # When the sleeping leader will look at the time again; 0 = it is awake.
         self._followers: dict[int, threading.Lock] = {}
+        self._followed = 0
+        """Threads that ever followed: each has a number of its own."""
         self._calls: deque[Callable[[], None]] = deque()
         self._background: threading.Thread | None = None
         self._background_wakes_ns = _AWAKE
@@ -468,7 +470,7 @@ class Shell:
         pending.doze()
         baton = threading.Lock()
         baton.acquire()
-        key = id(baton)
+        key = self._followed = self._followed + 1
         self._followers[key] = baton
         pending.when_done(lambda _: self._release(key))
         self.lock.release()

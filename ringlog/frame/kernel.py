@@ -73,7 +73,7 @@ def encode_plain(payloads: Any, records: int, header: bytes) -> tuple[bytearray,
 
 
 def stamp_frames(
-    buffer: bytearray, offsets: NDArray[np.int64], topic_id: int, epoch: int, producer_id: int,
+    buffer: bytearray | memoryview, offsets: NDArray[np.int64], topic_id: int, epoch: int, producer_id: int,
     first_seq: int, follows: bool,
 ) -> int:  # fmt: skip
     """Write identity into all frames, as link.runs.Run.stamp says. With a kernel only.

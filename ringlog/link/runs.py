@@ -40,7 +40,7 @@ class Run:
         "was_taken_back",
     )
 
-    def __init__(self, topic: str, buffer: bytearray, offsets: I64, deadline_ns: int) -> None:
+    def __init__(self, topic: str, buffer: bytearray | memoryview, offsets: I64, deadline_ns: int) -> None:
         self.topic = topic
         self.buffer = buffer
         self.offsets = offsets
@@ -207,11 +207,12 @@ class InFlight:
             stop = min(total, start + len(placed) - self._matched)
             part = entries[start:stop]
             expected = placed[self._matched : self._matched + len(part)]
-            if int(part[0, S_POSITION]) != expected[0] or int(part[-1, S_POSITION]) != expected[-1]:
+            oldest, latest = int(expected[0]), int(expected[-1])
+            if int(part[0, S_POSITION]) != oldest or int(part[-1, S_POSITION]) != latest:
                 raise RingError(
                     "a settle entry is not that of the oldest frame",
                     position=int(part[0, S_POSITION]),
-                    expected=int(expected[0]),
+                    expected=oldest,
                 )
             self._matched += len(part)
             if self._matched == len(placed):

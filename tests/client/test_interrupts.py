@@ -172,6 +172,7 @@ def test_a_wait_that_was_interrupted_leaves_the_client_whole(ringlog_engine, rin
         assert item.bytes() == [b"2"]
 
 
+@pytest.mark.interpreted
 @pytest.mark.timeout(60)
 def test_everybody_is_told_of_work_that_was_torn(ringlog_engine, ringlog_topic, hits, monkeypatch) -> None:
     """Hit in the middle of a turn: tickets fail with an unknown outcome, other threads come back."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
+
 from ringlog.client.shell import CROWDED_WAITS, Shell
 from ringlog.link.pending import Pending
 
@@ -54,12 +56,14 @@ def looked_on(looks: int, *, crowded: int = 0) -> tuple[Shell, Pending[Any], Cal
     return shell, pending, calls
 
 
+@pytest.mark.interpreted
 def test_an_answer_that_comes_soon_is_taken_awake() -> None:
     _, pending, calls = looked_on(3)
     assert pending.take() == "answer"
     assert calls.looked == 3
 
 
+@pytest.mark.interpreted
 def test_where_somebody_computes_the_answer_is_slept_for_at_once() -> None:
     shell, pending, calls = looked_on(1, crowded=CROWDED_WAITS)
     assert not pending.is_done

@@ -127,6 +127,7 @@ def test_what_was_not_answered_is_an_error_once_and_its_leases_are_lost():
     assert behind.all_answered().is_done
 
 
+@pytest.mark.interpreted
 def test_acks_that_went_with_a_claim_are_no_error_when_only_the_claim_failed():
     """What it was given cannot be read, say: by then they are done."""
     behind = Behind(Line(), None, waits_for_claim=True)

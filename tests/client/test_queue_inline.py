@@ -51,6 +51,7 @@ def put_singly(queue: Queue, payloads: list[bytes]) -> None:
         queue.put(payload)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("most", [1, 7, MANY])
 def test_small_jobs_come_along_and_are_what_lies_in_the_files(
@@ -89,6 +90,7 @@ def test_jobs_with_more_than_a_payload_are_read_from_the_files(
     assert not any(answer.payloads for answer in answers)
 
 
+@pytest.mark.interpreted
 def test_large_jobs_and_many_at_once_are_read_from_the_files(
     queue: Queue, answers: list[JobsClaimed]
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_topic_made_anew_has_other_jobs(ringlog_engine: TestEngine, queue: Que
     assert queue.claim(9).payloads() == others[:9]
 
 
+@pytest.mark.interpreted
 def test_a_client_without_a_ring_reads_as_before(
     ringlog_engine: TestEngine, queue: Queue, answers: list[JobsClaimed]
 ) -> None:

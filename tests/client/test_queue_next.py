@@ -75,6 +75,7 @@ def test_what_is_done_is_gone_when_the_next_claim_returns(queue):
     assert counts(queue) == (0, 0, 0)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
 def test_on_the_engines_host_both_travel_in_one_request(
     ringlog_engine, ringlog_topic, monkeypatch, durability
@@ -93,6 +94,7 @@ def test_on_the_engines_host_both_travel_in_one_request(
         assert counts(queue) == (40 - 32, 0, 0)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("config", [{"record_priority": True}, {"leases_durable": True}])
 def test_queues_of_another_kind_take_two_and_are_not_tried_for_long(
     ringlog_engine, ringlog_topic, monkeypatch, config

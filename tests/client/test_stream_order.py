@@ -241,6 +241,7 @@ def test_trouble_costs_a_second_way_and_no_order(acts):
     assert sender.engine.appended == [n.to_bytes(8, "big") for n in range(sender.sent)]
 
 
+@pytest.mark.interpreted
 def test_a_shard_that_does_not_look_at_what_follows_is_noticed(monkeypatch):
     """Without W9 the same trouble changes places: the test above says something."""
 
@@ -393,6 +394,7 @@ class Kept(Run):
         self.fates += [(first, count, type(error).__name__)]
 
 
+@pytest.mark.interpreted
 def test_a_refusal_that_overtakes_an_answer_is_that_of_its_own_frames():
     """A gateway refuses at once while it still waits for the shard: the frames before are not meant."""
     links = GatewayLinks.__new__(GatewayLinks)

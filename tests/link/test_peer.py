@@ -216,6 +216,7 @@ def test_what_was_never_sent_was_certainly_not_applied(client):
     assert pending.error.outcome == "not_applied"
 
 
+@pytest.mark.interpreted
 def test_a_reply_that_comes_while_the_events_are_read_is_not_slept_over(server, client):
     """CL-2: reading ZMQ_EVENTS takes the wake-up of what arrived meanwhile; look for it again."""
     client.until(lambda: client.peer.is_up)
@@ -250,6 +251,7 @@ def test_who_only_tells_sees_that_the_connection_has_ended(server, client):
     assert client.peer.connections == 2
 
 
+@pytest.mark.interpreted
 def test_a_connection_that_ends_while_open_requests_are_sent_is_seen_to_have_ended(server, client):
     """CL-2: whatever sending does takes the wake-up with it; nobody looks again before some deadline."""
     client.until(lambda: client.peer.is_up)

@@ -14,6 +14,9 @@ from ringlog.frame.codec import frames_of_one
 from ringlog.frame.settle import S_POSITION, WORDS
 from ringlog.link.runs import InFlight, Run
 
+# Its runs are subclasses, which compiled ones have none of that are not compiled.
+pytestmark = pytest.mark.interpreted
+
 
 class Kept(Run):
     """A run that remembers its fate."""

@@ -6,12 +6,15 @@ import pytest
 
 from ringlog.envelope.messages import OpenTurns, TurnsOpened
 from ringlog.errors import InvalidRequest, NotConnected, RequestTimeout
-from ringlog.link.peer import FdSet, Reply
+from ringlog.link.peer import Reply
 from ringlog.link.pending import Pending
 from ringlog.link.turn_link import TurnLink
 from ringlog.link.turn_ring import TurnWriter
 from ringlog.testing.clock import ManualClock
 from tests.link.test_turn_ring import rows
+
+# Its doubles of a peer and of who hears are none to compiled code.
+pytestmark = pytest.mark.interpreted
 
 
 class Asked:
@@ -27,7 +30,7 @@ class Asked:
         return pending
 
 
-class Watched(FdSet):
+class Watched:
     def __init__(self):
         self.fds = set()
 

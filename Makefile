@@ -12,7 +12,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 NIGHT_STAMP := $(VENV)/.installed-night
 OLDER_SPARK := $(VENV)/spark-4.2
 # Of the modules that are compiled, and of who stands on them.
-COMPILED_TESTS := $(wildcard tests/actors/test_wal_shard_*.py tests/actors/test_scheduler*.py tests/actors/test_gateway*.py) \
+COMPILED_TESTS := $(wildcard tests/actors/test_wal_shard_*.py tests/actors/test_gateway*.py) \
   $(addprefix tests/,aio board client frame group link queue ring topic)
 
 .PHONY: help setup compiled demo test test-compiled check bench chaos chaos-night chaos-long mutants test-night spark-night fmt clean
@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py native/kernel.c
 
 # Where Python is told not to keep what it compiles, each process of each engine compiled everything anew:
 # half of what starting one takes. Cores are compiled to machine code, where there is a compiler and their sources have
-# changed: a minute and a half, or less where little has.
+# changed: a minute, or less where little has.
 compiled: $(STAMP)
 	@$(PY) -m compileall -q actors bench chaos demo pyspark_ringlog ringlog tests supervisor.py
 	@$(PY) compile_cores.py

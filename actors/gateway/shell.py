@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import zmq
 
 from actors.gateway import events as ev
@@ -22,6 +21,7 @@ from actors.gateway.auth import KeyRing, parse_keys
 from actors.gateway.core import Gateway, Identity
 from actors.gateway.deliveries import SILENCE_NS, Deliveries
 from actors.gateway.files import read_files
+from actors.gateway.pushed import PushedRun
 from actors.gateway.router import GatewayRouter, require_libzmq
 from actors.gateway.zap import IPC_DOMAIN, TCP_DOMAIN, ZapHandler
 from ringlog import __version__
@@ -45,7 +45,6 @@ from ringlog.errors import (
     RinglogError,
     StartRefused,
 )
-from ringlog.frame.settle import S_POSITION, WORDS, Entries
 from ringlog.governor import Step
 from ringlog.limits import (
     GOVERNOR_SAMPLE_MS,
@@ -59,7 +58,6 @@ from ringlog.link.delivery import Delivery
 from ringlog.link.local_links import LocalLinks, cold_unavailable
 from ringlog.link.peer import Peer
 from ringlog.link.pending import Pending, resolved
-from ringlog.link.runs import I64, Run
 from ringlog.link.timers import Timers
 from ringlog.logs import say
 from ringlog.signals import StopFlag
@@ -107,43 +105,6 @@ class _Descriptors:
 
     def unwatch(self, fd: int) -> None:
         self.epoll.unregister(fd)
-
-
-class _PushedRun(Run):
-    """Frames of one Append on their way through our ring; `done` gets the entries or the error."""
-
-    __slots__ = ("_done", "_entries", "_error")
-
-    def __init__(
-        self, topic: str, buffer: Any, offsets: I64, deadline_ns: int,
-        done: Callable[[bytes, RinglogError | None], None],
-    ) -> None:  # fmt: skip
-        super().__init__(topic, buffer, offsets, deadline_ns)
-        self._done = done
-        self._entries = np.zeros((self.count, WORDS), dtype=np.uint64)
-        self._error: RinglogError | None = None
-
-    def on_entries(self, first: int, entries: Entries) -> None:
-        """Keep them; the position a client sees is the number of the frame in its message."""
-        kept = self._entries[first : first + len(entries)]
-        kept[:] = entries
-        kept[:, S_POSITION] = np.arange(first, first + len(entries))
-        self._finish()
-
-    def on_failed(self, first: int, count: int, error: RinglogError) -> None:
-        """One frame without a fate makes the fate of the whole message unknown."""
-        self._error = self._error or error
-        self._finish()
-
-    def give_up(self) -> None:
-        """Its time is over."""
-        if not self.is_abandoned and self.settled < self.count:
-            self.is_abandoned = True
-            self._done(b"", RequestTimeout("the frames were not settled in time", outcome="unknown"))
-
-    def _finish(self) -> None:
-        if self.settled == self.count and not self.is_abandoned:
-            self._done(self._entries.tobytes(), self._error)
 
 
 class Shell:
@@ -416,7 +377,7 @@ class Shell:
             timer.cancel()
             self._events.append(ev.FramesSettled(effect.ticket, entries, error))
 
-        run = _PushedRun(effect.topic, effect.data, effect.offsets, deadline_ns, done)
+        run = PushedRun(effect.topic, effect.data, effect.offsets, deadline_ns, done)
         timer = self._timers.at(deadline_ns, run.give_up)
         try:
             self._links.submit(effect.shard, run)

@@ -20,6 +20,7 @@ from ringlog.cli.places import human_bytes
 from ringlog.cli.probe import existing_parent, time_syncs
 from ringlog.clock import Clock
 from ringlog.config import Config, load_config
+from ringlog.cores import why_not_used
 from ringlog.errors import DiskError
 from ringlog.frame.kernel import has_kernel
 from ringlog.limits import RING_BYTES_DEFAULT
@@ -74,6 +75,7 @@ def examine(config: Config, data_dir: str, clock: Clock) -> Iterator[Finding]:
     yield check_sync(data_dir, clock)
     yield check_messaging()
     yield check_kernel_of_frames(has_kernel())
+    yield check_cores(why_not_used())
     yield from check_packages(importlib.metadata.version)
 
 
@@ -181,6 +183,14 @@ def check_kernel_of_frames(is_there: bool) -> Finding:
         return Finding("compiled kernel", OK, "in use")
     remedy = "reinstall where there is a C compiler, or unset RINGLOG_KERNEL: commits cost less then"
     return Finding("compiled kernel", OK, "not in use", remedy)
+
+
+def check_cores(why_not: str) -> Finding:
+    """What engine and clients are compiled to, which is not needed but faster (ringlog/cores.py)."""
+    if not why_not:
+        return Finding("compiled cores", OK, "in use")
+    remedy = "`make compiled`, or a wheel built with RINGLOG_BUILD_CORES=1: small requests cost half then"
+    return Finding("compiled cores", OK, f"not in use: {why_not}", remedy)
 
 
 def check_packages(version_of: Callable[[str], Any]) -> Iterator[Finding]:

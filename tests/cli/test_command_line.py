@@ -18,6 +18,7 @@ from ringlog.cli.doctor import (
     BAD,
     OK,
     WARN,
+    check_cores,
     check_kernel,
     check_kernel_of_frames,
     check_open_files,
@@ -241,6 +242,14 @@ def test_a_missing_kernel_is_no_fault_but_told_with_what_to_do() -> None:
     found = check_kernel_of_frames(is_there=False)
     assert found.verdict == OK
     assert "C compiler" in found.advice
+
+
+def test_cores_that_are_not_compiled_are_no_fault_and_have_a_remedy() -> None:
+    assert check_cores("").found == "in use"
+    found = check_cores("not compiled")
+    assert found.verdict == OK
+    assert "not compiled" in found.found
+    assert "make compiled" in found.advice
 
 
 def test_missing_packages_are_bad_unless_optional() -> None:

@@ -40,8 +40,8 @@ GROUPS = {
         *(
             f"ringlog/client/{name}.py"
             for name in (
-                "batch", "behind", "claimed", "grouping", "inline", "leases", "locked", "numbered", "session", "shell",
-                "single", "stream", "working",
+                "batch", "behind", "claimed", "grouping", "inline", "leases", "locked", "numbered", "session",
+                "shell", "single", "stream", "working",
             )
         ),
     ),

@@ -11,6 +11,9 @@ from ringlog.board import layout, seqlock, topics
 from ringlog.board.board import Mark, ProcessSlot
 from ringlog.board.topics import TopicFacts, TopicTable
 
+# What the explorer steps through, and the faults it has to find, are put into the classes.
+pytestmark = pytest.mark.interpreted
+
 EMPTY = TopicFacts(*[0] * 16)
 # Only the first word, one in the middle and the last differ: each word that does multiplies the states,
 # and three in a row show every way to mix.

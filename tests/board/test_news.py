@@ -241,6 +241,7 @@ def test_ends_close_twice_without_harm(writer: NewsWriter, reader: NewsReader) -
 HOSTILE = st.sampled_from([0, 1, ROWS - 1, ROWS, ROWS + 1, 1 << 62, 1 << 63, U64_MAX - ROWS, U64_MAX])
 
 
+@pytest.mark.interpreted
 @given(
     before=st.tuples(*[HOSTILE | st.integers(0, U64_MAX)] * 3),
     turns=st.lists(st.tuples(*[HOSTILE | st.integers(0, U64_MAX)] * 3), max_size=4),

@@ -18,6 +18,7 @@ from ringlog.aio.shell import LoopShell
 from ringlog.aio.topics import Topics
 from ringlog.aio.watch import Watch
 from ringlog.client.assembler import Assembler
+from ringlog.client.checks import limits_of_group, text
 from ringlog.client.client import ClientOptions, checked_key
 from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
@@ -290,8 +291,9 @@ class Client:
     ) -> Group:  # fmt: skip
         """A consumer group of a topic, as its member `node` sees it. See ringlog.client.Client.group."""
         working = GroupWorking(
-            topic, name, mode, node or self._node, SystemClock(), start=start, tags=tags, **limits
-        )
+            text(topic, "topic"), text(name, "name"), text(mode, "mode"), text(node or self._node, "node"),
+            SystemClock(), start=start, tags=tags, **limits_of_group(limits),
+        )  # fmt: skip
         group = Group(self, self._shell, working)
         self._queues.add(group.leases)
         return group

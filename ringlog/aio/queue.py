@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ringlog.client.batches import Batches
 from ringlog.client.behind import Behind
+from ringlog.client.checks import text, whole
 from ringlog.client.claimed import Claimed, Jobs, Leases, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
@@ -25,6 +26,7 @@ from ringlog.client.queue import (
     RETRY_S,
     check_batches,
     check_claim,
+    check_claimed_for,
     check_iteration,
     check_lease,
     is_by_number,
@@ -124,7 +126,9 @@ class Queue:
     ) -> None:  # fmt: skip
         self._client, self._shell = client, shell
         self._codec = payload
-        self._working = Working(topic, node, SystemClock(), release_on_exit=release_on_exit)
+        self._working = Working(
+            text(topic, "topic"), text(node, "node"), SystemClock(), release_on_exit=release_on_exit
+        )
         self._claiming = asyncio.Lock()
         self._is_closed = False
         self._keeper: Keeper | None = None
@@ -164,7 +168,7 @@ class Queue:
         order: str = "priority", done: Iterable[Job] = (),
     ) -> Jobs[Job]:  # fmt: skip
         """Lease up to `max` jobs, behind the acks of those that are `done`."""
-        check_claim(max, wait_ms, lease_ms)
+        max, wait_ms, lease_ms = check_claim(max, wait_ms, lease_ms)
         wish = Wish(by_number=is_by_number(order))
         if done:
             jobs = await self._claim_after(done, max, lease_ms, auto_extend, wish)
@@ -230,12 +234,12 @@ class Queue:
     ) -> AsyncIterator[Job]:  # fmt: skip
         """Jobs one after the other, for ever. Close the iterator (`aclosing`) to give back at once what was
         not begun; the client's end does it at the latest."""
-        check_iteration(max_in_flight)
-        slots, unbegun = Slots(max_in_flight), deque[Job]()
+        lease_ms = check_claimed_for(lease_ms)
+        slots, unbegun = Slots(check_iteration(max_in_flight)), deque[Job]()
         self._unbegun.append(unbegun)
         behind = None
         if ack_behind:
-            behind = Behind(self._working, self._shell.session, waits_for_claim=max_in_flight == 1)
+            behind = Behind(self._working, self._shell.session, waits_for_claim=slots.most == 1)
             self._behind.append(behind)
         try:
             while not self._shell.is_closed:
@@ -264,7 +268,7 @@ class Queue:
     ) -> AsyncIterator[Jobs[Job]]:  # fmt: skip
         """Batch after batch, of claims of up to `max_in_flight` jobs, acked with the next claim. Close the
         iterator (`aclosing`) to give back at once what was not settled."""
-        most = check_batches(size, max_in_flight)
+        (size, most), lease_ms = check_batches(size, max_in_flight), check_claimed_for(lease_ms)
         behind = Behind(self._working, self._shell.session)
         batches = Batches(size, behind)
         self._behind.append(behind)
@@ -416,7 +420,7 @@ class Queue:
 
     async def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once."""
-        steps = self._working.reject(self._shell.session, [job.lease], reason)
+        steps = self._working.reject(self._shell.session, [job.lease], text(reason, "reason"))
         if not (await self._settled([job], steps)).is_complete:
             raise job.lost_error()
 
@@ -434,7 +438,7 @@ class Queue:
 
     async def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
         """Hold these jobs up to `lease_ms` from now."""
-        check_lease(lease_ms)
+        lease_ms = check_lease(lease_ms)
         leases = [job.lease for job in jobs]
         return await self._shell.run(self._working.extend(self._shell.session, leases, lease_ms))
 
@@ -444,6 +448,7 @@ class Queue:
 
     async def pending(self, limit: int = 100, *, after: int = 0) -> list[PendingJob]:
         """The first jobs behind `after` that were handed out and are not done."""
+        after, limit = whole(after, "after"), whole(limit, "limit")
         return await self._shell.run(self._working.known_jobs(self._shell.session, after, limit))
 
     async def peek(self, limit: int = 1) -> list[Record]:

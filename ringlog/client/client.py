@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from ringlog.client.assembler import Assembler
+from ringlog.client.checks import limits_of_group, text
 from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
 from ringlog.client.fields import NewRecord, Payload, RecordFields, digest_of
@@ -466,8 +467,9 @@ class Client:
         from ringlog.client.grouping import GroupWorking
 
         working = GroupWorking(
-            topic, name, mode, node or self.client_id, self._shell.session.clock, start=start, tags=tags,
-            **limits,
+            text(topic, "topic"), text(name, "name"), text(mode, "mode"),
+            text(node or self.client_id, "node"), self._shell.session.clock, start=start, tags=tags,
+            **limits_of_group(limits),
         )  # fmt: skip
         group = Group(self, self._shell, self._connection, working)
         self._queues.add(group.leases)

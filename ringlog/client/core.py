@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ringlog.client.assembler import RECORD_OVERHEAD_BYTES, Assembler
 from ringlog.client.batch import Batch
+from ringlog.client.checks import text
 from ringlog.client.fields import column_values, digest_of, fields_of
 from ringlog.client.once import append_once
 from ringlog.client.results import Appended, FlushReport, ProducerStats
@@ -96,7 +97,7 @@ def parse_codec(value: Codec | str | None) -> Codec:
 
 def named_producer_id(name: str) -> int:
     """The id of a producer that has a name: always the same, top bit clear, never 0."""
-    if not name:
+    if not text(name, "name"):
         raise UsageError("a producer's name is not empty")
     return (xxhash.xxh3_64_intdigest(name.encode()) & (SESSION_BIT - 1)) or 1
 
@@ -106,7 +107,7 @@ class ProducerCore:
 
     def __init__(self, session: Session, topic: str, options: ProducerOptions) -> None:
         self.session = session
-        self.topic = topic
+        self.topic = text(topic, "topic")
         self.options = options
         producer_id = None if options.name is None else named_producer_id(options.name)
         self.stream: Stream = session.open_stream(

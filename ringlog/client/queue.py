@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ringlog.client.batches import Batches
 from ringlog.client.behind import Behind
+from ringlog.client.checks import text, whole
 from ringlog.client.claimed import Claimed, Jobs, Leases, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
@@ -131,7 +132,9 @@ class Queue:
     ) -> None:  # fmt: skip
         self._client, self._shell, self._connection = client, shell, connection
         self._codec = payload
-        self._working = Working(topic, node, shell.session.clock, release_on_exit=release_on_exit)
+        self._working = Working(
+            text(topic, "topic"), text(node, "node"), shell.session.clock, release_on_exit=release_on_exit
+        )
         self._claiming = threading.Lock()
         """One claim at a time: they share open files."""
         self._is_closed = False
@@ -191,7 +194,7 @@ class Queue:
         takes half the time of an ack and a claim. Raises LeaseLost, and claims nothing, when one of their
         leases had ended.
         """
-        check_claim(max, wait_ms, lease_ms)
+        max, wait_ms, lease_ms = check_claim(max, wait_ms, lease_ms)
         wish = Wish(by_number=is_by_number(order))
         if done:
             jobs = self._claim_after(done, max, lease_ms, auto_extend, wish)
@@ -261,8 +264,8 @@ class Queue:
         logged then, and sets `job.lost`, where it raises LeaseLost otherwise; an error that meets an ack
         comes out of the loop with the next job.
         """
-        check_iteration(max_in_flight)
-        return self._iterate(Slots(max_in_flight), lease_ms, auto_extend, ack_behind)
+        slots = Slots(check_iteration(max_in_flight))
+        return self._iterate(slots, check_claimed_for(lease_ms), auto_extend, ack_behind)
 
     def _iterate(
         self, slots: Slots, lease_ms: int | None, auto_extend: bool, ack_behind: bool
@@ -310,7 +313,8 @@ class Queue:
         it and of those behind it, and waits for the acks of the others. Lost leases and errors are told as
         for `jobs(ack_behind=True)`.
         """
-        return self._in_batches(size, check_batches(size, max_in_flight), lease_ms, auto_extend)
+        size, most = check_batches(size, max_in_flight)
+        return self._in_batches(size, most, check_claimed_for(lease_ms), auto_extend)
 
     def _in_batches(
         self, size: int, most: int, lease_ms: int | None, auto_extend: bool
@@ -498,7 +502,7 @@ class Queue:
     def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once, whatever its deliveries; the first line of `reason` goes
         with it. Raises InvalidRequest where the queue has none, and LeaseLost."""
-        steps = self._working.reject(self._connection, [job.lease], reason)
+        steps = self._working.reject(self._connection, [job.lease], text(reason, "reason"))
         if not self._settled([job], steps).is_complete:
             raise job.lost_error()
 
@@ -542,7 +546,7 @@ class Queue:
 
     def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
         """Hold these jobs up to `lease_ms` from now, which may be earlier than before."""
-        check_lease(lease_ms)
+        lease_ms = check_lease(lease_ms)
         leases = [job.lease for job in jobs]
         return self._client.run(self._working.extend(self._connection, leases, lease_ms))
 
@@ -555,6 +559,7 @@ class Queue:
     def pending(self, limit: int = 100, *, after: int = 0) -> list[PendingJob]:
         """The first jobs behind `after` that were handed out and are not done: who holds them, until when,
         how often they were handed out, why they failed. Looking changes nothing."""
+        after, limit = whole(after, "after"), whole(limit, "limit")
         return self._client.run(self._working.known_jobs(self._connection, after, limit))
 
     def peek(self, limit: int = 1) -> list[Record]:
@@ -653,11 +658,23 @@ def lost_before(topic: str, settled: Settled) -> LeaseLost:
     )  # fmt: skip
 
 
-def check_claim(most: int, wait_ms: int, lease_ms: int | None) -> None:
-    """Raise UsageError for numbers that make no sense; so do the others."""
+def check_claim(most: int, wait_ms: int, lease_ms: int | None) -> tuple[int, int, int | None]:
+    """The same; raises UsageError for numbers that make no sense, and so do the others."""
+    most, wait_ms, lease_ms = whole(most, "max"), whole(wait_ms, "wait_ms"), check_claimed_for(lease_ms)
     check_most(most)
-    if wait_ms < 0 or (lease_ms is not None and lease_ms < 0):
-        raise UsageError("a time is not negative", wait_ms=wait_ms, lease_ms=lease_ms)
+    if wait_ms < 0:
+        raise UsageError("a time is not negative", wait_ms=wait_ms)
+    return most, wait_ms, lease_ms
+
+
+def check_claimed_for(lease_ms: int | None) -> int | None:
+    """How long jobs of a claim are held; None or 0 = as long as the topic says."""
+    if lease_ms is None:
+        return None
+    lease_ms = whole(lease_ms, "lease_ms")
+    if lease_ms < 0:
+        raise UsageError("a time is not negative", lease_ms=lease_ms)
+    return lease_ms
 
 
 def is_by_number(order: str) -> bool:
@@ -667,33 +684,39 @@ def is_by_number(order: str) -> bool:
     return order == "seq"
 
 
-def check_iteration(max_in_flight: int) -> None:
+def check_iteration(max_in_flight: int) -> int:
     """How many jobs may be out at once."""
+    max_in_flight = whole(max_in_flight, "max_in_flight")
     if not 1 <= max_in_flight <= CLAIM_JOBS_MAX:
         raise UsageError("max_in_flight out of range", found=max_in_flight, max=CLAIM_JOBS_MAX)
-
-
-def check_batches(size: int, max_in_flight: int | None) -> int:
-    """Jobs of one claim; raises UsageError."""
-    check_iteration(size)
-    if max_in_flight is None:
-        return size
-    check_iteration(max_in_flight)
-    if max_in_flight < size:
-        raise UsageError("a batch is not larger than what may be in flight", found=max_in_flight, min=size)
     return max_in_flight
+
+
+def check_batches(size: int, max_in_flight: int | None) -> tuple[int, int]:
+    """Jobs of a batch, and of one claim; raises UsageError."""
+    size = check_iteration(size)
+    if max_in_flight is None:
+        return size, size
+    most = check_iteration(max_in_flight)
+    if most < size:
+        raise UsageError("a batch is not larger than what may be in flight", found=most, min=size)
+    return size, most
 
 
 def rest_of(delay_ms: int | None, reason: str) -> Rest:
     """How a job is given back; None = to rest as its topic says."""
+    reason = text(reason, "reason")
     if delay_ms is None:
         return Rest(0, reason, True)
+    delay_ms = whole(delay_ms, "delay_ms")
     if delay_ms < 0:
         raise UsageError("a time is not negative", delay_ms=delay_ms)
     return Rest(delay_ms, reason)
 
 
-def check_lease(lease_ms: int) -> None:
+def check_lease(lease_ms: int) -> int:
     """How long a job is held."""
+    lease_ms = whole(lease_ms, "lease_ms")
     if lease_ms <= 0:
         raise UsageError("lease_ms is positive", found=lease_ms)
+    return lease_ms

@@ -23,7 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, SupportsFloat, TypeVar
 
 from ringlog.client.session import Session
 from ringlog.clock import Clock, SystemClock
@@ -231,10 +231,10 @@ class Shell:
             self.see_to_it()
         return self.session
 
-    def wait(self, pending: Pending[Any], timeout: float | None) -> bool:
+    def wait(self, pending: Pending[Any], timeout: SupportsFloat | None) -> bool:
         """Sleep until it is done; False when the timeout, in seconds, ended first. Not with the lock held."""
         if not pending.is_done:
-            deadline = None if timeout is None else self.now_s() + timeout
+            deadline = None if timeout is None else self.now_s() + float(timeout)
             with self.lock:
                 try:
                     self._wait(pending, deadline)
@@ -249,9 +249,9 @@ class Shell:
         self._wait(pending, deadline)
         return pending.is_done
 
-    def wait_all(self, pendings: Iterable[Pending[Any]], timeout: float) -> bool:
+    def wait_all(self, pendings: Iterable[Pending[Any]], timeout: SupportsFloat) -> bool:
         """Wait for several, `timeout` seconds in all; False when that was not enough."""
-        deadline = self.now_s() + timeout
+        deadline = self.now_s() + float(timeout)
         left = [pending for pending in pendings if not self.wait(pending, max(0.0, deadline - self.now_s()))]
         return not left
 

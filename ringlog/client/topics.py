@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ringlog.client.checks import text
 from ringlog.client.group_facts import GroupSummary
 from ringlog.client.pages import TagFilter, check_after, tag_filter
 from ringlog.client.session import Session
@@ -98,6 +99,7 @@ def plain_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def create(session: Session, topic: str, exist_ok: bool, config: dict[str, Any]) -> Steps[TopicDescription]:
     """Make a topic; an existing one is left as it is, and refused unless `exist_ok`."""
+    topic = text(topic, "topic")
     yield session.met()
     put = TopicPut(topic, plain_config(config), "create")
     info = yield from session.ask_by_name(topic, put)
@@ -108,6 +110,7 @@ def create(session: Session, topic: str, exist_ok: bool, config: dict[str, Any])
 
 def configure(session: Session, topic: str, config: dict[str, Any]) -> Steps[TopicDescription]:
     """Change the named settings of an existing topic."""
+    topic = text(topic, "topic")
 
     def change(_: TopicInfo) -> TopicPut:
         return TopicPut(topic, plain_config(config), "merge")
@@ -118,6 +121,7 @@ def configure(session: Session, topic: str, config: dict[str, Any]) -> Steps[Top
 
 def state(session: Session, topic: str, touch: bool) -> Steps[TopicSummary]:
     """A topic's numbers."""
+    topic = text(topic, "topic")
     reply = yield from session.about(topic, lambda _: TopicState(topic, touch))
     if reply.is_fed:
         yield session.catch_up(topic, reply.topic_id)
@@ -127,6 +131,7 @@ def state(session: Session, topic: str, touch: bool) -> Steps[TopicSummary]:
 
 def delete(session: Session, topic: str, if_empty: bool) -> Steps[TopicRemoval]:
     """Remove a topic, and the routers that lead to it or from it."""
+    topic = text(topic, "topic")
     try:
         info: TopicInfo = yield session.resolve(topic)
     except TopicNotFound:
@@ -141,6 +146,7 @@ def delete(session: Session, topic: str, if_empty: bool) -> Steps[TopicRemoval]:
 
 def delete_records(session: Session, topic: str, before_seq: int, match: TagFilter | None) -> Steps[Deletion]:
     """Delete records for good: below `before_seq`, by tag, or both."""
+    topic = text(topic, "topic")
     check_after(before_seq)
     if match is not None:
         tag_filter(match)

@@ -1,0 +1,82 @@
+"""What is no number and no name is told at once, by its name; numbers of NumPy are numbers."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringlog.client.checks import WHOLE_MAX, limits_of_group, text, whole
+from ringlog.errors import UsageError
+
+NO_NUMBERS: list[Any] = [
+    None, "1", b"1", True, np.bool_(1), 1.5, float("nan"), float("inf"), Fraction(2, 1), [], {}, object(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [3, 3.0, np.int64(3), np.uint8(3), np.float64(3)])
+def test_a_whole_number_of_any_kind_is_taken_as_one(given: Any) -> None:
+    found = whole(given, "limit")
+    assert found == 3
+    assert type(found) is int
+
+
+@pytest.mark.parametrize("given", NO_NUMBERS)
+def test_what_is_no_whole_number_is_refused_by_name(given: Any) -> None:
+    with pytest.raises(UsageError, match="lease_ms"):
+        whole(given, "lease_ms")
+
+
+@pytest.mark.parametrize("given", [WHOLE_MAX + 1, -WHOLE_MAX - 1, 1e300])
+def test_no_number_is_larger_than_what_travels(given: Any) -> None:
+    assert whole(WHOLE_MAX, "limit") == WHOLE_MAX
+    with pytest.raises(UsageError, match="limit is out of range"):
+        whole(given, "limit")
+
+
+@pytest.mark.parametrize("given", [None, 5, b"name", ["name"]])
+def test_what_is_no_string_is_refused_by_name(given: Any) -> None:
+    assert text("name", "node") == "name"
+    with pytest.raises(UsageError, match="node is a string"):
+        text(given, "node")
+
+
+def test_limits_of_a_group_are_checked_and_others_left_alone() -> None:
+    assert limits_of_group({"max_in_flight": np.int64(5), "create": False}) == {
+        "max_in_flight": 5, "create": False,
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="min_idle_ms"):
+        limits_of_group({"min_idle_ms": "5"})
+    with pytest.raises(UsageError, match="dead_letter"):
+        limits_of_group({"dead_letter": 5})
+
+
+@pytest.mark.slow
+def test_a_queue_and_a_group_refuse_what_they_cannot_take_and_go_on(client, ringlog_topic) -> None:
+    """Not one of these waits for an answer that never comes."""
+    name = ringlog_topic()
+    client.topics.create(name, type="queue")
+    queue = client.queue(name)
+    queue.put_many([b"1", b"2"])
+    refused = [
+        lambda: client.queue(5), lambda: client.queue(name, node=5), lambda: client.append(5, b""),
+        lambda: client.producer(5), lambda: client.producer(name, name=5), lambda: client.topics.create(5),
+        lambda: client.topics.delete(None), lambda: client.topics.state(5), lambda: client.group(name, 5),
+        lambda: client.group(name, "g", mode=5), lambda: client.group(name, "g", max_in_flight=1.5),
+        lambda: queue.claim("1"), lambda: queue.claim(1, wait_ms=None), lambda: queue.claim(1, lease_ms=1.5),
+        lambda: queue.claim(1, lease_ms=1 << 70), lambda: next(queue.jobs(max_in_flight=None)),
+        lambda: next(queue.batches("5")), lambda: next(queue.jobs(lease_ms="1")),
+        lambda: queue.nack([], delay_ms="1"), lambda: queue.nack([], reason=5), lambda: queue.extend([], 1.5),
+        lambda: queue.pending(None), lambda: queue.pending(after="x"),
+    ]  # fmt: skip
+    for call in refused:
+        with pytest.raises(UsageError):
+            call()
+    job = queue.claim(np.int64(1), lease_ms=np.int64(60_000))[0]
+    queue.extend([job], np.uint32(30_000))
+    with pytest.raises(UsageError):
+        queue.reject(job, 5)
+    job.nack(delay_ms=np.int16(0))
+    assert [each.data for each in queue.claim(2)] == [b"1", b"2"]

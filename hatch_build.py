@@ -45,6 +45,7 @@ class KernelHook(BuildHookInterface[Any]):
             "setuptools>=84,<85",
             "msgspec>=0.22,<0.23",
             "numpy>=2.2,<3",
+            "pyzmq>=27,<28",
             "xxhash>=4.1,<5",
         ]
 

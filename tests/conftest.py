@@ -20,6 +20,7 @@ SHM = Path("/dev/shm")
 SETTLE_S = 5.0
 # A test beside us that crashes its whole engine leaves a directory nobody uses until it starts the next one.
 REGIONS_SETTLE_S = 30.0 if "PYTEST_XDIST_WORKER" in os.environ else SETTLE_S
+EXEC_LOOKS_MAX = 200
 KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 # How fast an example runs says more about the machine's other work than about the code.
@@ -120,7 +121,17 @@ def own_children() -> dict[int, str]:
 def processes_naming(path: str) -> dict[int, str]:
     """Processes other than us whose command line holds `path`."""
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid()]
-    return {pid: command for pid in pids if path in (command := command_of(pid))}
+    return {pid: command for pid in pids if path in (command := settled_command_of(pid))}
+
+
+def settled_command_of(pid: int) -> str:
+    """As command_of, of a process that has just begun another program: for a moment it has none."""
+    for _ in range(EXEC_LOOKS_MAX):
+        command = command_of(pid)
+        if command or not os.path.exists(f"/proc/{pid}/exe"):
+            break
+        time.sleep(0.001)
+    return command
 
 
 def shm_entries() -> set[str]:

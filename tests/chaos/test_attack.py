@@ -68,7 +68,7 @@ def tried(
 
         def with_hole(**settings):
             path = os.pathsep.join([str(tmp_path / "hole"), str(ROOT)])
-            return real(**{**settings, "environ": {"PYTHONPATH": path}})
+            return real(**{**settings, "environ": {"PYTHONPATH": path, "RINGLOG_CORES": "0"}})
 
         monkeypatch.setattr(arenas, "engine", with_hole)
     attack.run(Order("attack", 1, 30, tmp_path / "scratch", {"rows": rows}), account)

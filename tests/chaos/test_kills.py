@@ -181,6 +181,8 @@ def test_a_small_storm_holds_and_counts_its_work(tmp_path):
     assert len(stage.pauses_ms) == 1
 
 
+SOURCES_ONLY = "import os; os.environ['RINGLOG_CORES'] = '0'\n"
+"""Compiled classes let nobody replace a method."""
 BUGS = {
     "repeats are not recognised (mutant 19)": (
         "from ringlog.topic import dedup\ndedup.Producer.find = lambda self, producer_seq: None\n",
@@ -201,7 +203,7 @@ BUGS = {
 def test_a_planted_bug_is_caught(tmp_path, monkeypatch, bug):
     source, kinds = BUGS[bug]
     (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "sitecustomize.py").write_text(source)
+    (tmp_path / "code" / "sitecustomize.py").write_text(SOURCES_ONLY + source)
     monkeypatch.setattr(Engine, "code_first", (str(tmp_path / "code"),))
     with Nursery() as nursery:
         stage = stage_of(tmp_path, nursery)

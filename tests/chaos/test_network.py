@@ -57,7 +57,7 @@ def test_rows_hold_and_are_counted(tmp_path):
 def test_a_shard_without_memory_is_caught(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(FORGETS))
     real = arenas.engine
-    environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "RINGLOG_CORES": "0"}
     monkeypatch.setattr(arenas, "engine", lambda **given: real(**{**given, "environ": environ}))
     account = Account()
     network.run(Order("network", 1, 10, tmp_path / "s", {"rows": ["RF-91"], "step": 29}), account)

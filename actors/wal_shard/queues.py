@@ -751,11 +751,6 @@ class Queues:
             raise damage_of(topic, damage)
         return topic
 
-    @property
-    def now_us(self) -> int:
-        """Of this turn."""
-        return self._now_us
-
     def queue_of(self, topic_id: int) -> Queue | None:
         """The queue, if it was asked for before."""
         return self._queues.get(topic_id)

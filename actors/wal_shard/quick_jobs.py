@@ -183,7 +183,6 @@ class QuickJobs:
         queues = self._queues
         for acked in gathered.values():
             topic = acked.topic
-            topic.used_us = queues.now_us
             removal = Removal(seqs=acked.jobs, records=acked.records, bytes=acked.bytes)
             is_synced = topic.config.durability == Durability.FSYNC
             queues.removals.stage(topic, removal, group, sync=is_synced, on_request=True, is_told=False)

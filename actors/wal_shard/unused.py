@@ -3,8 +3,8 @@
 Requests and records leave traces in the topic's state: its next number, when it was read, when it was used
 otherwise. A look compares them with those of the look before, and asks what uses a topic without leaving
 any: claims that wait, jobs that are leased or delayed, routers that lead to it. So nothing is done for a
-record, and the period is counted from the look that saw the last use, on the monotonic clock: a topic is never
-removed early, however the wall clock is set, and late by a step and a pause at most.
+record, and the period is counted from the first look behind the last use, on the monotonic clock: a topic is
+never removed early, however the wall clock is set, and late by a step or two and a pause.
 
 Who reads shared memory is not seen here. Clients that follow such a topic, and schedulers whose routers lead
 from it, ask for it every third of its period (ringlog/client/uses.py, actors/scheduler/source_uses.py).
@@ -56,6 +56,8 @@ class _Known:
     """Nobody has used it from then on, as far as we have looked."""
     due_ns: int
     """When it is looked at again."""
+    was_held: bool = False
+    """The last look found it in use by something that leaves no trace when it ends."""
 
 
 class Unused:
@@ -126,8 +128,10 @@ class Unused:
     def _look_at(self, known: _Known, now_us: int, remove: Callable[[Topic], None]) -> None:
         topic, traces = known.topic, _traces(known.topic)
         late_ns = self.now_ns - known.due_ns
-        if traces != known.traces or self._is_in_use(topic, now_us // 1_000):
-            known.traces, known.since_ns = traces, self.now_ns
+        is_held = self._is_in_use(topic, now_us // 1_000)
+        if is_held or known.was_held or traces != known.traces:
+            # Whatever ended since the look before, and when: from now on nobody uses it.
+            known.traces, known.was_held, known.since_ns = traces, is_held, self.now_ns
         elif late_ns > UNUSED_LATE_MS * _MS_NS:
             known.since_ns += late_ns
         if self.now_ns - known.since_ns < topic.config.expire_unused_ms * _MS_NS:

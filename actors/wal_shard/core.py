@@ -461,7 +461,7 @@ class ShardCore:
         self._serve_queues()
         self._serve_groups()
         at_ns = self._unused_at_ns
-        if at_ns is not None and self._now_ns >= at_ns and not self._held:
+        if at_ns is not None and self._now_ns >= at_ns:
             self.requests.look_for_unused(self._group, self._now_us)
         if self._consult(self.requests.queues.to_learn()):
             return
@@ -507,8 +507,10 @@ class ShardCore:
 
     @property
     def _unused_at_ns(self) -> int | None:
-        """When to look for topics that nobody uses; not while that could not be logged."""
-        is_able = self.phase is Phase.ACTIVE and self.requests.read_only is None and not self._file_failed
+        """When to look for topics that nobody uses; not while that could not be logged, or while requests are
+        held back that may be uses."""
+        is_able = self.phase is Phase.ACTIVE and not self._file_failed and not self._held
+        is_able = is_able and self.requests.read_only is None
         return self.requests.unused.next_deadline_ns() if is_able else None
 
     def _due(self, at_ns: int | None) -> bool:

@@ -16,6 +16,7 @@ from ringlog import aio
 from ringlog.client import CaughtUp, TopicDeleted
 from ringlog.client.client import Client
 from ringlog.errors import RinglogError, TopicNotFound
+from ringlog.testing import engine
 from ringlog.testing.pytest_plugin import ringlog_engine
 
 __all__ = ["ringlog_engine"]
@@ -196,6 +197,35 @@ def test_followers_with_asyncio_keep_their_topics(ringlog_engine, other, transpo
             await asyncio.to_thread(require_gone, other, set(names))
 
     asyncio.run(consume())
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_followers_keep_their_topics_while_everything_dies_in_turn(transport):
+    """F39, F69: a restart of the shard begins a period, and followers are back within it."""
+    with (
+        engine(
+            wal={"shards": 2},
+            supervisor={"restart_max": 50},
+            delivery={"schedulers": 1},
+            gateway={"enabled": True},
+        ) as running,
+        ringlog.connect(running.url, wait=10) as other,
+        ringlog.connect(running.url, wait=10, transport=transport) as client,
+    ):
+        period_ms = 3_000
+        watched, followed, source, dest = names = [f"unused-{next(_numbers)}" for _ in range(4)]
+        for name in names:
+            client.topics.create(name, expire_unused_ms=period_ms)
+        client.routers.create("kept", source, dest)
+        client.append(followed, b"r")
+        with client.watch([watched]) as watch, client.reader(followed, follow=True) as reader:
+            assert isinstance(watch.next(10), CaughtUp)
+            assert next(iter(reader)).data == b"r"
+            for kind in ("wal_shard", "scheduler", "gateway"):
+                running.kill(kind)
+                require_kept(other, set(names))
+        client.routers.delete("kept")
+        require_gone(other, set(names))
 
 
 def test_a_watch_is_told_when_its_topic_is_deleted_under_it(client, other):

@@ -52,7 +52,7 @@ GROUPS = {
             "facts", "governing", "group", "group_board", "group_numbers", "groups", "job_requests",
             "job_shelf", "job_sizes", "kept_answers", "log_hand", "phases", "places", "queue_board",
             "queue_numbers", "queues", "quick_jobs", "read_only", "removal", "repeats", "requests", "rings",
-            "routing", "shell", "waiting",
+            "routing", "shell", "unused", "waiting",
         )
     ),
 }  # fmt: skip

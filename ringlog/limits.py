@@ -248,6 +248,23 @@ not trusted. Who has more patience asks again."""
 ROUTERS_LOOK_S = 30.0
 """How often a scheduler asks shards which routers there are, though it is told of each."""
 
+# -- topics that go when nobody uses them (F39). All in milliseconds but the counts -------------------------
+EXPIRE_UNUSED_MS_MIN = 1_000
+"""Shortest `expire_unused_ms`: a client renews its use in a third of it, also on a host that is busy."""
+UNUSED_RENEWALS = 3
+"""Words of who follows such a topic in each of its periods: two may be lost."""
+UNUSED_STEPS = 4
+"""Looks at a topic in each of its periods: one may be removed so much of it late, and never early."""
+UNUSED_STEP_MS_MIN = 250
+UNUSED_STEP_MS_MAX = 60_000
+UNUSED_PAUSE_MS = 100
+"""Least time from one look to the next, so that those of many topics are made together."""
+UNUSED_LOOKS_MAX = 512
+"""Topics in one look: their control frames fit into the room that a turn keeps for such. With more topics
+than are looked at in time all of them go later."""
+UNUSED_LATE_MS = 250
+"""A look that is later than this was held up, and so were perhaps the words of who uses the topic."""
+
 # -- queues. A worker that asks for more gets so much and asks again ----------------------------------------
 CLAIM_JOBS_MAX = 1_000
 """Jobs of one claim; a larger wish is cut to it (N-7)."""

@@ -120,7 +120,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "link", "storage.snapshot", "segment", "tier", "root",
         # Routers read their sources as every reader on the host does.
         "client.local_source", "client.portion", "client.connection", "client.pages", "client.pieces",
-        "client.reader",
+        "client.reader", "client.uses",
         # What a dead letter is, its scheduler and clients know from one place.
         "client.letters", "queue",
     },
@@ -165,6 +165,7 @@ SHELL_SIDE: dict[str, str] = {
     "actors.scheduler.shell": "the socket, news and topic tables of all shards",
     "actors.scheduler.forwarder": "follows and reads sources, sends passes to shards",
     "actors.scheduler.sources": "a reader's connection from within, open files of sources",
+    "actors.scheduler.source_uses": "asks shards for the sources of routers",
     "actors.scheduler.dead_letters": "reads spent jobs, sends their copies to shards",
     "actors.scheduler.letters": "reads dead letters, sends their copies to shards",
     "actors.scheduler.copies": "makes the frames of a pass with the writer of segments",

@@ -22,6 +22,7 @@ from actors.scheduler.letters import Letters
 from actors.scheduler.router_objects import RouterObjects
 from actors.scheduler.routing import FlowKey, Routing
 from actors.scheduler.settling import Settling
+from actors.scheduler.source_uses import SourceUses
 from actors.scheduler.sources import ASK_NS, EngineConnection, Sources
 from actors.scheduler.turns import FIND_OUT, TURN_WORDS
 from ringlog import stop_points
@@ -78,6 +79,7 @@ class Forwarder:
         self.objects = RouterObjects(self, boot.incarnation, routers_max)
         self._settling = Settling(self)
         self._places: dict[FlowKey, m.TopicInfo] = {}
+        self._uses = SourceUses(self.connection, self.routing.flows.__contains__)
         self.is_loaded = False
         self._events: list[Any] = []
         self._feeds: dict[int, FlowKey] = {}
@@ -333,6 +335,7 @@ class Forwarder:
                 if feed is None:
                     return
                 self._places[key] = info
+                self._uses.keep(key, info)
                 at = flow.until if after is None else after
                 place = m.Feed(feed, flow.source, info.topic_id, info.shard, info.slot, at)
                 self._say(m.Subscribe(int(key.is_strong), [place], CREDIT_DEFAULT, strong=key.is_strong))

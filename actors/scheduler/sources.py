@@ -14,6 +14,7 @@ from ringlog.board.topics import TopicFacts
 from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Cursor
 from ringlog.client.portion import Portion
+from ringlog.client.uses import Use
 from ringlog.clock import Clock
 from ringlog.envelope import messages as m
 from ringlog.errors import NotConnected, TopicNotFound
@@ -97,6 +98,10 @@ class EngineConnection:
         if located.topic_id != self._topic_id:
             raise TopicNotFound("no such topic", topic=topic)
         return located
+
+    def keep_used(self, topic: str, epoch: int = 0) -> Use:
+        """Not here: see source_uses.py."""
+        return Use(epoch)
 
     def facts(self, info: m.TopicInfo | m.Located) -> TopicFacts | None:
         """Its slot on the board, now."""

@@ -198,7 +198,7 @@ class ShardCore:
         if self.requests.read_only is not None:
             return None
         is_free = self.waiting is Waiting.NOTHING
-        due = (self._flush_at_ns, self._mark_at_ns, self._retain_at_ns) if is_free else ()
+        due = (self._flush_at_ns, self._mark_at_ns, self._retain_at_ns, self._unused_at_ns) if is_free else ()
         times = [t for t in due if t is not None]
         if self._file_failed and not self._preparing:
             times.append(self._file_retry_ns)
@@ -225,7 +225,7 @@ class ShardCore:
         if kind is Tick:
             self._now_us, self._now_ns = event.now_us, event.monotonic_ns
             self.requests.queues.ticked(event.now_us, event.monotonic_ns)
-            self.requests.groups.waiting.now_ns = event.monotonic_ns
+            self.requests.groups.waiting.now_ns = self.requests.unused.now_ns = event.monotonic_ns
             return
         if kind is FramesArrived or kind is ControlReceived:
             if kind is ControlReceived and self._is_quick(event):
@@ -460,6 +460,9 @@ class ShardCore:
             return
         self._serve_queues()
         self._serve_groups()
+        at_ns = self._unused_at_ns
+        if at_ns is not None and self._now_ns >= at_ns:
+            self.requests.look_for_unused(self._group, self._now_us)
         if self._consult(self.requests.queues.to_learn()):
             return
         if self.requests.read_only is not None:
@@ -501,6 +504,14 @@ class ShardCore:
             return
         replies = groups.serve(self._group, self._now_us)
         (self._replies if self._group.parts else self._effects).extend(replies)
+
+    @property
+    def _unused_at_ns(self) -> int | None:
+        """When to look for topics that nobody uses; not while that could not be logged, or while requests are
+        held back that may be uses."""
+        is_able = self.phase is Phase.ACTIVE and not self._file_failed and not self._held
+        is_able = is_able and self.requests.read_only is None
+        return self.requests.unused.next_deadline_ns() if is_able else None
 
     def _due(self, at_ns: int | None) -> bool:
         return at_ns is not None and self._now_ns >= at_ns
@@ -635,7 +646,7 @@ class ShardCore:
         if topics:
             news = () if self.phase is Phase.RECOVERING else group.news
             self._effects.append(PublishTopics(topics, news))
-        self._effects.extend(RetireTopic(topic) for topic in retired)
+        self._effects.extend(RetireTopic(topic, self.requests.unused.why(topic)) for topic in retired)
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
         if self.requests.queues.waiting:
@@ -774,6 +785,7 @@ class ShardCore:
             self.requests.routing.recovered()
             self.requests.queues.recovered()
             self.requests.groups.recovered()
+            self.requests.unused.recovered()
             self._prepare(0)
 
     def _finish_draining(self) -> None:

@@ -205,6 +205,8 @@ class RetireTopic:
     """The topic is gone; its slot says so."""
 
     topic: Topic
+    unused_ms: int = 0
+    """It was removed because nobody used it for so long; 0 = somebody wanted it."""
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from actors.wal_shard.read_only import ANSWERED, ReadOnly
 from actors.wal_shard.records import HeadReserved, KeyUsed, TopicRemoved, config_frame, create_frame, frame_of
 from actors.wal_shard.removal import Removals
 from actors.wal_shard.routing import Routing
+from actors.wal_shard.unused import Unused
 from ringlog import __version__
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
@@ -99,6 +100,7 @@ class Requests:
         self.routing = Routing(directory, admission, self._ask_again)
         self.queues = Queues(identity.incarnation, directory, self.removals)
         self.groups = Groups(identity.incarnation, directory, self.removals)
+        self.unused = Unused(directory, self.queues, self.groups)
         self._handlers: dict[type[m.Message], Callable[[Any, ControlReceived, Group, int], Answer | None]] = {
             m.Hello: self._hello,
             m.TopicPut: self._put,
@@ -145,6 +147,9 @@ class Requests:
             self.removals.refuse_delete()
             self.queues.refuse()
             answer = error_reply(e)
+        else:
+            if self.unused:
+                self.unused.saw(event.message, now_us)
         if answer is None:
             return None
         message, attachment = answer if isinstance(answer, tuple) else (answer, None)
@@ -187,6 +192,7 @@ class Requests:
         if message.mode != "create":
             config.require_type_of(topic.config, topic.name)
             if config != topic.config:
+                config.require_lifetime_of(topic.config, topic.name)
                 self.queues.durable.require_room(topic, config)
                 self._reconfigure(topic, config, group, now_us)
         return self.info(topic, created=False)
@@ -198,6 +204,7 @@ class Requests:
         self._directory.note_class(topic)
         group.add_control(config_frame(topic), topic)
         self.queues.reconfigured(topic)
+        self.unused.note(topic)
         self.queues.durable.reconfigured(topic, group, now_us // 1_000)
         was_volatile = old == Durability.EPHEMERAL and config.durability != Durability.EPHEMERAL
         ends_reserving = topic.is_reserving and config.durability == Durability.FSYNC
@@ -218,6 +225,7 @@ class Requests:
         topic_id, epoch = self._directory.next_identity()
         topic = Topic(topic_id, epoch, name, parsed)
         self._directory.add(topic)
+        self.unused.note(topic)
         group.add_control(create_frame(topic), topic)
         return topic
 
@@ -301,14 +309,23 @@ class Requests:
             return m.TopicDeleted(message.topic, False)
         if message.if_empty and topic.staged_count > 0:
             raise TopicNotEmpty("topic holds records", topic=topic.name, count=topic.staged_count)
+        self._remove(topic, group)
+        return m.TopicDeleted(topic.name, True, [each.name for each in topic.routers.values()])
+
+    def look_for_unused(self, group: Group, now_us: int) -> None:
+        """Remove topics that nobody has used for as long as they say."""
+        self.unused.look(now_us, lambda topic: self._remove(topic, group))
+
+    def _remove(self, topic: Topic, group: Group) -> None:
+        """Stage a topic's end."""
         group.add_control(frame_of(TopicRemoved(topic.epoch), topic.topic_id, topic.epoch))
         group.dirty.pop(topic.topic_id, None)
         self._directory.remove(topic)
         self.routing.forget(topic)
         self.queues.forget(topic)
         self.groups.forget(topic)
+        self.unused.forget(topic)
         self.retired.append(topic)
-        return m.TopicDeleted(topic.name, True, [each.name for each in topic.routers.values()])
 
     # -- appends by message ---------------------------------------------------------------------------
 

@@ -503,13 +503,8 @@ class Shell:
         answers = [answer(question, self._ledger.of) for question in effect.questions]
         for question, found in zip(effect.questions, answers, strict=True):
             if isinstance(found, CorruptData):
-                say(
-                    log,
-                    logging.ERROR,
-                    "stored records are damaged",
-                    topic=question.topic.name,
-                    **found.detail,
-                )
+                name = question.topic.name
+                say(log, logging.ERROR, "stored records are damaged", topic=name, **found.detail)
         return ev.Consulted(answers)
 
     def _publish_topics(self, effect: ev.PublishTopics) -> None:
@@ -532,6 +527,16 @@ class Shell:
             self._slot.add(P.TOPICS_CHANGED, 1)
             self._announcer.tell_gone(effect.topic)
         self._jobs.forget(effect.topic.topic_id)
+        if effect.unused_ms:
+            name, records = effect.topic.name, effect.topic.count
+            say(
+                log,
+                logging.INFO,
+                "a topic goes unused",
+                topic=name,
+                unused_ms=effect.unused_ms,
+                records=records,
+            )
 
     def _publish_marks(self, effect: ev.PublishMarks) -> None:
         slot = self._slot

@@ -92,7 +92,7 @@ class Reader:
     def _page_steps(self, limit: int) -> Steps[Page]:
         connection = self._shell.session
         if self._source is None:
-            self._source = open_source(connection, self._topic, is_settling=True)
+            self._source = open_source(connection, self._topic, is_settling=True, is_following=self._follow)
         if self._start is not None:
             start, self._start = self._start, None
             self.cursor = yield from resolve_start(connection, self._source, self._topic, start)
@@ -166,7 +166,9 @@ class Tailer:
                 "a tailer reads the engine's files and must run on its host", transport=connection.transport
             )
         if self._source is None:
-            self._source = LocalSource(connection, self._topic, is_mapped=True, is_settling=True)
+            self._source = LocalSource(
+                connection, self._topic, is_mapped=True, is_settling=True, is_following=self._follow
+            )
         if self._start is not None:
             start, self._start = self._start, None
             self.cursor = yield from resolve_start(connection, self._source, self._topic, start)

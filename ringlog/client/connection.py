@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ringlog.board.topics import TopicFacts
+from ringlog.client.uses import Use
 from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime, SeekTimeReply, TopicInfo
 from ringlog.link.pending import Pending
 from ringlog.link.protocol import Marks, Transport
@@ -65,6 +66,13 @@ class Connection(Protocol):
 
     def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
         """Ask the topic's shard where records after `after` lie (ring transport)."""
+        ...
+
+    def keep_used(self, topic: str, epoch: int = 0) -> Use:
+        """Somebody follows this life of a topic, until he ends the Use: nobody is to take it for unused.
+
+        Never fails; topics that are not removed when they are unused cost no message and no timer.
+        """
         ...
 
     def facts(self, info: TopicInfo | Located) -> TopicFacts | None:

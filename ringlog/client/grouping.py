@@ -338,7 +338,7 @@ class Streaming:
 
     def _read(self, connection: QueueConnection, wait_s: float) -> Steps[Page]:
         if self._source is None:
-            self._source = open_source(connection, self._working.topic)
+            self._source = open_source(connection, self._working.topic, is_following=True)
         page: Page = yield from read_page(
             self._source, self._working.topic, self._cursor, limit=ITERATOR_PAGE_RECORDS, wait_s=wait_s,
             filters=self._working.filters,

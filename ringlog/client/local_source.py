@@ -12,6 +12,7 @@ from ringlog.client.pages import Cursor, Page
 from ringlog.client.pieces import FramePiece, visible_pieces
 from ringlog.client.portion import Kept, Portion
 from ringlog.client.shared_reads import PageLimits, Passage, Reading
+from ringlog.client.uses import Use
 from ringlog.clock import Clock, SystemClock
 from ringlog.envelope.messages import ColdRead, Located
 from ringlog.errors import CorruptData, DiskError, NotReady, StaleEpoch
@@ -56,10 +57,13 @@ class LocalSource:
 
     def __init__(
         self, connection: Connection, topic: str, *, is_mapped: bool = False, is_settling: bool = False,
-        checks_bodies: bool = True, clock: Clock | None = None, disk: Disk | None = None,
+        checks_bodies: bool = True, is_following: bool = False, clock: Clock | None = None,
+        disk: Disk | None = None,
     ) -> None:  # fmt: skip
-        """`is_mapped`: map files instead of reading them (expendable processes only). `is_settling`: see
-        open_source; `checks_bodies`: see TopicReader."""
+        """`is_mapped`: map files instead of reading them (expendable processes only). `is_settling`,
+        `is_following`: see open_source; `checks_bodies`: see TopicReader."""
+        self._is_following = is_following
+        self._use: Use | None = None
         self._is_settling = is_settling
         self._connection = connection
         self._topic = topic
@@ -90,8 +94,19 @@ class LocalSource:
             self._shelf.close()
         if self._ledger is not None:
             self._ledger.close()
+        if self._use is not None:
+            self._use.end()
+        self._use = None
         self._reader = self._located = self._located_for = self._shelf = self._ledger = self._passed = None
         self._kept.clear()
+
+    def keep_used(self, epoch: int = 0) -> None:
+        """See Source.keep_used."""
+        use = self._use
+        if self._is_following and (use is None or epoch not in {0, use.epoch}):
+            self._use = self._connection.keep_used(self._topic, epoch)
+            if use is not None:
+                use.end()
 
     def fetch(self, cursor: Cursor, *, limit: int, bytes_max: int, wait_s: float) -> Steps[Portion]:
         """See Source.fetch."""
@@ -432,6 +447,7 @@ class LocalSource:
             if len(located.extents) >= EXTENTS_PER_LOCATE_MAX:
                 self._wants_all = False  # That is more than one answer holds.
             self._located_for, self._located_after = cursor, after
+            self.keep_used(located.epoch)
         return self._located
 
     def _plan(self, cursor: Cursor, located: Located, facts: TopicFacts) -> ReadPlan:

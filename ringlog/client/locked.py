@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from ringlog.board.topics import TopicFacts
 from ringlog.client.session import Session
 from ringlog.client.shell import Shell
+from ringlog.client.uses import Use
 from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime, SeekTimeReply, TopicInfo
 from ringlog.link.local_links import LocalLinks
 from ringlog.link.peer import Reply
@@ -61,6 +62,11 @@ class LockedConnection:
     def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
         """Where do records after `after` lie?"""
         return self._begin(lambda session: session.locate(topic, after, epoch))
+
+    def keep_used(self, topic: str, epoch: int = 0) -> Use:
+        """Somebody follows a topic; whoever serves the session says so."""
+        with self._shell.locked() as session:
+            return session.keep_used(topic, epoch)
 
     def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
         """Read the topic's slot on the board now."""

@@ -55,6 +55,10 @@ class Source(Protocol):
         """
         ...
 
+    def keep_used(self, epoch: int = 0) -> None:
+        """Keep this life of the topic in use until it is closed, if it was made to follow it."""
+        ...
+
     def close(self) -> None:
         """Let go of files. The source may be used again."""
         ...

@@ -240,7 +240,7 @@ class Reader:
         self._follow = follow
         self._tags, self._node = tags, node
         self._filters: Filters | None = None
-        self._source = open_source(client.connection, topic, is_settling=True)
+        self._source = open_source(client.connection, topic, is_settling=True, is_following=follow)
         self._files = Borrowed(self._source)
         self._start: Start | None = start
         self._cursor = Cursor(0, 0)

@@ -11,6 +11,7 @@ from pyroaring import BitMap64
 from ringlog.client.connection import Connection
 from ringlog.client.pages import Cursor
 from ringlog.client.portion import Kept, Portion
+from ringlog.client.uses import Use
 from ringlog.envelope.messages import Read, ReadReply, SeekTime
 from ringlog.errors import CorruptData, Internal
 from ringlog.frame import batch as frames
@@ -28,8 +29,12 @@ from ringlog.topic.tombstone import Gap
 class RemoteSource:
     """Asks the gateway. Frames come whole, sealed under seed 0, and are verified here once more."""
 
-    def __init__(self, connection: Connection, topic: str, *, is_settling: bool = False) -> None:
-        """`is_settling`: see open_source."""
+    def __init__(
+        self, connection: Connection, topic: str, *, is_settling: bool = False, is_following: bool = False
+    ) -> None:
+        """`is_settling`, `is_following`: see open_source."""
+        self._is_following = is_following
+        self._use: Use | None = None
         self._connection = connection
         self._topic = topic
         self._is_settling = is_settling
@@ -40,6 +45,17 @@ class RemoteSource:
     def close(self) -> None:
         """Forget what was read ahead."""
         self._kept.clear()
+        if self._use is not None:
+            self._use.end()
+        self._use = None
+
+    def keep_used(self, epoch: int = 0) -> None:
+        """See Source.keep_used."""
+        use = self._use
+        if self._is_following and (use is None or epoch not in {0, use.epoch}):
+            self._use = self._connection.keep_used(self._topic, epoch)
+            if use is not None:
+                use.end()
 
     def fetch(self, cursor: Cursor, *, limit: int, bytes_max: int, wait_s: float) -> Steps[Portion]:
         """See Source.fetch."""
@@ -55,6 +71,7 @@ class RemoteSource:
         return portion
 
     def _fetch(self, cursor: Cursor, limit: int, bytes_max: int, wait_s: float) -> Steps[Portion]:
+        self.keep_used()
         kept, known = self._kept, self._reply
         held = known is not None and kept.covers(cursor.seq, cursor.epoch)
         request = Read(
@@ -67,6 +84,7 @@ class RemoteSource:
             if e.detail.get("reason") == "corrupt_segment":
                 raise CorruptData(e.message, **e.detail) from None
             raise
+        self.keep_used(reply.epoch)
         if known and request.held and _still_holds(request, known, reply):
             # Asked all the same: what was read ahead may have been deleted since (DL-9).
             return self._portion(reply, None, cursor.seq, kept.runs_after(cursor.seq))

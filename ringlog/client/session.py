@@ -19,6 +19,7 @@ from ringlog.board.topics import TopicFacts
 from ringlog.client.batch import Shipment
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState
 from ringlog.client.stream import RETRY_MS_MAX, Stream, class_met
+from ringlog.client.uses import Use, Uses
 from ringlog.clock import Clock, SystemClock
 from ringlog.envelope.messages import (
     Append,
@@ -109,6 +110,7 @@ class Session:
         self.log_map = LogMap()
         """What this client's readers know of where topics lie in the log."""
         self.delivery = Delivery(self, GIVE_BACK_BUSY_NS)
+        self.uses = Uses(self)
         self._topics: dict[str, TopicInfo] = {}
         self._topics_generation = 0
         self._resolving: dict[tuple[str, bool], Pending[TopicInfo]] = {}
@@ -308,6 +310,10 @@ class Session:
     def _resolved(self, topic: str, create: bool) -> None:
         self._resolving.pop((topic, create), None)
 
+    def known(self, topic: str) -> TopicInfo | None:
+        """What was said of the topic since the engine was started last, if anything was."""
+        return self._topics.get(topic) if self._topics_generation == self.links.generation else None
+
     def remember(self, info: TopicInfo) -> TopicInfo:
         """Keep what a shard said of a topic."""
         self._topics[info.topic] = info
@@ -483,6 +489,10 @@ class Session:
         """Ask the topic's shard where records after `after` lie."""
         return start(self.about(topic, lambda _: Locate(topic, after, epoch)))
 
+    def keep_used(self, topic: str, epoch: int = 0) -> Use:
+        """Say for who follows a topic that it is in use, where that matters; see Connection."""
+        return self.uses.begin(topic, epoch)
+
     def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
         """Read the topic's slot on the board now."""
         return self._local().topic_facts(info)
@@ -545,6 +555,11 @@ class Session:
         for stream in self.streams:
             stream.fail_all(lambda was_sent: _gone("unknown" if was_sent else "not_applied"))
         self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """After close."""
+        return self._is_closed
 
     def close(self) -> None:
         """End all connections."""

@@ -13,9 +13,12 @@ from ringlog.client.portion import Source
 from ringlog.client.remote_source import RemoteSource
 
 
-def open_source(connection: Connection, topic: str, *, is_settling: bool = False) -> Source:
+def open_source(
+    connection: Connection, topic: str, *, is_settling: bool = False, is_following: bool = False
+) -> Source:
     """Choose by transport. `is_settling`: whoever reads to the head without waiting finds the copies of what
-    was acked at the sources of the topic's routers (RT-20)."""
+    was acked at the sources of the topic's routers (RT-20). `is_following`: whoever waits for more keeps the
+    topic in use until the source is closed (F39)."""
     if connection.transport == "ring":
-        return LocalSource(connection, topic, is_settling=is_settling)
-    return RemoteSource(connection, topic, is_settling=is_settling)
+        return LocalSource(connection, topic, is_settling=is_settling, is_following=is_following)
+    return RemoteSource(connection, topic, is_settling=is_settling, is_following=is_following)

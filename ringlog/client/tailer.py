@@ -198,7 +198,9 @@ class Tailer:
         self._client = client
         self._topic = topic
         self._follow = follow
-        self._source = LocalSource(client.connection, topic, is_mapped=True, is_settling=True)
+        self._source = LocalSource(
+            client.connection, topic, is_mapped=True, is_settling=True, is_following=follow
+        )
         self._files = Borrowed(self._source)
         self._start: Start | None = start
         self._cursor = Cursor(0, 0)

@@ -229,7 +229,8 @@ class WatchCore:
     def _open(self, connection: Connection, info: TopicInfo, where: Start) -> Steps[WatchedTopic]:
         options = self.options
         nodes = node_filter(options.node) if info.config.get("dedupe_node", True) else frozenset()
-        source = open_source(connection, info.topic)
+        source = open_source(connection, info.topic, is_following=True)
+        source.keep_used(info.epoch)
         kept = options.cursors.get(info.topic)
         cursor = yield from resolve_start(connection, source, info.topic, kept or where)
         level = Durability.parse(str(info.config.get("durability", "disk")))

@@ -207,6 +207,10 @@ class ColdConnection:
         """See Connection; nobody forwards anything."""
         return resolved(None)
 
+    def keep_used(self, topic: str, epoch: int = 0) -> Any:
+        """See Connection; nobody is there who would remove it, nor who follows it."""
+        return None
+
     def topic_sequence(self, info: Any) -> int:
         """See Connection; there is no slot."""
         return -1

@@ -15,6 +15,7 @@ import msgspec
 from pyroaring import BitMap64
 
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts
+from ringlog.client.uses import Use
 from ringlog.envelope.messages import (
     ColdRead,
     Extent,
@@ -285,6 +286,10 @@ class LogWorld:
             self.ttl_floor, self.trim_floor, self.head_seq + 1 - self.earliest_seq, 0, TS_US, 0,
             self.version, self.due_us, self.ttl_us,
         )  # fmt: skip
+
+    def keep_used(self, topic: str, epoch: int = 0) -> Use:
+        """See Connection; here nothing is removed."""
+        return Use(epoch)
 
     def topic_sequence(self, info: TopicInfo | Located) -> int:
         """See Connection."""

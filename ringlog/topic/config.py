@@ -17,6 +17,7 @@ import msgspec
 
 from ringlog.errors import CorruptData, InvalidRequest, TopicIncompatible
 from ringlog.limits import (
+    EXPIRE_UNUSED_MS_MIN,
     IDEMPOTENCY_KEYS_PER_TOPIC,
     IDEMPOTENCY_KEYS_PER_TOPIC_MAX,
     LEASE_MS_MAX,
@@ -82,7 +83,8 @@ class TopicConfig:
     starvation_ms: int = 30_000
     """Queue with priorities: a job below the highest level that waited longer goes first; 0 = none does."""
     expire_unused_ms: int = 0
-    """The topic is removed when nobody used it for this long; 0 = never."""
+    """The topic is removed when nobody used it for this long; 0 = never. Said when it is made: later it may
+    become longer, or 0."""
     compression: str = "none"
     """Codec of frames written by the library's own producers: none, lz4 or zstd."""
 
@@ -134,6 +136,16 @@ class TopicConfig:
                 requested_type=self.type,
             )
 
+    def require_lifetime_of(self, existing: TopicConfig, topic: str) -> None:
+        """Raise InvalidRequest when an existing topic would go unused sooner than was said: whoever follows
+        it reads shared memory, and would not know that he has to say so, or how soon."""
+        old, new = existing.expire_unused_ms, self.expire_unused_ms
+        if new and (not old or new < old):
+            raise InvalidRequest(
+                "a topic's time without use is never made shorter", field="expire_unused_ms", topic=topic,
+                existing=old, requested=new,
+            )  # fmt: skip
+
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain values, as requests and responses carry them."""
         plain = {name: getattr(self, name) for name in _FIELDS}
@@ -152,7 +164,11 @@ class TopicConfig:
         Raises CorruptData for anything that `to_bytes` of no version could have written.
         """
         try:
-            return cls.parse(_decoder.decode(data))
+            given = _decoder.decode(data)
+            unused_ms = given.get("expire_unused_ms")
+            if type(unused_ms) is int and 0 < unused_ms < EXPIRE_UNUSED_MS_MIN:
+                given["expire_unused_ms"] = EXPIRE_UNUSED_MS_MIN  # Stored when it had no effect.
+            return cls.parse(given)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, InvalidRequest) as e:
             raise CorruptData("stored topic config does not decode", reason=str(e)) from None
 
@@ -188,6 +204,18 @@ def _unsigned(field: str, value: Any) -> int:
     if not 0 <= number <= U64_MAX:
         raise InvalidRequest("out of range", field=field, min=0, max=U64_MAX, found=str(number)[:32])
     return number
+
+
+def _none_or_from(low: int) -> Check:
+    """Check an unsigned field that is 0 or at least `low`."""
+
+    def check(field: str, value: Any) -> int:
+        number = _unsigned(field, value)
+        if 0 < number < low:
+            raise InvalidRequest("out of range", field=field, min=low, max=U64_MAX, found=str(number), none=0)
+        return number
+
+    return check
 
 
 def _clamped(low: int, high: int) -> Check:
@@ -253,7 +281,7 @@ _CHECKS: dict[str, Check] = {
     "hard_cap_records": _unsigned,
     "hard_cap_bytes": _unsigned,
     "priority_levels": _clamped(1, PRIORITY_LEVELS_MAX),
-    "expire_unused_ms": _unsigned,
+    "expire_unused_ms": _none_or_from(EXPIRE_UNUSED_MS_MIN),
     "compression": _one_of("none", "lz4", "zstd"),
 }
 

@@ -45,6 +45,8 @@ class Topic:
     last_ts: int = 0
     """Commit stamp of the newest record, microseconds; stamps never decrease (CK-3)."""
     last_read_us: int = 0
+    used_us: int = 0
+    """When a request used it otherwise, as far as that is noted: where it is removed when nobody does."""
     cap_floor: int = 1
     ttl_floor: int = 1
     trim_floor: int = 1

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlog.errors import CorruptData, InvalidRequest, TopicIncompatible
+from ringlog.limits import EXPIRE_UNUSED_MS_MIN
 from ringlog.topic.config import U64_MAX, TopicConfig
 from ringlog.types import Durability
 
@@ -202,6 +203,7 @@ def test_a_config_is_a_value():
         optional={
             **{field: st.integers(0, U64_MAX) for field in UNSIGNED},
             **{field: st.booleans() for field in BOOLEANS},
+            "expire_unused_ms": st.just(0) | st.integers(EXPIRE_UNUSED_MS_MIN, U64_MAX),
             "type": st.sampled_from(["log", "queue"]),
             "discard": st.sampled_from(["old", "reject"]),
             "durability": st.sampled_from([each.label for each in Durability]),
@@ -216,6 +218,36 @@ def test_every_legal_config_survives_its_own_echo_and_the_log(given):
     config = TopicConfig.parse(given)
     assert TopicConfig.parse(config.to_dict()) == config
     assert TopicConfig.from_bytes(config.to_bytes()) == config
+
+
+@pytest.mark.parametrize("value", [1, EXPIRE_UNUSED_MS_MIN - 1])
+def test_a_time_without_use_is_long_enough_to_say_a_word_in(value):
+    """F39, C-3: nobody could follow such a topic and keep it."""
+    refused("expire_unused_ms", value)
+    assert TopicConfig.parse({"expire_unused_ms": EXPIRE_UNUSED_MS_MIN}).expire_unused_ms
+    assert not TopicConfig.parse({"expire_unused_ms": 0}).expire_unused_ms
+
+
+def test_a_shorter_time_that_was_stored_when_it_had_no_effect_reads_as_the_shortest():
+    """F39, RD-24: no log becomes unreadable by it."""
+    stored = msgspec.msgpack.encode({**TopicConfig().to_dict(), "expire_unused_ms": 5})
+    assert TopicConfig.from_bytes(stored).expire_unused_ms == EXPIRE_UNUSED_MS_MIN
+
+
+@pytest.mark.parametrize(("old", "new", "is_legal"), [
+    (0, 0, True), (5_000, 5_000, True), (5_000, 5_001, True), (5_000, 0, True), (5_000, 4_999, False),
+    (0, 5_000, False),
+])  # fmt: skip
+def test_the_time_without_use_of_a_topic_becomes_longer_or_none(old, new, is_legal):
+    """F39: who follows the topic would not know of less."""
+    existing = TopicConfig.parse({"expire_unused_ms": old})
+    config = TopicConfig.parse({"expire_unused_ms": new})
+    if is_legal:
+        config.require_lifetime_of(existing, "t")
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        config.require_lifetime_of(existing, "t")
+    assert caught.value.detail["field"] == "expire_unused_ms"
 
 
 def test_a_stored_config_of_an_older_version_takes_defaults_for_newer_fields():

@@ -1,0 +1,409 @@
+"""Topics that go when nobody uses them (F39), and what of that a restart knows (F69)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from group_world import QUEUE, STREAM
+from removal_world import append, started
+
+from actors.wal_shard import events as ev
+from actors.wal_shard.removal import SHOWS
+from actors.wal_shard.unused import USES
+from ringlog.envelope import messages as m
+from ringlog.errors import InvalidRequest, TopicNotFound
+from ringlog.limits import UNUSED_LOOKS_MAX, UNUSED_STEPS
+from ringlog.testing.checkpoints import checkpoint_all
+from ringlog.testing.shard_world import World
+from ringlog.topic.routers import RouterFlag
+
+PERIOD_MS = 10_000
+PERIOD_S = PERIOD_MS / 1_000
+LATE_S = 2 * PERIOD_S / UNUSED_STEPS + 0.2
+"""A topic goes so much later than its period at most."""
+
+
+class Crash(RuntimeError):
+    """The process ended here."""
+
+
+@pytest.fixture
+def world() -> World:
+    return started()
+
+
+def make(world: World, name: str = "t", **config: Any) -> None:
+    world.put(name, expire_unused_ms=PERIOD_MS, **config)
+
+
+def is_there(world: World, name: str = "t") -> bool:
+    """Asking for it would be a use."""
+    return any(run.core.directory.find(name) is not None for run in world.runs.values())
+
+
+def wait(world: World, seconds: float, step_s: float = 0.1) -> None:
+    for _ in range(round(seconds / step_s)):
+        world.tick(step_s)
+
+
+def goes_in(world: World, name: str = "t", most_s: float = 4 * PERIOD_S) -> float:
+    """Seconds from now until the topic is gone."""
+    for n in range(round(most_s * 10)):
+        if not is_there(world, name):
+            return n / 10
+        world.tick(0.1)
+    return float("inf")
+
+
+def require_period(world: World, name: str = "t") -> None:
+    """From now on nobody uses it: it goes after a period, not before, and not much later."""
+    seconds = goes_in(world, name)
+    assert PERIOD_S <= seconds <= PERIOD_S + LATE_S, f"gone after {seconds} s"
+
+
+def words(numbers: Any) -> bytes:
+    return np.array(list(numbers), dtype="<u8").tobytes()
+
+
+def of_group(kind: type[m.Message], *fields: Any, **options: Any) -> Callable[[World], Any]:
+    return lambda world: world.request(kind("t", "g", *fields, **options))
+
+
+# -- silence ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", ["fsync", "disk", "memory", "ephemeral"])
+@pytest.mark.parametrize("kind", ["log", "queue"])
+def test_a_topic_that_nobody_uses_goes_after_its_period(world, kind, durability):
+    """F39."""
+    make(world, type=kind, durability=durability)
+    world.append("t", [b"left behind"])
+    require_period(world)
+    with pytest.raises(TopicNotFound):
+        world.request(m.Locate("t", 0))
+
+
+def test_a_topic_without_the_setting_stays(world):
+    """F39: and nobody looks at it."""
+    world.put("t")
+    wait(world, 3 * PERIOD_S, 1.0)
+    assert is_there(world)
+    assert world.runs[0].core.requests.unused.next_deadline_ns() is None
+
+
+def test_the_shard_wakes_by_itself_for_it(world):
+    """F39: an idle shard's next deadline leads to the removal, without a request."""
+    make(world)
+    core, turns = world.runs[0].core, 0
+    while is_there(world):
+        deadline = core.next_deadline_ns()
+        assert deadline is not None
+        world.tick(max(deadline - world.clock.monotonic_ns(), 0) / 1e9)
+        turns += 1
+        assert turns < 40
+    assert core.next_deadline_ns() is None or core.requests.unused.next_deadline_ns() is None
+
+
+def test_it_goes_as_by_a_delete_and_says_why(world):
+    """F39, T-15: the slot is retired, its place free for another life of the name."""
+    seen: list[ev.RetireTopic] = []
+    world.watch = lambda _, effect: seen.append(effect) if isinstance(effect, ev.RetireTopic) else None
+    make(world)
+    world.append("t", [b"1", b"2"])
+    wait(world, PERIOD_S + LATE_S)
+    ((topic, unused_ms),) = [(effect.topic, effect.unused_ms) for effect in seen]
+    assert (topic.name, topic.count, unused_ms) == ("t", 2, PERIOD_MS)
+    world.put("t")
+    assert world.topic("t").epoch > topic.epoch
+    world.request(m.TopicDelete("t"))
+    assert seen[-1].unused_ms == 0
+
+
+def test_a_full_shard_takes_away_many_in_several_looks(world):
+    """F39: what one look does is bounded."""
+    count = UNUSED_LOOKS_MAX + 40
+    for n in range(count):
+        make(world, f"t{n}")
+    wait(world, PERIOD_S - 0.5)
+    assert len(world.runs[0].core.directory) == count
+    most, left = 0, count
+    for _ in range(round((LATE_S + 1) * 10)):
+        world.tick(0.1)
+        now = len(world.runs[0].core.directory)
+        most, left = max(most, left - now), now
+    assert left == 0
+    assert 0 < most <= UNUSED_LOOKS_MAX
+    world.runs[0].core.check()
+
+
+# -- uses ---------------------------------------------------------------------------------------------------
+
+
+def claim(world: World, **options: Any) -> m.JobsClaimed:
+    return world.request(m.JobsClaim("t", "w", 1, **options))
+
+
+USED: dict[str, tuple[str, Callable[[World], Any]]] = {
+    "append": ("log", lambda world: world.append("t", [b"r"])),
+    "put": ("queue", lambda world: world.append("t", [b"r"])),
+    "resolve": ("log", lambda world: world.request(m.TopicResolve("t"))),
+    "locate": ("log", lambda world: world.request(m.Locate("t", 0))),
+    "declare": ("log", lambda world: world.put("t", mode="create", expire_unused_ms=PERIOD_MS)),
+    "state": ("log", lambda world: world.request(m.TopicState("t"))),
+    "claim": ("queue", claim),
+    "open": ("log", of_group(m.GroupOpen, STREAM)),
+}
+
+
+@pytest.mark.parametrize("use", USED)
+def test_each_use_begins_the_period_anew(world, use):
+    """F39."""
+    kind, use_it = USED[use]
+    make(world, type=kind)
+    for _ in range(3):
+        wait(world, 0.8 * PERIOD_S)
+        use_it(world)
+    wait(world, 0.9 * PERIOD_S)
+    assert is_there(world)
+    use_it(world)
+    require_period(world)
+
+
+def test_what_only_looks_at_it_is_no_use(world):
+    """F39: or what watches over all topics would keep them."""
+    make(world, type="queue")
+    run = world.runs[0]
+    looks = 0
+    while is_there(world):
+        for look in (m.TopicState("t", touch=False), m.TopicList("", "", 10), m.QueueStats("t")):
+            if is_there(world):
+                world.ask(run, look)
+        world.tick(0.1)
+        looks += 1
+    assert PERIOD_S <= looks / 10 <= PERIOD_S + LATE_S
+    assert not USES & {m.TopicState, m.TopicList, m.TopicDelete, m.QueueStats, m.JobsPending}
+    assert m.Locate in USES & set(SHOWS)
+
+
+def test_a_claim_that_waits_keeps_it_until_it_ends(world):
+    """F39."""
+    make(world, type="queue")
+    run = world.runs[0]
+    run.step(run.request(9_000, m.JobsClaim("t", "w", 1, wait_ms=25_000)))
+    wait(world, 24.8)
+    assert is_there(world)
+    assert 9_000 not in run.replies
+    wait(world, 0.2)
+    assert not run.replies.pop(9_000).runs
+    require_period(world)
+
+
+def test_a_claim_of_a_group_that_waits_keeps_it(world):
+    """F39."""
+    make(world)
+    world.request(m.GroupOpen("t", "g", QUEUE))
+    run = world.runs[0]
+    run.step(run.request(9_000, m.GroupClaim("t", "g", "w", 1, wait_ms=25_000)))
+    wait(world, 24.8)
+    assert is_there(world)
+    wait(world, 0.2)
+    require_period(world)
+
+
+def test_a_leased_job_keeps_it_until_its_ack(world):
+    """F39: and the period begins with the ack, however short before that the last look was."""
+    make(world, type="queue")
+    world.append("t", [b"job"])
+    ((first, _, _, token),) = claim(world, lease_ms=60_000, call=77).runs
+    wait(world, 3 * PERIOD_S + 0.7)
+    assert is_there(world)
+    # By its shard alone, without a look for the topic.
+    ack = m.JobsAck("t", "w", words([first]), words([token]), call=78)
+    assert world.ask(world.runs[0], ack).acked == 1
+    require_period(world)
+
+
+def test_the_short_way_of_claims_and_acks_is_a_use(world):
+    """F39: it leaves a trace for the look behind it, whether a look fell between claim and ack or not."""
+    make(world, type="queue")
+    world.append("t", [b"job %d" % n for n in range(60)])
+    run, call = world.runs[0], 1
+    # The first one goes the long way, and has sizes learned.
+    for pause_s in (0.1, 0.3, 1.3, 2.6, 3.1, 7.7, 0.4):
+        ((first, _, _, token),) = world.ask(run, m.JobsClaim("t", "w", 1, lease_ms=60_000, call=call)).runs
+        wait(world, pause_s)
+        world.ask(run, m.JobsAck("t", "w", words([first]), words([token]), call=call + 1))
+        call += 2
+    require_period(world)
+
+
+def test_a_lease_that_ends_unacked_keeps_it_no_longer(world):
+    """F39."""
+    make(world, type="queue")
+    world.append("t", [b"job"])
+    claim(world, lease_ms=15_000)
+    wait(world, 15.0)
+    assert is_there(world)
+    assert goes_in(world) <= PERIOD_S + LATE_S
+
+
+def test_a_delayed_job_keeps_it_until_its_time(world):
+    """F39: also when nobody has ever claimed, and after a restart, when nothing is known of it yet."""
+    make(world, type="queue")
+    append(world, "t", [b"later"], not_before=[world.clock.now_us() + 60_000_000])
+    wait(world, 30.0)
+    assert is_there(world)
+    world.kill()
+    world.start()
+    wait(world, 29.0)
+    assert is_there(world)
+    assert PERIOD_S <= goes_in(world) <= 1.0 + PERIOD_S + LATE_S
+
+
+def test_a_record_that_a_group_leased_keeps_it(world):
+    """F39."""
+    make(world)
+    world.append("t", [b"record"])
+    world.request(m.GroupOpen("t", "g", QUEUE))
+    ((first, _, _, token),) = world.request(m.GroupClaim("t", "g", "w", 1, lease_ms=60_000)).runs
+    wait(world, 3 * PERIOD_S)
+    assert is_there(world)
+    world.ask(world.runs[0], m.GroupAck("t", "g", "w", words([first]), words([token])))
+    require_period(world)
+
+
+def test_a_router_that_leads_to_it_keeps_it(world):
+    """F39, RT-33."""
+    make(world)
+    topic = world.topic("t")
+    facts = m.RouterFacts(5, "r", "source", 1, 1, "t", topic.topic_id, int(RouterFlag.PRESERVE_NODE), "", 0)
+    world.ask(world.runs[0], m.RouterPut(facts))
+    wait(world, 4 * PERIOD_S)
+    assert is_there(world)
+    world.ask(world.runs[0], m.RouterDrop(topic.topic_id, 5))
+    assert PERIOD_S <= goes_in(world) <= PERIOD_S + LATE_S
+
+
+def test_who_waits_is_told_that_it_is_gone(world):
+    """F39: a claim keeps a topic, so it can only be removed on request under one; one that comes behind the
+    removal is told."""
+    make(world, type="queue")
+    wait(world, PERIOD_S + LATE_S)
+    answer = world.ask(world.runs[0], m.JobsClaim("t", "w", 1, wait_ms=1_000))
+    assert isinstance(answer, m.ErrorReply)
+
+
+# -- time ---------------------------------------------------------------------------------------------------
+
+
+def test_a_wall_clock_that_jumps_takes_no_topic_away(world):
+    """F39: periods are counted on the monotonic clock."""
+    make(world)
+    wait(world, 1.0)
+    world.clock.step(3_600)
+    wait(world, PERIOD_S - 1.5)
+    assert is_there(world)
+    assert goes_in(world) <= 0.5 + LATE_S
+
+
+def test_a_shard_that_was_held_up_takes_no_topic_away(world):
+    """F39: words of who uses a topic may lie in front of it."""
+    make(world)
+    wait(world, 1.0)
+    world.tick(10 * PERIOD_S)
+    assert is_there(world)
+    world.request(m.TopicResolve("t"))
+    require_period(world)
+
+
+# -- restarts -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_after_a_restart_a_topic_has_a_period_of_its_own(world, has_snapshot):
+    """F69: uses are not logged, so nobody is taken for gone who could not say a word meanwhile."""
+    make(world)
+    world.append("t", [b"r"])
+    if has_snapshot:
+        checkpoint_all(world)
+    wait(world, 0.9 * PERIOD_S)
+    world.stop()
+    world.clock.advance(10 * PERIOD_S)
+    world.start()
+    assert is_there(world)
+    require_period(world)
+
+
+def test_what_went_stays_gone_after_any_restart(world):
+    """F39, T-15: the control frame is in the log."""
+    make(world)
+    world.append("t", [b"r"])
+    wait(world, PERIOD_S + LATE_S)
+    assert not is_there(world)
+    world.power_loss(7)
+    world.start()
+    assert not is_there(world)
+    world.put("t")
+    assert world.records("t") == []
+
+
+@pytest.mark.parametrize("crash", ["before", "after"])
+def test_a_crash_around_the_control_frame_leaves_the_topic_whole_or_gone(world, crash):
+    """F39: nobody is told before the frame is there; what was not written did not happen."""
+    make(world)
+    world.append("t", [b"r"])
+    wait(world, PERIOD_S - 0.3)
+    run = world.runs[0]
+    written = run._perform[ev.WriteGroup]
+
+    def write(effect: ev.WriteGroup) -> Any:
+        if crash == "before":
+            raise Crash
+        return written(effect)
+
+    def watch(_: int, effect: Any) -> None:
+        assert crash == "after" or not isinstance(effect, ev.RetireTopic), "told before it is written"
+        if isinstance(effect, ev.WriteGroup):
+            raise Crash
+
+    run._perform[ev.WriteGroup], world.watch = write, watch
+    with pytest.raises(Crash):
+        wait(world, LATE_S + 0.5)
+    world.watch = lambda shard, effect: None
+    world.kill()
+    world.start()
+    assert is_there(world) is (crash == "before")
+    if crash == "before":
+        assert world.records("t") == [(1, b"r")]
+        require_period(world)
+
+
+def test_a_shard_that_may_not_write_takes_nothing_away(world):
+    """F39."""
+    make(world)
+    world.kill()
+    world.start_shard(0, is_read_only=True)
+    wait(world, 3 * PERIOD_S, 1.0)
+    assert is_there(world)
+
+
+# -- the setting --------------------------------------------------------------------------------------------
+
+
+def test_the_setting_is_said_when_a_topic_is_made(world):
+    """F39: who follows it already would not know that he has to say so. Longer, or none, harms nobody."""
+    world.put("t")
+    make(world, "u")
+    for name, unused_ms in (("t", PERIOD_MS), ("u", PERIOD_MS - 1)):
+        with pytest.raises(InvalidRequest) as caught:
+            world.put(name, "merge", expire_unused_ms=unused_ms)
+        assert caught.value.detail["field"] == "expire_unused_ms"
+    world.put("u", "merge", expire_unused_ms=3 * PERIOD_MS)
+    wait(world, 2.5 * PERIOD_S)
+    assert is_there(world, "u")
+    world.put("u", "merge", expire_unused_ms=0)
+    wait(world, 5 * PERIOD_S, 0.2)
+    assert is_there(world, "u")

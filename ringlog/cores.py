@@ -32,7 +32,7 @@ def offer() -> None:
     version or an error's class does not wait for that. All or none: a compiled module believes no object of
     one that was imported from its source.
     """
-    if not are_used():
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 

@@ -755,20 +755,12 @@ class Queues:
         """The queue, if it was asked for before."""
         return self._queues.get(topic_id)
 
-    def is_held(self, topic: Topic, now_ms: int) -> bool:
-        """Is any job leased, delayed or on its way to the dead letters? So it seems, too, until it is known
-        what records that nobody has claimed since say of their delays."""
-        if topic.config.type != QUEUE:
-            return False
-        if topic.staged_count and self._unlearned(topic) is not None and topic.topic_id not in self._damaged:
+    def wants_to_learn(self, topic: Topic) -> bool:
+        """Is it not known yet what records of this queue say of their delays? Then it is asked for."""
+        is_unknown = topic.topic_id not in self._damaged and self._unlearned(topic) is not None
+        if is_unknown:
             self._wanted[topic.topic_id] = topic
-            return True
-        queue = self._queues.get(topic.topic_id)
-        if queue is None:
-            return False
-        queue.settle(now_ms)
-        counts = queue.counts(live_count(topic))
-        return bool(counts.in_flight or counts.delayed or queue.spent_jobs)
+        return is_unknown
 
     @property
     def is_damaged(self) -> bool:

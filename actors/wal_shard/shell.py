@@ -528,15 +528,8 @@ class Shell:
             self._announcer.tell_gone(effect.topic)
         self._jobs.forget(effect.topic.topic_id)
         if effect.unused_ms:
-            name, records = effect.topic.name, effect.topic.count
-            say(
-                log,
-                logging.INFO,
-                "a topic goes unused",
-                topic=name,
-                unused_ms=effect.unused_ms,
-                records=records,
-            )
+            gone, ms = effect.topic, effect.unused_ms
+            say(log, logging.INFO, "a topic goes unused", topic=gone.name, unused_ms=ms, records=gone.count)
 
     def _publish_marks(self, effect: ev.PublishMarks) -> None:
         slot = self._slot

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from actors.wal_shard.queue_numbers import live_count
 from ringlog.envelope import messages as m
 from ringlog.limits import (
     UNUSED_LATE_MS,
@@ -31,6 +32,7 @@ from ringlog.limits import (
     UNUSED_STEP_MS_MIN,
     UNUSED_STEPS,
 )
+from ringlog.topic.config import QUEUE
 from ringlog.topic.directory import Directory
 from ringlog.topic.state import Topic
 
@@ -157,7 +159,18 @@ class Unused:
             group.settle(now_ms)
             if group.leased or group.delayed or group.spent or self._groups.waiting.of(group.number):
                 return True
-        return self._queues.is_held(topic, now_ms)
+        return topic.config.type == QUEUE and self._is_queue_held(topic, now_ms)
+
+    def _is_queue_held(self, topic: Topic, now_ms: int) -> bool:
+        """Is any job leased, delayed or on its way to the dead letters, or may one be as far as is known?"""
+        if topic.staged_count and self._queues.wants_to_learn(topic):
+            return True
+        queue = self._queues.queue_of(topic.topic_id)
+        if queue is None:
+            return False
+        queue.settle(now_ms)
+        counts = queue.counts(live_count(topic))
+        return bool(counts.in_flight or counts.delayed or queue.spent_jobs)
 
 
 def _traces(topic: Topic) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ from ringlog.errors import UsageError
 _COMMANDS: dict[str, str] = {
     "serve": "ringlog.cli.serve:serve",
     "status": "ringlog.cli.status:status",
+    "metrics": "ringlog.cli.metrics:metrics",
     "write": "ringlog.cli.write:write",
     "read": "ringlog.cli.read:read",
     "tail": "ringlog.cli.read:tail",

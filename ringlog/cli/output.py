@@ -74,6 +74,10 @@ class Printer:
         if self.format is Format.TABLE:
             self._line(text)
 
+    def text(self, text: str) -> None:
+        """What has a format of its own, as it is, whatever the others are."""
+        self._out.write(text)
+
     def home(self) -> None:
         """Begin a repainted screen; nothing in the other formats."""
         if self.format is Format.TABLE and self._out.isatty():

@@ -61,7 +61,7 @@ def status(
 def _look(options: Options) -> EngineStatusReply:
     from ringlog.supervision import asking
 
-    return asking.status(_run_dir(options), options.timeout_s)
+    return asking.status(run_dir_of(options), options.timeout_s)
 
 
 def _consumers(options: Options, found: EngineStatusReply) -> list[Consumer]:
@@ -72,12 +72,12 @@ def _consumers(options: Options, found: EngineStatusReply) -> list[Consumer]:
     numbers = [int(each.name[-2:]) for each in found.processes if each.kind == "scheduler" and each.pid]
     for number in numbers:
         with contextlib.suppress(RinglogError):
-            asked = asking.consumers(_run_dir(options), number, CONSUMERS_SHOWN, CONSUMERS_WAIT_S)
+            asked = asking.consumers(run_dir_of(options), number, CONSUMERS_SHOWN, CONSUMERS_WAIT_S)
             consumers += asked.consumers
     return sorted(consumers, key=lambda each: -each.lag_ms)[:CONSUMERS_SHOWN]
 
 
-def _run_dir(options: Options) -> str:
+def run_dir_of(options: Options) -> str:
     address = parse_url(options.url)
     if not address.is_local:
         raise UsageError("status works on the engine's own host; give its run directory", url=options.url)

@@ -1,0 +1,222 @@
+"""`ringlog metrics`: what `ringlog status` shows, as Prometheus reads it; printed once, or served.
+
+Names follow M-6 and M-7 with base units. Counters are those of the board: they go on when a process is
+replaced, and begin anew with the engine. What a series is labelled with (processes, bands) is bounded by the
+configuration. There are none of single topics: `ringlog queue stats` and `ringlog group list` tell of those.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from ringlog.cli.options import Options
+from ringlog.cli.outcome import Exit
+from ringlog.cli.status import READY, run_dir_of
+from ringlog.envelope.messages import EngineStatusReply
+from ringlog.errors import RinglogError, UsageError
+from ringlog.governor import Step
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+PORT_MAX = 65_535
+LOOK_S = 1.0
+"""How often a server looks whether it was told to end."""
+Rows = list[tuple[tuple[str, ...], float]]
+Family = tuple[str, str, str, tuple[str, ...], Rows]
+"""(kind, name without prefix, what it is, labels, rows of label values and a number)."""
+
+
+def metrics(
+    *,
+    listen: Annotated[str, Parameter(negative=())] = "",
+    options: Annotated[Options, Parameter(parse=False)],
+) -> int:
+    """Print the engine's numbers as Prometheus text, for instance for node_exporter's textfile collector.
+    Works on the engine's own host. Needs `pip install 'ringlog[metrics]'`.
+
+    Parameters
+    ----------
+    listen
+        Serve them at http://HOST:PORT/metrics until interrupted instead. Whoever reaches that may read them,
+        so HOST is an address of this host alone (127.0.0.1) unless you say another one.
+    """
+    place = address_of(listen) if listen else None
+    exposition = _library()
+    sampled = Sampled(lambda: _status(options))
+    if place is None:
+        found = _status(options)  # Asked for once, an engine that is away is an error.
+        options.printer().text(exposition.generate_latest(Sampled(lambda: found)).decode())
+        return Exit.DONE
+    host, port = place
+    try:
+        server, thread = exposition.start_http_server(port, host, registry=sampled)
+    except OSError as e:
+        raise UsageError("cannot listen there", address=listen, why=e.strerror) from None
+    with closing(_Served(server, thread)):
+        printer = options.printer()
+        printer.thing({"metrics": f"http://{host}:{server.server_port}/metrics"})
+        printer.flush()
+        while thread.is_alive():
+            options.clock.sleep(LOOK_S)
+    return Exit.DONE
+
+
+class _Served:
+    """A server to be closed."""
+
+    def __init__(self, server: Any, thread: threading.Thread) -> None:
+        self._server, self._thread = server, thread
+
+    def close(self) -> None:
+        """End it, whoever is being answered."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(LOOK_S)
+
+
+def _library() -> Any:
+    try:
+        import prometheus_client
+    except ImportError:
+        raise UsageError("metrics need a library: pip install 'ringlog[metrics]'") from None
+    return prometheus_client
+
+
+def _status(options: Options) -> EngineStatusReply:
+    from ringlog.supervision import asking
+
+    return asking.status(run_dir_of(options), options.timeout_s)
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """HOST:PORT, or :PORT for 127.0.0.1; raises UsageError."""
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > PORT_MAX:
+        raise UsageError("an address is HOST:PORT", found=text, max=PORT_MAX)
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+class Sampled:
+    """Asks for the status whenever it is collected, one after the other. Always answers: an engine that
+    cannot be asked is `ringlog_up 0` (M-5)."""
+
+    def __init__(self, ask: Callable[[], EngineStatusReply]) -> None:
+        self._ask = ask
+        self._asking = threading.Lock()
+
+    def collect(self) -> Iterator[Metric]:
+        """As prometheus_client calls it."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+        with self._asking:
+            try:
+                found = list(families(self._ask()))
+            except RinglogError:
+                found = [_gauge("up", "1: the engine answers.", 0)]
+        for kind, name, text, labels, rows in found:
+            family = kinds[kind](f"ringlog_{name}", text, labels=labels)
+            for values, number in rows:
+                family.add_metric(list(values), number)
+            yield family
+
+
+def _gauge(name: str, text: str, number: float) -> Family:
+    return "gauge", name, text, (), [((), float(number))]
+
+
+def _counter(name: str, text: str, number: float) -> Family:
+    return "counter", name, text, (), [((), float(number))]
+
+
+def families(status: EngineStatusReply) -> Iterator[Family]:
+    """All there is of one status."""
+    yield _gauge("up", "1: the engine answers.", 1)
+    yield _gauge("ready", "1: every process serves.", status.state == READY)
+    labels = ("version", "engine_id", "state")
+    info: Rows = [((status.version, status.engine_id, status.state), 1.0)]
+    yield "gauge", "engine_info", "Which engine it is, and its state.", labels, info
+    yield _gauge("uptime_seconds", "Since its start.", status.uptime_s)
+    yield _gauge("recovery_seconds", "What recovery took at its start.", status.recovery_s)
+    yield _gauge("disk_free_bytes", "Free in the data directory's file system.", status.disk_free_bytes)
+    yield _gauge("shards", "Shards of the engine.", status.shards)
+    yield _gauge("rings", "Rings of clients.", status.rings)
+    yield _gauge("routers", "Routers.", status.routers)
+    yield _gauge("router_lag", "Positions of sources not forwarded yet, of all routers.", status.router_lag)
+    yield from _of_processes(status)
+    yield from _of_pressure(status)
+    yield from _of_delivery(status)
+    yield from _of_jobs(status)
+
+
+def _of_processes(status: EngineStatusReply) -> Iterable[Family]:
+    def rows(number: Callable[[Any], float]) -> Rows:
+        return [((each.name, each.kind), float(number(each))) for each in status.processes]
+
+    labels = ("actor", "kind")
+    table: tuple[tuple[str, str, str, Callable[[Any], float]], ...] = (
+        ("gauge", "actor_up", "1: the process is there.", lambda each: bool(each.pid)),
+        ("counter", "actor_restarts", "Times that it was replaced.", lambda each: each.restarts),
+        ("gauge", "actor_uptime_seconds", "Since its start.", lambda each: each.uptime_s),
+        ("gauge", "actor_busy_ratio", "Part of its time that it works.", lambda each: each.busy_ratio),
+        ("gauge", "actor_resident_bytes", "Its resident memory.", lambda each: each.resident_bytes),
+        ("gauge", "actor_heartbeat_age_seconds", "Since its last beat.", lambda each: each.heartbeat_age_s),
+    )
+    return [(kind, name, text, labels, rows(number)) for kind, name, text, number in table]
+
+
+def _of_pressure(status: EngineStatusReply) -> Iterable[Family]:
+    def rows(number: Callable[[Any], float]) -> Rows:
+        return [((each.of,), float(number(each))) for each in status.pressure]
+
+    steps = {step.name.lower(): float(step) for step in Step}
+    table: tuple[tuple[str, str, str, Callable[[Any], float]], ...] = (
+        ("gauge", "governor_pressure", "Pressure, 0 to 1.", lambda each: each.pressure),
+        ("gauge", "governor_step", "Its step: 0 free, up to refusing.", lambda each: steps.get(each.step, 0)),
+        ("gauge", "ring_fill_ratio", "Of the fullest intake ring.", lambda each: each.fill),
+        ("counter", "throttled", "Writes refused for pressure.", lambda each: each.throttled),
+        ("counter", "governor_waited_seconds", "Time that pressure made wait.", lambda each: each.waited_s),
+    )
+    return [(kind, name, text, ("of",), rows(number)) for kind, name, text, number in table]
+
+
+def _of_delivery(status: EngineStatusReply) -> Iterator[Family]:
+    found = status.delivery
+    if found is None:
+        return
+    bands: Rows = [((str(band),), float(many)) for band, many in enumerate(found.ready_by_band)]
+    yield "gauge", "delivery_ready", "Feeds that wait for credit, by band.", ("band",), bands
+    yield _gauge("delivery_standing", "Topics that could be told of and are not.", found.standing)
+    yield _gauge("delivery_links", "Connections.", found.links)
+    yield _gauge("watch_sessions", "Subscriptions.", found.subscriptions)
+    yield _gauge("delivery_feeds", "Topics of all subscriptions.", found.feeds)
+    yield _counter("delivery_turns", "Turns that were told.", found.turns_told)
+    yield _gauge("delivery_latency_seconds", "From news to turn, averaged.", found.latency_s)
+    yield _gauge("delivery_lag_seconds", "Of the consumer that is furthest behind.", found.lag_s)
+
+
+def _of_jobs(status: EngineStatusReply) -> Iterator[Family]:
+    queues, groups = status.queues, status.groups
+    if queues is not None:
+        yield _gauge("queue_topics", "Queues that somebody used since their shard began.", queues.queues)
+        yield _gauge("queue_ready", "Jobs that are ready.", queues.ready)
+        yield _gauge("queue_leases_in_flight", "Jobs that are leased.", queues.in_flight)
+        yield _gauge("queue_delayed", "Jobs that wait for their time.", queues.delayed)
+        yield _gauge("queue_claims_waiting", "Claims that wait for jobs.", queues.waiting)
+        for name in ("claimed", "acked", "nacked", "rejected", "dead_lettered"):
+            text = f"Jobs {name.replace('_', '-')} since the engine's start."
+            yield _counter(f"queue_{name}", text, getattr(queues, name))
+    if groups is not None:
+        yield _gauge("groups", "Consumer groups.", groups.groups)
+        yield _gauge("group_lag", "Records that are not done, of all groups.", groups.lag)
+        yield _gauge("group_pending", "Of them, those that were given out.", groups.pending)
+        yield _gauge("group_members", "Members of groups.", groups.members)
+        yield _gauge(
+            "group_floor_age_seconds", "How long the oldest floor has not moved.", groups.floor_age_s
+        )

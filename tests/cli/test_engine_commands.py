@@ -19,7 +19,11 @@ from ringlog.testing.real_engine import TestEngine, engine, wait_until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent
-MAIN = "import sys; from ringlog.cli import main; sys.exit(main())"
+# Whoever runs tests in the background of a shell has it ignore SIGINT, and so would what they start.
+MAIN = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "from ringlog.cli import main; sys.exit(main())"
+)
 COMMAND = [sys.executable, "-c", MAIN]
 Name = Callable[[str], str]
 

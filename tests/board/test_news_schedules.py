@@ -20,15 +20,13 @@ from ringlog.board import row_ring
 from ringlog.board.news import NewsReader, NewsWriter
 from ringlog.board.row_ring import Taken
 
-# What the explorer steps through, and the faults it has to find, are put into the classes.
-pytestmark = pytest.mark.interpreted
-
 ROWS = 3
 ROW_WORDS = 2
 CLAIMED, COUNT, LIFE, BASE = 0, 1, 2, 3
 SIZE = BASE + ROWS * ROW_WORDS
 
-pytestmark = pytest.mark.timeout(300)
+# What the explorer steps through, and the faults it has to find, are put into the classes.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.interpreted]
 
 
 @pytest.fixture(autouse=True)

@@ -65,7 +65,8 @@ def _copy(root: Path, names: tuple[str, ...], scratch: Path) -> None:
     base = scratch / f"base-{len(names)}"
     if not base.exists():
         base.mkdir()
-        ignored = shutil.ignore_patterns("results", "corpus", "__pycache__")
+        # Bugs are planted in sources: where the changed one is not compiled, others would run compiled on.
+        ignored = shutil.ignore_patterns("results", "corpus", "__pycache__", "_cores")
         for name in names:
             source = ROOT / name
             if source.is_dir():

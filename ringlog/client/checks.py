@@ -12,6 +12,8 @@ from typing import Any
 from ringlog.errors import UsageError
 
 WHOLE_MAX = (1 << 63) - 1
+_WHOLE_LIMITS = ("max_in_flight", "member_max_in_flight", "min_idle_ms", "max_deliveries")
+_SHOWN_CHARS_MAX = 80
 
 
 def whole(value: Any, name: str) -> int:
@@ -39,9 +41,6 @@ def text(value: Any, name: str) -> str:
     return value
 
 
-_WHOLE_LIMITS = ("max_in_flight", "member_max_in_flight", "min_idle_ms", "max_deliveries")
-
-
 def limits_of_group(limits: Mapping[str, Any]) -> dict[str, Any]:
     """GroupLimits, checked."""
     found = {name: whole(value, name) if name in _WHOLE_LIMITS else value for name, value in limits.items()}
@@ -52,6 +51,3 @@ def limits_of_group(limits: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shown(value: Any) -> str:
     return repr(value)[:_SHOWN_CHARS_MAX]
-
-
-_SHOWN_CHARS_MAX = 80

@@ -23,65 +23,14 @@ from dataclasses import dataclass
 
 import msgspec
 
+from actors.gateway.rights import ADMIN, OPEN_TO_ALL, OWNER_ONLY, SCOPES, row_of
 from ringlog.envelope import messages as m
 from ringlog.errors import ConfigError, Forbidden, Unauthorized
 
-READ, WRITE, DELETE, ADMIN = "read", "write", "delete", "admin"
-SCOPES = frozenset({READ, WRITE, DELETE, ADMIN})
 KEYS_MAX = 10_000
 PREFIXES_PER_KEY_MAX = 256
 LOCAL_ID = "local"
 """User id of connections over the ipc socket."""
-
-SCOPES_OF: dict[type[m.Message], tuple[str, ...]] = {
-    m.TopicResolve: (READ, WRITE),
-    m.TopicState: (READ,),
-    m.TopicList: (READ,),
-    m.Read: (READ,),
-    m.Append: (WRITE,),
-    m.ProducerState: (WRITE,),
-    m.SeekTime: (READ,),
-    m.Subscribe: (READ,),
-    m.Unsubscribe: (READ,),
-    m.Taken: (READ,),
-    m.TopicDelete: (DELETE,),
-    m.RecordsDelete: (DELETE,),
-    m.TopicPut: (ADMIN,),
-    m.RouterCreate: (ADMIN,),
-    m.RouterGet: (READ,),
-    m.RouterList: (READ,),
-    m.RoutesSettle: (READ,),
-    m.RouterDelete: (DELETE,),
-    m.JobsClaim: (READ,),
-    m.JobsAck: (WRITE,),
-    m.JobsNack: (WRITE,),
-    m.JobsExtend: (WRITE,),
-    m.JobsReject: (WRITE,),
-    m.JobsPending: (READ,),
-    m.LettersRedrive: (WRITE,),
-    m.QueueStats: (READ,),
-    m.GroupOpen: (READ,),
-    m.GroupClaim: (READ,),
-    m.GroupSteal: (READ,),
-    m.GroupAck: (READ,),
-    m.GroupNack: (READ,),
-    m.GroupReject: (READ,),
-    m.GroupExtend: (READ,),
-    m.GroupLeave: (READ,),
-    m.GroupPending: (READ,),
-    m.GroupState: (READ,),
-    m.GroupList: (READ,),
-    m.GroupSeek: (READ,),
-    m.GroupTake: (READ,),
-    m.GroupCommit: (READ,),
-    m.GroupDelete: (DELETE,),
-}
-"""Scopes of which an operation needs one (A-8). What is not listed is refused to everybody."""
-NEEDED_BESIDES: dict[type[m.Message], str] = {m.JobsClaim: WRITE}
-"""A scope that is needed, too (QC-2)."""
-OPEN_TO_ALL = frozenset({m.Hello, m.Ping})
-OWNER_ONLY = frozenset({m.Locate})
-"""Names files and the salts of their seals: of use only to processes that may read the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +45,16 @@ class Principal:
     def covers(self, topic: str) -> bool:
         """True when this name lies under one of the prefixes; no prefixes means every name (A-3, A-9)."""
         return not self.prefixes or topic.startswith(self.prefixes)
+
+    def require(self, scopes: tuple[str, ...]) -> None:
+        """Raise Forbidden unless the key has one of these scopes."""
+        if self.scopes.isdisjoint(scopes):
+            raise Forbidden("the key lacks a scope", required_scope=" or ".join(scopes))
+
+    def require_reach(self, topic: str) -> None:
+        """Raise Forbidden unless the key reaches this name."""
+        if not self.covers(topic):
+            raise Forbidden("the key does not reach this topic", topic=topic)
 
 
 OWNER = Principal("owner", SCOPES, is_owner=True)
@@ -187,37 +146,19 @@ def authorise(principal: Principal | None, message: m.Message) -> None:
         if not principal.is_owner:
             raise Forbidden("only for processes on the engine's host")
         return
-    scopes = needed_scopes(message)
-    if principal.scopes.isdisjoint(scopes):
-        raise Forbidden("the key lacks a scope", required_scope=" or ".join(scopes))
-    besides = NEEDED_BESIDES.get(kind)
-    if besides is not None and besides not in principal.scopes:
-        raise Forbidden("the key lacks a scope", required_scope=besides)
-    topics = [feed.topic for feed in message.feeds] if isinstance(message, m.Subscribe) else []
-    if (topic := getattr(message, "topic", None)) is not None:
-        topics = [topic]
-    topics += router_names(message)
-    for topic in topics:
-        if not principal.covers(topic):
-            raise Forbidden("the key does not reach this topic", topic=topic)
+    uses = row_of(message)
+    if uses is None:
+        raise Forbidden("not an operation of this endpoint", kind=kind.__name__)
+    for use in uses:
+        principal.require(use.scopes)
+    for use in uses:
+        for name in use.names_in(message):
+            principal.require_reach(name)
 
 
-def router_names(message: m.Message) -> list[str]:
-    """Names that a request or an answer about one router touches (A-9)."""
-    if isinstance(message, m.RouterCreate | m.RouterInfo):
-        return [message.router, message.source, message.dest]
-    return [message.router] if isinstance(message, m.RouterGet | m.RouterDelete) else []
-
-
-def needed_scopes(message: m.Message) -> tuple[str, ...]:
-    """Scopes of which the operation needs one (A-8); raises Forbidden for what is no operation here."""
-    if isinstance(message, m.TopicPut) and message.mode == "create" and not message.config:
-        # Plain auto-creation by a writer: nothing is configured (W-6).
-        return (WRITE, ADMIN)
-    scopes = SCOPES_OF.get(type(message))
-    if scopes is None:
-        raise Forbidden("not an operation of this endpoint", kind=type(message).__name__)
-    return scopes
+def router_names(found: m.RouterInfo) -> list[str]:
+    """Names that an answer about one router touches (A-9)."""
+    return [found.router, found.source, found.dest]
 
 
 def needs_admin_to_create(principal: Principal, message: m.Append) -> bool:

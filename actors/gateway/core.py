@@ -32,6 +32,7 @@ from actors.gateway.auth import (
     authorise,
 )
 from actors.gateway.flows import Asker, Enter, Request, Resolve
+from actors.gateway.group_rights import GroupFlows
 from actors.gateway.intake import Flow, Intake
 from actors.gateway.jobs import JobFlows
 from actors.gateway.reads import ReadFlows
@@ -119,7 +120,10 @@ class Gateway:
             frames_bytes_max(identity.body_bytes_max),
         )  # fmt: skip
         self._reads = ReadFlows(self._asker, self._wait_until, identity.read_limit)
-        self._routing = RouterFlows(self._asker.ask_scheduler, self._asker.forget)
+        self._routing = RouterFlows(
+            self._asker.ask_scheduler, self._asker.forget, self._at_home, self._at_shard
+        )
+        self._groups = GroupFlows(self._at_home, self._at_shard)
         self._jobs = JobFlows(
             self._at_shard,
             lambda read: self._reads.locate(read, read.after, read.epoch),
@@ -325,7 +329,11 @@ class Gateway:
             case m.TopicDelete():
                 return self._delete(request)
             case m.LettersRedrive():
-                return self._routing.letters(request.message)
+                return self._routing.letters(request.message, request.principal)
+            case m.GroupOpen():
+                return self._groups.open(request.message, request.principal)
+            case m.GroupSeek():
+                return self._groups.seek(request.message, request.principal)
             case m.JobsClaim() | m.GroupClaim() | m.GroupSteal():
                 return self._jobs.claim(request.message)
             case _:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from actors.gateway.auth import Principal, router_names
@@ -16,9 +16,14 @@ from ringlog.limits import LIST_PAGE_MAX
 class RouterFlows:
     """Requests that a scheduler answers, as flows."""
 
-    def __init__(self, ask: Callable[[m.Message], Any], forget: Callable[[str], object]) -> None:
-        """`ask` a scheduler; raises ShuttingDown. `forget` what is known of a topic's name."""
+    def __init__(
+        self, ask: Callable[[m.Message], Any], forget: Callable[[str], object],
+        at_home: Callable[[Any], Flow], at_shard: Callable[[Any], Flow],
+    ) -> None:  # fmt: skip
+        """`ask` a scheduler; raises ShuttingDown. `forget` what is known of a topic's name. `at_home` asks
+        the shard itself about a name, `at_shard` the shard that holds the topic."""
         self._ask, self._forget = ask, forget
+        self._at_home, self._at_shard = at_home, at_shard
 
     def one(self, message: m.RouterCreate | m.RouterGet | m.RouterDelete, principal: Principal) -> Flow:
         """One router: made, shown or removed. Raises Forbidden, RouterNotFound."""
@@ -45,9 +50,24 @@ class RouterFlows:
         info: m.TopicInfo = yield Resolve(message.topic)
         return (yield self._ask(m.RoutesSettle(info.topic, info.topic_id, message.within_ms))), None
 
-    def letters(self, message: m.LettersRedrive) -> Flow:
-        """Dead letters that go back to their queue; only its own ones do, so its name alone is looked at."""
+    def letters(self, message: m.LettersRedrive, principal: Principal) -> Flow:
+        """Dead letters that go back where they came from, and are deleted where they are: the key must reach
+        that topic, too. Raises Forbidden."""
+        if principal.prefixes:
+            letters = yield from self._letters_of(message)
+            if letters:
+                principal.require_reach(letters)
         return (yield self._ask(message)), None
+
+    def _letters_of(self, message: m.LettersRedrive) -> Generator[Any, Any, str]:
+        """The topic of a queue's dead letters, or of a group's; "" if it has none."""
+        if message.group:
+            state, _ = yield from self._at_shard(m.GroupState(message.topic, message.group))
+            assert isinstance(state, m.GroupStateReply)
+            return state.info.dead_letter
+        info, _ = yield from self._at_home(m.TopicResolve(message.topic))
+        assert isinstance(info, m.TopicInfo)
+        return str(info.config.get("dead_letter") or "")
 
     def some(self, message: m.RouterList, principal: Principal) -> Flow:
         """A page of the routers of which both ends may be seen."""

@@ -77,7 +77,19 @@ OPERATIONS = (
     _operation("Append", "write"), _operation("Append creating", "write"),
     _operation("ProducerState", "write"), _operation("TopicPut", "admin"),
     _operation("TopicPut plain", "write", "admin"), _operation("RecordsDelete", "delete"),
-    _operation("TopicDelete", "delete"), _operation("Locate"), _operation("RingOpen", has_topic=False),
+    _operation("TopicDelete", "delete"), _operation("RoutesSettle", "read"), _operation("QueueStats", "read"),
+    _operation("JobsPending", "read"), _operation("JobsClaim"), _operation("JobsAck", "write"),
+    _operation("JobsNack", "write"), _operation("JobsReject", "write"), _operation("JobsExtend", "write"),
+    _operation("LettersRedrive", "write"), _operation("LettersRedrive of a group"),
+    _operation("GroupOpen", "read"), _operation("GroupOpen with dead letters"),
+    _operation("GroupSeek", "read"), _operation("GroupClaim", "read"),
+    _operation("GroupAck", "read"), _operation("GroupNack", "read"),
+    _operation("GroupReject"), _operation("GroupExtend", "read"), _operation("GroupLeave", "read"),
+    _operation("GroupPending", "read"), _operation("GroupState", "read"), _operation("GroupList", "read"),
+    _operation("GroupTake", "read"), _operation("GroupCommit", "read"), _operation("GroupDelete", "delete"),
+    _operation("RouterCreate"), _operation("RouterGet", "read"), _operation("RouterDelete", "delete"),
+    _operation("SpentAsk", has_topic=False), _operation("ScrubNow", has_topic=False),
+    _operation("Locate"), _operation("RingOpen", has_topic=False),
     _operation("EngineStop", has_topic=False), _operation("Drain", has_topic=False),
     _operation("RingAttach", has_topic=False), _operation("CheckpointOpen", has_topic=False),
     _operation("CheckpointNow", has_topic=False), _operation("ColdRead", has_topic=False),
@@ -107,6 +119,34 @@ def _said(name: str, topic: str) -> list[Any]:
             message = m.ProducerState(topic, 7)
         case "TopicResolve" | "TopicState":
             message = m.KINDS[name](topic)
+        case "RoutesSettle":
+            message = m.RoutesSettle(topic, 1, 0)
+        case "LettersRedrive of a group":
+            message = m.LettersRedrive(topic, b"", "g")
+        case "LettersRedrive":
+            message = m.LettersRedrive(topic, b"")
+        case "GroupOpen":
+            message = m.GroupOpen(topic, "g", 1)
+        case "GroupOpen with dead letters":
+            message = m.GroupOpen(topic, "h", 1, dead_letter="mine.dead")
+        case "GroupSeek":
+            message = m.GroupSeek(topic, "g", 1)
+        case "GroupCommit":
+            message = m.GroupCommit(topic, "g", 1, 0, 1)
+        case "GroupList" | "QueueStats" | "JobsPending" | "RouterGet" | "RouterDelete":
+            message = m.KINDS[name](topic)
+        case "GroupState" | "GroupPending" | "GroupDelete":
+            message = m.KINDS[name](topic, "g")
+        case "GroupClaim" | "GroupLeave" | "GroupTake":
+            message = m.KINDS[name](topic, "g", "w")
+        case "GroupAck" | "GroupNack" | "GroupReject" | "GroupExtend":
+            message = m.KINDS[name](topic, "g", "w", b"")
+        case "JobsClaim":
+            message = m.JobsClaim(topic, "w")
+        case "JobsAck" | "JobsNack" | "JobsReject" | "JobsExtend":
+            message = m.KINDS[name](topic, "w", b"")
+        case "RouterCreate":
+            message = m.RouterCreate(topic, INSIDE, "mine.dest")
         case "RingOpen":
             message = m.RingOpen("c", 1, 0)
         case "RingAttach":

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from actors.gateway import events as ev
-from actors.gateway.auth import SCOPES, KeyRing, Principal
+from actors.gateway.auth import KeyRing, Principal
 from actors.gateway.core import Gateway, Identity
+from actors.gateway.rights import SCOPES
 from chaos.fuzz.fuzz_envelope import NAMES
 from chaos.fuzz.fuzz_envelope import seeds as envelope_seeds
 from ringlog.contract import Reply, Tick

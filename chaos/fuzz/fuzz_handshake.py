@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from actors.gateway.auth import SCOPES, KeyRing, Principal, key_id
+from actors.gateway.auth import KeyRing, Principal, key_id
+from actors.gateway.rights import SCOPES
 from actors.gateway.zap import TCP_DOMAIN, answer
 from chaos.fuzz.scratch import own_directory
 from ringlog.errors import ConfigError, UsageError

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from actors.gateway import events as ev
-from actors.gateway.auth import SCOPES, KeyRing, Principal
+from actors.gateway.auth import KeyRing, Principal
 from actors.gateway.core import Gateway, Identity
+from actors.gateway.rights import SCOPES
 from chaos.sweeps.house import Broken
 from chaos.sweeps.lines import ROOT, Line, TooFew, Tracer, Unexpected
 from ringlog.contract import DrainRequested, Reply, Tick

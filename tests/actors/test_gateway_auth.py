@@ -6,6 +6,7 @@ import pytest
 from zmq.utils import z85
 
 from actors.gateway import auth
+from actors.gateway.rights import SCOPES
 from actors.gateway.zap import answer
 from ringlog.envelope import messages as m
 from ringlog.errors import ConfigError, Forbidden, Unauthorized
@@ -26,7 +27,7 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("scope", sorted(auth.SCOPES))
+@pytest.mark.parametrize("scope", sorted(SCOPES))
 @pytest.mark.parametrize(("message", "allowed"), OPERATIONS.values(), ids=OPERATIONS)
 def test_each_operation_passes_with_its_scope_and_no_other(message, allowed, scope):
     """A-8, SEC-5."""
@@ -42,7 +43,7 @@ def test_each_operation_passes_with_its_scope_and_no_other(message, allowed, sco
 @pytest.mark.parametrize(("message", "_"), OPERATIONS.values(), ids=OPERATIONS)
 def test_a_name_outside_the_prefixes_is_forbidden_for_every_operation(message, _):
     """A-9; the list is filtered instead (A-11)."""
-    principal = auth.Principal("p", auth.SCOPES, ("b.", "a.tt"))
+    principal = auth.Principal("p", SCOPES, ("b.", "a.tt"))
     if isinstance(message, m.TopicList):
         auth.authorise(principal, message)
         return
@@ -61,7 +62,7 @@ def test_what_is_not_listed_is_refused_to_everybody():
 def test_where_the_files_lie_is_told_to_the_owner_only():
     auth.authorise(auth.OWNER, m.Locate("t", 0))
     with pytest.raises(Forbidden):
-        auth.authorise(auth.Principal("p", auth.SCOPES), m.Locate("t", 0))
+        auth.authorise(auth.Principal("p", SCOPES), m.Locate("t", 0))
 
 
 def test_an_unknown_credential_may_not_even_say_hello():
@@ -83,7 +84,7 @@ def test_a_keys_file_gives_principals_by_digest():
     ring = auth.parse_keys(text, "keys.toml")
     anne = ring.find(auth.key_id(ANNE.public.decode()))
     assert anne == auth.Principal("anne", frozenset({"read"}), ("a.",))
-    assert ring.find(auth.key_id(BERT.public.decode())).scopes == auth.SCOPES
+    assert ring.find(auth.key_id(BERT.public.decode())).scopes == SCOPES
     assert ring.find(ANNE.public.decode()) is None
     assert ring.find("") is None
     assert ANNE.public.decode() not in repr(vars(ring))
@@ -124,7 +125,7 @@ def _zap(domain=b"ringlog.tcp", mechanism=b"CURVE", key=None):
 
 def test_zap_admits_listed_curve_keys_to_the_tcp_domain_only():
     """SEC-2, SEC-3: exactly our domain, exactly our mechanism, exactly the listed keys."""
-    ring = auth.KeyRing([(auth.key_id(ANNE.public.decode()), auth.Principal("anne", auth.SCOPES))])
+    ring = auth.KeyRing([(auth.key_id(ANNE.public.decode()), auth.Principal("anne", SCOPES))])
     good = answer(_zap(), ring)
     assert (good[2], good[4]) == (b"200", auth.key_id(ANNE.public.decode()).encode())
     for request in (

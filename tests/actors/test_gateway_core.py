@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from actors.gateway import events as ev
-from actors.gateway.auth import LOCAL_ID, SCOPES, KeyRing, Principal
+from actors.gateway.auth import LOCAL_ID, KeyRing, Principal
 from actors.gateway.core import Gateway, Identity
 from actors.gateway.inspect import check_frames
 from actors.gateway.replies import error_reply
+from actors.gateway.rights import SCOPES
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import (

@@ -1,0 +1,154 @@
+"""A key with a prefix tries every way to a topic beyond it, in a real engine. Slow."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import ringlog
+from ringlog.client import EARLIEST
+from ringlog.errors import Forbidden
+from ringlog.link.curve import CurveKey, key_file_text, new_key
+from ringlog.testing.real_engine import TestEngine, engine, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+SERVER = new_key()
+KEYS: dict[str, tuple[CurveKey, str]] = {
+    "owner": (new_key(), ""),
+    "reader": (new_key(), 'scopes = ["read"]\nprefixes = ["a."]\n'),
+    "worker": (new_key(), 'scopes = ["read", "write"]\nprefixes = ["a."]\n'),
+    "all-of-a": (new_key(), 'prefixes = ["a."]\n'),
+}
+
+
+def private_file(path: Path, text: str) -> str:
+    path.write_text(text)
+    os.chmod(path, 0o600)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestEngine]:
+    place = tmp_path_factory.mktemp("keys")
+    entries = [
+        f'[[keys]]\nname = "{name}"\npublic_key = "{key.public.decode()}"\n{rights}'
+        for name, (key, rights) in KEYS.items()
+    ]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with engine(
+        gateway={"enabled": True}, delivery={"schedulers": 1},
+        native={
+            "endpoint": f"tcp://127.0.0.1:{port}",
+            "curve_key_file": private_file(place / "server.key", key_file_text(SERVER)),
+        },
+        auth={"keys_file": private_file(place / "keys.toml", "".join(entries))},
+    ) as running:  # fmt: skip
+        yield running
+
+
+def connect(house: TestEngine, name: str) -> ringlog.Client:
+    port = house.info.gateway_tcp.rsplit(":", 1)[1]
+    url = f"ringlog://127.0.0.1:{port}?server_key={quote(SERVER.public, safe='')}"
+    return ringlog.connect(url, key=KEYS[name][0].secret.decode(), wait=20)
+
+
+@pytest.fixture(scope="module")
+def owner(house: TestEngine) -> Iterator[ringlog.Client]:
+    with connect(house, "owner") as client:
+        client.topics.create("a.log")
+        client.topics.create("a.queue", type="queue")
+        client.topics.create("b.log")
+        client.topics.create("a.kept", cap_records=10, retain_until_acked=True, hard_cap_records=1_000)
+        client.append("a.log", b"one")
+        client.append("b.log", b"not theirs")
+        yield client
+
+
+def group(client: ringlog.Client, **limits: Any) -> Any:
+    return client.group("a.log", "g", mode="queue", **limits)
+
+
+WAYS: dict[str, Callable[[ringlog.Client], Any]] = {
+    "a group rejects": lambda c: group(c, dead_letter="b.log").claim(),
+    "a group makes": lambda c: group(c, dead_letter="b.new", max_deliveries=1).claim(),
+    "a topic is made with": lambda c: c.topics.create("a.q2", type="queue", dead_letter="b.log"),
+    "a topic is made for": lambda c: c.topics.create("a.q3", type="queue", dead_letter="b.new"),
+    "a queue is configured": lambda c: c.topics.configure("a.queue", dead_letter="b.log"),
+    "a log is configured": lambda c: c.topics.configure("a.log", dead_letter="b.new"),
+    "a router leads to": lambda c: c.routers.create("a.router", "a.log", "b.log"),
+    "a router makes": lambda c: c.routers.create("a.router", "a.log", "b.new"),
+    "a router leads from": lambda c: c.routers.create("a.router", "b.log", "a.log"),
+    "a router is called": lambda c: c.routers.create("b.router", "a.log", "a.dest"),
+}
+
+
+@pytest.mark.parametrize("key", ["reader", "worker", "all-of-a"])
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_leads_to_a_topic_that_the_key_does_not_reach(
+    house: TestEngine, owner: ringlog.Client, way: str, key: str
+) -> None:
+    """A-9, A-10."""
+    before = {each.topic: each.head_seq for each in owner.topics.list("b.")}
+    with connect(house, key) as client, pytest.raises(Forbidden):
+        WAYS[way](client)
+    assert {each.topic: each.head_seq for each in owner.topics.list("b.")} == before
+    assert not owner.topics.groups("a.log")
+    assert not list(owner.routers.list())
+
+
+def test_dead_letters_go_where_the_key_may_write(house: TestEngine, owner: ringlog.Client) -> None:
+    """The same by a key that reaches both ends."""
+    with connect(house, "worker") as client:
+        members = client.group("a.log", "own", mode="queue", start=EARLIEST, dead_letter="a.dead")
+        job = members.claim(wait_ms=5_000)[0]
+        members.reject(job, "no")
+        wait_until(lambda: [each.topic for each in owner.topics.list("a.dead")] != [], 20, "the dead letter")
+        owner.group("a.log", "own", mode="queue").delete()
+
+
+def test_a_worker_needs_no_right_to_the_dead_letters_of_its_queue(
+    house: TestEngine, owner: ringlog.Client
+) -> None:
+    """A-10: the right was checked where the target was named; redriving names it again."""
+    owner.topics.create("a.work", type="queue", dead_letter="b.dead")
+    with connect(house, "worker") as client:
+        client.queue("a.work").put(b"job")
+        job = client.queue("a.work").claim(wait_ms=5_000)[0]
+        client.queue("a.work").reject(job, "no")
+        wait_until(lambda: [each.count for each in owner.topics.list("b.dead")] == [1], 20, "the dead letter")
+        with pytest.raises(Forbidden):
+            client.queue("a.work").redrive()
+    assert owner.topics.state("b.dead").count == 1
+
+
+def test_a_group_that_holds_records_back_is_made_and_moved_by_who_may_configure(
+    house: TestEngine, owner: ringlog.Client
+) -> None:
+    """Without a group the topic keeps ten records; a group in mode queue would make it keep a thousand."""
+    for key in ("reader", "worker"):
+        with connect(house, key) as client:
+            with pytest.raises(Forbidden) as refused:
+                client.group("a.kept", key, mode="queue").claim()
+            assert refused.value.detail["required_scope"] == "admin"
+            # Groups in mode stream hold nothing back.
+            assert client.group("a.kept", f"{key}-stream", mode="stream").stats().cursor == 1
+    for _ in range(30):
+        owner.append("a.kept", b"x")
+    assert owner.topics.state("a.kept").count == 10
+    with connect(house, "all-of-a") as client:
+        client.group("a.kept", "made", mode="queue").claim()
+    with connect(house, "reader") as client:
+        member = client.group("a.kept", "made", mode="queue")
+        member.ack(member.claim(max=5, wait_ms=5_000))
+        with pytest.raises(Forbidden):
+            member.seek(EARLIEST)
+        client.group("a.kept", "reader-stream", mode="stream").seek(EARLIEST)

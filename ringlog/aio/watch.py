@@ -101,18 +101,24 @@ class Watch:
 
     async def _begin(self) -> None:
         options, session = self._core.options, self._shell.session
+        session.forget_all(options.exact)
         self._subscription = session.delivery.open(
             credit=options.credit, strong=options.consistency == "strong", names=bool(options.patterns)
         )
-        beginning = start(self._core.begin_steps(session))
+        beginning: Pending[list[WatchedTopic]] | None = None
         try:
+            if options.patterns:
+                # First: a topic created from here on is listed below, or reported as a change of names.
+                await self._shell.wait(session.delivery.add(self._subscription, []))
+            beginning = start(self._core.begin_steps(session))
             await self._follow(await self._shell.wait(beginning))
             if options.patterns:
                 await self._look_for_names(is_new=False)
         except asyncio.CancelledError:
             # Who waits no longer has not said that he wants no events: the next call begins anew. What was
             # begun goes on without him, and nobody follows what it finds.
-            beginning.when_done(_let_go)
+            if beginning is not None:
+                beginning.when_done(_let_go)
             session.delivery.close(self._subscription)
             self._subscription = None
             self._core.close()
@@ -142,6 +148,7 @@ class Watch:
         core, session = self._core, self._shell.session
         found = core.matching(await self._names(core.prefixes))
         if found:
+            session.forget_all(found)
             await self._follow(await self._shell.run(core.more_steps(session, found, is_new=is_new)))
 
     async def _names(self, prefixes: Iterable[str]) -> list[str]:
@@ -199,6 +206,7 @@ class Watch:
         delivery = self._shell.session.delivery
         if result.is_over:
             delivery.drop(subscription, turn.feed)
+            subscription.names_changed |= subscription.names  # The topic may have been created again.
         else:
             delivery.finished(subscription, turn, result.after, is_consumed=result.is_consumed)
             if result.again_s:

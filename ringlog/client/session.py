@@ -323,6 +323,11 @@ class Session:
         """What is known of the topic is not true any more."""
         self._topics.pop(topic, None)
 
+    def forget_all(self, topics: Iterable[str]) -> None:
+        """Have each be asked for again: a feed of a topic's earlier life would never be given a turn."""
+        for topic in topics:
+            self.forget(topic)
+
     def _resolve_steps(self, topic: str, create: bool) -> Steps[TopicInfo]:
         yield self.met()
         message: Message = TopicPut(topic, {}, "create") if create else TopicResolve(topic)

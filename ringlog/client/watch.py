@@ -117,10 +117,15 @@ class Watch:
     def _begin(self) -> None:
         options = self._core.options
         with self._shell.locked() as session:
+            session.forget_all(options.exact)
             self._subscription = session.delivery.open(
                 credit=options.credit, strong=options.consistency == "strong", names=bool(options.patterns)
             )
+        subscription = self._subscription
         try:
+            if options.patterns:
+                # First: a topic created from here on is listed below, or reported as a change of names.
+                self._shell.ask(lambda session: session.delivery.add(subscription, []))
             with self._files.use() as core:
                 self._follow(self._client.run(core.begin_steps(self._client.connection)))
                 if options.patterns:
@@ -154,6 +159,8 @@ class Watch:
         core = self._core
         found = core.matching(self._names(core.prefixes))
         if found:
+            with self._shell.locked() as session:
+                session.forget_all(found)
             self._follow(self._client.run(core.more_steps(self._client.connection, found, is_new=is_new)))
 
     def _names(self, prefixes: Iterable[str]) -> Iterator[str]:
@@ -225,6 +232,7 @@ class Watch:
         with self._shell.locked() as session:
             if result.is_over:
                 session.delivery.drop(subscription, turn.feed)
+                subscription.names_changed |= subscription.names  # The topic may have been created again.
             else:
                 session.delivery.finished(subscription, turn, result.after, is_consumed=result.is_consumed)
                 session.delivery.look(subscription, turn.feed, after_ns=int(result.again_s * 1e9))

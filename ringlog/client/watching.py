@@ -149,7 +149,8 @@ class WatchCore:
         """Made and not given yet: those of one turn, and of beginnings."""
         self._topics: dict[int, WatchedTopic] = {}
         self._names: set[str] = set()
-        """Every topic that is or was followed here: one that was deleted is not taken up again."""
+        """Every topic that is followed here, and those that are not followed again: damaged ones, and those
+    that were deleted and whose names were given."""
         self._positions: dict[str, Cursor] = {}
         """Behind the last event given, by topic."""
         self._matches = [(compile_pattern(translate(each)).fullmatch, where)
@@ -450,6 +451,8 @@ class WatchCore:
         result.events.append((TopicDeleted(topic.info.topic, topic.head_seq, reason), topic.cursor))
         result.is_over = True
         self._drop(topic)
+        if topic.info.topic not in self.options.exact:
+            self._names.discard(topic.info.topic)  # A pattern matches its next life as well.
 
     def _drop(self, topic: WatchedTopic) -> None:
         if self._topics.pop(topic.feed, None) is not None:

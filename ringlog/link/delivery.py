@@ -56,6 +56,8 @@ AGAIN_NS = 100 * MS
 _LATER = (NotReady, NotConnected, ShuttingDown)
 OPEN_END = (1 << 63) - 1
 TAKEN_ROWS_MAX = 256
+NAMES_SCHEDULER = 0
+"""The scheduler that reports changed topic names to this client: each scheduler sees those of all shards."""
 SEEK_AT_ONCE = 64
 """So many topics are looked for at the same time: a restarted shard has other things to do."""
 GIVE_BACK_NS = 5 * MS
@@ -137,6 +139,8 @@ class Subscription:
     """Why there will be no turns any more."""
     waiting: Pending[None] | None = None
     feeds_made: int = 0
+    schedulers: set[int] = field(default_factory=set)
+    """Schedulers that were told of it; with `names` NAMES_SCHEDULER is one, also without a feed there."""
 
     @property
     def has_news(self) -> bool:
@@ -177,7 +181,10 @@ class Delivery:
         return made
 
     def add(self, subscription: Subscription, wanted: Iterable[tuple[TopicInfo, int]]) -> Pending[list[int]]:
-        """Add feeds, (topic, position) each; done with their numbers once the schedulers know them."""
+        """Add feeds, (topic, position) each; done with their numbers once the schedulers know them.
+
+        Without feeds: with `names`, done once changed topic names are reported.
+        """
         return start(self._add_steps(subscription, list(wanted)))
 
     @staticmethod
@@ -281,7 +288,7 @@ class Delivery:
         """End a subscription. Idempotent."""
         if self._subscriptions.pop(subscription.number, None) is None:
             return
-        for number in {state.scheduler for state in subscription.feeds.values()}:
+        for number in subscription.schedulers:
             self._unsubscribe(number, Unsubscribe(subscription.number))
         subscription.feeds.clear()
         subscription.ready.clear()
@@ -299,9 +306,8 @@ class Delivery:
     def scheduler_up(self, number: int) -> None:
         """It knows nothing of us: say everything again."""
         for subscription in list(self._subscriptions.values()):
-            feeds = [feed for feed, state in subscription.feeds.items() if state.scheduler == number]
-            if feeds:
-                start(self._send_steps(subscription, number, feeds))
+            if number in subscription.schedulers:
+                start(self._send_again_steps(subscription, number))
 
     def scheduler_said(self, number: int, said: Reply) -> None:
         """Turns, or a word of another kind."""
@@ -310,13 +316,16 @@ class Delivery:
             self._turns(said.attachment)
         elif isinstance(message, TopicsChanged):
             for subscription in self._subscriptions.values():
-                if subscription.names:
-                    subscription.names_changed = True
-                    self._wake(subscription)
+                self._names_may_have_changed(subscription)
         elif isinstance(message, SubscriptionsLost):
             # It took us for dead, and our ring away.
             self._host.links.expect_turns(number)
             self.scheduler_up(number)
+
+    def _names_may_have_changed(self, subscription: Subscription) -> None:
+        if subscription.names:
+            subscription.names_changed = True
+            self._wake(subscription)
 
     def _turns(self, attachment: Any) -> None:
         if attachment is None or len(attachment) % (8 * TURN_WORDS):
@@ -381,8 +390,11 @@ class Delivery:
             subscription.feeds[feed] = _FeedState(info.topic, info, number, after)
             by_scheduler.setdefault(number, []).append(feed)
             numbers.append(feed)
+        if subscription.names and NAMES_SCHEDULER not in subscription.schedulers:
+            by_scheduler.setdefault(NAMES_SCHEDULER, [])
         for number, feeds in by_scheduler.items():
-            if not self._is_followed(number, feeds, subscription):
+            subscription.schedulers.add(number)
+            if feeds and not self._is_followed(number, feeds, subscription):
                 self._host.links.expect_turns(number)
             yield start(self._send_steps(subscription, number, feeds))
             if subscription.failure is not None:
@@ -398,20 +410,26 @@ class Delivery:
             for feed, state in each.feeds.items()
         )
 
+    def _send_again_steps(self, subscription: Subscription, number: int) -> Steps[None]:
+        """Tell a scheduler that has forgotten the subscription of it; names may have changed meanwhile."""
+        feeds = [feed for feed, state in subscription.feeds.items() if state.scheduler == number]
+        yield from self._send_steps(subscription, number, feeds)
+        if number == NAMES_SCHEDULER:
+            self._names_may_have_changed(subscription)
+
     def _send_steps(self, subscription: Subscription, number: int, feeds: list[int]) -> Steps[None]:
-        """Tell one scheduler of feeds; on refusals that pass, again."""
+        """Tell one scheduler of feeds, and whether names are wanted of it; on refusals that pass, again."""
         host = self._host
-        for first in range(0, len(feeds), FEEDS_PER_MESSAGE_MAX):
+        names = subscription.names and number == NAMES_SCHEDULER
+        for first in range(0, len(feeds) or int(names), FEEDS_PER_MESSAGE_MAX):
             told = [
                 Feed(feed, state.topic, state.info.topic_id, state.info.shard, state.info.slot, state.after)
                 for feed in feeds[first : first + FEEDS_PER_MESSAGE_MAX]
                 if (state := subscription.feeds.get(feed)) is not None
             ]
-            if not told:
+            if not told and not names:
                 continue
-            request = Subscribe(
-                subscription.number, told, subscription.credit, subscription.strong, subscription.names
-            )
+            request = Subscribe(subscription.number, told, subscription.credit, subscription.strong, names)
             while True:
                 try:
                     reply = yield host.links.scheduler(number).request(request, host.deadline_ns())
@@ -498,8 +516,7 @@ class Delivery:
 
     def _say_a_word(self) -> None:
         self._alive = None
-        numbers = {state.scheduler for each in self._subscriptions.values() for state in each.feeds.values()}
-        for number in numbers:
+        for number in {number for each in self._subscriptions.values() for number in each.schedulers}:
             self._host.links.scheduler(number).tell(Taken(0), b"")
         self._stay_alive()
 

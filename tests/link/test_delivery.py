@@ -246,7 +246,7 @@ def test_feeds_go_to_the_scheduler_of_their_topic():
     for _ in range(3):
         for number, played in enumerate(host.played):
             for asked in played.answer():
-                assert (asked.credit, asked.strong, asked.names) == (1, True, True)
+                assert (asked.credit, asked.strong, asked.names) == (1, True, number == 0)
                 assert {scheduler_of(feed.topic_id, 3) for feed in asked.feeds} == {number}
     assert len(subscription.feeds) == 39
 
@@ -355,3 +355,41 @@ def test_who_may_have_missed_turns_looks_at_everything_and_says_how_far_he_is():
     host.delivery.finished(subscription, taken[1], 4, is_consumed=True)
     host.delivery.waits(subscription)
     assert host.played[0].taken() == [[subscription.number, second, 4, 1]]
+
+
+def test_names_are_asked_of_one_scheduler_also_when_nothing_matches_yet():
+    """A pattern without a topic: a subscription without feeds; and again when that scheduler is new."""
+    host = PlayedHost(schedulers=2)
+    subscription = host.delivery.open(credit=4, strong=False, names=True)
+    adding = host.delivery.add(subscription, [])
+    assert not adding.is_done
+    (asked,) = host.played[0].answer()
+    assert (asked.names, asked.feeds) == (True, [])
+    assert adding.take() == []
+    assert host.expected == [], "there is no feed to be given a turn yet"
+    assert host.played[1].answer() == []
+    host.delivery.scheduler_said(0, Reply(m.TopicsChanged()))
+    assert subscription.has_news
+    subscription.names_changed = False
+    host.delivery.scheduler_up(1)
+    assert not subscription.names_changed
+    host.delivery.scheduler_up(0)
+    assert not subscription.names_changed, "before the scheduler knows, a later change could be missed"
+    (asked,) = host.played[0].answer()
+    assert asked.names
+    assert subscription.names_changed, "names may have changed while nobody reported it"
+    host.advance(10)
+    assert (m.Taken(0), b"") in host.played[0].told, "a word of life, although there is no feed"
+    host.delivery.close(subscription)
+    assert host.played[0].answer() == [m.Unsubscribe(subscription.number)]
+
+
+def test_a_subscription_is_ended_with_schedulers_whose_feeds_have_all_ended():
+    """Else each watch of a deleted topic would count against the client's bound for good."""
+    host = PlayedHost(schedulers=2)
+    number = scheduler_of(7, 2)
+    subscription, (feed,) = opened(host, (topic(7), 0))
+    host.delivery.drop(subscription, feed)
+    host.played[number].answer()
+    host.delivery.close(subscription)
+    assert host.played[number].answer() == [m.Unsubscribe(subscription.number)]

@@ -1,0 +1,203 @@
+"""Watches of patterns: topics created later, deleted, created again; all transports, threads and asyncio."""
+
+from __future__ import annotations
+
+import os
+import socket
+from urllib.parse import quote
+
+import pytest
+
+import ringlog
+import ringlog.aio
+from ringlog.client import LATEST, CaughtUp, Page, TopicDeleted
+from ringlog.link.curve import key_file_text, new_key
+from ringlog.testing import engine
+
+pytestmark = [pytest.mark.timeout(120)]
+WAIT_S = 20.0
+SERVER, KEY = new_key(), new_key()
+TRANSPORTS = ["ring", "ipc", "tcp"]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def private_file(path, text):
+    path.write_text(text)
+    os.chmod(path, 0o600)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """Two shards, two schedulers: names and topics are looked after in several places."""
+    root = tmp_path_factory.mktemp("keys")
+    keys = f'[[keys]]\nname = "all"\npublic_key = "{KEY.public.decode()}"\n'
+    with engine(
+        wal={"shards": 2},
+        delivery={"schedulers": 2},
+        supervisor={"restart_max": 50},
+        gateway={"enabled": True},
+        native={
+            "endpoint": f"tcp://127.0.0.1:{free_port()}",
+            "curve_key_file": private_file(root / "server.key", key_file_text(SERVER)),
+        },
+        auth={"keys_file": private_file(root / "keys.toml", keys)},
+    ) as running:
+        yield running
+
+
+def connect(house, transport, module=ringlog):
+    if transport != "tcp":
+        return module.connect(house.url, wait=10, transport=transport)
+    port = house.info.gateway_tcp.rsplit(":", 1)[1]
+    address = f"ringlog://127.0.0.1:{port}?server_key={quote(SERVER.public, safe='')}"
+    return module.connect(address, wait=10, key=KEY.secret.decode())
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request):
+    return request.param
+
+
+@pytest.fixture
+def client(house, transport):
+    with connect(house, transport) as connected:
+        yield connected
+
+
+@pytest.fixture
+def writer(house):
+    with connect(house, "ring") as connected:
+        yield connected
+
+
+def take_data(watch, count):
+    """(topic, data) of `count` records."""
+    found = []
+    while len(found) < count:
+        event = watch.next(WAIT_S)
+        assert event is not None, f"no event for {WAIT_S} s, found {found}"
+        if isinstance(event, Page):
+            found += [(event.topic, record.data) for record in event.records]
+    return found
+
+
+def take_event(watch, kind):
+    while not isinstance(event := watch.next(WAIT_S), kind):
+        assert event is not None, f"no {kind.__name__} for {WAIT_S} s"
+    return event
+
+
+@pytest.mark.parametrize("pattern", ["{0}*", "{0}.*.a", "*{0}.eu.*"])
+def test_a_pattern_that_matches_nothing_yet_delivers_topics_created_later(
+    client, writer, ringlog_topic, pattern
+):
+    """The first topic to match is created after the watch began."""
+    stem = ringlog_topic("nothing-yet")
+    with client.watch(pattern.format(stem)).open() as watch:
+        assert watch.next(0) is None
+        writer.append(f"{stem}.eu.a", b"first")
+        assert take_data(watch, 1) == [(f"{stem}.eu.a", b"first")]
+        writer.append(f"{stem}.eu.a", b"second")
+        assert take_data(watch, 1) == [(f"{stem}.eu.a", b"second")]
+
+
+def test_topics_created_later_are_read_from_their_first_record_even_with_latest(
+    client, writer, ringlog_topic
+):
+    """LATEST is about the time at which the watch began."""
+    stem = ringlog_topic("latest")
+    with client.watch(f"{stem}*", start=LATEST).open() as watch:
+        for n in range(20):
+            writer.append(f"{stem}.{n}", b"%d" % n)
+        assert sorted(take_data(watch, 20)) == sorted((f"{stem}.{n}", b"%d" % n) for n in range(20))
+        assert len(watch.topics) == 20
+
+
+def test_a_matching_topic_that_is_deleted_and_created_again_is_followed_again(client, writer, ringlog_topic):
+    """Each life ends with TopicDeleted, and the next one is read from its first record."""
+    stem = ringlog_topic("again")
+    topic = f"{stem}.a"
+    with client.watch(f"{stem}*").open() as watch:
+        for life in range(3):
+            writer.append(topic, b"%d" % life)
+            assert take_data(watch, 1) == [(topic, b"%d" % life)]
+            assert writer.topics.delete(topic)
+            assert take_event(watch, TopicDeleted).topic == topic
+            assert watch.topics == []
+
+
+def test_a_topic_that_is_deleted_and_created_again_before_the_watch_looks_is_followed_again(
+    client, writer, ringlog_topic
+):
+    """Both happen between two calls of next()."""
+    stem = ringlog_topic("quickly")
+    topic = f"{stem}.a"
+    with client.watch(f"{stem}*").open() as watch:
+        writer.append(topic, b"old")
+        assert take_data(watch, 1) == [(topic, b"old")]
+        for life in range(3):
+            writer.topics.delete(topic)
+            writer.append(topic, b"new %d" % life)
+            assert take_event(watch, TopicDeleted).topic == topic
+            assert take_data(watch, 1) == [(topic, b"new %d" % life)]
+
+
+def test_a_topic_known_by_an_older_life_is_watched_in_its_present_one(client, writer, ringlog_topic):
+    """What the client remembers of a topic may be of a life that has ended."""
+    topic = ringlog_topic("older-life")
+    for _ in range(3):
+        client.append(topic, b"old")
+        writer.topics.delete(topic)
+        writer.append(topic, b"there")
+        for start, before in ((LATEST, 0), ("earliest", 1)):
+            options = {} if start == "earliest" else {"start": start}
+            with client.watch(topic, **options).open() as watch:
+                assert [data for _, data in take_data(watch, before)] == [b"there"][:before]
+                take_event(watch, CaughtUp)
+                writer.append(topic, b"live")
+                assert take_data(watch, 1) == [(topic, b"live")]
+                writer.topics.delete_records(topic, before_seq=writer.topics.state(topic).head_seq + 1)
+                writer.append(topic, b"there")
+                take_data(watch, 1)
+        writer.topics.delete_records(topic, before_seq=writer.topics.state(topic).head_seq)
+
+
+def test_new_names_are_noticed_after_a_scheduler_or_the_gateway_died(house, client, writer, ringlog_topic):
+    """What was created while a scheduler was away is followed as well."""
+    stem = ringlog_topic("deaths")
+    with client.watch(f"{stem}*").open() as watch:
+        wanted = []
+        for number, (kind, which) in enumerate([("scheduler", 0), ("scheduler", 1), ("gateway", 0)]):
+            house.kill(kind, shard=which)
+            writer.append(f"{stem}.{number}.a", b"a")
+            house.wait_ready(kind)
+            writer.append(f"{stem}.{number}.b", b"b")
+            wanted += [(f"{stem}.{number}.{each}", each.encode()) for each in "ab"]
+        assert sorted(take_data(watch, len(wanted))) == sorted(wanted)
+
+
+async def test_asyncio_follows_patterns_that_match_nothing_yet(house, writer, ringlog_topic, transport):
+    """Topics created later, and again after they were deleted."""
+    stem = ringlog_topic("aio")
+    topic = f"{stem}.a"
+    async with connect(house, transport, ringlog.aio) as client:
+        watch = client.watch(f"{stem}*")
+        await watch.open()
+        try:
+            assert await watch.next(0) is None
+            for life in range(3):
+                writer.append(topic, b"%d" % life)
+                while not isinstance(page := await watch.next(WAIT_S), Page):
+                    assert page is not None
+                assert page.bytes() == [b"%d" % life]
+                writer.topics.delete(topic)
+                while not isinstance(event := await watch.next(WAIT_S), TopicDeleted):
+                    assert event is not None
+        finally:
+            watch.close()

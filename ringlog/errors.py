@@ -15,7 +15,7 @@ RinglogError                      code, detail, retriable, outcome
 │  ├─ InvalidRequest  BatchTooLarge  RecordTooLarge  Unauthorized  Forbidden
 │  ├─ TopicNotFound  TopicIncompatible  TopicNotEmpty  StaleEpoch
 │  ├─ PayloadTooLarge  TopicFull  Throttled  RouterNotFound  RouterCycle  NotAQueue
-│  ├─ GroupNotFound  GroupIncompatible
+│  ├─ GroupNotFound  GroupIncompatible  ProducerFenced
 │  ├─ Internal  ShuttingDown  StorageReadOnly
 │  └─ NotReady
 │     └─ ColdUnavailable          the cold tier does not answer; nothing is lost
@@ -148,6 +148,7 @@ class Status(IntEnum):
     ROUTER_NOT_FOUND = 18
     ROUTER_CYCLE = 19
     NOT_A_QUEUE = 20
+    PRODUCER_FENCED = 33
     GROUP_NOT_FOUND = 81
     GROUP_INCOMPATIBLE = 82
 
@@ -223,6 +224,15 @@ class GroupIncompatible(Refused):
     """The consumer group is there in another mode, or the request is one for the other mode."""
 
     code, status, http = "group_incompatible", Status.GROUP_INCOMPATIBLE, 409
+
+
+class ProducerFenced(Refused):
+    """The producer's name belongs to one that was opened later, here or in another process: this one is over.
+
+    `outcome` is `unknown` for a frame that may have been stored before that.
+    """
+
+    code, status, http = "producer_fenced", Status.PRODUCER_FENCED, 409
 
 
 class TopicIncompatible(Refused):
@@ -374,7 +384,7 @@ REFUSALS: dict[int, type[Refused]] = {
         InvalidRequest, BatchTooLarge, RecordTooLarge, Unauthorized, Forbidden, TopicNotFound,
         TopicIncompatible, TopicNotEmpty, StaleEpoch, PayloadTooLarge, TopicFull, Throttled,
         Internal, NotReady, ShuttingDown, CorruptFrame, StorageReadOnly, RouterNotFound, RouterCycle,
-        NotAQueue, GroupNotFound, GroupIncompatible,
+        NotAQueue, GroupNotFound, GroupIncompatible, ProducerFenced,
     )
 }  # fmt: skip
 

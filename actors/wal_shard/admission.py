@@ -49,6 +49,7 @@ from ringlog.limits import (
     TAG_BYTES_MAX,
 )
 from ringlog.topic.config import DISCARD_REJECT
+from ringlog.topic.dedup import SESSION_BIT, Producer
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
@@ -174,7 +175,7 @@ class Admission:
         that its flag may be taken off, when the general path has to look.
         """
         header = intake.batch.words[0].tolist()
-        head, topic_id, _, _, count_epoch, producer_id, producer_seq, tail, body_xxh3, _ = header
+        head, topic_id, claim, _, count_epoch, producer_id, producer_seq, tail, body_xxh3, _ = header
         topic = topics.get(topic_id)
         count = count_epoch & 0xFFFFFFFF
         if topic is None or not producer_id or not 0 < count <= self._limits.batch_records:
@@ -183,6 +184,8 @@ class Admission:
             return False
         known = topic.producers.get(producer_id)
         if producer_seq <= (known.highest if known else 0):
+            return False
+        if producer_id < SESSION_BIT and claim != (known.claim if known else 0):
             return False
         if tail & _FOLLOWS:
             if known is None or producer_seq != known.next_seq:
@@ -281,6 +284,8 @@ class Admission:
             return False
         producer = topic.producers.get(producer_id)
         if producer_seq <= (producer.highest if producer else 0):
+            return False
+        if producer_id < SESSION_BIT and _other_claims(words, producer).any():
             return False
         is_following = checked.follows is not None and bool(checked.follows[0])
         if is_following and (producer is None or producer_seq != producer.next_seq):
@@ -431,7 +436,11 @@ class Admission:
         for row, words in enumerate(intake.batch.words):
             topic = None if faults[row] else topics.get(int(words[layout.W_TOPIC]))
             epoch = int(words[layout.W_COUNT_EPOCH] >> _EPOCH_SHIFT)
-            if topic is not None and epoch in {0, topic.epoch} and _is_known(topic, words):
+            if topic is None or epoch not in {0, topic.epoch}:
+                self._refuse(intake, row, closed, 100)
+            elif _is_fenced(words, topic.producers.get(int(words[layout.W_PRODUCER_ID]))):
+                self._refuse_fenced(intake, topic.producers.get(int(words[layout.W_PRODUCER_ID])), row)
+            elif _is_known(topic, words):
                 self._repeat(intake, topic, row)
             else:
                 self._refuse(intake, row, closed, 100)
@@ -445,6 +454,13 @@ class Admission:
             return
         producer_id = int(words[0, layout.W_PRODUCER_ID])
         producer = topic.producers.get(producer_id)
+        if producer_id < SESSION_BIT and _other_claims(words, producer).any():
+            if stop - start > 1:
+                for row in range(start, stop):
+                    self._admit_stretch(intake, topic, row, row + 1, now_us)
+            else:
+                self._refuse_fenced(intake, producer, start)
+            return
         if producer is None and not topic.producers.has_room:
             for row in range(start, stop):
                 self._refuse(intake, row, Status.THROTTLED, 1_000, len(topic.producers))
@@ -500,13 +516,20 @@ class Admission:
                     self._refuse(intake, row, Status.NOT_READY, 0)
             start = until
 
+    def _refuse_fenced(self, intake: Intake, producer: Producer | None, row: int) -> None:
+        """The frame was sent under a claim that is not the latest one of its producer's name."""
+        number = int(intake.batch.words[row, layout.W_PRODUCER_SEQ])
+        in_doubt = producer is not None and producer.is_in_doubt(number)
+        self._refuse(intake, row, Status.PRODUCER_FENCED, int(in_doubt))
+
     def _pass_over(self, intake: Intake, topic: Topic | None, row: int) -> None:
         """A frame was refused for good, so nobody sends it again: what follows it may come (W9)."""
         words = intake.batch.words[row]
         producer = topic.producers.get(int(words[layout.W_PRODUCER_ID])) if topic is not None else None
         number = int(words[layout.W_PRODUCER_SEQ])
-        if producer is not None and number == producer.next_seq:
-            producer.passed = number
+        if producer is None or number != producer.next_seq or _is_fenced(words, producer):
+            return
+        producer.passed = number
 
     def _row_by_row(
         self, intake: Intake, topic: Topic, start: int, stop: int, now_us: int, stale: Any
@@ -697,6 +720,18 @@ def _stretches(words: NDArray[np.uint64], faults: NDArray[np.int64]) -> list[tup
 
 assert S_COUNT_STATUS == 3
 assert STATUS_SHIFT == 32
+
+
+def _other_claims(words: NDArray[np.uint64], producer: Producer | None) -> NDArray[np.bool_]:
+    """(n,) frames of this producer that were sent under another claim than the latest."""
+    latest = producer.claim if producer is not None else 0
+    return np.asarray(words[:, layout.W_BASE_SEQ] != U64(latest), dtype=np.bool_)
+
+
+def _is_fenced(words: Any, producer: Producer | None) -> bool:
+    """Was this frame of a named producer sent under another claim than the latest?"""
+    latest = producer.claim if producer is not None else 0
+    return int(words[layout.W_PRODUCER_ID]) < SESSION_BIT and int(words[layout.W_BASE_SEQ]) != latest
 
 
 def _is_known(topic: Topic, words: Any) -> bool:

@@ -75,7 +75,7 @@ from actors.wal_shard.places import Places
 from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.records import HeadReserved, frame_of
 from actors.wal_shard.removal import OF_QUEUES, Question
-from actors.wal_shard.requests import CHANGES, Identity, Requests
+from actors.wal_shard.requests import Identity, Requests, may_log
 from actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
@@ -331,7 +331,7 @@ class ShardCore:
         if not self._is_its_turn(event):
             return Room.LATER
         if isinstance(event, ControlReceived) and not (
-            isinstance(event.message, CHANGES) or self.requests.queues.durable.logs(event.message)
+            may_log(event.message) or self.requests.queues.durable.logs(event.message)
         ):
             return Room.NOW
         if (

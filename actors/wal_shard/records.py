@@ -134,6 +134,14 @@ class KeyUsed(Record, frozen=True):
     ids: builtins.bytes = b""
 
 
+class ProducerClaimed(Record, frozen=True):
+    """The producer's frames are taken under this claim from here on; its highest number is `settled`."""
+
+    producer_id: int
+    claim: int
+    settled: int
+
+
 class CheckpointPassed(Record, frozen=True):
     """Everything before this was made durable for the snapshot that follows this one."""
 
@@ -167,6 +175,7 @@ Body = (
     | Change
     | JobsChange
     | KeyUsed
+    | ProducerClaimed
     | CheckpointPassed
     | GroupMark
 )
@@ -184,6 +193,7 @@ _KINDS: dict[int, Any] = {
     FrameType.ROUTER_CURSOR: RouterMoved,
     FrameType.LEASE: Change,
     FrameType.IDEMPOTENCY_KEY: KeyUsed,
+    FrameType.PRODUCER_CLAIM: ProducerClaimed,
     FrameType.CHECKPOINT_MARK: CheckpointPassed,
     FrameType.GROUP_MARK: GroupMark,
 }

@@ -29,6 +29,7 @@ from actors.wal_shard.records import (
     FloorsRaised,
     HeadReserved,
     KeyUsed,
+    ProducerClaimed,
     RangeLost,
     RecordsRemoved,
     RouterCreated,
@@ -427,6 +428,10 @@ class Replay:
             replay_change(topic, body)
         elif isinstance(body, JobsChange):
             replay_jobs(topic, body)
+        elif isinstance(body, ProducerClaimed):
+            producer = topic.producers.admit(body.producer_id)
+            if producer is not None and body.claim > producer.claim:
+                producer.claim, producer.claimed_at = body.claim, body.settled
 
     def _create(self, topic_id: int, body: TopicCreated, topic: Topic | None) -> None:
         config = TopicConfig.from_bytes(body.config)

@@ -21,7 +21,15 @@ from actors.wal_shard.groups import Groups
 from actors.wal_shard.places import Places
 from actors.wal_shard.queues import Queues
 from actors.wal_shard.read_only import ANSWERED, ReadOnly
-from actors.wal_shard.records import HeadReserved, KeyUsed, TopicRemoved, config_frame, create_frame, frame_of
+from actors.wal_shard.records import (
+    HeadReserved,
+    KeyUsed,
+    ProducerClaimed,
+    TopicRemoved,
+    config_frame,
+    create_frame,
+    frame_of,
+)
 from actors.wal_shard.removal import Removals
 from actors.wal_shard.routing import Routing
 from actors.wal_shard.unused import Unused
@@ -32,6 +40,7 @@ from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import (
     Internal,
     InvalidRequest,
+    ProducerFenced,
     Refused,
     Status,
     Throttled,
@@ -40,7 +49,7 @@ from ringlog.errors import (
 )
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.frame.settle import S_COMMIT_TS, S_FIRST_SEQ
+from ringlog.frame.settle import FENCED, S_COMMIT_TS, S_FIRST_SEQ
 from ringlog.limits import (
     DELETED_PER_LOCATE_BYTES,
     EXTENTS_PER_LOCATE_MAX,
@@ -51,6 +60,7 @@ from ringlog.limits import (
     REQUEST_BYTES_MAX,
 )
 from ringlog.topic.config import TopicConfig
+from ringlog.topic.dedup import SESSION_BIT
 from ringlog.topic.directory import Directory
 from ringlog.topic.idempotency import Remembered
 from ringlog.topic.names import check_topic_name, home_shard
@@ -63,6 +73,13 @@ CHANGES = (
     m.RouterDrop, m.Route, m.JobsAck, m.JobsNext, m.SpentMoved, *groups.CHANGES,
 )  # fmt: skip
 """Requests that may add to the log."""
+
+
+def may_log(message: m.Message) -> bool:
+    """May this request add to the log? Who asks for a producer's state does when he claims it."""
+    return isinstance(message, CHANGES) or (isinstance(message, m.ProducerState) and message.owner != 0)
+
+
 _MODES = ("upsert", "create", "merge")
 
 
@@ -133,11 +150,12 @@ class Requests:
             if handler is None:
                 raise InvalidRequest("a shard does not take this request", kind=type(event.message).__name__)
             answer: Answer | None
-            if self.read_only is not None and not isinstance(event.message, (*ANSWERED, m.Append)):
+            is_answered = isinstance(event.message, (*ANSWERED, m.Append)) and not (
+                isinstance(event.message, m.ProducerState) and event.message.owner
+            )
+            if self.read_only is not None and not is_answered:
                 raise self.read_only.refusal()
-            if not can_log and (
-                isinstance(event.message, CHANGES) or self.queues.durable.logs(event.message)
-            ):
+            if not can_log and (may_log(event.message) or self.queues.durable.logs(event.message)):
                 answer = self._known(event, group, now_us)
             elif self.is_pressed and isinstance(event.message, m.Append):
                 answer = self._append_pressed(event.message, event, group, now_us)
@@ -453,10 +471,41 @@ class Requests:
         self, message: m.ProducerState, event: ControlReceived, group: Group, now_us: int
     ) -> m.Message:
         topic = self._find(message.topic)
+        if message.owner:
+            self._claim(topic, message, group)
         producer = topic.producers.get(message.producer_id)
         highest = producer.highest if producer else 0
         first, count = (producer.find(highest) if producer and highest else None) or (0, 0)
-        return m.ProducerStateReply(topic.name, topic.epoch, message.producer_id, highest, first, count)
+        claim = producer.claim if producer else 0
+        return m.ProducerStateReply(
+            topic.name, topic.epoch, message.producer_id, highest, first, count, claim
+        )
+
+    @staticmethod
+    def _claim(topic: Topic, message: m.ProducerState, group: Group) -> None:
+        """A named producer is the asker's from here on, or still is; raises ProducerFenced when it is not."""
+        producer_id, owner = message.producer_id, message.owner
+        if not 0 < producer_id < SESSION_BIT:
+            raise InvalidRequest(
+                "only a producer that has a name is claimed",
+                producer_id=producer_id,
+                min=1,
+                max=SESSION_BIT - 1,
+            )
+        known = topic.producers.get(producer_id)
+        if message.claim:
+            if known is None or known.claim != message.claim:
+                raise ProducerFenced(FENCED, topic=topic.name)
+            return
+        producer = topic.producers.admit(producer_id)
+        if producer is None:
+            raise Throttled(
+                "too many named producers of one topic", topic=topic.name, limit="producers",
+                max=len(topic.producers), retry_after_ms=1_000,
+            )  # fmt: skip
+        if producer.claimed_by(owner):
+            body = ProducerClaimed(producer_id, producer.claim, producer.claimed_at)
+            group.add_control(frame_of(body, topic.topic_id, topic.epoch), topic)
 
     # -- reading --------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar, Unpack
 
 from ringlog.aio.shell import LoopShell
 from ringlog.aio.ticket import Ticket
-from ringlog.client.core import ProducerCore, ProducerOptions, size_of
+from ringlog.client.core import CLOSED, OF_PARENT, ProducerCore, ProducerOptions, size_of
 from ringlog.client.fields import NewRecord, RecordFields
 from ringlog.client.pages import Record
 from ringlog.client.results import FlushReport, ProducerStats
@@ -28,6 +28,7 @@ class Producer(Generic[T]):
         self._options = options
         self._core_of_loop: ProducerCore | None = None
         self._is_closed = False
+        self._closed_text = CLOSED
 
     async def send(self, data: T, /, **record: Unpack[RecordFields]) -> Ticket:
         """Add one record to the frame being gathered; waits only when the buffer is full (Backpressure)."""
@@ -92,13 +93,15 @@ class Producer(Generic[T]):
             )
 
     def restart_in_child(self) -> None:
-        """After a fork: a new identity and an empty buffer."""
+        """After a fork: a new identity and an empty buffer; a name is the parent's."""
         self._core_of_loop = None
+        if self._options.name is not None and not self._is_closed:
+            self._is_closed, self._closed_text = True, OF_PARENT
 
     def _core(self) -> ProducerCore:
         session = self._shell.session
         if self._is_closed:
-            raise UsageError("the producer is closed", topic=self.topic)
+            raise UsageError(self._closed_text, topic=self.topic)
         if self._core_of_loop is None:
             self._core_of_loop = ProducerCore(session, self.topic, self._options)
         return self._core_of_loop

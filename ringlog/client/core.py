@@ -75,6 +75,13 @@ class ProducerOptions:
             raise UsageError("on_full is wait or raise", found=self.on_full)
 
 
+CLOSED = "the producer is closed"
+OF_PARENT = (
+    "the producer's name belongs to the process that made it: in a child that was forked from it, open a "
+    "producer of another name, or without one"
+)
+
+
 def parse_durability(value: Durability | str | None) -> Durability | None:
     """A class by its name or itself; raises UsageError naming the four there are."""
     if value is None or isinstance(value, Durability):

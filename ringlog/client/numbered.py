@@ -5,24 +5,28 @@ crash has to recognise every frame by its number, so here a refused frame stays 
 decides. The shard knows each number among the last 16,384 frames of a producer on a topic: one that it has
 settled is answered as a repeat, and one below the highest that it never saw is refused with NotReady, never
 acknowledged (I-13, I-14). So an owner that has few frames in flight learns the fate of each for certain.
+
+An id has one owner at a time, the last one that came: its predecessor's frames are refused with
+ProducerFenced, so that two that number alike are never taken for one that sends again. Ids with the top bit
+set (drawn by chance) have no owner, and may be forgotten.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.client.batch import Batch, Shipment
-from ringlog.client.session import Session
 from ringlog.client.shell import Shell
-from ringlog.client.stream import Stream
+from ringlog.client.stream import SESSION_BIT, Stream
 from ringlog.client.ticket import Ticket
-from ringlog.envelope.messages import ProducerState, ProducerStateReply
-from ringlog.errors import RinglogError
+from ringlog.envelope.messages import ProducerState, ProducerStateReply, TopicInfo
+from ringlog.errors import RinglogError, UsageError
 from ringlog.frame import layout
-from ringlog.link.pending import start
+from ringlog.link.pending import Pending, Steps, start
 from ringlog.types import Durability
 
 
@@ -48,6 +52,20 @@ class NumberedShipment(Shipment):
 class NumberedStream(Stream):
     """A Stream that never numbers a frame anew. Frames are to be sent in the order of their numbers."""
 
+    def settled(self, *, claims: bool) -> Pending[ProducerStateReply]:
+        """What the shard settled of this producer; with `claims` it is claimed first, if it has a name."""
+        return start(self._settled_steps(claims))
+
+    def _settled_steps(self, claims: bool) -> Steps[ProducerStateReply]:
+        self._host.forget(self.topic)  # The topic may have been made anew since it was last asked about.
+        info: TopicInfo = yield self._host.resolve(self.topic)
+        reply: ProducerStateReply
+        if self.producer_id & SESSION_BIT or not claims:
+            reply = yield self._host.ask_topic(info, ProducerState(self.topic, self.producer_id))
+        else:
+            reply = yield from self._claim_steps(info)
+        return reply
+
     def ship_numbered(self, batch: Batch, frame: bytearray, number: int) -> None:
         """Send the only frame of a new batch."""
         batch.bytes = len(frame)
@@ -72,24 +90,21 @@ class NumberedProducer:
         self.topic = topic
         self.producer_id = producer_id
         self._shell = shell
+        self._pid = os.getpid()
         with shell.locked() as session:
             self._stream = NumberedStream(
                 session, topic, producer_id=producer_id, create=False, durability=durability
             )
             session.streams.add(self._stream)
 
-    def settled(self) -> ProducerStateReply:
+    def settled(self, *, claims: bool = True) -> ProducerStateReply:
         """Ask the engine for the highest number it settled of this producer here (0: none), and the epoch.
 
-        Raises TopicNotFound, and ConnectionTrouble when the engine does not answer.
+        From then on it takes frames of this producer from us alone, unless `claims` is false, for who has
+        other means to know that nobody else writes. Raises ProducerFenced when another one of this id came
+        later, TopicNotFound, and ConnectionTrouble when the engine does not answer.
         """
-        question = ProducerState(self.topic, self.producer_id)
-
-        def ask(session: Session) -> Any:
-            session.forget(self.topic)  # The topic may have been made anew since it was last asked about.
-            return start(session.about(self.topic, lambda _: question))
-
-        reply: ProducerStateReply = self._shell.ask(ask)
+        reply: ProducerStateReply = self._shell.ask(lambda _: self._our_stream().settled(claims=claims))
         return reply
 
     def send(self, frame: bytearray, number: int) -> Ticket:
@@ -98,13 +113,22 @@ class NumberedProducer:
         Topic, epoch and producer are written into its header here. The ticket resolves when it met its
         class (`deduped`: the engine had it already) and fails with what it was refused for.
         """
-        batch = Batch(self._stream)
+        stream = self._our_stream()
+        batch = Batch(stream)
         with memoryview(frame) as view, view.cast("Q") as words:
             batch.records = words[layout.W_COUNT_EPOCH] & 0xFFFFFFFF
         with self._shell.locked() as session:
-            self._stream.ship_numbered(batch, frame, number)
+            stream.ship_numbered(batch, frame, number)
             session.links.pump()
         return Ticket(self._shell, batch)
+
+    def _our_stream(self) -> NumberedStream:
+        if self._pid != os.getpid():
+            raise UsageError(
+                "a producer of one process is not used in a child of it: open one there",
+                topic=self.topic, producer_id=self.producer_id,
+            )  # fmt: skip
+        return self._stream
 
     def close(self) -> None:
         """Nothing more will be sent; what is in flight still gets its fate."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar, Unpack
 
-from ringlog.client.core import ProducerCore, ProducerOptions, size_of
+from ringlog.client.core import CLOSED, OF_PARENT, ProducerCore, ProducerOptions, size_of
 from ringlog.client.fields import NewRecord, RecordFields
 from ringlog.client.pages import Record
 from ringlog.client.results import FlushReport, ProducerStats
@@ -27,6 +27,7 @@ class Producer(Generic[T]):
         self._shell = shell
         self._options = options
         self._is_closed = False
+        self._closed_text = CLOSED
         with shell.locked() as session:
             self._core = ProducerCore(session, topic, options)
 
@@ -104,6 +105,8 @@ class Producer(Generic[T]):
 
     def resume(self) -> ProducerStateReply | None:
         """Ask the engine now what it last settled of this named producer; None for one without a name."""
+        if self._is_closed:
+            raise UsageError(self._closed_text, topic=self.topic)
         return self._shell.ask(lambda _: self._core.stream.meet())
 
     def close(self, timeout: float | None = None) -> FlushReport:
@@ -138,7 +141,7 @@ class Producer(Generic[T]):
         shell = self._shell
         shell.require_open()
         if self._is_closed:
-            raise UsageError("the producer is closed", topic=self.topic)
+            raise UsageError(self._closed_text, topic=self.topic)
         core = self._core
         if core.has_room(size):
             return
@@ -153,5 +156,7 @@ class Producer(Generic[T]):
             room.take()
 
     def restart_in_child(self, session: Session) -> None:
-        """After a fork: a new identity and an empty buffer; the parent's records are the parent's."""
+        """After a fork: a new identity and an empty buffer; the parent keeps its records and name."""
         self._core = ProducerCore(session, self.topic, self._options)
+        if self._options.name is not None and not self._is_closed:
+            self._is_closed, self._closed_text = True, OF_PARENT

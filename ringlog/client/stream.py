@@ -30,6 +30,7 @@ from ringlog.errors import (
     ConnectionTrouble,
     NotConnected,
     NotReady,
+    ProducerFenced,
     RequestTimeout,
     RinglogError,
     ShuttingDown,
@@ -78,8 +79,13 @@ class Stream:
         self.disable_backpressure = disable_backpressure
         self.producer_id = producer_id if producer_id is not None else random.getrandbits(63) | SESSION_BIT
         self.next_seq = 1
+        self._owner = random.getrandbits(63) | 1
+        """Who we are when we claim the name."""
+        self._claim = 0
+        self._fenced: ProducerFenced | None = None
+        """Another one of our name was opened later: nothing is sent any more, so that its owner keeps it."""
         self.resumed: ProducerStateReply | None = None
-        """What the shard had of this producer when it was first asked; named producers only."""
+        """What the shard had of this producer when it was claimed; named producers only."""
         self.pending_records = self.pending_bytes = 0
         self.records_acked = self.records_failed = self.records_deduped = 0
         self.frames_sent = self.bytes_sent = self.retries = 0
@@ -162,7 +168,9 @@ class Stream:
         self._shipped += 1
         shipment.order = self._shipped
         self._await(shipment)
-        if self._queue or self._refused or self._displaced or not self._is_located():
+        if self._fenced is not None:
+            self._give_up(shipment, self._fenced)
+        elif self._queue or self._refused or self._displaced or not self._is_located():
             self._queue.append(shipment)
             self._flush()
         else:
@@ -228,6 +236,8 @@ class Stream:
                 topic_id=info.topic_id, epoch=info.epoch, producer_id=self.producer_id,
                 first_producer_seq=self.next_seq, follows=bool(self._flying),
             )  # fmt: skip
+            if self._claim:
+                shipment.put_claim(self._claim)
             shipment.is_stamped = True
             self.next_seq += shipment.count
         self._flying.add(shipment)
@@ -246,12 +256,27 @@ class Stream:
     def _locate_steps(self) -> Steps[TopicInfo]:
         info: TopicInfo = yield self._host.resolve(self.topic, create=self.create)
         if not self.producer_id & SESSION_BIT and (self.resumed is None or self.resumed.epoch != info.epoch):
-            reply: ProducerStateReply = yield self._host.ask_topic(
-                info, ProducerState(self.topic, self.producer_id)
-            )
-            self.resumed = reply
+            reply = yield from self._claim_steps(info)
             self.next_seq = max(self.next_seq, reply.producer_seq + 1)
         return info
+
+    def _claim_steps(self, info: TopicInfo) -> Steps[ProducerStateReply]:
+        """Claim the name on this life of the topic, or make sure that it is ours; raises ProducerFenced.
+
+        It is kept through restarts of the engine and of connections. A topic that was made anew knows no
+        claims: the last one to come has the name there.
+        """
+        if self._fenced is not None:
+            raise self._fenced
+        held = self._claim if self.resumed is not None and self.resumed.epoch == info.epoch else 0
+        question = ProducerState(self.topic, self.producer_id, self._owner, held)
+        try:
+            reply: ProducerStateReply = yield self._host.ask_topic(info, question)
+        except ProducerFenced as e:
+            self._fenced = e
+            raise
+        self.resumed, self._claim = reply, reply.claim
+        return reply
 
     def _located(self, found: Pending[TopicInfo]) -> None:
         self._locating = None
@@ -301,6 +326,8 @@ class Stream:
         may_be_there = not by_shard and (shipment.was_taken_back or error.outcome == "unknown")
         now = self._host.clock.monotonic_ns()
         delay_ns = self._pause_ns(error, shipment.attempts)
+        if isinstance(error, ProducerFenced):
+            self._fenced = ProducerFenced(error.message, **error.detail)
         may_retry = isinstance(error, _LATER) or (
             isinstance(error, _ELSEWHERE) and (self.create or isinstance(error, StaleEpoch))
         )

@@ -10,7 +10,8 @@ word  bytes   field
       5       version       1
       6..7    columns       bitmap, bit i = Column i is present
  1    8..15   topic_id
- 2    16..23  base_seq      set by the shard; record i has base_seq + i
+ 2    16..23  base_seq      set by the shard; record i has base_seq + i. On its way to a shard: the claim
+                            under which a named producer sends, 0 = none
  3    24..31  commit_ts     set by the shard; microseconds since the epoch
  4    32..35  count         records in the frame
       36..39  epoch         producer: the epoch it means, 0 = whichever is current; shard: the epoch
@@ -105,6 +106,7 @@ class FrameType(IntEnum):
     IDEMPOTENCY_KEY = 14
     ROUTED = 15
     ROUTER_CURSOR = 16
+    PRODUCER_CLAIM = 17
 
 
 FRAME_TYPE_MAX = max(FrameType)

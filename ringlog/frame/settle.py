@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringlog.errors import Refused, Status, refusal
+from ringlog.errors import Outcome, Refused, Status, refusal
 from ringlog.limits import SETTLE_ENTRY_BYTES
 
 WORDS = SETTLE_ENTRY_BYTES // 8
@@ -37,6 +37,10 @@ FLAG_DEDUPED = 1
 Entries = NDArray[np.uint64]
 """(n, 8) uint64."""
 
+FENCED = (
+    "the producer's name has another owner: one of this name was opened later on this topic. End this one, "
+    "and give producers that live at the same time names of their own"
+)
 DETAILS: dict[Status, tuple[str, tuple[str, ...]]] = {
     Status.INVALID_REQUEST: ("invalid frame", ("field", "found")),
     Status.BATCH_TOO_LARGE: ("too many records in one write", ("records", "max")),
@@ -52,6 +56,7 @@ DETAILS: dict[Status, tuple[str, tuple[str, ...]]] = {
     Status.CORRUPT_FRAME: ("frame does not verify", ("offset",)),
     Status.FORBIDDEN: ("forbidden", ()),
     Status.STORAGE_READ_ONLY: ("the directory takes no writes at present", ("in_doubt", "shard")),
+    Status.PRODUCER_FENCED: (FENCED, ("in_doubt",)),
 }
 """Message and names of details a, b, c, d, by status."""
 
@@ -79,8 +84,7 @@ def entry_error(entry: Any, topic: str) -> Refused | None:
         message, names = "refused", ()
     facts: dict[str, Any] = {name: int(entry[word]) for name, word in zip(names, _DETAIL_WORDS, strict=False)}
     if status == Status.STORAGE_READ_ONLY:
-        # A frame that an earlier life of the shard may have written can be found again later.
-        in_doubt, shard = facts.pop("in_doubt"), facts.pop("shard")
-        facts["directory"] = f"wal/shard-{shard:02d}"
-        return refusal(status, message, {"topic": topic, **facts}, "unknown" if in_doubt else "not_applied")
-    return refusal(status, message, {"topic": topic, **facts})
+        facts["directory"] = f"wal/shard-{facts.pop('shard'):02d}"
+    # A frame that an earlier life of the shard, or of the producer, may have written can be found later.
+    outcome: Outcome = "unknown" if facts.pop("in_doubt", 0) else "not_applied"
+    return refusal(status, message, {"topic": topic, **facts}, outcome)

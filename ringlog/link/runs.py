@@ -165,6 +165,10 @@ class Run:
         if not follows:
             words[at[0] + layout.W_TAIL] ^= FOLLOWS
 
+    def put_claim(self, claim: int) -> None:
+        """Every frame says under which claim its named producer sends it."""
+        np.frombuffer(self.buffer, dtype="<u8")[(self.offsets[:-1] >> 3) + layout.W_BASE_SEQ] = claim
+
     def follow(self, *, first: bool) -> None:
         """Every frame follows the one before it (layout.FLAG_FOLLOWS), the first one if `first`."""
         words = np.frombuffer(self.buffer, dtype="<u8")

@@ -209,7 +209,8 @@ class Committer:
         for topic in plan.topics:
             producer = self.client.numbered_producer(topic, producer_id)
             try:
-                found[topic] = producer.settled().producer_seq
+                # The staging directory's lock says that nobody else writes; who appends then claims the name.
+                found[topic] = producer.settled(claims=False).producer_seq
             except TopicNotFound:
                 if not self.create_topics:
                     raise unknown_topic(topic) from None

@@ -521,16 +521,18 @@ class World:
 
     def frame_for(
         self, name: str, payloads: Sequence[bytes], *, producer: int = 1, seq: int = 0, epoch: int = 0,
-        durability: Durability = Durability.EPHEMERAL,
+        durability: Durability = Durability.EPHEMERAL, claim: int = 0,
     ) -> bytearray:  # fmt: skip
-        """One frame for a topic; `seq` 0 = the producer's next number."""
+        """One frame for a topic; `seq` 0 = the producer's next number; `claim`: under which it is sent."""
         key = (name, producer)
         number = seq or self._producer_seqs.get(key, 0) + 1
         self._producer_seqs[key] = max(number, self._producer_seqs.get(key, 0))
-        return frame(
+        made = frame(
             encode_records(list(payloads)), topic_id=self.topic(name).topic_id, producer_id=producer,
             producer_seq=number, epoch=epoch, durability=durability,
         )  # fmt: skip
+        frames.words_of(made)[layout.W_BASE_SEQ] = claim
+        return made
 
     def append(self, name: str, payloads: Sequence[bytes], **options: Any) -> int:
         """Append one frame through a ring; returns its first seq. Raises the refusal, if it is one."""

@@ -48,6 +48,13 @@ class Producer:
     """Highest number of a run that was dropped."""
     passed: int = field(default=0, compare=False)
     """Highest number that was refused for good, in this incarnation: what follows it may come."""
+    claim: int = 0
+    """Who opens a producer by its name claims it. Claims are counted, and frames taken under the latest one
+    alone: so a name has one owner. 0 = nobody ever did."""
+    claimed_at: int = 0
+    """The highest number at that time: what an earlier owner sends above it was never appended."""
+    owner: int = field(default=0, compare=False)
+    """Who did so last, in this incarnation: asking again because the answer was lost gets the same claim."""
     _runs: list[Run] = field(default_factory=list)
     _dropped: int = 0
     """Runs at the front of `_runs` that no longer count."""
@@ -88,14 +95,29 @@ class Producer:
             del runs[: self._dropped]
             self._dropped = 0
 
+    def claimed_by(self, owner: int) -> bool:
+        """The owner is this one from now on; False when it was before."""
+        if owner == self.owner:
+            return False
+        self.owner, self.claim, self.claimed_at = owner, self.claim + 1, self.highest
+        return True
+
+    def is_in_doubt(self, producer_seq: int) -> bool:
+        """May a frame of this number, sent under a claim that is not the latest, have been appended?"""
+        is_before = producer_seq <= self.claimed_at
+        return is_before and (producer_seq <= self.forgotten or self.find(producer_seq) is not None)
+
     @property
     def next_seq(self) -> int:
         """The only number with which a frame that follows another one may come."""
         return max(self.highest, self.passed) + 1
 
     def past(self) -> list[int]:
-        """Everything remembered, as plain numbers: highest, forgotten, then four of each run."""
+        """Everything remembered, as plain numbers: highest, forgotten, of a claimed one also claim and
+        claimed_at, then four of each run."""
         numbers = [self.highest, self.forgotten]
+        if self.claim:
+            numbers += (self.claim, self.claimed_at)
         for run in self._runs[self._dropped :]:
             numbers += (run.first, run.frames, run.base_seq, run.count)
         return numbers
@@ -103,10 +125,16 @@ class Producer:
     @classmethod
     def of_past(cls, numbers: list[int]) -> Producer:
         """A producer with the past that `past` told; raises ValueError for what it cannot have told."""
-        if len(numbers) < 2 or len(numbers) % 4 != 2:
-            raise ValueError("a producer's past is two numbers and four for each run")
+        if len(numbers) < 2 or len(numbers) % 2:
+            raise ValueError("a producer's past is two numbers, or four, and four for each run")
         producer = cls(numbers[0], numbers[1])
-        runs = list(map(Run, numbers[2::4], numbers[3::4], numbers[4::4], numbers[5::4]))
+        at = 2
+        if not len(numbers) % 4:
+            producer.claim, producer.claimed_at = numbers[2:4]
+            at = 4
+        runs = list(
+            map(Run, numbers[at::4], numbers[at + 1 :: 4], numbers[at + 2 :: 4], numbers[at + 3 :: 4])
+        )
         above = producer.forgotten
         for run in runs:
             if run.first <= above or run.frames < 1 or run.count < 1:

@@ -171,8 +171,8 @@ def test_a_producer_that_sends_commit_stamps_is_refused_on_every_path(world, cou
 
 
 def test_the_shard_numbers_and_stamps_whatever_a_producer_wrote_there(world):
-    """CK-3: base_seq and commit_ts of a producer mean nothing."""
-    sent = made(world, [b"x"])
+    """CK-3: base_seq, of a producer without a name, and commit_ts mean nothing."""
+    sent = made(world, [b"x"], producer=SESSION_BIT | 1)
     patch(sent, base_seq=4711, commit_ts=SEQ_MAX)
     entry = world.send("f", [sent])[0]
     assert int(entry[S_FIRST_SEQ]) == 3

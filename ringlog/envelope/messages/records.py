@@ -45,14 +45,20 @@ class Appended(Message, frozen=True):
 
 
 class ProducerState(Message, frozen=True):
-    """What did the shard last settle for this producer on this topic? (I-13, decision 11)"""
+    """What did the shard last settle for this producer on this topic? (I-13, decision 11)
+
+    With an `owner`, a number drawn by chance, the asker claims the producer: from then on frames are taken
+    from it alone. `claim` is the one that it has and keeps, unless there is a later one (ProducerFenced).
+    """
 
     topic: str
     producer_id: int
+    owner: int = 0
+    claim: int = 0
 
 
 class ProducerStateReply(Message, frozen=True):
-    """Highest settled producer_seq (0 = never seen) and the numbers its frame got."""
+    """Highest settled producer_seq (0 = never seen) and the numbers its frame got; the latest claim."""
 
     topic: str
     epoch: int
@@ -60,6 +66,7 @@ class ProducerStateReply(Message, frozen=True):
     producer_seq: int
     first_seq: int
     count: int
+    claim: int = 0
 
 
 # -- reading -------------------------------------------------------------------------------------------

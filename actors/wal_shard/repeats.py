@@ -73,6 +73,8 @@ def find(
         return None if seen is None else (_entries(topic, batch, seen), b"")
     if not message.ids:
         return None
+    if (sent_before := _frame_again(topic, batch)) is not None:
+        return sent_before, b""
     past = [topic.keys.find(each, now_us, window) if each != NO_ID else None for each in digests(message.ids)]
     known = np.array([0 if each is None else each.first_seq for each in past], dtype=np.uint64)
     if not known.any() or (is_whole and not known.all()):
@@ -80,6 +82,21 @@ def find(
     first = next(each for each in past if each is not None)
     records = len(past) if known.all() else 0
     return _entries(topic, batch, first._replace(records=records)), known.tobytes()
+
+
+def _frame_again(topic: Topic, batch: frames.FrameBatch) -> Any:
+    """The settle entry of a frame that is there already, since its answer was lost; None for another one.
+
+    Looked at before the ids: of records that have none nothing else is known, and a sender who is told that
+    some of its records are there sends the others once more.
+    """
+    words = batch.words[0]
+    producer = topic.producers.get(int(words[layout.W_PRODUCER_ID]))
+    found = producer.find(int(words[layout.W_PRODUCER_SEQ])) if producer is not None else None
+    epoch = int(words[layout.W_COUNT_EPOCH] >> np.uint64(layout.EPOCH_SHIFT))
+    if found is None or epoch not in {0, topic.epoch}:
+        return None
+    return _entries(topic, batch, Remembered(*found, topic.last_ts, 0))
 
 
 def remember(topic: Topic, key: str, ids: bytes, entry: Remembered) -> None:

@@ -21,6 +21,8 @@ VALUE_BYTES = 8
 TWICE_ONE_IN = 4
 """Of so many writes one has dedup ids and is sent twice, whatever became of it the first time: nothing may be
 there twice then either."""
+MIXED_ONE_IN = 4
+"""Of the others one has dedup ids for some of its records only."""
 
 
 class End(Protocol):
@@ -53,7 +55,12 @@ def put_all(
         journal.note(Did.PUT, task.topic, values)
         report.ops += len(values)
         try:
-            seqs = _sent_twice(send, values) if random.randrange(TWICE_ONE_IN) == 0 else _sent(send, values)
+            if random.randrange(TWICE_ONE_IN) == 0:
+                seqs = _sent_twice(send, values)
+            elif random.randrange(MIXED_ONE_IN) == 0:
+                seqs = _sent_mixed(send, values)
+            else:
+                seqs = _sent(send, values)
         except RinglogError as e:
             report.failed(str(e))
             journal.note(Did.PUT_END, task.topic, values)
@@ -68,6 +75,18 @@ def _sent(send: Callable[[list[Any]], Appended], values: list[int]) -> list[int]
     """Their numbers; zeros where they are not known."""
     done = send([payload_of(value) for value in values])
     return [done.first_seq + n for n in range(len(values))] if done.first_seq else [0] * len(values)
+
+
+def _sent_mixed(send: Callable[[list[Any]], Appended], values: list[int]) -> list[int]:
+    """Every second one under an id; one that has none is there once all the same."""
+    records = [
+        NewRecord(data=payload_of(value), dedup_id=str(value)) if value % 2 else payload_of(value)
+        for value in values
+    ]
+    done = send(records)
+    return (
+        list(done.seqs) if isinstance(done, AppendedOnce) else [done.first_seq + n for n in range(done.count)]
+    )
 
 
 def _sent_twice(send: Callable[[list[Any]], Appended], values: list[int]) -> list[int]:

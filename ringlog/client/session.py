@@ -410,15 +410,18 @@ class Session:
     ) -> Steps[tuple[Appended, bytes]]:
         """Append one frame under a key, or its records under ids; with what is known of these, as the message
         Appended says it."""
-        deadline = self.deadline_ns()
+        deadline, number = self.deadline_ns(), stream.take_seq()
         while True:
             try:
-                return (yield from self._append_keyed_once(stream, frame, key, ids, window_ms))
-            except (TopicNotFound, StaleEpoch):
+                return (yield from self._append_keyed_once(stream, frame, number, key, ids, window_ms))
+            except (TopicNotFound, StaleEpoch) as e:
+                number = number if e.outcome == "unknown" else stream.take_seq()
                 self.forget(stream.topic)
                 if not stream.create or self.clock.monotonic_ns() >= deadline:
                     raise
             except (Throttled, NotReady, ShuttingDown) as e:
+                # What may be there comes again as it was, to be recognised; a refused number is used up.
+                number = number if e.outcome == "unknown" else stream.take_seq()
                 asked_s = min(int(e.detail.get("retry_after_ms", 0) or 0), RETRY_MS_MAX) / 1_000
                 if self.clock.monotonic_ns() + int(asked_s * 1e9) >= deadline:
                     raise
@@ -427,14 +430,14 @@ class Session:
             yield self.pause(KEYED_RETRY_S)
 
     def _append_keyed_once(
-        self, stream: Stream, frame: bytearray, key: str, ids: bytes, window_ms: int
+        self, stream: Stream, frame: bytearray, number: int, key: str, ids: bytes, window_ms: int
     ) -> Steps[tuple[Appended, bytes]]:
         topic = stream.topic
         info: TopicInfo = yield self.resolve(topic, create=stream.create)
         private = bytearray(frame)
         patch(
             private, topic_id=info.topic_id, epoch=info.epoch, producer_id=stream.producer_id,
-            producer_seq=stream.take_seq(),
+            producer_seq=number,
         )  # fmt: skip
         message = Append(
             topic, 1, idempotency_key=key, disable_backpressure=stream.disable_backpressure, ids=ids,

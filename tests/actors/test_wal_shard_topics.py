@@ -502,6 +502,25 @@ def test_records_with_ids_are_one_write_and_each_is_known_afterwards(keyed):
     assert numbers(producer.append("a", b"x", key="1")) == (6, 1, False), "a key is no id"
 
 
+def test_a_write_whose_answer_was_lost_is_known_whole_whether_its_records_have_ids_or_not(keyed):
+    """I-13: records without an id were there twice, when answers to writes with both kinds were lost."""
+    producer = Producer(keyed)
+    producer.append("a", b"old", ids=ids_of("old"))
+    mixed, ids = producer.frame(b"x", b"y", b"z"), ids_of("1", "", "3")
+    message = m.Append("a", 1, ids=ids)
+    first = keyed.request(message, bytearray(mixed))
+    assert (numbers(first), known(first)) == ((2, 3, False), [])
+    some = producer.append("a", b"o", b"n", ids=ids_of("old", ""))
+    assert known(some) == [1, 0]
+    for restart in (lambda: None, keyed.kill, lambda: keyed.power_loss(7), lambda: keyed.clock.advance(1.1)):
+        restart()
+        if not keyed.runs:
+            keyed.start()
+        again = keyed.request(message, bytearray(mixed))
+        assert (numbers(again), known(again)) == ((2, 3, True), []), "also where its ids are forgotten"
+    assert [data for _, data in keyed.records("a")] == [b"old", b"x", b"y", b"z"]
+
+
 def test_ids_survive_restarts_and_checkpoints_do_not_lengthen_their_windows(keyed):
     """L38, L40, I-10: known after any restart, each for its own window, and no longer."""
     producer = Producer(keyed)

@@ -149,6 +149,57 @@ class Putter(threading.Thread):
             self.error = e
 
 
+class MixedWriter(threading.Thread):
+    """Writes batches of which every second record has an id."""
+
+    def __init__(self, running: TestEngine, name: str, transport: str) -> None:
+        super().__init__(daemon=True)
+        self._url, self._name, self._transport = running.url, name, transport
+        self.written: list[bytes] = []
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with ringlog.connect(
+                self._url, wait=20, timeout_ms=TIMEOUT_MS, transport=self._transport,  # type: ignore[arg-type]
+            ) as client:  # fmt: skip
+                for n in range(0, IDS, 4):
+                    batch = [f"{self._name}-{n + row}" for row in range(4)]
+                    records = [
+                        NewRecord(data=each.encode(), dedup_id=each if row % 2 else None)
+                        for row, each in enumerate(batch)
+                    ]
+                    done = once(client.append_many("mixed", records))
+                    assert len(set(done.seqs)) == len(batch)
+                    self.written += [each.encode() for each in batch]
+        except BaseException as e:  # noqa: BLE001  judged by the test
+            self.error = e
+
+
+@pytest.mark.slow
+def test_batches_of_records_with_ids_and_without_are_there_once_when_shards_and_gateways_are_killed():
+    """I-13: also those whose answer was lost."""
+    settings = {"wal": {"shards": 1}, "gateway": {"enabled": True}, "supervisor": {"restart_max": 100}}
+    with engine(**settings) as running, ringlog.connect(running.url, wait=10) as client:
+        client.topics.create("mixed", durability="disk")
+        writers = [MixedWriter(running, f"w{n}", way) for n, way in enumerate(("ring", "ipc", "ring", "ipc"))]
+        for each in writers:
+            each.start()
+        kill = 0
+        while any(each.is_alive() for each in writers):
+            kill += 1
+            before = sum(len(each.written) for each in writers)
+            running.kill("gateway" if kill % 4 == 0 else "wal_shard")
+            running.wait_ready()
+            while any(each.is_alive() for each in writers) and (
+                sum(len(each.written) for each in writers) < before + 40
+            ):
+                writers[0].join(0.01)
+        assert [each.error for each in writers] == [None] * len(writers)
+        found = [record.data for record in client.reader("mixed")]
+        assert sorted(found) == sorted(data for each in writers for data in each.written)
+
+
 @pytest.mark.slow
 def test_putters_of_the_same_jobs_and_a_shard_that_is_killed_make_each_job_once():
     """L38, L40, I-6, I-10: three programs put the same four hundred; none is lost, none is there twice."""

@@ -54,7 +54,11 @@ class JobFlows:
         if reached < _last(claimed.runs[-1]):
             left = [cut for run in claimed.runs if (cut := _behind(run, reached)) is not None]
             # Under the claim's own number nothing is left of the claim: who asks again is given other leases.
-            yield from self._give_back(message, left, 0 if reached else message.call)
+            # What only did not fit has not been delivered; what cannot be read counts, or it would come first
+            # for ever.
+            yield from self._give_back(
+                message, left, 0 if reached else message.call, undo=bool(reached) and error is None
+            )
             if not reached:
                 raise error or NotReady("the jobs could not be read now", topic=message.topic)
             kept = [cut for run in claimed.runs if (cut := _up_to(run, reached)) is not None]
@@ -94,15 +98,20 @@ class JobFlows:
                 break
         return frames, reached
 
-    def _give_back(self, message: Claim, runs: list[Run], call: int) -> Generator[Any, Any, None]:
+    def _give_back(
+        self, message: Claim, runs: list[Run], call: int, *, undo: bool
+    ) -> Generator[Any, Any, None]:
         seqs = [first + n for first, count, _, _ in runs for n in range(count)]
         tokens = [token + n for _, count, _, token in runs for n in range(count)]
         entries = _words(seqs), _words(tokens)
         if isinstance(message, m.JobsClaim):
-            yield from self._at_shard(m.JobsNack(message.topic, message.node, *entries, call=call))
-        else:
-            nack = m.GroupNack(message.topic, message.group, message.node, *entries, call=call)
+            nack = m.JobsNack(message.topic, message.node, *entries, call=call, undo=undo)
             yield from self._at_shard(nack)
+        else:
+            group_nack = m.GroupNack(
+                message.topic, message.group, message.node, *entries, call=call, undo=undo
+            )
+            yield from self._at_shard(group_nack)
 
 
 def _last(run: Run) -> int:

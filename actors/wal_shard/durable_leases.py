@@ -127,6 +127,12 @@ class DurableLeases:
             )
             _log(topic, change, into)
 
+    def undone(self, topic: Topic, call: int, matched: Matched, into: Group, now_ms: int) -> None:
+        """These jobs were given back, and nobody had begun them."""
+        if len(matched.leased) and topic.config.logs_leases:
+            change = self._of(topic).undone(matched.leased, now_ms, call=call, skipped=_skipped(matched))
+            _log(topic, change, into)
+
     def extended(
         self, topic: Topic, message: m.JobsExtend, matched: Matched, until_ms: int, into: Group, now_ms: int
     ) -> None:
@@ -255,7 +261,7 @@ def answer_of(topic: Topic, durable: Durable, change: JobsChange) -> m.Message |
             lease_ms=change.until_ms - change.at_ms,
         )  # fmt: skip
     done = sum(rows[1::2])
-    if change.op == JobsOp.RELEASED:
+    if change.op in {JobsOp.RELEASED, JobsOp.UNDONE}:
         return m.JobsNacked(topic.name, done, skipped, counts.ready, counts.in_flight)
     if change.op == JobsOp.EXTENDED:
         return m.JobsExtended(topic.name, done, skipped, change.until_ms)

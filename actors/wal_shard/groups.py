@@ -271,7 +271,26 @@ class Groups:
         acked = len(message.seqs) // 8 - len(skipped)
         return m.JobsAcked(topic.name, acked, _bytes_of(skipped), ready_of(topic, group), group.leased)
 
+    def _undo(self, message: m.GroupNack, into: Group, now_us: int) -> m.Message:
+        """Nobody has begun what this claim was given, or these: it is as if it had never been made."""
+        topic, group, found = self._matched(message, now_us)
+        before = group.answered(message.call)
+        if not message.seqs:
+            self.waiting.call_off(group.number, message.call, _claimed(topic, group, None))
+            if before is not None and before.op in _LEASED:
+                given = entries_of(_claimed(topic, group, before).runs)
+                found = group.match(*given, message.node, now_us // 1_000)
+        elif before is not None and before.op not in _LEASED:
+            found = Held(found.held[:0], np.array(before.skipped, dtype=np.int64))
+        self._log(topic, group.undo(found, message.node, now_us // 1_000, call=message.call), into)
+        self.waiting.wake(group.number)
+        skipped = found.skipped.tolist()
+        nacked = max(len(message.seqs) // 8 - len(skipped), len(found.held))
+        return m.JobsNacked(topic.name, nacked, _bytes_of(skipped), ready_of(topic, group), group.leased)
+
     def _nack(self, message: m.GroupNack, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        if message.undo:
+            return self._undo(message, into, now_us)
         topic, group, found = self._matched(message, now_us)
         if message.delay_ms < 0:
             raise InvalidRequest("a number is negative", field="delay_ms")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -391,7 +391,32 @@ class Queues:
         ]
         return skipped[~np.array(is_gone, dtype=np.bool_)]
 
+    def _undo(self, message: m.JobsNack, group: Group, now_us: int) -> m.Message:
+        """Nobody has begun what this claim was given, or these jobs: it is as if it had never been made."""
+        topic, matched = self._matched(message, now_us)
+        answer: Any = self._answers.get(message.call)
+        if not message.seqs:
+            self.waiting.call_off(topic.topic_id, message.call, self.claimed(topic, Claimed([], 0), now_us))
+            if isinstance(answer, m.JobsClaimed) and answer.topic_id == topic.topic_id and answer.runs:
+                given = entries_of(answer.runs)
+                matched = self._queue(topic).match(*given, node_of(message), now_us // 1_000)
+        elif answer is not None and not isinstance(answer, m.JobsClaimed):
+            return cast("m.Message", answer)
+        queue = self._queue(topic)
+        queue.undo(matched)
+        self.durable.undone(topic, message.call, matched, group, now_us // 1_000)
+        self.waiting.wake(topic.topic_id)
+        counts, skipped = queue.counts(live_count(topic)), skipped_of(matched)
+        nacked = m.JobsNacked(
+            topic.name, len(matched.leased), bytes_of(skipped), counts.ready, counts.in_flight
+        )
+        if len(matched.leased) and message.call:
+            self._answers.keep(message.call, nacked)
+        return nacked
+
     def _nack(self, message: m.JobsNack, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+        if message.undo:
+            return self._undo(message, group, now_us)
         topic, matched = self._matched(message, now_us)
         answer = self._answers.get(message.call)
         if answer is not None and not isinstance(answer, m.JobsClaimed):

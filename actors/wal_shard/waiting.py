@@ -131,6 +131,13 @@ class Waiting:
         if not waiting:
             del self._of[parked.topic_id]
 
+    def call_off(self, topic_id: int, call: int, answer: m.Message) -> None:
+        """If the claim under this number waits for this queue, it ends with this answer."""
+        parked = self._by_call.get(call)
+        if parked is not None and parked.topic_id == topic_id:
+            self.over(parked)
+            self.dismissed.append(parked.answer(answer))
+
     def dismiss(self, error: Refused, topic_id: int | None = None) -> None:
         """Who waits, for this queue or for any, is told that it is in vain."""
         answer = m.ErrorReply(int(error.status), error.message, error.detail, error.outcome)

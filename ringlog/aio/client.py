@@ -242,7 +242,7 @@ class Client:
             self._shell.session, topic, after, start=start, limit=limit, max_bytes=max_bytes, wait_ms=wait_ms,
             tags=tags, node=node,
         )  # fmt: skip
-        return await self._shell.run(steps)
+        return await self._shell.read(steps)
 
     def reader(
         self, topic: str, start: Start = EARLIEST, *, follow: bool = False, tags: TagFilter | None = None,

@@ -12,11 +12,11 @@ from ringlog.aio.queue import Job, Queue
 from ringlog.client.claimed import Jobs
 from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
 from ringlog.client.grouping import GroupWorking, Streaming
-from ringlog.client.leases import Keeper
 from ringlog.client.pages import Page, Record, Start, Tombstone
 from ringlog.client.queue import GIVE_BACK_S, RETRY_S
 from ringlog.client.redrive import RedriveReport, Where
 from ringlog.client.results import ClientState, Settled
+from ringlog.client.working import Wish
 from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
@@ -37,14 +37,9 @@ class Leases(Queue):
         self, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None, auto_extend: bool
     ) -> Jobs[Job]:
         """See Group.steal."""
-        session = self._shell.session
-        found = await self._shell.run(self._working.steal(session, seqs, min_idle_ms, lease_ms))
-        jobs = self._jobs_of(found)
-        if auto_extend and jobs:
-            if self._keeper is None:
-                self._keeper = Keeper(self._working.line(session), self.topic, self.node)
-            self._keeper.keep(job.lease for job in jobs)
-        return jobs
+        wish = Wish()
+        steps = self._working.steal(self._shell.session, seqs, min_idle_ms, lease_ms, wish)
+        return self._jobs_of(await self._claimed(steps, auto_extend, wish))
 
 
 class Group:
@@ -174,7 +169,7 @@ class Group:
 
     async def _page(self, streaming: Streaming) -> Page | None:
         try:
-            return await self._shell.run(streaming.page(self._shell.session))
+            return await self._shell.read(streaming.page(self._shell.session))
         except RinglogError as e:
             if not e.retriable or self._client.state is ClientState.CLOSED:
                 raise

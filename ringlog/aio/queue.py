@@ -40,7 +40,8 @@ from ringlog.client.topics import Deletion
 from ringlog.client.working import Rest, Wish, Working
 from ringlog.clock import SystemClock
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
-from ringlog.link.pending import Pending, Steps, start
+from ringlog.link.peer import Reply
+from ringlog.link.pending import Pending, Steps, gather, start
 from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
@@ -129,11 +130,12 @@ class Queue:
         self._working = Working(
             text(topic, "topic"), text(node, "node"), SystemClock(), release_on_exit=release_on_exit
         )
-        self._claiming = asyncio.Lock()
         self._is_closed = False
         self._keeper: Keeper | None = None
         self._unbegun: list[deque[Job]] = []
         self._behind: list[Behind] = []
+        self._undoing: set[Pending[Reply]] = set()
+        """Claims that were called off, and the engine has not confirmed it."""
 
     @property
     def topic(self) -> str:
@@ -190,21 +192,25 @@ class Queue:
         then: Callable[[Pending[_C]], None] | None = None,
     ) -> _C:
         """`then` hears what came of it, also when nobody waits any more."""
-        async with self._claiming:
-            try:
-                pending = start(steps)
-                if then is not None:
-                    pending.when_done(then)
-                claimed = await self._shell.wait(pending)
-            except asyncio.CancelledError:
-                self._working.call_off(wish)
-                raise
-            finally:
-                if self._is_closed:
-                    self._working.close()
+        try:
+            pending = start(steps)
+            if then is not None:
+                pending.when_done(then)
+            claimed = await self._shell.wait(pending)
+        except (asyncio.CancelledError, GeneratorExit):
+            # Perhaps it has its jobs already, and nobody will ever see them.
+            self._call_off(wish)
+            raise
         if auto_extend and claimed is not None and len(claimed):
             self._keep().keep(claimed.to_keep())
         return claimed
+
+    def _call_off(self, wish: Wish) -> None:
+        with suppress(RinglogError):
+            undoing = self._working.call_off(self._shell.session, wish)
+            if undoing is not None:
+                self._undoing.add(undoing)
+                undoing.when_done(self._undoing.discard)
 
     async def _claim_after(
         self, done: Iterable[Job], most: int, lease_ms: int | None, auto_extend: bool, wish: Wish
@@ -246,8 +252,10 @@ class Queue:
                 if not unbegun:
                     unbegun += await self._fill(slots, lease_ms, auto_extend, behind)
                 while unbegun:
-                    job = unbegun.popleft()
-                    if not job.lease.is_lost and await self._is_readable(job):
+                    job = unbegun[0]  # It is among those that nobody has begun until it is handed out.
+                    is_good = not job.lease.is_lost and await self._is_readable(job)
+                    unbegun.popleft()
+                    if is_good:
                         job._behind = behind
                         yield job
                         if behind is not None and (error := behind.take_error()) is not None:
@@ -290,9 +298,11 @@ class Queue:
                 raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
             self._behind.remove(behind)
-            for leases in batches.leave():
-                await self._give_back(leases, GIVE_BACK_S)
-                lose(leases)
+            begun, unbegun = batches.leave()
+            for leases in begun:
+                await self._give_back(self._working.nack(self._shell.session, leases, 0), leases)
+            for leases in unbegun:
+                await self._give_back(self._working.undo(self._shell.session, leases), leases)
             await self._catch_up(behind)
 
     async def _next_claim(self, most: int, lease_ms: int | None) -> Jobs[Job] | None:
@@ -368,20 +378,18 @@ class Queue:
         return None if claimed is None else self._jobs_of(claimed)
 
     async def _give_back_unbegun(self, unbegun: deque[Job], timeout: float) -> None:
-        left = list(unbegun)
+        leases = [job.lease for job in unbegun if not job.lease.is_over]
         unbegun.clear()
-        await self._give_back([job.lease for job in left if not job.lease.is_over], timeout)
+        if leases and not self._shell.is_closed:
+            await self._give_back(self._working.undo(self._shell.session, leases), leases, timeout)
 
-    async def _give_back(self, leases: Leases, timeout: float) -> None:
-        if not len(leases) or self._shell.is_closed:
+    async def _give_back(self, steps: Steps[Settled], leases: Leases, timeout: float = GIVE_BACK_S) -> None:
+        """Nobody works on these any more. If the engine is not there, their leases end by themselves."""
+        if self._shell.is_closed:
             return
-        try:
-            await asyncio.wait_for(
-                self._shell.run(self._working.nack(self._shell.session, leases, 0)), timeout
-            )
-        except (TimeoutError, RinglogError):
-            # The engine is not there: they end by themselves.
-            lose(leases)
+        with suppress(TimeoutError, RinglogError):
+            await self._shell.wait(start(steps), timeout)
+        lose(leases)
 
     async def ack(self, jobs: Iterable[Job]) -> Settled:
         """These jobs are done."""
@@ -425,16 +433,10 @@ class Queue:
             raise job.lost_error()
 
     async def _settled(self, jobs: list[Job], steps: Steps[Settled]) -> Settled:
-        try:
-            settled = await self._shell.run(steps)
-        except RinglogError:
-            # Nobody knows what became of it. Kept alive, a job that nobody works on would never come back.
-            for job in jobs:
-                job.lease.lose()
-            raise
-        for job in jobs:
-            job.leave()
-        return settled
+        settling = start(steps)
+        # It goes on when who waits for it is cancelled.
+        settling.when_done(partial(_leave, jobs))
+        return await self._shell.wait(settling)
 
     async def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
         """Hold these jobs up to `lease_ms` from now."""
@@ -492,19 +494,20 @@ class Queue:
             await self._give_back_unbegun(unbegun, timeout)
         for behind in list(self._behind):
             await self._catch_up(behind, timeout)
+        with suppress(TimeoutError, RinglogError):
+            await self._shell.wait(gather(list(self._undoing)), timeout)
         self._is_closed = True
-        if not self._claiming.locked():
-            self._working.close()  # Else who claims at this moment does it.
+        self._working.close()
 
     def restart_in_child(self) -> None:
         """After a fork: the leases are the parent's."""
-        self._claiming = asyncio.Lock()
         self._keeper = None
         for unbegun in self._unbegun:
             unbegun.clear()
         for behind in self._behind:
             behind.forget()
-        self._working.close()
+        self._undoing.clear()
+        self._working.let_go()
 
     async def _require_queue(self) -> None:
         await self._shell.run(self._working.known(self._shell.session))
@@ -514,3 +517,13 @@ class Queue:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _leave(jobs: Sequence[Job], settled: Pending[Settled]) -> None:
+    """They are in flight no longer. After an error nobody knows what became of them: kept alive, jobs that
+    nobody works on would never come back."""
+    for job in jobs:
+        if settled.error is not None:
+            job.lease.lose()
+        else:
+            job.leave()

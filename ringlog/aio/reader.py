@@ -72,7 +72,7 @@ class Reader:
 
     async def _run(self, steps: Steps[T]) -> T:
         try:
-            return await self._shell.run(steps)
+            return await self._shell.read(steps)
         finally:
             if self._is_closed:
                 self.close()  # Meanwhile, and the step may have opened something since.
@@ -93,9 +93,11 @@ class Reader:
         connection = self._shell.session
         if self._source is None:
             self._source = open_source(connection, self._topic, is_settling=True, is_following=self._follow)
-        if self._start is not None:
-            start, self._start = self._start, None
+        while (start := self._start) is not None:
+            # Cancelled meanwhile, the next call begins there; sought elsewhere meanwhile, this one does.
             self.cursor = yield from resolve_start(connection, self._source, self._topic, start)
+            if self._start is start:
+                self._start = None
         if self._filters is None:
             self._filters = yield from resolve_filters(connection, self._topic, self._tags, self._node)
         wait_s = inf if self._follow else 0.0
@@ -141,7 +143,7 @@ class Tailer:
 
     async def _run(self, steps: Steps[T]) -> T:
         try:
-            return await self._shell.run(steps)
+            return await self._shell.read(steps)
         finally:
             if self._is_closed:
                 self.close()  # Meanwhile, and the step may have opened something since.
@@ -169,9 +171,11 @@ class Tailer:
             self._source = LocalSource(
                 connection, self._topic, is_mapped=True, is_settling=True, is_following=self._follow
             )
-        if self._start is not None:
-            start, self._start = self._start, None
+        while (start := self._start) is not None:
+            # Cancelled meanwhile, the next call begins there; sought elsewhere meanwhile, this one does.
             self.cursor = yield from resolve_start(connection, self._source, self._topic, start)
+            if self._start is start:
+                self._start = None
         portion = yield from self._source.fetch(
             self.cursor, limit=1 << 62, bytes_max=WINDOW_BYTES, wait_s=inf if self._follow else 0.0
         )

@@ -82,6 +82,15 @@ class LoopShell:
         """Run an operation to its end."""
         return await self.wait(start(steps))
 
+    async def read(self, steps: Steps[T]) -> T:
+        """Run an operation that changes nothing in the engine: it ends with who waits for it, and lets go of
+        its files then."""
+        try:
+            return await self.wait(start(steps))
+        except (asyncio.CancelledError, GeneratorExit):
+            steps.close()
+            raise
+
     def future(self, pending: Pending[T]) -> asyncio.Future[T]:
         """A future of the loop for a pending result."""
         assert self._loop is not None

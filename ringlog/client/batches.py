@@ -46,12 +46,13 @@ class Batches:
             timer, self._timer = self._timer, None
         self._behind.add_batch(part, timer, is_last=not self._left)
 
-    def leave(self) -> list[Leases]:
-        """What is to be given back: nobody works on it any more."""
-        left = unsettled(self._left)
+    def leave(self) -> tuple[list[Leases], list[Leases]]:
+        """What is to be given back, since nobody works on it any more: of the batch that the program has,
+        and of those that it has not begun."""
+        left = list(self._left)
         self._left.clear()
         self._end_keeping()
-        return left
+        return unsettled(left[:1]), unsettled(left[1:])
 
     def _end_keeping(self) -> None:
         if self._timer is not None:

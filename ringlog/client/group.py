@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 from ringlog.client.claimed import Jobs
 from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
 from ringlog.client.grouping import GroupWorking, Streaming
-from ringlog.client.leases import Keeper
 from ringlog.client.pages import Page, Record, Start, Tombstone
 from ringlog.client.queue import GIVE_BACK_S, RETRY_S, Job, Queue
 from ringlog.client.redrive import RedriveReport, Where
 from ringlog.client.results import ClientState, Settled
+from ringlog.client.working import Wish
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
 
@@ -48,14 +48,9 @@ class Leases(Queue):
         self, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None, auto_extend: bool
     ) -> Jobs[Job]:
         """See Group.steal."""
-        steps = self._working.steal(self._connection, seqs, min_idle_ms, lease_ms)
-        jobs = self._jobs_of(self._client.run(steps))
-        if auto_extend:
-            with self._shell.locked() as session:
-                if self._keeper is None:
-                    self._keeper = Keeper(self._working.line(session), self.topic, self.node)
-                self._keeper.keep(job.lease for job in jobs)
-        return jobs
+        wish = Wish()
+        steps = self._working.steal(self._connection, seqs, min_idle_ms, lease_ms, wish)
+        return self._jobs_of(self._claimed(steps, auto_extend, wish))
 
 
 class Group:

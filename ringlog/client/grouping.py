@@ -143,8 +143,10 @@ class GroupWorking(Working):
                 )
             case JobsAck(node=node, seqs=seqs, tokens=tokens, call=call):
                 return GroupAck(topic, group, node, seqs, tokens, call)
-            case JobsNack(node=node, seqs=seqs, tokens=tokens, delay_ms=delay_ms, call=call, reason=reason):
-                return GroupNack(topic, group, node, seqs, tokens, delay_ms, call, reason)
+            case JobsNack(
+                node=node, seqs=seqs, tokens=tokens, delay_ms=delay_ms, call=call, reason=reason, undo=undo
+            ):
+                return GroupNack(topic, group, node, seqs, tokens, delay_ms, call, reason, undo)
             case JobsReject(node=node, seqs=seqs, tokens=tokens, reason=reason, call=call):
                 return GroupReject(topic, group, node, seqs, tokens, reason, call)
             case JobsExtend(node=node, seqs=seqs, tokens=tokens, lease_ms=lease_ms, call=call):
@@ -212,8 +214,9 @@ class GroupWorking(Working):
         return self.filters.tag is None or self.filters.tag((record.tag or "").encode())
 
     def steal(
-        self, connection: QueueConnection, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None
-    ) -> Steps[Claimed]:
+        self, connection: QueueConnection, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None,
+        wish: Wish,
+    ) -> Steps[Claimed]:  # fmt: skip
         """Those of these that are pending, whoever holds them."""
         yield from self.known(connection)
         if len(seqs) > JOBS_PER_REQUEST_MAX or min_idle_ms < 0:
@@ -228,7 +231,7 @@ class GroupWorking(Working):
         )  # fmt: skip
         thief.key, thief._is_open, thief._stolen = self.key, True, words_of(seqs)
         try:
-            return (yield from thief.claim(connection, len(seqs), 0.0, lease_ms, Wish()))
+            return (yield from thief.claim(connection, len(seqs), 0.0, lease_ms, wish))
         finally:
             thief.close()
 

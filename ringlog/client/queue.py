@@ -32,6 +32,7 @@ from ringlog.client.topics import Deletion
 from ringlog.client.working import Rest, Wish, Working, check_most
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX
+from ringlog.link.peer import Reply
 from ringlog.link.pending import Pending, Steps, start
 from ringlog.payload import RAW, PayloadCodec
 
@@ -135,14 +136,14 @@ class Queue:
         self._working = Working(
             text(topic, "topic"), text(node, "node"), shell.session.clock, release_on_exit=release_on_exit
         )
-        self._claiming = threading.Lock()
-        """One claim at a time: they share open files."""
         self._is_closed = False
         self._keeper: Keeper | None = None
         self._unbegun: list[deque[Job]] = []
         """Of each iteration, jobs that were claimed and not given out."""
         self._behind: list[Behind] = []
         """Of each iteration that asked for it, acks that nobody waits for."""
+        self._undoing: set[Pending[Reply]] = set()
+        """Claims that were called off, and the engine has not confirmed it."""
 
     @property
     def topic(self) -> str:
@@ -206,19 +207,28 @@ class Queue:
         self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, wish: Wish
     ) -> Jobs[Job]:
         steps = self._working.claim(self._connection, most, wait_s, lease_ms, wish)
-        return self._jobs_of(self._claimed(steps, auto_extend))
+        return self._jobs_of(self._claimed(steps, auto_extend, wish))
 
-    def _claimed(self, steps: Steps[_C], auto_extend: bool) -> _C:
-        with self._claiming:
-            try:
-                claimed = self._client.run(steps)
-            finally:
-                if self._is_closed:
-                    self._working.close()  # Meanwhile, and by another thread.
-        if auto_extend and claimed is not None and len(claimed):
-            with self._shell.locked() as session:
-                self._keep(session).keep(claimed.to_keep())
+    def _claimed(self, steps: Steps[_C], auto_extend: bool, wish: Wish) -> _C:
+        try:
+            claimed = self._client.run(steps)
+            if auto_extend and claimed is not None and len(claimed):
+                with self._shell.locked() as session:
+                    self._keep(session).keep(claimed.to_keep())
+        except Exception:
+            raise
+        except BaseException:
+            self._call_off(wish)
+            raise
         return claimed
+
+    def _call_off(self, wish: Wish) -> None:
+        """Who waited for this claim was interrupted, and whatever it is given goes back."""
+        with suppress(RinglogError), self._shell.locked() as session:
+            undoing = self._working.call_off(session, wish)
+            if undoing is not None:
+                self._undoing.add(undoing)
+                undoing.when_done(self._undoing.discard)
 
     def _claim_after(
         self, done: Iterable[Job], most: int, lease_ms: int | None, auto_extend: bool, wish: Wish
@@ -230,7 +240,7 @@ class Queue:
         leases: Leases = together if together is not None else [job.lease for job in jobs]
         try:
             steps = self._working.next(self._connection, leases, most, lease_ms, wish)
-            claimed = self._claimed(steps, auto_extend) if len(leases) else None
+            claimed = self._claimed(steps, auto_extend, wish) if len(leases) else None
         except RinglogError:
             with self._shell.lock:
                 lose(leases)
@@ -281,8 +291,10 @@ class Queue:
                 if not unbegun:
                     self._fill_again(slots, unbegun, lease_ms, auto_extend, behind)
                 while unbegun:
-                    job = unbegun.popleft()
-                    if not job.lease.is_lost and self._is_readable(job):
+                    job = unbegun[0]  # It is among those that nobody has begun until it is handed out.
+                    is_good = not job.lease.is_lost and self._is_readable(job)
+                    unbegun.popleft()
+                    if is_good:
                         job._behind = behind
                         yield job
                         if behind is not None and (error := behind.take_error()) is not None:
@@ -361,11 +373,12 @@ class Queue:
         if self._shell.is_closed:
             return
         with self._shell.locked() as session:
-            left = batches.leave()
-            giving = [start(self._working.nack(session, leases, 0)) for leases in left]
+            begun, unbegun = batches.leave()
+            giving = [start(self._working.nack(session, leases, 0)) for leases in begun]
+            giving += [start(self._working.undo(session, leases)) for leases in unbegun]
         for each in giving:
             self._shell.wait(each, GIVE_BACK_S)
-        for leases in left:
+        for leases in begun + unbegun:
             lose(leases)
 
     def ack_behind(self, job: Job, behind: Behind) -> None:
@@ -447,8 +460,9 @@ class Queue:
         if not leases:
             return None
         try:
-            steps = self._working.next(self._connection, leases, 1, lease_ms, Wish())
-            claimed = self._claimed(steps, False)
+            wish = Wish()
+            steps = self._working.next(self._connection, leases, 1, lease_ms, wish)
+            claimed = self._claimed(steps, False, wish)
         except BaseException as e:
             with self._shell.lock:
                 # Interrupted, nobody knows: to ack them again does no harm.
@@ -473,7 +487,7 @@ class Queue:
         if not leases or self._shell.is_closed:
             return
         with self._shell.locked() as session:
-            giving = start(self._working.nack(session, leases, 0))
+            giving = start(self._working.undo(session, leases))
         self._shell.wait(giving, timeout)
         with self._shell.locked():
             for job in left:
@@ -610,23 +624,19 @@ class Queue:
             self._give_back(unbegun, timeout)
         for behind in list(self._behind):
             self._catch_up(behind, timeout)
+        self._shell.wait_all(list(self._undoing), timeout)
         self._is_closed = True
-        # Who claims at this moment, perhaps waiting for the end of the client, lets go of files himself.
-        if self._claiming.acquire(blocking=False):
-            try:
-                self._working.close()
-            finally:
-                self._claiming.release()
+        self._working.close()
 
     def restart_in_child(self) -> None:
         """After a fork: the leases are the parent's, and nobody here extends them or gives them back."""
-        self._claiming = threading.Lock()
         self._keeper = None
         for unbegun in self._unbegun:
             unbegun.clear()
         for behind in self._behind:
             behind.forget()
-        self._working.close()
+        self._undoing.clear()
+        self._working.let_go()
 
     def _require_queue(self) -> None:
         self._client.run(self._working.known(self._connection))

@@ -80,10 +80,12 @@ class Rest(NamedTuple):
 class Wish:
     """Somebody waits for a claim. When it is over, what the claim is given goes back at once."""
 
-    __slots__ = ("_is_over", "by_number")
+    __slots__ = ("_is_over", "by_number", "call")
 
     def __init__(self, *, by_number: bool = False) -> None:
         self._is_over = False
+        self.call = 0
+        """Number of the request that was sent last for it; 0 = none was."""
         self.by_number = by_number
         """The lowest numbers are wanted, whatever their priority."""
 
@@ -97,7 +99,7 @@ class Wish:
 
 
 class Working:
-    """One worker's view of one queue. Its steps run over `connection`; they never run at the same time."""
+    """One worker's view of one queue. Its steps run over `connection`; several may run at the same time."""
 
     def __init__(self, topic: str, node: str, clock: Clock, *, release_on_exit: bool = True) -> None:
         if not 1 <= len(node.encode()) <= NODE_BYTES_MAX:
@@ -109,7 +111,9 @@ class Working:
         self._clock = clock
         self._release_on_exit = release_on_exit
         """What this process claims is given back as soon as it dies, as far as the engine can see that."""
-        self._source: LocalSource | None = None
+        self._spare: list[LocalSource] = []
+        """Open files that no claim reads at present: one at most is kept for the next."""
+        self._is_closed = False
         self._frame: FrameView | None = None
         """The one read last: jobs that were put together are claimed one after the other."""
         self._apart = self._times_apart = 0
@@ -119,18 +123,41 @@ class Working:
         """Over what requests about jobs go; a group says there which one it is."""
         return connection
 
-    def close(self) -> None:
-        """Let go of files."""
+    def let_go(self) -> None:
+        """Close files; claims that read at this moment keep theirs."""
         self._frame = None
-        if self._source is not None:
-            self._source.close()
+        while (source := self._take_source()) is not None:
+            source.close()
+
+    def close(self) -> None:
+        """Keep no files from here on: claims open and close their own."""
+        self._is_closed = True
+        self.let_go()
+
+    def _take_source(self) -> LocalSource | None:
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return None  # Another claim has it, in whichever thread.
+
+    def _leave_source(self, source: LocalSource) -> None:
+        self._spare.append(source)
+        # In this order: another thread may close us at any moment.
+        if self._is_closed or len(self._spare) > 1:
+            extra = self._take_source()
+            if extra is not None:
+                extra.close()
 
     # -- claims ---------------------------------------------------------------------------------------
 
-    def call_off(self, wish: Wish) -> None:
-        """Nobody waits for this claim any more. It keeps the files that it reads; others get their own."""
+    def call_off(self, connection: QueueConnection, wish: Wish) -> Pending[Reply] | None:
+        """Nobody waits for this claim any more: what it was given, or would be, goes back, and no delivery
+        is counted. None: nothing was sent."""
         wish.end()
-        self._source = None
+        if not wish.call:
+            return None
+        undo = JobsNack(self.topic, self.node, b"", b"", 0, wish.call, undo=True)
+        return self.line(connection).about_jobs(undo)
 
     def claim(
         self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, wish: Wish
@@ -146,8 +173,9 @@ class Working:
                 left_ms = wait_s * 1_000 - (self._clock.monotonic_ns() - begun_ns) / MS
             wait_ms = int(min(max(left_ms, 0), CLAIM_SLICE_MS_MAX))
             life = own_life() if self._release_on_exit and connection.transport == "ring" else (0, 0)
+            wish.call = call_number()
             claim = JobsClaim(
-                self.topic, self.node, most, lease_ms or 0, wait_ms, call_number(), *life, wish.by_number
+                self.topic, self.node, most, lease_ms or 0, wait_ms, wish.call, *life, wish.by_number
             )
             reply = yield self.line(connection).about_jobs(claim, extra_ms=wait_ms)
             message: JobsClaimed = reply.message
@@ -174,7 +202,8 @@ class Working:
             return None
         seqs, tokens = entries_of(done)
         life = own_life() if self._release_on_exit else (0, 0)
-        message = JobsNext(self.topic, self.node, seqs, tokens, most, lease_ms or 0, call_number(), *life)
+        wish.call = call_number()
+        message = JobsNext(self.topic, self.node, seqs, tokens, most, lease_ms or 0, wish.call, *life)
         reply = yield connection.about_jobs(message)
         if isinstance(reply.message, JobsApart):
             # Once is nothing: how large jobs are is asked for now and then.
@@ -191,7 +220,8 @@ class Working:
         until_ns = self._clock.monotonic_ns() + message.lease_ms * MS
         claimed = Claimed(message.runs, message.deadline, message.lease_ms, until_ns)
         if wish.is_over():
-            yield from self._give_back(connection, claimed)
+            # It was called off, and perhaps the shard heard of that first.
+            yield from self._give_back(connection, claimed, undo=True)
             return claimed
         try:
             yield from self._read(connection, message, reply.attachment, claimed.pieces)
@@ -203,17 +233,21 @@ class Working:
             if not claimed.pieces:
                 raise
         if wish.is_over():
-            yield from self._give_back(connection, claimed)
+            yield from self._give_back(connection, claimed, undo=True)
             claimed.pieces.clear()
         return claimed
 
-    def _give_back(self, connection: QueueConnection, claimed: Claimed, after: int = 0) -> Steps[None]:
+    def _give_back(
+        self, connection: QueueConnection, claimed: Claimed, after: int = 0, *, undo: bool = False
+    ) -> Steps[None]:
         """Those behind `after` are nobody's again. Those before it that were given back already, too: the
         engine skips them."""
         entries = [each for each in claimed.given() if each[0] > after]
         for at in range(0, len(entries), JOBS_PER_REQUEST_MAX):
             seqs, tokens = zip(*entries[at : at + JOBS_PER_REQUEST_MAX], strict=True)
-            nack = JobsNack(self.topic, self.node, words_of(seqs), words_of(tokens), 0, call_number())
+            nack = JobsNack(
+                self.topic, self.node, words_of(seqs), words_of(tokens), 0, call_number(), undo=undo
+            )
             yield self.line(connection).about_jobs(nack)
 
     def known(self, connection: QueueConnection) -> Steps[TopicInfo]:
@@ -257,9 +291,7 @@ class Working:
     def _read_files(
         self, connection: QueueConnection, message: JobsClaimed, spans: list[Span], pieces: list[Stretch]
     ) -> Steps[None]:
-        source = self._source
-        if source is None:
-            source = self._source = LocalSource(connection, self.topic)
+        source = self._take_source() or LocalSource(connection, self.topic)
         try:
             for first, last in spans:
                 known = self._known_frame(message, first, last)
@@ -273,8 +305,7 @@ class Working:
                 if pieces and isinstance(pieces[-1], FramePiece):
                     self._frame = pieces[-1].view.whole
         finally:
-            if source is not self._source:
-                source.close()
+            self._leave_source(source)
 
     def _known_frame(self, message: JobsClaimed, first: int, last: int) -> FrameView | None:
         """These jobs, if they lie in the frame that was read last: what a number stands for never changes in
@@ -308,6 +339,16 @@ class Working:
         for part in parts_of(leases):
             seqs, tokens = entries_of(part)
             nack = JobsNack(self.topic, self.node, seqs, tokens, delay_ms, call_number(), reason, has_backoff)
+            reply: JobsNacked = (yield self.line(connection).about_jobs(nack)).message
+            skipped += _over(part, reply.skipped)
+        return Settled(len(leases) - len(skipped), tuple(skipped))
+
+    def undo(self, connection: QueueConnection, leases: Leases) -> Steps[Settled]:
+        """Their jobs are given back, and nobody has begun them: the delivery does not count."""
+        skipped: list[int] = []
+        for part in parts_of(leases):
+            seqs, tokens = entries_of(part)
+            nack = JobsNack(self.topic, self.node, seqs, tokens, 0, call_number(), undo=True)
             reply: JobsNacked = (yield self.line(connection).about_jobs(nack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))

@@ -44,6 +44,8 @@ class Op(IntEnum):
     """Given up: leased no more, and never given out again; waits to be moved to the dead letters."""
     AGAIN = 12
     """Done, and to be given out once more: dead letters that come back."""
+    UNDONE = 14
+    """Leased no more, and ready at once; the delivery does not count. 13 is an operation of queues."""
 
 
 class Made(msgspec.Struct, array_like=True, frozen=True):
@@ -84,8 +86,9 @@ class Change(msgspec.Struct, array_like=True, frozen=True):
     """CLAIMED, STOLEN, EXTENDED: the leases hold up to this millisecond, included. RELEASED: ready from it
     on; 0 = at once."""
     rows: list[U64] = []
-    """CLAIMED, STOLEN: [first, count, deliveries, token] …; ACKED, RELEASED, EXTENDED, REJECTED, AGAIN:
-    [first, count] …; TAKEN: [token]; COMMITTED: [committed]. RELEASED without any: all that `node` holds."""
+    """CLAIMED, STOLEN: [first, count, deliveries, token] …; ACKED, RELEASED, EXTENDED, REJECTED, AGAIN,
+    UNDONE: [first, count] …; TAKEN: [token]; COMMITTED: [committed]. RELEASED without any: all that `node`
+    holds."""
     call: U64 = 0
     """Number of the request, so that it has the same answer when it comes again; 0 = it has none."""
     skipped: list[int] = []

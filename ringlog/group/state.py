@@ -283,6 +283,10 @@ class ConsumerGroup:
         until_ms = now_ms + delay_ms if delay_ms else 0
         return self._settled(Op.RELEASED, found, node, now_ms, until_ms, call, reason)
 
+    def undo(self, found: Held, node: str, now_ms: int, *, call: int = 0) -> Change | None:
+        """Nobody has begun these positions: they are ready at once, and this delivery does not count."""
+        return self._settled(Op.UNDONE, found, node, now_ms, 0, call)
+
     def extend(self, found: Held, node: str, lease_ms: int, now_ms: int, *, call: int = 0) -> Change | None:
         """These positions are held up to another instant, which may be an earlier one."""
         return self._settled(Op.EXTENDED, found, node, now_ms, now_ms + lease_ms, call)
@@ -402,7 +406,7 @@ class ConsumerGroup:
         op = change.op
         if op in {Op.CLAIMED, Op.STOLEN}:
             self._apply_lease(change)
-        elif op in {Op.ACKED, Op.RELEASED, Op.EXTENDED, Op.REJECTED}:
+        elif op in {Op.ACKED, Op.RELEASED, Op.EXTENDED, Op.REJECTED, Op.UNDONE}:
             self._apply_settled(change)
         elif op == Op.AGAIN:
             self._apply_again(change)
@@ -451,6 +455,8 @@ class ConsumerGroup:
                 entries.at[row] = change.until_ms
                 if change.op == Op.REJECTED:
                     entries.deliveries[row] |= REJECTED_BIT
+                elif change.op == Op.UNDONE and self._deliveries(row):
+                    entries.deliveries[row] -= 1
                 if change.reason:
                     self.failures.note(
                         entries.first[row], entries.stop[row], change.reason, change.at_ms,

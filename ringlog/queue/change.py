@@ -30,6 +30,8 @@ class JobsOp(IntEnum):
     """So many jobs in all were moved to the dead letters."""
     WRITTEN = 13
     """A part of what was known when leases became durable."""
+    UNDONE = 14
+    """Leased no more, and ready at once; the delivery does not count."""
 
 
 class JobsChange(msgspec.Struct, array_like=True, frozen=True):
@@ -48,8 +50,8 @@ class JobsChange(msgspec.Struct, array_like=True, frozen=True):
     until_ms: U64 = 0
     """CLAIMED, EXTENDED: held up to this millisecond, included. RELEASED: ready from it on; 0 = at once."""
     rows: list[U64] = []
-    """CLAIMED: [first, count, deliveries, token] …; RELEASED, EXTENDED, REJECTED: [first, count] …; MOVED:
-    [jobs]."""
+    """CLAIMED: [first, count, deliveries, token] …; RELEASED, EXTENDED, REJECTED, UNDONE:
+    [first, count] …; MOVED: [jobs]."""
     call: U64 = 0
     """Number of the request, so that it has the same answer when it comes again; 0 = it has none."""
     skipped: list[int] = []

@@ -91,6 +91,10 @@ class Durable:
             reason=reason,
         )  # fmt: skip
 
+    def undone(self, seqs: I64, now_ms: int, *, call: int = 0, skipped: Iterable[int] = ()) -> JobsChange:
+        """These ascending jobs were given back, and nobody had begun them."""
+        return self._change(JobsOp.UNDONE, now_ms, rows=_flat(seqs), call=call, skipped=list(skipped))
+
     def extended(
         self, seqs: I64, until_ms: int, now_ms: int, *, call: int = 0, skipped: Iterable[int] = ()
     ) -> JobsChange:
@@ -232,6 +236,8 @@ class Durable:
                 queue.failed(matched, change.reason, change.at_ms)
             # A delay from 0 on: `until_ms` is an instant.
             queue.nack(matched, change.until_ms, 0)
+        elif change.op == JobsOp.UNDONE:
+            queue.undo(matched)
         elif change.op == JobsOp.EXTENDED:
             queue.extend(matched, change.until_ms, 0)
         else:

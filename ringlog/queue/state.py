@@ -500,6 +500,13 @@ class Queue:
                 continue
             self._rest(row, now_ms + delay_ms)
 
+    def undo(self, matched: Matched) -> None:
+        """Nobody has begun these jobs: they are ready at once, and this delivery does not count."""
+        for row in self._rows_of(matched.leased):
+            self.changes += 1
+            self.runs.deliveries[row] = max(self.runs.deliveries[row] - 1, 0)
+            self._return(row)
+
     def by_rest(self, matched: Matched) -> list[tuple[Matched, int]]:
         """These jobs by how long they would rest after their deliveries, ascending."""
         parts: dict[int, list[int]] = {}

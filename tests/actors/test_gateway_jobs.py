@@ -58,7 +58,7 @@ class Driver:
         """What is given back, and what follows when the shard has it."""
         asked = only(effects, ev.AskShard)
         assert isinstance(asked.message, m.JobsNack)
-        self.taken_back = asked.message.call
+        self.taken_back, self.is_undone = asked.message.call, asked.message.undo
         answer = m.JobsNacked("q", 1, b"", 1, 1)
         after = self.feed(ev.ShardAnswered(asked.ticket, answer))
         return words(asked.message.seqs), words(asked.message.tokens), after
@@ -105,6 +105,7 @@ def test_what_does_not_fit_is_given_back():
     full = bytes(READ_BYTES_MAX)
     seqs, tokens, after = driver.nacked(driver.read(wanted, 6, data=full))
     assert (seqs, tokens) == ([7, 8, 20, 21], [102, 103, 104, 105])
+    assert driver.is_undone, "nobody was given them, so it is no delivery"
     assert only(after, Reply).message.runs == [(5, 2, 1, 100)]
 
 

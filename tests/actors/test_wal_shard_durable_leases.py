@@ -258,6 +258,23 @@ def test_on_a_full_disk_a_claim_waits_without_turning_in_circles():
     assert held(run.replies[901])
 
 
+def test_what_is_called_off_stays_so_after_a_kill():
+    """Also when only the claim was logged by then, or the word comes again."""
+    world = new_world()
+    make(world, 4)
+    claim(world, 2, call=1, lease_ms=60_000)
+    claim(world, 2, call=2, lease_ms=60_000)
+    assert ask(world, m.JobsNack, {}, undo=True, call=1).nacked == 2
+    restart(world)
+    assert ask(world, m.JobsNack, {}, undo=True, call=1).nacked == 0
+    assert ask(world, m.JobsNack, {}, undo=True, call=2).nacked == 2
+    for _ in range(2):
+        assert stats(world) == (4, 0, 0)
+        checkpoint_all(world)
+        restart(world)
+    assert [run[:3] for run in claim(world, 4).runs] == [(1, 4, 1)]
+
+
 def test_a_request_that_comes_again_has_the_same_answer_also_after_a_kill():
     """The set of a claim whose answer was lost is handed out once."""
     world = new_world()

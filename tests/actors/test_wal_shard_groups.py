@@ -150,6 +150,24 @@ def test_given_back_now_or_after_a_rest(world):
     assert list(held(claim(world, 9))) == [2]
 
 
+def test_a_claim_that_is_called_off_is_as_if_it_had_never_been_made(world):
+    """By its number, before it is given anything and after; a theft too; also after a kill."""
+    make(world, 3)
+    claim(world, 2, call=1)
+    assert nack(world, [], node="v", undo=True, call=1).nacked == 0
+    for nacked in (2, 0):
+        assert nack(world, [], undo=True, call=1).nacked == nacked, "once"
+    assert pending(world) == {1: (3, "", 0), 2: (3, "", 0)}
+    world.kill()
+    world.start()
+    given = claim(world, 3, call=2)
+    assert {first: deliveries for first, _, deliveries, _ in given.runs} == {1: 1, 3: 1}
+    assert nack(world, {3: held(given)[3]}, undo=True, call=3).nacked == 1
+    world.request(m.GroupSteal("t", "g", "thief", words([2]), call=4))
+    assert nack(world, [], node="thief", undo=True, call=4).nacked == 1
+    assert pending(world) == {1: (1, "w", 1), 2: (3, "", 1), 3: (3, "", 0)}
+
+
 def test_stealing_fences_the_holder_before(world):
     """F32: what was extended lately is not idle."""
     make(world, 4)

@@ -365,6 +365,34 @@ def park(world: World, corr: int, most: int = 1, wait_ms: int = 5_000, node: str
     return run
 
 
+def test_a_claim_that_is_called_off_is_as_if_it_had_never_been_made(world):
+    """By its number, before it is given anything and after; and what it was given, by name."""
+    make(world, 0)
+    run = park(world, 900, wait_ms=20_000, call=7)
+    assert nack(world, [], undo=True, call=7).nacked == 0
+    assert run.replies[900].runs == [], "it waits no longer"
+    world.append("q", [b"a", b"b", b"c"])
+    world.tick(0.01)
+    assert stats(world) == (3, 0, 0)
+    first = claim(world, 2, call=8)
+    assert nack(world, [], node="somebody else", undo=True, call=8).nacked == 0
+    assert nack(world, [], undo=True, call=99).nacked == 0, "there is no such claim"
+    assert stats(world) == (1, 2, 0)
+    for nacked in (2, 0, 0):
+        assert nack(world, [], undo=True, call=8).nacked == nacked, "once"
+    again = claim(world, 3, call=9)
+    assert [(number, deliveries) for number, _, deliveries, _ in again.runs] == [(1, 1)]
+    assert not set(jobs_of(first).values()) & set(jobs_of(again).values()), "a token is never given twice"
+    for _ in range(2):
+        assert nack(world, {2: jobs_of(again)[2]}, undo=True, call=10).nacked == 1, "the same answer"
+    assert claim(world).runs[0][:3] == (2, 1, 1)
+    assert nack(world, [1]).nacked == 1
+    assert claim(world).runs[0][:3] == (1, 1, 2), "what was begun counts"
+    ack(world, [1, 2])
+    assert nack(world, [], undo=True, call=9).nacked == 1, "what is settled stays so"
+    assert stats(world) == (1, 0, 0)
+
+
 def test_a_waiting_claim_is_given_what_is_appended(world):
     make(world, 0, durability="fsync")
     run = park(world, 900, most=2)

@@ -12,13 +12,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
 import ringlog
 from ringlog.errors import Interrupted, RinglogError
 from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
+from ringlog.testing.real_engine import wait_until
 
 __all__ = ["ringlog_engine", "ringlog_topic"]
 
@@ -226,3 +227,42 @@ def test_leaving_a_block_after_an_interrupt_raises_the_interrupt(ringlog_engine,
 
     with pytest.raises(Hit):
         interrupted_program()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_interrupted_claims_count_no_delivery(ringlog_engine, ringlog_topic, hits, transport) -> None:
+    """Ctrl-C at a claim, at any moment: what it was given is ready for others at once, for the first time."""
+    topic, chance, ends = ringlog_topic(), random.Random(transport), Counter[str]()
+    with ringlog.connect(ringlog_engine.url, wait=10) as steady:
+        steady.topics.create(topic, type="queue")
+        others = steady.queue(topic, node="others")
+        client = ringlog.connect(ringlog_engine.url, wait=10, transport=transport)
+        queue = client.queue(topic, node="w")
+        for n in range(ROUNDS):
+            putting = threading.Thread(target=others.put, args=(b"%d" % n,))
+            jobs = []
+            try:
+                with one_hit(chance.random() * 0.008):
+                    putting.start()
+                    jobs = queue.claim(wait_ms=20_000, lease_ms=3_600_000)
+            except Hit:
+                ends["interrupted"] += 1
+            while putting.is_alive():
+                with suppress(Hit):
+                    putting.join()
+            try:
+                assert [job.deliveries for job in jobs] == [1] * len(jobs)
+                assert queue.ack(jobs).is_complete
+            except Interrupted:
+                ends["ended"] += 1
+                client.close(1)
+                client = ringlog.connect(ringlog_engine.url, wait=10, transport=transport)
+                queue = client.queue(topic, node="w")
+        # A signal may hit between the client's last line and the program's own: then nobody can help.
+        kept = ends["ended"] + 2
+        wait_until(lambda: others.stats().in_flight <= kept, 10, "interrupted claims to be given back")
+        assert ends["interrupted"] > kept
+        jobs = others.claim(ROUNDS)
+        assert [job.deliveries for job in jobs] == [1] * len(jobs)
+        client.close()

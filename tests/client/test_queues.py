@@ -384,3 +384,15 @@ def test_jobs_are_read_from_segments_too(tmp_path):
         checkpoint(running)
         queue.nack(found[120:])
         assert [job.seq for job in queue.claim(1_000)] == list(range(121, 151))
+
+
+def test_a_claim_that_waits_holds_up_no_other_thread_with_the_same_queue(queue):
+    found: list[Job] = []
+    waiting = threading.Thread(target=lambda: found.extend(queue.claim(wait_ms=60_000)))
+    waiting.start()
+    wait_until(lambda: queue.stats().waiting == 1, 10, "the other thread's claim")
+    assert list(queue.claim(wait_ms=0)) == []
+    assert queue.stats().waiting == 1
+    queue.put(b"job")
+    waiting.join(20)
+    assert [job.data for job in found] == [b"job"]

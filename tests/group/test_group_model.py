@@ -157,7 +157,8 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(
         who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(),
-        what=st.sampled_from(["ack", "ack", "nack", "rest", "extend"]), reason=st.sampled_from(["", "why"]),
+        what=st.sampled_from(["ack", "ack", "nack", "rest", "extend", "undo"]),
+        reason=st.sampled_from(["", "why"]),
     )  # fmt: skip
     def settle(self, who, picks, with_tokens, what, reason):
         entries = [self.given[at % len(self.given)][:2] for at in picks if self.given]
@@ -181,6 +182,8 @@ class GroupMachine(RuleBasedStateMachine):
             change = self.group.ack(found, who, self.now, call=self.calls)
         elif what == "extend":
             change = self.group.extend(found, who, 250, self.now, call=self.calls)
+        elif what == "undo":
+            change, reason = self.group.undo(found, who, self.now, call=self.calls), ""
         else:
             delay = 90 if what == "rest" else 0
             change = self.group.nack(found, who, delay, self.now, call=self.calls, reason=reason)
@@ -193,6 +196,7 @@ class GroupMachine(RuleBasedStateMachine):
                 each.at, each.given = self.now + 250, self.now
             else:
                 each.state, each.at = ("delayed", self.now + 90) if what == "rest" else ("returned", 0)
+                each.deliveries -= what == "undo"
                 if reason:
                     nacks = 1 + (each.failure.nacks if each.failure else 0)
                     each.failure = Failure(reason, self.now, nacks)

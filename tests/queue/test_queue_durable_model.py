@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 from hypothesis import settings
@@ -32,8 +34,8 @@ def link_of(life: tuple[int, int]) -> int:
 class Logged:
     """A queue that logs what is done to it, as its shard would."""
 
-    def __init__(self, durable: Durable, log: list[bytes]) -> None:
-        self._durable, self._log = durable, log
+    def __init__(self, durable: Durable, log: list[bytes], now_ms: Callable[[], int]) -> None:
+        self._durable, self._log, self.now_ms = durable, log, now_ms
         self._queue = durable.queue
         self._reason = ""
 
@@ -59,6 +61,11 @@ class Logged:
         self._queue.nack(matched, delay_ms, now_ms)
         if len(matched.leased):
             self.logged(self._durable.released(matched.leased, delay_ms, now_ms, reason=self._reason))
+
+    def undo(self, matched):
+        self._queue.undo(matched)
+        if len(matched.leased):
+            self.logged(self._durable.undone(matched.leased, self.now_ms()))
 
     def match(self, *asked):
         self._reason = ""
@@ -97,7 +104,7 @@ class DurableMachine(QueueMachine):
         durable = Durable(Queue(Tokens(1)))
         durable.queue.ages.note(self.head + 1, self.now)
         self.durable = durable
-        self.queue = Logged(durable, self.log)
+        self.queue = Logged(durable, self.log, lambda: self.now)
 
     def rests(self, queue):
         super().rests(queue._queue if isinstance(queue, Logged) else queue)
@@ -134,7 +141,7 @@ class DurableMachine(QueueMachine):
             if job.state in {"fresh", "waiting"}:
                 state = "waiting" if job.not_before > self.now else "fresh"
                 self.jobs[seq] = Job(job.not_before, job.priority, self.now, state=state)
-        self.queue = Logged(self.durable, self.log)
+        self.queue = Logged(self.durable, self.log, lambda: self.now)
         self.feed(sorted(self.jobs))
 
     @rule(which=st.integers(0, 60), again=st.sampled_from([0, 3, 50]))

@@ -289,6 +289,19 @@ class QueueMachine(RuleBasedStateMachine):
             if reason:
                 job.failure = Failure(reason, self.now, 1 + (job.failure.nacks if job.failure else 0))
 
+    @rule(who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans())
+    def undo(self, who, picks, with_tokens):
+        """Nobody began them: as before they were handed out, but that they come back first."""
+        self.expire()
+        entries, seqs, tokens = self.chosen(picks, with_tokens, False)
+        matched = self.queue.match(seqs, tokens, who, self.now)
+        leased, _ = self.outcome(entries, matched, who)
+        self.queue.undo(matched)
+        for seq in leased:
+            job = self.jobs[seq]
+            job.state, job.at = "returned", self.now
+            job.deliveries -= 1
+
     @rule(
         who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(),
         lease=st.sampled_from([10, 400]),

@@ -94,7 +94,8 @@ class GroupAck(Message, frozen=True):
 
 
 class GroupNack(Message, frozen=True):
-    """Give these back, to be ready now or after `delay_ms`, as JobsNack; answered with JobsNacked."""
+    """Give these back, to be ready now or after `delay_ms`, as JobsNack; answered with JobsNacked.
+    `undo` as there."""
 
     topic: str
     group: str
@@ -104,6 +105,7 @@ class GroupNack(Message, frozen=True):
     delay_ms: int = 0
     call: int = 0
     reason: str = ""
+    undo: bool = False
 
 
 class GroupReject(Message, frozen=True):

@@ -101,7 +101,9 @@ class JobsApart(Message, frozen=True):
 class JobsNack(Message, frozen=True):
     """Give these jobs back, to be ready now or after `delay_ms` (semantics 21.4). Fields as in JobsAck. A
     `reason` says that they failed: its first line goes with them to the dead letters, if they get there. With
-    `has_backoff` each rests as the topic says, if it says something, else for `delay_ms`."""
+    `has_backoff` each rests as the topic says, if it says something, else for `delay_ms`. With `undo` nobody
+    has begun them: they are ready at once, and the delivery does not count. An `undo` without numbers is
+    about all that the claim `call` was given; if that claim still waits, it ends."""
 
     topic: str
     node: str
@@ -111,6 +113,7 @@ class JobsNack(Message, frozen=True):
     call: int = 0
     reason: str = ""
     has_backoff: bool = False
+    undo: bool = False
 
 
 class JobsNacked(Message, frozen=True):

@@ -16,7 +16,7 @@ RinglogError                      code, detail, retriable, outcome
 │  ├─ TopicNotFound  TopicIncompatible  TopicNotEmpty  StaleEpoch
 │  ├─ PayloadTooLarge  TopicFull  Throttled  RouterNotFound  RouterCycle  NotAQueue
 │  ├─ GroupNotFound  GroupIncompatible  ProducerFenced
-│  ├─ Internal  ShuttingDown  StorageReadOnly
+│  ├─ Internal  ShuttingDown  StorageReadOnly  TopicHalted
 │  └─ NotReady
 │     └─ ColdUnavailable          the cold tier does not answer; nothing is lost
 ├─ LeaseLost                      a job is held by somebody else now, or by nobody
@@ -148,6 +148,7 @@ class Status(IntEnum):
     ROUTER_NOT_FOUND = 18
     ROUTER_CYCLE = 19
     NOT_A_QUEUE = 20
+    TOPIC_HALTED = 21
     PRODUCER_FENCED = 33
     GROUP_NOT_FOUND = 81
     GROUP_INCOMPATIBLE = 82
@@ -319,6 +320,21 @@ class StorageReadOnly(Refused):
     retriable = True
 
 
+class TopicHalted(Refused):
+    """A file that holds records of the topic is missing or unreadable, so its shard serves nothing of it.
+
+    Nothing is lost: when the file is back at a later start of the engine, everything is there. `part` names
+    the file. `outcome` is `unknown` for a write that may have been stored before that start.
+    """
+
+    code, status, http = "topic_halted", Status.TOPIC_HALTED, 503
+    TEXT: ClassVar[str] = (
+        "the topic is halted because a file with its records is missing or unreadable: put the file back and"
+        " restart the engine, or give up its records with `ringlog repair --write` or with one start under"
+        " wal.corruption=truncate"
+    )
+
+
 class LeaseLost(RinglogError):
     """The lease of a job ended before it was acknowledged; the job is handed out again, or was."""
 
@@ -384,7 +400,7 @@ REFUSALS: dict[int, type[Refused]] = {
         InvalidRequest, BatchTooLarge, RecordTooLarge, Unauthorized, Forbidden, TopicNotFound,
         TopicIncompatible, TopicNotEmpty, StaleEpoch, PayloadTooLarge, TopicFull, Throttled,
         Internal, NotReady, ShuttingDown, CorruptFrame, StorageReadOnly, RouterNotFound, RouterCycle,
-        NotAQueue, GroupNotFound, GroupIncompatible, ProducerFenced,
+        NotAQueue, GroupNotFound, GroupIncompatible, ProducerFenced, TopicHalted,
     )
 }  # fmt: skip
 

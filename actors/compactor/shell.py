@@ -35,7 +35,15 @@ from ringlog.limits import HEARTBEAT_INTERVAL_MS
 from ringlog.link.shard_requests import ShardRequests
 from ringlog.logs import say
 from ringlog.runtime.router_socket import RouterSocket
-from ringlog.segment.layout import MAKER_COMPACTOR, MAKER_SHIFT, SUFFIXES, NumberAllocator, parse_stem
+from ringlog.segment.layout import (
+    DATA,
+    IDX,
+    MAKER_COMPACTOR,
+    MAKER_SHIFT,
+    SUFFIXES,
+    NumberAllocator,
+    parse_stem,
+)
 from ringlog.segment.parts import part_names
 from ringlog.segment.segment import find_segments
 from ringlog.signals import StopFlag
@@ -214,11 +222,14 @@ class Shell:
         The log is taken whole: what a snapshot absorbs is passed over by whoever recovers from the copy.
         """
         disk, data_dir = self._disk, self._boot.data_dir
-        in_force = {ref.stem for shard in shards for ref in shard.plan().segments}
+        plans = [shard.plan() for shard in shards]
+        in_force = {ref.stem for plan in plans for ref in plan.segments}
         parts = [
             name for name in part_names(disk, data_dir)
             if name.endswith(SUFFIXES) and name.rpartition(".")[0] in in_force
         ]  # fmt: skip
+        # Named all the same: a copy without them is none, so who copies finds that they are not there.
+        parts += [ref.stem + (IDX if ref.tier else DATA) for plan in plans for ref in plan.missing]
         known = snapshots.snapshot_numbers(disk, data_dir)
         meta = [f"{META_DIR}/engine", *(f"{META_DIR}/{snapshots.snapshot_name(*each)}" for each in known)]
         return [*meta, *parts, *self._log_files()]

@@ -78,7 +78,7 @@ class _View:
     is_complete: bool
     """Every shard answered."""
     unreadable: set[str] = field(default_factory=set)
-    """Stems that are registered and whose index we could not read."""
+    """Stems that are registered and whose index we could not read, or of which parts are missing."""
     lives: dict[int, Live] = field(default_factory=dict)
 
 
@@ -153,15 +153,17 @@ class Reclaimer:
 
     def _look(self) -> _View:
         by_number: dict[int, tuple[m.SegmentRef, list[int]]] = {}
-        snapshots = {}
+        snapshots: dict[int, int] = {}
+        missing: set[str] = set()
         for shard in range(self._shards):
             plan = self._try(shard, m.CheckpointOpen())
             if plan is None:
                 continue
             snapshots[shard] = plan[0].number
+            missing |= {ref.stem for ref in plan[0].missing}
             for ref in plan[0].segments:
                 by_number.setdefault(ref.number, (ref, []))[1].append(shard)
-        held, unreadable = {}, set()
+        held, unreadable = {}, missing
         for number, (ref, shards) in by_number.items():
             table = self._table(ref)
             if table is None:

@@ -38,7 +38,7 @@ from ringlog.storage.snapshot import (
 )
 from ringlog.topic.names import shard_of, shards_of
 from ringlog.topic.row import decode_row
-from ringlog.topic.sealed import Sealed, owned_by
+from ringlog.topic.sealed import MissingSegment, Sealed, owned_by
 from ringlog.topic.state import Topic
 
 log = logging.getLogger("ringlog.shard")
@@ -46,8 +46,8 @@ log = logging.getLogger("ringlog.shard")
 Mask = NDArray[np.bool_]
 Owner = tuple[int, int]
 """(shards, shard): which shard, under which shard count."""
-COLD = 2
-"""SegmentRef.tier of a segment whose data part lies in the cold store alone."""
+BOTH, COLD = 1, 2
+"""SegmentRef.tier of a segment whose data part lies in the cold store too, or there alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,42 +177,48 @@ def _load(disk: Disk, data_dir: str, relative: str, seen: set[Owner], base: Base
 
 
 def adopt_segments(
-    disk: Disk, data_dir: str, base: Baseline, sealed: Sealed, *, is_lenient: bool = False,
-    has_cold: bool = False, beat: Callable[[], None] = lambda: None,
-) -> list[SegmentRef]:  # fmt: skip
-    """Register every complete segment on disk that holds topics of ours; returns listed ones not there.
-
-    Raises CorruptData for one whose index cannot be read or made anew; `is_lenient` counts it as not there.
+    disk: Disk, data_dir: str, base: Baseline, sealed: Sealed, *, has_cold: bool = False,
+    beat: Callable[[], None] = lambda: None,
+) -> list[MissingSegment]:  # fmt: skip
+    """Register every complete segment on disk that holds topics of ours; returns what is missing: listed
+    segments that are not there, and segments that cannot be read.
 
     What the snapshot does not list was made after it: by the reclaimer, in place of others that may be gone
     by now, or by a checkpoint that did not finish, and then says the same as the log.
 
     Tiers are derived from what is there (TI-5): a listed segment whose index is here and whose data part is
-    not was moved since, if there is a cold store (`has_cold`).
+    not was moved since, if there is or was a cold store (`has_cold`).
     """
     listed = base.listed()
     found = [stem for stem in find_segments(disk, data_dir) if parse_stem(stem) is not None]
-    hot = [stem for stem in found if _may_be_ours(stem, base)]
-    cold = _without_data(disk, data_dir, base, sealed, set(hot), has_cold=has_cold)
+    hot = {stem for stem in found if _may_be_ours(stem, base)}
+    cold = _without_data(disk, data_dir, base, sealed, hot, has_cold=has_cold)
+    missing: list[MissingSegment] = []
     # In the order of their numbers, wherever they lie: what comes later may reach into what came before.
     for stem in sorted((*hot, *cold), key=_number_of):
         beat()
         try:
-            _adopt(disk, data_dir, stem, base, sealed, listed)
-            if stem in cold and _number_of(stem) in sealed.refs:
-                sealed.set_tier(_number_of(stem), COLD)
-        except CorruptData as e:
-            if stem in cold or not is_lenient:
-                raise
-            say(log, logging.ERROR, "a segment is damaged", segment=stem, reason=str(e))
-        except DiskError as e:
-            if stem in cold or e.errno != errno.ENOENT:
-                raise  # else the reclaimer was quicker
-    return [
-        ref for ref in listed.values()
-        if ref.number not in sealed.refs and _may_be_ours(ref.stem, base) and ref.stem not in cold
-        and (is_lenient or not disk.exists(f"{data_dir}/{ref.stem}{DATA}"))
-    ]  # fmt: skip
+            _adopt(disk, data_dir, stem, base, sealed, listed, is_cold=stem in cold)
+        except (CorruptData, DiskError) as e:
+            if isinstance(e, DiskError) and e.errno == errno.ENOENT and stem not in cold:
+                continue  # The reclaimer was quicker; if it was not, it is missed below.
+            say(log, logging.ERROR, "segment cannot be used", segment=stem, reason=str(e))
+            missing.append(_missing(data_dir, stem, e, listed, is_cold=stem in cold))
+    known = {each.stem for each in missing} | cold
+    for ref in listed.values():
+        if ref.number in sealed.refs or not _may_be_ours(ref.stem, base) or ref.stem in known:
+            continue
+        if not disk.exists(f"{data_dir}/{ref.stem}{DATA}"):
+            part = ref.stem + (IDX if ref.tier else DATA)
+            missing.append(MissingSegment(ref.stem, part, "missing", ref, is_cold=bool(ref.tier)))
+    return missing
+
+
+def _missing(
+    data_dir: str, stem: str, error: CorruptData | DiskError, listed: dict[int, SegmentRef], *, is_cold: bool
+) -> MissingSegment:
+    path = str(error.detail.get("file") or error.detail.get("path") or stem).removeprefix(f"{data_dir}/")
+    return MissingSegment(stem, path, error.message, listed.get(_number_of(stem)), is_cold)
 
 
 def _without_data(
@@ -237,12 +243,15 @@ def _may_be_ours(stem: str, base: Baseline) -> bool:
 
 
 def _adopt(
-    disk: Disk, data_dir: str, stem: str, base: Baseline, sealed: Sealed, listed: dict[int, SegmentRef]
-) -> None:
+    disk: Disk, data_dir: str, stem: str, base: Baseline, sealed: Sealed, listed: dict[int, SegmentRef], *,
+    is_cold: bool,
+) -> None:  # fmt: skip
     segment = open_segment(disk, data_dir, stem, base)
     if segment is None:
         return
     try:
+        if not is_cold:
+            disk.close(disk.open_read(f"{data_dir}/{stem}{DATA}"))
         header = segment.header
         is_others = header.shards == base.shards and header.shard != base.shard
         if is_others and segment.ref.number not in listed:
@@ -254,8 +263,11 @@ def _adopt(
             known = listed.get(segment.ref.number)
             ref = segment.ref
             sealed.add(ref, topics, owned)
-            if known is not None and known.tier != ref.tier:
-                sealed.set_tier(ref.number, known.tier)
+            if is_cold:
+                sealed.set_tier(ref.number, COLD)
+            elif known is not None and known.tier:
+                # A data part that is here is read here, also where a snapshot says that it was moved (TI-5).
+                sealed.set_tier(ref.number, BOTH)
     finally:
         segment.close()
 

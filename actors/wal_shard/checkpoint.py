@@ -123,8 +123,9 @@ class Checkpoint:
         size = sum([each.stop - each.start for each in files]) + self._log.offset
         segments = list(self.sealed.refs.values()) if message.segments else []
         return m.CheckpointPlan(
-            self._shard, self._shards, self._incarnation, files, size, self.number, segments
-        )
+            self._shard, self._shards, self._incarnation, files, size, self.number, segments,
+            list(self.sealed.missing.values()),
+        )  # fmt: skip
 
     def _live(self, message: m.LiveAsk, event: ControlReceived, group: Group, now_us: int) -> Answer:
         data = event.attachment or b""
@@ -136,7 +137,7 @@ class Checkpoint:
         rows: list[int] = []
         deleted = bytearray()
         for topic_id in np.frombuffer(data, dtype="<u8").tolist():
-            topic = self._directory.by_id.get(topic_id)
+            topic = self._directory.any_of(topic_id)
             if topic is None:
                 rows += (topic_id, 0, 0, 0, 0)
                 continue
@@ -203,7 +204,7 @@ class Checkpoint:
         room = CHECKPOINT_ROW_BYTES
         while self._pending and room > 0 and len(page) < CHECKPOINT_ROWS_PER_REPLY:
             topic_id = self._pending.popleft()
-            topic = self._directory.by_id.get(topic_id)
+            topic = self._directory.any_of(topic_id)
             row = b"" if topic is None else encode_row(topic, now_us, self._volatile_of(topic_id))
             page.append((topic_id, len(row)))
             parts.append(row)
@@ -211,7 +212,7 @@ class Checkpoint:
         is_done = not self._pending
         if is_done:
             self._await_durable(group)
-            self._listing = set(self.sealed.refs)
+            self._listing = {*self.sealed.refs, *self.sealed.missing}
         facts = encode_facts(self._facts()) if is_done else b""
         reply = m.CheckpointRowsReply(len(page), is_done, facts, self._everything)
         words = np.array(page, dtype="<u8").reshape(len(page), 2)
@@ -228,7 +229,9 @@ class Checkpoint:
         self._absorbing = list(absorbing)
         self._everything = message.everything or not self._has_base
         self._known = self._directory.last_identity
-        self._handed = set(self._directory.by_id) if self._everything else self.changed
+        self._handed = (
+            {each.topic_id for each in self._directory.everyone()} if self._everything else self.changed
+        )
         self._pending = deque(sorted(self._handed))
         self.changed = set()
         self._is_open = True
@@ -244,7 +247,8 @@ class Checkpoint:
         return Facts(
             FACTS_VERSION, *self._known, floor, [each for each in self._absorbing if each >= floor],
             self._newly_absorbed(),
-            [ref_fields(ref) for ref in self.sealed.refs.values()], directory.foreign,
+            [ref_fields(ref) for ref in (*self.sealed.refs.values(), *self.sealed.missing.values())],
+            directory.foreign,
             sorted(directory.adopted),
         )  # fmt: skip
 
@@ -282,6 +286,6 @@ class Checkpoint:
     def _prune(self) -> None:
         """Free the indexes of a few topics of what leads to absorbed files."""
         for _ in range(min(len(self._stale), PRUNED_PER_REQUEST)):
-            topic = self._directory.by_id.get(self._stale.popleft())
+            topic = self._directory.any_of(self._stale.popleft())
             if topic is not None and topic.has_index:
                 topic.index.keep(self._places.paths.__contains__)

@@ -75,14 +75,14 @@ from actors.wal_shard.places import Places
 from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.records import HeadReserved, frame_of
 from actors.wal_shard.removal import OF_QUEUES, Question
-from actors.wal_shard.requests import Identity, Requests, may_log
+from actors.wal_shard.requests import Identity, Requests, explain_halted, may_log
 from actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import ExitCode, InvariantViolation, Status
 from ringlog.limits import STORY_EVENTS_MAX, UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY
-from ringlog.topic.directory import Directory
+from ringlog.topic.directory import Directory, Halt
 
 _FILE_RETRY_NS = 1_000_000_000
 _FILL_WHEN_HALF_TAKES_NS = 1_000_000_000
@@ -173,6 +173,8 @@ class ShardCore:
         self._mark_flags = 0
         self._word: tuple[list[tuple[int, int]], list[int]] = ([], [])
         """What MARK_COPIED says of earlier files."""
+        self._halts: Collection[Halt] = ()
+        """Topics that recovery found incomplete."""
         self._prev = (0, 0, 0, False)
         self._has_begun = False
         self._has_copied = False
@@ -423,6 +425,8 @@ class ShardCore:
             self.admission.admit(intake, self.directory.by_id, self._now_us, closed)
             if latch is not None:
                 latch.explain(intake)
+            if self.directory.halted:
+                explain_halted(intake, self.directory.halted)
             self._group.add_intake(intake)
             self._owed.append(_Owed(event.source, intake, event.end_position))
             return
@@ -722,26 +726,28 @@ class ShardCore:
 
     def begin(
         self, group: Group, prev: tuple[int, int, int, bool], settled: dict[int, int],
-        damaged: Collection[int] = (),
+        damaged: Collection[int] = (), halts: Collection[Halt] = (),
     ) -> list[Any]:  # fmt: skip
         """Recovery is over: have what it found in doubt written into this incarnation's first file (RD-2).
 
         `prev` is (file, stop, seal, orderly) of the file before; `settled` says where earlier files end
-        from now on, `damaged` which of them end at damage. The copies are synced before the mark that says
-        so is written, and that mark is synced before the shard becomes active. Feed completions to
-        `handle` until `phase` is ACTIVE.
+        from now on, `damaged` which of them end at damage. Topics of `halts` are not served.
+        The copies are synced before the mark that says so is written, and that mark is synced before the
+        shard becomes active. Feed completions to `handle` until `phase` is ACTIVE.
         """
         self._group, self._prev = group, prev
         self._word = (sorted(settled.items()), sorted(damaged))
+        self._halts = halts
         group.needs_sync = True
         self._has_begun = True
         self.removals.begun()
         return self.handle([])
 
-    def begin_read_only(self, latch: ReadOnly) -> None:
+    def begin_read_only(self, latch: ReadOnly, halts: Collection[Halt] = ()) -> None:
         """Recovery is over and nothing can be written: serve questions alone, until `DrainRequested`."""
         for topic in self.directory.by_id.values():
             topic.publish()
+        self.directory.halt(halts)
         self.removals.begun()
         self.requests.routing.recovered()
         self.requests.queues.recovered()
@@ -781,6 +787,8 @@ class ShardCore:
         else:
             self.phase = Phase.ACTIVE
             self._effects.append(self._marks())
+            # Behind the copies and the settled reservations: what was in doubt of them is theirs as well.
+            self.directory.halt(self._halts)
             self.removals.recovered()
             self.requests.routing.recovered()
             self.requests.queues.recovered()

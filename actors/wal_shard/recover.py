@@ -38,7 +38,6 @@ from actors.wal_shard.facts import Facts
 from actors.wal_shard.group import Group
 from actors.wal_shard.replay import Origin, Replay
 from ringlog import stop_points
-from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData, DiskError
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
@@ -67,7 +66,9 @@ from ringlog.storage.recovery import (
     judge,
     sealed_behind,
 )
+from ringlog.topic.directory import Halt
 from ringlog.topic.names import shards_of
+from ringlog.topic.sealed import MissingSegment
 
 log = logging.getLogger("ringlog.shard")
 
@@ -139,6 +140,8 @@ class Recovered:
     """Own files whose header was never durable: nothing was ever acked in them."""
     cut: list[tuple[str, int]] = field(default_factory=list)
     """Own last files and where they end: what lies behind is never read again and may be given back."""
+    halts: list[Halt] = field(default_factory=list)
+    """Topics that are not served because a part of them is missing."""
     truncated_bytes: int = 0
     announced: list[tuple[str, int, int]] = field(default_factory=list)
     bytes: int = 0
@@ -200,7 +203,7 @@ class Recovery:
         self.salts: dict[int, int] = {}
         self.paths: dict[int, str] = {}
         self._base = Baseline(shard, shards)
-        self._missing: list[SegmentRef] = []
+        self._missing: list[MissingSegment] = []
         self._siblings: list[_File] = []
         """First files of earlier incarnations of this layout's other shards."""
         self._elsewhere: dict[Owner, Facts] | None = None
@@ -243,6 +246,7 @@ class Recovery:
             gone = absorbed_everywhere(self._disk, self._data_dir, self._shards, self._old)
             self.found.unused += [self._old[each] for each in sorted(gone)]
         self._replay.settle_rows(self._missing)
+        self.found.halts = self._replay.halts
         self._replay.settle_names()
         for file_id, stop in self._said:
             # Said again, since that word may be as little durable as the rest.
@@ -271,9 +275,8 @@ class Recovery:
         self._base = base = load_baseline(self._disk, self._data_dir, self._shard, self._shards)
         self._beat()
         self._missing = adopt_segments(
-            self._disk, self._data_dir, base, replay.sealed, is_lenient=replay.is_lenient,
-            has_cold=self._has_cold, beat=self._beat,
-        )  # fmt: skip
+            self._disk, self._data_dir, base, replay.sealed, has_cold=self._has_cold, beat=self._beat
+        )
         for layer in base.layers:
             replay.take_facts(layer.facts, is_own=layer is base.own)
         replay.load(base.topics())

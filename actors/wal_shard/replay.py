@@ -44,7 +44,6 @@ from actors.wal_shard.removal import replayed
 from actors.wal_shard.repeats import remember
 from actors.wal_shard.requests import Identity
 from actors.wal_shard.routing import replay_router, trim
-from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
@@ -54,12 +53,13 @@ from ringlog.frame.routed import CopyRow, carried_by, routed_frame
 from ringlog.frame.settle import WORDS
 from ringlog.group.change import Change
 from ringlog.queue.change import JobsChange
+from ringlog.segment.layout import parse_stem
 from ringlog.storage.recovery import Piece
 from ringlog.topic.config import TopicConfig
-from ringlog.topic.directory import Directory
+from ringlog.topic.directory import Directory, Halt
 from ringlog.topic.idempotency import Remembered
 from ringlog.topic.names import home_shard, shard_of, shards_of
-from ringlog.topic.sealed import Sealed
+from ringlog.topic.sealed import MissingSegment, Sealed
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
@@ -129,6 +129,8 @@ class Replay:
     """Topics about which the log says something that a snapshot may not."""
     records: int = 0
     gaps: list[tuple[str, int, int]] = field(default_factory=list)
+    halts: list[Halt] = field(default_factory=list)
+    """Topics of which records lie in a segment that is missing."""
     _gone: set[int] = field(default_factory=set)
     _held: dict[int, int] = field(default_factory=dict)
     """Topic -> up to where segments and log hold its records, as far as was looked."""
@@ -519,11 +521,12 @@ class Replay:
                 self.touched.add(topic.topic_id)
                 del self._open[topic.topic_id]
 
-    def settle_rows(self, missing: Sequence[SegmentRef]) -> None:
+    def settle_rows(self, missing: Sequence[MissingSegment]) -> None:
         """Judge what the snapshots said against what is there, when all of the log is applied.
 
-        A row that reaches beyond segments and log: the log lost its tail, and what was there is announced
-        (SN-7). With segments missing every live record must lie somewhere else, or it is damage.
+        Every live record of a row must lie in a segment or in the log. Where a segment is missing the topic
+        is halted: absence is not loss. With `is_lenient` what is gone is given up and announced, unless it
+        lies in the cold tier. Without a missing segment it is the log that lost its tail (SN-7).
         """
         ids = np.fromiter(sorted([topic.topic_id for topic in self._rows]), dtype=np.uint64)
         tails = dict(zip(ids.tolist(), self.sealed.tails(ids).tolist(), strict=True))
@@ -531,16 +534,26 @@ class Replay:
             if not topic.count or self.directory.by_id.get(topic.topic_id) is not topic:
                 continue
             held = max(self._held.get(topic.topic_id, 0), tails[topic.topic_id])
-            for first, last in self._holes(topic, held) if missing else ():
-                if not self.is_lenient:
-                    raise CorruptData(
-                        "a segment is missing", segment=_likely(missing, topic).stem, topic=topic.name,
-                        first_seq=first, last_seq=last,
-                    )  # fmt: skip
-                self._lose_below(topic, first, last)
+            holes = self._holes(topic, held) if missing else []
             if held < topic.head_seq and topic.live_within(held + 1, topic.head_seq):
-                self._lose_below(topic, max(held + 1, topic.earliest_seq), topic.head_seq)
+                holes.append((max(held + 1, topic.earliest_seq), topic.head_seq))
+            cause = _cause(missing, topic.topic_id, holes[0][0]) if holes else None
+            if cause is not None and (cause.is_cold or not self.is_lenient):
+                self.halts.append(Halt(topic, cause.part, cause.reason, holes[0][0], holes[-1][1]))
+                continue
+            for first, last in holes:
+                self._lose_below(topic, first, last)
+        if self.halts:
+            self._keep_missing(missing)
         self._rows.clear()
+
+    def _keep_missing(self, missing: Sequence[MissingSegment]) -> None:
+        """Have the next snapshot list what halted topics need, and every shared segment: it may be needed."""
+        halted = {halt.topic.topic_id for halt in self.halts}
+        for each in missing:
+            topic_id, _, _ = parse_stem(each.stem) or (0, 0, 0)
+            if each.ref is not None and (not topic_id or topic_id in halted):
+                self.sealed.missing[each.ref.number] = each.ref
 
     def _holes(self, topic: Topic, held: int) -> list[tuple[int, int]]:
         """Stretches up to `held` with live records that lie neither in a segment nor in the log."""
@@ -699,10 +712,20 @@ class Replay:
             group.add_intake(Intake(buffer, piece.batch, entries, stretches))
 
 
-def _likely(missing: Sequence[SegmentRef], topic: Topic) -> SegmentRef:
-    """Of the missing segments the one to name: the topic's own, if there is one."""
-    own = [ref for ref in missing if f"/{topic.topic_id:016x}/" in ref.stem]
-    return (own or list(missing))[0]
+def _cause(missing: Sequence[MissingSegment], topic_id: int, first_seq: int) -> MissingSegment | None:
+    """The missing segment to name for a topic's records from `first_seq` on: its own that begins last
+    before them, else a shared one. None = no segment is missing that may hold them."""
+    own: list[tuple[int, MissingSegment]] = []
+    shared: list[MissingSegment] = []
+    for each in missing:
+        of_topic, first, _ = parse_stem(each.stem) or (0, 0, 0)
+        if not of_topic:
+            shared.append(each)
+        elif of_topic == topic_id:
+            own.append((first, each))
+    before = [each for first, each in sorted(own, key=lambda one: one[0]) if first <= first_seq]
+    candidates = before[-1:] or shared or [each for _, each in own]
+    return candidates[0] if candidates else None
 
 
 def _is_append_of(pending: _PendingKey, words: Any) -> bool:

@@ -49,7 +49,15 @@ from ringlog.errors import (
 )
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.frame.settle import FENCED, S_COMMIT_TS, S_FIRST_SEQ
+from ringlog.frame.settle import (
+    FENCED,
+    S_COMMIT_TS,
+    S_COUNT_STATUS,
+    S_FIRST_SEQ,
+    S_HEAD_SEQ,
+    S_TOPIC,
+    STATUS_SHIFT,
+)
 from ringlog.limits import (
     DELETED_PER_LOCATE_BYTES,
     EXTENTS_PER_LOCATE_MAX,
@@ -59,9 +67,10 @@ from ringlog.limits import (
     RECORD_BYTES_MAX,
     REQUEST_BYTES_MAX,
 )
+from ringlog.segment.layout import parse_stem
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.dedup import SESSION_BIT
-from ringlog.topic.directory import Directory
+from ringlog.topic.directory import Directory, Halt
 from ringlog.topic.idempotency import Remembered
 from ringlog.topic.names import check_topic_name, home_shard
 from ringlog.topic.retention import held_from
@@ -150,6 +159,8 @@ class Requests:
             if handler is None:
                 raise InvalidRequest("a shard does not take this request", kind=type(event.message).__name__)
             answer: Answer | None
+            if self._directory.halted:
+                self._require_served(event)
             is_answered = isinstance(event.message, (*ANSWERED, m.Append)) and not (
                 isinstance(event.message, m.ProducerState) and event.message.owner
             )
@@ -172,6 +183,23 @@ class Requests:
             return None
         message, attachment = answer if isinstance(answer, tuple) else (answer, None)
         return Reply(event.client, event.corr, message, attachment)
+
+    def _require_served(self, event: ControlReceived) -> None:
+        """Raise TopicHalted for a request that names a halted topic, unless it asks where or what it is."""
+        message: Any = event.message
+        if isinstance(message, m.TopicState | m.TopicResolve):
+            return
+        halt = None
+        if isinstance(message, m.RouterPut):
+            halt = self._directory.halted.get(message.facts.dest_id)
+        elif isinstance(name := getattr(message, "topic", None), str):
+            halt = self._directory.halt_of(name)
+        if halt is None:
+            return
+        is_unknown = isinstance(message, m.Append) and any(
+            is_in_doubt(halt.topic, words) for words in self._frames_of(message, event).words
+        )
+        raise halt.error("unknown" if is_unknown else "not_applied")
 
     def _ask_again(self, topic: Topic, group: Group) -> None:
         """What readers know of the topic holds no longer once this group is published."""
@@ -236,6 +264,8 @@ class Requests:
     def _create(self, name: str, config: dict[str, Any] | None, group: Group) -> Topic:
         check_topic_name(name)
         parsed = TopicConfig.parse(config or {}, name)
+        if (halt := self._directory.halt_of(name)) is not None:
+            raise halt.error()
         if self._me.topics_max and len(self._directory) >= self._me.topics_max:
             raise Throttled(
                 "too many topics", limit="max_topics", max=self._me.topics_max, retry_after_ms=1_000
@@ -262,7 +292,8 @@ class Requests:
     def _resolve(
         self, message: m.TopicResolve, event: ControlReceived, group: Group, now_us: int
     ) -> m.Message:
-        topic = self._directory.find(message.topic)
+        halt = self._directory.halt_of(message.topic)
+        topic = self._directory.find(message.topic) if halt is None else halt.topic
         if topic is not None:
             return self.info(topic, created=False)
         elsewhere = self._elsewhere(message.topic)
@@ -289,7 +320,8 @@ class Requests:
         return topic
 
     def _state(self, message: m.TopicState, event: ControlReceived, group: Group, now_us: int) -> m.Message:
-        topic = self._find(message.topic)
+        halt = self._directory.halt_of(message.topic)
+        topic = self._find(message.topic) if halt is None else halt.topic
         if message.touch:
             topic.last_read_us = now_us
         return self._state_of(topic)
@@ -314,6 +346,7 @@ class Requests:
             is_fed=bool(topic.routers),
             keys=keys,
             keys_forgotten=keys_forgotten,
+            missing_part=halt.part if (halt := self._directory.halted.get(topic.topic_id)) else "",
         )
 
     def _list(self, message: m.TopicList, event: ControlReceived, group: Group, now_us: int) -> m.Message:
@@ -593,6 +626,27 @@ class Requests:
             )
             for file_id, offset in places
         ]
+
+
+def explain_halted(intake: Intake, halted: dict[int, Halt]) -> None:
+    """Complete the entries of frames that were refused because their topic is not served."""
+    entries = intake.entries
+    for row in np.flatnonzero(np.isin(entries[:, S_TOPIC], list(halted))).tolist():
+        entry = entries[row]
+        status = int(entry[S_COUNT_STATUS]) >> STATUS_SHIFT & 0xFFFF
+        halt = halted[int(entry[S_TOPIC])]
+        if status != Status.TOPIC_NOT_FOUND:
+            continue
+        _, first, number = parse_stem(halt.part.partition(".")[0]) or (0, 0, 0)
+        entry[S_COUNT_STATUS] = int(Status.TOPIC_HALTED) << STATUS_SHIFT
+        entry[S_FIRST_SEQ] = is_in_doubt(halt.topic, intake.batch.words[row])
+        entry[S_COMMIT_TS], entry[S_HEAD_SEQ] = number, first
+
+
+def is_in_doubt(topic: Topic, words: Any) -> bool:
+    """May the frame with this (10,) header have been stored before its topic was halted?"""
+    producer = topic.producers.get(int(words[layout.W_PRODUCER_ID]))
+    return producer is not None and int(words[layout.W_PRODUCER_SEQ]) <= producer.highest
 
 
 def head_base_frame(topic: Topic) -> bytearray:

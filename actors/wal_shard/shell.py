@@ -609,7 +609,7 @@ class Shell:
         self._slot.set(P.STATE, ProcessState.RECOVERING)
         found, replay = self._replay()
         directory = self._directory[len(self._boot.data_dir) + 1 :]
-        self.core.begin_read_only(ReadOnly(self._boot.shard, directory, found.in_doubt))
+        self.core.begin_read_only(ReadOnly(self._boot.shard, directory, found.in_doubt), found.halts)
         self._latch.begin()
         self._show_recovered(replay, found, started)
         say(log, logging.CRITICAL, "serving reads alone", directory=self._directory,
@@ -656,7 +656,7 @@ class Shell:
 
     def _show_recovered(self, replay: Replay, found: Recovered, started: int) -> None:
         slot = self._slot
-        self._publish_topics(ev.PublishTopics(list(self.core.directory.by_id.values())))
+        self._publish_topics(ev.PublishTopics(self.core.directory.everyone()))
         self._announcer.begin()
         # Our predecessor may have died between a topic that it showed and this word.
         slot.add(P.TOPICS_CHANGED, 1)
@@ -666,6 +666,12 @@ class Shell:
             say(
                 log, logging.WARNING, "records lost in a restart", topic=topic, first_seq=first, last_seq=last
             )
+        for halt in found.halts:
+            say(
+                log, logging.CRITICAL, "topic halted: a file with its records is missing or unreadable",
+                topic=halt.topic.name, part=halt.part, reason=halt.reason, first_seq=halt.first_seq,
+                last_seq=halt.last_seq,
+            )  # fmt: skip
         ms = (self._clock.monotonic_ns() - started) // 1_000_000
         say(log, logging.INFO, "recovered", records=replay.records, log_bytes=found.bytes, duration_ms=ms)
 
@@ -697,7 +703,7 @@ class Shell:
     def _begin(self, found: Recovered) -> None:
         """Have the core write what was in doubt; files are made in line, since nobody waits yet."""
         self._slot.set(P.PROGRESS, 1000)
-        effects = self.core.begin(found.group, found.prev, found.settled, found.damaged)
+        effects = self.core.begin(found.group, found.prev, found.settled, found.damaged, found.halts)
         while self.core.phase is Phase.RECOVERING:
             completions: list[Any] = [self._tick()]
             for effect in effects:

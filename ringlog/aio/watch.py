@@ -48,7 +48,8 @@ class Watch:
     async def next(self, timeout: float | None = None) -> WatchEvent | None:
         """The next event; None after `timeout` seconds without one, or when no topic is left to follow.
 
-        Raises CorruptData for damage, once; the other topics go on.
+        Raises CorruptData for damage and TopicHalted for a topic of which a file is missing, once for each
+        topic; the other topics go on.
         """
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout

@@ -60,6 +60,8 @@ class TopicSummary:
     """Idempotency keys and dedup ids that the engine remembers."""
     keys_forgotten: int = 0
     """Those that had to make room before their time was over (`idempotency_max`), since the shard's start."""
+    missing_part: str = ""
+    """The missing or unreadable file for which reads and writes raise `TopicHalted`; "" = it is served."""
 
     @property
     def next_seq(self) -> int:
@@ -168,6 +170,7 @@ def summary_of(reply: TopicStateReply) -> TopicSummary:
         reply.topic, reply.type, reply.epoch, reply.head_seq, reply.earliest_seq, reply.count,
         reply.bytes, reply.evict_floor, _microseconds(reply.last_write_ts),
         _microseconds(reply.last_read_ts), reply.config, reply.held_by, reply.keys, reply.keys_forgotten,
+        reply.missing_part,
     )  # fmt: skip
 
 

@@ -64,7 +64,8 @@ class Watch:
     def next(self, timeout: float | None = None) -> WatchEvent | None:
         """The next event; None after `timeout` seconds without one, or when no topic is left to follow.
 
-        Raises CorruptData for damage, once; the other topics go on.
+        Raises CorruptData for damage and TopicHalted for a topic of which a file is missing, once for each
+        topic; the other topics go on.
         """
         core, deadline = self._core, self._shell.now_s() + timeout if timeout else None
         subscription = self.subscription

@@ -38,7 +38,15 @@ from ringlog.client.reader import read_page, resolve_start
 from ringlog.client.shared_reads import PageLimits, Reading, SharedReads
 from ringlog.client.source import open_source
 from ringlog.envelope.messages import TopicInfo
-from ringlog.errors import ConnectionTrouble, CorruptData, DiskError, NotReady, TopicNotFound, UsageError
+from ringlog.errors import (
+    ConnectionTrouble,
+    CorruptData,
+    DiskError,
+    NotReady,
+    TopicHalted,
+    TopicNotFound,
+    UsageError,
+)
 from ringlog.limits import (
     CREDIT_DEFAULT,
     FEEDS_PER_SUBSCRIPTION_MAX,
@@ -57,6 +65,8 @@ Consistency: TypeAlias = Literal["eventual", "strong"]
 LAGGED_AFTER_S = 5.0
 """News that waited so long for its reader are a backlog (SC-2)."""
 RETRY_S = 0.1
+HALTED_RETRY_S = 5.0
+"""A halted topic needs a restart of the engine."""
 _WILD = "*"
 _AGAIN = (NotReady, ConnectionTrouble)
 
@@ -118,6 +128,8 @@ class WatchedTopic:
     """A turn of it was read: its life is known."""
     is_caught_up: bool = False
     is_strong: bool = False
+    is_halted: bool = False
+    """The watch said that the topic is halted; it goes on when the engine finds the missing file."""
 
 
 @dataclass(slots=True)
@@ -233,7 +245,13 @@ class WatchCore:
         source = open_source(connection, info.topic, is_following=True)
         source.keep_used(info.epoch)
         kept = options.cursors.get(info.topic)
-        cursor = yield from resolve_start(connection, source, info.topic, kept or where)
+        try:
+            cursor = yield from resolve_start(connection, source, info.topic, kept or where)
+        except TopicHalted:
+            facts = connection.facts(info) if where is LATEST else None
+            if facts is None:
+                raise
+            cursor = Cursor(info.epoch, facts.head_seq)
         level = Durability.parse(str(info.config.get("durability", "disk")))
         # What is acknowledged when it is durable, or never is, has no other consistency (SSE-35).
         is_strong = options.consistency == "strong" and level not in {Durability.FSYNC, Durability.EPHEMERAL}
@@ -275,7 +293,11 @@ class WatchCore:
         except CorruptData as e:
             self._drop(topic)
             result.is_over, result.error = True, e
+        except TopicHalted as e:
+            result.again_s, result.error = HALTED_RETRY_S, None if topic.is_halted else e
+            topic.is_halted = True
         else:
+            topic.is_halted = False
             if sequence >= 0:
                 page = self._left_to_others(topic, turn, page, sequence)
             self._take(topic, page, turn, result, now_s(), is_blind=is_blind)

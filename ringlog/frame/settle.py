@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringlog.errors import Outcome, Refused, Status, refusal
+from ringlog.errors import Outcome, Refused, Status, TopicHalted, refusal
 from ringlog.limits import SETTLE_ENTRY_BYTES
 
 WORDS = SETTLE_ENTRY_BYTES // 8
@@ -57,6 +57,7 @@ DETAILS: dict[Status, tuple[str, tuple[str, ...]]] = {
     Status.FORBIDDEN: ("forbidden", ()),
     Status.STORAGE_READ_ONLY: ("the directory takes no writes at present", ("in_doubt", "shard")),
     Status.PRODUCER_FENCED: (FENCED, ("in_doubt",)),
+    Status.TOPIC_HALTED: (TopicHalted.TEXT, ("in_doubt", "segment", "first_seq")),
 }
 """Message and names of details a, b, c, d, by status."""
 
@@ -85,6 +86,12 @@ def entry_error(entry: Any, topic: str) -> Refused | None:
     facts: dict[str, Any] = {name: int(entry[word]) for name, word in zip(names, _DETAIL_WORDS, strict=False)}
     if status == Status.STORAGE_READ_ONLY:
         facts["directory"] = f"wal/shard-{facts.pop('shard'):02d}"
+    if status == Status.TOPIC_HALTED:
+        segment, first = facts.pop("segment"), facts.pop("first_seq")
+        part = f"packs/pack-{segment:016x}"
+        if first:
+            part = f"topics/{int(entry[S_TOPIC]):016x}/seg-{first:020d}-{segment:016x}"
+        facts["part"] = part
     # A frame that an earlier life of the shard, or of the producer, may have written can be found later.
     outcome: Outcome = "unknown" if facts.pop("in_doubt", 0) else "not_applied"
     return refusal(status, message, {"topic": topic, **facts}, outcome)

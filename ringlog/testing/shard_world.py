@@ -184,20 +184,22 @@ class Run:
         core.places.foreign.update(self.found.foreign)
         found = self.found
         if is_read_only:
-            core.begin_read_only(ReadOnly(self.shard, f"wal/shard-{self.shard:02d}", found.in_doubt))
-            self._publish_topics(ev.PublishTopics(list(core.directory.by_id.values())))
+            core.begin_read_only(
+                ReadOnly(self.shard, f"wal/shard-{self.shard:02d}", found.in_doubt), found.halts
+            )
+            self._publish_topics(ev.PublishTopics(core.directory.everyone()))
             return
         core.checkpoint.restore(
             found.number, found.waiting, found.changed, found.listed, has_base=found.has_base
         )
-        effects = core.begin(self.found.group, self.found.prev, self.found.settled, self.found.damaged)
+        effects = core.begin(found.group, found.prev, found.settled, found.damaged, found.halts)
         while core.phase is Phase.RECOVERING:
             completions = self._do(effects)
             if len(completions) == 1:
                 raise DiskError("cannot make the first WAL file", directory=self.directory)
             effects = core.handle(completions)
         tidy(self.disk, DATA, self.found)
-        self._publish_topics(ev.PublishTopics(list(core.directory.by_id.values())))
+        self._publish_topics(ev.PublishTopics(core.directory.everyone()))
         self._pump(effects)
 
     def step(self, *events: Any) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
+from typing import NamedTuple
 
+from ringlog.errors import Outcome, TopicHalted
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.names import shard_of
 from ringlog.topic.state import Topic
@@ -19,6 +21,25 @@ CONFIGS_SHARED_MAX = 4_096
 """Different configs that are remembered for sharing; beyond it they are learned anew."""
 
 
+class Halt(NamedTuple):
+    """Why a topic is served no more: records of it lie in a file that is missing or unreadable."""
+
+    topic: Topic
+    part: str
+    """The segment or the file, relative to the data directory."""
+    reason: str
+    first_seq: int
+    """The first and the last live record that are not there."""
+    last_seq: int
+
+    def error(self, outcome: Outcome = "not_applied") -> TopicHalted:
+        """What every request about the topic is answered with."""
+        return TopicHalted(
+            TopicHalted.TEXT, outcome=outcome, topic=self.topic.name, part=self.part, reason=self.reason,
+            first_seq=self.first_seq, last_seq=self.last_seq,
+        )  # fmt: skip
+
+
 class Directory:
     """Topics this shard owns, and names homed here whose topic lives in another shard."""
 
@@ -26,6 +47,9 @@ class Directory:
         self._shard = shard
         self._shards = shards
         self.by_id: dict[int, Topic] = {}
+        self.halted: dict[int, Halt] = {}
+        """Topics that are not served because a part of them is missing, by id. They are not in `by_id`, so
+        that nothing is done to them; their state is kept for snapshots (`any_of`)."""
         self._by_name: dict[str, Topic] = {}
         self._names: list[str] = []
         self.elsewhere: dict[str, int] = {}
@@ -41,7 +65,7 @@ class Directory:
         """Ids of topics of that class; without any the volatile log is not looked after."""
 
     def __len__(self) -> int:
-        return len(self.by_id)
+        return len(self.by_id) + len(self.halted)
 
     def note_class(self, topic: Topic) -> None:
         """A topic was made or configured. Topics with equal configs share one object."""
@@ -54,8 +78,32 @@ class Directory:
             self.ephemeral.discard(topic.topic_id)
 
     def find(self, name: str) -> Topic | None:
-        """The live topic of this name, if this shard owns it."""
-        return self._by_name.get(name)
+        """The live topic of this name, if this shard owns it and serves it."""
+        topic = self._by_name.get(name)
+        if self.halted and topic is not None and topic.topic_id in self.halted:
+            return None
+        return topic
+
+    def halt_of(self, name: str) -> Halt | None:
+        """Why the topic of this name is not served; None when it is, or when there is none."""
+        topic = self._by_name.get(name)
+        return None if topic is None else self.halted.get(topic.topic_id)
+
+    def any_of(self, topic_id: int) -> Topic | None:
+        """The topic with this id, whether it is served or halted."""
+        halt = self.halted.get(topic_id)
+        return self.by_id.get(topic_id) if halt is None else halt.topic
+
+    def everyone(self) -> list[Topic]:
+        """All topics, served or halted."""
+        return [*self.by_id.values(), *[halt.topic for halt in self.halted.values()]]
+
+    def halt(self, halts: Iterable[Halt]) -> None:
+        """Serve these topics no longer."""
+        for halt in halts:
+            if self.by_id.pop(halt.topic.topic_id, None) is not None:
+                self.halted[halt.topic.topic_id] = halt
+                self.ephemeral.discard(halt.topic.topic_id)
 
     def next_identity(self) -> tuple[int, int]:
         """(topic_id, epoch) for a new topic of this shard."""

@@ -50,11 +50,27 @@ class _Range(NamedTuple):
     data_stop: int
 
 
+class MissingSegment(NamedTuple):
+    """A segment that should be there and cannot be used."""
+
+    stem: str
+    part: str
+    """The file, relative to the data directory."""
+    reason: str
+    ref: SegmentRef | None
+    """As a snapshot lists it; None = no snapshot does."""
+    is_cold: bool = False
+    """Its records lie in the cold tier: only what leads to them is missing."""
+
+
 class Sealed:
     """The segments of one shard and what they hold of the topics it owns."""
 
     def __init__(self) -> None:
         self.refs: dict[int, SegmentRef] = {}
+        self.missing: dict[int, SegmentRef] = {}
+        """Segments that a snapshot lists, that are not there, and that halted topics need: the next snapshot
+        lists them too, so that they are found when they are back."""
         self._own: dict[int, list[_Range]] = {}
         """Topic -> its rows in segments of its own, ascending."""
         self._topic_of: dict[int, int] = {}

@@ -47,6 +47,9 @@ class CheckpointPlan(Message, frozen=True):
     """Number of the last snapshot the shard knows of."""
     segments: list[SegmentRef]
     """Everything registered at present; empty when it was not asked for."""
+    missing: list[SegmentRef] = []
+    """Segments that halted topics need and that are not there, at least not whole: nobody touches what is
+    left of them."""
 
 
 class LiveAsk(Message, frozen=True):

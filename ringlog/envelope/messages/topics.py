@@ -67,6 +67,8 @@ class TopicStateReply(Message, frozen=True):
     """Idempotency keys and dedup ids remembered."""
     keys_forgotten: int = 0
     """Those that had to make room before their window was over, since the shard's last start."""
+    missing_part: str = ""
+    """The missing or unreadable file for which reads and writes are refused (TopicHalted); "" = none is."""
 
 
 class TopicList(Message, frozen=True):

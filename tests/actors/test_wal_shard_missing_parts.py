@@ -1,0 +1,214 @@
+"""Parts of topics that are missing or unreadable at one start: the topic waits, and nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+from checkpoint_world import checkpoint, fill, new_world, state
+
+from ringlog.envelope import messages as m
+from ringlog.errors import Refused, TopicHalted
+from ringlog.segment.layout import DATA as DATA_SUFFIX
+from ringlog.segment.layout import IDX
+from ringlog.storage.disk import failed
+from ringlog.testing.shard_world import DATA, World, refusals
+
+OWN = {"own_segment_bytes": 0}
+"""A segment for each topic."""
+
+
+def sealed_world(**storage: Any) -> World:
+    """Topics a, b and c in three segments each, or in three packs, and more of each in the log."""
+    world = new_world()
+    fill(world)
+    for _ in range(3):
+        checkpoint(world, **storage)
+        fill(world, rounds=1)
+    return world
+
+
+def segments_of(world: World, name: str) -> list[str]:
+    """Stems of a topic's segments, the oldest records first."""
+    run = world.run_of(name)
+    return [each.path.removesuffix(DATA_SUFFIX)
+            for each in run.core.checkpoint.sealed.ranges(world.topic(name).topic_id, 0)]  # fmt: skip
+
+
+def take_away(world: World, *paths: str) -> dict[str, bytes]:
+    """Remove files of the data directory; returns what they held."""
+    held = {}
+    for path in paths:
+        fd = world.disk.open_read(f"{DATA}/{path}")
+        held[path] = world.disk.read_at(fd, world.disk.size(fd), 0)
+        world.disk.close(fd)
+        world.disk.unlink(f"{DATA}/{path}")
+    return held
+
+
+def put_back(world: World, held: dict[str, bytes]) -> None:
+    """Make the files again."""
+    for path, data in held.items():
+        fd = world.disk.create(f"{DATA}/{path}")
+        world.disk.write_at(fd, [data], 0)
+        world.disk.sync_file(fd)
+        world.disk.close(fd)
+
+
+def require_halted(world: World, name: str, stem: str) -> None:
+    """Every request about the topic is answered with the one error that names the part."""
+    for message in (
+        m.Locate(name, 0), m.TopicPut(name, {"ttl_ms": 5}, "merge"),
+        m.TopicPut(name, {}, "create"), m.TopicDelete(name), m.RecordsDelete(name, before_seq=5),
+        m.GroupList(name),
+    ):  # fmt: skip
+        answer = world.ask(world.runs[0], message)
+        assert isinstance(answer, m.ErrorReply), answer
+        assert answer.status == TopicHalted.status, (message, answer)
+        assert answer.detail["part"].startswith(stem)
+        assert "put the file back" in answer.message
+    listed = world.ask(world.runs[0], m.TopicList("", "", 10))
+    assert {each.topic for each in listed.topics if each.missing_part} == {name}
+    shown = world.ask(world.runs[0], m.TopicState(name))
+    assert shown.missing_part.startswith(stem)
+
+
+def ring_refusal(world: World, name: str, topic_id: int, seq: int) -> Refused | None:
+    """What a producer is told of one frame."""
+    frame = world.frame_for("b", [b"x"], seq=seq)
+    frame[8:16] = topic_id.to_bytes(8, "little")
+    run = world.runs[0]
+    run.step(run.frames(1, frame))
+    return refusals(run.settled[-1][1], name)[0]
+
+
+@pytest.mark.parametrize("at", [0, 1, -1], ids=["first", "middle", "newest"])
+@pytest.mark.parametrize("suffixes", [(DATA_SUFFIX,), (DATA_SUFFIX, IDX)], ids=["data", "data and index"])
+def test_a_topic_waits_for_its_missing_segment(at, suffixes):
+    world = sealed_world(**OWN)
+    before = state(world)
+    stem, topic_id = segments_of(world, "a")[at], world.topic("a").topic_id
+    world.kill()
+    held = take_away(world, *[stem + suffix for suffix in suffixes])
+    for _ in range(2):
+        world.start()
+        require_halted(world, "a", stem)
+        error = ring_refusal(world, "a", topic_id, 99)
+        assert isinstance(error, TopicHalted)
+        assert error.detail["part"] == stem
+        assert error.outcome == "not_applied"
+        stored = ring_refusal(world, "a", topic_id, 1)
+        assert isinstance(stored, TopicHalted)
+        assert stored.outcome == "unknown", "it lies in the log or in a segment"
+        assert not any(run.found.announced for run in world.runs.values())
+        world.append("b", [b"goes on"])
+        world.put("new", durability="fsync")
+        # Snapshots made meanwhile know the topic, and the segment that is not there.
+        for _ in range(4):
+            checkpoint(world, **OWN)
+            world.append("b", [b"goes on"])
+        world.tick(60)
+        world.kill()
+    put_back(world, held)
+    world.start()
+    after = state(world)
+    assert {name: after[name] for name in "ac"} == {name: before[name] for name in "ac"}
+    assert after["b"][9][: len(before["b"][9])] == before["b"][9]
+    head = world.topic("a").head_seq
+    assert world.append("a", [b"the next"], producer=9) == head + 1
+
+
+def test_topics_of_a_missing_pack_wait_and_others_do_not():
+    world = sealed_world()
+    world.put("young", durability="fsync")
+    world.append("young", [b"in the log"])
+    before = state(world)
+    stem = segments_of(world, "a")[1]
+    assert stem.startswith("packs/")
+    world.kill()
+    held = take_away(world, stem + DATA_SUFFIX, stem + IDX)
+    world.start()
+    for name in "abc":
+        answer = world.ask(world.runs[0], m.Locate(name, 0))
+        assert answer.status == TopicHalted.status
+        assert answer.detail["part"].startswith(stem)
+    assert world.records("young") == [(1, b"in the log")]
+    world.append("young", [b"more"], producer=2)
+    for _ in range(4):
+        checkpoint(world)
+        world.append("young", [b"more"], producer=2)
+    world.kill()
+    put_back(world, held)
+    world.start()
+    after = state(world)
+    assert {name: after[name] for name in "abc"} == {name: before[name] for name in "abc"}
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("suffix", [DATA_SUFFIX, IDX])
+def test_a_part_that_cannot_be_opened_halts_its_topic_alone(code, suffix):
+    world = sealed_world(**OWN)
+    before = state(world)
+    stem = segments_of(world, "a")[0]
+    path = f"{DATA}/{stem}{suffix}"
+
+    class Unreadable:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(world.disk, name)
+
+        def open_read(self, wanted: str) -> int:
+            if wanted == path:
+                raise failed("open_read", wanted, code)
+            return world.disk.open_read(wanted)
+
+    world.kill()
+    world.disk_of = lambda incarnation: Unreadable()  # type: ignore[assignment, return-value]
+    world.start()
+    require_halted(world, "a", stem)
+    world.append("b", [b"goes on"])
+    world.kill()
+    world.disk_of = None
+    world.start()
+    assert state(world)["a"] == before["a"]
+
+
+def test_a_halted_topic_is_served_by_no_read_only_shard():
+    world = sealed_world(**OWN)
+    stem = segments_of(world, "a")[-1]
+    world.kill()
+    take_away(world, stem + DATA_SUFFIX)
+    world.boot_incarnation = world.incarnation + 1
+    world.start_shard(0, is_read_only=True)
+    answer = world.ask(world.runs[0], m.Locate("a", 0))
+    assert answer.status == TopicHalted.status
+    assert len(world.records("b")) > 0
+
+
+def test_records_that_nobody_needs_any_more_halt_nothing():
+    world = sealed_world(**OWN)
+    stem = segments_of(world, "a")[0]
+    world.request(m.RecordsDelete("a", before_seq=20))
+    world.kill()
+    take_away(world, stem + DATA_SUFFIX, stem + IDX)
+    world.start()
+    assert world.append("a", [b"goes on"], producer=3)
+
+
+def test_truncate_gives_up_what_is_missing_and_announces_it():
+    world = sealed_world(**OWN)
+    stem = segments_of(world, "a")[-1]
+    before = world.records("a")
+    world.kill()
+    held = take_away(world, stem + DATA_SUFFIX, stem + IDX)
+    world.is_lenient = True
+    world.start()
+    ((topic, first, last),) = world.runs[0].found.announced
+    assert topic == "a"
+    assert world.topic("a").lost == [(first, last)]
+    assert world.records("a") == [each for each in before if not first <= each[0] <= last]
+    world.is_lenient = False
+    world.kill()
+    put_back(world, held)
+    world.start()
+    assert world.topic("a").lost == [(first, last)], "given up for good"

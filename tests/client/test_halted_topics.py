@@ -1,0 +1,86 @@
+"""A real engine that misses a file at one start: what clients are told, and that all is there later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_sealed_reading import checkpoint
+
+import ringlog
+from ringlog.errors import TopicHalted
+from ringlog.testing.real_engine import engine
+
+pytestmark = pytest.mark.slow
+ENGINE = {
+    "wal": {"shards": 1}, "gateway": {"enabled": True}, "delivery": {"schedulers": 1},
+    "storage": {"enabled": True, "own_segment_bytes": 1},
+}  # fmt: skip
+
+
+def numbers(client, topic):
+    return [int(record.data) for record in client.reader(topic)]
+
+
+def events_of(watch, kinds):
+    """What a watch gives, until so many kinds of it have come: names of topics, and of halted ones."""
+    seen = set()
+    while len(seen) < kinds:
+        try:
+            event = watch.next(timeout=10)
+        except TopicHalted as e:
+            seen.add(f"{e.detail['topic']} is halted")
+            continue
+        assert event is not None, seen
+        seen.add(event.topic)
+    return seen
+
+
+def test_a_topic_is_halted_while_its_file_is_away_and_whole_when_it_is_back():
+    with engine(**ENGINE) as running:
+        with ringlog.connect(running.url, wait=10) as client:
+            client.topics.create("log", durability="fsync")
+            client.topics.create("other", durability="fsync")
+            client.topics.create("jobs", type="queue", durability="fsync")
+            client.queue("jobs").put(b"1")
+            for start in (0, 100):
+                client.append_many("log", [b"%d" % n for n in range(start, start + 50)])
+                client.append_many("log", [b"%d" % n for n in range(start + 50, start + 100)])
+                client.append_many("other", [b"%d" % start])
+                checkpoint(running)
+        running.stop()
+        data = Path(running.data_dir)
+        newest = max(data.glob("topics/0000000000000001/seg-*.data"))
+        away = data / "away.data"
+        newest.rename(away)
+        running.start()
+        for transport in ("ring", "ipc"):
+            with ringlog.connect(running.url, wait=10, transport=transport) as client:
+                for refused in (
+                    lambda: numbers(client, "log"),
+                    lambda: client.append("log", b"x"),
+                    lambda: client.topics.create("log", exist_ok=True),
+                    lambda: client.topics.delete("log"),
+                    lambda: client.topics.configure("log", ttl_ms=1_000),
+                    lambda: next(iter(client.watch("log"))),
+                    lambda: client.producer("log").send(b"x").result(10),
+                ):
+                    with pytest.raises(TopicHalted) as caught:
+                        refused()
+                    assert newest.stem in caught.value.detail["part"]
+                    assert "put the file back" in str(caught.value)
+                    assert not caught.value.retriable
+                assert newest.stem in client.topics.state("log").missing_part
+                assert numbers(client, "other")[:2] == [0, 100]
+                client.append("other", b"7")
+                with client.watch("*") as watch:
+                    assert events_of(watch, 3) == {"other", "jobs", "log is halted"}
+        named = checkpoint(running)
+        assert any(path.endswith(newest.name) for path in named), "a backup must not pass over it"
+        running.stop()
+        away.rename(newest)
+        running.start()
+        with ringlog.connect(running.url, wait=10) as client:
+            assert numbers(client, "log") == list(range(200))
+            assert client.append("log", b"200").first_seq == 201
+            assert [job.data for job in client.queue("jobs").claim()] == [b"1"]

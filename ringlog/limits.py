@@ -33,6 +33,14 @@ DECOMPRESS_RATIO_MAX = 1_000
 RING_BYTES_DEFAULT = 32 * MIB
 RING_BYTES_MIN = 64 * KIB
 RING_BYTES_MAX = 1 << 30
+RING_BYTES_FIRST = 256 * KIB
+"""A ring begins so small and grows by use up to run.ring_bytes: a container has 64 MiB of /dev/shm."""
+RING_GROWTH = 8
+"""A ring that was full is replaced by one of so many times its bytes."""
+RING_ROOM_FRACTION = 4
+"""A ring that grows takes at most this part of the shared memory that is free, to leave room for others."""
+RING_BYTES_PER_SETTLE_ENTRY = 64
+"""Room for settlements in a ring: one for so many bytes of it, up to run.settle_entries."""
 RING_FRAME_FRACTION = 4
 """A frame larger than capacity / this goes by socket instead, so that no frame can wedge a ring."""
 SETTLE_ENTRIES_DEFAULT = 16_384

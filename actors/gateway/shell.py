@@ -142,7 +142,7 @@ class Shell:
         delivery = Delivery(self)
         self.links = self._links = LocalLinks(
             boot.shm_dir, client_id=boot.name, clock=self._clock, timers=self._timers, fds=self._fds,
-            ring_bytes=ring_bytes, hears=delivery,
+            hears=delivery,
         )  # fmt: skip
         self._schedulers = schedulers
         self._deliveries = Deliveries(delivery, lambda client, message, data: self._reply(

@@ -120,6 +120,10 @@ class Requests:
         """The governor refuses new records, and more requests wait than are taken in one turn (G-3)."""
         self.pressed_away = 0
         """Appends that were refused for that."""
+        self.free_slots = 1 << 32
+        """Slots for topics that shared memory has now, as the shell last counted them."""
+        self._without_slot: list[Topic] = []
+        """Topics that were created and have no slot yet."""
         self.retired: list[Topic] = []
         """Topics whose removal is staged; the core retires their slots when the group is durable."""
         self.removals = Removals(identity.incarnation, directory, self._all_extents)
@@ -270,12 +274,26 @@ class Requests:
             raise Throttled(
                 "too many topics", limit="max_topics", max=self._me.topics_max, retry_after_ms=1_000
             )
+        self._require_slot()
         topic_id, epoch = self._directory.next_identity()
         topic = Topic(topic_id, epoch, name, parsed)
         self._directory.add(topic)
+        self._without_slot.append(topic)
         self.unused.note(topic)
         group.add_control(create_frame(topic), topic)
         return topic
+
+    def _require_slot(self) -> None:
+        """Raise Throttled where shared memory has no room to publish one more topic."""
+        if len(self._without_slot) < self.free_slots:
+            return
+        by_id = self._directory.by_id
+        self._without_slot = [t for t in self._without_slot if t.slot < 0 and t.topic_id in by_id]
+        if len(self._without_slot) >= self.free_slots:
+            raise Throttled(
+                "shared memory has no room for one more topic: enlarge /dev/shm or delete topics",
+                limit="shared_memory", topics=len(self._directory), retry_after_ms=1_000,
+            )  # fmt: skip
 
     def _elsewhere(self, name: str) -> m.TopicInfo | None:
         """A pointer for a name that another shard looks after; None when it is ours to decide."""

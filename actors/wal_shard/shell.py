@@ -85,6 +85,8 @@ IDLE_SLEEPS = 20
 """After so many sleeps without work the back-up poll is as rare as the heartbeat: an engine that nobody
 uses costs next to nothing."""
 REQUESTS_PER_TURN = 256
+SLOTS_AHEAD = 4 * REQUESTS_PER_TURN
+"""Free slots of the topic table below which it grows; without room in shared memory topics are refused."""
 LOCK_TRIES = 600
 LOCK_WAIT_S = 0.05
 CHECK_EVERY_TURNS = 4_096
@@ -516,14 +518,20 @@ class Shell:
             self._table.publish(topic.slot, _facts(topic, 1))
         if has_new:
             self._slot.add(P.TOPICS_CHANGED, 1)
+            self._count_slots()
         if has_new or effect.news:
             self._announcer.tell(effect.news)
         self._has_published = True
+
+    def _count_slots(self) -> None:
+        """Have room for the topics of some turns ahead: what is created and committed must be published."""
+        self.core.requests.free_slots = self._table.reserve(SLOTS_AHEAD)
 
     def _retire_topic(self, effect: ev.RetireTopic) -> None:
         if effect.topic.slot >= 0:
             self._table.publish(effect.topic.slot, _facts(effect.topic, 2))
             self._table.release(effect.topic.slot)
+            self._count_slots()
             self._slot.add(P.TOPICS_CHANGED, 1)
             self._announcer.tell_gone(effect.topic)
         self._jobs.forget(effect.topic.topic_id)
@@ -657,6 +665,7 @@ class Shell:
     def _show_recovered(self, replay: Replay, found: Recovered, started: int) -> None:
         slot = self._slot
         self._publish_topics(ev.PublishTopics(self.core.directory.everyone()))
+        self._count_slots()
         self._announcer.begin()
         # Our predecessor may have died between a topic that it showed and this word.
         slot.add(P.TOPICS_CHANGED, 1)

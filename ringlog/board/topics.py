@@ -6,6 +6,7 @@ it restarted, so a reader compares `topic_id` and `epoch` with what it expects a
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 from collections.abc import Collection
@@ -114,11 +115,22 @@ class TopicTable:
     def allocate(self) -> int:
         """Take the lowest free slot; raises BoardError when a new chunk does not fit in memory."""
         if not self._free:
-            self._make_chunk()
-            self._map_chunk()
-            first = (len(self._chunks) - 1) * TOPICS_PER_CHUNK
-            self._free = list(range(first, first + TOPICS_PER_CHUNK))
+            self._grow()
         return heapq.heappop(self._free)
+
+    def reserve(self, slots: int) -> int:
+        """Grow the table until so many slots are free, if memory has room; returns how many are."""
+        if len(self._free) < slots:
+            with contextlib.suppress(BoardError):
+                self._grow()
+        return len(self._free)
+
+    def _grow(self) -> None:
+        self._make_chunk()
+        self._map_chunk()
+        first = (len(self._chunks) - 1) * TOPICS_PER_CHUNK
+        for slot in range(first, first + TOPICS_PER_CHUNK):
+            heapq.heappush(self._free, slot)
 
     def release(self, slot: int) -> None:
         """Empty a slot and give it back."""

@@ -66,14 +66,12 @@ class LocalLinks:
         clock: Clock,
         timers: Timers,
         fds: FdSet,
-        ring_bytes: int = 0,
         on_displaced: Callable[[Run], None] | None = None,
         on_change: Callable[[], None] = lambda: None,
         hears: Hears | None = None,
     ) -> None:
         self._client_id = client_id
         self._clock, self._timers, self._fds = clock, timers, fds
-        self._ring_bytes = ring_bytes
         self._on_displaced = on_displaced
         self._on_change = on_change
         self._hears = hears
@@ -485,7 +483,7 @@ class LocalLinks:
 
         channel = RingChannel(
             self._client_id, clock=self._clock, timers=self._timers, fds=self._fds, control=control,
-            ring_bytes=self._ring_bytes, on_displaced=displaced,
+            on_displaced=displaced,
         )  # fmt: skip
         publication = PublicationWatch(self._client_id, clock=self._clock, timers=self._timers, fds=self._fds)
         return ShardLink(control, calls, channel, publication)

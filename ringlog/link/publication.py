@@ -20,6 +20,7 @@ from ringlog.link.peer import MS, FdSet, Reply
 from ringlog.link.pending import Pending, resolved
 from ringlog.link.ring_channel import OPEN_REQUEST_NS, OPEN_RETRY_NS, ClientRing, RingPlace
 from ringlog.link.timers import Timer, Timers
+from ringlog.lives import own_life
 from ringlog.ring.layout import Wants
 
 BACKUP_NS = 100 * MS
@@ -118,7 +119,9 @@ class PublicationWatch:
         if place is None or self._opening is not None or now < self._open_again_ns:
             return
         self._open_again_ns = now + OPEN_RETRY_NS
-        request = RingOpen(f"{self._client_id}.reads", os.getpid(), place.shard, RING_BYTES_MIN)
+        request = RingOpen(
+            f"{self._client_id}.reads", os.getpid(), place.shard, RING_BYTES_MIN, own_life()[1]
+        )
         self._opening = opening = place.supervisor.request(request, now + OPEN_REQUEST_NS)
         opening.when_done(lambda done: self._opened(place, done))
 

@@ -3,13 +3,20 @@
 Runs wait in the outbox until the ring has room, then they are in flight until they are settled. The
 ring is opened with the first run and again whenever it is gone; what was in flight goes back to the
 front of the outbox, in order, and is pushed again under the same producer numbers, which the shard
-recognises. A frame too large for the ring goes by Append message, and everything behind it waits until
-it is answered: a lower producer number must never arrive after a higher one.
+recognises.
+
+A ring begins small. When it was full, or a frame is too large for it, a larger one is asked for, up to
+`run.ring_bytes`; the channel moves to it once the old ring is empty, so that frames keep their order.
+
+Frames that are too large for the largest ring, and all frames while shared memory has no room for a ring, go
+by Append message, and everything behind them waits until they are answered: a lower producer number must
+never arrive after a higher one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections import deque
 from collections.abc import Callable
@@ -20,19 +27,30 @@ import numpy as np
 
 from ringlog.clock import Clock
 from ringlog.envelope.messages import Append, RingClose, RingOpen, RingOpened
-from ringlog.errors import CorruptFrame, InvariantViolation, RingError, RinglogError
+from ringlog.errors import CorruptFrame, InvariantViolation, RingError, RinglogError, Throttled
 from ringlog.frame.settle import WORDS
+from ringlog.limits import RING_BYTES_MAX, RING_FRAME_FRACTION, RING_GROWTH
 from ringlog.link.address import shard_bell
 from ringlog.link.peer import MS, FdSet, Peer, Reply
 from ringlog.link.pending import Pending
 from ringlog.link.runs import InFlight, Run
 from ringlog.link.timers import Timer, Timers
+from ringlog.lives import own_life
+from ringlog.logs import say
 from ringlog.ring.doorbell import BellListener, BellRinger
 from ringlog.ring.layout import Wants
 from ringlog.ring.producer import RingProducer
 
+log = logging.getLogger("ringlog.client")
+
 OPEN_REQUEST_NS = 2_000 * MS
 OPEN_RETRY_NS = 100 * MS
+GROW_RETRY_NS = 10_000 * MS
+"""How long a ring stays as small as it is after the engine had no larger one."""
+BY_MESSAGE_NS = 1_000 * MS
+"""How long frames go by message after shared memory had no room, before a ring is asked for again."""
+BY_MESSAGE_BYTES = 1 << 20
+"""Frames are gathered into one message up to this size; one frame that is larger goes alone."""
 LOOK_NS = 1_000 * MS
 """Frames that wait longer may wait for a ring that was removed or never opens: it is looked at this often."""
 STRIKES_MAX = 2
@@ -115,22 +133,24 @@ class RingChannel:
         timers: Timers,
         fds: FdSet,
         control: Peer,
-        ring_bytes: int,
         on_displaced: Callable[[Run], None],
     ) -> None:
         self._client_id = client_id
         self._clock, self._timers, self._fds = clock, timers, fds
         self._control = control
-        self._ring_bytes = ring_bytes
         self._on_displaced = on_displaced
         self._place: RingPlace | None = None
         self._ring: ClientRing | None = None
+        self._larger: ClientRing | None = None
+        """The next ring, which takes over once the present one is empty."""
+        self._grow_after_ns = 0
+        self._by_message_until_ns = 0
         self._opening: Pending[Reply] | None = None
         self._retry: Timer | None = None
         self._look: Timer | None = None
         self._outbox: deque[Run] = deque()
         self._in_flight = InFlight()
-        self._is_sending_large = False
+        self._is_sending_message = False
         self._last_oldest: tuple[Run, int] | None = None
         self._strikes = 0
         self.frames_resent = 0
@@ -222,12 +242,13 @@ class RingChannel:
 
     # -- the ring -----------------------------------------------------------------------------------
 
-    def _open(self) -> None:
+    def _open(self, ring_bytes: int = 0) -> None:
+        """Ask for a ring: a first one, or one of `ring_bytes` in place of the present one."""
         place = self._place
         if place is None or self._opening is not None or self._retry is not None:
             return
         deadline = self._clock.monotonic_ns() + OPEN_REQUEST_NS
-        request = RingOpen(self._client_id, os.getpid(), place.shard, self._ring_bytes)
+        request = RingOpen(self._client_id, os.getpid(), place.shard, ring_bytes, born=own_life()[1])
         self._opening = opening = place.supervisor.request(request, deadline)
         opening.when_done(lambda done: self._opened(place, done))
 
@@ -239,15 +260,56 @@ class RingChannel:
             return
         self._opening = None
         try:
-            self._ring = ClientRing(place, opening.take().message, self._fds)
-        except RinglogError:
+            ring = ClientRing(place, opening.take().message, self._fds)
+        except RinglogError as e:
             if opening.error is None:
                 # It was made and we cannot use it (no descriptors): each further try would leave one behind.
                 self._let_go(place, opening.take().message.ring)
-            # No ring now (no room, shard away, engine going): frames wait for the next try or their deadline.
-            self._retry = self._timers.at(self._clock.monotonic_ns() + OPEN_RETRY_NS, self._try_again)
+            self._not_opened(e)
             return
+        if self._ring is None:
+            self._ring, self._by_message_until_ns = ring, 0
+        elif ring.producer.capacity > self._ring.producer.capacity:
+            self._larger = ring
+        else:
+            ring.close()
+            self._let_go(place, ring.name)
+            self._grow_after_ns = self._clock.monotonic_ns() + GROW_RETRY_NS
         self._push()
+
+    def _not_opened(self, error: RinglogError) -> None:
+        """No ring now: no room, the shard is away, or the engine stops."""
+        now = self._clock.monotonic_ns()
+        if self._ring is not None:
+            self._grow_after_ns = now + GROW_RETRY_NS
+            return
+        if isinstance(error, Throttled):
+            if not self._by_message_until_ns:
+                say(log, logging.WARNING, "no ring: frames go by socket", reason=error.message)
+            self._by_message_until_ns = now + BY_MESSAGE_NS
+            self._push()
+            return
+        # Frames wait for the next try or their deadline.
+        self._retry = self._timers.at(now + OPEN_RETRY_NS, self._try_again)
+
+    def _grow(self, ring: ClientRing, frame_bytes: int) -> None:
+        """Ask for a larger ring: this one was full, or cannot take a frame of this size."""
+        if self._larger is None and self._clock.monotonic_ns() >= self._grow_after_ns:
+            wanted = max(ring.producer.capacity * RING_GROWTH, frame_bytes * RING_FRAME_FRACTION)
+            self._open(min(wanted, RING_BYTES_MAX))
+
+    def _move_to_larger(self) -> ClientRing | None:
+        """The ring to push into: the larger one, once the present one is empty; None until then."""
+        ring, larger = self._ring, self._larger
+        if ring is None or larger is None or ring.producer.consumer_closing:
+            return ring
+        if self._in_flight.frames:
+            return None
+        self._ring, self._larger = larger, None
+        ring.close()
+        if self._place is not None:
+            self._let_go(self._place, ring.name)
+        return larger
 
     def _let_go(self, place: RingPlace, name: str) -> None:
         place.supervisor.request(RingClose(name), self._clock.monotonic_ns() + OPEN_REQUEST_NS)
@@ -266,9 +328,10 @@ class RingChannel:
             self._look.cancel()
             self._look = None
         self._opening = None
-        ring, self._ring = self._ring, None
-        if ring is not None:
-            ring.close()
+        for ring in (self._ring, self._larger):
+            if ring is not None:
+                ring.close()
+        self._ring = self._larger = None
 
     def _displace(self, reason: str) -> None:
         """This ring is of no use any more: open another and push again what it still held."""
@@ -299,7 +362,7 @@ class RingChannel:
         """All unsettled runs, oldest first, as if none of their unsettled frames had been pushed."""
         runs = list(dict.fromkeys([*self._in_flight.drain(), *self._outbox]))
         self._outbox.clear()
-        self._is_sending_large = False
+        self._is_sending_message = False
         kept = []
         for run in runs:
             if run.is_abandoned or run.settled == run.count:
@@ -311,21 +374,35 @@ class RingChannel:
     # -- pushing ------------------------------------------------------------------------------------
 
     def _push(self) -> None:
-        ring = self._ring
-        if ring is None:
-            if self._outbox:
-                self._open()
+        if self._ring is None:
+            self._push_without_ring()
             return
         try:
-            pushed = self._push_what_fits(ring)
+            ring = self._move_to_larger()
+            pushed = 0 if ring is None else self._push_what_fits(ring)
         except RingError as e:
             # Its words make no sense: what was pushed in this call and before goes into another ring.
             self._displace(f"ring unusable: {e}")
             return
-        if pushed:
+        if pushed and ring is not None:
             ring.wake_shard()
         if self.has_work:
             self._look_later()
+
+    def _push_without_ring(self) -> None:
+        """Ask for a ring, or send the next frames by message while shared memory has no room for one."""
+        if self._clock.monotonic_ns() >= self._by_message_until_ns:
+            if self._outbox:
+                self._open()
+            return
+        while self._outbox and not self._is_sending_message:
+            run = self._outbox[0]
+            if run.is_abandoned:
+                self._outbox.popleft()
+                continue
+            limit = int(run.offsets[run.pushed]) + BY_MESSAGE_BYTES
+            stop = int(np.searchsorted(run.offsets, limit, side="right")) - 1
+            self._send_message(run, max(1, stop - run.pushed))
 
     def _look_later(self) -> None:
         if self._look is None:
@@ -348,15 +425,16 @@ class RingChannel:
     def _push_what_fits(self, ring: ClientRing) -> int:
         """Frames that were pushed. Raises RingError for a ring that is of no use any more."""
         pushed = 0
-        while self._outbox and not self._is_sending_large and not ring.producer.consumer_closing:
+        while self._outbox and not self._is_sending_message and not ring.producer.consumer_closing:
             run = self._outbox[0]
             if run.is_abandoned:
                 self._outbox.popleft()
                 continue
             large_at = run.first_larger(ring.producer.frame_bytes_max)
             if large_at == run.pushed:
-                if self._in_flight.frames == 0:
-                    self._send_large(run)
+                self._grow(ring, run.size_of(large_at))
+                if self._in_flight.frames == 0 and self._larger is None and self._opening is None:
+                    self._send_message(run, 1)
                 break
             if run.disable_backpressure is not ring.is_pressing and (
                 run.disable_backpressure or not self._in_flight.frames
@@ -367,6 +445,7 @@ class RingChannel:
             if run.pushed == run.count:
                 self._outbox.popleft()
             elif run.pushed < large_at:
+                self._grow(ring, 0)
                 break
         return pushed
 
@@ -388,26 +467,26 @@ class RingChannel:
             self._in_flight.add(run, positions)
         return count
 
-    def _send_large(self, run: Run) -> None:
-        """Send the next frame of the run, too large for the ring, by message; nothing passes it."""
-        self._is_sending_large = True
+    def _send_message(self, run: Run, count: int) -> None:
+        """Send the next frames of the run by message; nothing passes them."""
+        self._is_sending_message = True
         row = run.pushed
-        run.pushed += 1
-        request = Append(run.topic, 1, disable_backpressure=run.disable_backpressure)
-        frame = run.view(row, row + 1)
-        answer = self._control.request(request, run.deadline_ns, frame, is_patient=False)
-        answer.when_done(lambda done: self._large_done(run, row, done))
+        run.pushed += count
+        request = Append(run.topic, count, disable_backpressure=run.disable_backpressure)
+        frames = run.view(row, row + count)
+        answer = self._control.request(request, run.deadline_ns, frames, is_patient=False)
+        answer.when_done(lambda done: self._message_done(run, row, count, done))
 
-    def _large_done(self, run: Run, row: int, answer: Pending[Reply]) -> None:
-        if run.settled != row or run.pushed != row + 1 or not self._is_sending_large:
-            return  # Taken back meanwhile: it is being sent again.
-        self._is_sending_large = False
+    def _message_done(self, run: Run, row: int, count: int, answer: Pending[Reply]) -> None:
+        if run.settled != row or run.pushed != row + count or not self._is_sending_message:
+            return  # Taken back meanwhile: they are being sent again.
+        self._is_sending_message = False
         if run.pushed == run.count and self._outbox and self._outbox[0] is run:
             self._outbox.popleft()
         if answer.error is None:
             run.take_entries(np.frombuffer(answer.take().message.entries, dtype=np.uint64).reshape(-1, WORDS))
         elif isinstance(answer.error, RinglogError):
-            run.fail_next(1, answer.error)
+            run.fail_next(count, answer.error)
         else:
             raise InvariantViolation("a request failed with a foreign error") from answer.error
         self._push()

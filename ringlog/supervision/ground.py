@@ -24,7 +24,7 @@ from ringlog.storage.disk import Disk
 from ringlog.storage.layout import LOCK_NAME
 from ringlog.supervision import run_dir
 from ringlog.supervision.identity import Identity
-from ringlog.supervision.rings import ring_file_bytes
+from ringlog.supervision.rings import first_ring_file_bytes
 from ringlog.supervision.tree import KINDS, SCHEDULER, WAL_SHARD, Tree
 
 log = logging.getLogger("ringlog.supervision")
@@ -129,7 +129,7 @@ def needed_shm_bytes(config: Config) -> int:
     client."""
     board = PAGE_BYTES * (PROCESSES_MAX + 1)
     news = NEWS_BYTES if config.delivery.schedulers else 0
-    return board + config.wal.shards * (CHUNK_BYTES + news + ring_file_bytes(config.run))
+    return board + config.wal.shards * (CHUNK_BYTES + news + first_ring_file_bytes(config.run))
 
 
 def _published_on(shm_dir: str) -> Published:

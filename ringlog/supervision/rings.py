@@ -30,11 +30,15 @@ from ringlog.envelope.messages import (
 )
 from ringlog.errors import Internal, InvalidRequest, NotReady, RingError, Throttled
 from ringlog.limits import (
+    RING_BYTES_FIRST,
     RING_BYTES_MAX,
     RING_BYTES_MIN,
+    RING_BYTES_PER_SETTLE_ENTRY,
+    RING_ROOM_FRACTION,
     RINGS_PER_SHARD_MAX,
     SETTLE_ENTRY_BYTES,
 )
+from ringlog.lives import born_of
 from ringlog.logs import say
 from ringlog.ring.doorbell import BellRinger, make_bell
 from ringlog.ring.layout import CloseReason
@@ -71,8 +75,9 @@ class Ring:
     bell: str
     shard: int
     client: str
-    pid: int
     made_ns: int
+    pid: int = 0
+    """Whose death the kernel announces; 0 where only the producer's lock tells."""
     life: Life = Life.OPENING
     is_dead: bool = False
     """LEAVING because the client died, not because it said so."""
@@ -119,7 +124,7 @@ class RingKeeper:
         ring = self._make(request)
         ring.opener = answer
         self._rings[ring.shard][ring.name] = ring
-        self._watch(ring.pid)
+        ring.pid = self._watch(request.pid, request.born)
         self._attach(ring)
 
     def close(self, name: str) -> None:
@@ -179,14 +184,14 @@ class RingKeeper:
             bell=f"{stem}.bell",
             shard=request.shard,
             client=request.client,
-            pid=request.pid,
             made_ns=self._clock.monotonic_ns(),
         )
+        ring_bytes = self._size_for(request.ring_bytes)
         try:
             create_ring(
                 self._path(ring.name),
-                ring_bytes=request.ring_bytes or self._settings.ring_bytes,
-                settle_entries=self._settings.settle_entries,
+                ring_bytes=ring_bytes,
+                settle_entries=settle_entries_for(ring_bytes, self._settings),
                 shard=ring.shard,
                 engine_id=self._engine_id,
                 client=ring.client,
@@ -197,16 +202,37 @@ class RingKeeper:
             self._unlink(ring)
             raise Throttled(
                 "no room for a ring in shared memory: lower run.ring_bytes or enlarge /dev/shm",
-                reason=e.message, retry_after_ms=RETRY_AFTER_MS,
+                reason=e.message, bytes=ring_bytes, retry_after_ms=RETRY_AFTER_MS,
             ) from None  # fmt: skip
         return ring
 
-    def _watch(self, pid: int) -> None:
-        if pid <= 0 or pid in self._pidfds:
-            return
-        # A client in another pid namespace, or gone already: its lock tells instead.
-        with contextlib.suppress(OSError):
-            self._pidfds[pid] = os.pidfd_open(pid)
+    def _size_for(self, asked: int) -> int:
+        """Bytes of a ring for who asked for so many; 0 asks for a first ring."""
+        wanted = min(asked or RING_BYTES_FIRST, max(self._settings.ring_bytes, RING_BYTES_MIN))
+        if wanted <= RING_BYTES_FIRST:
+            return wanted
+        facts = os.statvfs(self._shm_dir)
+        room = facts.f_bavail * facts.f_frsize // RING_ROOM_FRACTION
+        return max(RING_BYTES_FIRST, min(wanted, room))
+
+    def _watch(self, pid: int, born: int) -> int:
+        """Watch for the death of this process; returns its pid, or 0 when its lock has to tell instead.
+
+        A client in another pid namespace has other numbers: its pid may be another process here, whose death
+        must not take its rings.
+        """
+        if pid <= 0 or born <= 0:
+            return 0
+        if pid not in self._pidfds:
+            try:
+                self._pidfds[pid] = os.pidfd_open(pid)
+            except OSError:
+                return 0
+        if born_of(pid) == born:
+            return pid
+        if not any(ring.pid == pid for ring in self):
+            os.close(self._pidfds.pop(pid))
+        return 0
 
     def _look_at_lock(self, ring: Ring, now: int) -> None:
         try:
@@ -349,6 +375,12 @@ class RingKeeper:
         self._pidfds.clear()
 
 
-def ring_file_bytes(settings: Run) -> int:
-    """About how much shared memory one ring of the configured size takes."""
-    return settings.ring_bytes + settings.settle_entries * SETTLE_ENTRY_BYTES + 8_192
+def settle_entries_for(ring_bytes: int, settings: Run) -> int:
+    """Settlements that a ring of so many bytes has room for."""
+    return min(settings.settle_entries, ring_bytes // RING_BYTES_PER_SETTLE_ENTRY)
+
+
+def first_ring_file_bytes(settings: Run) -> int:
+    """About how much shared memory the first ring of a client takes."""
+    ring_bytes = min(settings.ring_bytes, RING_BYTES_FIRST)
+    return ring_bytes + settle_entries_for(ring_bytes, settings) * SETTLE_ENTRY_BYTES + 8_192

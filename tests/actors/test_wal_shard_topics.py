@@ -141,6 +141,19 @@ def test_topics_are_bounded_and_room_comes_back(world):
     assert world.put("c").created
 
 
+def test_a_topic_that_shared_memory_has_no_room_for_is_refused_before_it_is_logged(world):
+    world.put("a")
+    core = world.runs[0].core
+    core.requests.free_slots = 1
+    world.put("b")
+    core.requests.free_slots = 0
+    with pytest.raises(Throttled, match="shared memory has no room"):
+        world.put("c")
+    assert {topic.name for topic in core.directory.by_id.values()} == {"a", "b"}
+    core.requests.free_slots = 1
+    assert world.put("c").created
+
+
 def test_a_deleted_topic_is_gone_for_good_and_its_name_free(world):
     """T-15 to T-18, T-22, INV-11, CP-26, ST-15."""
     first = world.put("a", durability="fsync")

@@ -31,6 +31,7 @@ from ringlog.envelope.messages import (
 )
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import NotConnected, RinglogError, Status
+from ringlog.lives import born_of
 from ringlog.supervision import asking
 from ringlog.supervision.run_dir import read_engine_json
 
@@ -394,7 +395,7 @@ def test_a_ring_lives_as_long_as_its_client(start: Start, tmp_path: Path) -> Non
     info = read_engine_json(engine.run_dir)
     client = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     try:
-        opened = ask(info.shm_dir, RingOpen("test", client.pid, 0))
+        opened = ask(info.shm_dir, RingOpen("test", client.pid, 0, born=born_of(client.pid)))
         assert isinstance(opened, RingOpened)
         assert engine.status().rings == 1
         os.kill(engine.shard().pid, signal.SIGKILL)

@@ -15,7 +15,8 @@ from ringlog.config import Run
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import InvalidRequest, NotReady, Throttled
-from ringlog.limits import RING_BYTES_MIN
+from ringlog.limits import MIB, RING_BYTES_FIRST, RING_BYTES_MIN
+from ringlog.lives import born_of
 from ringlog.ring.doorbell import BellListener
 from ringlog.ring.layout import CloseReason
 from ringlog.ring.ring import RingProducer
@@ -86,7 +87,8 @@ def client() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def request(pid: int = 0, shard: int = 0, ring_bytes: int = 0, client: str = "c") -> m.RingOpen:
-    return m.RingOpen(client, os.getpid() if pid == 0 else pid, shard, ring_bytes)
+    pid = pid or os.getpid()
+    return m.RingOpen(client, pid, shard, ring_bytes, born_of(pid))
 
 
 def open_live(keeper: r.RingKeeper, shard: Shard, pid: int = 0) -> m.RingOpened:
@@ -302,6 +304,55 @@ def test_an_impossible_request_is_refused_and_leaves_nothing(
         keeper.open(bad, lambda message: None)
     assert files(tmp_path) == set()
     assert len(keeper) == 0
+
+
+def size_of_ring(keeper: r.RingKeeper, where: Path, asked: int) -> int:
+    keeper.open(request(ring_bytes=asked), lambda message: None)
+    ring = list(keeper)[-1]
+    return (where / ring.name).stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [(0, RING_BYTES_FIRST), (RING_BYTES_MIN, RING_BYTES_MIN), (4 * MIB, 4 * MIB), (64 * MIB, 8 * MIB)],
+)
+def test_a_ring_begins_small_and_grows_up_to_the_configured_size(
+    tmp_path: Path, clock: ManualClock, asked: int, given: int
+) -> None:
+    settings = Run(ring_bytes=8 * MIB)
+    keeper = r.RingKeeper(str(tmp_path), engine_id="0" * 32, shards=1, settings=settings, clock=clock)
+    size = size_of_ring(keeper, tmp_path, asked)
+    assert given <= size <= given + settings.settle_entries * 64 + 8_192
+    keeper.close_all()
+
+
+def test_a_larger_ring_leaves_most_of_the_shared_memory_to_others(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.statvfs(tmp_path)
+    free = 16 * MIB // real.f_frsize
+
+    class Room:
+        f_bavail, f_frsize = free, real.f_frsize
+
+    keeper = r.RingKeeper(str(tmp_path), engine_id="0" * 32, shards=1, settings=Run(), clock=clock)
+    with monkeypatch.context() as patch:
+        patch.setattr(r.os, "statvfs", lambda path: Room)
+        assert 4 * MIB <= size_of_ring(keeper, tmp_path, 32 * MIB) < 6 * MIB
+        Room.f_bavail = 0
+        assert RING_BYTES_FIRST <= size_of_ring(keeper, tmp_path, 32 * MIB) < 2 * RING_BYTES_FIRST + 8_192
+    keeper.close_all()
+
+
+def test_a_client_of_another_pid_namespace_is_not_taken_for_a_process_of_this_one(
+    keeper: r.RingKeeper, shard: Shard, client: subprocess.Popen[bytes]
+) -> None:
+    """Its pid may be the number of another process here, whose death must not take its ring."""
+    keeper.shard_ready(0, shard.link)
+    keeper.open(m.RingOpen("c", client.pid, 0, 0, born_of(client.pid) + 1), lambda message: None)
+    assert keeper.pidfds() == {}
+    keeper.client_died(client.pid)
+    assert [ring.life for ring in keeper] == [r.Life.OPENING]
 
 
 def test_the_number_of_rings_is_bounded(keeper: r.RingKeeper, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,9 @@ class RingOpen(Message, frozen=True):
     pid: int
     shard: int
     ring_bytes: int = 0
-    """0 = the configured default."""
+    """0 = as rings begin. The ring is smaller where run.ring_bytes or the room in shared memory is."""
+    born: int = 0
+    """When the process `pid` began (lives.born_of); 0 = `pid` is not to be watched."""
 
 
 class RingOpened(Message, frozen=True):

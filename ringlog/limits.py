@@ -135,6 +135,12 @@ SEQ_MAX = (1 << 63) - 1
 # -- reads ---------------------------------------------------------------------------------------------
 READ_LIMIT_DEFAULT = 256
 READ_LIMIT_MAX = 1_000
+READ_AHEAD_RECORDS_MAX = 4_096
+"""Records that an iterator over single records reads at once."""
+READ_AHEAD_RECORDS_MIN = 16
+"""And when the last ones went stale before they were handed out; doubled with each page that does not."""
+READ_AHEAD_MS = 100
+"""How long a remote iterator hands out what it has read before it asks the gateway again."""
 READ_BYTES_DEFAULT = 1 * MIB
 READ_BYTES_MAX = 8 * MIB
 WAIT_MS_MAX = 30_000

@@ -111,6 +111,10 @@ class EngineConnection:
         """Another number after each change of its slot."""
         return self._links.topic_sequence(info)
 
+    def sequence_word(self, info: m.TopicInfo | m.Located) -> tuple[memoryview, int] | None:
+        """Where that number lies."""
+        return self._links.sequence_word(info)
+
     def marks(self, shard: int) -> Marks:
         """The shard's published marks, now."""
         return self._links.marks(shard)

@@ -10,7 +10,8 @@ from ringlog.aio.shell import LoopShell
 from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import EARLIEST, Cursor, Filters, Page, Record, Start, TagFilter, Tombstone
 from ringlog.client.portion import Source
-from ringlog.client.reader import ITERATOR_PAGE_RECORDS, read_page, resolve_filters, resolve_start
+from ringlog.client.read_ahead import ReadAhead
+from ringlog.client.reader import read_page, resolve_filters, resolve_start
 from ringlog.client.source import open_source
 from ringlog.client.tailer import TailBatch, batches_of
 from ringlog.errors import UsageError
@@ -35,6 +36,7 @@ class Reader:
         self._filters: Filters | None = None
         self._source: Source | None = None
         self._start: Start | None = start
+        self._ahead = ReadAhead()
         self._is_closed = False
         self.cursor = Cursor(0, 0)
         """Behind the last item given."""
@@ -55,20 +57,29 @@ class Reader:
 
     async def __aiter__(self) -> AsyncIterator[Record | Tombstone]:
         while not self._is_closed:
-            page = await self._run(self._page_steps(ITERATOR_PAGE_RECORDS))
+            page = await self._run(self._page_steps(self._ahead.limit))
             if page.tombstone is not None:
                 before = page.pieces[0].seq_at(0) - 1 if page.pieces else page.cursor.seq
                 self.cursor = Cursor(page.epoch, before)
                 yield page.tombstone
-            for record in page.records:
+            source = self._source
+            if self._was_moved() or source is None:
+                continue
+            for record in self._ahead.records(page, source):
                 self.cursor = Cursor(page.epoch, record.seq)
                 yield record
-                if self._start is not None or self._is_closed:
-                    break  # Sought elsewhere, or closed, by who got the record.
+                if self._was_moved():
+                    break
             else:
+                if self._ahead.is_stale:
+                    continue
                 self.cursor = page.cursor
                 if page.caught_up and not self._follow:
                     return
+
+    def _was_moved(self) -> bool:
+        """The program that got the last item has called `seek` or `close`."""
+        return self._start is not None or self._is_closed
 
     async def _run(self, steps: Steps[T]) -> T:
         try:

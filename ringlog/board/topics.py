@@ -226,6 +226,14 @@ class TopicTable:
         except (IndexError, ValueError):
             return -1
 
+    def sequence_word(self, slot: int) -> tuple[memoryview, int]:
+        """Where `sequence` lies: (words, index), for a reader that looks before each record.
+
+        The words are released when the table is closed: reading them raises ValueError then. Raises
+        BoardError when there is no such slot.
+        """
+        return self._slot(slot)
+
     def read_words(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
         """Words 1 to 15 of many slots, (n, 15), and which of them are all from one moment.
 

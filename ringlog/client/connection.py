@@ -83,6 +83,13 @@ class Connection(Protocol):
         """Another number after each change of what `facts` gives; -1 while that changes or cannot be read."""
         ...
 
+    def sequence_word(self, info: TopicInfo | Located) -> tuple[memoryview, int] | None:
+        """Where `topic_sequence` lies in shared memory: (words, index); None when it cannot be read there.
+
+        Reading it raises ValueError once the connection, or the engine's life, is over.
+        """
+        ...
+
     def marks(self, shard: int) -> Marks:
         """Read the shard's published marks on the board now."""
         ...

@@ -27,7 +27,8 @@ from ringlog.client.pages import (
     tag_filter,
 )
 from ringlog.client.portion import Source
-from ringlog.client.reader import ITERATOR_PAGE_RECORDS, read_page, resolve_start
+from ringlog.client.read_ahead import ReadAhead
+from ringlog.client.reader import read_page, resolve_start
 from ringlog.client.results import Settled
 from ringlog.client.session import Session
 from ringlog.client.source import open_source
@@ -309,6 +310,7 @@ class Streaming:
         self._working, self._clock = working, clock
         self._every_ns = None if auto_commit_ms is None else auto_commit_ms * MS
         self._source: Source | None = None
+        self._ahead = ReadAhead()
         self._token = 0
         self._cursor = Cursor(0, 0)
         self.delivered = 0
@@ -343,7 +345,7 @@ class Streaming:
         if self._source is None:
             self._source = open_source(connection, self._working.topic, is_following=True)
         page: Page = yield from read_page(
-            self._source, self._working.topic, self._cursor, limit=ITERATOR_PAGE_RECORDS, wait_s=wait_s,
+            self._source, self._working.topic, self._cursor, limit=self._ahead.limit, wait_s=wait_s,
             filters=self._working.filters,
         )  # fmt: skip
         self._cursor = page.cursor
@@ -351,14 +353,18 @@ class Streaming:
 
     def items(self, page: Page | None) -> Iterator[Record | Tombstone]:
         """What a page holds, one after the other; whoever asks for the next one is done with the last."""
-        if page is None:
+        source = self._source
+        if page is None or source is None:
             return
         if page.tombstone is not None:
             yield page.tombstone
-        for record in page.records:
+        for record in self._ahead.records(page, source):
             self.delivered = record.seq
             yield record
             self.done = record.seq
+        if self._ahead.is_stale:
+            self._cursor = Cursor(page.epoch, self._ahead.seq)
+            return
         self.delivered = self.done = max(self.done, page.cursor.seq)
 
     @property

@@ -10,7 +10,8 @@ from ringlog.board.topics import TOPIC_LIVE, TopicFacts
 from ringlog.client.connection import Connection
 from ringlog.client.pages import Cursor, Page
 from ringlog.client.pieces import FramePiece, visible_pieces
-from ringlog.client.portion import Kept, Portion
+from ringlog.client.portion import Kept, Portion, RecordCheck
+from ringlog.client.read_ahead import LocalCheck
 from ringlog.client.shared_reads import PageLimits, Passage, Reading
 from ringlog.client.uses import Use
 from ringlog.clock import Clock, SystemClock
@@ -365,10 +366,16 @@ class LocalSource:
 
     @property
     def is_current(self) -> bool:
-        """Nothing was removed since the last portion was given."""
+        """Nothing was removed and nothing has expired since the last portion was given."""
         located = self._located
         facts = None if located is None else self._connection.facts(located)
-        return located is not None and facts is not None and facts.version <= located.version
+        if located is None or facts is None:
+            return False
+        return not self._is_stale(located, facts, self._clock.now_us())
+
+    def record_check(self, version: int) -> RecordCheck:
+        """See Source.record_check."""
+        return LocalCheck(self._connection, self._located, self._generation, version, self._clock)
 
     def seek_time(self, ts_us: int) -> Steps[Cursor]:
         """See Source.seek_time: from the indexes of segments, and the stamps in the log."""
@@ -564,6 +571,7 @@ class LocalSource:
             tuple(kept.runs),
             max(plan.after, kept.stop),
             mask.hidden(kept.runs),
+            located.version,
         )
 
 

@@ -83,6 +83,11 @@ class LockedConnection:
         with self._shell.lock:
             return self._shell.session.topic_sequence(info)
 
+    def sequence_word(self, info: TopicInfo | Located) -> tuple[memoryview, int] | None:
+        """Where `topic_sequence` lies."""
+        with self._shell.lock:
+            return self._shell.session.sequence_word(info)
+
     def marks(self, shard: int) -> Marks:
         """Read the shard's published marks now."""
         with self._shell.lock:

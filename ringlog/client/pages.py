@@ -183,12 +183,12 @@ class Page:
 
     __slots__ = (
         "_records", "caught_up", "cursor", "earliest_seq", "epoch", "head_seq", "pieces", "tombstone",
-        "topic",
+        "topic", "version",
     )  # fmt: skip
 
     def __init__(
         self, topic: str, pieces: Sequence[Piece], cursor: Cursor, *, tombstone: Tombstone | None,
-        head_seq: int, earliest_seq: int,
+        head_seq: int, earliest_seq: int, version: int = 0,
     ) -> None:  # fmt: skip
         self.topic = topic
         self.pieces = tuple(pieces)
@@ -198,6 +198,8 @@ class Page:
         self.head_seq = head_seq
         self.earliest_seq = earliest_seq
         self.epoch = cursor.epoch
+        self.version = version
+        """Of the topic when the first records were read; grows with every removal."""
         self.caught_up = cursor.seq == head_seq
         self._records: list[Record] | None = None
 

@@ -6,12 +6,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ringlog.client.pages import Cursor
+from ringlog.client.pages import Cursor, Record
 from ringlog.client.pieces import Piece, visible_pieces
 from ringlog.link.pending import Steps
 from ringlog.storage.mask import I64, NOTHING
 from ringlog.storage.reader import FrameRun
 from ringlog.topic.tombstone import Gap
+
+NO_WORD = memoryview(bytes(8)).cast("Q")
+
+
+class RecordCheck(Protocol):
+    """Whether a record that was read ahead may still be handed out.
+
+    While `words[at] == seen` it may, and nobody has to call: a call costs as much as making a record.
+    """
+
+    words: memoryview
+    at: int
+    seen: int
+
+    def __call__(self, record: Record) -> bool:
+        """True when it may."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +45,8 @@ class Portion:
     """Position up to which this portion is complete. Frames may reach beyond it."""
     hidden: I64 = field(default_factory=lambda: NOTHING)
     """Ascending positions to pass over silently: deleted or expired."""
+    version: int = 0
+    """Of the topic when it was read; grows with every removal."""
 
     def pieces(self, topic: str) -> Iterator[Piece]:
         """The records, frame by frame or many frames at once; the first begins right behind `after`."""
@@ -53,6 +72,10 @@ class Source(Protocol):
 
         Raises as fetch.
         """
+        ...
+
+    def record_check(self, version: int) -> RecordCheck:
+        """A check for the records of what was read last, when the topic had this version."""
         ...
 
     def keep_used(self, epoch: int = 0) -> None:

@@ -34,6 +34,7 @@ from ringlog.client.pages import (
 )
 from ringlog.client.pieces import Piece
 from ringlog.client.portion import Portion, Source
+from ringlog.client.read_ahead import ReadAhead
 from ringlog.client.source import open_source
 from ringlog.errors import UsageError
 from ringlog.limits import READ_BYTES_DEFAULT, READ_BYTES_MAX, READ_LIMIT_DEFAULT, READ_LIMIT_MAX, WAIT_MS_MAX
@@ -41,7 +42,6 @@ from ringlog.link.pending import Steps
 
 SCAN_RECORDS_MAX = 100_000
 """Records one page examines at most when a filter passes over them (DR-14)."""
-ITERATOR_PAGE_RECORDS = 4_096
 _EPOCH_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -137,8 +137,8 @@ def read_page(
         )  # fmt: skip
         portion = _up_to(portion, until)
         has_waited = has_waited or is_at_end
-        if portion.gap is not None or portion.epoch != first.epoch:
-            break  # The next page begins with it.
+        if portion.gap is not None or (portion.epoch, portion.version) != (first.epoch, first.version):
+            break  # The next page begins with it; what is in this one may have been removed meanwhile.
         if portion.examined <= seq:
             break  # There is nothing more for now.
         if is_at_end:
@@ -149,7 +149,7 @@ def read_page(
         tombstone = Tombstone(topic, gap.gap_from, gap.gap_to, gap.reason, first.earliest_seq, first.head_seq)
     return Page(
         topic, tray.pieces, Cursor(first.epoch, tray.seq), tombstone=tombstone, head_seq=first.head_seq,
-        earliest_seq=first.earliest_seq,
+        earliest_seq=first.earliest_seq, version=first.version,
     )  # fmt: skip
 
 
@@ -229,6 +229,10 @@ class Reader:
 
     Without `follow` it ends at the head it finds; with it, it waits for more until it is closed. Either
     way nothing is passed over silently. `cursor` is behind the last item given; keep it to go on later.
+
+    A record that was deleted or has expired before it is asked for is not given: never over rings, and over
+    ipc and TCP not later than READ_AHEAD_MS (0.1 s) after the deletion. When the topic was deleted the
+    iteration raises TopicNotFound; when it was created again, a Tombstone with reason `recreated` comes.
     """
 
     def __init__(
@@ -244,6 +248,7 @@ class Reader:
         self._files = Borrowed(self._source)
         self._start: Start | None = start
         self._cursor = Cursor(0, 0)
+        self._ahead = ReadAhead()
         self._is_closed = False
 
     @property
@@ -268,17 +273,21 @@ class Reader:
 
     def __iter__(self) -> Iterator[Record | Tombstone]:
         while not self._is_closed:
-            page = self._next_page(ITERATOR_PAGE_RECORDS)
+            page = self._next_page(self._ahead.limit)
             epoch = page.epoch
             if page.tombstone is not None:
                 self._cursor = Cursor(epoch, self._before(page))
                 yield page.tombstone
-            for record in page.records:
+                if self._was_moved():
+                    continue
+            for record in self._ahead.records(page, self._source):
                 self._cursor = Cursor(epoch, record.seq)
                 yield record
-                if self._start is not None or self._is_closed:
-                    break  # Sought elsewhere, or closed, by who got the record.
+                if self._was_moved():
+                    break
             else:
+                if self._ahead.is_stale:
+                    continue
                 self._cursor = page.cursor
                 if page.caught_up and not self._follow:
                     return
@@ -293,6 +302,10 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _was_moved(self) -> bool:
+        """The program that got the last item has called `seek` or `close`."""
+        return self._start is not None or self._is_closed
 
     def _settle_start(self) -> None:
         if self._start is not None:

@@ -10,8 +10,10 @@ from pyroaring import BitMap64
 
 from ringlog.client.connection import Connection
 from ringlog.client.pages import Cursor
-from ringlog.client.portion import Kept, Portion
+from ringlog.client.portion import Kept, Portion, RecordCheck
+from ringlog.client.read_ahead import RemoteCheck
 from ringlog.client.uses import Use
+from ringlog.clock import Clock, SystemClock
 from ringlog.envelope.messages import Read, ReadReply, SeekTime
 from ringlog.errors import CorruptData, Internal
 from ringlog.frame import batch as frames
@@ -30,9 +32,11 @@ class RemoteSource:
     """Asks the gateway. Frames come whole, sealed under seed 0, and are verified here once more."""
 
     def __init__(
-        self, connection: Connection, topic: str, *, is_settling: bool = False, is_following: bool = False
-    ) -> None:
+        self, connection: Connection, topic: str, *, is_settling: bool = False, is_following: bool = False,
+        clock: Clock | None = None,
+    ) -> None:  # fmt: skip
         """`is_settling`, `is_following`: see open_source."""
+        self._clock = clock or SystemClock()
         self._is_following = is_following
         self._use: Use | None = None
         self._connection = connection
@@ -103,8 +107,12 @@ class RemoteSource:
     def _portion(self, reply: ReadReply, gap: Gap | None, after: int, runs: Sequence[FrameRun]) -> Portion:
         return Portion(
             reply.epoch, reply.head_seq, reply.earliest_seq, gap, after, tuple(runs), reply.next_after,
-            self._hidden,
+            self._hidden, reply.version,
         )  # fmt: skip
+
+    def record_check(self, version: int) -> RecordCheck:
+        """See Source.record_check."""
+        return RemoteCheck(self._clock)
 
 
 def _at_fed_head(reply: ReadReply | None) -> ReadReply | None:

@@ -509,6 +509,10 @@ class Session:
         """Another number after each change of the topic's slot; -1 while that changes or cannot be read."""
         return self._local().topic_sequence(info)
 
+    def sequence_word(self, info: TopicInfo | Located) -> tuple[memoryview, int] | None:
+        """Where `topic_sequence` lies."""
+        return self._local().sequence_word(info)
+
     def marks(self, shard: int) -> Marks:
         """Read the shard's published marks now; (0, 0) while they cannot be read: nothing is published."""
         return self._local().marks(shard)

@@ -134,6 +134,13 @@ class LocalLinks:
             return -1
         return -1 if found & 1 else found
 
+    def sequence_word(self, info: TopicInfo | Located) -> tuple[memoryview, int] | None:
+        """Where topic_sequence lies; see TopicTable.sequence_word. None when it cannot be read."""
+        try:
+            return self.topic_table(info.shard).sequence_word(info.slot)
+        except (BoardError, NotConnected):
+            return None
+
     def peek_sequence(self, shard: int, slot: int) -> int:
         """As topic_sequence, for any thread; -1 also where something would have to be opened first."""
         table = self._tables.get(shard)

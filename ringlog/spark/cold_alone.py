@@ -215,6 +215,9 @@ class ColdConnection:
         """See Connection; there is no slot."""
         return -1
 
+    def sequence_word(self, info: Any) -> None:
+        """See Connection; there is no slot."""
+
     def marks(self, shard: int) -> _Marks:
         """See Connection."""
         return _Marks()

@@ -295,6 +295,10 @@ class LogWorld:
         """See Connection."""
         return -1
 
+    def sequence_word(self, info: TopicInfo | Located) -> tuple[memoryview, int] | None:
+        """See Connection."""
+        return None
+
     def marks(self, shard: int) -> Marks:
         """See Connection."""
         return Marks(self._mark, (0, 0))

@@ -410,6 +410,8 @@ def refusal(status: int, message: str, detail: dict[str, Any], outcome: Outcome 
     kind = REFUSALS.get(status)
     if kind is None:
         return Internal(message, outcome=outcome, unknown_status=status, **detail)
+    if kind is NotReady and detail.get("reason") == "cold_unavailable":
+        kind = ColdUnavailable
     return kind(message, outcome=outcome, **detail)
 
 

@@ -45,6 +45,8 @@ from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.logs import say
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import (
+    COLD_OWNER,
+    META_DIR,
     WAL_DIR,
     WalHeader,
     decode_wal_header,
@@ -275,7 +277,7 @@ class Recovery:
         self._base = base = load_baseline(self._disk, self._data_dir, self._shard, self._shards)
         self._beat()
         self._missing = adopt_segments(
-            self._disk, self._data_dir, base, replay.sealed, has_cold=self._has_cold, beat=self._beat
+            self._disk, self._data_dir, base, replay.sealed, has_cold=self._has_or_had_cold(), beat=self._beat
         )
         for layer in base.layers:
             replay.take_facts(layer.facts, is_own=layer is base.own)
@@ -285,6 +287,10 @@ class Recovery:
             self.found.number = base.layers[0].snapshot.number
             self.found.listed = set(base.listed())
             self.found.has_base = base.own is not None
+
+    def _has_or_had_cold(self) -> bool:
+        """Is there a cold tier, or was there one at an earlier start? What it holds is not lost."""
+        return self._has_cold or self._disk.exists(f"{self._data_dir}/{META_DIR}/{COLD_OWNER}")
 
     def _was_resharded(self, files: Iterable[_File]) -> bool:
         """Is there still something of another layout?"""

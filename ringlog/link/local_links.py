@@ -7,6 +7,7 @@ anew: board, sockets, rings. Open requests and unsettled frames are carried over
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from ringlog.board.layout import Mark, P
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts, TopicTable
 from ringlog.clock import Clock
 from ringlog.envelope.messages import Located, Message, TopicInfo
-from ringlog.errors import NotConnected, NotReady
+from ringlog.errors import ColdUnavailable, NotConnected
 from ringlog.link.address import (
     EngineInfo,
     home_shard,
@@ -225,9 +226,17 @@ class LocalLinks:
         return self._supervisor.request(message, deadline_ns)
 
     def ask_relocator(self, message: Message, deadline_ns: int) -> Pending[Reply]:
-        """Ask the process that reads cold segments; it is connected to when it is first needed."""
+        """Ask the process that reads cold segments; it is connected to when it is first needed.
+
+        Fails at once with ColdUnavailable when the engine has none: without the setting of its cold tier.
+        """
         if self._relocator.fd < 0 and self._board is not None:
-            self._relocator.point_at(relocator_socket(self.engine.shm_dir))
+            endpoint = relocator_socket(self.engine.shm_dir)
+            if not os.path.exists(endpoint.removeprefix("ipc://")):
+                absent: Pending[Reply] = Pending()
+                absent.fail(cold_unavailable("the engine runs no relocator"))
+                return absent
+            self._relocator.point_at(endpoint)
         return self._relocator.request(message, deadline_ns, is_patient=False)
 
     @property
@@ -496,6 +505,9 @@ class LocalLinks:
         return ShardLink(control, calls, channel, publication)
 
 
-def cold_unavailable(why: str) -> NotReady:
+def cold_unavailable(why: str) -> ColdUnavailable:
     """The error of a cold read that nobody could answer (TI-10): nothing is lost, ask again later."""
-    return NotReady("the place of cold records does not answer", reason="cold_unavailable", cause=why)
+    return ColdUnavailable(
+        "these records lie in the cold tier, which does not answer: see that its store is there and that the"
+        " engine has the setting cold.dir or cold.url", cause=why,
+    )  # fmt: skip

@@ -64,6 +64,8 @@ _SHARD_DIR = re.compile(r"^shard-(\d+)$")
 LOCK_NAME = "LOCK"
 WAL_DIR = "wal"
 META_DIR = "meta"
+COLD_OWNER = "cold-owner"
+"""In `meta/`: this directory has had a cold tier. Segments without their data part here may lie there."""
 TMP_SUFFIX = ".tmp"
 
 

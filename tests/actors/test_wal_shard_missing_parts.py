@@ -13,7 +13,10 @@ from ringlog.errors import Refused, TopicHalted
 from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import IDX
 from ringlog.storage.disk import failed
-from ringlog.testing.shard_world import DATA, World, refusals
+from ringlog.testing.shard_world import DATA, ENGINE_ID, World, refusals
+from ringlog.tier.copies import Copies
+from ringlog.tier.local import LocalStore
+from ringlog.tier.ownership import claim
 
 OWN = {"own_segment_bytes": 0}
 """A segment for each topic."""
@@ -212,3 +215,81 @@ def test_truncate_gives_up_what_is_missing_and_announces_it():
     put_back(world, held)
     world.start()
     assert world.topic("a").lost == [(first, last)], "given up for good"
+
+
+def relocated_world() -> tuple[World, str, Any]:
+    """A world whose segments of one topic were moved to the cold tier after the last snapshot; also the stem
+    of the moved segment, and the state before."""
+    world = sealed_world(**OWN)
+    world.has_cold, world.cold = True, f"{DATA}/cold"
+    before = state(world)
+    stem = segments_of(world, "a")[1]
+    world.disk.make_dir(world.cold)
+    world.disk.sync_dir(DATA)
+    store = LocalStore(world.disk, world.cold)
+    assert claim(store, world.disk, DATA, ENGINE_ID.hex()) == ENGINE_ID.hex()
+    copies = Copies(world.disk, DATA, store)
+    copies.send_index(stem)
+    copies.send(stem + DATA_SUFFIX)
+    number = int(stem.rpartition("-")[2], 16)
+    for tier in (m.TIER_BOTH, m.TIER_COLD):
+        assert world.ask(world.runs[0], m.SegmentTier(number, tier)).accepted
+    copies.drop_local(stem, (DATA_SUFFIX,))
+    return world, stem, before
+
+
+@pytest.mark.parametrize("is_lenient", [False, True], ids=["halt", "truncate"])
+def test_a_start_without_the_cold_tier_gives_up_no_record(is_lenient):
+    """Nor is the topic halted: only reads of what lies there fail."""
+    world, stem, before = relocated_world()
+    world.kill()
+    world.has_cold, world.is_lenient = False, is_lenient
+    for _ in range(2):
+        world.start()
+        assert not any(run.found.announced for run in world.runs.values())
+        located = world.request(m.Locate("a", 0))
+        assert [each.tier for each in located.extents if each.path.startswith(stem)] == [m.TIER_COLD]
+        assert not located.lost
+        assert world.append("a", [b"goes on"], producer=9)
+        for _ in range(4):
+            checkpoint(world, **OWN)
+            world.append("b", [b"goes on"])
+        world.kill()
+    world.has_cold = True
+    world.start()
+    after = state(world)
+    assert after["a"][9][: len(before["a"][9])] == before["a"][9]
+    assert not after["a"][6]
+
+
+@pytest.mark.parametrize("is_lenient", [False, True], ids=["halt", "truncate"])
+def test_a_missing_index_of_a_cold_segment_halts_its_topic(is_lenient):
+    """Without it nothing leads to the records in the cold tier, which are never given up."""
+    world, stem, before = relocated_world()
+    checkpoint(world, **OWN)
+    world.kill()
+    held = take_away(world, stem + IDX)
+    world.is_lenient = is_lenient
+    world.start()
+    require_halted(world, "a", stem + IDX)
+    assert not any(run.found.announced for run in world.runs.values())
+    world.kill()
+    put_back(world, held)
+    world.start()
+    assert state(world)["a"][9] == before["a"][9]
+
+
+def test_a_data_part_that_is_here_is_read_here_whatever_a_snapshot_says():
+    """A start without it, with a cold tier, takes it for moved; the store never had it, and it is back."""
+    world = sealed_world(**OWN)
+    world.has_cold, world.cold = True, f"{DATA}/cold"
+    before = state(world)
+    stem = segments_of(world, "a")[1]
+    world.kill()
+    held = take_away(world, stem + DATA_SUFFIX)
+    world.start()
+    checkpoint(world, **OWN)
+    world.kill()
+    put_back(world, held)
+    world.start()
+    assert state(world)["a"] == before["a"]

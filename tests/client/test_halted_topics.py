@@ -8,8 +8,8 @@ import pytest
 from test_sealed_reading import checkpoint
 
 import ringlog
-from ringlog.errors import TopicHalted
-from ringlog.testing.real_engine import engine
+from ringlog.errors import ColdUnavailable, TopicHalted
+from ringlog.testing.real_engine import engine, wait_until
 
 pytestmark = pytest.mark.slow
 ENGINE = {
@@ -84,3 +84,38 @@ def test_a_topic_is_halted_while_its_file_is_away_and_whole_when_it_is_back():
             assert numbers(client, "log") == list(range(200))
             assert client.append("log", b"200").first_seq == 201
             assert [job.data for job in client.queue("jobs").claim()] == [b"1"]
+
+
+def test_without_the_cold_tier_only_reads_of_what_lies_there_fail(tmp_path):
+    cold = tmp_path / "cold"
+    cold.mkdir(mode=0o700)
+    place = tmp_path / "engine"
+    with (
+        engine(
+            directory=place, cold={"dir": str(cold), "hot_segments": 1, "interval_s": 0.1}, **ENGINE
+        ) as running,
+        ringlog.connect(running.url, wait=10) as client,
+    ):
+        client.topics.create("log", durability="fsync")
+        for start in (0, 100):
+            client.append_many("log", [b"%d" % n for n in range(start, start + 100)])
+            checkpoint(running)
+        data = Path(running.data_dir)
+        wait_until(lambda: len([*data.glob("topics/*/*.data")]) == 1, 30, "the older segment is moved")
+        running.power_off()
+    with engine(directory=place, **ENGINE) as running:
+        for transport in ("ring", "ipc"):
+            with ringlog.connect(running.url, wait=10, transport=transport) as client:
+                with pytest.raises(ColdUnavailable) as caught:
+                    numbers(client, "log")
+                assert caught.value.retriable
+                assert [int(record.data) for record in client.reader("log", 100)][:100] == list(
+                    range(100, 200)
+                )
+                assert client.append("log", b"200")
+                assert client.topics.state("log").missing_part == ""
+    with (
+        engine(directory=place, cold={"dir": str(cold)}, **ENGINE) as running,
+        ringlog.connect(running.url, wait=10) as client,
+    ):
+        assert numbers(client, "log") == [*range(200), 200, 200]

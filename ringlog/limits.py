@@ -67,6 +67,8 @@ beyond half of it."""
 WAL_HEADER_BYTES = 4_096
 WAL_FILE_BYTES_DEFAULT = 64 * MIB
 WAL_FILE_BYTES_MIN = 1 * MIB
+CREATE_BYTES_MIN = 88
+"""A frame that creates a topic is not smaller: so many ids may have been given out in bytes that are lost."""
 FILL_CHUNK_BYTES = 1 * MIB
 RECOVERY_READ_BYTES = 8 * MIB
 

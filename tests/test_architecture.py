@@ -27,7 +27,7 @@ WIRE = {"base", "frame", "ring", "board", "envelope"}
 # `storage.disk`: doctor tries what the disk under a data directory can do.
 CLI = {
     *WIRE, "link", "client", "supervision", "verify", "storage.disk", "storage.identity_file",
-    "storage.reader", "cli", "root",
+    "storage.layout", "storage.log_register", "storage.reader", "cli", "root",
 }  # fmt: skip
 
 # What a process needs to read a topic's records wherever they lie.

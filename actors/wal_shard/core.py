@@ -708,7 +708,7 @@ class ShardCore:
         if self.log.is_open:
             self._prev = (self.log.file_id, self.log.offset, self.log.last_seal, False)
         self._ready_capacity = 0
-        self._effects.append(OpenFile(*self._prev))
+        self._effects.append(OpenFile(*self._prev, self.directory.last_identity))
         self.waiting = Waiting.OPEN
 
     def _on_opened(self, event: FileOpened) -> None:

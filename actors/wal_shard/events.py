@@ -164,6 +164,8 @@ class OpenFile:
     prev_stop: int
     prev_seal: int
     orderly: bool
+    last_identity: tuple[int, int]
+    """(topic_id, epoch) given out last: what is made later is made in this file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,7 @@ class LogHand:
             created_us=self._clock.now_us(),
             prev=(effect.prev_file, effect.prev_stop, effect.prev_seal),
             flags=WAL_FLAG_PREV_ORDERLY if effect.orderly else 0,
+            last_identity=effect.last_identity,
         )
         stop_points.hit("rotate_after_sync")
         self._places.paths[header.file_id] = self._writer.path[len(self._boot.data_dir) + 1 :]

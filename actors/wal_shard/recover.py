@@ -48,6 +48,7 @@ from ringlog.storage.layout import (
     COLD_OWNER,
     META_DIR,
     WAL_DIR,
+    WAL_FLAG_REGISTERED,
     WalHeader,
     decode_wal_header,
     header_verifies,
@@ -55,7 +56,10 @@ from ringlog.storage.layout import (
     parse_shard_dir,
     parse_wal_name,
     shard_dir,
+    unpack_file,
+    wal_name,
 )
+from ringlog.storage.log_register import read_register, register_name, registered_shards
 from ringlog.storage.recovery import (
     FileScan,
     Mark,
@@ -66,6 +70,7 @@ from ringlog.storage.recovery import (
     copies_in,
     holds_marks,
     judge,
+    mark_at,
     sealed_behind,
 )
 from ringlog.topic.directory import Halt
@@ -79,6 +84,7 @@ Progress = Callable[[int, int], None]
 
 
 _NO_WORD = Mark(0, 0, 0, 0, 0, 0)
+_WHAT_TO_DO = "put it back, or give up what it held: ringlog repair, or wal.corruption = truncate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +237,7 @@ class Recovery:
         """Replay everything; raises CorruptData for damage, DiskError when a file cannot be read (RE-3)."""
         self._start_from_snapshots()
         files = self._relevant_files()
+        self._take_registers(files)
         self._connect(files)
         if self._was_resharded(files):
             self._learn_names()
@@ -419,6 +426,58 @@ class Recovery:
         fd = self._disk.open_read(f"{self._data_dir}/{path}")
         return fd, lambda offset, length: self._disk.read_at(fd, length, offset)
 
+    # -- what registers say of files ------------------------------------------------------------------
+
+    def _take_registers(self, files: list[_File]) -> None:
+        """Which file is the newest of each stream that may hold something of ours, and which topic ids were
+        given out by then. No later file speaks of that one: what is said here alone knows of it.
+
+        A stream that another shard of this layout writes is that shard's business, but for what was written
+        there under other layouts.
+        """
+        streams = {self._shard, *registered_shards(self._disk, self._data_dir)}
+        for stream in sorted(streams | {file.stream for file in files if file.stream >= self._shards}):
+            name = f"{META_DIR}/{register_name(stream)}"
+            try:
+                entry = read_register(self._disk, self._data_dir, stream)
+            except CorruptData as e:
+                if stream == self._shard or stream >= self._shards:
+                    self._damage(e.message, **e.detail)
+                continue
+            if entry is None:
+                self._require_unregistered([file for file in files if file.stream == stream], name)
+                continue
+            if entry.engine_id != self._engine_id:
+                self._damage(
+                    "the log's register is of another data directory", file=name,
+                    engine_id=entry.engine_id.hex(),
+                )  # fmt: skip
+                continue
+            is_siblings = stream != self._shard and entry.shards == self._shards
+            if not is_siblings or self._replay.is_lenient:
+                self._replay.directory.seen(entry.last_id, entry.last_epoch)
+            for shards, file_id in entry.newest:
+                if stream == self._shard or shards != self._shards:
+                    self._required.append((file_id, WAL_HEADER_BYTES + 1, name, (shards, stream)))
+
+    def _require_unregistered(self, files: list[_File], name: str) -> None:
+        """No register says which of these files of one stream is the newest: right only if none with groups
+        was begun when there was one."""
+        for file in files:
+            if not file.header.flags & WAL_FLAG_REGISTERED:
+                continue
+            fd, read = self._reader(file.path)
+            try:
+                has_groups = mark_at(WAL_HEADER_BYTES, FileScan(file.header, file.size, read)) is not None
+            finally:
+                self._disk.close(fd)
+            if has_groups:
+                self._damage(
+                    "the log's register is missing: nothing says which log file is the newest", file=name,
+                    named_by=file.path, do=_WHAT_TO_DO,
+                )  # fmt: skip
+                return
+
     # -- what files say of one another ----------------------------------------------------------------
 
     def _connect(self, files: list[_File]) -> None:
@@ -502,8 +561,12 @@ class Recovery:
         if file_id not in self._known_missing:
             self._known_missing.add(file_id)
             self.found.damaged.add(file_id)
-            facts = {"snapshots_skipped": self._base.skipped} if self._base.skipped else {}
-            self._damage("a WAL file is missing", file_id=file_id, bytes=stop, named_by=by, **facts)
+            facts: dict[str, Any] = {"snapshots_skipped": self._base.skipped} if self._base.skipped else {}
+            stream = shard_dir(written_by[1] if written_by else self._shard)
+            self._damage(
+                "a WAL file is missing", file=f"{WAL_DIR}/{stream}/{wal_name(*unpack_file(file_id))}",
+                file_id=file_id, named_by=by, do=_WHAT_TO_DO, **facts,
+            )  # fmt: skip
 
     def _damage(self, text: str, **facts: Any) -> None:
         """Damage: the end of this start, or a line in the log if the operator said so (RE-6)."""

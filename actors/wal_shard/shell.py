@@ -133,7 +133,7 @@ class Shell:
         self._calls = Calls(boot.shm_dir, boot.shard, boot.incarnation, self._clock)
         self._directory = stream_directory(boot.data_dir, boot.shard)
         stream = StreamIdentity(
-            self._directory, boot.shard, boot.shards, boot.incarnation,
+            boot.data_dir, self._directory, boot.shard, boot.shards, boot.incarnation,
             bytes.fromhex(boot.boot_id.replace("-", "")), bytes.fromhex(boot.engine_id),
         )  # fmt: skip
         self._volatile_files = VolatileLog(boot, volatile_bytes)

@@ -32,6 +32,7 @@ from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import DEL, IDX, TAGS
 from ringlog.segment.segment import Segment
 from ringlog.storage.layout import decode_wal_header, header_verifies
+from ringlog.storage.log_register import decode_register
 from ringlog.storage.reader import FrameRun, Mark, TopicReader
 from ringlog.storage.recovery import FileScan, holds_marks
 from ringlog.storage.snapshot import decode_snapshot
@@ -80,7 +81,8 @@ class Bench:
     _reports: dict[str, bytes] = field(default_factory=dict)
     _whole: dict[str, View] = field(default_factory=dict)
     _logs: dict[str, FileReport] = field(default_factory=dict)
-    """Sound ones, to hold a damaged one against; what the verifier says of them is cleared each time."""
+    """Sound ones, and the registers of their streams, to hold a damaged one against; what the verifier says
+    of them is cleared each time."""
     _fds: dict[str, int] = field(default_factory=dict)
     _starts: dict[str, list[int]] = field(default_factory=dict)
     """Offsets of the frames of each log."""
@@ -123,7 +125,7 @@ class Bench:
             [pickle.loads(data) for each, data in self._reports.items() if each.startswith("meta/snapshot")]
         )
         for each, data in self._reports.items():
-            if each.endswith(".log"):
+            if each.endswith(".log") or each.startswith("meta/log-"):
                 self._logs[each] = pickle.loads(data)
                 assert not self._logs[each].is_damaged
         sound = self._together({})
@@ -222,12 +224,12 @@ class Bench:
             report = self._verified(unit)
         finally:
             self._put(path, self.specimen.files[path])
-        if report.kind == "wal" and not report.is_damaged:
+        if report.kind in {"wal", "register"} and not report.is_damaged:
             others = [each for name, each in self._logs.items() if name != unit]
             judge_log([*others, report], self._snapshots)
             for each in others:
                 each.findings.clear()
-        if report.is_damaged:
+        if report.is_damaged or (report.kind == "register" and report.findings):
             return True
         found = self._together({unit: report})
         return any(each not in self._remarks and each.path in {unit, "."} for each in found.findings)
@@ -348,6 +350,10 @@ class Bench:
         found = decode_snapshot(data, path)
         return "snapshot", found.number, found.facts, bytes(found.rows), found.ids.tobytes()
 
+    def view_register(self, path: str, data: bytes) -> View:
+        """Which log file is the newest, and which ids were given out by then."""
+        return "register", decode_register(data, path)
+
     def view_identity(self, _path: str, _data: bytes) -> View:
         """Who the directory is, and which numbers are next."""
         known = Identity.peek(self._disk, DATA)
@@ -373,6 +379,8 @@ def view_of(path: str) -> Callable[[Bench, str, bytes], View]:
         return Bench.view_data
     if path.endswith((IDX, TAGS, DEL)):
         return Bench.view_index
+    if "/log-" in path:
+        return Bench.view_register
     return Bench.view_identity if path.endswith("/engine") else Bench.view_snapshot
 
 

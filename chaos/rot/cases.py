@@ -19,7 +19,7 @@ from ringlog.testing.shard_world import DATA
 
 PAGE = 4096
 SECTOR = 512
-KINDS = (".log", DATA_SUFFIX, IDX, TAGS, DEL, "snapshot", "engine")
+KINDS = (".log", DATA_SUFFIX, IDX, TAGS, DEL, "snapshot", "engine", "log-")
 VERSIONS = (0, 2, 0xFFFF)
 CHECKSUM_AT = {".log": 4088, DATA_SUFFIX: 4088, IDX: 120, TAGS: 80, DEL: 40, "snapshot": 88}
 """Where the header's checksum lies, which covers what is before it (docs/format.md)."""
@@ -189,14 +189,12 @@ def whole_files(specimen: Specimen) -> Iterator[Case]:
             continue
         rest = {each: had for each, had in specimen.files.items() if each != path}
         gone = frozenset([path])
-        # Nothing that is left speaks of a stream's newest file; marks that are gone are in the snapshot.
-        # A file that the newest snapshot absorbed may be gone.
-        is_quiet = path in newest or path.endswith((DEL, "engine")) or path in specimen.absorbed
+        # Marks that are gone are in the snapshot. A file that the newest snapshot absorbed may be gone.
+        is_quiet = path.endswith((DEL, "engine")) or path in specimen.absorbed
         # What is derived is made anew, and of a log file that is absorbed nothing is needed any more.
         is_loss = path.endswith((".log", DATA_SUFFIX)) and not is_quiet
-        if path not in newest:
-            is_known = is_quiet or "snapshot" in path
-            yield Case("RF-76", f"missing {path}", rest, gone, is_quiet=is_known, is_loss=is_loss)
+        is_known = is_quiet or "snapshot" in path
+        yield Case("RF-76", f"missing {path}", rest, gone, is_quiet=is_known, is_loss=is_loss)
         for how, other in _other_names(path):
             renamed = frozenset([path, other])
             yield Case("RF-76", f"renamed{how} {path}", {**rest, other: data}, renamed, is_loss=is_loss)
@@ -222,7 +220,7 @@ def _is_unused(path: str, data: bytes) -> bool:
 
 
 def newest_logs(specimen: Specimen) -> set[str]:
-    """Of each stream the last file that was written: what it held is known to the board alone."""
+    """Of each stream the last file that was written: how much it held is known to the board alone."""
     used = [path for path, data in specimen.files.items() if path.endswith(".log") and data.strip(b"\0")]
     last: dict[str, str] = {}
     for path in used:
@@ -254,6 +252,8 @@ def _other_names(path: str) -> Iterator[tuple[str, str]]:
             " of another shard",
             _in_stead(other, {"snapshot-00": "snapshot-01", "snapshot-01": "snapshot-00"}),
         )
+    elif kind_of(path) == "log-":
+        yield " of another shard", path[:-2] + "07"
     elif path.endswith(DATA_SUFFIX):
         yield "", path.removesuffix(DATA_SUFFIX)[:-2] + "7e" + DATA_SUFFIX
         folder, name = path.rpartition("/")[::2]

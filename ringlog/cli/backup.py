@@ -27,8 +27,10 @@ from ringlog.cli.copies import (
     cut_file,
     entry_of,
     make_empty,
+    registers_of,
     renamed,
     write_manifest,
+    write_synced,
 )
 from ringlog.cli.options import Options
 from ringlog.cli.passes import COMPACTOR, ask, local_engine
@@ -94,7 +96,8 @@ class Copying:
 
 def copy_stopped(copying: Copying, now_us: int) -> Manifest:
     """Back up a directory that nobody writes to. Raises DiskError or CorruptData: then it is no backup."""
-    manifest = _copy(copying, _files_in(copying.source), now_us)
+    registers = registers_of(copying.source)
+    manifest = _copy(copying, _files_in(copying.source), registers, now_us)
     write_manifest(copying.disk, copying.target, manifest)
     return manifest
 
@@ -111,8 +114,10 @@ def _online(options: Options, target: Path, cold_dir: str) -> Manifest:
 
 
 def _try(options: Options, copying: Copying) -> Manifest:
+    # Before: what they call the newest log files is in the set, or was absorbed into it.
+    registers = registers_of(copying.source)
     files = ask(options, COMPACTOR, CheckpointNow(), CheckpointMade).files
-    return _copy(copying, files, options.clock.now_us())
+    return _copy(copying, files, registers, options.clock.now_us())
 
 
 def _left_behind(manifest: Manifest) -> int:
@@ -141,10 +146,13 @@ def _files_in(data_dir: Path) -> list[str]:
     return found
 
 
-def _copy(copying: Copying, files: list[str], now_us: int) -> Manifest:
+def _copy(copying: Copying, files: list[str], registers: dict[str, bytes], now_us: int) -> Manifest:
     """Copy, verify, and say what was copied; raises CorruptData when the copy does not verify."""
     target = copying.target
     entries = [_copy_one(copying, path) for path in dict.fromkeys([*files, ENGINE_FILE])]
+    for path, data in registers.items():
+        write_synced(copying.disk, target / path, data)
+        entries.append(entry_of(target / path, path))
     entries += _cold_parts(copying, files)
     found = verify_directory(str(target), cold_dir=str(target / "cold"))
     _require_whole(found)

@@ -17,6 +17,7 @@ import xxhash
 from ringlog.errors import CorruptData, UsageError
 from ringlog.storage.disk import Disk
 from ringlog.storage.identity_file import decode_identity, encode_identity
+from ringlog.storage.log_register import decode_register, encode_register, parse_register_name
 
 MANIFEST = "manifest.json"
 ENGINE_FILE = "meta/engine"
@@ -94,6 +95,15 @@ def copy_identity(disk: Disk, source: Path, target: Path) -> Entry:
         raise CorruptData("meta/engine is damaged", file=ENGINE_FILE, reason=str(e)) from None
     write_synced(disk, target / ENGINE_FILE, encode_identity(facts.engine_id, facts.next_incarnation, ""))
     return entry_of(target / ENGINE_FILE, ENGINE_FILE)
+
+
+def registers_of(source: Path) -> dict[str, bytes]:
+    """What the registers of the logs say at this moment, by path: an engine may write to them meanwhile.
+    Raises CorruptData."""
+    meta = (source / ENGINE_FILE).parent
+    names = sorted(path.name for path in meta.iterdir()) if meta.is_dir() else []
+    paths = [f"{meta.name}/{name}" for name in names if parse_register_name(name) is not None]
+    return {path: encode_register(decode_register((source / path).read_bytes(), path)) for path in paths}
 
 
 def cut_file(disk: Disk, path: Path, length: int) -> None:

@@ -16,6 +16,8 @@ from ringlog.verify import segment_decoder, snapshot_decoder, wal_decoder
 from ringlog.verify.directory import NONSENSE
 from ringlog.verify.findings import FileReport
 from ringlog.verify.frame_decoder import VerifyError, decode_frame
+from ringlog.verify.log_order import named
+from ringlog.verify.register_decoder import verify_register
 from ringlog.verify.story import durability_of
 
 Given = Annotated[Options, Parameter(parse=False)]
@@ -33,7 +35,7 @@ def inspect(
     limit: int = 0,
     options: Given,
 ) -> int:
-    """Show a WAL file, a part of a segment, or a snapshot: header, frames, marks, tables.
+    """Show a WAL file, a part of a segment, a snapshot, or a register: header, frames, marks, tables.
 
     Parameters
     ----------
@@ -66,9 +68,11 @@ def _look(path: Path) -> tuple[Row, list[Row], list[Row]]:
         b"RLOGWAL1": _wal, b"RLOGSEG1": _data_part, b"RLOGIDX1": _index_part, b"RLOGTAG1": _tags_part,
         b"RLOGDEL1": _marks_part, b"RLSNAP1\0": _snapshot,
     }  # fmt: skip
-    reader = readers.get(data[:8])
+    # Of a register's two entries the first may be blank still.
+    is_register = b"RLOGREG1" in {data[:8], data[4096:4104]}
+    reader = _register if is_register else readers.get(data[:8])
     if reader is None:
-        raise UsageError("not a WAL file, a part of a segment or a snapshot", path=str(path))
+        raise UsageError("not a WAL file, a part of a segment, a snapshot or a register", path=str(path))
     report = FileReport(path.name, "file", bytes=len(data))
     try:
         header, rows = reader(report, data)
@@ -80,6 +84,13 @@ def _look(path: Path) -> tuple[Row, list[Row], list[Row]]:
 
 def _finding(finding: Any) -> Row:
     return {"severity": finding.severity, "offset": finding.offset, "what": finding.what}
+
+
+def _register(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
+    found = verify_register(f"meta/{report.path}", data)
+    report.findings += found.findings
+    pairs = [{"shards": shards, "newest": named(file)} for shards, file in found.more["newest"]]
+    return {"kind": "register", **found.header}, pairs
 
 
 # -- the log ------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from ringlog.cli.outcome import Exit
 from ringlog.cli.output import Format
 from ringlog.cli.verify import refuse_running
 from ringlog.storage.disk import Disk, RealDisk
+from ringlog.storage.layout import META_DIR
+from ringlog.storage.log_register import Entry, beyond, encode_register, register_name
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import DAMAGE, FileReport, Range, join, without
 from ringlog.verify.frame_decoder import VerifyError, holdings
@@ -226,6 +228,9 @@ def build(plan: Plan, source: Path, target: Path, disk: Disk | None = None) -> N
         elif report.kind in {"snapshot", "unreadable"}:
             aside = QUARANTINE if report.path in plan.quarantined else ""
             copy_file(disk, source / report.path, target / aside / report.path)
+        elif report.kind == "register" and report.header:
+            copy_file(disk, source / report.path, target / report.path)
+    _make_registers(disk, plan, target)
     _announce_in_snapshots(disk, plan, target)
     sync_tree(disk, target)
 
@@ -257,6 +262,27 @@ def _seals_of(data: bytes) -> Iterator[tuple[int, int]]:
     """(offset, seal of the frame that ends there) of every frame of a whole file."""
     for seen in islands_in(data).frames:
         yield seen.offset + seen.frame.total, seen.seal
+
+
+def _make_registers(disk: Disk, plan: Plan, target: Path) -> None:
+    """A register that is missing or says nothing is made anew from the log that is there."""
+    newest: dict[int, dict[int, FileReport]] = {}
+    for report in in_order(plan.found.files):
+        if report.path not in plan.quarantined:
+            newest.setdefault(report.header["shard"], {})[report.header["shards"]] = report
+    known = plan.found.stories.identities()
+    for shard, files in newest.items():
+        path = target / META_DIR / register_name(shard)
+        if path.exists():
+            continue
+        last = max(files.values(), key=lambda report: int(report.more["file_id"]))
+        shards, size = int(last.header["shards"]), int(last.header["file_bytes"])
+        entry = Entry(
+            shard, 1, bytes.fromhex(last.header["engine_id"]), *beyond(known, size, shards), size, shards,
+            int(last.more["file_id"]),
+            tuple(sorted((n, int(each.more["file_id"])) for n, each in files.items() if n != shards)),
+        )  # fmt: skip
+        write_synced(disk, path, encode_register(entry))
 
 
 def _copy_segment(disk: Disk, plan: Plan, stem: str, source: Path, target: Path) -> None:

@@ -76,7 +76,8 @@ class Disk(Protocol):
     def open_marks(self, path: str) -> int:
         """Open an existing file, as open_read does, to overwrite bytes of it where they lie.
 
-        For the one kind of file that is changed after it was made: the deletion marks of a segment.
+        For the two kinds of file that are changed after they were made: the deletion marks of a segment, and
+        the register of a log.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 <data>/LOCK                                 one engine per directory (advisory lock)
 <data>/meta/engine                          engine id and the incarnation counter, replaced atomically
+<data>/meta/log-NN                          which log file of a stream is the newest (log_register.py)
 <data>/wal/shard-NN/LOCK                    held by the shard that writes there
 <data>/wal/shard-NN/wal-<incarnation>-<n>.log
 
@@ -23,7 +24,8 @@ byte   size  field
  88    8     prev_file       pack_file(incarnation, n) of the file before it in this stream, or 0
  96    8     prev_stop       where its bytes end that were known to be durable
  104   8     prev_seal       seal of the frame that ends there, or 0
- 112   8     flags           bit 0: the predecessor ended in good order
+ 112   8     flags           bit 0: the predecessor ended in good order; bit 1: meta/log-NN names the newest
+                             file of the stream
  4088  8     header_xxh3     XXH3-64 of bytes 0..4087
 
 The first frame of every group is a GROUP_MARK, whose MessagePack body is [group, prev_stop,
@@ -54,6 +56,7 @@ from ringlog.limits import WAL_HEADER_BYTES
 WAL_MAGIC = b"RLOGWAL1"
 WAL_VERSION = 1
 WAL_FLAG_PREV_ORDERLY = 1
+WAL_FLAG_REGISTERED = 2
 MARK_COPIED = 1
 MARK_ORDERLY = 2
 

@@ -6,8 +6,8 @@ is assumed of writes that were not synced: they may be cut, zeroed, garbled or r
 
 A file is made (`prepare`) off the hot path: created with O_EXCL, filled with zeros so that later syncs
 move no metadata, synced, its name synced. Its header stays blank until it is opened: a blank header is
-how recovery knows a file that was never used. `open` writes and syncs the header, and only then may
-groups follow.
+how recovery knows a file that was never used. `open` writes and syncs the header, then has the register
+say that this file is the newest, and only then may groups follow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 from ringlog.errors import InvariantViolation
 from ringlog.limits import FILL_CHUNK_BYTES, WAL_HEADER_BYTES
 from ringlog.storage.disk import Disk
-from ringlog.storage.layout import WalHeader, wal_name
+from ringlog.storage.layout import WAL_FLAG_REGISTERED, WalHeader, wal_name
+from ringlog.storage.log_register import LogRegister
 
 _FILL_STEP_BYTES = 4 * FILL_CHUNK_BYTES
 FIRST_FILE_BYTES = 4 * FILL_CHUNK_BYTES
@@ -33,6 +34,7 @@ PIECE_BYTES = 256 << 10
 class StreamIdentity:
     """Whose files these are."""
 
+    data_dir: str
     directory: str
     shard: int
     shards: int
@@ -59,6 +61,7 @@ class WalWriter:
         self._identity = identity
         self._file_bytes = file_bytes
         self._next_n = 0
+        self._register = LogRegister(disk, identity.data_dir, identity.shard)
         self._syncing = threading.Lock()
         self._fd = -1
         self.path = ""
@@ -95,16 +98,19 @@ class WalWriter:
         return PreparedFile(fd, path, n, capacity)
 
     def open(
-        self, prepared: PreparedFile, *, salt: int, created_us: int, prev: tuple[int, int, int], flags: int
-    ) -> WalHeader:
-        """Begin a prepared file: header written and synced; the file before it is closed."""
+        self, prepared: PreparedFile, *, salt: int, created_us: int, prev: tuple[int, int, int], flags: int,
+        last_identity: tuple[int, int],
+    ) -> WalHeader:  # fmt: skip
+        """Begin a prepared file: header written and synced, the register's word too; the file before it is
+        closed. `last_identity`: (topic_id, epoch) given out last."""
         me = self._identity
         header = WalHeader(
             me.shard, me.shards, prepared.n, me.incarnation, salt, me.boot_id, me.engine_id, created_us,
-            prepared.capacity, *prev, flags,
+            prepared.capacity, *prev, flags | WAL_FLAG_REGISTERED,
         )  # fmt: skip
         self._disk.write_at(prepared.fd, [header.encode()], 0)
         self._disk.sync_data(prepared.fd)
+        self._register.note(me.engine_id, me.shards, header.file_id, prepared.capacity, last_identity)
         if self._fd >= 0:
             self._disk.close(self._fd)
         self._fd, self.path, self.file_id = prepared.fd, prepared.path, header.file_id

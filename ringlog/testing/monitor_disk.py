@@ -18,6 +18,7 @@ from ringlog.segment.layout import DEL, IDX, TAGS
 from ringlog.storage.disk import Disk
 from ringlog.storage.gather import Buffer
 from ringlog.storage.layout import TMP_SUFFIX
+from ringlog.storage.log_register import parse_register_name
 from ringlog.testing.wrapped_disk import WrappedDisk
 
 _REPLACES_NOTHING = (DEL, IDX, TAGS, TMP_SUFFIX)
@@ -115,11 +116,11 @@ class MonitorDisk(WrappedDisk):
         return fd
 
     def open_marks(self, path: str) -> int:
-        if not path.endswith(DEL):
+        if not path.endswith(DEL) and parse_register_name(path.rpartition("/")[2]) is None:
             raise OrderBroken(f"{path} is opened to be changed by an incarnation which did not make it")
         fd = super().open_marks(path)
-        # Deletion marks outlive the incarnation that made the file: every later one adds to them. Its name
-        # is as durable as it was.
+        # Deletion marks and the register of a log outlive the incarnation that made the file: every later one
+        # writes to them. The name is as durable as it was.
         before = self._files.get(path)
         self._files[path] = _Facts(self._incarnation, name_synced=before is not None and before.name_synced)
         return fd

@@ -124,7 +124,13 @@ class Run:
         self.writer = WalWriter(
             self.disk,
             StreamIdentity(
-                f"{DATA}/wal/shard-{shard:02d}", shard, world.shards, incarnation, world.boot_id, ENGINE_ID
+                DATA,
+                f"{DATA}/wal/shard-{shard:02d}",
+                shard,
+                world.shards,
+                incarnation,
+                world.boot_id,
+                ENGINE_ID,
             ),
             world.file_bytes,
         )
@@ -318,6 +324,7 @@ class Run:
             created_us=self.world.clock.now_us(),
             prev=(effect.prev_file, effect.prev_stop, effect.prev_seal),
             flags=WAL_FLAG_PREV_ORDERLY if effect.orderly else 0,
+            last_identity=effect.last_identity,
         )
         self.core.places.paths[header.file_id] = self.writer.path[len(DATA) + 1 :]
         return ev.FileOpened(header.file_id, header.salt, WAL_HEADER_BYTES, prepared.capacity)

@@ -22,6 +22,7 @@ from ringlog.verify.findings import DAMAGE, FileReport, Finding
 from ringlog.verify.frame_decoder import VerifyError
 from ringlog.verify.identity_decoder import verify_identity
 from ringlog.verify.log_order import judge_log
+from ringlog.verify.register_decoder import verify_register
 from ringlog.verify.segment_decoder import verify_segment
 from ringlog.verify.snapshot_decoder import governing, listed_by, snapshots_in_force, verify_snapshot
 from ringlog.verify.story import Stories, Summary
@@ -31,6 +32,7 @@ _WAL = re.compile(r"^wal/shard-\d+/wal-\d+-\d+\.log$")
 _DATA = re.compile(r"^(topics/[0-9a-f]{16}/seg-\d{20}-[0-9a-f]{16}|packs/pack-[0-9a-f]{16})\.(data|idx)$")
 _IDENTITY = "meta/engine"
 _SNAPSHOT = re.compile(r"^meta/snapshot-\d+\.\d+$")
+_REGISTER = re.compile(r"^meta/log-\d+$")
 _OURS = ("wal", "topics", "packs", "meta")
 _COLD = ("topics", "packs")
 NONSENSE = (
@@ -95,7 +97,8 @@ def _unit(path: str) -> str:
     segment = _DATA.match(path)
     if segment:
         return segment[1]
-    return path if path == _IDENTITY or _WAL.match(path) or _SNAPSHOT.match(path) else ""
+    is_ours = path == _IDENTITY or _WAL.match(path) or _SNAPSHOT.match(path) or _REGISTER.match(path)
+    return path if is_ours else ""
 
 
 def _read_all(root: Path, paths: Sequence[str], is_deep: bool, jobs: int, cold_dir: str) -> list[FileReport]:
@@ -114,6 +117,8 @@ def verify_path(root: str, path: str, *, is_deep: bool = False, cold_dir: str = 
             _check_name(report)
         elif _SNAPSHOT.match(path):
             report = verify_snapshot(path, _bytes_of(root, path))
+        elif _REGISTER.match(path):
+            report = verify_register(path, _bytes_of(root, path))
         elif path == _IDENTITY:
             report = verify_identity(path, _bytes_of(root, path))
         else:

@@ -40,7 +40,7 @@ class FileReport:
 
     path: str
     kind: str
-    """wal, segment, snapshot or identity."""
+    """wal, segment, snapshot, register or identity."""
     bytes: int = 0
     frames: int = 0
     records: int = 0

@@ -22,7 +22,7 @@ def in_order(reports: Sequence[FileReport]) -> list[FileReport]:
 
 
 def judge_log(reports: Sequence[FileReport], snapshots: Sequence[FileReport] = ()) -> list[FileReport]:
-    """Add to each file's report what the others say of it; returns those in force, in order.
+    """Add to each file's report what the others say of it, registers too; returns those in force, in order.
 
     Files that a snapshot of their shard covers may be gone.
     """
@@ -36,6 +36,10 @@ def judge_log(reports: Sequence[FileReport], snapshots: Sequence[FileReport] = (
     in_force = [report for report in ordered if report.header["incarnation"] in serving]
     for report in in_force:
         _judge_predecessor(report, by_id, snapshots, damaged)
+    registers = {each.more["shard"]: each for each in reports if each.kind == "register"}
+    for report in registers.values():
+        _judge_register(report, ordered, snapshots, damaged)
+    _require_registers(ordered, registers)
     for report in in_force:
         _judge_end(report, claims.get(report.more["file_id"], []), damaged)
     return in_force
@@ -82,6 +86,29 @@ def _judge_predecessor(
     found = before.more["ends"].get(stop)
     if before.more["stop"] >= stop and found is not None and found != seal:
         report.damage(f"{before.path} does not end at {stop} with the frame that this file saw there")
+
+
+def _judge_register(
+    register: FileReport, ordered: Sequence[FileReport], snapshots: Sequence[FileReport], damaged: set[int]
+) -> None:
+    """Are the files there that it calls the newest of its stream?"""
+    there = {int(report.more["file_id"]) for report in ordered}
+    for _, file_id in register.more["newest"]:
+        if file_id not in there | damaged and not _is_covered(file_id, register, snapshots):
+            register.damage(
+                f"the newest WAL file of shard {register.more['shard']} is missing: {named(file_id)}"
+            )
+    own = [each for each in ordered if each.header["shard"] == register.more["shard"] and each.more["groups"]]
+    if own and own[-1].more["file_id"] > max((file_id for _, file_id in register.more["newest"]), default=0):
+        register.remark(f"is older than the log: {own[-1].path} was written later")
+
+
+def _require_registers(ordered: Sequence[FileReport], registers: dict[int, FileReport]) -> None:
+    """A file that was begun with a register beside it has one."""
+    for report in ordered:
+        shard = report.header["shard"]
+        if report.header["has_register"] and report.more["groups"] and shard not in registers:
+            report.damage(f"the register of its stream is missing: meta/log-{shard:02d}")
 
 
 def _is_covered(file_id: int, report: FileReport, snapshots: Sequence[FileReport]) -> bool:

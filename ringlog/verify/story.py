@@ -155,6 +155,11 @@ class Stories:
                 last[name] = topic
         return [last[name] for name in sorted(last) if last[name].is_known and not last[name].is_gone]
 
+    def identities(self) -> tuple[int, int]:
+        """The greatest topic id and the greatest epoch that anything speaks of; 0 = nothing does."""
+        ids = [topic_id for topic_id, _ in self._topics]
+        return max(ids, default=0), max([epoch for _, epoch in self._topics], default=0)
+
     def unknown(self) -> list[Topic]:
         """Topics of which there are records and nothing else: removed before the last snapshot, or lost."""
         return [topic for topic in self._topics.values() if not topic.is_known and topic.stored]

@@ -60,7 +60,7 @@ class Header:
             "salt": f"{self.salt:016x}", "boot_id": self.boot_id.hex(), "engine_id": self.engine_id.hex(),
             "created_us": self.created_us, "file_bytes": self.file_bytes, "prev_file": self.prev_file,
             "prev_stop": self.prev_stop, "prev_seal": f"{self.prev_seal:016x}",
-            "prev_was_orderly": bool(self.flags & 1),
+            "prev_was_orderly": bool(self.flags & 1), "has_register": bool(self.flags & 2),
         }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from ringlog.testing.disk import Fault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 
 LOG = f"{DATA}/wal/shard-00/wal-1-0.log"
+REGISTER = f"{DATA}/meta/log-00"
 Files = dict[str, bytes]
 Records = dict[str, list[tuple[int, bytes]]]
 
@@ -45,8 +46,8 @@ def small_log(*, marked: bool = True) -> tuple[Files, Records]:
 
 def files_of(world: World) -> Files:
     disk, found = world.disk, {}
-    for name in disk.list_dir(f"{DATA}/wal/shard-00"):
-        path = f"{DATA}/wal/shard-00/{name}"
+    logs = [f"{DATA}/wal/shard-00/{name}" for name in disk.list_dir(f"{DATA}/wal/shard-00")]
+    for path in [*logs, REGISTER]:
         fd = disk.open_read(path)
         found[path] = disk.read_at(fd, disk.size(fd), 0)
         disk.close(fd)
@@ -54,13 +55,14 @@ def files_of(world: World) -> Files:
 
 
 def mounted(files: Files) -> SimulatedDisk:
-    disk = SimulatedDisk(DATA, f"{DATA}/wal", f"{DATA}/wal/shard-00")
+    disk = SimulatedDisk(DATA, f"{DATA}/meta", f"{DATA}/wal", f"{DATA}/wal/shard-00")
     for path, data in files.items():
         fd = disk.create(path)
         disk.write_at(fd, [data], 0)
         disk.sync_file(fd)
         disk.close(fd)
     disk.sync_dir(f"{DATA}/wal/shard-00")
+    disk.sync_dir(f"{DATA}/meta")
     return disk
 
 
@@ -264,7 +266,7 @@ def two_lives() -> tuple[Files, Records]:
 
 
 def used(files: Files) -> list[str]:
-    return [path for path, data in files.items() if data.strip(b"\0")]
+    return [path for path, data in files.items() if path != REGISTER and data.strip(b"\0")]
 
 
 def test_a_missing_file_is_detected_by_the_one_behind_it():

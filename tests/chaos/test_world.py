@@ -107,7 +107,7 @@ def test_forgotten_producers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     from ringlog.topic.dedup import Producer
 
     monkeypatch.setattr(Producer, "extend", lambda *_: None)
-    assert is_noticed(11, 103)
+    assert is_noticed(2, 11)
 
 
 def test_a_forgotten_deletion_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

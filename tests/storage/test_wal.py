@@ -9,12 +9,14 @@ import pytest
 from ringlog.errors import DiskError, InvariantViolation
 from ringlog.limits import FILL_CHUNK_BYTES, WAL_HEADER_BYTES
 from ringlog.storage.layout import decode_wal_header
+from ringlog.storage.log_register import Entry, read_register
 from ringlog.storage.wal import PIECE_BYTES, StreamIdentity, WalWriter
 from ringlog.testing import disk as d
 from ringlog.testing.disk import Fault, FaultyDisk, RecordingDisk, SimulatedDisk
 
 DIRECTORY = "/data/wal/shard-00"
-ME = StreamIdentity(DIRECTORY, 0, 1, 5, b"b" * 16, b"e" * 16)
+MAKES_REGISTER = ["MakeDir", "SyncDir", "Create", "Write", "SyncFile", "Rename", "SyncDir"]
+ME = StreamIdentity("/data", DIRECTORY, 0, 1, 5, b"b" * 16, b"e" * 16)
 
 
 def writer_on(disk: d.RecordingDisk | FaultyDisk | SimulatedDisk, file_bytes: int = 64 << 10) -> WalWriter:
@@ -22,25 +24,33 @@ def writer_on(disk: d.RecordingDisk | FaultyDisk | SimulatedDisk, file_bytes: in
 
 
 def opened(writer: WalWriter, at_least: int = 0) -> None:
-    writer.open(writer.prepare(at_least, fill=False), salt=7, created_us=1, prev=(0, 0, 0), flags=0)
+    prepared = writer.prepare(at_least, fill=False)
+    writer.open(prepared, salt=7, created_us=1, prev=(0, 0, 0), flags=0, last_identity=(0, 0))
 
 
 def kinds(disk: RecordingDisk) -> list[str]:
     return [type(each).__name__ for each in disk.operations]
 
 
-def test_a_file_is_whole_and_named_before_its_header_and_its_header_before_any_group():
+def test_a_file_is_whole_and_named_before_its_header_its_header_before_the_register_that_before_any_group():
     """WC-8, RF-68."""
     disk = RecordingDisk(SimulatedDisk(DIRECTORY))
     writer = writer_on(disk)
     prepared = writer.prepare(0)
     assert kinds(disk) == ["Create", "Allocate", "Write", "SyncData", "SyncFile", "SyncDir"]
     disk.operations.clear()
-    header = writer.open(prepared, salt=7, created_us=1, prev=(3, 4, 5), flags=1)
-    assert kinds(disk) == ["Write", "SyncData"]
+    header = writer.open(prepared, salt=7, created_us=1, prev=(3, 4, 5), flags=1, last_identity=(8, 9))
+    assert kinds(disk) == ["Write", "SyncData", *MAKES_REGISTER]
+    register = read_register(disk, "/data", 0)
+    assert register == Entry(0, 1, b"e" * 16, 8, 9, prepared.capacity, 1, header.file_id)
+    second = writer.prepare(0)
+    disk.operations.clear()
+    later = writer.open(second, salt=7, created_us=1, prev=(3, 4, 5), flags=1, last_identity=(9, 9))
+    assert kinds(disk)[:4] == ["Write", "SyncData", "Write", "SyncData"], "one sync where it lies"
+    assert read_register(disk, "/data", 0) == Entry(0, 2, b"e" * 16, 9, 9, second.capacity, 1, later.file_id)
     fd = disk.open_read(prepared.path)
     assert decode_wal_header(disk.read_at(fd, WAL_HEADER_BYTES, 0), "") == header
-    assert (header.prev_file, header.prev_stop, header.prev_seal, header.flags) == (3, 4, 5, 1)
+    assert (header.prev_file, header.prev_stop, header.prev_seal, header.flags) == (3, 4, 5, 3)
 
 
 def test_a_file_that_is_only_allocated_is_synced_as_well():
@@ -69,7 +79,7 @@ def test_a_failed_try_stands_in_nobody_s_way(op, also):
     disk.plan = []
     first, second = writer.prepare(0), writer.prepare(0)
     assert first.n < second.n
-    writer.open(first, salt=7, created_us=1, prev=(0, 0, 0), flags=0)
+    writer.open(first, salt=7, created_us=1, prev=(0, 0, 0), flags=0, last_identity=(0, 0))
     writer.append([b"x" * 8], WAL_HEADER_BYTES, 8)
 
 

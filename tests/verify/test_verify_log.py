@@ -91,6 +91,32 @@ def test_a_log_file_that_is_not_what_the_others_say_is_damage(copy: Path, capsys
     assert code == Exit.DAMAGE, found
 
 
+@pytest.mark.parametrize("harm", ["newest", "stream", "everything"])
+def test_a_log_that_is_away_is_damage_also_where_nothing_of_the_log_speaks_of_it(
+    copy: Path, capsys, harm: str
+) -> None:
+    newest = max(copy.glob("wal/shard-00/wal-*.log"), key=lambda path: int(path.stem.split("-")[1]))
+    if harm == "newest":
+        newest.unlink()
+    else:
+        shutil.rmtree(copy / ("wal" if harm == "everything" else "wal/shard-00"))
+    code, found = verdict(copy, capsys)
+    assert code == Exit.DAMAGE
+    said = [each["what"] for each in found["findings"] if each["path"] == "meta/log-00"]
+    assert said == [f"the newest WAL file of shard 0 is missing: {newest.name}"]
+
+
+def test_a_register_that_is_gone_is_made_anew_by_a_repair(copy: Path, tmp_path: Path, capsys) -> None:
+    (copy / "meta/log-00").unlink()
+    code, found = verdict(copy, capsys)
+    assert code == Exit.DAMAGE
+    assert any("meta/log-00" in each["what"] for each in found["findings"])
+    target = tmp_path / "repaired"
+    assert run(["repair", str(copy), "--to", str(target), "--write", "--output", "json"]) == Exit.DONE
+    capsys.readouterr()
+    assert verdict(target, capsys)[0] == Exit.DONE
+
+
 def test_a_directory_that_holds_no_data_is_wrong_usage(tmp_path: Path) -> None:
     assert run(["verify", str(tmp_path)]) == Exit.USAGE
 
@@ -163,6 +189,7 @@ def test_an_offline_backup_is_restored_byte_for_byte_and_a_damaged_one_is_refuse
     assert run(["restore", str(backup), "--to", str(restored)]) == Exit.DONE
     for path in left_behind.glob("wal/shard-*/wal-*.log"):
         assert filecmp.cmp(path, restored / path.relative_to(left_behind), shallow=False)
+    assert len(list(left_behind.glob("meta/log-*"))) == len(list(restored.glob("meta/log-*"))) == 2
     assert not verify_directory(str(restored)).is_damaged
     flip(next(backup.glob("wal/shard-*/wal-*.log")), 5_000)
     capsys.readouterr()
@@ -188,3 +215,7 @@ def test_inspect_shows_header_and_every_frame(left_behind: Path, capsys) -> None
     assert sum(row["records"] for row in rows) >= 3_000
     assert {"mark", "topic create"} <= {row["type"] for row in found["rows"]}
     assert run(["inspect", str(left_behind / "meta/engine")]) == Exit.USAGE
+    assert run(["inspect", str(left_behind / "meta/log-00"), "--json"]) == Exit.DONE
+    found = json.loads(capsys.readouterr().out)
+    assert (found["header"]["kind"], found["header"]["shard"]) == ("register", 0)
+    assert found["header"]["file"] > 0

@@ -1,0 +1,250 @@
+"""Log files that are away at a start: known from the register, also for the newest one (RF-76).
+
+What is missing stops its shard, with the file's name; when it is put back everything is there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ringlog.errors import CorruptData
+from ringlog.storage.log_register import ENTRY_BYTES, read_register
+from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
+from ringlog.testing.shard_world import DATA, World
+from ringlog.verify.directory import verify_directory
+from ringlog.verify.findings import DAMAGE
+from tests.actors.checkpoint_world import checkpoint, checkpoint_all, fill, new_world, state, wal_files
+
+REGISTER = f"{DATA}/meta/log-00"
+
+
+@pytest.fixture
+def world():
+    return new_world()
+
+
+def take_away(world: World, paths: list[str]) -> dict[str, bytes]:
+    """Remove files; returns what they held, to be put back."""
+    held = {path: world.disk.contents()[path] for path in paths}
+    for path in paths:
+        world.disk.unlink(path)
+    return held
+
+
+def put_back(world: World, held: dict[str, bytes]) -> None:
+    for path, data in held.items():
+        fd = world.disk.create(path)
+        world.disk.write_at(fd, [data], 0)
+        world.disk.sync_file(fd)
+        world.disk.close(fd)
+
+
+def logs(world: World, shard: int = 0) -> list[str]:
+    return [f"{DATA}/wal/shard-{shard:02d}/{name}" for name in wal_files(world, shard)]
+
+
+def findings(world: World, root: Path) -> list[str]:
+    """What the offline verifier calls damage."""
+    shutil.rmtree(root, ignore_errors=True)
+    (root / "wal").mkdir(parents=True)
+    for path, data in world.disk.contents().items():
+        real = root / path.removeprefix(f"{DATA}/")
+        real.parent.mkdir(parents=True, exist_ok=True)
+        real.write_bytes(data)
+    found = verify_directory(str(root), jobs=1).findings
+    return [f"{each.path}: {each.what}" for each in found if each.severity == DAMAGE]
+
+
+def newest(world: World, shard: int = 0) -> str:
+    """The newest log file that was begun."""
+    used = [path for path in logs(world, shard) if world.disk.contents()[path].strip(b"\0")]
+    return max(used, key=lambda path: [int(part) for part in path[:-4].split("-")[-2:]])
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("what", ["the newest", "all"])
+@pytest.mark.parametrize("snapshots", [0, 1, 3])
+def test_a_log_that_is_away_stops_its_shard_and_nothing_is_lost_when_it_is_put_back(
+    world, how, what, snapshots, tmp_path
+):
+    for _ in range(snapshots):
+        fill(world)
+        checkpoint(world)
+    fill(world)
+    before = state(world)
+    world.stop() if how == "stop" else world.kill()
+    gone = [newest(world)] if what == "the newest" else logs(world)
+    assert findings(world, tmp_path / "whole") == []
+    held = take_away(world, gone)
+    assert any("WAL file" in each and "missing" in each for each in findings(world, tmp_path / "damaged"))
+    for _ in range(2):  # a try changes nothing
+        with pytest.raises(CorruptData, match="WAL file is missing") as refused:
+            world.start()
+        world.kill()
+    assert f"{DATA}/{refused.value.detail['file']}" in gone
+    assert "put it back" in refused.value.detail["do"]
+    for path in [path for path in logs(world) if path not in held]:
+        assert not world.disk.contents()[path].strip(b"\0") or path not in gone
+    put_back(world, held)
+    assert findings(world, tmp_path / "again") == []
+    world.start()
+    assert state(world) == before
+
+
+def test_a_directory_without_a_log_is_new_only_if_none_was_ever_begun(world):
+    fresh = new_world()
+    assert fresh.put("a", durability="fsync").topic_id == world.put("a", durability="fsync").topic_id
+    world.kill()
+    take_away(world, logs(world))
+    with pytest.raises(CorruptData, match="WAL file is missing"):
+        world.start()
+
+
+def test_other_shards_go_on_without_the_log_of_one():
+    world = new_world(shards=2)
+    fill(world, topics="abcdef")
+    names = {shard: {t.name for t in run.core.directory.by_id.values()} for shard, run in world.runs.items()}
+    before = state(world)
+    world.kill()
+    take_away(world, logs(world, 1))
+    world.marks, world.published = {shard: type(world.marks[0])() for shard in (0, 1)}, {}
+    world.boot_incarnation = world.incarnation + 1
+    world.start_shard(0)
+    with pytest.raises(CorruptData, match="WAL file is missing"):
+        world.start_shard(1)
+    assert state(world) == {name: before[name] for name in names[0]}
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 1), (2, 3), (3, 2)])
+def test_the_log_of_another_number_of_shards_is_missed_by_all_until_all_have_absorbed_it(old, new):
+    world = new_world(shards=old)
+    fill(world, topics="abcdef")
+    world.kill()
+    held = take_away(world, [newest(world, old - 1)])
+    with pytest.raises(CorruptData, match="WAL file is missing"):
+        world.start(new)
+    world.kill()
+    put_back(world, held)
+    world.start(new)
+    before = state(world)
+    world.kill()
+    held = take_away(world, list(held))
+    with pytest.raises(CorruptData, match="WAL file is missing"):
+        world.start(new)
+    world.kill()
+    put_back(world, held)
+    world.start(new)
+    for _ in range(3):
+        fill(world, topics="abcdef", rounds=1)
+        checkpoint_all(world)
+    before = state(world)
+    for _ in range(2):
+        world.stop()
+        world.start(new)
+        assert state(world) == before
+
+
+def test_a_start_that_died_at_any_call_for_the_disk_is_no_damage(world):
+    """Header, register, groups: the register never names a file that may not be there."""
+    fill(world)
+    before = {name: world.records(name) for name in "abc"}
+    world.kill()
+    for op in ("write", "data_sync", "full_sync", "dir_sync", "rename", "open"):
+        for has_register in (True, False):
+            for nth in range(1, 40):
+                disk = world.disk.copy()
+                if not has_register:
+                    disk = old_directory(world)
+                faulty = FaultyDisk(disk, Fault(op, nth, "halt"))
+                died = World(faulty, file_bytes=1 << 20, incarnation=world.incarnation)
+                try:
+                    died.start()
+                except Halted:
+                    pass
+                else:
+                    break
+                for seed in range(3):
+                    after = World(disk.copy(), file_bytes=1 << 20, incarnation=world.incarnation + 1)
+                    after.power_loss(seed=seed)
+                    after.start()
+                    assert {name: after.records(name) for name in "abc"} == before, (op, nth, seed)
+            else:
+                raise AssertionError("a start has no such number of calls")
+
+
+def old_directory(world: World) -> SimulatedDisk:
+    """The same data as an engine from before there were registers left it."""
+    kept = {path: data for path, data in world.disk.contents().items() if path != REGISTER}
+    disk = SimulatedDisk(DATA, f"{DATA}/meta", *sorted({path.rpartition("/")[0] for path in kept}))
+    for path, data in kept.items():
+        if path.endswith(".log") and data.strip(b"\0"):
+            data = without_flag(data)
+        fd = disk.create(path)
+        disk.write_at(fd, [data], 0)
+        disk.sync_file(fd)
+        disk.close(fd)
+        disk.sync_dir(path.rpartition("/")[0])
+    return disk
+
+
+def without_flag(data: bytes) -> bytes:
+    """A log file as it was before its header said that there is a register."""
+    import xxhash
+
+    head = bytearray(data[:4088])
+    head[112] &= ~2 & 0xFF
+    return bytes(head) + xxhash.xxh3_64_intdigest(bytes(head)).to_bytes(8, "little") + data[4096:]
+
+
+def test_a_directory_from_before_registers_opens_and_has_one_from_then_on(world, tmp_path):
+    fill(world)
+    checkpoint(world)
+    fill(world)
+    before = {name: world.records(name) for name in "abc"}
+    world.kill()
+    again = World(old_directory(world), file_bytes=1 << 20, incarnation=world.incarnation)
+    again.start()
+    assert {name: again.records(name) for name in "abc"} == before
+    assert findings(again, tmp_path / "old") == []
+    assert read_register(again.disk, DATA, 0).file == again.runs[0].core.log.file_id
+    again.kill()
+    take_away(again, [newest(again)])
+    with pytest.raises(CorruptData, match="WAL file is missing"):
+        again.start()
+
+
+def test_a_register_that_is_missing_is_noticed_by_the_log_that_it_belongs_to(world, tmp_path):
+    fill(world)
+    before = state(world)
+    world.kill()
+    held = take_away(world, [REGISTER])
+    with pytest.raises(CorruptData, match="register is missing") as refused:
+        world.start()
+    assert refused.value.detail["file"] == "meta/log-00"
+    assert any("meta/log-00" in each for each in findings(world, tmp_path / "damaged"))
+    world.kill()
+    put_back(world, held)
+    world.start()
+    assert state(world) == before
+
+
+@pytest.mark.parametrize("entries", [[0], [0, 1]])
+def test_of_a_damaged_register_the_entry_that_verifies_counts(world, entries, tmp_path):
+    fill(world)
+    checkpoint(world)  # rolls
+    before = state(world)
+    world.kill()
+    fd = world.disk.open_marks(REGISTER)
+    for entry in entries:
+        world.disk.write_at(fd, [b"\xee"], entry * ENTRY_BYTES + 50)
+    world.disk.close(fd)
+    assert bool(findings(world, tmp_path / "damaged")) is (len(entries) == 2)
+    if len(entries) == 2:
+        with pytest.raises(CorruptData, match="register does not verify"):
+            world.start()
+        return
+    world.start()
+    assert state(world) == before

@@ -1,0 +1,102 @@
+"""The register of a log: its bytes as docs/format.md has them, and what damage leaves of it."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import xxhash
+
+from ringlog.errors import CorruptData
+from ringlog.storage.log_register import (
+    ENTRY_BYTES,
+    Entry,
+    LogRegister,
+    beyond,
+    decode_register,
+    encode_register,
+    parse_register_name,
+    read_register,
+    register_name,
+)
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.verify.register_decoder import verify_register
+
+ENGINE = bytes(range(16))
+ENTRY = Entry(3, 7, ENGINE, 40, 5, 1 << 20, 4, 9 << 24 | 2, ((1, 2 << 24), (8, 5 << 24 | 1)))
+GOLDEN = (
+    b"RLOGREG1" + struct.pack("<IIQ", 1, 3, 7) + ENGINE
+    + struct.pack("<6Q", 40, 5, 1 << 20, 4, 9 << 24 | 2, 2)
+    + struct.pack("<4Q", 1, 2 << 24, 8, 5 << 24 | 1)
+).ljust(4088, b"\0")  # fmt: skip
+
+
+def test_an_entry_is_what_the_format_page_says():
+    body = GOLDEN + struct.pack("<Q", xxhash.xxh3_64_intdigest(GOLDEN))
+    assert ENTRY.encode() == body
+    assert encode_register(ENTRY) == bytes(4096) + body, "an odd number lies behind an even one"
+    assert decode_register(encode_register(ENTRY), "meta/log-03") == ENTRY
+    report = verify_register("meta/log-03", encode_register(ENTRY))
+    assert report.more["newest"] == [(4, 9 << 24 | 2), (1, 2 << 24), (8, 5 << 24 | 1)]
+    assert not report.is_damaged
+
+
+def test_names():
+    assert [register_name(shard) for shard in (0, 7, 123)] == ["log-00", "log-07", "log-123"]
+    names = ("log-00", "log-123", "log-0", "log-007", "log-00.tmp")
+    assert [parse_register_name(name) for name in names] == [0, 123, None, None, None]
+
+
+def noted(times: int) -> SimulatedDisk:
+    disk = SimulatedDisk("/data")
+    register = LogRegister(disk, "/data", 0)
+    for n in range(times):
+        register.note(ENGINE, 1 + n // 3, 1 << 24 | n, 1 << 20, (n, n))
+    return disk
+
+
+def test_the_newest_file_under_every_number_of_shards_is_kept():
+    found = read_register(noted(8), "/data", 0)
+    assert found is not None
+    assert found.number == 8
+    assert dict(found.newest) == {1: 1 << 24 | 2, 2: 1 << 24 | 5, 3: 1 << 24 | 7}
+    again = LogRegister(noted(8), "/data", 0)
+    again.note(ENGINE, 1, 2 << 24, 1 << 20, (9, 9))
+
+
+def test_a_flipped_bit_anywhere_leaves_the_other_entry_or_is_refused_and_both_readers_agree():
+    disk = noted(4)
+    data = disk.contents()["/data/meta/log-00"]
+    sound = decode_register(data, "")
+    for at in [*range(200), *range(4000, 4300), *range(8100, 8192)]:
+        damaged = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+        found = decode_register(damaged, "")
+        assert found.number == (sound.number if at >= ENTRY_BYTES else sound.number - 1)
+        report = verify_register("meta/log-00", damaged)
+        assert [each.severity for each in report.findings] == ["remark"]
+        assert report.header["number"] == found.number
+
+
+@pytest.mark.parametrize("data", [b"", bytes(8192), b"\xff" * 8192, ENTRY.encode(), ENTRY.encode() * 3])
+def test_what_holds_no_entry_is_refused(data):
+    with pytest.raises(CorruptData):
+        decode_register(data, "meta/log-03")
+    assert verify_register("meta/log-03", data).is_damaged
+
+
+def test_a_register_of_another_stream_or_version_is_refused():
+    disk = noted(1)
+    disk.rename("/data/meta/log-00", "/data/meta/log-01")
+    with pytest.raises(CorruptData, match="another stream"):
+        read_register(disk, "/data", 1)
+    body = bytearray(ENTRY.encode()[:-8])
+    body[8] = 2
+    newer = bytes(4096) + bytes(body) + xxhash.xxh3_64_intdigest(bytes(body)).to_bytes(8, "little")
+    with pytest.raises(CorruptData, match="version"):
+        decode_register(newer, "meta/log-03")
+    assert verify_register("meta/log-03", newer).is_damaged
+
+
+def test_ids_beyond_what_a_lost_file_may_have_held():
+    ids, epochs = beyond((100, 7), 88_000, 4)
+    assert (ids, epochs) == (100 + 16 * 1001, 7 + 1001)

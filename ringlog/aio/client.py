@@ -22,6 +22,7 @@ from ringlog.client.checks import limits_of_group, text
 from ringlog.client.client import ClientOptions, checked_key
 from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
+from ringlog.client.ending import EXIT_CLOSE_S, before_end, tell_multiprocessing, warn_of_left
 from ringlog.client.fields import NewRecord, Payload, RecordFields, digest_of
 from ringlog.client.group_facts import GroupLimits
 from ringlog.client.grouping import GroupWorking
@@ -80,6 +81,7 @@ class Client:
         self.topics = Topics(self._shell)
         self.routers = Routers(self._shell)
         _live.add(self)
+        tell_multiprocessing()
 
     def _new_session(self, fds: FdSet) -> Session:
         options = self._options
@@ -380,4 +382,18 @@ def _restart_all_in_child() -> None:
         client._restart_in_child()
 
 
+def _finish_all() -> None:
+    """At the end of the process: what was sent by clients that were not closed in their loop."""
+    for client in list(_live):
+        shell, session = client._shell, client._shell.session_or_none
+        if session is None or not shell.is_left:
+            continue  # A loop that is not closed may run in another thread, until the very end.
+        cores = list(session.cores)
+        shell.finish([core.idle() for core in cores], EXIT_CLOSE_S)
+        left = [core.end() for core in cores]
+        shell.close()
+        warn_of_left(sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left))
+
+
 os.register_at_fork(after_in_child=_restart_all_in_child)
+before_end(_finish_all)

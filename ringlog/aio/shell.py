@@ -7,6 +7,7 @@ of the loop is followed by one look after it: take what came, arrange the next w
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from ringlog.link.peer import FdSet
 from ringlog.link.pending import Pending, Steps, start
 
 T = TypeVar("T")
+_LOOK_MS = 2
+"""How often is looked for settlements where no loop waits for them."""
 
 
 class LoopDescriptors:
@@ -24,13 +27,17 @@ class LoopDescriptors:
     def __init__(self, loop: asyncio.AbstractEventLoop, on_readable: Callable[[int], None]) -> None:
         self._loop = loop
         self._on_readable = on_readable
+        self.fds: set[int] = set()
 
     def watch(self, fd: int) -> None:
         """Call back when `fd` is readable."""
-        self._loop.add_reader(fd, self._on_readable, fd)
+        self.fds.add(fd)
+        if not self._loop.is_closed():
+            self._loop.add_reader(fd, self._on_readable, fd)
 
     def unwatch(self, fd: int) -> None:
         """Stop that."""
+        self.fds.discard(fd)
         if not self._loop.is_closed():
             self._loop.remove_reader(fd)
 
@@ -42,6 +49,7 @@ class LoopShell:
         self._make_session = make_session
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: Session | None = None
+        self._descriptors: LoopDescriptors | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_scheduled = False
         self.is_closed = False
@@ -60,7 +68,8 @@ class LoopShell:
         if self.is_closed:
             raise UsageError("the client is closed")
         if self._session is None:
-            self._session = self._make_session(LoopDescriptors(running, self._readable))
+            self._descriptors = LoopDescriptors(running, self._readable)
+            self._session = self._make_session(self._descriptors)
         self._see_to_it()
         return self._session
 
@@ -77,6 +86,28 @@ class LoopShell:
         if timeout is None:
             return await future
         return await asyncio.wait_for(future, timeout)
+
+    @property
+    def is_left(self) -> bool:
+        """The loop is closed, and the client was not."""
+        return (
+            self._session is not None
+            and not self.is_closed
+            and self._loop is not None
+            and self._loop.is_closed()
+        )
+
+    def finish(self, waits: list[Pending[None]], seconds: float) -> None:
+        """Go on without the loop, which is closed, until these are done; not for long."""
+        session, descriptors = self._session, self._descriptors
+        assert session is not None
+        assert descriptors is not None
+        deadline_ns = session.clock.monotonic_ns() + int(seconds * 1e9)
+        while not all(each.is_done for each in waits) and session.clock.monotonic_ns() < deadline_ns:
+            poll = select.poll()
+            for fd in descriptors.fds:
+                poll.register(fd, select.POLLIN)
+            session.turn([fd for fd, _ in poll.poll(_LOOK_MS)])
 
     async def run(self, steps: Steps[T]) -> T:
         """Run an operation to its end."""
@@ -130,7 +161,7 @@ class LoopShell:
         return parents
 
     def _see_to_it(self) -> None:
-        if not self._is_scheduled and self._loop is not None:
+        if not self._is_scheduled and self._loop is not None and not self._loop.is_closed():
             self._is_scheduled = True
             self._loop.call_soon(self._look)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import weakref
@@ -16,6 +15,7 @@ from ringlog.client.assembler import Assembler
 from ringlog.client.checks import limits_of_group, text
 from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
+from ringlog.client.ending import EXIT_CLOSE_S, before_end, tell_multiprocessing, warn_of_left
 from ringlog.client.fields import NewRecord, Payload, RecordFields, digest_of
 from ringlog.client.locked import LockedConnection
 from ringlog.client.once import check_once, check_window
@@ -51,7 +51,6 @@ KEY_VARIABLE = "RINGLOG_KEY"
 TIMEOUT_VARIABLE = "RINGLOG_TIMEOUT_MS"
 TIMEOUT_MS_DEFAULT = 10_000
 TIMEOUT_MS_MAX = 3_600_000
-EXIT_CLOSE_S = 2.0
 log = logging.getLogger("ringlog.client")
 log.addHandler(logging.NullHandler())
 _live: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -150,6 +149,7 @@ class Client:
         self.topics = Topics(self._shell)
         self.routers = Routers(self._shell)
         _live.add(self)
+        tell_multiprocessing()
 
     def _new_session(self, fds: FdSet) -> Session:
         options = self._options
@@ -564,10 +564,11 @@ def _restart_all_in_child() -> None:
 
 
 def _close_all() -> None:
-    """At the end of the program: what was sent and not flushed still gets a moment."""
+    """At the end of the process: what was sent and not flushed still gets a moment."""
     for client in list(_live):
-        client.close(EXIT_CLOSE_S)
+        report = client.close(EXIT_CLOSE_S)
+        warn_of_left(report.unsent, report.unknown)
 
 
 os.register_at_fork(after_in_child=_restart_all_in_child)
-atexit.register(_close_all)
+before_end(_close_all)

@@ -1,0 +1,98 @@
+"""A process that ends without closing its clients: what it sent is stored, however the process was made."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+RECORDS = 100
+PROGRAM = """
+    import asyncio, multiprocessing, sys
+    from concurrent.futures import ProcessPoolExecutor
+    import ringlog
+    from ringlog import aio
+
+    url, topic, how, where = sys.argv[1:5]
+    wait = 10 if topic else None
+    kept = None
+
+    def work():
+        global kept
+        client = ringlog.connect(url, wait=wait) if kept is None else kept
+        if where == "kept":
+            kept = client
+        producer = client.producer(topic or "t", linger_ms=60_000)
+        for n in range(100):
+            producer.send(b"%d" % n)
+
+    async def send():
+        client = aio.connect(url, wait=wait)
+        producer = client.producer(topic or "t", linger_ms=60_000)
+        if wait:
+            await client
+        for n in range(100):
+            await producer.send(b"%d" % n)
+
+    def work_with_asyncio():
+        asyncio.run(send())
+
+    if __name__ == "__main__":
+        do = work_with_asyncio if where == "asyncio" else work
+        if where == "inherited":
+            kept = ringlog.connect(url, wait=wait)
+            kept.topics.state(topic)
+        made_by, _, is_pool = how.partition("-")
+        if made_by == "none":
+            do()
+        elif is_pool:
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(made_by)) as pool:
+                pool.submit(do).result()
+        else:
+            child = multiprocessing.get_context(made_by).Process(target=do)
+            child.start()
+            child.join()
+            assert child.exitcode == 0
+"""
+
+
+def run(program, *arguments):
+    return subprocess.run(
+        [sys.executable, program, *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A file: what a child of spawn runs must be importable."""
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(PROGRAM))
+    return path
+
+
+WAYS = [
+    *[(how, where) for how in ("none", "fork", "forkserver", "spawn") for where in ("local", "asyncio")],
+    ("fork", "kept"), ("fork", "inherited"), ("fork-pool", "kept"), ("forkserver-pool", "local"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("how", "where"), WAYS)
+def test_what_a_process_sent_is_stored_when_its_function_returns(
+    ringlog_engine, ringlog_topic, client, program, how, where
+):
+    """Of a hundred records none was stored by children of multiprocessing, whose exit status was 0."""
+    topic = ringlog_topic()
+    client.topics.create(topic, durability="fsync")
+    done = run(program, ringlog_engine.url, topic, how, where)
+    assert done.stderr == ""
+    assert [int(each.data) for each in client.reader(topic)] == list(range(RECORDS))
+
+
+@pytest.mark.parametrize(("how", "where"), [("none", "kept"), ("fork", "kept"), ("fork", "asyncio")])
+def test_records_that_the_end_of_a_process_meets_unsettled_are_told_of(program, tmp_path, how, where):
+    """No engine takes them: the exit status is the program's own affair, silence is not."""
+    done = run(program, f"ringlog://{tmp_path}", "", how, where)
+    assert "100 records" in done.stderr

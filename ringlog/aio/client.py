@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Generator, Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, overload
 
@@ -34,7 +35,6 @@ from ringlog.client.shared_reads import SharedReads
 from ringlog.client.watching import Topics as WatchTopics
 from ringlog.client.watching import watch_options
 from ringlog.clock import SystemClock
-from ringlog.errors import NotConnected
 from ringlog.limits import CREDIT_DEFAULT
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Steps, gather
@@ -70,25 +70,18 @@ class Client:
         self._options = options
         self._wait = wait
         self._reconnect = reconnect
-        self._shell = LoopShell(self._new_session)
+        self._node = options.client_id or new_client_id()
+        self._shell = LoopShell(partial(_new_session, options, self._node, reconnect))
         self._shared_reads = SharedReads()
         self._appenders: dict[tuple[str, Durability | None, bool, bool], ProducerCore] = {}
         self._producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader | Tailer | Watch] = weakref.WeakSet()
         """What it gave out and has to close at the latest when it is closed itself."""
         self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
-        self._node = options.client_id or new_client_id()
         self.topics = Topics(self._shell)
         self.routers = Routers(self._shell)
         _live.add(self)
         tell_multiprocessing()
-
-    def _new_session(self, fds: FdSet) -> Session:
-        options = self._options
-        return Session(
-            options.address, client_id=self._node, timeout_ms=options.timeout_ms,
-            fds=fds, transport=options.transport, secret_key=options.secret_key, reconnect=self._reconnect,
-        )  # fmt: skip
 
     # -- how it is ----------------------------------------------------------------------------------
 
@@ -124,8 +117,7 @@ class Client:
         try:
             await self._shell.wait(self._shell.session.links.connect(), timeout)
         except TimeoutError:
-            where = str(self._options.address)
-            raise NotConnected("no engine answers", address=where, timeout_s=timeout) from None
+            raise self._shell.session.no_engine(timeout_s=timeout) from None
 
     async def run(self, steps: Steps[T]) -> T:
         """Run an operation over `connection`."""
@@ -367,7 +359,9 @@ class Client:
 
     def _restart_in_child(self) -> None:
         self._node = self._options.client_id or new_client_id()
-        parents = self._shell.restart_in_child()
+        parents = self._shell.restart_in_child(
+            partial(_new_session, self._options, self._node, self._reconnect)
+        )
         if parents is not None:
             _parents.append(parents)
         self._appenders.clear()
@@ -375,6 +369,14 @@ class Client:
             producer.restart_in_child()
         for queue in list(self._queues):
             queue.restart_in_child()
+
+
+def _new_session(options: ClientOptions, node: str, reconnect: bool, fds: FdSet) -> Session:
+    # It knows nothing of the client: that ends when nobody has it any more.
+    return Session(
+        options.address, client_id=node, timeout_ms=options.timeout_ms,
+        fds=fds, transport=options.transport, secret_key=options.secret_key, reconnect=reconnect,
+    )  # fmt: skip
 
 
 def _restart_all_in_child() -> None:

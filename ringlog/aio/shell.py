@@ -7,7 +7,9 @@ of the loop is followed by one look after it: take what came, arrange the next w
 from __future__ import annotations
 
 import asyncio
+import logging
 import select
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,29 +19,48 @@ from ringlog.link.peer import FdSet
 from ringlog.link.pending import Pending, Steps, start
 
 T = TypeVar("T")
+log = logging.getLogger("ringlog.client")
 _LOOK_MS = 2
 """How often is looked for settlements where no loop waits for them."""
 
 
 class LoopDescriptors:
-    """Descriptors watched by a loop."""
+    """Descriptors watched by a loop, for a shell that lasts as long as somebody has it: not the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_readable: Callable[[int], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, shell: LoopShell) -> None:
         self._loop = loop
-        self._on_readable = on_readable
+        self._shell = weakref.ref(shell)
         self.fds: set[int] = set()
 
     def watch(self, fd: int) -> None:
         """Call back when `fd` is readable."""
         self.fds.add(fd)
         if not self._loop.is_closed():
-            self._loop.add_reader(fd, self._on_readable, fd)
+            self._loop.add_reader(fd, _readable, self._shell, fd)
 
     def unwatch(self, fd: int) -> None:
         """Stop that."""
         self.fds.discard(fd)
         if not self._loop.is_closed():
             self._loop.remove_reader(fd)
+
+
+def _readable(shell: weakref.ref[LoopShell], fd: int) -> None:
+    found = shell()
+    if found is not None:
+        found.readable(fd)
+
+
+def _end_dropped(session: Session, loop: asyncio.AbstractEventLoop) -> None:
+    """Nobody has the shell any more, and nothing is open: its sockets are closed before they are freed, which
+    would wait for one another."""
+    if loop.is_closed() or not loop.is_running():
+        if unsettled := sum(stream.pending_records for stream in session.streams):
+            log.error("a client was dropped without close(): %d records were not settled", unsettled)
+        session.close()
+    else:
+        # We may be anywhere, in any thread: the loop is perhaps just looking at what we are to take away.
+        loop.call_soon_threadsafe(session.close)
 
 
 class LoopShell:
@@ -52,6 +73,7 @@ class LoopShell:
         self._descriptors: LoopDescriptors | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_scheduled = False
+        self._end: weakref.finalize[..., LoopShell] | None = None
         self.is_closed = False
 
     @property
@@ -68,8 +90,10 @@ class LoopShell:
         if self.is_closed:
             raise UsageError("the client is closed")
         if self._session is None:
-            self._descriptors = LoopDescriptors(running, self._readable)
+            self._descriptors = LoopDescriptors(running, self)
             self._session = self._make_session(self._descriptors)
+            self._end = weakref.finalize(self, _end_dropped, self._session, running)
+            self._end.atexit = False
         self._see_to_it()
         return self._session
 
@@ -151,9 +175,14 @@ class LoopShell:
             self._timer.cancel()
         if self._session is not None:
             self._session.close()
+        if self._end is not None:
+            self._end.detach()
 
-    def restart_in_child(self) -> Session | None:
+    def restart_in_child(self, make_session: Callable[[FdSet], Session]) -> Session | None:
         """After a fork: a new loop will get a new session; the parent's must neither be used nor freed."""
+        self._make_session = make_session
+        if self._end is not None:
+            self._end.detach()
         parents, self._session = self._session, None
         self._loop, self._timer, self._is_scheduled = None, None, False
         if parents is not None:
@@ -165,7 +194,8 @@ class LoopShell:
             self._is_scheduled = True
             self._loop.call_soon(self._look)
 
-    def _readable(self, fd: int) -> None:
+    def readable(self, fd: int) -> None:
+        """One of the session's descriptors is readable."""
         if self._session is not None and not self.is_closed:
             self._session.turn((fd,))
             self._see_to_it()

@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
@@ -15,6 +16,7 @@ from ringlog.client.assembler import Assembler
 from ringlog.client.checks import limits_of_group, text
 from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
+from ringlog.client.dropped import end_dropped, end_shell, end_with, forget_in_child
 from ringlog.client.ending import EXIT_CLOSE_S, before_end, tell_multiprocessing, warn_of_left
 from ringlog.client.fields import NewRecord, Payload, RecordFields, digest_of
 from ringlog.client.locked import LockedConnection
@@ -27,7 +29,7 @@ from ringlog.client.session import Session, new_client_id
 from ringlog.client.shared_reads import SharedReads
 from ringlog.client.shell import Shell
 from ringlog.client.topics import Topics
-from ringlog.errors import InvalidRequest, NotConnected, UsageError
+from ringlog.errors import InvalidRequest, UsageError
 from ringlog.limits import CREDIT_DEFAULT, IDEMPOTENCY_KEY_BYTES_MAX
 from ringlog.link.address import Address, parse_url
 from ringlog.link.peer import FdSet
@@ -138,7 +140,8 @@ class Client:
     def __init__(self, options: ClientOptions, *, reconnect: bool = True) -> None:
         self._options = options
         self._reconnect = reconnect
-        self._shell = Shell(self._new_session)
+        self._shell = Shell(partial(_new_session, options, reconnect))
+        end_with(self, self._shell)
         self._appenders: dict[tuple[str, Durability | None, bool, bool], ProducerCore] = {}
         self._producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader | Tailer | Watch] = weakref.WeakSet()
@@ -146,17 +149,18 @@ class Client:
         self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
         self._connection = LockedConnection(self._shell)
         self._shared_reads = SharedReads()
-        self.topics = Topics(self._shell)
-        self.routers = Routers(self._shell)
         _live.add(self)
         tell_multiprocessing()
 
-    def _new_session(self, fds: FdSet) -> Session:
-        options = self._options
-        return Session(
-            options.address, client_id=options.client_id or new_client_id(), timeout_ms=options.timeout_ms,
-            fds=fds, transport=options.transport, secret_key=options.secret_key, reconnect=self._reconnect,
-        )  # fmt: skip
+    @property
+    def topics(self) -> Topics:
+        """Topics of the engine."""
+        return Topics(self._shell, self)
+
+    @property
+    def routers(self) -> Routers:
+        """Routers of the engine."""
+        return Routers(self._shell, self)
 
     # -- how it is ----------------------------------------------------------------------------------
 
@@ -197,7 +201,7 @@ class Client:
         with self._shell.locked() as session:
             connecting = session.links.connect()
         if not self._shell.wait(connecting, timeout):
-            raise NotConnected("no engine answers", address=str(self._options.address), timeout_s=timeout)
+            raise self._shell.session.no_engine(timeout_s=timeout)
         connecting.take()
 
     def run(self, steps: Steps[T]) -> T:
@@ -323,7 +327,7 @@ class Client:
             linger_ms, max_frame_records, max_frame_bytes, max_buffer_bytes, on_full,
             parse_durability(durability), parse_codec(codec), payload, create, name, disable_backpressure,
         )  # fmt: skip
-        producer: Producer[Any] = Producer(self._shell, topic, options)
+        producer: Producer[Any] = Producer(self._shell, topic, options, self)
         self._producers.add(producer)
         return producer
 
@@ -336,7 +340,7 @@ class Client:
         """
         from ringlog.client.numbered import NumberedProducer
 
-        return NumberedProducer(self._shell, topic, producer_id, parse_durability(durability))
+        return NumberedProducer(self._shell, topic, producer_id, parse_durability(durability), self)
 
     # -- reading ------------------------------------------------------------------------------------
 
@@ -489,20 +493,11 @@ class Client:
         if not shell.torn_by:
             for queue in list(self._queues):
                 queue.close(timeout)
-        cores: list[ProducerCore] = []
-        if not shell.torn_by:
-            with shell.locked() as session:
-                cores = list(session.cores)
-                waits = [core.idle() for core in cores]
-            shell.wait_all(waits, timeout)
-        with shell.lock:
-            left = [core.end() for core in cores]
-            requests = shell.session.links.open_requests
-        shell.close()
+        report = CloseReport(*end_shell(shell, timeout))
         for reader in list(self._readers):
             reader.close()
         _live.discard(self)
-        return CloseReport(sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left), requests)
+        return report
 
     def __enter__(self) -> Client:
         return self
@@ -546,6 +541,13 @@ class Client:
             queue.restart_in_child()
 
 
+def _new_session(options: ClientOptions, reconnect: bool, fds: FdSet) -> Session:
+    return Session(
+        options.address, client_id=options.client_id or new_client_id(), timeout_ms=options.timeout_ms,
+        fds=fds, transport=options.transport, secret_key=options.secret_key, reconnect=reconnect,
+    )  # fmt: skip
+
+
 def checked_key(key: str | None) -> str:
     """An idempotency key as it travels; "" is none (I-1)."""
     if key is None:
@@ -559,6 +561,7 @@ def checked_key(key: str | None) -> str:
 
 
 def _restart_all_in_child() -> None:
+    _parents.extend(forget_in_child())
     for client in list(_live):
         client._restart_in_child()
 
@@ -568,6 +571,7 @@ def _close_all() -> None:
     for client in list(_live):
         report = client.close(EXIT_CLOSE_S)
         warn_of_left(report.unsent, report.unknown)
+    end_dropped(EXIT_CLOSE_S)
 
 
 os.register_at_fork(after_in_child=_restart_all_in_child)

@@ -15,6 +15,7 @@ from ringlog.client.read_ahead import LocalCheck
 from ringlog.client.shared_reads import PageLimits, Passage, Reading
 from ringlog.client.uses import Use
 from ringlog.clock import Clock, SystemClock
+from ringlog.descriptors import READ_DESCRIPTORS, has_room, no_room
 from ringlog.envelope.messages import ColdRead, Located
 from ringlog.errors import CorruptData, DiskError, NotReady, StaleEpoch
 from ringlog.frame.view import FrameView
@@ -436,6 +437,8 @@ class LocalSource:
         Files move while they are read, and the next answer says where to. That it does not may be because a
         process that moves them, or the shard, is being replaced: for the caller no more than a pause.
         """
+        if tries >= _TRIES_PER_LOCATE and not has_room(READ_DESCRIPTORS):
+            raise NotReady(no_room(), topic=self._topic, errno=errno.EMFILE)
         if tries >= _TRIES_MAX:
             raise NotReady("the topic keeps changing while it is read", topic=self._topic)
         if tries >= _TRIES_PER_LOCATE:

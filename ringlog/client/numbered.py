@@ -86,7 +86,11 @@ class NumberedStream(Stream):
 class NumberedProducer:
     """Whole frames to one topic, under numbers of the caller's (Client.numbered_producer). Thread-safe."""
 
-    def __init__(self, shell: Shell, topic: str, producer_id: int, durability: Durability | None) -> None:
+    def __init__(
+        self, shell: Shell, topic: str, producer_id: int, durability: Durability | None, client: object
+    ) -> None:
+        self._client = client
+        """Lasts as long as it is of use."""
         self.topic = topic
         self.producer_id = producer_id
         self._shell = shell

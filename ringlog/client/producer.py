@@ -22,9 +22,11 @@ T = TypeVar("T")
 class Producer(Generic[T]):
     """Context manager: leaving it flushes, and raises when something was not appended. Thread-safe."""
 
-    def __init__(self, shell: Shell, topic: str, options: ProducerOptions) -> None:
+    def __init__(self, shell: Shell, topic: str, options: ProducerOptions, client: object) -> None:
         self.topic = topic
         self._shell = shell
+        self._client = client
+        """Lasts as long as it is of use."""
         self._options = options
         self._is_closed = False
         self._closed_text = CLOSED

@@ -147,8 +147,10 @@ class RouterPages:
 class Routers:
     """`client.routers`."""
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, client: object) -> None:
         self._shell = shell
+        self._client = client
+        """Lasts as long as it is of use."""
 
     def create(
         self, name: str, source: str, dest: str, *, filter: TagFilter | None = None,

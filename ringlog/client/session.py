@@ -21,6 +21,7 @@ from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientSt
 from ringlog.client.stream import RETRY_MS_MAX, Stream, class_met
 from ringlog.client.uses import Use, Uses
 from ringlog.clock import Clock, SystemClock
+from ringlog.descriptors import explained
 from ringlog.envelope.messages import (
     Append,
     ColdRead,
@@ -216,10 +217,7 @@ class Session:
         if connecting.is_done:
             return connecting
         result: Pending[None] = Pending()
-        where = str(self.address)
-        timer = self.timers.at(
-            self.deadline_ns(), lambda: result.fail(NotConnected("no engine answers", address=where))
-        )
+        timer = self.timers.at(self.deadline_ns(), lambda: result.fail(self.no_engine()))
 
         def is_met(connected: Pending[None]) -> None:
             timer.cancel()
@@ -230,6 +228,10 @@ class Session:
 
         connecting.when_done(is_met)
         return result
+
+    def no_engine(self, text: str = "no engine answers", **detail: Any) -> NotConnected:
+        """What to raise where no engine was met in time: why, as far as that is known."""
+        return NotConnected(explained(text, self.links.trouble), address=str(self.address), **detail)
 
     def ask(self, shard: int, message: Message, *, extra_ms: int = 0, attachment: Any = None) -> Pending[Any]:
         """Send a request to a shard; resolved with the reply's message."""

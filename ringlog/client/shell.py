@@ -27,7 +27,8 @@ from typing import Any, SupportsFloat, TypeVar
 
 from ringlog.client.session import Session
 from ringlog.clock import Clock, SystemClock
-from ringlog.errors import Interrupted, UsageError
+from ringlog.descriptors import SOCKET_DESCRIPTORS, has_room, no_room
+from ringlog.errors import Interrupted, NotConnected, UsageError
 from ringlog.link.peer import FdSet, Reply
 from ringlog.link.pending import Pending, Steps
 
@@ -66,6 +67,8 @@ class Descriptors:
     """The descriptors a session waits for, in an epoll set; threads may sleep on it while it changes."""
 
     def __init__(self) -> None:
+        if not has_room(SOCKET_DESCRIPTORS):
+            raise NotConnected(no_room())
         self.epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_ours = True

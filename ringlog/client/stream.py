@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.client.batch import Batch, Shipment
+from ringlog.descriptors import explained
 from ringlog.envelope.messages import ProducerState, ProducerStateReply, TopicInfo
 from ringlog.errors import (
     ConnectionTrouble,
@@ -412,9 +413,11 @@ class Stream:
                 retry_after_ms=PRESSURE_RETRY_MS, waited_s=waited_s,
             )  # fmt: skip
         elif self._host.links.generation:
-            error = RequestTimeout("the engine was not there in time", topic=self.topic, timeout_s=waited_s)
+            text = explained("the engine was not there in time", self._host.links.trouble)
+            error = RequestTimeout(text, topic=self.topic, timeout_s=waited_s)
         else:
-            error = NotConnected("no engine was found in time", topic=self.topic, timeout_s=waited_s)
+            text = explained("no engine was found in time", self._host.links.trouble)
+            error = NotConnected(text, topic=self.topic, timeout_s=waited_s)
         self._give_up(shipment, error)
 
     def _is_shard_full(self) -> bool:

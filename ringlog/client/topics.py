@@ -219,8 +219,10 @@ class TopicMerge:
 class Topics:
     """`client.topics`."""
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, client: object) -> None:
         self._shell = shell
+        self._client = client
+        """Lasts as long as it is of use."""
 
     def create(self, topic: str, *, exist_ok: bool = False, **config: Any) -> TopicDescription:
         """Make a topic with these settings (durability="fsync", ttl_ms=…, cap_records=…, discard=…, …).

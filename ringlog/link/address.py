@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import msgspec
 import xxhash
 
+from ringlog.descriptors import no_room
 from ringlog.errors import UsageError
 
 URL_VARIABLE = "RINGLOG_URL"
@@ -115,10 +117,25 @@ def read_engine(run_dir: str) -> EngineInfo | None:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
             raise UsageError("engine.json is not readable", run_dir=run_dir, reason=str(e)) from None
         except PermissionError:
-            raise UsageError("this user may not read the run directory", run_dir=run_dir) from None
-        except OSError as e:  # A device that fails; whoever keeps looking finds the engine once it is back.
+            raise UsageError(_not_ours(directory), run_dir=run_dir) from None
+        except OSError as e:
+            if e.errno in {errno.EMFILE, errno.ENFILE}:
+                raise UsageError(
+                    no_room(), run_dir=run_dir
+                ) from None  # A device that fails; whoever keeps looking finds the engine once it is back.
             raise UsageError("engine.json cannot be read", run_dir=run_dir, reason=e.strerror) from None
     return None
+
+
+def _not_ours(directory: Path) -> str:
+    try:
+        owner = f", it belongs to user {directory.stat().st_uid}"
+    except OSError:
+        owner = ""
+    return (
+        f"user {os.geteuid()} may not read the run directory{owner}: run program and engine as the same "
+        "user, or connect over TCP"
+    )
 
 
 def home_shard(name: str, shards: int) -> int:

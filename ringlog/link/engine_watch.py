@@ -22,6 +22,8 @@ class EngineWatch:
     ) -> None:
         self.engine: EngineInfo | None = None
         self.starts_seen = 0
+        self.trouble = ""
+        """Why the run directory could not be read when it was looked at last; empty: it could."""
         self._run_dir = run_dir
         self._clock, self._timers, self._on_engine = clock, timers, on_engine
         self._timer: Timer | None = None
@@ -44,8 +46,10 @@ class EngineWatch:
         self._pause_ns = min(self._pause_ns * 2, LOOK_NS_MAX)
         try:
             found = read_engine(self._run_dir)
-        except UsageError:
+        except UsageError as e:
+            self.trouble = e.message
             return  # Unreadable now; who waits gets NotConnected at the deadline.
+        self.trouble = ""
         if found is not None and (self.engine is None or found.start_id != self.engine.start_id):
             self.engine = found
             self.starts_seen += 1

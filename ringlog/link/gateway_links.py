@@ -83,6 +83,11 @@ class GatewayLinks:
         return self._peer.is_up
 
     @property
+    def trouble(self) -> str:
+        """Why the gateway cannot be reached, as far as that is known."""
+        return self._watch.trouble or self._peer.trouble
+
+    @property
     def generation(self) -> int:
         """Connections made so far."""
         return self._peer.connections

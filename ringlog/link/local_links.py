@@ -7,6 +7,7 @@ anew: board, sockets, rings. Open requests and unsettled frames are carried over
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from ringlog.board.board import Board, BoardError, BoardUnstable
 from ringlog.board.layout import Mark, P
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts, TopicTable
 from ringlog.clock import Clock
+from ringlog.descriptors import no_room
 from ringlog.envelope.messages import Located, Message, TopicInfo
 from ringlog.errors import ColdUnavailable, NotConnected
 from ringlog.link.address import (
@@ -84,6 +86,7 @@ class LocalLinks:
         self._schedulers: dict[int, Peer] = {}
         self._turns: dict[int, TurnLink] = {}
         self._board: Board | None = None
+        self._board_trouble = ""
         self._connecting: Pending[None] = Pending()
         self._tables: dict[int, TopicTable] = {}
 
@@ -98,6 +101,11 @@ class LocalLinks:
     def is_ready(self) -> bool:
         """The supervisor's socket is connected."""
         return self._supervisor.is_up and self._board is not None
+
+    @property
+    def trouble(self) -> str:
+        """Why the engine cannot be reached, as far as that is known."""
+        return self._watch.trouble or self._board_trouble or self._supervisor.trouble
 
     @property
     def generation(self) -> int:
@@ -438,13 +446,15 @@ class LocalLinks:
         self._tables = {}
         try:
             self._board = Board.open(engine.shm_dir, writable=False)
-        except BoardError:
+        except BoardError as e:
+            self._board_trouble = _board_trouble(e)
             # Not there yet, or the engine is gone already: the file may be replaced at any moment.
             self._timers.at(
                 self._clock.monotonic_ns() + OPEN_BOARD_RETRY_NS, lambda: self._adopt_again(engine)
             )
             self._move(engine, is_there=False)
         else:
+            self._board_trouble = ""
             self._move(engine, is_there=True)
         if before is not None:
             before.close()  # Only now: the links looked at its words until they were moved.
@@ -511,3 +521,19 @@ def cold_unavailable(why: str) -> ColdUnavailable:
         "these records lie in the cold tier, which does not answer: see that its store is there and that the"
         " engine has the setting cold.dir or cold.url", cause=why,
     )  # fmt: skip
+
+
+def _board_trouble(error: BoardError) -> str:
+    """What to do about a board that cannot be opened; empty where it is only not there yet."""
+    code = error.detail.get("errno", 0)
+    if code in {errno.EMFILE, errno.ENFILE}:
+        return no_room()
+    if code == errno.ENOENT:
+        return ""
+    if code in {errno.EACCES, errno.EPERM} or "uid" in error.detail:
+        owner = f" belongs to user {error.detail['uid']} and" if "uid" in error.detail else ""
+        return (
+            f"the engine's shared memory{owner} cannot be used by user {os.geteuid()}: run program and "
+            "engine as the same user, or connect over TCP"
+        )
+    return str(error)

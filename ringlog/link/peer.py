@@ -21,6 +21,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ringlog.clock import Clock
+from ringlog.descriptors import CONTEXT_DESCRIPTORS, SOCKET_DESCRIPTORS, explained, has_room, no_room
 from ringlog.envelope.messages import ErrorReply, Message
 from ringlog.envelope.wire import EnvelopeInvalid, decode, encode
 from ringlog.errors import NotConnected, RequestTimeout, RinglogError, Status, refusal
@@ -145,6 +146,8 @@ class Peer:
         self.is_up = False
         self.is_refused = False
         """The other side does not admit the key that the last connection was tried with."""
+        self.trouble = ""
+        """Why no connection is tried at present; empty: one is."""
         self.last_heard_ns = 0
         self.connections = 0
         self.resent = 0
@@ -277,6 +280,12 @@ class Peer:
     # -- the connection -----------------------------------------------------------------------------
 
     def _connect(self) -> None:
+        if not has_room(SOCKET_DESCRIPTORS if self.connections else CONTEXT_DESCRIPTORS):
+            self.trouble = no_room()
+            at_ns = self._clock.monotonic_ns() + self._connect_ns
+            self._check = self._timers.at(at_ns, self._check_connection)
+            return
+        self.trouble = ""
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -505,7 +514,7 @@ class Peer:
     def _no_answer(self, asked: Asked) -> RinglogError:
         if asked.was_sent:
             return RequestTimeout(f"{self.name} did not answer", outcome="unknown", request=asked.kind)
-        return NotConnected(f"{self.name} could not be reached", request=asked.kind)
+        return NotConnected(explained(f"{self.name} could not be reached", self.trouble), request=asked.kind)
 
 
 def _refused(message: ErrorReply, *, is_repeat: bool) -> RinglogError:

@@ -71,6 +71,11 @@ class Links(Protocol):
         ...
 
     @property
+    def trouble(self) -> str:
+        """Why the engine cannot be reached, as far as that is known; empty: it is not."""
+        ...
+
+    @property
     def generation(self) -> int:
         """Starts of the engine seen; 0 = never connected."""
         ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from ringlog.envelope.messages import SegmentRef
-from ringlog.errors import CorruptData, DiskError
+from ringlog.errors import CorruptData, DiskError, RinglogError
 from ringlog.segment.index import (
     RecordColumns,
     Table,
@@ -103,6 +104,11 @@ class Segment:
             if fd >= 0:
                 self._disk.close(fd)
         self._fd = self._tags_fd = -1
+
+    def __del__(self) -> None:
+        # A reader that was dropped, not closed, is perhaps all that knew of it.
+        with suppress(AttributeError, RinglogError):  # Perhaps made half, since something was wrong.
+            self.close()
 
     # -- places -----------------------------------------------------------------------------------
 

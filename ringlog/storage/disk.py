@@ -27,6 +27,7 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from ringlog.descriptors import no_room
 from ringlog.errors import DiskError, InvariantViolation
 from ringlog.limits import FILL_CHUNK_BYTES
 from ringlog.storage.gather import Buffer, write_fully
@@ -173,7 +174,8 @@ class Disk(Protocol):
 def failed(call: str, path: str, code: int, reason: str = "", **detail: Any) -> DiskError:
     """Build the error every implementation raises; `reason` defaults to the system's words."""
     text = reason or os.strerror(code)
-    return DiskError(f"{call} failed: {text}", call=call, path=path, errno=code, strerror=text, **detail)
+    said = no_room() if code in {errno.EMFILE, errno.ENFILE} else text
+    return DiskError(f"{call} failed: {said}", call=call, path=path, errno=code, strerror=text, **detail)
 
 
 class _File:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ringlog.errors import DiskError
-from ringlog.storage.disk import Disk
+from ringlog.errors import RinglogError
+from ringlog.storage.disk import Disk, failed
 
 
 class Window(NamedTuple):
@@ -45,6 +46,7 @@ class ReadFile:
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
+        self._fd = -1
         self._fd = disk.open_read(path)
 
     def window(self, start: int, stop: int) -> Window:
@@ -55,7 +57,14 @@ class ReadFile:
 
     def close(self) -> None:
         """See WindowFile."""
-        self._disk.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._disk.close(fd)
+
+    def __del__(self) -> None:
+        # A reader that was dropped, not closed, is perhaps all that knew of it.
+        with suppress(RinglogError):
+            self.close()
 
 
 class MappedFile:
@@ -68,9 +77,7 @@ class MappedFile:
             self._view = np.frombuffer(mmap.mmap(fd, size, prot=mmap.PROT_READ), dtype=np.uint8)
         except OSError as e:
             # A mapping takes a descriptor of its own, which may be the one too many, and memory.
-            raise DiskError(
-                f"map failed: {e.strerror}", call="map", path=path, errno=e.errno, strerror=e.strerror
-            ) from None
+            raise failed("map", path, e.errno or 0) from None
         finally:
             disk.close(fd)
 

@@ -25,6 +25,10 @@ class Places:
             if each in self.paths and not self.paths[each].startswith("@")
         }
 
+    def end(self) -> tuple[int, int]:
+        """The last file on disk that nobody writes any more, and where it ends; (0, 0) = there is none."""
+        return max(self.closed().items(), default=(0, 0))
+
     def forget(self, file_id: int) -> None:
         """Nobody is led to this file any more."""
         for table in (self.paths, self.salts, self.stops, self.starts):

@@ -112,6 +112,8 @@ class _File:
     claims: list[_Claim] = field(default_factory=list)
     ends: list[tuple[int, int]] = field(default_factory=list)
     """(offset, seal of the frame that ends there), known to be durable by the word of the next file."""
+    is_kept: bool = False
+    """A life that serves reads alone synced it: all of it is shown, though no later file repeats it."""
     is_absorbed: bool = False
     """A snapshot stands for it: nothing in it is replayed."""
     is_damaged: bool = False
@@ -190,7 +192,8 @@ class Recovery:
         has_cold: bool = False,
         is_read_only: bool = False,
     ) -> None:
-        """With `is_read_only` nothing on the disk is changed, and what is in doubt is not applied."""
+        """With `is_read_only` nothing on the disk is changed. What is in doubt is applied as it lies there if
+        its file can be synced, else not at all."""
         self._disk = disk
         self._is_read_only = is_read_only
         self._has_cold = has_cold
@@ -590,6 +593,7 @@ class Recovery:
             self._require_same_lineage(file, scan)
             self._accept(file, scan, tail)
             if self._is_read_only and file.copied is not None:
+                file.is_kept = self._is_in_doubt(file, scan) and self._keeps(fd)
                 self._scan(file, read, is_applied=True, up_to=self._sure_stop(file, scan))
             if file.is_damaged:
                 behind = FileScan(file.header, file.size, read, stop=scan.stop)
@@ -709,7 +713,7 @@ class Recovery:
 
     def _is_in_doubt(self, file: _File, scan: FileScan) -> bool:
         """Is it open at its end, so that what lies behind `_durable_stop` may or may not be there?"""
-        is_open = file.is_last and not (file.limit or file.is_followed or scan.orderly)
+        is_open = file.is_last and not (file.limit or file.is_followed or file.is_kept or scan.orderly)
         return is_open and not file.claim_of(self._shards, self._shard)
 
     def _sure_stop(self, file: _File, scan: FileScan) -> int:
@@ -728,6 +732,17 @@ class Recovery:
                 self.found.settled.setdefault(earlier, end)
             self.found.damaged.update(file.copied.damaged)
         self.found.settled[file.header.file_id] = stop
+
+    def _keeps(self, fd: int) -> bool:
+        """Can what this file says be shown without being copied? For a life that serves reads alone: what was
+        acknowledged before must be seen, and what is seen must not go with the power."""
+        try:
+            self._disk.sync_file(fd)
+        except DiskError as e:
+            say(log, logging.ERROR, "records that were written last are not shown: the log cannot be synced",
+                reason=str(e))  # fmt: skip
+            return False
+        return True
 
     def _sync(self, file: _File) -> None:
         """Several shards draw conclusions from this file's doubtful end: let them all see the same.

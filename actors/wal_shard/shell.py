@@ -618,6 +618,9 @@ class Shell:
         found, replay = self._replay()
         directory = self._directory[len(self._boot.data_dir) + 1 :]
         self.core.begin_read_only(ReadOnly(self._boot.shard, directory, found.in_doubt), found.halts)
+        # Readers go no further than the mark. After a start of the engine there is none on the board.
+        slot = self._slot
+        slot.set_mark(Mark.PUBLISHED, *max(self.core.places.end(), slot.mark(Mark.PUBLISHED)))
         self._latch.begin()
         self._show_recovered(replay, found, started)
         say(log, logging.CRITICAL, "serving reads alone", directory=self._directory,

@@ -27,6 +27,8 @@ from ringlog.errors import ConnectionTrouble, RinglogError, UsageError
 from ringlog.link.address import ENGINE_FILE, parse_url
 
 READY = "ready"
+READ_ONLY = "read_only"
+"""A shard's directory takes no writes: it serves reads alone."""
 WATCH_EVERY_S = 1.0
 CONSUMERS_SHOWN = 8
 CONSUMERS_WAIT_S = 1.0
@@ -46,7 +48,8 @@ def status(
     watch
         Look again every second until interrupted.
     ready
-        Print nothing but the state, and fail unless it is ready: for health checks.
+        Print nothing but the state, and fail unless it is ready: for health checks. An engine with a shard
+        that serves reads alone is not ready.
     """
     printer = options.printer()
     if ready:
@@ -87,9 +90,15 @@ def run_dir_of(options: Options) -> str:
 
 
 def _readiness(options: Options, printer: Printer) -> int:
-    state = _look(options).state
+    state = readiness(_look(options))
     printer.thing({"state": state})
     return Exit.DONE if state == READY else Exit.FAILED
+
+
+def readiness(found: EngineStatusReply) -> str:
+    """The state for health checks: an engine is not ready while a shard of it takes no writes."""
+    is_read_only = any(each.state == READ_ONLY for each in found.processes)
+    return READ_ONLY if found.state == READY and is_read_only else found.state
 
 
 def _watch(options: Options, printer: Printer) -> None:

@@ -193,6 +193,7 @@ class Run:
             core.begin_read_only(
                 ReadOnly(self.shard, f"wal/shard-{self.shard:02d}", found.in_doubt), found.halts
             )
+            marks.published = max(core.places.end(), marks.published)
             self._publish_topics(ev.PublishTopics(core.directory.everyone()))
             return
         core.checkpoint.restore(

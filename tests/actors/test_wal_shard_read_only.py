@@ -18,7 +18,7 @@ from ringlog.storage.disk import Disk, failed
 from ringlog.supervision.restart import look_ms
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, World, refusals
+from ringlog.testing.shard_world import DATA, Marks, World, refusals
 
 CHANGING = ("create", "write_at", "allocate", "zero_fill", "truncate", "rename", "unlink", "make_dir", "lock",
             "sync_data", "sync_file", "sync_dir", "open_cut", "open_marks", "write_back",
@@ -40,8 +40,15 @@ class ReadOnlyDisk:
         raise failed("write", DATA, errno.EROFS)
 
 
+class ReadOnlyDirectory(ReadOnlyDisk):
+    """One that takes nothing new, on a device that works: what was written before can be synced."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name) if name == "sync_file" else super().__getattr__(name)
+
+
 def latched(durability: str = "fsync", unsynced: Sequence[bytes] = ()) -> World:
-    """A world whose only shard came back on a disk that takes no writes."""
+    """A world whose only shard came back on a disk that takes no writes and no syncs."""
     world = World(SimulatedDisk(DATA))
     world.start()
     world.put("f", durability="fsync")
@@ -53,9 +60,9 @@ def latched(durability: str = "fsync", unsynced: Sequence[bytes] = ()) -> World:
     return relatched(world)
 
 
-def relatched(world: World) -> World:
+def relatched(world: World, kind: type[ReadOnlyDisk] = ReadOnlyDisk) -> World:
     """Start the shard of a world without writing."""
-    world.disk_of = lambda incarnation: ReadOnlyDisk(world.disk)  # type: ignore[assignment, return-value]
+    world.disk_of = lambda incarnation: kind(world.disk)  # type: ignore[assignment, return-value]
     world.start_shard(0, is_read_only=True)
     return world
 
@@ -134,6 +141,36 @@ def test_a_reader_that_is_further_than_what_is_shown_does_not_start_over():
     assert (located.head_seq, located.recreated, located.is_behind) == (1, False, True)
     located = writable(world).request(m.Locate("d", 2, world.topic("d").epoch))
     assert (located.head_seq, located.recreated, located.is_behind) == (2, False, False)
+
+
+@pytest.mark.parametrize("is_board_kept", [True, False], ids=["shard killed", "everything killed"])
+def test_what_the_log_says_is_shown_where_it_can_be_synced(is_board_kept):
+    """An acknowledged delete and the last acknowledged append of each class hold for readers; the mark on the
+    board lets them go that far."""
+    world = World(SimulatedDisk(DATA))
+    world.start()
+    for name, durability in (("f", "fsync"), ("d", "disk")):
+        world.put(name, durability=durability)
+        world.append(name, [b"a", b"b", b"c"])
+        world.request(m.RecordsDelete(name, before_seq=2))
+        world.append(name, [b"last"])
+    expected = {name: world.records(name) for name in "fd"}
+    if is_board_kept:
+        world.kill_shard(0)
+    else:
+        world.kill()
+        world.boot_incarnation = world.incarnation + 1
+        world.marks[0] = Marks()
+    relatched(world, ReadOnlyDirectory)
+    assert {name: world.records(name) for name in "fd"} == expected
+    assert expected["f"] == [(2, b"b"), (3, b"c"), (4, b"last")]
+    last = max(extent.file_id for extent in world.request(m.Locate("f", 0)).extents)
+    assert world.marks[0].published >= (last, world.runs[0].core.places.stops[last])
+    again = refusals(world.send("d", [world.frame_for("d", [b"last"], seq=2)]))
+    assert again == [None], "it is stored"
+    writable(world)
+    assert {name: world.records(name) for name in "fd"} == expected
+    assert world.append("f", [b"next"]) == 5
 
 
 def test_the_boards_marks_stay_those_of_the_last_life_that_wrote():

@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from msgspec import structs
 
 import ringlog
 from ringlog.cli.output import Format, Printer
-from ringlog.cli.status import show
+from ringlog.cli.status import readiness, show
 from ringlog.envelope import messages as m
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
@@ -31,6 +32,13 @@ FOUND = m.EngineStatusReply(
     groups=m.GroupsStatus(3, 40, 8, 5, 12.0),
 )  # fmt: skip
 BEHIND = m.Consumer("0a0b", 3, 7_500, 20, 15, 4, 4)
+
+
+def test_an_engine_with_a_read_only_shard_is_not_ready() -> None:
+    assert readiness(FOUND) == "ready"
+    shard = structs.replace(PROCESS, state="read_only")
+    assert readiness(structs.replace(FOUND, processes=[PROCESS, shard])) == "read_only"
+    assert readiness(structs.replace(FOUND, state="starting", processes=[shard])) == "starting"
 
 
 def printed(format: Format) -> str:

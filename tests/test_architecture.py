@@ -92,6 +92,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # A program of the user's in processes of its own, over the asyncio client; what a job imports is small.
     "worker": {"base", "link", "client", "aio", "worker", "root"},
     "cli.worker": {*CLI, "aio", "worker"},
+    # What is saved of damaged segments is written as the engine writes it.
+    "cli.repair": {*CLI, "segment"},
     "cli": CLI,
     # What a process of the engine does before it imports anything.
     "actors": {"base"},

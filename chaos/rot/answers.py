@@ -112,9 +112,10 @@ def _topic(world: World, name: str) -> Topic:
         return Topic(state=("none", str(e)))
     if not isinstance(state, m.TopicStateReply):
         return Topic(state=("none", str(state)))
+    kept = run.core.directory.find(name)  # None of one that is halted
     topic = Topic((
         state.topic_id, state.epoch, state.head_seq, state.earliest_seq, state.count, state.bytes,
-        state.last_write_ts, state.config, list(run.core.directory.find(name).lost),  # type: ignore[union-attr]
+        state.last_write_ts, state.config, list(kept.lost) if kept is not None else [],
     ))  # fmt: skip
     try:
         located = world.request(m.Locate(name, 0))

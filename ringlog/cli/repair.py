@@ -1,36 +1,68 @@
 """`ringlog repair`: a copy of a damaged data directory that starts; the original stays as it is.
 
-What cannot be saved is said before anything is written: which numbers of which topics. In the copy they
-are announced losses, so that readers meet a tombstone, never a silent gap.
+Every whole frame is kept. What lay in damaged ones is taken from the cold tier, or from log files that a
+snapshot stood for and that are still there. What nothing holds any more is said before anything is written:
+which numbers of which topics. In the copy they are announced losses, so that readers meet a tombstone, never
+a silent gap. Damaged files lie, as they were, below `quarantine` of the copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import secrets
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import xxhash
 from cyclopts import Parameter
 
-from ringlog.cli.copies import copy_file, copy_identity, make_empty, sync_tree, write_synced
+from ringlog.cli.copies import ENGINE_FILE, copy_file, copy_identity, make_empty, sync_tree, write_synced
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import Exit
 from ringlog.cli.output import Format
 from ringlog.cli.verify import refuse_running
+from ringlog.errors import UsageError
+from ringlog.limits import BATCH_RECORDS_MAX
+from ringlog.segment.layout import MAKER_COMPACTOR, NumberAllocator
+from ringlog.segment.rebuild import rebuild_index
+from ringlog.segment.salvage import Piece, Salvaged, mark_dead, write_salvaged
 from ringlog.storage.disk import Disk, RealDisk
+from ringlog.storage.identity_file import encode_identity
 from ringlog.storage.layout import META_DIR
 from ringlog.storage.log_register import Entry, beyond, encode_register, register_name
-from ringlog.verify.directory import Verification, verify_directory
+from ringlog.verify.directory import HOT, Verification, is_absorbed, verify_directory
 from ringlog.verify.findings import DAMAGE, FileReport, Range, join, without
 from ringlog.verify.frame_decoder import VerifyError, holdings
-from ringlog.verify.log_order import in_order
-from ringlog.verify.mending import Islands, islands_in, mend, with_lost, with_prev_seal
+from ringlog.verify.log_order import NeededLog, in_order, needed_files
+from ringlog.verify.mending import (
+    Islands,
+    Spot,
+    header_bytes,
+    islands_in,
+    mend,
+    rewritten,
+    sealed_anew,
+    stand_in,
+    with_prev_seal,
+)
+from ringlog.verify.segment_decoder import frames_in, salts_of
+from ringlog.verify.snapshot_decoder import governing, snapshots_in_force
+from ringlog.verify.wal_decoder import HEADER_BYTES, Header
 
 Given = Annotated[Options, Parameter(parse=False)]
 QUARANTINE = "quarantine"
 _INDEX_PARTS = (".idx", ".tags")
 _PARTS = (".data", ".idx", ".tags", ".del")
+_WAL_NAME = re.compile(r"^wal/shard-(\d+)/wal-(\d+)-(\d+)\.log$")
+_FILE_SHIFT = 24
+_FRAME_BYTES_MIN = 96
+_ROOM_BYTES, _LOST_BYTES = 4_096, 112
+"""Of a log file that stands in for one that nothing is known of: what a lost range takes, and the rest."""
+
+Key = tuple[int, int]
+"""(topic_id, epoch)."""
 
 Lost = dict[tuple[int, int], list[Range]]
 
@@ -40,13 +72,30 @@ class Plan:
     """What becomes of each file of the directory."""
 
     found: Verification
+    root: Path
+    cold: Path | None
     mended: dict[str, Islands] = field(default_factory=dict)
-    """Log files that are whole but for some spots."""
+    """Log files that are whole but for some spots, and those that are made anew for one that is not there."""
+    resealed: dict[str, bytes] = field(default_factory=dict)
+    """Log files whose headers were damaged, under new ones."""
     quarantined: dict[str, str] = field(default_factory=dict)
     """Path or stem -> why it is put aside."""
     rebuilt: list[str] = field(default_factory=list)
-    """Segments whose index the next start makes anew."""
+    """Segments whose data is whole: the other parts are made anew from it."""
+    dropped: set[int] = field(default_factory=set)
+    """Numbers of segments that the copy does not have."""
+    salvaged: dict[Key, Salvaged] = field(default_factory=dict)
+    """What new segments are made of."""
     lost: Lost = field(default_factory=dict)
+    unknown: list[NeededLog] = field(default_factory=list)
+    """Newest log files of which nothing is left: of what they held only a bound is known."""
+    pieces: dict[Key, list[Piece]] | None = None
+    """Whole frames in files that an engine does not read."""
+
+    @property
+    def snapshots(self) -> list[FileReport]:
+        """Those that count, the greatest number first."""
+        return snapshots_in_force([each for each in self.found.files if each.kind == "snapshot"])
 
 
 def repair(
@@ -75,7 +124,7 @@ def repair(
     printer = options.printer()
     facts = {"repaired": False, **_facts(plan)}
     if write:
-        build(plan, Path(data_dir), Path(to).absolute())
+        build(plan, Path(to).absolute())
         again = verify_directory(to, cold_dir=cold_dir)
         facts |= {"repaired": not again.is_damaged, "to": to}
         facts["left"] = [f"{each.path}: {each.what}" for each in again.findings if each.severity == DAMAGE]
@@ -86,114 +135,312 @@ def repair(
     return Exit.DONE if not write or facts["repaired"] else Exit.DAMAGE
 
 
-def plan_repair(data_dir: str, cold_dir: str = "") -> Plan:
-    """Verify the directory and decide about every damaged file; raises UsageError."""
-    plan = Plan(verify_directory(data_dir, cold_dir=cold_dir))
+def plan_repair(data_dir: str, cold_dir: str = "", *, jobs: int = 0) -> Plan:
+    """Verify the directory with so many processes (0 = one a CPU) and decide about every damaged file.
+
+    Raises UsageError.
+    """
+    cold = Path(cold_dir) if cold_dir else None
+    plan = Plan(verify_directory(data_dir, jobs=jobs, cold_dir=cold_dir), Path(data_dir), cold)
+    _require_cold(plan)
+    needed = needed_files(plan.found.files, plan.snapshots)
     for report in plan.found.files:
-        if report.kind == "wal" and report.is_damaged:
-            _plan_log(plan, report, Path(data_dir))
-        elif report.kind == "segment" and report.is_damaged:
-            _plan_segment(plan, report)
-        elif report.is_damaged and report.kind in {"snapshot", "unreadable"}:
+        if not report.is_damaged:
+            continue
+        if _WAL_NAME.match(report.path):
+            _plan_log(plan, report, needed)
+        elif report.kind == "snapshot" or report.path.startswith("meta/snapshot-"):
             plan.quarantined[report.path] = report.findings[0].what
+        elif report.kind == "segment" or report.path.startswith(("topics/", "packs/")):
+            _plan_segment(plan, report)
+    there = {report.path for report in plan.found.files}
+    used = {report.path for report in in_order(plan.found.files)}
+    for log in needed.values():
+        if log.path not in used and log.path not in plan.mended:
+            if log.path in there:
+                plan.quarantined[log.path] = "holds nothing, and others say that it did"
+            _stand_in_for(plan, log.path, needed)
+    for report in plan.found.files:
+        if report.kind == "snapshot":
+            plan.dropped.update(
+                number for stem, number, _ in report.more["facts"].segments if stem not in there
+            )
     _find_lost(plan)
+    for path in [path for path, islands in plan.mended.items() if not _has_room(plan, path, islands)]:
+        # It cannot say in its spots what was lost there: all of it is stood in for.
+        plan.quarantined[path] = "there is no room in it to say what was lost"
+        plan.mended.pop(path)
+        plan.resealed.pop(path, None)
+        _stand_in_for(plan, path, needed)
+        _find_lost(plan)
     return plan
 
 
-def _plan_log(plan: Plan, report: FileReport, root: Path) -> None:
+def _require_cold(plan: Plan) -> None:
+    """Records in a cold tier that was not named are not lost: nothing is decided about them."""
+    if plan.cold is not None:
+        return
+    reports = {report.path: report for report in plan.found.files if report.kind == "segment"}
+    for snapshot in plan.snapshots:
+        for stem, _, tier in snapshot.more["facts"].segments:
+            report = reports.get(stem)
+            is_bad = report is None or (report.is_damaged and not report.more["is_data_sound"])
+            if tier and is_bad:
+                raise UsageError(
+                    "a damaged segment has a copy in the cold tier: name its directory with --cold-dir (copy "
+                    "the objects of a store into one first)", segment=stem,
+                )  # fmt: skip
+
+
+def _plan_log(plan: Plan, report: FileReport, needed: dict[int, NeededLog]) -> None:
+    limit, path = report.more.get("limit", 0), report.path
     try:
-        found = islands_in((root / report.path).read_bytes(), report.more.get("limit", 0))
-    except VerifyError as e:
-        plan.quarantined[report.path] = e.message
-        return
-    if any(spot.has_first_marks for spot in found.spots):
-        plan.quarantined[report.path] = "its first marks are gone, which say what it holds"
-        return
-    plan.mended[report.path] = found
+        data = (plan.root / path).read_bytes()
+        if not report.more.get("file_id"):
+            header = _header_for(plan, path, 0, len(data))
+            stop = next((each.stop for each in needed.values() if each.path == path), 0)
+            plan.resealed[path] = sealed_anew(data, header)
+            plan.mended[path] = islands_in(plan.resealed[path], 0, stop)
+            return
+        plan.mended[path] = islands_in(data, limit, limit or report.more.get("durable", 0))
+    except (VerifyError, OSError) as e:
+        plan.quarantined[path] = e.message if isinstance(e, VerifyError) else str(e.strerror)
+        _stand_in_for(plan, path, needed)
+
+
+def _stand_in_for(plan: Plan, path: str, needed: dict[int, NeededLog]) -> None:
+    """Other files say that this one held something durable: they must find a file, and its end."""
+    log = next((each for each in needed.values() if each.path == path), None)
+    if log is not None:
+        stop = log.stop
+        if not stop:
+            plan.unknown.append(log)
+            stop = HEADER_BYTES + _ROOM_BYTES + _LOST_BYTES * len(plan.found.stories.alive())
+        plan.mended[path] = stand_in(_header_for(plan, path, log.shards, stop), stop)
+
+
+def _header_for(plan: Plan, path: str, shards: int, size: int) -> Header:
+    """A new header of the log file of that name, as far as others know what it was; 0 shards = as many as
+    theirs. Raises VerifyError when there are no others."""
+    shard, incarnation, n = _numbers_of(path)
+    logs = [each.header for each in plan.found.files if each.kind == "wal" and "boot_id" in each.header]
+    if not logs:
+        raise VerifyError("no other log file says what this one was")
+    # Where the file before it ended is not known; that there was one says that its incarnation served.
+    before = _file_id(path) - 1 if n else 0
+    near = max(logs, key=lambda each: (int(each["incarnation"]) == incarnation, int(each["incarnation"])))
+    return Header(
+        shard, shards or int(near["shards"]), n, incarnation, secrets.randbits(63) | 1,
+        bytes.fromhex(near["boot_id"]), bytes.fromhex(near["engine_id"]), int(near["created_us"]), size,
+        before, 0, 0, 0,
+    )  # fmt: skip
+
+
+def _numbers_of(path: str) -> tuple[int, int, int]:
+    """(shard, incarnation, n) by the name of a log file."""
+    found = _WAL_NAME.match(path)
+    assert found is not None, path
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+def _file_id(path: str) -> int:
+    _, incarnation, n = _numbers_of(path)
+    return incarnation << _FILE_SHIFT | n
+
+
+def _has_room(plan: Plan, path: str, islands: Islands) -> bool:
+    try:
+        _mended_bytes(plan, path, islands)
+    except VerifyError:
+        return False
+    return True
+
+
+def _mended_bytes(plan: Plan, path: str, islands: Islands) -> bytes:
+    report = next((each for each in plan.found.files if each.path == path), None)
+    if path in plan.resealed:
+        return mend(plan.resealed[path], islands)
+    if report is None or path in plan.quarantined:
+        return mend(header_bytes(islands.header), islands)
+    return mend((plan.root / path).read_bytes(), islands, report.more.get("limit", 0))
 
 
 def _plan_segment(plan: Plan, report: FileReport) -> None:
-    """An index is made anew; damaged data is put aside whole, with everything that belongs to it."""
-    wrong = [finding.what for finding in report.findings if finding.severity == DAMAGE]
-    if all("can be rebuilt" in what or "it is rebuilt" in what for what in wrong):
+    """Where the data is whole the other parts are made anew; else all is put aside, and what is whole of it
+    goes into a new segment."""
+    more = report.more
+    if more.get("is_data_sound") and not more["is_misplaced"] and not more.get("is_foreign"):
         plan.rebuilt.append(report.path)
-    else:
-        plan.quarantined[report.path] = wrong[0]
+        return
+    plan.quarantined[report.path] = next(each.what for each in report.findings if each.severity == DAMAGE)
+    plan.dropped.add(int(report.path.rpartition("-")[2], 16))
 
 
-# -- what is lost -------------------------------------------------------------------------------------
+# -- what is saved and what is lost -------------------------------------------------------------------
 
 
 def _find_lost(plan: Plan) -> None:
-    """Numbers that nothing holds once damaged files are mended or put aside, and where to announce them."""
-    stories = plan.found.stories
-    for topic in stories.alive():
+    """Numbers that nothing an engine will read holds, what of them is found elsewhere, and where to announce
+    the rest."""
+    plan.salvaged, plan.lost = {}, {}
+    for islands in plan.mended.values():
+        for spot in islands.spots:
+            spot.lost = dict(spot.known)
+    for topic in plan.found.stories.alive():
         key = (topic.topic_id, topic.epoch)
-        topic.stored = [span for path, span in _stored(plan, key) if path not in plan.quarantined]
-        ends = [spot.lost[key] for spot in _spots(plan) if key in spot.lost]
-        known = join([span for spans in ends for span in spans])
-        summary = topic.summary()
-        beyond = [span for span in without(known, join(topic.stored)) if span[0] > summary.head]
-        gaps = join([*summary.gaps, *beyond])
+        served = join(_served(plan, key))
+        topic.stored = list(served)
+        known = join([span for spot in _spots(plan) for span in spot.known.get(key, ())])
+        head = topic.summary().head
+        beyond = [span for span in without(known, served) if span[0] > head]
+        bound = _most_behind(plan, topic.topic_id)
+        beyond = join([*beyond, (head + 1, head + bound)]) if bound else beyond
+        if not topic.summary().gaps and not beyond:
+            continue
+        wanted = without([(topic.floor, max([head, *[span[1] for span in beyond]]))], served)
+        pieces = _found_elsewhere(plan, key, without(wanted, join(topic.lost)))
+        if pieces:
+            plan.salvaged[key] = Salvaged(pieces, topic.removed)
+            topic.stored += [(piece.first, piece.last) for piece in pieces]
+        gaps = join([*topic.summary().gaps, *without(beyond, join(topic.stored))])
         if gaps:
             plan.lost[key] = gaps
     _place(plan)
 
 
-def _stored(plan: Plan, key: tuple[int, int]) -> Iterator[tuple[str, Range]]:
+def _most_behind(plan: Plan, topic_id: int) -> int:
+    """How many records a topic may have had in newest log files of which nothing is left. None of their
+    numbers may be given out again."""
+    files = [log for log in plan.unknown if _shard_of(topic_id, log.shards) == _numbers_of(log.path)[0]]
+    return sum(log.file_bytes // _FRAME_BYTES_MIN * BATCH_RECORDS_MAX for log in files)
+
+
+def _served(plan: Plan, key: Key) -> Iterator[Range]:
+    """Numbers that an engine will read of the files that are kept."""
     for report in plan.found.files:
-        for span in report.stored.get(key, ()):
-            yield report.path, span
+        if report.path not in plan.quarantined:
+            yield from report.served.get(key, ())
     for path, islands in plan.mended.items():
+        if is_absorbed(plan.snapshots, _file_id(path), key[0]):
+            continue
         for seen in islands.frames:
-            frame = seen.frame
-            for held in holdings(frame):
-                if held[:2] == key:
-                    yield path, (held[2], held[2] + held[3] - 1)
+            for topic_id, epoch, base_seq, count in holdings(seen.frame):
+                if (topic_id, epoch) == key:
+                    yield base_seq, base_seq + count - 1
 
 
-def _spots(plan: Plan) -> Iterator[Any]:
+def _found_elsewhere(plan: Plan, key: Key, wanted: list[Range]) -> list[Piece]:
+    """Frames, or parts of them, that hold wanted numbers, ascending and none twice."""
+    if plan.pieces is None:
+        plan.pieces = {}
+        for owner, piece in _unread(plan):
+            plan.pieces.setdefault(owner, []).append(piece)
+    found = []
+    for piece in plan.pieces.get(key, ()):
+        for first, last in _within([(piece.first, piece.last)], wanted):
+            found.append(piece._replace(first=first, last=last))
+        wanted = without(wanted, [(piece.first, piece.last)])
+    return sorted(found)
+
+
+def _unread(plan: Plan) -> Iterator[tuple[Key, Piece]]:
+    """Whole frames of damaged segments, of cold copies, and of log files that are not replayed."""
+    for report in plan.found.files:
+        is_segment = report.path.startswith(("topics/", "packs/"))
+        is_unread = report.path in plan.quarantined or report.more.get("is_copy")
+        if is_segment and is_unread and not report.more.get("is_foreign"):
+            yield from _in_segment(plan, report.path)
+    for report in plan.found.files:
+        is_unread = report.served != report.stored or report.path in plan.quarantined
+        if report.kind == "wal" and is_unread and not report.more.get("is_foreign"):
+            yield from _in_log(plan.root / report.path)
+
+
+def _in_segment(plan: Plan, stem: str) -> Iterator[tuple[Key, Piece]]:
+    places = [plan.root] if plan.cold is None else [plan.root, plan.cold]
+    salts = [salt for place in places for salt in salts_of(str(place / stem))]
+    for place in places:
+        path = place / f"{stem}.data"
+        if not path.exists():
+            continue
+        data = path.read_bytes()
+        for salt in dict.fromkeys(salts):
+            for offset, frame in frames_in(data, salt):
+                piece = Piece(
+                    frame.base_seq, frame.base_seq + frame.count - 1, str(path), offset, frame.total, salt
+                )
+                yield (frame.topic_id, frame.epoch), piece
+
+
+def _in_log(path: Path) -> Iterator[tuple[Key, Piece]]:
+    try:
+        islands = islands_in(path.read_bytes())
+    except (VerifyError, OSError):
+        return
+    for seen in islands.frames:
+        for topic_id, epoch, base_seq, count in holdings(seen.frame):
+            last = base_seq + count - 1
+            piece = Piece(
+                base_seq, last, str(path), seen.offset, seen.frame.total, islands.header.salt
+            )  # fmt: skip
+            yield (topic_id, epoch), piece
+
+
+def _spots(plan: Plan) -> Iterator[Spot]:
     for islands in plan.mended.values():
         yield from islands.spots
 
 
 def _place(plan: Plan) -> None:
-    """Announce each lost range at the last spot before the record that follows on it in the log."""
-    left = {key: list(ranges) for key, ranges in plan.lost.items()}
-    last_spot = None
+    """Announce each lost range that no snapshot can announce at the last spot before the record that follows
+    on it in the log; those that nothing follows on at the last spot of all."""
+    left = {key: without(ranges, _in_snapshot(plan, key)) for key, ranges in plan.lost.items()}
     for spot in _spots(plan):
-        said = {key: _within(ranges, left.get(key, [])) for key, ranges in spot.lost.items()}
+        said = {key: _within(ranges, left.get(key, [])) for key, ranges in spot.known.items()}
         spot.lost = {key: ranges for key, ranges in said.items() if ranges}
         for key, ranges in spot.lost.items():
             left[key] = without(left[key], ranges)
-    for report in in_order(plan.found.files):
-        islands = plan.mended.get(report.path)
+    spots: list[tuple[int, Spot]] = []
+    reports = {report.path: report for report in in_order(plan.found.files)}
+    for path in sorted({*reports, *plan.mended}, key=_file_id):
+        islands = plan.mended.get(path)
         if islands is None:
-            for key, ranges in report.stored.items():
-                _announce(left, key, ranges[-1][0], last_spot)
+            for key, ranges in reports[path].served.items():
+                _announce(plan, left, key, ranges[-1][0], spots)
             continue
-        spots = iter(islands.spots)
-        coming = next(spots, None)
+        coming = list(islands.spots)
         for seen in islands.frames:
-            while coming is not None and coming.start < seen.offset:
-                last_spot, coming = coming, next(spots, None)
+            while coming and coming[0].start < seen.offset:
+                spots.append((_file_id(path), coming.pop(0)))
             for topic_id, epoch, base_seq, _ in holdings(seen.frame):
-                _announce(left, (topic_id, epoch), base_seq, last_spot)
+                _announce(plan, left, (topic_id, epoch), base_seq, spots)
+        spots += [(_file_id(path), spot) for spot in coming]
+    for key in left:
+        _announce(plan, left, key, 1 << 63, spots)
 
 
-def _within(ranges: list[Range], wanted: list[Range]) -> list[Range]:
+def _in_snapshot(plan: Plan, key: Key) -> list[Range]:
+    """Numbers of which the snapshot of a topic says what became of them."""
+    last_word = governing(plan.snapshots, key[0])
+    rows = last_word.more["topics"] if last_word is not None else ()
+    return [(1, row.head) for row in rows if (row.topic_id, row.epoch) == key and row.head]
+
+
+def _within(ranges: Sequence[Range], wanted: list[Range]) -> list[Range]:
     """Numbers in both."""
-    return without(ranges, without(ranges, wanted))
+    return without(list(ranges), without(list(ranges), wanted))
 
 
-def _announce(left: Lost, key: tuple[int, int], before: int, spot: Any) -> None:
+def _announce(plan: Plan, left: Lost, key: Key, before: int, spots: list[tuple[int, Spot]]) -> None:
     """Put ranges that end below `before` where the engine will read them before it reads that record."""
-    if spot is None or key not in left:
+    ready = [span for span in left.get(key, ()) if span[1] < before]
+    if not ready:
         return
-    ready = [span for span in left[key] if span[1] < before]
-    if ready:
-        spot.lost[key] = join([*spot.lost.get(key, []), *ready])
-        left[key] = [span for span in left[key] if span[1] >= before]
+    for file_id, spot in reversed(spots):
+        if not is_absorbed(plan.snapshots, file_id, key[0]):
+            spot.lost[key] = join([*spot.lost.get(key, []), *ready])
+            left[key] = [span for span in left[key] if span[1] >= before]
+            return
 
 
 def _facts(plan: Plan) -> dict[str, Any]:
@@ -203,59 +450,96 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "mended": sorted(plan.mended),
         "rebuilt": plan.rebuilt,
         "quarantined": [{"path": path, "why": why} for path, why in plan.quarantined.items()],
+        "saved": [
+            {"topic": names[key], "records": _alive_in(salvaged)} for key, salvaged in plan.salvaged.items()
+        ],
         "lost": [
-            {"topic": names[key], "first": first, "last": last, "records": last - first + 1}
+            {
+                "topic": names[key],
+                "first": first,
+                "last": last,
+                "records": last - first + 1,
+                **({"is_bound": True} if last - first + 1 >= _most_behind(plan, key[0]) > 0 else {}),
+            }
             for key, ranges in plan.lost.items()
             for first, last in ranges
         ],
     }
 
 
+def _alive_in(salvaged: Salvaged) -> int:
+    dead = salvaged.dead
+    return sum(
+        piece.last + 1 - piece.first - dead.range_cardinality(piece.first, piece.last + 1)
+        for piece in salvaged.pieces
+    )
+
+
 # -- the copy -----------------------------------------------------------------------------------------
 
 
-def build(plan: Plan, source: Path, target: Path, disk: Disk | None = None) -> None:
+def build(plan: Plan, target: Path, disk: Disk | None = None) -> None:
     """Build the repaired copy; raises UsageError when the target is not empty, VerifyError, DiskError."""
     disk = disk or RealDisk()
+    source = plan.root
     make_empty(disk, target)
-    copy_identity(disk, source, target)
-    seals: dict[tuple[int, int], int] = {}
-    for report in in_order(plan.found.files):
-        _copy_log(disk, plan, report, source, target, seals)
+    _copy_identity(disk, plan, target)
+    _copy_logs(disk, plan, target)
     for report in plan.found.files:
-        if report.kind == "segment":
-            _copy_segment(disk, plan, report.path, source, target)
-        elif report.kind in {"snapshot", "unreadable"}:
+        if report.path.startswith(("topics/", "packs/")):
+            _copy_segment(disk, plan, report, target)
+        elif report.path.startswith("meta/snapshot-"):
             aside = QUARANTINE if report.path in plan.quarantined else ""
             copy_file(disk, source / report.path, target / aside / report.path)
         elif report.kind == "register" and report.header:
             copy_file(disk, source / report.path, target / report.path)
     _make_registers(disk, plan, target)
-    _announce_in_snapshots(disk, plan, target)
+    _write_salvaged(disk, plan, target)
+    _rewrite_snapshots(disk, plan, target)
     sync_tree(disk, target)
 
 
-def _copy_log(
-    disk: Disk, plan: Plan, report: FileReport, source: Path, target: Path,
-    seals: dict[tuple[int, int], int],
-) -> None:  # fmt: skip
-    """One log file: as it is, mended, or aside. `seals` are those that mending changed, by file and end."""
-    path = report.path
-    if path in plan.quarantined:
-        copy_file(disk, source / path, target / QUARANTINE / path)
+def _copy_identity(disk: Disk, plan: Plan, target: Path) -> None:
+    """Who the directory is; where that is damaged, by the word of the other files."""
+    report = next((each for each in plan.found.files if each.path == ENGINE_FILE), None)
+    if report is not None and not report.is_damaged:
+        copy_identity(disk, plan.root, target)
         return
-    data = (source / path).read_bytes()
-    if path in plan.mended:
-        before = report.more["ends"]
-        limit = report.more.get("limit", 0)
-        data = mend(data, plan.mended[path], limit)
-        for offset, seal in _seals_of(data):
-            if before.get(offset, seal) != seal or offset not in before:
-                seals[report.more["file_id"], offset] = seal
-    prev = (report.more["prev"][0], report.more["prev"][1])
-    if prev in seals:
-        data = with_prev_seal(data, seals[prev])
-    write_synced(disk, target / path, data)
+    owners = [each.header["engine_id"] for each in plan.found.files if "engine_id" in each.header]
+    if not owners:
+        raise UsageError("meta/engine is damaged, and no other file names the engine", path=str(plan.root))
+    used = max((int(each.header.get("incarnation", 0)) for each in plan.found.files), default=0)
+    if report is not None:
+        copy_file(disk, plan.root / ENGINE_FILE, target / QUARANTINE / ENGINE_FILE)
+    owner = max(owners, key=owners.count)
+    write_synced(disk, target / ENGINE_FILE, encode_identity(owner, used + 1, ""))
+
+
+def _copy_logs(disk: Disk, plan: Plan, target: Path) -> None:
+    """Each log file: as it is, mended, or aside. Those that name the seal of an end that mending changed name
+    the new one."""
+    seals: dict[tuple[int, int], int] = {}
+    reports = {report.path: report for report in plan.found.files if _WAL_NAME.match(report.path)}
+    for path in sorted({*reports, *plan.mended}, key=_file_id):
+        report = reports.get(path)
+        if path in plan.quarantined or (path in plan.mended and report is not None):
+            copy_file(disk, plan.root / path, target / QUARANTINE / path)
+        if path in plan.mended:
+            data = _mended_bytes(plan, path, plan.mended[path])
+            is_new = report is None or path in plan.quarantined or path in plan.resealed
+            before: dict[int, int] = {} if is_new or report is None else report.more["ends"]
+            for offset, seal in _seals_of(data):
+                if before.get(offset) != seal:
+                    seals[_file_id(path), offset] = seal
+        elif path in plan.quarantined or report is None or not report.more.get("file_id"):
+            continue
+        else:
+            data = (plan.root / path).read_bytes()
+        if report is not None and report.more.get("file_id") and path not in plan.quarantined:
+            prev = (report.more["prev"][0], report.more["prev"][1])
+            if prev in seals:
+                data = with_prev_seal(data, seals[prev])
+        write_synced(disk, target / path, data)
 
 
 def _seals_of(data: bytes) -> Iterator[tuple[int, int]]:
@@ -285,30 +569,78 @@ def _make_registers(disk: Disk, plan: Plan, target: Path) -> None:
         write_synced(disk, path, encode_register(entry))
 
 
-def _copy_segment(disk: Disk, plan: Plan, stem: str, source: Path, target: Path) -> None:
+def _copy_segment(disk: Disk, plan: Plan, report: FileReport, target: Path) -> None:
+    stem, source = report.path, plan.root
+    is_rebuilt = stem in plan.rebuilt
+    has_bad_marks = bool(is_rebuilt and report.more.get("has_bad_marks"))
     for suffix in _PARTS:
         path = stem + suffix
         if not (source / path).exists():
             continue
-        if stem in plan.quarantined:
+        is_bad = is_rebuilt and (suffix in _INDEX_PARTS or (suffix == ".del" and has_bad_marks))
+        if stem in plan.quarantined or is_bad:
             copy_file(disk, source / path, target / QUARANTINE / path)
-        elif stem not in plan.rebuilt or suffix not in _INDEX_PARTS:
+        else:
             copy_file(disk, source / path, target / path)
+    if is_rebuilt:
+        is_cold = report.more["tier"] == "cold"
+        rebuild_index(disk, str(target), stem, source_dir=str(plan.cold) if is_cold else None).close()
+    if has_bad_marks:
+        dead = {(each.topic_id, each.epoch): each.removed for each in plan.found.stories.alive()}
+        mark_dead(disk, str(target), stem, dead)
 
 
-def _announce_in_snapshots(disk: Disk, plan: Plan, target: Path) -> None:
-    """What the snapshot counts as there and is not: its rows say so."""
-    by_topic = {topic_id: ranges for (topic_id, _), ranges in plan.lost.items()}
+def _write_salvaged(disk: Disk, plan: Plan, target: Path) -> None:
+    """One segment for each shard that has something to save, as the compactor would name it."""
+    known = [int(each.more["number"]) for each in plan.found.files if each.kind == "segment"]
+    known += [
+        number
+        for each in plan.found.files if each.kind == "snapshot"
+        for _, number, _ in each.more["facts"].segments
+    ]  # fmt: skip
+    numbers = NumberAllocator(MAKER_COMPACTOR, [*known, *plan.dropped])
+    headers = [each.header for each in plan.found.files]
+    newest = max(
+        (each for each in headers if "shards" in each and "incarnation" in each),
+        key=lambda header: int(header["incarnation"]), default={"shards": 1},
+    )  # fmt: skip
+    shards = int(newest["shards"])
+    owner = next(each["engine_id"] for each in headers if "engine_id" in each)
+    created = max((int(each.get("created_us", 0)) for each in headers), default=0)
+    by_shard: dict[int, dict[Key, Salvaged]] = {}
+    for key, salvaged in plan.salvaged.items():
+        by_shard.setdefault(_shard_of(key[0], shards), {})[key] = salvaged
+    for shard, topics in sorted(by_shard.items()):
+        write_salvaged(
+            disk, str(target), topics, number=numbers.take(), salt=secrets.randbits(63) | 1, shard=shard,
+            shards=shards, engine_id=bytes.fromhex(owner), created_us=created,
+        )  # fmt: skip
+
+
+def _shard_of(topic_id: int, shards: int) -> int:
+    return xxhash.xxh3_64_intdigest(topic_id.to_bytes(8, "little")) % shards
+
+
+def _rewrite_snapshots(disk: Disk, plan: Plan, target: Path) -> None:
+    """What a snapshot counts as there and is not: its rows say so, and it lists no segment that is not, or
+    not where it is."""
+    cold = {
+        int(each.more["number"])
+        for each in plan.found.files
+        if each.kind == "segment" and each.more["tier"] == "cold" and each.more["has_data"]
+    }
     for report in plan.found.files:
         if report.kind != "snapshot" or report.path in plan.quarantined:
             continue
         lost = {
-            row.topic_id: [span for span in by_topic[row.topic_id] if span[1] <= row.head]
+            row.topic_id: _within(plan.lost[row.topic_id, row.epoch], [(1, row.head)])
             for row in report.more["topics"]
-            if row.topic_id in by_topic
+            if (row.topic_id, row.epoch) in plan.lost and row.head
         }
         lost = {topic_id: ranges for topic_id, ranges in lost.items() if ranges}
-        if lost:
+        listed = {number: tier for _, number, tier in report.more["facts"].segments}
+        moved = {number for number in cold if listed.get(number) == HOT}
+        if lost or moved or listed.keys() & plan.dropped:
             data = (target / report.path).read_bytes()
             disk.unlink(str(target / report.path))
-            write_synced(disk, target / report.path, with_lost(data, lost))
+            write_synced(disk, target / report.path, rewritten(data, lost, plan.dropped, moved))

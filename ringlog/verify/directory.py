@@ -40,6 +40,8 @@ NONSENSE = (
     VerifyError,
 )  # fmt: skip
 """What a decoder may stumble over in bytes whose checksums fit and whose contents contradict them."""
+HOT = 0
+"""Tier of a segment of which the host alone has the data part."""
 FEW_FILES = 2
 """Not worth the start of further processes."""
 
@@ -163,6 +165,12 @@ def put_together(found: Verification) -> None:
         for wrong in found.stories.tell(report.facts):
             report.damage(wrong)
     found.stories.bury(partial(_is_gone, snapshots))
+    for report in in_force:
+        report.more["in_force"] = True
+        absorbed = partial(is_absorbed, snapshots, int(report.more["file_id"]))
+        report.served = {key: ranges for key, ranges in report.stored.items() if not absorbed(key[0])}
+    for report in segments:
+        report.served = report.stored
     for report in [*in_force, *segments]:
         found.stories.hold(report)
     found.topics = list(found.stories.summaries())
@@ -195,6 +203,13 @@ def _is_gone(snapshots: Sequence[FileReport], topic_id: int) -> bool:
     return at == len(rows) or rows[at].topic_id != topic_id
 
 
+def is_absorbed(snapshots: Sequence[FileReport], file_id: int, topic_id: int) -> bool:
+    """Does the snapshot that has the last word on a topic stand for what that log file says of it? An engine
+    does not replay the file for the topic then, also while it is still there."""
+    last_word = governing(snapshots, topic_id)
+    return last_word is not None and bool(last_word.more["facts"].absorbs(file_id))
+
+
 def _because(unreadable: Sequence[str]) -> str:
     return f" (perhaps in {', '.join(unreadable[:3])})" if unreadable else ""
 
@@ -209,6 +224,7 @@ def _check_identity(reports: Sequence[FileReport]) -> None:
     for owner, theirs in owners.items():
         for report in theirs if owner != most else ():
             report.damage("belongs to another data directory")
+            report.more["is_foreign"] = True
 
 
 def _check_counter(reports: Sequence[FileReport]) -> None:
@@ -227,7 +243,7 @@ def _existing(segments: Sequence[FileReport], snapshots: Sequence[FileReport]) -
     copy. What was moved to a cold tier is listed. What only the cold tier has is led to by nothing, so that
     it harms nobody and helps nobody: whatever should be there instead is missed in its own place.
     """
-    listed = {stem for report in snapshots for stem, _ in listed_by(report, snapshots)}
+    listed = {stem for report in snapshots for stem, _, _ in listed_by(report, snapshots)}
     found = []
     for report in segments:
         if report.more["is_copy"]:
@@ -253,12 +269,22 @@ def _check_listed(snapshots: Sequence[FileReport], segments: Sequence[FileReport
     there = {report.path for report in segments}
     only_index = {report.path: report for report in segments if report.more.get("only_index")}
     no_data = {report.path: report for report in segments if report.more.get("no_data")}
+    unseen = {
+        report.path: report
+        for report in segments
+        if report.more["tier"] == "cold" and not report.more["has_data"]
+    }
     newest = max((each.more["number"] for each in segments if not each.more["is_misplaced"]), default=0)
     for report in snapshots:
-        for stem, number in listed_by(report, snapshots):
+        for stem, number, tier in listed_by(report, snapshots):
             if stem not in there and number >= newest:
                 report.damage(f"segment {stem} is missing")
             if stem in only_index:
                 only_index[stem].damage("the tags part is missing: it can be rebuilt from the data")
             if stem in no_data:
                 no_data[stem].damage("the data part is neither here nor in the cold tier")
+            elif stem in unseen and tier == HOT:
+                unseen[stem].damage(
+                    "the data part is missing, and by its snapshot it was not moved to the cold tier: if it "
+                    "was moved since, name the cold tier with --cold-dir"
+                )

@@ -47,6 +47,8 @@ class FileReport:
     header: dict[str, Any] = field(default_factory=dict)
     stored: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
     """(topic_id, epoch) -> numbers whose records lie here, ascending, neighbours joined."""
+    served: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
+    """Those of `stored` that an engine reads here: of a log file that a snapshot absorbed it reads none."""
     marked: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
     """(topic_id, epoch) -> numbers marked as deleted here."""
     facts: list[Fact] = field(default_factory=list)

@@ -6,7 +6,9 @@ own marks, the next file's header and the next incarnations' first marks say of 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ringlog.verify.findings import FileReport
 from ringlog.verify.wal_decoder import HEADER_BYTES
@@ -79,7 +81,7 @@ def _judge_predecessor(
     if not file_id or stop <= HEADER_BYTES:
         return
     if before is None:
-        if file_id not in damaged and not _is_covered(file_id, report, snapshots):
+        if file_id not in damaged and not is_covered(file_id, report, snapshots):
             report.damage(f"the WAL file before this one is missing: {named(file_id)}, {stop} bytes")
         return
     before.more["durable"] = max(before.more["durable"], stop)
@@ -94,7 +96,7 @@ def _judge_register(
     """Are the files there that it calls the newest of its stream?"""
     there = {int(report.more["file_id"]) for report in ordered}
     for _, file_id in register.more["newest"]:
-        if file_id not in there | damaged and not _is_covered(file_id, register, snapshots):
+        if file_id not in there | damaged and not is_covered(file_id, register, snapshots):
             register.damage(
                 f"the newest WAL file of shard {register.more['shard']} is missing: {named(file_id)}"
             )
@@ -111,7 +113,7 @@ def _require_registers(ordered: Sequence[FileReport], registers: dict[int, FileR
             report.damage(f"the register of its stream is missing: meta/log-{shard:02d}")
 
 
-def _is_covered(file_id: int, report: FileReport, snapshots: Sequence[FileReport]) -> bool:
+def is_covered(file_id: int, report: FileReport, snapshots: Sequence[FileReport]) -> bool:
     """Do snapshots stand for that file? Its own shard's does; or, after a change of the number of shards,
     those of all shards of another layout: what was written before is every shard's until all absorbed it."""
     layouts: dict[int, set[int]] = {}
@@ -142,3 +144,41 @@ def _judge_end(report: FileReport, said: list[tuple[int, int, int]], damaged: se
 def named(file_id: int) -> str:
     """Name of a WAL file by its number."""
     return f"wal-{file_id >> 24}-{file_id & 0xFFFFFF}.log"
+
+
+class NeededLog(NamedTuple):
+    """A log file that others speak of, and that no snapshot stands for."""
+
+    path: str
+    shards: int
+    stop: int
+    """It was durable up to here; 0 = it is the newest of its stream, and nobody knows."""
+    file_bytes: int = 0
+    """Where nobody knows: the size that it was made with."""
+
+
+def needed_files(reports: Sequence[FileReport], snapshots: Sequence[FileReport]) -> dict[int, NeededLog]:
+    """File -> what other log files in force say of it."""
+    found: dict[int, NeededLog] = {}
+    for report in in_order(reports):
+        if not report.more.get("in_force"):
+            continue
+        said = [(report.more["prev"][0], report.more["prev"][1])]
+        said += [(file_id, stop) for mark in report.more["copied"] for file_id, stop in mark["settled"]]
+        known = {file_id for mark in report.more["copied"] for file_id in mark["damaged"]}
+        for file_id, stop in said:
+            if not file_id or stop <= HEADER_BYTES or file_id in known:
+                continue
+            if not is_covered(file_id, report, snapshots):
+                before = found.get(file_id)
+                path = f"{os.path.dirname(report.path)}/{named(file_id)}"
+                most = stop if before is None else max(stop, before.stop)
+                found[file_id] = NeededLog(
+                    path if before is None else before.path, report.header["shards"], most
+                )
+    for register in reports:
+        for shards, file_id in register.more.get("newest", ()) if register.kind == "register" else ():
+            if file_id not in found and not is_covered(file_id, register, snapshots):
+                path = f"wal/shard-{register.more['shard']:02d}/{named(file_id)}"
+                found[file_id] = NeededLog(path, shards, 0, int(register.header["file_bytes"]))
+    return found

@@ -1,4 +1,5 @@
-"""A damaged log file mended: what is whole stays where it is, what is not becomes announced loss.
+"""A damaged log file mended: what is whole stays where it is, what is not becomes announced loss. One that
+cannot be read at all, or is not there, is stood in for by a file that holds nothing but the announcement.
 
 Offsets are what files say of one another, so nothing may move. Bytes that are no frame are replaced, in a
 copy, by control frames of together the same length: a LOST_RANGE for each topic that misses numbers there,
@@ -10,18 +11,29 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import msgpack
 import xxhash
 
 from ringlog.verify.findings import Range, extend
-from ringlog.verify.frame_decoder import VerifyError, check_frame
-from ringlog.verify.wal_decoder import HEADER_BYTES, Header, Seen, Walk, frame_at, mark_of, read_header
+from ringlog.verify.frame_decoder import VerifyError, check_frame, decode_frame
+from ringlog.verify.wal_decoder import (
+    HEADER_BYTES,
+    Header,
+    Mark,
+    Seen,
+    Walk,
+    frame_at,
+    mark_of,
+    read_header,
+)
 
 _HEADER = struct.Struct("<IBBHQQQIIQQIBBHQ")
 _FRAME_HEADER_BYTES = 80
 _APPEND, _MARK, _LOST = 1, 12, 13
+_COPIED = 1
+_WAL_HEADER = struct.Struct("<8sIIIIQQ16s16sQQQQQQ")
 _PIECE_BYTES = 1 << 20
 _PREV_SEAL_AT = 104
 
@@ -32,10 +44,13 @@ class Spot:
 
     start: int
     stop: int
+    known: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
+    """(topic_id, epoch) -> numbers that headers say lay here."""
     lost: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
-    """(topic_id, epoch) -> numbers."""
-    has_first_marks: bool = False
-    """One of the file's first two marks is gone: what it said of earlier files is not known any more."""
+    """(topic_id, epoch) -> numbers to announce here."""
+    mark: Mark | None = None
+    """To be written first: a mark of the file's first two is gone, and without one the file would be taken
+    for that of an incarnation that never served. What it said of earlier files is not known any more."""
 
 
 @dataclass(slots=True)
@@ -51,26 +66,82 @@ class NotMendable(VerifyError):
     """The damage cannot be cut out of this file."""
 
 
-def islands_in(data: bytes, limit: int = 0) -> Islands:
+def islands_in(data: bytes, limit: int = 0, needed: int = 0) -> Islands:
     """Find every whole frame of a file, also behind damage, up to `limit` (0 = the end).
 
-    Zeros behind the last frame are no spot. Raises VerifyError when the header is gone.
+    Zeros behind the last frame are no spot, but below `needed`, up to where others say that the file was
+    durable. Raises VerifyError when the header is gone.
     """
     found = Islands(read_header(data))
     data = data[: limit or len(data)]
-    at, marks = HEADER_BYTES, 0
+    at = HEADER_BYTES
     while True:
         frames = list(_whole(data, at, found.header.salt))
         found.frames += frames
-        marks += sum(seen.frame.type == _MARK for seen in frames)
         at = frames[-1].offset + frames[-1].frame.total if frames else at
         behind = _next_whole(data, at, found.header.salt)
-        if behind is None:
-            return found
-        spot = Spot(at, behind, has_first_marks=marks < 2 and found.header.n == 0)
+        if behind is None and at >= needed:
+            break
+        spot = Spot(at, needed if behind is None else behind)
         _headers_in(spot, data, found.header.salt)
         found.spots.append(spot)
-        at = behind
+        at = spot.stop
+    _restore_first_marks(found)
+    return found
+
+
+def stand_in(header: Header, stop: int) -> Islands:
+    """A file that ends at `stop` of which nothing is left but what others say of it."""
+    found = Islands(header, spots=[Spot(HEADER_BYTES, stop)])
+    _restore_first_marks(found)
+    return found
+
+
+def sealed_anew(data: bytes, header: Header) -> bytes:
+    """A log file whose own header is damaged, under `header`. Without its salt no seal can be checked, so
+    that frames are believed by the checksums of their bodies and by the chain of marks.
+
+    Raises VerifyError when there is no such chain.
+    """
+    whole = bytearray(header_bytes(header) + data[HEADER_BYTES:])
+    at, before, marks = HEADER_BYTES, 0, 0
+    while at + _FRAME_HEADER_BYTES <= len(whole) and whole[at : at + 4] != b"\0\0\0\0":
+        try:
+            frame, stored = check_frame(data, at)
+        except VerifyError:
+            break
+        if frame.type == _MARK:
+            mark = mark_of(Seen(at, decode_frame(data, at), 0))
+            if mark.prev_stop != at or mark.prev_seal != before:
+                break
+            marks += 1
+        (before,) = struct.unpack_from("<Q", data, at + 72)
+        sealed = xxhash.xxh3_64_intdigest(data[at : at + 72], header.salt)
+        whole[at + 72 : at + 80] = sealed.to_bytes(8, "little")
+        at += _FRAME_HEADER_BYTES + len(stored)
+    if not marks:
+        raise VerifyError("neither its header nor its groups can be read")
+    _reseal(whole, header.salt, at)
+    return bytes(whole)
+
+
+def _restore_first_marks(found: Islands) -> None:
+    """The file begins with a mark, and one of the first two of an incarnation says that it served."""
+    marks = [mark_of(seen) for seen in found.frames if seen.frame.type == _MARK]
+    second = next((mark for mark in marks if mark.offset > HEADER_BYTES), None)
+    is_said = any(mark.flags & _COPIED for mark in marks[:2]) or found.header.n > 0
+    for spot in found.spots:
+        if spot.start == HEADER_BYTES:
+            size = (second.offset if second is not None and not found.header.n else spot.stop) - HEADER_BYTES
+            flags = 0 if is_said else _COPIED
+            spot.mark = Mark(HEADER_BYTES, 0, HEADER_BYTES, 0, HEADER_BYTES, size, flags, [], [])
+        elif not is_said and marks and spot.start == HEADER_BYTES + marks[0].group_bytes:
+            size, seal = spot.stop - spot.start, _seal_before(found, spot.start)
+            spot.mark = Mark(spot.start, 1, spot.start, seal, HEADER_BYTES, size, _COPIED, [], [])
+
+
+def _seal_before(found: Islands, offset: int) -> int:
+    return next(seen.seal for seen in found.frames if seen.offset + seen.frame.total == offset)
 
 
 def _whole(data: bytes, at: int, salt: int) -> Iterator[Seen]:
@@ -98,8 +169,8 @@ def _next_whole(data: bytes, start: int, salt: int) -> int | None:
 
 def _headers_in(spot: Spot, data: bytes, salt: int) -> None:
     """Appends whose header verifies and whose body does not: their numbers are known to be lost."""
-    at = spot.start
-    while at + _FRAME_HEADER_BYTES <= spot.stop:
+    at, stop = spot.start, min(spot.stop, len(data))
+    while at + _FRAME_HEADER_BYTES <= stop:
         (sealed,) = struct.unpack_from("<Q", data, at + 72)
         if xxhash.xxh3_64_intdigest(data[at : at + 72], salt) != sealed:
             at += 8
@@ -108,7 +179,7 @@ def _headers_in(spot: Spot, data: bytes, salt: int) -> None:
         topic_id, base_seq = struct.unpack_from("<QQ", data, at + 8)
         count, epoch = struct.unpack_from("<II", data, at + 32)
         if kind == _APPEND:
-            extend(spot.lost.setdefault((topic_id, epoch), []), base_seq, base_seq + count - 1)
+            extend(spot.known.setdefault((topic_id, epoch), []), base_seq, base_seq + count - 1)
         at += frame_len + 4
 
 
@@ -117,26 +188,37 @@ def mend(data: bytes, found: Islands, limit: int = 0) -> bytes:
     whole = bytearray(data[: limit or len(data)])
     salt = found.header.salt
     for spot in found.spots:
-        if spot.has_first_marks:
-            raise NotMendable("what this file said of earlier ones is gone", offset=spot.start)
+        whole += bytes(max(spot.stop - len(whole), 0))
         whole[spot.start : spot.stop] = _filling(spot, salt)
-    _reseal(whole, salt)
+    # Behind that lie zeros, or what was never acknowledged.
+    ends = [spot.stop for spot in found.spots] + [
+        seen.offset + seen.frame.total for seen in found.frames[-1:]
+    ]
+    del whole[max(ends, default=HEADER_BYTES) :]
+    _reseal(whole, salt, len(whole))
     end = Walk(bytes(whole), salt)
     for _ in end.frames():
         continue
     if end.reason:
         raise NotMendable(end.reason, offset=end.stop)
-    # Behind the last frame nothing but zeros may lie, or the end would be in doubt.
-    return bytes(whole[: end.stop])
+    return bytes(whole)
+
+
+def header_bytes(header: Header) -> bytes:
+    """The first 4096 bytes of a log file."""
+    head = _WAL_HEADER.pack(b"RLOGWAL1", 1, *astuple(header)).ljust(HEADER_BYTES - 8, b"\0")
+    return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little")
 
 
 def _filling(spot: Spot, salt: int) -> bytes:
-    says = [
-        control_frame(_LOST, topic_id, epoch, msgpack.packb([first, last]), salt)
-        for (topic_id, epoch), ranges in sorted(spot.lost.items())
-        for first, last in ranges
-    ]
+    says = [] if spot.mark is None else [_mark_frame(spot.mark, salt)]
+    lost = [(key, span) for key, ranges in sorted(spot.lost.items()) for span in ranges]
+    says += [_lost_frame(*key, *span, 0, salt) for key, span in lost]
     left = spot.stop - spot.start - sum(map(len, says))
+    if lost and 0 < left < _FRAME_HEADER_BYTES + 8:
+        key, span = lost[-1]
+        says[-1] = _lost_frame(*key, *span, left, salt)
+        left = 0
     if left and left < _FRAME_HEADER_BYTES + 8:
         raise NotMendable("no room to say what was lost", offset=spot.start)
     while left:
@@ -144,6 +226,22 @@ def _filling(spot: Spot, salt: int) -> bytes:
         says.append(_filler(piece, salt))
         left -= piece
     return b"".join(says)
+
+
+def _lost_frame(topic_id: int, epoch: int, first: int, last: int, more: int, salt: int) -> bytes:
+    """A LOST_RANGE, `more` bytes longer than it must be."""
+    body: bytes = msgpack.packb([first, last])
+    if more:
+        size = (len(body) + 7) // 8 * 8 + more
+        body = b"\x94" + body[1:] + b"\xc2\xc6"
+        body += struct.pack(">I", size - len(body) - 4) + bytes(size - len(body) - 4)
+    return control_frame(_LOST, topic_id, epoch, body, salt)
+
+
+def _mark_frame(mark: Mark, salt: int) -> bytes:
+    # Numbers as words: the seal may be put right later, in its place.
+    numbers = b"".join(b"\xcf" + struct.pack(">Q", number) for number in mark[1:7])
+    return control_frame(_MARK, 0, 0, b"\x98" + numbers + b"\x90\x90", salt)
 
 
 def _filler(size: int, salt: int) -> bytes:
@@ -165,10 +263,10 @@ def control_frame(kind: int, topic_id: int, epoch: int, body: bytes, salt: int) 
     return head + xxhash.xxh3_64_intdigest(head, salt).to_bytes(8, "little") + stored
 
 
-def _reseal(whole: bytearray, salt: int) -> None:
-    """Make every mark name the seal of the frame that lies before it now."""
+def _reseal(whole: bytearray, salt: int, stop: int) -> None:
+    """Make every mark up to `stop` name the seal of the frame that lies before it now."""
     at, before = HEADER_BYTES, 0
-    while at + _FRAME_HEADER_BYTES <= len(whole) and whole[at : at + 4] != b"\0\0\0\0":
+    while at + _FRAME_HEADER_BYTES <= stop and whole[at : at + 4] != b"\0\0\0\0":
         frame, stored = check_frame(bytes(whole[at : at + _total(whole, at)]), 0, salt)
         if frame.type == _MARK:
             said = mark_of(frame_at(bytes(whole[at : at + frame.total]), 0, salt)).prev_seal
@@ -203,13 +301,15 @@ def with_prev_seal(data: bytes, prev_seal: int) -> bytes:
 # -- snapshots ----------------------------------------------------------------------------------------
 
 
-def with_lost(data: bytes, lost: dict[int, list[Range]]) -> bytes:
-    """A snapshot whose rows of these topics (by id) announce further lost ranges."""
+def rewritten(data: bytes, lost: dict[int, list[Range]], dropped: set[int], cold: set[int]) -> bytes:
+    """A snapshot whose rows of these topics (by id) announce further lost ranges, which lists no segment with
+    a number of `dropped`, and those of `cold` as moved to the cold tier."""
     magic_to_created, facts_bytes, topics = data[:48], *struct.unpack_from("<QQ", data, 56)
     table = 96 + (facts_bytes + 7) // 8 * 8
     ids = struct.unpack_from(f"<{topics}Q", data, table)
     starts = struct.unpack_from(f"<{topics + 1}Q", data, table + 8 * topics)
     rows_at = table + 8 * (2 * topics + 1)
+    facts = _facts_with(data[96 : 96 + facts_bytes], dropped, cold)
     rows = []
     for i, topic_id in enumerate(ids):
         row = data[rows_at + starts[i] : rows_at + starts[i + 1]]
@@ -217,24 +317,40 @@ def with_lost(data: bytes, lost: dict[int, list[Range]]) -> bytes:
     bounds = [0]
     for row in rows:
         bounds.append(bounds[-1] + len(row))
-    body = data[96 : table + 8 * topics] + struct.pack(f"<{topics + 1}Q", *bounds) + b"".join(rows)
+    body = facts + bytes(-len(facts) % 8) + data[table : table + 8 * topics]
+    body += struct.pack(f"<{topics + 1}Q", *bounds) + b"".join(rows)
     head = magic_to_created + struct.pack(
-        "<QQQQQ", len(body), facts_bytes, topics, bounds[-1], xxhash.xxh3_64_intdigest(body)
+        "<QQQQQ", len(body), len(facts), topics, bounds[-1], xxhash.xxh3_64_intdigest(body)
     )
     return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little") + body
 
 
-_COUNT, _LOST_AT = 6, 18
+_SEGMENTS, _TIER, _COLD = 6, 7, 2
+_COUNT, _BYTES, _LOST_AT = 6, 7, 18
+
+
+def _facts_with(facts: bytes, dropped: set[int], cold: set[int]) -> bytes:
+    fields = msgpack.unpackb(facts, raw=False, strict_map_key=False)
+    fields[_SEGMENTS] = [
+        [*each[:_TIER], _COLD, *each[_TIER + 1 :]] if each[0] in cold else each
+        for each in fields[_SEGMENTS]
+        if each[0] not in dropped
+    ]
+    packed: bytes = msgpack.packb(fields)
+    return packed
 
 
 def _row_with(row: bytes, lost: list[Range]) -> bytes:
-    """Lost numbers join the row's ranges; they no longer count as live."""
+    """Lost numbers join the row's ranges; they no longer count as live, and of the bytes, which nothing knows
+    one by one any more, the same part is taken off."""
     fields = msgpack.unpackb(row, raw=False, strict_map_key=False)
     known = list(zip(fields[_LOST_AT][::2], fields[_LOST_AT][1::2], strict=True))
     joined: list[Range] = []
     for first, last in sorted([*known, *lost]):
         extend(joined, first, last)
     fields[_LOST_AT] = [number for span in joined for number in span]
-    fields[_COUNT] = max(fields[_COUNT] - sum(last - first + 1 for first, last in lost), 0)
+    before = fields[_COUNT]
+    fields[_COUNT] = max(before - sum(last - first + 1 for first, last in lost), 0)
+    fields[_BYTES] = fields[_BYTES] * fields[_COUNT] // before if before else 0
     packed: bytes = msgpack.packb(fields)
     return packed

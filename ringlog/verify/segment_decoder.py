@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,6 +33,13 @@ _STEM = re.compile(r"^(?:topics/([0-9a-f]{16})/seg-(\d{20})-|packs/pack-)([0-9a-
 _APPEND = 1
 _PAGE_POSTINGS = 16_384
 _NO_TIME = -(1 << 63)
+
+
+_SALTS = (
+    (".data", DATA_HEADER_BYTES, b"RLOGSEG1", 24), (".idx", INDEX_HEADER_BYTES, b"RLOGIDX1", 24),
+    (".tags", TAGS_HEADER_BYTES, b"RLOGTAG1", 24), (".del", MARKS_HEADER_BYTES, b"RLOGDEL1", 24),
+)  # fmt: skip
+"""Suffix, bytes of the header, magic, and where the salt lies, of each part."""
 
 
 class DataHeader(NamedTuple):
@@ -120,14 +128,20 @@ def verify_segment(root: str, stem: str, *, is_deep: bool = False, cold_dir: str
     report = FileReport(stem, "segment")
     name = _STEM.match(stem)
     number = int(name[3], 16) if name else 0
-    report.more = {"number": number, "topics": {}, "tier": "hot", "is_misplaced": False, "is_copy": False}
+    report.more = {
+        "number": number, "topics": {}, "tier": "hot", "is_misplaced": False, "is_copy": False,
+        "has_data": False, "is_data_sound": False,
+    }  # fmt: skip
     index = _index_of(report, f"{root}/{stem}.idx")
     data = _data_of(report, root, stem, cold_dir)
+    report.more["has_data"] = data is not None
     if data is not None and report.more["tier"] == "cold":
         report.more["is_copy"] = not os.path.exists(f"{root}/{stem}.idx")
     walked = None
     if data is not None:
+        before = len(report.findings)
         walked = _walk(report, data, is_deep)
+        report.more["is_data_sound"] = walked is not None and len(report.findings) == before
     elif index is not None:
         report.header = index.header
         report.more["tier"] = "cold"
@@ -250,6 +264,34 @@ def next_frame(data: bytes, offset: int, salt: int) -> int:
             return head - 4
         head = data.find(b"\x01\x01", head + 1)
     return len(data)
+
+
+def frames_in(data: bytes, salt: int) -> Iterator[tuple[int, DecodedFrame]]:
+    """(offset, frame) of every frame of a data part that verifies by itself, also behind damage."""
+    at = DATA_HEADER_BYTES
+    while at < len(data):
+        try:
+            frame = check_frame(data, at, salt)[0]
+        except VerifyError:
+            at = next_frame(data, at, salt)
+            continue
+        if frame.type == _APPEND:
+            yield at, frame
+        at += frame.total
+
+
+def salts_of(stem: str) -> list[int]:
+    """What the parts of a segment say that its seals are seeded with; `stem` with the way to it."""
+    found: list[int] = []
+    for suffix, bytes_max, magic, at in _SALTS:
+        try:
+            with open(stem + suffix, "rb") as file:
+                head = file.read(bytes_max)
+            _checked(head, bytes_max, magic, "part")
+        except (OSError, VerifyError):
+            continue
+        found += struct.unpack_from("<Q", head, at)
+    return found
 
 
 def _is_frame(data: bytes, offset: int, salt: int) -> bool:
@@ -525,11 +567,13 @@ def _marks_of(report: FileReport, path: str, number: int) -> None:
             raise VerifyError("there is not one deletion mark for each record")
     except VerifyError as e:
         report.damage(e.message)
+        report.more["has_bad_marks"] = True
         return
     report.more["deleted"] = marks.count(DELETED)
     odd = len(marks) - marks.count(0) - report.more["deleted"]
     if odd:
         report.damage(f"{odd} deletion marks are neither set nor unset")
+        report.more["has_bad_marks"] = True
     place = 0
     for key, ranges in report.stored.items():
         for first, last in ranges:

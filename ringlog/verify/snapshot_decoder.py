@@ -149,8 +149,8 @@ def snapshots_in_force(reports: Sequence[FileReport]) -> list[FileReport]:
     return sorted(newest.values(), key=lambda report: (-report.header["number"], report.path))
 
 
-def listed_by(report: FileReport, snapshots: Sequence[FileReport]) -> list[tuple[str, int]]:
-    """(stem, number) of the segments that must be there by the word of this one among `snapshots`.
+def listed_by(report: FileReport, snapshots: Sequence[FileReport]) -> list[tuple[str, int, int]]:
+    """(stem, number, tier) of the segments that must be there by the word of this one among `snapshots`.
 
     A snapshot of an earlier number of shards lies there for as long as a shard of today has none. Of topics
     on which others have the last word by now it may list segments that were removed long ago, or half.
@@ -158,10 +158,10 @@ def listed_by(report: FileReport, snapshots: Sequence[FileReport]) -> list[tuple
     governs = partial(_governs, report, snapshots)
     has_topics = any(governs(int(row.topic_id)) for row in report.more["topics"])
     found = []
-    for stem, number, _ in report.more["facts"].segments:
+    for stem, number, tier in report.more["facts"].segments:
         of_one = _OF_ONE.match(stem)
         if governs(int(of_one[1], 16)) if of_one else has_topics:
-            found.append((stem, number))
+            found.append((stem, number, tier))
     return found
 
 

@@ -104,8 +104,8 @@ class Stories:
             topic.is_gone |= is_gone(topic.topic_id)
 
     def hold(self, report: FileReport) -> None:
-        """Take what a file stores."""
-        for (topic_id, epoch), ranges in report.stored.items():
+        """Take what an engine reads of a file."""
+        for (topic_id, epoch), ranges in report.served.items():
             self.topic(topic_id, epoch).stored += ranges
         for (topic_id, epoch), ranges in report.marked.items():
             topic = self.topic(topic_id, epoch)
@@ -138,6 +138,7 @@ class Stories:
                 topic.removed |= BitMap64.deserialize(value[1])
         elif fact.type == _LOST:
             topic.lost.append((value[0], value[1]))
+            topic.head = max(topic.head, value[1])
         elif fact.type == _HEAD and value[1]:
             topic.head = max(topic.head, value[0])
 

@@ -16,7 +16,7 @@ from ringlog.testing.shard_world import DATA, World
 from ringlog.topic.names import shard_of
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import FileReport
-from ringlog.verify.log_order import _is_covered
+from ringlog.verify.log_order import is_covered
 from ringlog.verify.snapshot_decoder import Facts
 
 
@@ -30,11 +30,11 @@ def snapshot(shard: int, shards: int, floor: int) -> FileReport:
 def test_a_file_may_be_gone_when_all_shards_of_another_layout_absorbed_it():
     report = FileReport("wal/shard-01/wal-18-0.log", "wal")
     report.header = {"shard": 1, "shards": 2}
-    assert _is_covered(7, report, [snapshot(1, 2, 9)])
-    assert _is_covered(7, report, [snapshot(0, 1, 9)])
-    assert not _is_covered(7, report, [snapshot(0, 1, 5)])
-    assert not _is_covered(7, report, [snapshot(0, 3, 9), snapshot(2, 3, 9)])
-    assert _is_covered(7, report, [snapshot(0, 3, 9), snapshot(2, 3, 9), snapshot(1, 3, 9)])
+    assert is_covered(7, report, [snapshot(1, 2, 9)])
+    assert is_covered(7, report, [snapshot(0, 1, 9)])
+    assert not is_covered(7, report, [snapshot(0, 1, 5)])
+    assert not is_covered(7, report, [snapshot(0, 3, 9), snapshot(2, 3, 9)])
+    assert is_covered(7, report, [snapshot(0, 3, 9), snapshot(2, 3, 9), snapshot(1, 3, 9)])
 
 
 NAMES = [f"t{i}" for i in range(6)]

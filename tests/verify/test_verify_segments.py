@@ -12,8 +12,9 @@ from verify_samples import SEALED, SEALED_RECORDS
 import ringlog
 from ringlog.cli.app import run
 from ringlog.cli.outcome import Exit
+from ringlog.limits import SEALED_FRAME_RECORDS
 from ringlog.testing.real_engine import engine
-from ringlog.verify.findings import join
+from ringlog.verify.findings import join, size_of, without
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
@@ -92,6 +93,14 @@ def test_a_missing_index_is_a_remark_and_a_missing_segment_is_damage(copied: Pat
     assert any("nowhere" in each["what"] for each in found["findings"])
 
 
+def test_an_index_whose_data_part_is_gone_is_damage(copied: Path, capsys) -> None:
+    """By its snapshot it was not moved: it was taken for one in a cold tier that was not named."""
+    own(copied, ".data").unlink()
+    code, found = verdict(copied, capsys)
+    assert code == Exit.DAMAGE
+    assert any(each["what"].startswith("the data part is missing") for each in found["findings"])
+
+
 def test_a_segment_under_another_name_is_found(copied: Path, capsys) -> None:
     for path in list(own(copied, ".data").parent.iterdir()):
         path.rename(path.with_name(path.name.replace("-0001", "-0002")))
@@ -139,7 +148,7 @@ def read_all(url: str, topic: str) -> tuple[list[int], list[tuple[int, int]]]:
 
 
 def test_a_damaged_index_costs_nothing(copied: Path, capsys) -> None:
-    """SG-5: it is made anew from the data at the start."""
+    """SG-5: it is made anew from the data."""
     flip(own(copied, ".idx"), 200)
     with engine(wal={"shards": 1}, storage=SEALED) as running:
         running.stop()
@@ -151,23 +160,32 @@ def test_a_damaged_index_costs_nothing(copied: Path, capsys) -> None:
     assert (len(read), told) == (SEALED_RECORDS + 10 - sum(i % 7 == 3 for i in range(SEALED_RECORDS)), [])
 
 
-def test_damaged_data_is_put_aside_and_its_records_are_announced_as_lost(copied: Path, capsys) -> None:
-    """SG-10: never repaired by guessing, and it hides no other segment."""
+def test_a_damaged_frame_costs_its_own_records_alone(copied: Path, capsys) -> None:
+    """SG-10: nothing is guessed; every other frame is kept, and readers get a tombstone."""
     path = own(copied, ".data")
     flip(path, 9_000)
     with engine(wal={"shards": 1}, storage=SEALED) as running:
         running.stop()
         shutil.rmtree(running.data_dir)
+        assert run(["repair", str(copied), "--to", running.data_dir, "--output", "json"]) == Exit.DONE
+        told = json.loads(capsys.readouterr().out)
         found = repaired(copied, Path(running.data_dir), capsys)
+        assert {key: found[key] for key in told if key != "repaired"} == {
+            key: value for key, value in told.items() if key != "repaired"
+        }, "the dry run says what is done"
         assert [each["path"] for each in found["quarantined"]] == [
             str(path.relative_to(copied))[: -len(".data")]
         ]
+        aside = Path(running.data_dir) / "quarantine" / path.relative_to(copied)
+        assert aside.read_bytes() == path.read_bytes()
         lost = join((each["first"], each["last"]) for each in found["lost"])
         assert {each["topic"] for each in found["lost"]} == {"a"}
+        assert 0 < size_of(lost) <= SEALED_FRAME_RECORDS
+        verified = verdict(Path(running.data_dir), capsys)[1]["topics"][0]
         running.start()
-        read, told = read_all(running.url, "a")
+        read, gaps = read_all(running.url, "a")
         assert len(read_all(running.url, "c")[0]) == 150
-    assert read == list(range(SEALED_RECORDS + 1, SEALED_RECORDS + 11))
-    assert told
-    assert lost[0][0] == 1
-    assert lost[-1][1] == SEALED_RECORDS
+    alive = [seq for seq in range(1, SEALED_RECORDS + 11) if seq > SEALED_RECORDS or (seq - 1) % 7 != 3]
+    assert read == [seq for seq in alive if not any(first <= seq <= last for first, last in lost)]
+    assert join((seq, seq) for seq in read) == [tuple(each) for each in verified["ranges"]]
+    assert not without(lost, join(gaps))

@@ -1,0 +1,133 @@
+"""What is left of damaged segments, and of log files that they stood for, written as a new segment.
+
+A repair names the frames: where they lie, and which of their numbers nothing else holds. Frames are verified
+again as they are read, so that nothing is copied by anybody's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from pyroaring import BitMap64
+
+from ringlog.envelope.messages import SegmentRef
+from ringlog.errors import CorruptData
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.batch import FrameBatch
+from ringlog.frame.layout import FrameType
+from ringlog.frame.routed import resolve
+from ringlog.segment.encode import Packing, Stretch, seal_frame
+from ringlog.segment.records import blocks_of
+from ringlog.segment.segment import Segment
+from ringlog.segment.writer import SegmentWriter
+from ringlog.storage.disk import Disk
+
+
+class Piece(NamedTuple):
+    """Records first..last of one frame, which lies in `file` (an absolute path) under `salt`."""
+
+    first: int
+    last: int
+    file: str
+    offset: int
+    length: int
+    salt: int
+
+
+class Salvaged(NamedTuple):
+    """What is saved of one topic: pieces, ascending, and the numbers that were deleted."""
+
+    pieces: Sequence[Piece]
+    dead: BitMap64
+
+
+def write_salvaged(
+    disk: Disk, data_dir: str, topics: Mapping[tuple[int, int], Salvaged], *, number: int, salt: int,
+    shard: int, shards: int, engine_id: bytes, created_us: int,
+) -> SegmentRef | None:  # fmt: skip
+    """Write one segment of these topics, (topic_id, epoch), durably; None when no record of them is alive.
+
+    Raises CorruptData for a frame that does not verify any more, DiskError.
+    """
+    writer = SegmentWriter(
+        disk, data_dir, number=number, salt=salt, shard=shard, shards=shards, engine_id=engine_id,
+        created_us=created_us,
+    )  # fmt: skip
+    try:
+        for topic_id, epoch in sorted(topics):
+            pieces, dead = topics[topic_id, epoch]
+            runs = _runs(disk, pieces, topic_id, epoch)
+            writer.add_topic(topic_id, epoch, runs, dead=dead)
+        return writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def mark_dead(disk: Disk, data_dir: str, stem: str, dead: Mapping[tuple[int, int], BitMap64]) -> None:
+    """Make the deletion marks of a segment that has none: those of `dead`, by (topic_id, epoch), that it
+    holds. Raises CorruptData, DiskError."""
+    segment = Segment.open(disk, data_dir, stem)
+    try:
+        for row, topic in enumerate(segment.topics):
+            numbers = dead.get((int(topic["topic_id"]), int(topic["epoch"])))
+            if numbers:
+                segment.mark_deleted(disk, row, numbers)
+        segment.sync_marks(disk)
+    finally:
+        segment.close()
+
+
+def _runs(disk: Disk, pieces: Sequence[Piece], topic_id: int, epoch: int) -> Iterator[tuple[Any, FrameBatch]]:
+    fds: dict[str, int] = {}
+    try:
+        for piece in pieces:
+            if piece.file not in fds:
+                fds[piece.file] = disk.open_read(piece.file)
+            data = disk.read_at(fds[piece.file], piece.length, piece.offset)
+            yield _cut(piece, *_frame_of(piece, data, topic_id, epoch), topic_id, epoch)
+    finally:
+        for fd in fds.values():
+            disk.close(fd)
+
+
+def _frame_of(piece: Piece, data: bytes, topic_id: int, epoch: int) -> tuple[bytes, FrameBatch]:
+    """The one append of that topic, or a copy that a router made, in which the piece lies."""
+    found = frames.scan(memoryview(data)[: len(data) & ~7])
+    is_sound = len(found) == 1 and not (
+        frames.malformed(found.words).any()
+        or (frames.seals(found.words, piece.salt) != found.words[:, layout.W_SEAL_XXH3]).any()
+        or (frames.body_hashes(data, found) != found.words[:, layout.W_BODY_XXH3]).any()
+    )
+    if is_sound:
+        found = resolve(data, found, piece.salt, topic_id=topic_id, is_verified=True)
+        words = found.words
+        bases = words[:, layout.W_BASE_SEQ]
+        rows = np.flatnonzero(
+            (frames.types_of(words) == FrameType.APPEND)
+            & (words[:, layout.W_TOPIC] == np.uint64(topic_id))
+            & (frames.epochs_of(words) == epoch)
+            & (bases <= np.uint64(piece.first))
+            & (bases + frames.counts_of(words) > np.uint64(piece.last))
+        )
+        if len(rows):
+            return data, found.take(rows[:1])
+    raise CorruptData(
+        "a frame that was whole is not any more", file=piece.file, offset=piece.offset, topic_id=topic_id,
+        seq=piece.first,
+    )  # fmt: skip
+
+
+def _cut(piece: Piece, data: bytes, batch: FrameBatch, topic_id: int, epoch: int) -> tuple[bytes, FrameBatch]:
+    """The frame, or a new one of those of its records that are wanted."""
+    base, count = int(batch.words[0, layout.W_BASE_SEQ]), int(frames.counts_of(batch.words)[0])
+    if (piece.first, piece.last) == (base, base + count - 1):
+        return data, batch
+    (block,) = blocks_of(data, batch)
+    stretch = Stretch(block, piece.first - base, piece.last - base + 1)
+    sealed = seal_frame([stretch], topic_id=topic_id, epoch=epoch, salt=piece.salt, packing=Packing())
+    made = b"".join(bytes(each) for each in sealed.pieces)
+    return made, frames.scan(memoryview(made))

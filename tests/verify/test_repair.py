@@ -1,0 +1,215 @@
+"""`ringlog repair` in a matrix: every kind of file, damaged in every way, with and without what could help.
+
+The directory is the specimen of the chaos class `rot`: two shards, logs of several lives, segments hot, cold
+and packed, tags, marks, two snapshots each. What a repaired copy holds is asked of a started engine, and
+must be what `verify` counts and what the dry run said.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from chaos.rot.answers import Answers, ask
+from chaos.rot.specimen import TOPICS, Specimen, make_specimen
+from ringlog.cli.repair import QUARANTINE, Plan, build, plan_repair
+from ringlog.testing.shard_world import DATA
+from ringlog.verify.directory import Verification, verify_directory
+from ringlog.verify.findings import DAMAGE, join, size_of, without
+
+CHOSEN = (
+    "/meta/", "/shard-00/", "/packs/", "topics/0000000000000002/seg-00000000000000000015",
+    "topics/0000000000000005/seg-00000000000000000008", "topics/0000000000000001/seg-00000000000000000001",
+)  # fmt: skip
+"""A pack, segments with and without a log that says the same, and one whose data part is cold."""
+HARMS = ("flip", "flip header", "missing", "truncated", "zeroed")
+
+
+@pytest.fixture(scope="module")
+def specimen() -> Specimen:
+    return make_specimen(1)
+
+
+@pytest.fixture(scope="module")
+def truth(specimen: Specimen) -> Answers:
+    return ask(specimen, specimen.files)
+
+
+def harmed(data: bytes, harm: str) -> bytes | None:
+    """The file's bytes afterwards; None = it is gone."""
+    if harm == "missing":
+        return None
+    if harm == "zeroed":
+        return bytes(len(data))
+    if harm == "truncated":
+        used = len(data.rstrip(b"\0"))
+        return data[: max(used * 2 // 3, 1)]
+    # A byte in the middle of what is used, or one of the header.
+    at = 26 if harm == "flip header" else max(len(data.rstrip(b"\0")) * 3 // 5, 1)
+    return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
+
+
+class Case(NamedTuple):
+    path: str
+    harm: str
+    keeps_log: bool
+    has_copy: bool = False
+    """The cold tier has a sound copy of the part."""
+
+
+def cases(specimen: Specimen) -> Iterator[Case]:
+    """Files of every kind, each damaged in every way, with the log that segments stand for and without it,
+    with a copy in the cold tier and without one.
+
+    Those that say the same things as others are left out.
+    """
+    for path in sorted(specimen.files):
+        if not path.startswith(DATA) or path in specimen.absorbed or not any(each in path for each in CHOSEN):
+            continue
+        for harm in HARMS:
+            if is_unprovable(specimen, path, harm):
+                continue
+            yield Case(path, harm, keeps_log=True)
+            if path.endswith(".data"):
+                yield Case(path, harm, keeps_log=False)
+                yield Case(path, harm, keeps_log=False, has_copy=True)
+
+
+def is_unprovable(specimen: Specimen, path: str, harm: str) -> bool:
+    """Nothing else in the directory speaks of what the newest log file of a stream held."""
+    stream = path.rpartition("/")[0]
+    logs = [each for each, data in specimen.files.items() if each.startswith(stream) and any(data[4096:])]
+    is_newest = path.endswith(".log") and _place(path) >= _place(max(logs, key=_place))
+    return is_newest and harm in {"missing", "truncated", "zeroed"}
+
+
+def _place(path: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in path.removesuffix(".log").split("-")[-2:])
+
+
+def damaged(specimen: Specimen, case: Case) -> dict[str, bytes]:
+    """The specimen's files with the damage done."""
+    files = dict(specimen.files)
+    if not case.keeps_log:
+        files = {path: data for path, data in files.items() if path not in specimen.absorbed}
+    if case.has_copy:
+        stem = case.path.removesuffix(".data")
+        for path in [each for each in files if each.startswith(stem)]:
+            files[path.replace(DATA, "/cold", 1)] = files[path]
+    data = harmed(files.pop(case.path), case.harm)
+    return files if data is None else files | {case.path: data}
+
+
+def lay(root: Path, files: dict[str, bytes]) -> None:
+    for path, data in files.items():
+        target = root / path[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+
+def files_of(root: Path, cold: dict[str, bytes]) -> dict[str, bytes]:
+    found = {
+        f"{DATA}/{path.relative_to(root)}": path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and QUARANTINE not in path.relative_to(root).parts
+    }
+    return found | cold
+
+
+def repaired(specimen: Specimen, files: dict[str, bytes], root: Path) -> tuple[Plan, Verification, Answers]:
+    lay(root, files)
+    cold_dir = root / "cold"
+    cold_dir.mkdir(exist_ok=True)
+    plan = plan_repair(str(root / "data"), str(cold_dir), jobs=1)
+    target = root / "repaired"
+    build(plan, target)
+    found = verify_directory(str(target), jobs=1, cold_dir=str(cold_dir))
+    cold = {path: data for path, data in files.items() if path.startswith("/cold/")}
+    return plan, found, ask(specimen, files_of(target, cold))
+
+
+def judge(truth: Answers, before: Answers, plan: Plan, found: Verification, after: Answers) -> list[str]:
+    """What is wrong with a repair; empty = nothing."""
+    wrong = [f"{each.path}: {each.what}" for each in found.findings if each.severity == DAMAGE]
+    if after.refused is not None:
+        return [*wrong, f"the engine refuses: {after.refused} {after.refused.detail}"]
+    verified = {each.topic: each for each in found.topics}
+    lost_now = {
+        topic.name: plan.lost.get((topic.topic_id, topic.epoch), []) for topic in plan.found.stories.alive()
+    }
+    for name in TOPICS:
+        sound, got = truth.topics[name], after.topics[name]
+        if got.error or got.damage is not None:
+            wrong.append(f"{name}: {got.error or got.damage}")
+            continue
+        if not set(got.records) <= set(sound.records):
+            wrong.append(f"{name}: records that nobody wrote")
+        seqs = join((record[0], record[0]) for record in got.records)
+        missing = without(join((record[0], record[0]) for record in sound.records), seqs)
+        if missing != join(lost_now.get(name, [])):
+            wrong.append(f"{name}: missing are {missing}, the dry run says {lost_now.get(name)}")
+        if got.state[2] < sound.state[2] and not missing:
+            wrong.append(f"{name}: the head is {got.state[2]}, was {sound.state[2]}")
+        if got.state[4] != len(got.records):
+            wrong.append(f"{name}: counts {got.state[4]} records, has {len(got.records)}")
+        if name not in verified or verified[name].ranges != seqs:
+            wrong.append(f"{name}: verify says {verified[name].ranges}, the engine {seqs}")
+        announced = join(tuple(each) for each in got.state[8])
+        if without(missing, announced):
+            wrong.append(f"{name}: {missing} are missing, announced are {announced}")
+        was = [] if before.refused is not None else before.topics[name].records
+        if not set(was) <= set(got.records):
+            wrong.append(f"{name}: {len(was)} records before the repair, {len(got.records)} after it")
+    return wrong
+
+
+@pytest.mark.parametrize("kind", [".data", ".idx", ".tags", ".del", ".log", "snapshot", "engine"])
+@pytest.mark.timeout(240)
+def test_a_repair_keeps_all_that_is_anywhere_and_engine_verify_and_dry_run_agree(
+    specimen: Specimen, truth: Answers, tmp_path: Path, kind: str
+) -> None:
+    wrong, lost = {}, {}
+    for case in [case for case in cases(specimen) if kind in case.path.rpartition("/")[2]]:
+        files = damaged(specimen, case)
+        plan, found, after = repaired(specimen, files, tmp_path)
+        said = judge(truth, ask(specimen, files), plan, found, after)
+        if plan.lost and (case.has_copy or kind in {".idx", ".tags", ".del", "snapshot", "engine"}):
+            said.append(f"nothing need be lost, the dry run says {plan.lost}")
+        if said:
+            wrong[case] = said
+        lost[case] = size_of(span for ranges in plan.lost.values() for span in ranges)
+        for name in ("data", "cold", "repaired"):
+            shutil.rmtree(tmp_path / name)
+    assert lost
+    assert not wrong
+    if kind == ".data":
+        in_log = [case for case in lost if case.keeps_log and not lost[case]]
+        assert len([case for case in in_log if lost[case._replace(keeps_log=False)]]) >= 8
+
+
+@pytest.mark.parametrize("harm", ["missing", "zeroed"])
+def test_behind_a_newest_log_file_that_is_gone_no_number_is_given_out_twice(
+    specimen: Specimen, truth: Answers, tmp_path: Path, harm: str
+) -> None:
+    """What it held is known to nobody, and only a bound is announced."""
+    logs = [path for path in specimen.files if path.startswith(f"{DATA}/wal/shard-00/")]
+    newest = max((path for path in logs if any(specimen.files[path][4096:])), key=_place)
+    plan, found, after = repaired(
+        specimen, damaged(specimen, Case(newest, harm, keeps_log=True)), tmp_path
+    )  # fmt: skip
+    assert after.refused is None
+    assert not found.is_damaged, found.findings
+    verified = {topic.topic: topic for topic in found.topics}
+    for name in TOPICS:
+        sound, got = truth.topics[name], after.topics[name]
+        seqs = join((record[0], record[0]) for record in got.records)
+        assert verified[name].ranges == seqs
+        assert got.state[2] >= sound.state[2], "the head lies behind every number that was given out"
+        gone = {record[0] for record in sound.records} - {record[0] for record in got.records}
+        announced = join(tuple(each) for each in got.state[8])
+        assert not without(join((seq, seq) for seq in gone), announced)
+    assert plan.lost

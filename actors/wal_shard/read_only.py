@@ -1,7 +1,7 @@
 """A shard whose directory takes no writes: it answers questions and refuses everything else. Pure.
 
-Its recovery writes nothing, so it has no open file and nobody's frames are settled as new ones. It applies all
-that the log says, in memory, once the log is synced. Where that sync fails, what its predecessor may have
+Its recovery writes nothing, so it has no open file and nobody's frames are settled as new ones. It applies
+all that the log says, in memory, once the log is synced. Where that sync fails, what its predecessor may have
 written without being known to be durable stays in doubt until a life that may write again copies it (RD-2):
 whoever sends such a frame again learns that its outcome is unknown, and everybody else that nothing was
 applied.

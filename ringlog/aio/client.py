@@ -23,7 +23,7 @@ from ringlog.client.checks import limits_of_group, text
 from ringlog.client.client import ClientOptions, checked_key
 from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
-from ringlog.client.ending import EXIT_CLOSE_S, before_end, tell_multiprocessing, warn_of_left
+from ringlog.client.ending import EXIT_CLOSE_S, before_end, tell_multiprocessing
 from ringlog.client.fields import NewRecord, Payload, RecordFields, digest_of
 from ringlog.client.group_facts import GroupLimits
 from ringlog.client.grouping import GroupWorking
@@ -44,6 +44,8 @@ from ringlog.types import Codec, Durability
 
 T = TypeVar("T")
 _live: weakref.WeakSet[Client] = weakref.WeakSet()
+_shells: weakref.WeakSet[LoopShell] = weakref.WeakSet()
+"""They outlive their clients where those were dropped, until the collector finds them."""
 _parents: list[Session] = []
 """Sessions of the process we were forked from: freeing their sockets here would disturb it."""
 
@@ -81,6 +83,7 @@ class Client:
         self.topics = Topics(self._shell)
         self.routers = Routers(self._shell)
         _live.add(self)
+        _shells.add(self._shell)
         tell_multiprocessing()
 
     # -- how it is ----------------------------------------------------------------------------------
@@ -382,19 +385,18 @@ def _new_session(options: ClientOptions, node: str, reconnect: bool, fds: FdSet)
 def _restart_all_in_child() -> None:
     for client in list(_live):
         client._restart_in_child()
+    for shell in list(_shells):
+        parents = shell.restart_in_child()  # Of a client that was dropped; of the others there is none.
+        if parents is not None:
+            _parents.append(parents)
 
 
 def _finish_all() -> None:
     """At the end of the process: what was sent by clients that were not closed in their loop."""
-    for client in list(_live):
-        shell, session = client._shell, client._shell.session_or_none
-        if session is None or not shell.is_left:
-            continue  # A loop that is not closed may run in another thread, until the very end.
-        cores = list(session.cores)
-        shell.finish([core.idle() for core in cores], EXIT_CLOSE_S)
-        left = [core.end() for core in cores]
-        shell.close()
-        warn_of_left(sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left))
+    for shell in list(_shells):
+        # A loop that is not closed may run in another thread, until the very end.
+        if shell.is_left:
+            shell.end_left(EXIT_CLOSE_S)
 
 
 os.register_at_fork(after_in_child=_restart_all_in_child)

@@ -7,19 +7,21 @@ of the loop is followed by one look after it: take what came, arrange the next w
 from __future__ import annotations
 
 import asyncio
-import logging
 import select
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
+from ringlog.client.core import ProducerCore
+from ringlog.client.dropped import end_apart
+from ringlog.client.ending import warn_of_left
 from ringlog.client.session import Session
 from ringlog.errors import UsageError, WrongLoop
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Pending, Steps, start
 
 T = TypeVar("T")
-log = logging.getLogger("ringlog.client")
 _LOOK_MS = 2
 """How often is looked for settlements where no loop waits for them."""
 
@@ -51,16 +53,31 @@ def _readable(shell: weakref.ref[LoopShell], fd: int) -> None:
         found.readable(fd)
 
 
-def _end_dropped(session: Session, loop: asyncio.AbstractEventLoop) -> None:
-    """Nobody has the shell any more, and nothing is open: its sockets are closed before they are freed, which
-    would wait for one another."""
-    if loop.is_closed() or not loop.is_running():
-        if unsettled := sum(stream.pending_records for stream in session.streams):
-            log.error("a client was dropped without close(): %d records were not settled", unsettled)
-        session.close()
-    else:
+def end_left(session: Session, descriptors: LoopDescriptors, timeout: float) -> None:
+    """Go on without the loop, which is over, until what was sent is settled, `timeout` seconds at most."""
+    cores: list[ProducerCore] = list(session.cores)
+    waits = [core.idle() for core in cores]
+    deadline_ns = session.clock.monotonic_ns() + int(timeout * 1e9)
+    while not all(each.is_done for each in waits) and session.clock.monotonic_ns() < deadline_ns:
+        poll = select.poll()
+        for fd in descriptors.fds:
+            poll.register(fd, select.POLLIN)
+        session.turn([fd for fd, _ in poll.poll(_LOOK_MS)])
+    left = [core.end() for core in cores]
+    session.close()
+    warn_of_left(sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left))
+
+
+def _end_dropped(session: Session, descriptors: LoopDescriptors, loop: asyncio.AbstractEventLoop) -> None:
+    """Nobody has the shell any more: its sockets are closed before they are freed, which would wait for one
+    another."""
+    if not (loop.is_closed() or not loop.is_running()):
         # We may be anywhere, in any thread: the loop is perhaps just looking at what we are to take away.
         loop.call_soon_threadsafe(session.close)
+    elif any(stream.pending_records for stream in session.streams) or session.cores:
+        end_apart(partial(end_left, session, descriptors))
+    else:
+        session.close()
 
 
 class LoopShell:
@@ -92,7 +109,7 @@ class LoopShell:
         if self._session is None:
             self._descriptors = LoopDescriptors(running, self)
             self._session = self._make_session(self._descriptors)
-            self._end = weakref.finalize(self, _end_dropped, self._session, running)
+            self._end = weakref.finalize(self, _end_dropped, self._session, self._descriptors, running)
             self._end.atexit = False
         self._see_to_it()
         return self._session
@@ -121,17 +138,11 @@ class LoopShell:
             and self._loop.is_closed()
         )
 
-    def finish(self, waits: list[Pending[None]], seconds: float) -> None:
-        """Go on without the loop, which is closed, until these are done; not for long."""
-        session, descriptors = self._session, self._descriptors
-        assert session is not None
-        assert descriptors is not None
-        deadline_ns = session.clock.monotonic_ns() + int(seconds * 1e9)
-        while not all(each.is_done for each in waits) and session.clock.monotonic_ns() < deadline_ns:
-            poll = select.poll()
-            for fd in descriptors.fds:
-                poll.register(fd, select.POLLIN)
-            session.turn([fd for fd, _ in poll.poll(_LOOK_MS)])
+    def end_left(self, timeout: float) -> None:
+        """See `end_left`."""
+        if self._session is not None and self._descriptors is not None:
+            end_left(self._session, self._descriptors, timeout)
+        self.close()
 
     async def run(self, steps: Steps[T]) -> T:
         """Run an operation to its end."""
@@ -178,9 +189,9 @@ class LoopShell:
         if self._end is not None:
             self._end.detach()
 
-    def restart_in_child(self, make_session: Callable[[FdSet], Session]) -> Session | None:
+    def restart_in_child(self, make_session: Callable[[FdSet], Session] | None = None) -> Session | None:
         """After a fork: a new loop will get a new session; the parent's must neither be used nor freed."""
-        self._make_session = make_session
+        self._make_session = make_session or self._make_session
         if self._end is not None:
             self._end.detach()
         parents, self._session = self._session, None

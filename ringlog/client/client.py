@@ -561,7 +561,7 @@ def checked_key(key: str | None) -> str:
 
 
 def _restart_all_in_child() -> None:
-    _parents.extend(forget_in_child())
+    forget_in_child()
     for client in list(_live):
         client._restart_in_child()
 

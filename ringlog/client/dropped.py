@@ -12,17 +12,42 @@ import _thread
 import logging
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from ringlog.client.core import ProducerCore
-from ringlog.client.session import Session
+from ringlog.client.ending import warn_of_left
 from ringlog.client.shell import Shell
 
 log = logging.getLogger("ringlog.client")
 DROPPED_CLOSE_S = 10.0
 """Longest that what a dropped client had sent is waited for."""
-_ending: set[Shell] = set()
-"""Of dropped clients, until they have ended."""
+
+
+class _Ending:
+    """What a dropped client left, until it has ended."""
+
+    def __init__(self, end: Callable[[float], None]) -> None:
+        self._end = end
+        self._lock = threading.Lock()
+
+    def run(self, timeout: float) -> None:
+        if not self._lock.acquire(timeout=timeout):
+            return
+        try:
+            if self in _ending:
+                self._end(timeout)
+        except Exception:
+            log.exception("ending a client that was dropped")
+        finally:
+            _ending.discard(self)
+            self._lock.release()
+
+
+_ending: set[_Ending] = set()
+_parents: list[_Ending] = []
+"""Of the process we were forked from: what they hold must neither be used nor freed here."""
 
 
 def end_with(client: object, shell: Shell) -> None:
@@ -46,41 +71,39 @@ def end_shell(shell: Shell, timeout: float) -> tuple[int, int, int]:
     return sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left), requests
 
 
+def end_apart(end: Callable[[float], None]) -> None:
+    """Have something ended in a thread of its own, within the seconds that it is given. Takes no lock, not
+    even to start a Thread: whoever is interrupted by the end of an object may hold any."""
+    ending = _Ending(end)
+    _ending.add(ending)
+    with suppress(RuntimeError):  # The interpreter is ending.
+        _thread.start_new_thread(_begin, (ending,))
+
+
 def end_dropped(timeout: float) -> None:
-    """At the end of the program: what is not over yet gets no more than this."""
-    for shell in list(_ending):
-        _end(shell, timeout)
+    """At the end of the process: what is not over yet gets no more than this."""
+    for ending in list(_ending):
+        ending.run(timeout)
 
 
-def forget_in_child() -> list[Session]:
-    """After a fork: they are the parent's; their sessions, which must neither be used nor freed."""
-    parents = [shell.restart_in_child() for shell in _ending if not shell.is_closed]
+def forget_in_child() -> None:
+    """After a fork."""
+    _parents.extend(_ending)
     _ending.clear()
-    return parents
 
 
 def _dropped(shell: Shell) -> None:
-    if shell.is_closed:
-        return
-    _ending.add(shell)
-    # No lock is taken here, not even to start a Thread: whoever is interrupted by this may hold any.
-    with suppress(RuntimeError):  # The interpreter is ending.
-        _thread.start_new_thread(_begin_to_end, (shell,))
+    if not shell.is_closed:
+        end_apart(partial(_end, shell))
 
 
-def _begin_to_end(shell: Shell) -> None:
+def _begin(ending: _Ending) -> None:
     with suppress(RuntimeError):
         threading.Thread(
-            target=_end, args=(shell, DROPPED_CLOSE_S), name="ringlog-client-dropped", daemon=True
+            target=ending.run, args=(DROPPED_CLOSE_S,), name="ringlog-client-dropped", daemon=True
         ).start()
 
 
 def _end(shell: Shell, timeout: float) -> None:
-    try:
-        unsent, unknown, _ = end_shell(shell, timeout)
-        if unsent or unknown:
-            log.error("a client was dropped without close(): unsent=%d unknown=%d", unsent, unknown)
-    except Exception:
-        log.exception("ending a client that was dropped")
-    finally:
-        _ending.discard(shell)
+    unsent, unknown, _ = end_shell(shell, timeout)
+    warn_of_left(unsent, unknown)

@@ -23,6 +23,14 @@ IDEMPOTENCY_KEY_BYTES_MAX = 256
 TOPIC_NAME_BYTES_MAX = 255
 CONFIG_BYTES_MAX = 16 * KIB
 
+# -- numbers in messages and settings. Beyond: refused where they are decoded ------------------------
+MILLIS_MAX = 1 << 43
+"""A time: 278 years, or up to the year 2248. Its nanoseconds fit into 63 bits."""
+PID_MAX = (1 << 31) - 1
+"""What the kernel's calls take; asking about a number beyond it raises."""
+NAME_CHARS_MAX = 1_024
+"""Of a name in a message: longer than any legal one, so that lookups say what is wrong with those."""
+
 # -- frames -------------------------------------------------------------------------------------------
 FRAME_BYTES_MAX = REQUEST_BYTES_MAX + 1 * MIB
 """A whole frame, header included: the largest request plus its columns' offsets."""

@@ -352,6 +352,8 @@ RULES = [
             "ringlog/link/pending.py": "a failed operation's error travels to whoever waits for its result",
             "ringlog/client/shell.py": "an operation's error goes to its own code, a callback's to the log; "
             "what an interrupt left half made may raise anything while it is ended",
+            "actors/gateway/core.py": "a request's error is its sender's; the gateway holds no facts",
+            "actors/gateway/shell.py": "the same, while the core's effects are performed",
             "ringlog/cli/app.py": "the top of a command: a person gets one line, a script an exit code",
             "ringlog/client/decoding.py": "a program's codec may raise anything: why a job is rejected",
             "ringlog/worker/child.py": "a program's module, codec and function may raise anything: that is "

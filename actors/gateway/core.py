@@ -11,7 +11,7 @@ G2  a client's appends to one topic reach the shard in the order they were sent:
     arrive ascending, or an unsettled frame would be taken for a repeat.
 G3  frames are pushed as they came, with the client's own producer numbers, and only appends of the topic
     that was named; so a repeat after any failure is recognised.
-G4  every request gets at most one reply, and every bound of limits.py is an answer.
+G4  every request gets at most one reply, and every bound of limits.py is an answer; so is an error of ours.
 G5  requests held never exceed the bounds, for one connection, for one key, for all.
 """
 
@@ -42,6 +42,7 @@ from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     ExitCode,
+    Internal,
     InvalidRequest,
     NotReady,
     Refused,
@@ -233,6 +234,9 @@ class Gateway:
         except Refused as e:
             self._refuse(asked.client, asked.corr, e)
             return
+        except Exception as e:  # noqa: BLE001  see _contain
+            self._contain(asked.client, asked.corr, asked.message, e)
+            return
         request = Request(asked.client, asked.corr, asked.message, principal, asked.attachment)
         self._hold(request)
         request.flow = self._flow(request)
@@ -296,6 +300,11 @@ class Gateway:
             if request not in self._gone:
                 self._refuse(request.client, request.corr, e)
             self._gone.discard(request)
+            return
+        except Exception as e:  # noqa: BLE001  see _contain
+            self._release(request)
+            self._gone.discard(request)
+            self._contain(request.client, request.corr, request.message, e)
             return
         match wanted:
             case Resolve():
@@ -508,6 +517,13 @@ class Gateway:
     def _refuse(self, client: bytes, corr: int, error: RinglogError) -> None:
         self.refused += 1
         self._effects.append(Reply(client, corr, error_reply(error)))
+
+    def _contain(self, client: bytes, corr: int, message: m.Message, error: BaseException) -> None:
+        """An error that nobody expected ends the request and not the gateway, which holds no facts: else one
+        client's requests could end one incarnation after another, until the supervisor gives it up."""
+        kind = type(message).__name__
+        self._refuse(client, corr, Internal("the gateway failed at this request", kind=kind))
+        self._effects.append(ev.Failed(kind, error))
 
     def _wait_until(self, request: Request, deadline_ns: int, ticket: int) -> None:
         request.deadline_ns = deadline_ns

@@ -219,6 +219,14 @@ class Unfollow:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """Log an error of ours that a request met; its sender has been told Internal."""
+
+    kind: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
 class TurnsTaken:
     """A client gives turns back: rows of the message Taken."""
 

@@ -183,6 +183,11 @@ class GatewayRouter:
             return None
         try:
             envelope = wire.decode(parts[1].buffer)
+        except wire.MessageInvalid as e:
+            # A field out of range is a request like others, and refused like others.
+            self.malformed += 1
+            self.send(client, _refusal(e), e.corr)
+            return None
         except wire.EnvelopeInvalid as e:
             self._strike(client, e)
             return None
@@ -194,7 +199,7 @@ class GatewayRouter:
         if len(self._strikes) >= _STRIKERS_MAX:
             self._strikes.pop(next(iter(self._strikes)))
         self._strikes[client] = self._strikes.get(client, 0) + 1
-        self.send(client, m.ErrorReply(int(error.status), error.message, error.detail), 0)
+        self.send(client, _refusal(error), error.corr)
 
     def _try_send(self, parts: list[Any]) -> _Sent:
         try:
@@ -217,6 +222,10 @@ class GatewayRouter:
         self._outboxes.setdefault(client, deque()).append(parts)
         self._outbox_bytes[client] = held
         return True
+
+
+def _refusal(error: wire.EnvelopeInvalid) -> m.ErrorReply:
+    return m.ErrorReply(int(error.status), error.message, error.detail)
 
 
 def _size(parts: list[Any]) -> int:

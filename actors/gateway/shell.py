@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from actors.gateway.core import Gateway, Identity
 from actors.gateway.deliveries import SILENCE_NS, Deliveries
 from actors.gateway.files import read_files
 from actors.gateway.pushed import PushedRun
+from actors.gateway.replies import error_reply
 from actors.gateway.router import GatewayRouter, require_libzmq
 from actors.gateway.zap import IPC_DOMAIN, TCP_DOMAIN, ZapHandler
 from ringlog import __version__
@@ -39,6 +41,7 @@ from ringlog.errors import (
     ConfigError,
     CorruptData,
     DiskError,
+    Internal,
     InvalidRequest,
     NotConnected,
     RequestTimeout,
@@ -76,6 +79,7 @@ WATCH_NS = 60_000_000_000
 KEYS_LOOK_NS = 2_000_000_000
 """A key that is taken out of the file is refused within this time and a turn (SEC-7)."""
 BEHIND_WAIT_MS = 5
+_TRACEBACK_LINES = 4
 KEYS_FILE_BYTES_MAX = 16 << 20
 
 
@@ -168,6 +172,7 @@ class Shell:
             ev.Follow: self._follow,
             ev.Unfollow: lambda effect: self._deliveries.unfollow(effect.client, effect.number, effect.feeds),
             ev.TurnsTaken: self._turns_taken,
+            ev.Failed: self._note_failure,
             Stop: self._note_stop,
         }
 
@@ -230,13 +235,33 @@ class Shell:
         events, self._events = self._events, []
         effects = self.core.handle([Tick(self._clock.now_us(), now_ns), *events])
         for effect in effects:
-            self._perform[type(effect)](effect)
+            try:
+                self._perform[type(effect)](effect)
+            except Exception as e:  # noqa: BLE001  see Gateway._contain
+                self._contain(effect, e)
         for router in self._routers:
             if router.is_behind:
                 for client in router.flush():
                     self._gone(client)
         self._beat()
         return bool(events or effects or fired or self._events)
+
+    def _contain(self, effect: Any, error: Exception) -> None:
+        """What could not be performed ends the request that it is for, and not the gateway."""
+        kind = type(effect).__name__
+        self._note_failure(ev.Failed(kind, error))
+        internal = Internal("the gateway failed at this request", kind=kind)
+        if isinstance(effect, Reply):
+            self._reply(Reply(effect.client, effect.corr, error_reply(internal)))
+        elif (ticket := getattr(effect, "ticket", 0)) and not isinstance(effect, ev.Unwatch):
+            self._events.append(ev.ShardAnswered(ticket, None, internal))
+
+    @staticmethod
+    def _note_failure(effect: ev.Failed) -> None:
+        error = effect.error
+        where = "".join(traceback.format_exception(error)[-_TRACEBACK_LINES:])
+        say(log, logging.ERROR, "a request met an error of ours", kind=effect.kind, error=repr(error),
+            where=where)  # fmt: skip
 
     def close(self) -> None:
         """Let go of everything."""

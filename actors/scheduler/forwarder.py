@@ -46,6 +46,7 @@ from ringlog.link.pending import Pending, Steps, start
 from ringlog.link.timers import Timers
 from ringlog.logs import say
 from ringlog.topic.names import shard_of
+from ringlog.topic.routers import check_facts
 from ringlog.topic.tombstone import RECREATED
 
 log = logging.getLogger("ringlog.scheduler")
@@ -169,6 +170,12 @@ class Forwarder:
     def ask(self, link: bytes, corr: int, message: m.Message) -> None:
         """A request about routers or dead letters; it is answered later."""
         if isinstance(message, m.RouterTell):
+            facts = message.facts
+            try:
+                check_facts(facts.name, facts.source, facts.dest, facts.flags, facts.filter)
+            except InvalidRequest as e:
+                self._reply(link, _refusal(e), corr)
+                return
             self.hear(message)
             self._reply(link, m.RouterTold(message.facts.router), corr)
             return

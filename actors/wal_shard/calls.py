@@ -14,7 +14,7 @@ from actors.wal_shard.caller import Caller
 from ringlog.board.layout import BoardError
 from ringlog.clock import Clock
 from ringlog.envelope import wire
-from ringlog.envelope.messages import Message
+from ringlog.envelope.messages import ErrorReply, Message
 from ringlog.errors import RingError
 from ringlog.limits import CALL_RING_GRACE_S, CALL_RING_LOOK_MS, CALL_RINGS_MAX
 from ringlog.link.call_ring import CallServer, calls_prefix, remove_leftovers
@@ -93,13 +93,24 @@ class Calls:
                 continue
             try:
                 requests = ring.server.take(most)
-                envelopes = [wire.decode(data) for data in requests]
+                envelopes = [self._decoded(ring, data) for data in requests]
             except (RingError, wire.EnvelopeInvalid) as e:
                 self._remove(ring, str(e))
                 continue
             most -= len(envelopes)
             for envelope in envelopes:
-                yield ring.caller, envelope
+                if envelope is not None:
+                    yield ring.caller, envelope
+
+    def _decoded(self, ring: _Ring, data: bytes) -> wire.Envelope | None:
+        """A request; None for one with a field out of range, which is answered here."""
+        try:
+            return wire.decode(data)
+        except wire.MessageInvalid as e:
+            refusal = ErrorReply(int(e.status), e.message, e.detail)
+            if not self.answer(ring.caller, refusal, e.corr):
+                raise
+            return None
 
     def answer(self, caller: Caller, message: Message, corr: int) -> bool:
         """Answer through the ring, which is rung with the others; False when it has no room, or is gone: the
@@ -144,6 +155,8 @@ class Calls:
             self._remove(ring, "")
 
     def _remove(self, ring: _Ring, why: str) -> None:
+        if self._rings.get(ring.caller) is not ring:
+            return  # Done already, when an answer to it could not be written.
         if why:
             say(log, logging.WARNING, "call ring closed", ring=ring.server.name, reason=why)
         self._order.remove(ring)

@@ -27,7 +27,7 @@ from ringlog.frame.routed import ROW_WORDS, CopyRow, carried_by, routed_bytes, r
 from ringlog.limits import FRAME_BYTES_MAX, LIST_PAGE_MAX, ROUTE_ROWS_MAX, ROUTER_HOPS_MAX, SEQ_MAX
 from ringlog.topic.config import DISCARD_REJECT
 from ringlog.topic.directory import Directory
-from ringlog.topic.routers import Fate, Router
+from ringlog.topic.routers import Fate, Router, check_facts
 from ringlog.topic.state import Topic, with_range
 from ringlog.types import Durability
 
@@ -95,6 +95,7 @@ class Routing:
 
     def _put(self, message: m.RouterPut, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         facts = message.facts
+        check_facts(facts.name, facts.source, facts.dest, facts.flags, facts.filter)
         topic = self._directory.by_id.get(facts.dest_id)
         if topic is None:
             raise TopicNotFound("no such topic", topic=facts.dest)

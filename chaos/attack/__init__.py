@@ -1,7 +1,8 @@
 """Hostile clients and hostile neighbours against a real engine (RF-94, RF-96, RF-99..RF-113).
 
 Each row attacks; after each the canary is served, every process is the one it was, memory and
-descriptors are what they were, and in the end everything acked is there. A case is `ROW/SEED`.
+descriptors are what they were. In the end every process is killed, twice: the next ones find
+the same facts in the log, then in a snapshot, and everything acked is there. A case is `ROW/SEED`.
 
 Settings: `rows` (a list; empty: all), `idle` (connections of the flood), `per_kind` (variants of one
 message to one socket), `tags` (of the patterns), `plants` (of RF-111; the seed
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from chaos.attack import envelopes, local, names, rights, secrets, sockets
-from chaos.attack.arena import Arena, Broken, Census, arena
+from chaos.attack.arena import Arena, Broken, Census, arena, came_back
 from chaos.order import Account, CannotRun, Order
 from ringlog.errors import RinglogError
 
@@ -70,6 +71,11 @@ def run(order: Order, account: Account) -> None:
                 if after is None:
                     return
                 before = after
+        try:
+            came_back(place)
+        except (Broken, RinglogError) as e:
+            account.found(f"recovery: {str(e).splitlines()[0][:500]}", f"{last}/{order.seed}", str(e))
+            return
         account.did("promised", place.audit())
 
 

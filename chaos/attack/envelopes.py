@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,20 +18,26 @@ from ringlog.envelope.messages import KINDS
 from ringlog.envelope.wire import PROTOCOL, encode
 from ringlog.frame import layout
 from ringlog.frame.settle import S_COUNT_STATUS, STATUS_SHIFT, WORDS
+from ringlog.limits import MILLIS_MAX
+from ringlog.testing.extremes import EXTREMES, extreme_bodies, plain_body
 from ringlog.testing.real_engine import wait_until
 
-EDGES: tuple[Any, ...] = (
-    0, 1, -1, 255, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1,
-    -(1 << 63), "", "x", "mine.log", "a" * 255, "a" * 256, "../../x", "a\0b", b"", bytes(9),
-    b"\xff" * 64, None, True, 1.5, float("nan"), float("inf"), [], [1] * 9, [[[[[]]]]], {}, {"a": 1},
-    {"ttl_ms": -1}, {"type": "log"}, {"cap_bytes": 1 << 63}, ["tag", "Eq", "x"], ["tag", "Glob", "x*"],
-    ["tag", "Glob", 1], "*", "a*b",
-)  # fmt: skip
+EDGES: Mapping[str, Any] = {
+    **EXTREMES,
+    "1": 1, "255": 255, "2**16": 1 << 16, "2**31-1": (1 << 31) - 1, "a word": "x", "a topic": "mine.log",
+    "255 characters": "a" * 255, "256 characters": "a" * 256, "1.5": 1.5, "inf": float("inf"),
+    "list": [1] * 9, "no map": {}, "ttl_ms": {"ttl_ms": -1}, "type": {"type": "log"},
+    "cap_bytes": {"cap_bytes": 1 << 63}, "Eq": ["tag", "Eq", "x"], "no tag": ["tag", "Glob", 1], "*": "*",
+    "a*b": "a*b",
+}  # fmt: skip
 """0, 1, most, one more, negative, of another type, absent, nested."""
-ALWAYS = frozenset({"a\0b", "../../x", -1, 1 << 63})
+ALWAYS = ("NUL", "a path", "-1", "2**63", "2**64-1", "surrogate")
 """Edges that every field of every message is put to, whatever the seed picks of the others."""
+WAITS = frozenset({"wait_ms", "settle_ms", "within_ms"})
+"""Fields that an answer may wait for: the protocol bounds that, but half a minute is too long for here."""
 ENDING = frozenset({"EngineStop", "Drain"})
 """What the engine's own user may ask for and gets: not sent to sockets of his."""
+REMOVING = frozenset({"TopicDelete", "RecordsDelete", "RouterDelete", "RouterDrop", "GroupDelete"})
 STRIKES = 12
 """Messages over one connection; after sixteen that are none it is not listened to any more."""
 CONNECTIONS = 24
@@ -41,7 +48,6 @@ PER_KIND = 16
 """Variants of one kind for one socket; the seed picks which."""
 _T = TypeVar("_T")
 _encoder = msgspec.msgpack.Encoder()
-_PLAIN = {str: "mine.log", int: 1, bool: False, bytes: b"", float: 0.0}
 _HEADER_FIELDS = {
     "frame_len": (0, 4), "type": (4, 1), "version": (5, 1), "columns": (6, 2), "topic": (8, 8),
     "base_seq": (16, 8), "commit_ts": (24, 8), "count": (32, 4), "epoch": (36, 4), "producer_id": (40, 8),
@@ -50,33 +56,39 @@ _HEADER_FIELDS = {
 }  # fmt: skip
 
 
-def plain_fields(kind: type[m.Message]) -> list[Any]:
-    """Fields that make some sense."""
-    made = []
-    for field in msgspec.structs.fields(kind):
-        if field.default is not msgspec.NODEFAULT:
-            made.append(field.default)
-        elif field.default_factory is not msgspec.NODEFAULT:
-            made.append(field.default_factory())
-        else:
-            made.append(_PLAIN.get(field.type, []))
-    return made
+def known(arena: Arena) -> dict[str, Any]:
+    """Values of fields with which requests are about what is there."""
+    with arena.connect() as client:
+        client.topics.create("mine.queue", type="queue", dead_letter="mine.dead", exist_ok=True)
+        client.topics.create("mine.log", exist_ok=True)
+        client.group("mine.log", "g", mode="queue").stats()
+        client.routers.create("mine.router", "mine.log", "mine.copy")
+    with arena.peer(key=arena.owner) as peer:
+        log, copy = (ask(peer, [encode(m.TopicResolve(name), 1)]) for name in ("mine.log", "mine.copy"))
+    assert isinstance(log, m.TopicInfo)
+    assert isinstance(copy, m.TopicInfo)
+    return {
+        "topic_id": log.topic_id, "dest_id": copy.topic_id, "shard": 0, "slot": 0, "group": "g", "node": "w",
+        "name": "mine.router", "router": 1, "source": "mine.log", "dest": "mine.copy", "filter": "",
+        "flags": 3, "seqs": b"\1" + bytes(7), "tokens": b"", "dead_letter": "mine.dead", "config": {},
+        "frame": -1, "start": 0, "pid": 0, "born": 0, "call": 0, **dict.fromkeys(WAITS, 0),
+    }  # fmt: skip
 
 
-def _is_hashable(edge: Any) -> bool:
-    return not isinstance(edge, list | dict)
-
-
-def variants(name: str, edges: Iterable[Any]) -> Iterator[list[Any]]:
-    """Bodies of one kind: as it is, short, doubled, empty, and each field at each edge."""
-    plain = plain_fields(KINDS[name])
+def variants(
+    name: str, edges: Mapping[str, Any], about: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[list[Any]]:
+    """Bodies of one kind: as it is, short, doubled, empty, and each field at each edge, nested ones too."""
+    kind = KINDS[name]
+    facts = {"topic": "mine.queue" if name.startswith("Jobs") else "mine.log", **about}
+    if name in {"RouterCreate", "RouterGet", "RouterDelete", "RouterInfo"}:
+        facts["router"] = "mine.router"
+    plain = plain_body(kind, facts)
     yield from (plain, plain[:-1], plain + plain, [], [plain])
-    edges = tuple(edges)
-    for i in range(len(plain)):
-        for edge in edges:
-            # A wait is bounded by the protocol, but thirty seconds are too long for here.
-            is_wait = name == "Read" and i == 5 and isinstance(edge, int) and edge > 0
-            yield [*plain[:i], 1 if is_wait else edge, *plain[i + 1 :]]
+    waits = [n for n, field in enumerate(kind.__struct_fields__) if field in WAITS]
+    for _, body in extreme_bodies(kind, facts, edges):
+        if not any(isinstance(body[n], int) and 0 < body[n] <= MILLIS_MAX for n in waits):
+            yield body
 
 
 def edges(arena: Arena, dice: random.Random, *, per_kind: int = PER_KIND) -> int:
@@ -85,14 +97,19 @@ def edges(arena: Arena, dice: random.Random, *, per_kind: int = PER_KIND) -> int
     before = arena.audit()
     passes = arena.passes()
     for endpoint in [arena.endpoint, *arena.sockets()]:
+        about = known(arena)
         key = arena.limited if endpoint == arena.endpoint else None
+        kinds = [name for name in sorted(KINDS, key=_order) if key is not None or name not in ENDING]
+        refused = _refused(arena, endpoint, key, [name for name in kinds if name not in REMOVING], about)
         bursts = []
-        for name in sorted(KINDS):
-            if key is None and name in ENDING:
-                continue
-            always = list(variants(name, [edge for edge in EDGES if _is_hashable(edge) and edge in ALWAYS]))
-            others = list(variants(name, EDGES))[SHAPES:]
-            chosen = always + dice.sample(others, min(per_kind, len(others)))
+        for name in kinds:
+            if name in refused:
+                # What it does not take it does not look into: any shape will do.
+                chosen = list(variants(name, {}, about))
+            else:
+                always = list(variants(name, {edge: EDGES[edge] for edge in ALWAYS}, about))
+                others = list(variants(name, EDGES, about))[SHAPES:]
+                chosen = always + dice.sample(others, min(per_kind, len(others)))
             # What asks for a pass over everything that the rounds so far have written is answered behind it.
             patience = ANSWER_S + SLOWER_MAX * passes.get(name, 0.0)
             bursts += [_Burst(name, list(some), patience) for some in _batched(chosen, STRIKES)]
@@ -101,6 +118,24 @@ def edges(arena: Arena, dice: random.Random, *, per_kind: int = PER_KIND) -> int
     sent += _frames(arena, a_producer(dice))
     must(arena.audit() == before, "records of somebody else moved")
     return sent
+
+
+def _order(name: str) -> tuple[bool, str]:
+    """What removes comes last: the others are about what is there."""
+    return name in REMOVING, name
+
+
+def _refused(arena: Arena, endpoint: str, key: Any, kinds: list[str], about: Mapping[str, Any]) -> set[str]:
+    """Kinds that this socket takes from nobody."""
+    found = set()
+    with arena.peer(endpoint, key) as peer:
+        for name in kinds:
+            peer.send_multipart([_encoder.encode([PROTOCOL, name, 7, next(variants(name, {}, about))])])
+        for _ in kinds:
+            answer = hear(peer)
+            if isinstance(answer, m.ErrorReply) and list(answer.detail) == ["kind"]:
+                found.add(str(answer.detail["kind"]))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

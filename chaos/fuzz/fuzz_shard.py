@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 from ringlog.envelope import messages as m
 from ringlog.testing.any_request import Script, Writer
 from ringlog.testing.shard_world import Unanswered, World
 from ringlog.testing.simulated_disk import SimulatedDisk
+from ringlog.topic.row import decode_row, encode_row
+from ringlog.types import Durability
 
 MAX_LEN = 1_024
 SHARE = 0.4
 REQUESTS_MAX = 40
+EPHEMERAL = "u"
+"""Of this class when it is made: the records that it has then do not outlive a shard, whatever it becomes."""
 WAIT = (m.JobsClaim, m.GroupClaim)
 """What may wait for its answer."""
 KNOWN = {
@@ -42,10 +47,33 @@ def check(data: bytes) -> None:
         except Unanswered:
             if not isinstance(message, WAIT):
                 raise
-    run.core.check()
+    recovered(world)
+
+
+def recovered(world: World) -> None:
+    """What a shard wrote, in the log and as rows of a snapshot, its successor decodes to the same facts."""
+    core = world.run_of("t").core
+    core.check()
+    for topic in core.directory.by_id.values():
+        decode_row(topic.topic_id, encode_row(topic))
+    before = _facts(world)
     world.kill()
     world.start()
     world.run_of("t").core.check()
+    assert _facts(world) == before
+
+
+def _facts(world: World) -> dict[str, Any]:
+    """What outlives a shard of its topics."""
+    return {
+        topic.name: (
+            topic.topic_id, topic.epoch, topic.config, topic.head_seq, topic.count, topic.earliest_seq,
+            sorted((group.made.key, group.floor) for group in topic.groups.values()),
+            sorted((router.number, router.name, router.cursor) for router in topic.routers.values()),
+        )
+        for topic in world.run_of("t").core.directory.by_id.values()
+        if topic.config.durability != Durability.EPHEMERAL and topic.name != EPHEMERAL
+    }  # fmt: skip
 
 
 def _prepared() -> World:
@@ -57,7 +85,7 @@ def _prepared() -> World:
     world.start()
     world.put("t")
     world.put("q", type="queue", dead_letter="u", max_deliveries=2, record_priority=True)
-    world.put("u", durability="ephemeral")
+    world.put(EPHEMERAL, durability="ephemeral")
     for name in ("t", "q", "u"):
         world.append(name, [b"1", b"2", b"3"])
     world.request(m.GroupOpen("t", "g", 1, dead_letter="u", max_deliveries=2))

@@ -2,7 +2,8 @@
 
 An envelope is a MessagePack array of four: [version, kind, correlation id, body]. The body is the
 message's fields as an array. Attachments (frames) are further parts of the ZeroMQ message and never
-pass through the codec. Decoding is total: any bytes end in a message or an EnvelopeInvalid.
+pass through the codec. Decoding is total: any bytes end in a message or an EnvelopeInvalid; a field out
+of its range (messages/ranges.py) is a MessageInvalid, which its sender gets as the answer.
 """
 
 from __future__ import annotations
@@ -11,19 +12,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ringlog.envelope.invalid import EnvelopeInvalid, MessageInvalid, message_invalid
 from ringlog.envelope.messages import KINDS, ErrorReply, Message
-from ringlog.errors import InvalidRequest
 from ringlog.limits import ENVELOPE_BYTES_MAX
+
+__all__ = ["PROTOCOL", "Envelope", "EnvelopeInvalid", "MessageInvalid", "decode", "encode"]
 
 PROTOCOL = 1
 ERROR_BYTES_MAX = 8_192
 """An error longer than this is cut: it repeats what it was sent, and must fit an envelope."""
 _FACT_CHARS_MAX = 256
 _CORR_MAX = (1 << 64) - 1
-
-
-class EnvelopeInvalid(InvalidRequest):
-    """Bytes are not an envelope of this protocol."""
 
 
 class Envelope(NamedTuple):
@@ -73,8 +72,10 @@ def decode(data: bytes | memoryview, *, bytes_max: int = ENVELOPE_BYTES_MAX) -> 
         raise EnvelopeInvalid("correlation id out of range", kind=kind)
     decoder = _bodies.get(kind)
     if decoder is None:
-        raise EnvelopeInvalid("unknown kind", kind=kind[:64])
+        unknown = EnvelopeInvalid("unknown kind", kind=kind[:64])
+        unknown.corr = corr
+        raise unknown
     try:
         return Envelope(kind, corr, decoder.decode(raw))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise EnvelopeInvalid("malformed message", kind=kind, reason=str(e)) from None
+        raise message_invalid(kind, KINDS[kind], corr, raw, e) from None

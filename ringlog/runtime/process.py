@@ -1,8 +1,9 @@
 """From `python -m actors.<kind> <boot>` to a running actor, and from its end to an exit code.
 
 Shared by every actor's `__main__`: parse the boot message, confine the process, make sure the parent
-lives, show the process on the board, build the actor, run it. The single `except Exception` of an
-actor's process is here; it tells the story and ends the process with a code the supervisor decides by.
+lives, show the process on the board, build the actor, run it. The last `except Exception` of an
+actor's process is here; it tells the story and ends the process with a code the supervisor decides by. Beside
+it there is the gateway's, which holds no facts, around each request of a client.
 """
 
 from __future__ import annotations

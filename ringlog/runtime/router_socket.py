@@ -82,7 +82,7 @@ class RouterSocket:
 
     def _refuse(self, client: bytes, error: wire.EnvelopeInvalid) -> None:
         self.malformed += 1
-        self.send(client, m.ErrorReply(int(error.status), error.message, error.detail), 0)
+        self.send(client, m.ErrorReply(int(error.status), error.message, error.detail), error.corr)
 
     def send(self, client: bytes, message: m.Message, corr: int, attachment: Any = None) -> bool:
         """Answer; False when the peer is gone or does not read."""

@@ -49,8 +49,6 @@ from ringlog.supervision.sockets import ShardLink, error_reply
 log = logging.getLogger("ringlog.supervision")
 
 CLIENT_ID_BYTES_MAX = 256
-PID_MAX = (1 << 31) - 1
-"""What the kernel calls take; beyond it a number is nobody's, and asking about it raises."""
 RETRY_AFTER_MS = 1_000
 LOCK_LOOK_NS = NS_PER_S
 ATTACH_GRACE_NS = 30 * NS_PER_S
@@ -161,8 +159,6 @@ class RingKeeper:
             raise InvalidRequest("no such shard", shard=request.shard, shards=len(self._rings))
         if len(request.client.encode("utf-8", "surrogatepass")) > CLIENT_ID_BYTES_MAX:
             raise InvalidRequest("client id is too long", max_bytes=CLIENT_ID_BYTES_MAX)
-        if not 0 <= request.pid <= PID_MAX:
-            raise InvalidRequest("no process has such a pid", pid=request.pid, max=PID_MAX)
         if request.ring_bytes and not RING_BYTES_MIN <= request.ring_bytes <= RING_BYTES_MAX:
             raise InvalidRequest(
                 "ring size out of bounds", bytes=request.ring_bytes, min=RING_BYTES_MIN, max=RING_BYTES_MAX

@@ -64,7 +64,7 @@ class Desk:
                     raise EnvelopeInvalid("wrong number of parts", parts=len(parts))
                 yield address, decode(parts[0])
             except EnvelopeInvalid as e:
-                self.send(address, 0, error_reply(e))
+                self.send(address, e.corr, error_reply(e))
 
     def send(self, address: bytes, corr: int, message: Message) -> None:
         """Answer; who does not read, or left, goes without."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from ringlog.errors import InvalidRequest
 from ringlog.limits import ROUTER_FILTER_BYTES_MAX, ROUTER_NAME_BYTES_MAX
-from ringlog.tags import parse_match
-from ringlog.topic.names import is_router_name
+from ringlog.tags import kept_match, parse_match
+from ringlog.topic.names import check_topic_name, is_router_name
 
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE = "exactly_once"
@@ -28,6 +28,9 @@ class RouterFlag(IntFlag):
     CREATE_DEST = 4
     ALLOW_CYCLE = 8
     EXACTLY_ONCE = 16
+
+
+_FLAGS = int(sum(RouterFlag))
 
 
 class Fate(IntEnum):
@@ -83,6 +86,20 @@ def check_router_name(name: object) -> None:
             "not a legal router name", field="router", found=str(name)[:64], max=ROUTER_NAME_BYTES_MAX,
             rule="as a topic's name, with > besides",
         )  # fmt: skip
+
+
+def check_facts(name: str, source: str, dest: str, flags: int, text: str) -> None:
+    """Raise InvalidRequest for facts of a router that no version can have made: what is kept is read by every
+    later shard and scheduler."""
+    check_router_name(name)
+    check_topic_name(source, "source")
+    check_topic_name(dest, "dest")
+    if flags & ~_FLAGS:
+        raise InvalidRequest("unknown flags of a router", field="flags", found=flags, max=_FLAGS)
+    if text:
+        kept_match(text, "filter")
+    if len(text.encode()) > ROUTER_FILTER_BYTES_MAX:
+        raise InvalidRequest("filter too long", field="filter", max=ROUTER_FILTER_BYTES_MAX)
 
 
 def filter_text(wanted: Any) -> str:

@@ -544,3 +544,16 @@ def test_what_a_frame_follows_is_for_the_shard_to_judge(count):
     before = bytes(data)
     assert len(check_frames(m.Append("t", count), memoryview(data), 1 << 30).offsets) == count + 1
     assert bytes(data) == before
+
+
+# -- errors of ours ---------------------------------------------------------------------------------------
+
+
+def test_an_error_that_nobody_expected_ends_its_request_and_not_the_gateway(gateway, monkeypatch):
+    """No client can end one incarnation after another."""
+    gateway.know("t")
+    monkeypatch.setattr(gateway.core._asker, "ask", lambda *_: 1 // 0)
+    reply, failed = gateway.ask(m.TopicState("t"))
+    assert Status(reply.message.status) is Status.INTERNAL
+    assert isinstance(failed.error, ZeroDivisionError)
+    assert gateway.core.requests_held == 0

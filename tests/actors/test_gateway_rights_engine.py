@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -9,11 +10,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pytest
+import zmq
 
 import ringlog
 from ringlog.client import EARLIEST
-from ringlog.errors import Forbidden
+from ringlog.envelope import messages as m
+from ringlog.envelope.wire import PROTOCOL, decode
+from ringlog.errors import Forbidden, InvalidRequest
 from ringlog.link.curve import CurveKey, key_file_text, new_key
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
 
@@ -75,6 +80,80 @@ def owner(house: TestEngine) -> Iterator[ringlog.Client]:
 
 def group(client: ringlog.Client, **limits: Any) -> Any:
     return client.group("a.log", "g", mode="queue", **limits)
+
+
+@contextlib.contextmanager
+def peer(endpoint: str, key: CurveKey | None = None) -> Iterator[zmq.Socket[Any]]:
+    """A DEALER that sends what it likes."""
+    context: zmq.Context[Any] = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    try:
+        dealer.setsockopt(zmq.LINGER, 0)
+        if key is not None:
+            dealer.setsockopt(zmq.CURVE_SERVERKEY, SERVER.public)
+            dealer.setsockopt(zmq.CURVE_PUBLICKEY, key.public)
+            dealer.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
+        dealer.connect(endpoint)
+        yield dealer
+    finally:
+        dealer.close(0)
+        context.term()
+
+
+def asked(dealer: zmq.Socket[Any], kind: str, body: list[Any], corr: int) -> m.Message:
+    """Send a body as it is; returns the answer to this very request."""
+    dealer.send(msgspec.msgpack.encode([PROTOCOL, kind, corr, body]))
+    assert dealer.poll(20_000), f"no answer to {kind} {body}"
+    answer = decode(dealer.recv_multipart()[0])
+    assert answer.corr == corr
+    return answer.message
+
+
+HOSTILE: dict[str, tuple[str, list[tuple[str, list[Any], str]]]] = {
+    "the gateway": ("", [
+        ("Subscribe", [-1, [], 1], "subscription"), ("Subscribe", [1 << 40, [], 1], "subscription"),
+        ("Taken", [-1], "turns"), ("Read", ["a.log", -1], "after"), ("SeekTime", ["a.log", 1 << 63], "ts"),
+        ("GroupClaim", ["a.log", "g", "w", 1, 0, 0, 0, 0, -1], "pid"), ("Unsubscribe", [1, [-1]], "feeds[0]"),
+        ("RoutesSettle", ["a.log", -5, 0], "topic_id"), ("TopicList", ["", "", -1], "page_size"),
+    ]),
+    "a shard": ("wal_shard-00.sock", [
+        ("JobsClaim", ["a.queue", "w", 1, 0, 0, 0, -1, 1], "pid"),
+        ("JobsClaim", ["a.queue", "w", 1, 0, 0, 0, 1 << 40, 1], "pid"),
+        ("RouterPut", [[1, "a.r", "a.log", -1, 1, "b.log", 2, 0, "", 0]], "facts.source_id"),
+        ("CheckpointDone", [-1, []], "number"), ("SegmentTier", [1, -1], "tier"),
+    ]),
+    "a scheduler": ("scheduler-00.sock", [
+        ("RoutesSettle", ["a.log", -1, 0], "topic_id"), ("Subscribe", [1, [[1, "a.log", -1, 0, 0, 0]], 1],
+         "feeds[0].topic_id"),
+        ("RouterTell", [[1, "a.r", "a.log", -1, 1, "b.log", 2, 0, "", 0]], "facts.source_id"),
+        ("RouterTell", [[1, "a.r", "a.log", 1, 1, "b.log", 2, 0, "none", 0]], "filter"),
+        ("RouterGet", ["r", 1 << 60], "settle_ms"),
+    ]),
+    "the supervisor": ("supervisor.sock", [
+        ("RingOpen", ["c", -1, 0], "pid"), ("RingOpen", ["c", 1 << 40, 0], "pid"),
+        ("RingOpen", ["c", 1, -1], "shard"), ("RingOpen", ["c", 1, 0, 1 << 63], "ring_bytes"),
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("whom", HOSTILE)
+def test_a_bad_number_costs_its_sender_an_error_and_never_a_process(
+    house: TestEngine, owner: ringlog.Client, whom: str
+) -> None:
+    """Six of them used to give the gateway up for good."""
+    before = {each.name: each.pid for each in house.status().processes}
+    socket_name, messages = HOSTILE[whom]
+    key = None if socket_name else KEYS["reader"][0]
+    endpoint = f"ipc://{house.info.shm_dir}/{socket_name}" if socket_name else house.info.gateway_tcp
+    with peer(endpoint, key) as dealer:
+        for corr, (kind, body, field) in enumerate(messages * 6, 1):
+            answer = asked(dealer, kind, body, corr)
+            assert isinstance(answer, m.ErrorReply), (kind, body, answer)
+            assert answer.status == InvalidRequest.status
+            assert answer.detail["field"] == field
+        assert isinstance(asked(dealer, "Ping", [], 9), m.Pong)
+    assert {each.name: each.pid for each in house.status().processes} == before
+    owner.append("a.log", b"goes on")
 
 
 WAYS: dict[str, Callable[[ringlog.Client], Any]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from checkpoint_world import new_world
 
+from chaos.fuzz.fuzz_shard import recovered
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
 from ringlog.testing.any_request import Dice, Writer
@@ -59,10 +60,7 @@ def test_a_shard_answers_whatever_it_is_asked_and_recovers_from_what_it_wrote(se
             assert kind in WAIT, message
         answered += 1
     assert answered > REQUESTS // 2
-    run.core.check()
-    world.kill()
-    world.start()
-    world.run_of("t").core.check()
+    recovered(world)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,12 @@ HOLES = {
         from ringlog.topic.dedup import Producer, Producers
         Producers.get = lambda self, producer_id: Producer()
     """,
+    # Fields of messages have no ranges.
+    "RF-100": """
+        import msgspec
+        real = msgspec.Meta
+        msgspec.Meta = lambda **limits: real()
+    """,
     # Mutant 37: a body is believed and made before anything it says was compared.
     "RF-103": """
         import zstandard
@@ -57,8 +63,9 @@ HOLES = {
 
 
 def tried(
-    tmp_path: Path, rows: list[str], hole: str = "", monkeypatch: pytest.MonkeyPatch | None = None
-) -> Account:
+    tmp_path: Path, rows: list[str], hole: str = "", monkeypatch: pytest.MonkeyPatch | None = None,
+    **settings: int,
+) -> Account:  # fmt: skip
     """Run rows against an engine into which `hole` was cut, in every one of its processes."""
     account = Account()
     if hole and monkeypatch is not None:
@@ -71,7 +78,7 @@ def tried(
             return real(**{**settings, "environ": {"PYTHONPATH": path, "RINGLOG_CORES": "0"}})
 
         monkeypatch.setattr(arenas, "engine", with_hole)
-    attack.run(Order("attack", 1, 30, tmp_path / "scratch", {"rows": rows}), account)
+    attack.run(Order("attack", 1, 30, tmp_path / "scratch", {"rows": rows, **settings}), account)
     return account
 
 
@@ -82,6 +89,13 @@ def test_rows_hold_and_are_counted(tmp_path):
     assert account.counts["rows"] == len(rows)
     assert set(account.faults) == set(rows)
     assert account.counts["promised"] > len(rows)
+
+
+def test_hostile_messages_cost_their_senders_an_error_and_recovery_nothing(tmp_path):
+    """Every kind, every field, to every socket; then all processes are killed, twice."""
+    account = tried(tmp_path, ["RF-100"], per_kind=2)
+    assert account.findings == []
+    assert account.counts["cases"] > 2_000
 
 
 @pytest.mark.night

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from ringlog.envelope.messages.ranges import U32
+
 
 class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=False):
     """Base of all messages."""
@@ -14,7 +16,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
 class ErrorReply(Message, frozen=True):
     """The request was refused. `status` is an errors.Status; `detail` holds the facts."""
 
-    status: int
+    status: U32
     message: str
     detail: dict[str, Any] = {}
     outcome: str = "not_applied"

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from ringlog.envelope.messages.base import Message
+from ringlog.envelope.messages.ranges import U32, U64, Name, Place, Seq
 
 
 class Feed(Message, frozen=True):
     """One topic of a subscription, and how far its reader is."""
 
-    feed: int
+    feed: U32
     """Number within the subscription, given by the client, below 2**32. The same number again moves it."""
-    topic: str
-    topic_id: int
-    shard: int
-    slot: int
+    topic: Name
+    topic_id: U64
+    shard: Place
+    slot: Place
     """As in TopicInfo."""
-    after: int
+    after: Seq
     """Position up to which the reader needs no word."""
 
 
@@ -26,10 +27,10 @@ class Subscribe(Message, frozen=True):
     order of value, at most `credit` of them unanswered, and at most one for each feed.
     """
 
-    subscription: int
+    subscription: U32
     """Number within the connection, given by the client, below 2**32."""
     feeds: list[Feed]
-    credit: int
+    credit: U32
     strong: bool = False
     """Count only what a device sync covers (SSE-35)."""
     names: bool = False
@@ -39,9 +40,9 @@ class Subscribe(Message, frozen=True):
 class Subscribed(Message, frozen=True):
     """Reply: news of all its feeds will be told from now on, and what they have already was."""
 
-    subscription: int
-    scheduler: int
-    incarnation: int
+    subscription: U32
+    scheduler: Place
+    incarnation: U64
 
 
 class OpenTurns(Message, frozen=True):
@@ -54,21 +55,21 @@ class OpenTurns(Message, frozen=True):
 class TurnsOpened(Message, frozen=True):
     """Reply: the ring's file in the shared-memory directory, its bell beside it; empty = by messages."""
 
-    name: str = ""
+    name: Name = ""
 
 
 class Unsubscribe(Message, frozen=True):
     """End a subscription, or some of its feeds. Nothing of them is told once Unsubscribed was sent."""
 
-    subscription: int
-    feeds: list[int] = []
+    subscription: U32
+    feeds: list[U32] = []
     """Empty = all, and the subscription itself."""
 
 
 class Unsubscribed(Message, frozen=True):
     """Reply; also when there was no such thing."""
 
-    subscription: int
+    subscription: U32
 
 
 class Turns(Message, frozen=True):
@@ -80,7 +81,7 @@ class Turns(Message, frozen=True):
     Each turn is answered by a row of Taken.
     """
 
-    turns: int
+    turns: Seq
 
 
 class Taken(Message, frozen=True):
@@ -89,7 +90,7 @@ class Taken(Message, frozen=True):
     SubscriptionsLost when the scheduler knows nothing of the sender. Without rows: a word of life.
     """
 
-    turns: int
+    turns: Seq
 
 
 class SubscriptionsLost(Message, frozen=True):

@@ -3,107 +3,108 @@
 from __future__ import annotations
 
 from ringlog.envelope.messages.base import Message
+from ringlog.envelope.messages.ranges import U32, U64, Millis, Name, Pid, Seq
 
 
 class GroupOpen(Message, frozen=True):
     """Make a consumer group of a topic, unless it is there (F25). `start` is the first position that a new
     one gives out, moved to what there is; of one that is there nothing is changed."""
 
-    topic: str
-    group: str
-    mode: int
+    topic: Name
+    group: Name
+    mode: U32
     """1 leases records to members, 2 is read by one member at a time."""
     tags: str = ""
     """`=` and a tag, or `^` and how tags begin: members pass over everything else. Part of the key."""
-    start: int = 1
-    pending_max: int = 0
+    start: Seq = 1
+    pending_max: U32 = 0
     """Most positions given out and not done, of all members and of one; 0 = as many as there may be."""
-    member_max: int = 0
-    node: str = ""
+    member_max: U32 = 0
+    node: Name = ""
     """Who asks; a member of it from now on."""
     make: bool = True
     """False: GroupNotFound instead of making it."""
-    max_deliveries: int = 0
+    max_deliveries: U32 = 0
     """What was given out so often and comes back goes to the dead letters; 0 = nothing does by itself."""
-    dead_letter: str = ""
+    dead_letter: Name = ""
     """The topic where they go; "" = the group has none."""
 
 
 class GroupInfo(Message, frozen=True):
     """What a group is, and where."""
 
-    topic: str
-    group: str
+    topic: Name
+    group: Name
     """Its key: the name, and behind an `@` its filter, if it has one."""
-    name: str
-    mode: int
+    name: Name
+    mode: U32
     tags: str
     created: bool
-    cursor: int
+    cursor: U64
     """No position from here on was given out."""
-    floor: int
+    floor: Seq
     """Everything up to here is done."""
-    pending: int
+    pending: Seq
     """Positions that were given out and are not done."""
-    max_deliveries: int = 0
+    max_deliveries: U32 = 0
     """As it was made; so is the next one."""
-    dead_letter: str = ""
+    dead_letter: Name = ""
 
 
 class GroupClaim(Message, frozen=True):
     """Lease up to `max` positions of a group to `node`; answered with JobsClaimed. Fields as in JobsClaim."""
 
-    topic: str
-    group: str
-    node: str
-    max: int = 1
-    lease_ms: int = 0
+    topic: Name
+    group: Name
+    node: Name
+    max: U32 = 1
+    lease_ms: Millis = 0
     """0 = the topic's."""
-    wait_ms: int = 0
-    min_idle_ms: int = 0
+    wait_ms: Millis = 0
+    min_idle_ms: Millis = 0
     """Not 0: when nothing else is there, positions that another member did nothing about for so long."""
-    call: int = 0
-    pid: int = 0
-    born: int = 0
+    call: U64 = 0
+    pid: Pid = 0
+    born: U64 = 0
 
 
 class GroupSteal(Message, frozen=True):
     """Lease these positions (8 bytes each, little-endian, at most 1,000) to `node`, whoever holds them, as
     far as they are pending and nothing was done about them for `min_idle_ms`; answered with JobsClaimed."""
 
-    topic: str
-    group: str
-    node: str
+    topic: Name
+    group: Name
+    node: Name
     seqs: bytes
-    lease_ms: int = 0
-    min_idle_ms: int = 0
-    call: int = 0
-    pid: int = 0
-    born: int = 0
+    lease_ms: Millis = 0
+    min_idle_ms: Millis = 0
+    call: U64 = 0
+    pid: Pid = 0
+    born: U64 = 0
 
 
 class GroupAck(Message, frozen=True):
     """These positions are done for the group; answered with JobsAcked. Fields as in JobsAck."""
 
-    topic: str
-    group: str
-    node: str
+    topic: Name
+    group: Name
+    node: Name
     seqs: bytes
     tokens: bytes = b""
-    call: int = 0
+    call: U64 = 0
 
 
 class GroupNack(Message, frozen=True):
     """Give these back, to be ready now or after `delay_ms`, as JobsNack; answered with JobsNacked.
     `undo` as there."""
 
-    topic: str
-    group: str
-    node: str
+    topic: Name
+    group: Name
+    node: Name
     seqs: bytes
     tokens: bytes = b""
-    delay_ms: int = 0
-    call: int = 0
+    delay_ms: Millis = 0
+    call: U64 = 0
     reason: str = ""
     undo: bool = False
 
@@ -111,20 +112,20 @@ class GroupNack(Message, frozen=True):
 class GroupReject(Message, frozen=True):
     """These go to the dead letters, as JobsReject; answered with JobsRejected."""
 
-    topic: str
-    group: str
-    node: str
+    topic: Name
+    group: Name
+    node: Name
     seqs: bytes
     tokens: bytes = b""
     reason: str = ""
-    call: int = 0
+    call: U64 = 0
 
 
 class GroupSpentAsk(Message, frozen=True):
     """Scheduler -> shard: which records of groups are to be moved to dead letters? Of the first group whose
     number is behind `after`; answered with SpentJobs."""
 
-    after: int = 0
+    after: U64 = 0
 
 
 class GroupSpentMoved(Message, frozen=True):
@@ -132,9 +133,9 @@ class GroupSpentMoved(Message, frozen=True):
     for the group, where they are set aside since the lease of this token (8 bytes each): one that came back
     and was given up again needs another copy. Answered with SpentGone."""
 
-    topic: str
-    topic_id: int
-    number: int
+    topic: Name
+    topic_id: U64
+    number: U64
     seqs: bytes
     tokens: bytes
 
@@ -143,9 +144,9 @@ class GroupAgain(Message, frozen=True):
     """Scheduler -> shard: dead letters come back: give these records (8 bytes each, little-endian) out once
     more. `calls` (8 bytes each) name the letters: one that has come back already does not again."""
 
-    topic: str
-    topic_id: int
-    group: str
+    topic: Name
+    topic_id: U64
+    group: Name
     seqs: bytes
     calls: bytes
 
@@ -154,49 +155,49 @@ class GroupReturned(Message, frozen=True):
     """Reply, when that is as durable as the topic's class asks: `repeated` had come back before, `gone` are
     in the topic no longer (8 bytes each)."""
 
-    topic: str
-    repeated: int
+    topic: Name
+    repeated: U64
     gone: bytes
 
 
 class GroupExtend(Message, frozen=True):
     """Hold these up to `lease_ms` from now; answered with JobsExtended."""
 
-    topic: str
-    group: str
-    node: str
+    topic: Name
+    group: Name
+    node: Name
     seqs: bytes
     tokens: bytes = b""
-    lease_ms: int = 0
-    call: int = 0
+    lease_ms: Millis = 0
+    call: U64 = 0
 
 
 class GroupLeave(Message, frozen=True):
     """`node` leaves the group: what it holds is ready for others at once."""
 
-    topic: str
-    group: str
-    node: str
+    topic: Name
+    group: Name
+    node: Name
 
 
 class GroupLeft(Message, frozen=True):
     """Reply; so many positions were given back."""
 
-    topic: str
-    released: int
+    topic: Name
+    released: U64
 
 
 class GroupPending(Message, frozen=True):
     """Which positions behind `after` were given out and are not done? Of one member, not touched for so long,
     given out so often; at most `limit` runs (1,000)."""
 
-    topic: str
-    group: str
-    node: str = ""
-    idle_ms: int = 0
-    min_deliveries: int = 0
-    after: int = 0
-    limit: int = 100
+    topic: Name
+    group: Name
+    node: Name = ""
+    idle_ms: Millis = 0
+    min_deliveries: U32 = 0
+    after: Seq = 0
+    limit: U32 = 100
 
 
 class GroupPendingReply(Message, frozen=True):
@@ -204,18 +205,18 @@ class GroupPendingReply(Message, frozen=True):
     member in `nodes`, token], times in milliseconds. A state is 1 leased, 2 delayed, 3 ready again; `until`
     is when a lease or a delay ends."""
 
-    topic: str
-    rows: list[tuple[int, int, int, int, int, int, int, int, int]]
+    topic: Name
+    rows: list[tuple[Seq, Seq, U32, U64, Millis, Millis, Millis, U32, U64]]
     nodes: list[str]
     more: bool
-    now_ms: int
+    now_ms: Millis
 
 
 class GroupState(Message, frozen=True):
     """How is this group?"""
 
-    topic: str
-    group: str
+    topic: Name
+    group: Name
 
 
 class GroupStateReply(Message, frozen=True):
@@ -223,33 +224,33 @@ class GroupStateReply(Message, frozen=True):
     `leased`, `delayed` and `returned` are pending."""
 
     info: GroupInfo
-    head_seq: int
-    undelivered: int
-    leased: int
-    delayed: int
-    returned: int
-    waiting: int
+    head_seq: Seq
+    undelivered: Seq
+    leased: U64
+    delayed: Seq
+    returned: U64
+    waiting: U64
     """Claims that wait."""
-    members: list[tuple[str, int, int]]
+    members: list[tuple[Name, Millis, Seq]]
     """[name, when it was last heard of (milliseconds), positions it holds]"""
-    holder: str
+    holder: Name
     """Of a stream group: who reads it."""
     is_holding: bool
     """The topic keeps records beyond its caps or its TTL for this group (retain_until_acked)."""
-    set_aside: int = 0
+    set_aside: U64 = 0
     """Pending, too: on their way to the dead letters."""
 
 
 class GroupList(Message, frozen=True):
     """Which groups has this topic?"""
 
-    topic: str
+    topic: Name
 
 
 class GroupListReply(Message, frozen=True):
     """Reply, by key."""
 
-    topic: str
+    topic: Name
     groups: list[GroupInfo]
 
 
@@ -257,60 +258,60 @@ class GroupSeek(Message, frozen=True):
     """Go on from `cursor`, moved to what there is: nothing is pending, every lease has ended. Answered with
     GroupInfo."""
 
-    topic: str
-    group: str
-    cursor: int
+    topic: Name
+    group: Name
+    cursor: U64
 
 
 class GroupTake(Message, frozen=True):
     """`node` reads a stream group from now on, behind what is committed; who read it is told when he
     commits."""
 
-    topic: str
-    group: str
-    node: str
-    call: int = 0
+    topic: Name
+    group: Name
+    node: Name
+    call: U64 = 0
 
 
 class GroupTaken(Message, frozen=True):
     """Reply; `token` fences the reader."""
 
-    topic: str
-    token: int
-    committed: int
-    epoch: int
+    topic: Name
+    token: U64
+    committed: Seq
+    epoch: U32
 
 
 class GroupCommit(Message, frozen=True):
     """Everything up to `committed` is done with, everything before `cursor` was delivered (F41, F67)."""
 
-    topic: str
-    group: str
-    token: int
-    committed: int
-    cursor: int
+    topic: Name
+    group: Name
+    token: U64
+    committed: Seq
+    cursor: U64
 
 
 class GroupCommitted(Message, frozen=True):
     """Reply. Without `is_holder` nothing was committed: another member reads the group, or it was told to be
     elsewhere."""
 
-    topic: str
-    committed: int
-    cursor: int
+    topic: Name
+    committed: Seq
+    cursor: U64
     is_holder: bool
 
 
 class GroupDelete(Message, frozen=True):
     """Remove a group. Its topic stays as it is."""
 
-    topic: str
-    group: str
+    topic: Name
+    group: Name
 
 
 class GroupDeleted(Message, frozen=True):
     """Reply; was it there?"""
 
-    topic: str
-    group: str
+    topic: Name
+    group: Name
     deleted: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringlog.envelope.messages.base import Message
+from ringlog.envelope.messages.ranges import U32, U64, Name, Pid, Place, Seq
 
 # -- meeting -------------------------------------------------------------------------------------------
 
@@ -10,22 +11,22 @@ from ringlog.envelope.messages.base import Message
 class Hello(Message, frozen=True):
     """First message on a connection; asks who answers."""
 
-    protocol: int
-    client: str
-    pid: int = 0
+    protocol: U32
+    client: Name
+    pid: Pid = 0
 
 
 class Welcome(Message, frozen=True):
     """Who answers: engine, shard layout and the limits a client should know."""
 
-    protocol: int
-    version: str
-    engine_id: str
-    shards: int
-    shard: int
+    protocol: U32
+    version: Name
+    engine_id: Name
+    shards: U32
+    shard: Place
     """This shard's number, or -1 from the supervisor and the gateway."""
-    incarnation: int
-    limits: dict[str, int] = {}
+    incarnation: U64
+    limits: dict[str, U64] = {}
 
 
 class Ping(Message, frozen=True):
@@ -35,8 +36,8 @@ class Ping(Message, frozen=True):
 class Pong(Message, frozen=True):
     """I am here and made this many turns."""
 
-    incarnation: int
-    turns: int
+    incarnation: U64
+    turns: Seq
 
 
 # -- rings: client -> supervisor -----------------------------------------------------------------------
@@ -45,34 +46,34 @@ class Pong(Message, frozen=True):
 class RingOpen(Message, frozen=True):
     """Make a ring to `shard` for this client; the supervisor owns its life."""
 
-    client: str
-    pid: int
-    shard: int
-    ring_bytes: int = 0
+    client: Name
+    pid: Pid
+    shard: U32
+    ring_bytes: Seq = 0
     """0 = as rings begin. The ring is smaller where run.ring_bytes or the room in shared memory is."""
-    born: int = 0
+    born: U64 = 0
     """When the process `pid` began (lives.born_of); 0 = `pid` is not to be watched."""
 
 
 class RingOpened(Message, frozen=True):
     """The ring is there and its shard knows it. Attach with ring.open_producer(path)."""
 
-    ring: str
+    ring: Name
     """File name under the shared-memory directory."""
-    bell: str
+    bell: Name
     """Named pipe the client sleeps on, same directory."""
 
 
 class RingClose(Message, frozen=True):
     """The client is done with this ring: settle what it holds, then remove it."""
 
-    ring: str
+    ring: Name
 
 
 class RingClosed(Message, frozen=True):
     """The ring is gone, or will be when it is drained."""
 
-    ring: str
+    ring: Name
 
 
 # -- rings: supervisor -> shard ------------------------------------------------------------------------
@@ -81,29 +82,29 @@ class RingClosed(Message, frozen=True):
 class RingAttach(Message, frozen=True):
     """Start draining this ring."""
 
-    ring: str
-    bell: str
-    client: str
+    ring: Name
+    bell: Name
+    client: Name
 
 
 class RingAttached(Message, frozen=True):
     """The shard drains it now."""
 
-    ring: str
+    ring: Name
 
 
 class RingDetach(Message, frozen=True):
     """The producer is gone: settle what was published, then say RingDetached. `dead` = it died."""
 
-    ring: str
+    ring: Name
     dead: bool
 
 
 class RingDetached(Message, frozen=True):
     """The shard let go of the ring; the supervisor may unlink it."""
 
-    ring: str
-    settled: int
+    ring: Name
+    settled: U64
     """Frames settled since the detach was asked for."""
 
 
@@ -115,4 +116,4 @@ class OpenCalls(Message, frozen=True):
 class CallsOpened(Message, frozen=True):
     """Reply: the ring's file in the shared-memory directory, its bell beside it; empty = by messages."""
 
-    name: str = ""
+    name: Name = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringlog.envelope.messages.base import Message
+from ringlog.envelope.messages.ranges import U32, U64, Millis, Name, Pid, Seq
 
 
 class EngineStatus(Message, frozen=True):
@@ -12,26 +13,26 @@ class EngineStatus(Message, frozen=True):
 class ProcessStatus(Message, frozen=True):
     """One supervised process."""
 
-    name: str
-    kind: str
-    pid: int
-    state: str
-    incarnation: int
-    restarts: int
+    name: Name
+    kind: Name
+    pid: Pid
+    state: Name
+    incarnation: U64
+    restarts: U32
     uptime_s: float
     heartbeat_age_s: float
     busy_ratio: float
-    resident_bytes: int
+    resident_bytes: Seq
     last_exit: str
 
 
 class PressureStatus(Message, frozen=True):
     """What a governor said last. Shares are in [0, 1]."""
 
-    of: str
+    of: Name
     """`instance`, or the shard's name."""
     pressure: float
-    step: str
+    step: Name
     """`free`, `coalesce`, `widen`, `shed` or `refuse`."""
     busy: float
     fill: float
@@ -40,7 +41,7 @@ class PressureStatus(Message, frozen=True):
     """Of the instance: its pressure without that of the shards."""
     latency_s: float
     """Of the instance: from news to turn, averaged."""
-    throttled: int
+    throttled: U64
     """Writes that were refused for pressure, by the shard; of the instance: by gateways and shards."""
     waited_s: float
     """Time that pressure made groups or wake-ups wait, in all."""
@@ -49,14 +50,14 @@ class PressureStatus(Message, frozen=True):
 class DeliveryStatus(Message, frozen=True):
     """All schedulers together."""
 
-    ready_by_band: list[int]
+    ready_by_band: list[U64]
     """Feeds that wait for credit, by the band of their topic's value, the lowest first."""
-    standing: int
+    standing: U64
     """Topics that could be told of and are not."""
-    links: int
-    subscriptions: int
-    feeds: int
-    turns_told: int
+    links: U64
+    subscriptions: U64
+    feeds: U64
+    turns_told: U64
     latency_s: float
     lag_s: float
     """For how long the consumer that is furthest behind has had something to take."""
@@ -65,29 +66,29 @@ class DeliveryStatus(Message, frozen=True):
 class ConsumersAsk(Message, frozen=True):
     """Operator -> scheduler: who is behind? At most `most` of them, the furthest first."""
 
-    most: int = 16
+    most: U32 = 16
 
 
 class Consumer(Message, frozen=True):
     """One subscription at a scheduler."""
 
-    link: str
+    link: Name
     """Its connection, in hexadecimal digits."""
-    subscription: int
-    lag_ms: int
+    subscription: U32
+    lag_ms: Millis
     """For how long it has had something to take."""
-    feeds: int
-    waiting: int
+    feeds: U64
+    waiting: U64
     """Feeds that wait for credit."""
-    told: int
+    told: U64
     """Turns that were not given back."""
-    credit: int
+    credit: U32
 
 
 class ConsumersReply(Message, frozen=True):
     """Reply to ConsumersAsk."""
 
-    scheduler: int
+    scheduler: U64
     consumers: list[Consumer]
 
 
@@ -95,28 +96,28 @@ class QueuesStatus(Message, frozen=True):
     """The queues of all shards together, as far as somebody asked them for something since their shard began;
     what became of jobs is counted since the engine's start."""
 
-    queues: int
-    ready: int
-    in_flight: int
-    delayed: int
-    waiting: int
+    queues: U64
+    ready: Seq
+    in_flight: Seq
+    delayed: Seq
+    waiting: U64
     """Claims that wait for jobs."""
-    claimed: int
-    acked: int
-    nacked: int
-    rejected: int
-    dead_lettered: int
+    claimed: U64
+    acked: U64
+    nacked: U64
+    rejected: U64
+    dead_lettered: Seq
 
 
 class GroupsStatus(Message, frozen=True):
     """The consumer groups of all shards together."""
 
-    groups: int
-    lag: int
+    groups: U64
+    lag: Seq
     """Records that are not done."""
-    pending: int
+    pending: Seq
     """Of them, those that were given out."""
-    members: int
+    members: U64
     floor_age_s: float
     """For how long the floor that has stood longest has not moved, of groups that are behind."""
 
@@ -124,22 +125,22 @@ class GroupsStatus(Message, frozen=True):
 class EngineStatusReply(Message, frozen=True):
     """The engine at a glance."""
 
-    engine_id: str
-    version: str
-    state: str
+    engine_id: Name
+    version: Name
+    state: Name
     uptime_s: float
     data_dir: str
-    shards: int
-    rings: int
-    disk_free_bytes: int
+    shards: U64
+    rings: U32
+    disk_free_bytes: Seq
     processes: list[ProcessStatus]
     recovery_s: float = 0.0
     pressure: list[PressureStatus] = []
     """Of the instance, unless nobody schedules, then of each shard."""
     delivery: DeliveryStatus | None = None
     """None: nobody schedules."""
-    routers: int = 0
-    router_lag: int = 0
+    routers: U64 = 0
+    router_lag: Seq = 0
     """Positions of sources that are not forwarded yet, summed over routers."""
     queues: QueuesStatus | None = None
     groups: GroupsStatus | None = None

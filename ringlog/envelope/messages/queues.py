@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from ringlog.envelope.messages.base import Message
+from ringlog.envelope.messages.ranges import U32, U64, Millis, MillisOrNone, Name, Pid, Seq
 
 
 class JobsClaim(Message, frozen=True):
     """Lease up to `max` jobs to `node` (semantics 21.2); an empty answer says that there was none within
     `wait_ms`. `call` is a number of this request alone (0 = none): sent again, it has the same answer."""
 
-    topic: str
-    node: str
-    max: int = 1
-    lease_ms: int = 0
+    topic: Name
+    node: Name
+    max: U32 = 1
+    lease_ms: Millis = 0
     """0 = the topic's."""
-    wait_ms: int = 0
-    call: int = 0
-    pid: int = 0
+    wait_ms: Millis = 0
+    call: U64 = 0
+    pid: Pid = 0
     """The process that claims, and when it began (lives.py): when it dies, its jobs are ready at once. 0: the
     leases end by themselves. A gateway passes on 0."""
-    born: int = 0
+    born: U64 = 0
     by_number: bool = False
     """Where a queue has priorities: the lowest numbers first whatever their priority (L14)."""
 
@@ -29,17 +30,17 @@ class JobsClaimed(Message, frozen=True):
     their tokens. All are held up to `deadline`, milliseconds. Who can read the files reads the jobs there; a
     gateway attaches `frames` that hold them, sealed under seed 0."""
 
-    topic: str
-    topic_id: int
-    epoch: int
-    deadline: int
-    ready: int
+    topic: Name
+    topic_id: U64
+    epoch: U32
+    deadline: Millis
+    ready: Seq
     """Jobs that are left."""
-    runs: list[tuple[int, int, int, int]]
-    frames: int = 0
-    lease_ms: int = 0
+    runs: list[tuple[Seq, Seq, U64, U64]]
+    frames: U32 = 0
+    lease_ms: Millis = 0
     """How long they are held from when they were given."""
-    place: list[int] = []
+    place: list[U64] = []
     """[first_seq, last_seq, file_id, offset, stop] of the stretch of the log that was published a moment ago
     and holds these jobs, for a claim that waited for it; else empty. It is a hint, and checked like one."""
     is_fed: bool = False
@@ -55,25 +56,25 @@ class JobsAck(Message, frozen=True):
     """These jobs are done: delete them (semantics 21.3). Numbers and tokens are 8 bytes each, little-endian,
     at most 1,000; without `tokens`, or where one is 0, `node` alone decides."""
 
-    topic: str
-    node: str
+    topic: Name
+    node: Name
     seqs: bytes
     tokens: bytes = b""
     in_time: bool = False
     """It was first sent before the leases ended, as far as their holder knows; this is believed only where a
     restart of the shard forgot them."""
-    call: int = 0
+    call: U64 = 0
 
 
 class JobsAcked(Message, frozen=True):
     """Reply, when the deletion is as durable as the topic's class asks. `skipped`: numbers that were not
     held, 8 bytes each, in the order of the request."""
 
-    topic: str
-    acked: int
+    topic: Name
+    acked: U64
     skipped: bytes
-    ready: int
-    in_flight: int
+    ready: Seq
+    in_flight: Seq
 
 
 class JobsNext(Message, frozen=True):
@@ -81,21 +82,21 @@ class JobsNext(Message, frozen=True):
     Fields as there. Answered with JobsClaimed, which may be empty, when the deletion is as durable as the
     topic's class asks; or with JobsApart, and then none of it was done."""
 
-    topic: str
-    node: str
+    topic: Name
+    node: Name
     seqs: bytes
     tokens: bytes
-    max: int = 1
-    lease_ms: int = 0
-    call: int = 0
-    pid: int = 0
-    born: int = 0
+    max: U32 = 1
+    lease_ms: Millis = 0
+    call: U64 = 0
+    pid: Pid = 0
+    born: U64 = 0
 
 
 class JobsApart(Message, frozen=True):
     """Reply: ack and claim are to be asked for one by one, since something has to be looked at first."""
 
-    topic: str
+    topic: Name
 
 
 class JobsNack(Message, frozen=True):
@@ -105,12 +106,12 @@ class JobsNack(Message, frozen=True):
     has begun them: they are ready at once, and the delivery does not count. An `undo` without numbers is
     about all that the claim `call` was given; if that claim still waits, it ends."""
 
-    topic: str
-    node: str
+    topic: Name
+    node: Name
     seqs: bytes
     tokens: bytes = b""
-    delay_ms: int = 0
-    call: int = 0
+    delay_ms: Millis = 0
+    call: U64 = 0
     reason: str = ""
     has_backoff: bool = False
     undo: bool = False
@@ -119,51 +120,51 @@ class JobsNack(Message, frozen=True):
 class JobsNacked(Message, frozen=True):
     """Reply; `skipped` as in JobsAcked."""
 
-    topic: str
-    nacked: int
+    topic: Name
+    nacked: U64
     skipped: bytes
-    ready: int
-    in_flight: int
+    ready: Seq
+    in_flight: Seq
 
 
 class JobsExtend(Message, frozen=True):
     """Hold these jobs up to `lease_ms` from now (semantics 21.5). Fields as in JobsAck."""
 
-    topic: str
-    node: str
+    topic: Name
+    node: Name
     seqs: bytes
     tokens: bytes = b""
-    lease_ms: int = 0
+    lease_ms: Millis = 0
     """0 = the topic's."""
-    call: int = 0
+    call: U64 = 0
 
 
 class JobsExtended(Message, frozen=True):
     """Reply: `extended` jobs are held up to `deadline`, milliseconds; `skipped` as in JobsAcked."""
 
-    topic: str
-    extended: int
+    topic: Name
+    extended: U64
     skipped: bytes
-    deadline: int
+    deadline: Millis
 
 
 class JobsReject(Message, frozen=True):
     """These jobs are to go to the queue's dead letters at once; refused where there are none. Fields as in
     JobsAck."""
 
-    topic: str
-    node: str
+    topic: Name
+    node: Name
     seqs: bytes
     tokens: bytes = b""
     reason: str = ""
-    call: int = 0
+    call: U64 = 0
 
 
 class JobsRejected(Message, frozen=True):
     """Reply; `skipped` as in JobsAcked. They are moved soon."""
 
-    topic: str
-    rejected: int
+    topic: Name
+    rejected: U64
     skipped: bytes
 
 
@@ -171,9 +172,9 @@ class JobsPending(Message, frozen=True):
     """Who has which jobs? Of those that were handed out and are not done the first behind `after`, at most
     `limit`; asking changes nothing."""
 
-    topic: str
-    after: int = 0
-    limit: int = 100
+    topic: Name
+    after: Seq = 0
+    limit: U32 = 100
 
 
 class JobsPendingReply(Message, frozen=True):
@@ -181,31 +182,31 @@ class JobsPendingReply(Message, frozen=True):
     are leased, delayed, returned and set aside; `until_ms` is the end of a lease or a delay, else 0; the last
     three are as in SpentJobs."""
 
-    topic: str
-    jobs: list[tuple[int, str, str, int, int, int, int, str]]
+    topic: Name
+    jobs: list[tuple[Seq, str, Name, Millis, U64, U64, Millis, str]]
     more: bool
 
 
 class QueueStats(Message, frozen=True):
     """How many jobs are in which state? (QS-1)"""
 
-    topic: str
+    topic: Name
 
 
 class QueueStatsReply(Message, frozen=True):
     """Reply; `waiting` claims wait for jobs."""
 
-    topic: str
-    ready: int
-    in_flight: int
-    delayed: int
-    dead_lettered: int
-    waiting: int
-    oldest_ready_ms: int = -1
+    topic: Name
+    ready: Seq
+    in_flight: Seq
+    delayed: Seq
+    dead_lettered: Seq
+    waiting: U64
+    oldest_ready_ms: MillisOrNone = -1
     """How long ago the oldest job was put that is ready; -1 = none is."""
-    wait_p99_ms: int = 0
+    wait_p99_ms: Millis = 0
     """99 in 100 jobs that were handed out lately had waited no longer than this for the first time."""
-    promoted: int = 0
+    promoted: U64 = 0
     """Jobs that were handed out before more urgent ones, for their long wait."""
 
 
@@ -213,27 +214,27 @@ class SpentAsk(Message, frozen=True):
     """Scheduler -> shard: which jobs had all their deliveries (QD-1)? Of the first queue behind `after`, a
     topic's id."""
 
-    after: int = 0
+    after: U64 = 0
 
 
 class SpentJobs(Message, frozen=True):
     """Reply: rows [first, count, deliveries] of jobs of one queue that are set aside, to be moved to the
     topic `dead_letter`; no topic = there are none."""
 
-    topic: str = ""
-    topic_id: int = 0
-    epoch: int = 0
-    dead_letter: str = ""
-    runs: list[tuple[int, int, int]] = []
-    reasons: dict[int, str] = {}
+    topic: Name = ""
+    topic_id: U64 = 0
+    epoch: U32 = 0
+    dead_letter: Name = ""
+    runs: list[tuple[Seq, Seq, U64]] = []
+    reasons: dict[Seq, str] = {}
     """Why those of them were rejected, or given back the last time, of which that was said."""
-    group: str = ""
+    group: Name = ""
     """Of a consumer group its key, and its number; "" = of a queue."""
-    number: int = 0
-    tokens: list[int] = []
+    number: U64 = 0
+    tokens: list[U64] = []
     """Of a group: the lease under which the first of each run was given out last. A record may be given up
     more than once, and each time is another letter."""
-    failed: dict[int, tuple[int, int]] = {}
+    failed: dict[Seq, tuple[Millis, U64]] = {}
     """Of those with a reason: when that was, in milliseconds (0: not known), and how often they were given
     back with one."""
     keeps_expiry: bool = False
@@ -243,16 +244,16 @@ class SpentJobs(Message, frozen=True):
 class SpentMoved(Message, frozen=True):
     """Scheduler -> shard: copies of these jobs (8 bytes each, little-endian) are durable, so delete them."""
 
-    topic: str
-    topic_id: int
+    topic: Name
+    topic_id: U64
     seqs: bytes
 
 
 class SpentGone(Message, frozen=True):
     """Reply, when the deletion is durable; `moved` were still set aside."""
 
-    topic: str
-    moved: int
+    topic: Name
+    moved: U64
 
 
 class LettersRedrive(Message, frozen=True):
@@ -260,9 +261,9 @@ class LettersRedrive(Message, frozen=True):
     little-endian, at most 256) back into the queue they came from, or have their records given out once more
     by the group that gave them up, and delete them there."""
 
-    topic: str
+    topic: Name
     seqs: bytes
-    group: str = ""
+    group: Name = ""
     """Its key; "" = they are a queue's."""
 
 
@@ -270,8 +271,8 @@ class LettersRedriven(Message, frozen=True):
     """Reply, when the copies are durable and the letters deleted: `moved` went, `repeated` of them had been
     copied before. Those named that are missing, or came from elsewhere, are none."""
 
-    topic: str
-    moved: int
-    repeated: int
-    gone: int = 0
+    topic: Name
+    moved: U64
+    repeated: U64
+    gone: U64 = 0
     """Letters of a group whose records are in its topic no longer: they stay."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ringlog.envelope.messages.base import Message
+from ringlog.envelope.messages.ranges import I64, U32, U64, Millis, Name, Place, Seq
 
 # -- writing by socket: frames follow as one further part ----------------------------------------------
 
@@ -19,14 +20,14 @@ class Append(Message, frozen=True):
     no reason to refuse it; limits, caps and an intake that is full are.
     """
 
-    topic: str
-    frames: int
+    topic: Name
+    frames: U32
     create: bool = False
     config: dict[str, Any] | None = None
     idempotency_key: str = ""
     disable_backpressure: bool = False
     ids: bytes = b""
-    window_ms: int = 0
+    window_ms: Millis = 0
 
 
 class Appended(Message, frozen=True):
@@ -36,9 +37,9 @@ class Appended(Message, frozen=True):
     others; nothing was appended then.
     """
 
-    topic: str
-    topic_id: int
-    epoch: int
+    topic: Name
+    topic_id: U64
+    epoch: U32
     created: bool
     entries: bytes
     known: bytes = b""
@@ -51,22 +52,22 @@ class ProducerState(Message, frozen=True):
     from it alone. `claim` is the one that it has and keeps, unless there is a later one (ProducerFenced).
     """
 
-    topic: str
-    producer_id: int
-    owner: int = 0
-    claim: int = 0
+    topic: Name
+    producer_id: U64
+    owner: U64 = 0
+    claim: U64 = 0
 
 
 class ProducerStateReply(Message, frozen=True):
     """Highest settled producer_seq (0 = never seen) and the numbers its frame got; the latest claim."""
 
-    topic: str
-    epoch: int
-    producer_id: int
-    producer_seq: int
-    first_seq: int
-    count: int
-    claim: int = 0
+    topic: Name
+    epoch: U32
+    producer_id: U64
+    producer_seq: U64
+    first_seq: Seq
+    count: Seq
+    claim: U64 = 0
 
 
 # -- reading -------------------------------------------------------------------------------------------
@@ -78,67 +79,67 @@ class Locate(Message, frozen=True):
     `epoch` 0 = whichever is current.
     """
 
-    topic: str
-    after: int
-    epoch: int = 0
+    topic: Name
+    after: Seq
+    epoch: U32 = 0
 
 
 class Extent(Message, frozen=True):
     """A stretch of one WAL file in which frames of the topic lie, others' between them."""
 
-    path: str
+    path: Name
     """Relative to the data directory; `@` before it: relative to the shared-memory directory."""
-    file_id: int
+    file_id: U64
     """As in the board's published mark: (incarnation, n) packed by storage.layout.pack_file."""
-    salt: int
-    start: int
-    stop: int
+    salt: U64
+    start: Seq
+    stop: Seq
     """0 = open end: follow the shard's published mark."""
-    segment: int = 0
+    segment: U64 = 0
     """Number of the segment whose data part this is; 0 = a WAL file. Within [start, stop) of a segment lie
     frames of this topic alone, in order."""
-    first_seq: int = 0
-    last_seq: int = 0
+    first_seq: Seq = 0
+    last_seq: Seq = 0
     """Segments only: the numbers that lie in it."""
-    entry_start: int = 0
-    entry_stop: int = 0
+    entry_start: Seq = 0
+    entry_stop: Seq = 0
     """Segments only: the rows of its index that lead to this topic's frames."""
-    tier: int = 0
+    tier: U32 = 0
     """Segments only: 0 hot, 1 both, 2 cold (the data part is in the cold store; the index part is here)."""
 
 
 class Located(Message, frozen=True):
     """Facts and extents for one read. `lost` are ranges lost in restarts: [first, last, first, last, …]."""
 
-    topic: str
-    topic_id: int
-    epoch: int
-    shard: int
-    slot: int
-    head_seq: int
-    earliest_seq: int
-    cap_floor: int
-    ttl_floor: int
-    trim_floor: int
+    topic: Name
+    topic_id: U64
+    epoch: U32
+    shard: U32
+    slot: Place
+    head_seq: Seq
+    earliest_seq: U64
+    cap_floor: U64
+    ttl_floor: U64
+    trim_floor: U64
     recreated: bool
     """The cursor belonged to an earlier life, or lies above the head (E-8, E-11)."""
     extents: list[Extent]
-    lost: list[int] = []
-    delete_floor: int = 1
+    lost: list[Seq] = []
+    delete_floor: U64 = 1
     """One past the highest number below which everything was deleted on request."""
-    ttl_us: int = 0
+    ttl_us: Seq = 0
     """A record older than this is expired, whether or not a floor says so yet; 0 = never."""
     deleted: bytes = b""
     """Numbers deleted one by one behind `earliest_seq`: a 64-bit roaring bitmap, portable format."""
-    deleted_to: int = 0
+    deleted_to: Seq = 0
     """`deleted` is complete up to this number; beyond it locate again. 0 = complete."""
-    version: int = 0
+    version: U64 = 0
     """The topic's version this answer was made from: read the board's before you deliver; when it differs,
     records were deleted or moved, and the place has to be asked for again."""
     is_behind: bool = False
     """The shard serves reads alone, and what is not known to be durable is not shown: a cursor of this life
     above the head is no sign of another one."""
-    trimmed: list[int] = []
+    trimmed: list[Seq] = []
     """Those of `lost` that a router's source had lost before they were forwarded: [first, last, …]."""
     is_fed: bool = False
     """Routers lead to it: who reads to the head has them catch up first (RoutesSettle, RT-20). When that
@@ -150,77 +151,77 @@ class RecordsDelete(Message, frozen=True):
     both are given, or exactly the numbers in `seqs` (a portable 64-bit roaring bitmap; alone).
     """
 
-    topic: str
-    before_seq: int = 0
+    topic: Name
+    before_seq: Seq = 0
     match: Any = None
     """A tag, a prefix ending in `*`, or ["tag", "Eq", value], ["tag", "Glob", "prefix*"]."""
     seqs: bytes = b""
-    epoch: int = 0
+    epoch: U32 = 0
 
 
 class RecordsDeleted(Message, frozen=True):
     """Reply to RecordsDelete: no reader sees the records any more. `deleted` counts live ones."""
 
-    topic: str
-    deleted: int
-    earliest_seq: int
-    head_seq: int
-    count: int
-    bytes: int
+    topic: Name
+    deleted: Seq
+    earliest_seq: U64
+    head_seq: Seq
+    count: Seq
+    bytes: Seq
 
 
 class Read(Message, frozen=True):
     """Read by message, for clients of the gateway: whole frames come back in a further part."""
 
-    topic: str
-    after: int
-    epoch: int = 0
-    limit: int = 256
-    max_bytes: int = 1 << 20
-    wait_ms: int = 0
-    held: int = 0
+    topic: Name
+    after: Seq
+    epoch: U32 = 0
+    limit: U32 = 256
+    max_bytes: Seq = 1 << 20
+    wait_ms: Millis = 0
+    held: Seq = 0
     """Frames up to here are held from an earlier reply, which said `version`: if nothing was removed since,
     the answer has no frames and `next_after` = `held`. 0 = none."""
-    version: int = 0
+    version: U64 = 0
 
 
 class SeekTime(Message, frozen=True):
     """Where to start to read from the first live record committed at or after `ts`, microseconds."""
 
-    topic: str
-    ts: int
+    topic: Name
+    ts: I64
 
 
 class SeekTimeReply(Message, frozen=True):
     """Position `after`, for the topic's life `epoch`; the head when no record is that young."""
 
-    topic: str
-    epoch: int
-    after: int
+    topic: Name
+    epoch: U32
+    after: Seq
 
 
 class ReadReply(Message, frozen=True):
     """Frames holding records after `after` (the first may begin before it), sealed under seed 0."""
 
-    topic: str
-    topic_id: int
-    epoch: int
-    after: int
+    topic: Name
+    topic_id: U64
+    epoch: U32
+    after: Seq
     """Where reading started: the request's cursor, or the resume point after a tombstone."""
-    next_after: int
+    next_after: Seq
     """The cursor for the next read, if every delivered record is taken."""
-    head_seq: int
-    earliest_seq: int
+    head_seq: Seq
+    earliest_seq: U64
     caught_up: bool
-    frames: int
-    gap_from: int = 0
-    gap_to: int = 0
+    frames: U32
+    gap_from: Seq = 0
+    gap_to: Seq = 0
     reason: str = ""
     """Empty = no tombstone; else cap, ttl, mixed, source_trim, restart_loss or recreated."""
     hidden: bytes = b""
     """Numbers in the frames that are to be passed over, deleted or expired ones: a portable 64-bit roaring
     bitmap. Whole frames are sent, and these are still in them."""
-    version: int = 0
+    version: U64 = 0
     """The topic's version that `hidden` was made from."""
     is_fed: bool = False
     """Routers lead to it; see Located."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringlog.envelope.messages.base import Message
+from ringlog.envelope.messages.ranges import U32, U64, Name, Seq
 from ringlog.envelope.messages.records import Extent
 
 TIER_HOT, TIER_BOTH, TIER_COLD = 0, 1, 2
@@ -11,19 +12,19 @@ TIER_HOT, TIER_BOTH, TIER_COLD = 0, 1, 2
 class SegmentRef(Message, frozen=True):
     """One segment: a data part, its index and, with tags, its dictionary; named by `stem` + suffix."""
 
-    number: int
+    number: U64
     """Unique in the data directory and growing: of two that hold the same records the greater is in force."""
-    stem: str
+    stem: Name
     """Path relative to the data directory, without suffix; the same below a cold directory."""
-    salt: int
-    data_bytes: int
-    records: int
-    frames: int
-    topics: int
+    salt: U64
+    data_bytes: Seq
+    records: Seq
+    frames: Seq
+    topics: Seq
     """1 for a segment of its own topic, more for one that small topics share."""
-    tier: int = 0
+    tier: U32 = 0
     """0 hot, 1 both, 2 cold."""
-    created_us: int = 0
+    created_us: Seq = 0
 
 
 class CheckpointOpen(Message, frozen=True):
@@ -37,13 +38,13 @@ class CheckpointOpen(Message, frozen=True):
 class CheckpointPlan(Message, frozen=True):
     """Reply: files of the log that are closed, durable and not absorbed, in the order to replay them."""
 
-    shard: int
-    shards: int
-    incarnation: int
+    shard: U32
+    shards: U32
+    incarnation: U64
     files: list[Extent]
-    log_bytes: int
+    log_bytes: Seq
     """Bytes in the log that no snapshot covers, the current file included."""
-    number: int
+    number: U64
     """Number of the last snapshot the shard knows of."""
     segments: list[SegmentRef]
     """Everything registered at present; empty when it was not asked for."""
@@ -55,14 +56,14 @@ class CheckpointPlan(Message, frozen=True):
 class LiveAsk(Message, frozen=True):
     """What is alive of these topics? The attached part holds their ids, 8 bytes each, at most 65,536."""
 
-    topics: int
+    topics: U32
 
 
 class LiveReply(Message, frozen=True):
     """Reply, with one attached part: `topics` rows of 5 words [topic_id, epoch (0 = gone), earliest_seq,
     start and stop of its deleted numbers in `deleted`]."""
 
-    topics: int
+    topics: U32
     deleted: bytes = b""
     """Portable 64-bit roaring bitmaps of numbers deleted one by one, one behind the other."""
 
@@ -71,7 +72,7 @@ class SegmentsChange(Message, frozen=True):
     """Segments were made (`added`, complete and synced) and take the place of `removed`, in one step."""
 
     added: list[SegmentRef]
-    removed: list[int]
+    removed: list[U64]
 
 
 class SegmentsChanged(Message, frozen=True):
@@ -85,8 +86,8 @@ class SegmentsChanged(Message, frozen=True):
 class SegmentTier(Message, frozen=True):
     """Relocator: the segment lies in this tier now. Replied to with SegmentsChanged."""
 
-    number: int
-    tier: int
+    number: U64
+    tier: U32
 
 
 class CheckpointRows(Message, frozen=True):
@@ -98,7 +99,7 @@ class CheckpointRows(Message, frozen=True):
 
     begin: bool = False
     everything: bool = False
-    absorbed: list[int] | None = None
+    absorbed: list[U64] | None = None
     """With `begin`: the log files whose records all lie in segments now; None = all of the last plan. The
     facts, and so the snapshot, say that they are absorbed: CheckpointDone must name the same."""
 
@@ -109,7 +110,7 @@ class CheckpointRowsReply(Message, frozen=True):
     A length of 0 says that the topic is gone. `done`: these were the last; `facts` then holds what a
     snapshot keeps of the shard itself. `everything` repeats the request's of the page that began."""
 
-    topics: int
+    topics: U32
     done: bool
     facts: bytes = b""
     everything: bool = False
@@ -118,8 +119,8 @@ class CheckpointRowsReply(Message, frozen=True):
 class CheckpointDone(Message, frozen=True):
     """Compactor: snapshot `number` is durable and was read back; the log files named are absorbed by it."""
 
-    number: int
-    absorbed: list[int]
+    number: U64
+    absorbed: list[U64]
 
 
 class CheckpointClosed(Message, frozen=True):
@@ -131,15 +132,15 @@ class CheckpointClosed(Message, frozen=True):
 class ColdRead(Message, frozen=True):
     """To the relocator: bytes [start, stop) of a part of a cold segment; they come in a further part."""
 
-    path: str
-    start: int
-    stop: int
+    path: Name
+    start: Seq
+    stop: Seq
 
 
 class ColdBytes(Message, frozen=True):
     """Reply to ColdRead."""
 
-    bytes: int
+    bytes: Seq
 
 
 class CheckpointNow(Message, frozen=True):
@@ -160,6 +161,6 @@ class ScrubNow(Message, frozen=True):
 class ScrubReport(Message, frozen=True):
     """Reply: what was looked at and what is wrong: "path: reason"."""
 
-    files: int
-    bytes: int
+    files: U64
+    bytes: Seq
     findings: list[str]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ringlog.envelope.messages.base import Message
+from ringlog.envelope.messages.ranges import U32, U64, Millis, Name, Place, Seq
 
 
 class TopicPut(Message, frozen=True):
     """Create or configure a topic (T-1..T-7). `config` holds fields of semantics section 5 by name."""
 
-    topic: str
+    topic: Name
     config: dict[str, Any] = {}
-    mode: str = "upsert"
+    mode: Name = "upsert"
     """`upsert` = PUT; `create` refuses nothing but leaves an existing topic as it is; `merge` changes
     only the named fields of an existing topic and is topic_not_found for an absent one."""
 
@@ -20,11 +21,11 @@ class TopicPut(Message, frozen=True):
 class TopicInfo(Message, frozen=True):
     """A topic as it stands: identity, place and configuration. Also the reply to TopicPut."""
 
-    topic: str
-    topic_id: int
-    epoch: int
-    shard: int
-    slot: int
+    topic: Name
+    topic_id: U64
+    epoch: U32
+    shard: Place
+    slot: Place
     """Index of its slot in the shard's topic table on the board."""
     created: bool
     config: dict[str, Any]
@@ -33,39 +34,39 @@ class TopicInfo(Message, frozen=True):
 class TopicResolve(Message, frozen=True):
     """Who is this topic? Never creates."""
 
-    topic: str
+    topic: Name
 
 
 class TopicState(Message, frozen=True):
     """State of a topic (TS-1); never creates. `touch` refreshes last_read_ts."""
 
-    topic: str
+    topic: Name
     touch: bool = True
 
 
 class TopicStateReply(Message, frozen=True):
     """Fields of semantics section 6, milliseconds for stamps."""
 
-    topic: str
-    topic_id: int
-    epoch: int
-    shard: int
+    topic: Name
+    topic_id: U64
+    epoch: U32
+    shard: U32
     type: str
-    head_seq: int
-    earliest_seq: int
-    count: int
-    bytes: int
-    evict_floor: int
-    last_write_ts: int | None
-    last_read_ts: int | None
+    head_seq: Seq
+    earliest_seq: U64
+    count: Seq
+    bytes: Seq
+    evict_floor: U64
+    last_write_ts: Millis | None
+    last_read_ts: Millis | None
     config: dict[str, Any]
-    held_by: str = ""
+    held_by: Name = ""
     """The consumer group for which records stay that caps or TTL would have taken (retain_until_acked)."""
     is_fed: bool = False
     """Routers lead to it; see Located."""
-    keys: int = 0
+    keys: Seq = 0
     """Idempotency keys and dedup ids remembered."""
-    keys_forgotten: int = 0
+    keys_forgotten: Seq = 0
     """Those that had to make room before their window was over, since the shard's last start."""
     missing_part: str = ""
     """The missing or unreadable file for which reads and writes are refused (TopicHalted); "" = none is."""
@@ -74,9 +75,9 @@ class TopicStateReply(Message, frozen=True):
 class TopicList(Message, frozen=True):
     """Names after `after`, in byte order, at most `page_size` (T-10..T-14). One shard's share."""
 
-    prefix: str = ""
-    after: str = ""
-    page_size: int = 100
+    prefix: Name = ""
+    after: Name = ""
+    page_size: U32 = 100
 
 
 class TopicListReply(Message, frozen=True):
@@ -89,13 +90,13 @@ class TopicListReply(Message, frozen=True):
 class TopicDelete(Message, frozen=True):
     """Remove a topic and all it holds (T-15..T-18)."""
 
-    topic: str
+    topic: Name
     if_empty: bool = False
 
 
 class TopicDeleted(Message, frozen=True):
     """`deleted` is false when there was no such topic. `routers` led to it, and went with it."""
 
-    topic: str
+    topic: Name
     deleted: bool
     routers: list[str] = []

@@ -99,6 +99,15 @@ class EngineConnection:
             raise TopicNotFound("no such topic", topic=topic)
         return located
 
+    def latest(self, topic: str) -> Pending[Cursor]:
+        """The cursor behind its last record."""
+        return start(self._latest(topic))
+
+    def _latest(self, topic: str) -> Steps[Cursor]:
+        shard = shard_of(self._topic_id, self._links.shards)
+        reply: m.TopicStateReply = yield from self.ask(shard, m.TopicState(topic))
+        return Cursor(reply.epoch, reply.head_seq)
+
     def keep_used(self, topic: str, epoch: int = 0) -> Use:
         """Not here: see source_uses.py."""
         return Use(epoch)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ringlog.board.topics import TopicFacts
+from ringlog.client.pages import Cursor
 from ringlog.client.uses import Use
 from ringlog.envelope.messages import ColdRead, Located, Read, ReadReply, SeekTime, SeekTimeReply, TopicInfo
 from ringlog.link.pending import Pending
@@ -66,6 +67,10 @@ class Connection(Protocol):
 
     def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
         """Ask the topic's shard where records after `after` lie (ring transport)."""
+        ...
+
+    def latest(self, topic: str) -> Pending[Cursor]:
+        """The cursor behind the topic's last record: asked of its shard, so no record is read for it."""
         ...
 
     def keep_used(self, topic: str, epoch: int = 0) -> Use:

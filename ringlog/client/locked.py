@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ringlog.board.topics import TopicFacts
+from ringlog.client.pages import Cursor
 from ringlog.client.session import Session
 from ringlog.client.shell import Shell
 from ringlog.client.uses import Use
@@ -62,6 +63,10 @@ class LockedConnection:
     def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
         """Where do records after `after` lie?"""
         return self._begin(lambda session: session.locate(topic, after, epoch))
+
+    def latest(self, topic: str) -> Pending[Cursor]:
+        """The cursor behind the topic's last record."""
+        return self._begin(lambda session: session.latest(topic))
 
     def keep_used(self, topic: str, epoch: int = 0) -> Use:
         """Somebody follows a topic; whoever serves the session says so."""

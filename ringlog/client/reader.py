@@ -216,9 +216,9 @@ def resolve_start(connection: Connection, source: Source, topic: str, start: Sta
         wanted_us = (start - _EPOCH_TIME) // timedelta(microseconds=1)
         return (yield from source.seek_time(max(wanted_us, 0)))
     if start is LATEST:
-        # Any cursor tells the head; this one is never taken for one of an earlier life.
-        portion = yield from source.fetch(Cursor(0, 0), limit=1, bytes_max=1, wait_s=0.0)
-        return Cursor(portion.epoch, portion.head_seq)
+        # No record is read: older ones may be in a cold store that is away, or damaged.
+        latest: Cursor = yield connection.latest(topic)
+        return latest
     if isinstance(start, Position):
         raise UsageError("not a place to start", found=repr(start))
     return Cursor(0, check_after(start))

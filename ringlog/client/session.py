@@ -17,6 +17,7 @@ import numpy as np
 
 from ringlog.board.topics import TopicFacts
 from ringlog.client.batch import Shipment
+from ringlog.client.pages import Cursor
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState
 from ringlog.client.stream import RETRY_MS_MAX, Stream, class_met
 from ringlog.client.uses import Use, Uses
@@ -37,6 +38,8 @@ from ringlog.envelope.messages import (
     TopicInfo,
     TopicPut,
     TopicResolve,
+    TopicState,
+    TopicStateReply,
 )  # fmt: skip
 from ringlog.envelope.messages import Appended as AppendedMessage
 from ringlog.errors import (
@@ -498,6 +501,14 @@ class Session:
     def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
         """Ask the topic's shard where records after `after` lie."""
         return start(self.about(topic, lambda _: Locate(topic, after, epoch)))
+
+    def latest(self, topic: str) -> Pending[Cursor]:
+        """The cursor behind the topic's last record."""
+        return start(self._latest_steps(topic))
+
+    def _latest_steps(self, topic: str) -> Steps[Cursor]:
+        reply: TopicStateReply = yield from self.about(topic, lambda _: TopicState(topic))
+        return Cursor(reply.epoch, reply.head_seq)
 
     def keep_used(self, topic: str, epoch: int = 0) -> Use:
         """Say for who follows a topic that it is in use, where that matters; see Connection."""

@@ -245,13 +245,7 @@ class WatchCore:
         source = open_source(connection, info.topic, is_following=True)
         source.keep_used(info.epoch)
         kept = options.cursors.get(info.topic)
-        try:
-            cursor = yield from resolve_start(connection, source, info.topic, kept or where)
-        except TopicHalted:
-            facts = connection.facts(info) if where is LATEST else None
-            if facts is None:
-                raise
-            cursor = Cursor(info.epoch, facts.head_seq)
+        cursor = yield from resolve_start(connection, source, info.topic, kept or where)
         level = Durability.parse(str(info.config.get("durability", "disk")))
         # What is acknowledged when it is durable, or never is, has no other consistency (SSE-35).
         is_strong = options.consistency == "strong" and level not in {Durability.FSYNC, Durability.EPHEMERAL}

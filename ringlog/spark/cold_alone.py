@@ -24,7 +24,7 @@ from pyroaring import BitMap64
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts
 from ringlog.config import Cold
 from ringlog.envelope.messages import ColdRead, Extent, Located, SegmentRef
-from ringlog.errors import ColdUnavailable, CorruptData, DiskError, NotReady, TopicNotFound
+from ringlog.errors import ColdUnavailable, CorruptData, DiskError, NotReady, TopicNotFound, UsageError
 from ringlog.link.pending import Pending, Steps, resolved
 from ringlog.segment.layout import DATA
 from ringlog.segment.segment import Segment
@@ -206,6 +206,10 @@ class ColdConnection:
     def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
         """See Connection; nobody forwards anything."""
         return resolved(None)
+
+    def latest(self, topic: str) -> Any:
+        """See Connection; nobody follows a cold tier from its end."""
+        raise UsageError("a cold tier without an engine has no latest record to follow", topic=topic)
 
     def keep_used(self, topic: str, epoch: int = 0) -> Any:
         """See Connection; nobody is there who would remove it, nor who follows it."""

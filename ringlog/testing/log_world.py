@@ -15,6 +15,7 @@ import msgspec
 from pyroaring import BitMap64
 
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts
+from ringlog.client.pages import Cursor
 from ringlog.client.uses import Use
 from ringlog.envelope.messages import (
     ColdRead,
@@ -286,6 +287,10 @@ class LogWorld:
             self.ttl_floor, self.trim_floor, self.head_seq + 1 - self.earliest_seq, 0, TS_US, 0,
             self.version, self.due_us, self.ttl_us,
         )  # fmt: skip
+
+    def latest(self, topic: str) -> Pending[Cursor]:
+        """See Connection."""
+        return resolved(Cursor(self.epoch, self.head_seq)) if self._is_here(topic) else _absent(topic)
 
     def keep_used(self, topic: str, epoch: int = 0) -> Use:
         """See Connection; here nothing is removed."""

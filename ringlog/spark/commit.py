@@ -35,7 +35,7 @@ from ringlog.errors import CorruptData, NotReady, RinglogError, ShuttingDown, Th
 from ringlog.frame import layout
 from ringlog.frame.batch import scan
 from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER, FRAME_BYTES_MAX
-from ringlog.spark.errors import StagingLost
+from ringlog.spark.errors import OptionError, StagingLost
 from ringlog.spark.staging import Locked, Plan, StagedFile, Staging, id_of
 from ringlog.storage.disk import Disk
 from ringlog.types import Durability
@@ -60,6 +60,8 @@ class WriterKey:
 
     text: str
     fresh: bool = False
+    before: str = ""
+    """What an earlier version called it and others: what was written under that is not repeated."""
 
     @property
     def producer_id(self) -> int:
@@ -122,10 +124,13 @@ class Committer:
         names = [file.name for file in ordered]
         with self.staging.locked(key.text) as locked:
             plan = locked.plan()
+            if plan is None and key.before and self._is_written_before(key.before, batch, ordered):
+                locked.drop(names)
+                return Committed("repeated", batch)
             if plan is not None and plan.batch < batch and not plan.done:
                 plan = self._finish(locked, plan).plan
             if plan is not None and plan.batch >= batch:
-                return self._go_on(locked, plan, batch, names)
+                return self._go_on(locked, plan, batch, ordered)
             self._drop_done(locked, plan)
             stop_points.hit("sink_before_plan")
             plan = self._new_plan(locked, plan, key, batch, tuple(ordered))
@@ -135,12 +140,34 @@ class Committer:
             self._clean()
         return Committed("written", batch, plan.rows, plan.frames, end.repeats, len(end.plan.moved))
 
-    def _go_on(self, locked: Locked, plan: Plan, batch: int, names: Sequence[str]) -> Committed:
+    def _is_written_before(self, before: str, batch: int, files: Sequence[StagedFile]) -> bool:
+        """Was this batch written by a version that knew the writer as `before`, whatever its topic?
+
+        It kept the topics of the last batch alone: of another topic nothing can be said, and nothing was
+        written if one was written before it in the same batch.
+        """
+        with self.staging.locked(before) as locked:
+            plan = locked.plan()
+            topics = {topic for file in files for topic in file.topics}
+            if plan is None or plan.batch < batch or not topics & set(plan.topics):
+                return False
+            if not plan.done:
+                self._finish(locked, plan)
+            return True
+
+    def _go_on(self, locked: Locked, plan: Plan, batch: int, files: Sequence[StagedFile]) -> Committed:
         """The batch has a plan, or is behind it: what was staged now is a second copy."""
         named = {file.name for file in plan.files}
-        locked.drop(name for name in names if name not in named)
+        topics = {topic for file in files for topic in file.topics}
+        locked.drop(file.name for file in files if file.name not in named)
         if plan.done or plan.batch > batch:
             self._drop_done(locked, plan)
+            if plan.batch == batch and plan.topics and not set(plan.topics) & topics:
+                raise OptionError(
+                    "this txnVersion was written already, to other topics: give each output a txnAppId of "
+                    "its own",
+                    version=batch, written=list(plan.topics)[:8], now=sorted(topics)[:8],
+                )  # fmt: skip
             return Committed("repeated", batch)
         end = self._finish(locked, plan)
         return Committed("resumed", batch, plan.rows, plan.frames, end.repeats, len(end.plan.moved))

@@ -157,6 +157,12 @@ class _Writer:
             log.warning("staged files of %s are left to the janitor: %s", key.text, e)
 
 
+def txn_key(app_id: str, topic: str | None) -> WriterKey:
+    """Who writes under a txnAppId: each topic is an output of its own, and so are rows that name theirs."""
+    # No topic's name has a line break.
+    return WriterKey(f"txn/{app_id}\n{topic or ''}", before=f"txn/{app_id}")
+
+
 class BatchWriter(_Writer, DataSourceArrowWriter):
     """`df.write.format("ringlog").mode("append")`. The instance of the driver is that of tasks and commit."""
 
@@ -173,7 +179,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         if options.txn_app_id is None:
             self.key = WriterKey(f"write/{random.getrandbits(128):032x}", fresh=True)
         else:
-            self.key = WriterKey(f"txn/{options.txn_app_id}")
+            self.key = txn_key(options.txn_app_id, options.topic)
             self.batch = options.txn_version or 0
         if options.topic is not None and not options.create_topics:
             require_topic(sink_client(options), options.topic)

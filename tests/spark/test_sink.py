@@ -347,6 +347,57 @@ def test_a_transaction_is_skipped_unless_its_version_is_new(new_world, ringlog_e
     assert world.found() == world.expected([*IDS, *NEXT_IDS])
 
 
+def write_to(world: World, topic: str, app: str, version: int, ids) -> None:
+    """One output of a fan-out: all rows to one topic."""
+    options = replace(world.options, topic=topic, txn_app_id=app, txn_version=version)
+    writer = sink.BatchWriter(options, schema(("value", BinaryType())), place=place)
+    writer.commit([writer.write(iter([rows(ids, [topic]).select(["value"])]))])
+
+
+def test_two_topics_under_one_transaction_both_get_their_rows(new_world):
+    """A fan-out in foreachBatch, or a job with two outputs: the second topic got nothing, in silence."""
+    world = new_world()
+    app = f"fan-{world.topics[0]}"
+    for version, ids in ((1, IDS), (1, IDS), (2, NEXT_IDS), (1, IDS), (2, NEXT_IDS)):
+        for topic in world.topics:
+            write_to(world, topic, app, version, ids)
+    everything = sorted([*IDS, *NEXT_IDS])
+    for topic in world.topics:
+        read = sorted(int(record.data) for record in world.client.reader(topic))
+        assert read == everything
+
+
+def test_a_version_that_an_earlier_engine_wrote_to_a_topic_is_not_written_to_it_again(new_world):
+    """It knew a txnAppId whatever the topic: what it wrote is skipped, what it dropped in silence is not."""
+    world = new_world()
+    a, b = world.topics
+    app = f"old-{a}"
+    key = WriterKey(f"txn/{app}")
+    old = replace(world, key=key, topics=(a,))
+    assert old.batch(3, IDS).outcome == "written"
+    for topic in (a, b):
+        write_to(world, topic, app, 3, IDS)
+    assert sorted(int(record.data) for record in world.client.reader(a)) == sorted(IDS)
+    assert sorted(int(record.data) for record in world.client.reader(b)) == sorted(IDS)
+    write_to(world, a, app, 4, NEXT_IDS)
+    assert sorted(int(record.data) for record in world.client.reader(a)) == sorted([*IDS, *NEXT_IDS])
+
+
+def test_a_version_written_to_other_topics_by_a_column_is_an_error_and_not_nothing(new_world):
+    world = new_world()
+    a, b = world.topics
+    for topic in (a, b):
+        options = replace(world.options, txn_app_id=f"column-{a}", txn_version=1)
+        kind = schema(("value", BinaryType()), ("topic", StringType()))
+        writer = sink.BatchWriter(options, kind, place=place)
+        staged = [writer.write(iter([rows(IDS, [topic])]))]
+        if topic == a:
+            writer.commit(staged)
+            continue
+        with pytest.raises(OptionError, match="txnAppId of its own"):
+            writer.commit(staged)
+
+
 def test_two_plain_batch_writes_are_two_writes(new_world):
     """SK-29: without an identity each write has its own."""
     world = new_world()

@@ -77,6 +77,9 @@ WAL_FILE_BYTES_DEFAULT = 64 * MIB
 WAL_FILE_BYTES_MIN = 1 * MIB
 CREATE_BYTES_MIN = 88
 """A frame that creates a topic is not smaller: so many ids may have been given out in bytes that are lost."""
+RECORDS_PER_BYTE_MAX = 250
+"""Records that a byte of log stands for at most: each takes 4 bytes of a body, and that is compressed 1,000
+times at most. So many numbers are passed over for a byte of which nobody knows what it was."""
 FILL_CHUNK_BYTES = 1 * MIB
 RECOVERY_READ_BYTES = 8 * MIB
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.wal_shard.facts import Facts, decode_facts
+from actors.wal_shard.replay import Orphan
 from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData, DiskError
 from ringlog.limits import SNAPSHOTS_KEPT
@@ -116,6 +117,10 @@ class Baseline:
             for row in np.flatnonzero(governed).tolist():
                 topic = decode_row(ids[row], rows[starts[row] : starts[row + 1]])
                 yield topic, bool(ours[row]), snapshot.incarnation
+
+    def is_unknown(self, topic_id: int) -> bool:
+        """Does no snapshot say whether there is such a topic?"""
+        return bool(self._governing(np.array([topic_id], dtype=np.uint64))[0] < 0)
 
     def listed(self) -> dict[int, SegmentRef]:
         """Segments in force by the word of snapshots that may govern something of ours."""
@@ -270,6 +275,32 @@ def _adopt(
                 sealed.set_tier(ref.number, BOTH)
     finally:
         segment.close()
+
+
+def orphans_in(disk: Disk, data_dir: str, base: Baseline, sealed: Sealed) -> dict[int, Orphan]:
+    """Topics of ours of which there are segments and no snapshot that governs them, by id."""
+    found: dict[int, Orphan] = {}
+    for ref in sealed.refs.values():
+        ids = [each for each in sealed.topics_of(ref.number) if base.is_unknown(each)]
+        segment = open_segment(disk, data_dir, ref.stem, base) if ids else None
+        if segment is None:
+            continue
+        try:
+            for topic_id in ids:
+                row = segment.row(topic_id)
+                if row is None:
+                    continue
+                facts, orphan = segment.topics[row], found.setdefault(topic_id, Orphan())
+                orphan.epoch = max(orphan.epoch, int(facts["epoch"]))
+                orphan.records += int(facts["records"])
+                orphan.bytes += int(facts["bytes"])
+                orphan.last_ts = max(orphan.last_ts, int(facts["ts_max"]))
+                due = [each for each in (orphan.due_us, int(facts["expires_min"])) if each]
+                orphan.due_us = min(due, default=0)
+                orphan.dead |= segment.deleted(row)
+        finally:
+            segment.close()
+    return found
 
 
 def concerns(owner: Owner, written_by: Owner | None) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,7 @@ from actors.wal_shard.baseline import (
     concerns,
     load_baseline,
     newest_facts,
+    orphans_in,
 )
 from actors.wal_shard.facts import Facts
 from actors.wal_shard.group import Group
@@ -41,12 +43,13 @@ from ringlog import stop_points
 from ringlog.errors import CorruptData, DiskError
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.limits import WAL_HEADER_BYTES
+from ringlog.limits import WAL_FILE_BYTES_DEFAULT, WAL_HEADER_BYTES
 from ringlog.logs import say
-from ringlog.storage.disk import Disk
+from ringlog.storage.disk import Disk, replace_file
 from ringlog.storage.layout import (
     COLD_OWNER,
     META_DIR,
+    QUARANTINE_DIR,
     WAL_DIR,
     WAL_FLAG_REGISTERED,
     WalHeader,
@@ -70,6 +73,7 @@ from ringlog.storage.recovery import (
     copies_in,
     holds_marks,
     judge,
+    last_byte,
     mark_at,
     sealed_behind,
 )
@@ -150,6 +154,8 @@ class Recovered:
     """Own files whose header was never durable: nothing was ever acked in them."""
     cut: list[tuple[str, int]] = field(default_factory=list)
     """Own last files and where they end: what lies behind is never read again and may be given back."""
+    aside: list[str] = field(default_factory=list)
+    """Damaged files, of which a copy is kept: what is whole in them may be wanted."""
     halts: list[Halt] = field(default_factory=list)
     """Topics that are not served because a part of them is missing."""
     truncated_bytes: int = 0
@@ -229,6 +235,10 @@ class Recovery:
         """(file, stop) as earlier incarnations said."""
         self._known_missing: set[int] = set()
         self._required: list[tuple[int, int, str, Owner | None]] = []
+        self._lost_files: list[tuple[int, Owner]] = []
+        """Log files that are given up though nothing of them is there, ascending."""
+        self._file_bytes = WAL_FILE_BYTES_DEFAULT
+        """No log file is larger, as far as that is known."""
         self._lost_streams: list[tuple[int, int]] = []
         """(shards, shard) of streams whose end may have lost something that was acknowledged."""
 
@@ -242,11 +252,14 @@ class Recovery:
         files = self._relevant_files()
         self._take_registers(files)
         self._connect(files)
+        if self._base.skipped and not self._base.layers and self._known_missing:
+            self._rebuild()
         if self._was_resharded(files):
             self._learn_names()
         self._total = sum(file.size for file in files if not file.is_absorbed) or 1
         doubts: list[tuple[_File, list[Piece]]] = []
         for file in files:
+            self._pass_missing(file.header.file_id)
             if file.is_absorbed:
                 self._pass_over(file)
                 continue
@@ -257,7 +270,9 @@ class Recovery:
         if self._old:
             gone = absorbed_everywhere(self._disk, self._data_dir, self._shards, self._old)
             self.found.unused += [self._old[each] for each in sorted(gone)]
+        self._pass_missing(1 << 63)
         self._replay.settle_rows(self._missing)
+        self._replay.skip_lost()
         self.found.halts = self._replay.halts
         self._replay.settle_names()
         for file_id, stop in self._said:
@@ -274,10 +289,21 @@ class Recovery:
             for piece in pieces:
                 excluded = self._excluded(file, piece)
                 self._replay.copy(piece, self.found.group, self._origin(file), excluded=excluded)
+        for topic in self._replay.name_stand_ins(self.found.group):
+            say(
+                log, logging.ERROR, "a topic was recovered and its name and settings were not",
+                topic=topic.name, topic_id=topic.topic_id, epoch=topic.epoch, head_seq=topic.head_seq,
+            )  # fmt: skip
         announced = self._replay.jump_heads(self.found.group, self._lost_streams)
         self.found.announced = announced + self._replay.gaps
         self.found.changed = self._replay.touched
         return self.found
+
+    def _pass_missing(self, below: int) -> None:
+        """Lose the log files that are missing and lay before this one, as the operator said (RE-6)."""
+        while self._lost_files and self._lost_files[0][0] < below:
+            _, (shards, shard) = self._lost_files.pop(0)
+            self._replay.lose_log(shard, shards, self._file_bytes)
 
     # -- snapshots and segments -----------------------------------------------------------------------
 
@@ -293,10 +319,27 @@ class Recovery:
             replay.take_facts(layer.facts, is_own=layer is base.own)
         replay.load(base.topics())
         replay.is_known = base.knows
+        self.found.aside = [each.partition(": ")[0] for each in base.skipped] if replay.is_lenient else []
         if base.layers:
             self.found.number = base.layers[0].snapshot.number
             self.found.listed = set(base.listed())
             self.found.has_base = base.own is not None
+
+    def _rebuild(self) -> None:
+        """With no snapshot to tell of them, and the log that it absorbed gone, take topics over as their
+        segments have them, by the operator's word of this start or of one before (RE-6). Names and settings
+        were in the snapshots alone; the log may have them again."""
+        found = orphans_in(self._disk, self._data_dir, self._base, self._replay.sealed)
+        for topic_id, orphan in sorted(found.items()):
+            self._beat()
+            self._replay.adopt_orphan(topic_id, orphan)
+        say(
+            log, logging.ERROR, "no snapshot can be read: what lies in segments and in the log is kept",
+            skipped=self._base.skipped, topics=len(found),
+        )  # fmt: skip
+        if self._lost_files:
+            # How far they, and others of which no record is left, had got is not known.
+            self._replay.lose_log(self._shard, self._shards, WAL_FILE_BYTES_DEFAULT)
 
     def _has_or_had_cold(self) -> bool:
         """Is there a cold tier, or was there one at an earlier start? What it holds is not lost."""
@@ -456,6 +499,7 @@ class Recovery:
                     engine_id=entry.engine_id.hex(),
                 )  # fmt: skip
                 continue
+            self._file_bytes = max(self._file_bytes, entry.file_bytes)
             is_siblings = stream != self._shard and entry.shards == self._shards
             if not is_siblings or self._replay.is_lenient:
                 self._replay.directory.seen(entry.last_id, entry.last_epoch)
@@ -540,10 +584,11 @@ class Recovery:
                 self._known_missing.add(file_id)
 
     def _absorbed_word(self, header: WalHeader) -> Mark | None:
-        """An incarnation whose first files were absorbed served, whatever is left of it."""
+        """An incarnation whose first files were absorbed served, whatever is left of it. So did one whose
+        first files are missing, which `_require` judges."""
         before = header.prev_file
         is_gone = before >> 24 == header.incarnation and before not in self._present
-        return _NO_WORD if is_gone and self._base.vouches((header.shards, header.shard), before) else None
+        return _NO_WORD if is_gone else None
 
     def _is_absorbed_elsewhere(self, written_by: Owner | None, file_id: int) -> bool:
         """Did another shard of this layout absorb it? Looked up only for a file that is not there."""
@@ -570,6 +615,7 @@ class Recovery:
                 "a WAL file is missing", file=f"{WAL_DIR}/{stream}/{wal_name(*unpack_file(file_id))}",
                 file_id=file_id, named_by=by, do=_WHAT_TO_DO, **facts,
             )  # fmt: skip
+            insort(self._lost_files, (file_id, written_by or (self._shards, self._shard)))
 
     def _damage(self, text: str, **facts: Any) -> None:
         """Damage: the end of this start, or a line in the log if the operator said so (RE-6)."""
@@ -591,13 +637,21 @@ class Recovery:
                 scan, pieces = self._scan(file, read, is_applied=True)
                 file.copied = _NO_WORD
             self._require_same_lineage(file, scan)
+            was_damaged = file.is_damaged
             self._accept(file, scan, tail)
             if self._is_read_only and file.copied is not None:
                 file.is_kept = self._is_in_doubt(file, scan) and self._keeps(fd)
                 self._scan(file, read, is_applied=True, up_to=self._sure_stop(file, scan))
             if file.is_damaged:
+                if file.stream % self._shards == self._shard:
+                    self.found.aside.append(file.path)
                 behind = FileScan(file.header, file.size, read, stop=scan.stop)
-                self._replay.learn(sealed_behind(behind), self._origin(file))
+                is_new = not was_damaged
+                end = self._replay.learn(sealed_behind(behind), self._origin(file), scan.stop, is_new=is_new)
+                behind = FileScan(file.header, file.size, read, stop=end)
+                last = max(self._evidence(file), scan.durable, last_byte(behind)) if is_new else 0
+                if last > end:
+                    self._replay.lose_log(file.stream, file.header.shards, last - end)
         finally:
             self._disk.close(fd)
         return self._end(file, scan, tail, pieces)
@@ -799,8 +853,33 @@ def make_stream(disk: Disk, data_dir: str, shard: int) -> str:
     return directory
 
 
+def put_aside(disk: Disk, data_dir: str, path: str) -> None:
+    """Keep a copy of a damaged file below `quarantine/`, where nobody looks for data; raises DiskError.
+
+    It is made once: a copy that is there is whole, since its name is given last.
+    """
+    target = f"{data_dir}/{QUARANTINE_DIR}/{path}"
+    if disk.exists(target) or not disk.exists(f"{data_dir}/{path}"):
+        return
+    directory = data_dir
+    for part in f"{QUARANTINE_DIR}/{path}".split("/")[:-1]:
+        disk.make_dir(f"{directory}/{part}")
+        disk.sync_dir(directory)
+        directory = f"{directory}/{part}"
+    source = disk.open_read(f"{data_dir}/{path}")
+    try:
+        copied = disk.read_at(source, disk.size(source), 0)
+    finally:
+        disk.close(source)
+    replace_file(disk, directory, path.rpartition("/")[2], copied)
+    say(log, logging.WARNING, "a damaged file was put aside", file=path, copy=f"{QUARANTINE_DIR}/{path}")
+
+
 def tidy(disk: Disk, data_dir: str, found: Recovered) -> None:
-    """Give back what is never read again. Only once MARK_COPIED is durable. Raises DiskError."""
+    """Give back what is never read again, and put damaged files aside. Only once MARK_COPIED is durable.
+    Raises DiskError."""
+    for path in found.aside:
+        put_aside(disk, data_dir, path)
     for path in found.unused:
         disk.unlink(f"{data_dir}/{path}")
     for path, stop in found.cut:

@@ -11,12 +11,14 @@ keep their order, and nothing else depends on it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap64
 
 from actors.wal_shard.admission import HAVE_MARKS, Intake, Stretch, note_written
 from actors.wal_shard.durable_leases import replay_config, replay_jobs
@@ -37,6 +39,7 @@ from actors.wal_shard.records import (
     RouterRemoved,
     TopicCreated,
     TopicRemoved,
+    create_frame,
     decode_body,
     frame_of,
 )
@@ -52,15 +55,17 @@ from ringlog.frame.measure import measure
 from ringlog.frame.routed import CopyRow, carried_by, routed_frame
 from ringlog.frame.settle import WORDS
 from ringlog.group.change import Change
+from ringlog.limits import RECORDS_PER_BYTE_MAX
 from ringlog.queue.change import JobsChange
 from ringlog.segment.layout import parse_stem
+from ringlog.storage.layout import beyond
 from ringlog.storage.recovery import Piece
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.directory import Directory, Halt
 from ringlog.topic.idempotency import Remembered
 from ringlog.topic.names import home_shard, shard_of, shards_of
 from ringlog.topic.sealed import MissingSegment, Sealed
-from ringlog.topic.state import Topic
+from ringlog.topic.state import Topic, with_range
 from ringlog.types import Durability
 
 _IS_CONTROL = np.ones(256, dtype=np.bool_)
@@ -112,6 +117,29 @@ class _PendingKey:
 
 
 @dataclass(slots=True)
+class Orphan:
+    """What segments say of a topic that no snapshot and no log may speak of."""
+
+    epoch: int = 0
+    records: int = 0
+    bytes: int = 0
+    last_ts: int = 0
+    due_us: int = 0
+    """When the next of its records expires by itself; 0 = none will."""
+    dead: BitMap64 = field(default_factory=BitMap64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unknown:
+    """A stretch of the log of a shard of which nobody knows any more what it held."""
+
+    moment: int
+    shard: int
+    shards: int
+    bytes: int
+
+
+@dataclass(slots=True)
 class Replay:
     """Applies pieces of the log, in the order of their files, to one shard's directory."""
 
@@ -141,6 +169,12 @@ class Replay:
     _reserved_in: dict[int, int] = field(default_factory=dict)
     """Of those that a snapshot speaks of, the incarnation that had reserved by then."""
     _placeholders: set[int] = field(default_factory=set)
+    """Topics whose creation was lost to damage."""
+    _moment: int = 0
+    """How many stretches of lost log there were so far."""
+    _heard: dict[int, int] = field(default_factory=dict)
+    """Topic -> the moment at which its last records were found."""
+    _unknown: list[_Unknown] = field(default_factory=list)
     _key: _PendingKey | None = None
     """The last frame applied was this key frame."""
 
@@ -227,6 +261,7 @@ class Replay:
         topic = self._topic_of(source, int(rows[0]), words)
         if topic is None:
             return
+        self._heard[topic.topic_id] = self._moment
         stops = words[:, layout.W_BASE_SEQ] + frames.counts_of(words)
         is_current = frames.epochs_of(words) == topic.epoch
         self._note_places(topic, source, rows, words, is_current)
@@ -280,9 +315,17 @@ class Replay:
                 "records of a topic that was never created", topic_id=topic_id, file=source.origin.path,
                 offset=source.offset(row),
             )  # fmt: skip
-        topic = Topic(topic_id, int(frames.epochs_of(words)[0]), f"topic-{topic_id}", TopicConfig())
+        return self.stand_in(topic_id, int(frames.epochs_of(words)[0]))
+
+    def stand_in(self, topic_id: int, epoch: int) -> Topic:
+        """A topic of which records are there, and whose creation was lost, under a name that nobody has."""
+        names = (f"topic-{topic_id}" + (f"-{n}" if n else "") for n in itertools.count())
+        name = next(each for each in names if self._is_home(each) and self.directory.find(each) is None)
+        topic = Topic(topic_id, epoch, name, TopicConfig())
         self._placeholders.add(topic_id)
+        self._heard[topic_id] = self._moment
         self.directory.add(topic)
+        self.touched.add(topic_id)
         return topic
 
     def _stage(self, topic: Topic, source: _Source, rows: Rows, words: frames.U64) -> None:
@@ -450,6 +493,7 @@ class Replay:
             if there is not None:
                 self._gone.add(there.topic_id)
             self.directory.add(Topic(topic_id, body.epoch, body.name, config))
+            self._heard[topic_id] = self._moment
 
     def _lived_before(self, topic_id: int, topic: Topic | None) -> None:
         """A later life of the name is there by the word of a snapshot, whose rows come before all of the log.
@@ -479,33 +523,99 @@ class Replay:
 
     # -- damage ---------------------------------------------------------------------------------------
 
-    def learn(self, pieces: Iterable[Piece], origin: Origin) -> None:
-        """Take note of what lay behind damage: which topics were made and deleted, which numbers are lost.
+    def lose_log(self, shard: int, shards: int, size: int) -> None:
+        """So many bytes of that shard's log are gone at this place, and nobody knows what they held.
+
+        What follows may tell of some topics how far they had got by then. The others may have got numbers in
+        there, and topics may have been made: none of these is given out again (`skip_lost`)."""
+        self._unknown.append(_Unknown(self._moment, shard, shards, size))
+        self._moment += 1
+
+    def skip_lost(self) -> None:
+        """Pass over the numbers, and the topic ids and epochs, that may have been given out in lost log."""
+        if not self._unknown:
+            return
+        for topic in list(self.directory.by_id.values()):
+            heard = self._heard.get(topic.topic_id, 0)
+            size = sum(
+                each.bytes
+                for each in self._unknown
+                if heard <= each.moment and shard_of(topic.topic_id, each.shards) == each.shard
+            )
+            if size:
+                self.touched.add(topic.topic_id)
+                self._lose(topic, topic.next_seq - 1 + size * RECORDS_PER_BYTE_MAX)
+        size = sum(each.bytes for each in self._unknown)
+        shards = max(each.shards for each in self._unknown)
+        self.directory.seen(*beyond(self.directory.last_identity, size, shards))
+
+    def adopt_orphan(self, topic_id: int, orphan: Orphan) -> Topic:
+        """Take in what segments hold of a topic that nothing else speaks of. Numbers that they lack were
+        removed or lost, which nobody knows any more: they are announced."""
+        topic = self.stand_in(topic_id, orphan.epoch)
+        stretches = self.sealed.covered(topic_id)
+        topic.next_seq = stretches[-1][1] + 1
+        reached = 0
+        for first, last in stretches:
+            if first > reached + 1:
+                topic.lost = with_range(topic.lost, reached + 1, first - 1)
+                self.gaps.append((topic.name, reached + 1, first - 1))
+            reached = last
+        topic.dead = orphan.dead or None
+        held = sum(last - first + 1 for first, last in stretches)
+        topic.staged_count = max(held - len(orphan.dead), 0)
+        topic.staged_bytes = orphan.bytes * topic.staged_count // max(orphan.records, 1)
+        topic.last_ts, topic.due_us, topic.own_due_us = orphan.last_ts, orphan.due_us, orphan.due_us
+        topic.marked_to = topic.next_seq - 1
+        topic.publish()
+        return topic
+
+    def name_stand_ins(self, group: Group) -> list[Topic]:
+        """Stage the creation of topics that stand in for those whose creation was lost; returns them."""
+        found = [self.directory.by_id[each] for each in self._placeholders if each in self.directory.by_id]
+        for topic in found:
+            group.add_control(create_frame(topic), topic)
+        return found
+
+    def learn(self, pieces: Iterable[Piece], origin: Origin, start: int, *, is_new: bool) -> int:
+        """Take note of what lay behind damage at `start`: which topics were made and deleted, which numbers
+        are lost. Returns where it ends.
 
         Headers of these frames verify, their bodies perhaps not. Their records are not recovered: the log
-        was cut before them (RE-6), and what is missing is announced.
+        was cut before them (RE-6), and what is missing is announced. If the damage `is_new` what lies
+        between these frames is lost log. Else an earlier start has announced it, behind what it copied.
         """
         last: dict[int, tuple[int, int]] = {}
         for piece in pieces:
+            if is_new and piece.file_offset > start:
+                self.lose_log(origin.shard, origin.shards, piece.file_offset - start)
+            start = piece.stop
             source = _Source(piece, origin)
             words = piece.batch.words
             types = frames.types_of(words)
             mine = self._mine(words, origin)
             for row in np.flatnonzero(_IS_CONTROL[types]).tolist():
                 one = piece.batch.take(slice(row, row + 1))
-                if (
-                    types[row] != FrameType.IDEMPOTENCY_KEY
-                    and frames.first_bad_body(piece.buffer, one) is None
-                ):
+                if frames.first_bad_body(piece.buffer, one) is not None:
+                    # Of a topic that was made here at least the numbers that it has are known.
+                    if types[row] == FrameType.TOPIC_CREATE:
+                        epoch = int(frames.epochs_of(words[row : row + 1])[0])
+                        last.setdefault(int(words[row, layout.W_TOPIC]), (epoch, 0))
+                elif types[row] != FrameType.IDEMPOTENCY_KEY:
                     self._control(source, row, is_excluded=False)
             for row in np.flatnonzero(mine & (types == FrameType.APPEND)).tolist():
                 stop = int(words[row, layout.W_BASE_SEQ] + frames.counts_of(words[row : row + 1])[0])
                 epoch = int(frames.epochs_of(words[row : row + 1])[0])
                 last[int(words[row, layout.W_TOPIC])] = (epoch, stop - 1)
-        for topic_id, (epoch, seq) in last.items():
+                self._heard[int(words[row, layout.W_TOPIC])] = self._moment
+        for topic_id, (epoch, seq) in last.items() if is_new else ():
             topic = self.directory.by_id.get(topic_id)
-            if topic is not None and topic.epoch == epoch:
+            is_gone = topic_id in self._gone or self.is_known(topic_id) or not self._is_mine(topic_id)
+            if topic is None and not is_gone:
+                topic = self.stand_in(topic_id, epoch)
+            if topic is not None and topic.epoch == epoch and seq:
                 self._lose(topic, seq)
+        return start
 
     # -- the end of a file, the end of replay ---------------------------------------------------------
 

@@ -30,8 +30,8 @@ from ringlog.segment.rebuild import rebuild_index
 from ringlog.segment.salvage import Piece, Salvaged, mark_dead, write_salvaged
 from ringlog.storage.disk import Disk, RealDisk
 from ringlog.storage.identity_file import encode_identity
-from ringlog.storage.layout import META_DIR
-from ringlog.storage.log_register import Entry, beyond, encode_register, register_name
+from ringlog.storage.layout import META_DIR, QUARANTINE_DIR, beyond
+from ringlog.storage.log_register import Entry, encode_register, register_name
 from ringlog.verify.directory import HOT, Verification, is_absorbed, verify_directory
 from ringlog.verify.findings import DAMAGE, FileReport, Range, join, without
 from ringlog.verify.frame_decoder import VerifyError, holdings
@@ -52,7 +52,6 @@ from ringlog.verify.snapshot_decoder import governing, snapshots_in_force
 from ringlog.verify.wal_decoder import HEADER_BYTES, Header
 
 Given = Annotated[Options, Parameter(parse=False)]
-QUARANTINE = "quarantine"
 _INDEX_PARTS = (".idx", ".tags")
 _PARTS = (".data", ".idx", ".tags", ".del")
 _WAL_NAME = re.compile(r"^wal/shard-(\d+)/wal-(\d+)-(\d+)\.log$")
@@ -489,7 +488,7 @@ def build(plan: Plan, target: Path, disk: Disk | None = None) -> None:
         if report.path.startswith(("topics/", "packs/")):
             _copy_segment(disk, plan, report, target)
         elif report.path.startswith("meta/snapshot-"):
-            aside = QUARANTINE if report.path in plan.quarantined else ""
+            aside = QUARANTINE_DIR if report.path in plan.quarantined else ""
             copy_file(disk, source / report.path, target / aside / report.path)
         elif report.kind == "register" and report.header:
             copy_file(disk, source / report.path, target / report.path)
@@ -510,7 +509,7 @@ def _copy_identity(disk: Disk, plan: Plan, target: Path) -> None:
         raise UsageError("meta/engine is damaged, and no other file names the engine", path=str(plan.root))
     used = max((int(each.header.get("incarnation", 0)) for each in plan.found.files), default=0)
     if report is not None:
-        copy_file(disk, plan.root / ENGINE_FILE, target / QUARANTINE / ENGINE_FILE)
+        copy_file(disk, plan.root / ENGINE_FILE, target / QUARANTINE_DIR / ENGINE_FILE)
     owner = max(owners, key=owners.count)
     write_synced(disk, target / ENGINE_FILE, encode_identity(owner, used + 1, ""))
 
@@ -523,7 +522,7 @@ def _copy_logs(disk: Disk, plan: Plan, target: Path) -> None:
     for path in sorted({*reports, *plan.mended}, key=_file_id):
         report = reports.get(path)
         if path in plan.quarantined or (path in plan.mended and report is not None):
-            copy_file(disk, plan.root / path, target / QUARANTINE / path)
+            copy_file(disk, plan.root / path, target / QUARANTINE_DIR / path)
         if path in plan.mended:
             data = _mended_bytes(plan, path, plan.mended[path])
             is_new = report is None or path in plan.quarantined or path in plan.resealed
@@ -579,7 +578,7 @@ def _copy_segment(disk: Disk, plan: Plan, report: FileReport, target: Path) -> N
             continue
         is_bad = is_rebuilt and (suffix in _INDEX_PARTS or (suffix == ".del" and has_bad_marks))
         if stem in plan.quarantined or is_bad:
-            copy_file(disk, source / path, target / QUARANTINE / path)
+            copy_file(disk, source / path, target / QUARANTINE_DIR / path)
         else:
             copy_file(disk, source / path, target / path)
     if is_rebuilt:

@@ -51,7 +51,7 @@ from dataclasses import dataclass
 import xxhash
 
 from ringlog.errors import CorruptData
-from ringlog.limits import WAL_HEADER_BYTES
+from ringlog.limits import CREATE_BYTES_MIN, WAL_HEADER_BYTES
 
 WAL_MAGIC = b"RLOGWAL1"
 WAL_VERSION = 1
@@ -67,6 +67,8 @@ _SHARD_DIR = re.compile(r"^shard-(\d+)$")
 LOCK_NAME = "LOCK"
 WAL_DIR = "wal"
 META_DIR = "meta"
+QUARANTINE_DIR = "quarantine"
+"""Copies of damaged files; nobody reads them."""
 COLD_OWNER = "cold-owner"
 """In `meta/`: this directory has had a cold tier. Segments without their data part here may lie there."""
 TMP_SUFFIX = ".tmp"
@@ -102,6 +104,14 @@ def pack_file(incarnation: int, n: int) -> int:
 def unpack_file(file_id: int) -> tuple[int, int]:
     """Inverse of pack_file."""
     return file_id >> 24, file_id & 0xFFFFFF
+
+
+def beyond(known: tuple[int, int], file_bytes: int, shards: int) -> tuple[int, int]:
+    """(topic_id, epoch) above all that may have been given out beyond those `known`, in log of that size of
+    which nobody knows what it held."""
+    topics = file_bytes // CREATE_BYTES_MIN + 1
+    # A shard gives out those ids that a hash leads to it: of many every so-many-th one.
+    return known[0] + 4 * shards * topics, known[1] + topics
 
 
 @dataclass(frozen=True, slots=True)

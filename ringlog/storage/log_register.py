@@ -34,7 +34,6 @@ from typing import NamedTuple
 import xxhash
 
 from ringlog.errors import CorruptData
-from ringlog.limits import CREATE_BYTES_MIN
 from ringlog.storage.disk import Disk, replace_file
 from ringlog.storage.layout import META_DIR
 
@@ -75,14 +74,6 @@ class Entry(NamedTuple):
         pairs = b"".join([_PAIR.pack(*pair) for pair in self.earlier])
         body = (head + pairs).ljust(ENTRY_BYTES - 8, b"\0")
         return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
-
-
-def beyond(known: tuple[int, int], file_bytes: int, shards: int) -> tuple[int, int]:
-    """(topic_id, epoch) above all that may have been given out beyond those `known`, in a log file of that
-    size of which nobody knows what it held."""
-    topics = file_bytes // CREATE_BYTES_MIN + 1
-    # A shard gives out those ids that a hash leads to it: of many every so-many-th one.
-    return known[0] + 4 * shards * topics, known[1] + topics
 
 
 def register_name(shard: int) -> str:

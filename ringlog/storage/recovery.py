@@ -237,6 +237,19 @@ def look_behind(scan: FileScan) -> Behind:
     return Behind(durable, has_bytes)
 
 
+def last_byte(scan: FileScan) -> int:
+    """One past the last byte that is not zero behind the end of a file's frames; 0 when all are."""
+    last, offset = 0, scan.stop
+    while offset < scan.size:
+        chunk = scan.read(offset, min(RECOVERY_READ_BYTES, scan.size - offset))
+        if not chunk:
+            break
+        found = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8))
+        last = offset + int(found[-1]) + 1 if len(found) else last
+        offset += len(chunk)
+    return last
+
+
 def has_content(chunk: bytes) -> bool:
     """Is anything in these bytes not zero?"""
     return bool(np.frombuffer(chunk, dtype=np.uint8).any())

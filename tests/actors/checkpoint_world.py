@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 from ringlog.testing.checkpoints import Asking, checkpoint, checkpoint_all, workplace
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
+from ringlog.verify.directory import verify_directory
+from ringlog.verify.findings import DAMAGE
 
 __all__ = [
-    "Asking", "checkpoint", "checkpoint_all", "fill", "new_world", "restart", "state", "wal_files",
-    "workplace",
+    "Asking", "checkpoint", "checkpoint_all", "fill", "findings", "new_world", "restart", "state",
+    "wal_files", "workplace",
 ]  # fmt: skip
 
 
@@ -55,3 +60,15 @@ def restart(world, how):
     else:
         world.power_loss(seed=3)
     world.start()
+
+
+def findings(world: World, root: Path) -> list[str]:
+    """What the offline verifier calls damage."""
+    shutil.rmtree(root, ignore_errors=True)
+    (root / "wal").mkdir(parents=True)
+    for path, data in world.disk.contents().items():
+        real = root / path.removeprefix(f"{DATA}/")
+        real.parent.mkdir(parents=True, exist_ok=True)
+        real.write_bytes(data)
+    found = verify_directory(str(root), jobs=1).findings
+    return [f"{each.path}: {each.what}" for each in found if each.severity == DAMAGE]

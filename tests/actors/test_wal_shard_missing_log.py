@@ -5,18 +5,21 @@ What is missing stops its shard, with the file's name; when it is put back every
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
 
 from ringlog.errors import CorruptData
 from ringlog.storage.log_register import ENTRY_BYTES, read_register
 from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
-from ringlog.verify.directory import verify_directory
-from ringlog.verify.findings import DAMAGE
-from tests.actors.checkpoint_world import checkpoint, checkpoint_all, fill, new_world, state, wal_files
+from tests.actors.checkpoint_world import (
+    checkpoint,
+    checkpoint_all,
+    fill,
+    findings,
+    new_world,
+    state,
+    wal_files,
+)
 
 REGISTER = f"{DATA}/meta/log-00"
 
@@ -44,18 +47,6 @@ def put_back(world: World, held: dict[str, bytes]) -> None:
 
 def logs(world: World, shard: int = 0) -> list[str]:
     return [f"{DATA}/wal/shard-{shard:02d}/{name}" for name in wal_files(world, shard)]
-
-
-def findings(world: World, root: Path) -> list[str]:
-    """What the offline verifier calls damage."""
-    shutil.rmtree(root, ignore_errors=True)
-    (root / "wal").mkdir(parents=True)
-    for path, data in world.disk.contents().items():
-        real = root / path.removeprefix(f"{DATA}/")
-        real.parent.mkdir(parents=True, exist_ok=True)
-        real.write_bytes(data)
-    found = verify_directory(str(root), jobs=1).findings
-    return [f"{each.path}: {each.what}" for each in found if each.severity == DAMAGE]
 
 
 def newest(world: World, shard: int = 0) -> str:

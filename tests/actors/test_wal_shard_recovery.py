@@ -221,7 +221,7 @@ def test_an_incarnation_that_never_served_is_passed_over_and_its_space_given_bac
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = filled(disk)
     world.kill()
-    disk.plan = [Fault("data_sync", disk.calls["data_sync"] + 3, "halt")]
+    disk.plan = [Fault("data_sync", disk.calls["data_sync"] + 2, "halt")]
     with pytest.raises(Halted):
         world.start()
     disk.plan, disk.halted = [], False

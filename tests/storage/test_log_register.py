@@ -8,11 +8,11 @@ import pytest
 import xxhash
 
 from ringlog.errors import CorruptData
+from ringlog.storage.layout import beyond
 from ringlog.storage.log_register import (
     ENTRY_BYTES,
     Entry,
     LogRegister,
-    beyond,
     decode_register,
     encode_register,
     parse_register_name,

@@ -156,6 +156,9 @@ class ShardCore:
         self._effects: list[Any] = []
         self._now_us = 0
         self._now_ns = 0
+        self._steady_us = 0
+        """Of leases and waits: see Requests.steady_us."""
+        self._time_base_us = identity.time_base_us
         self._ready_capacity = 0
         self._preparing = False
         self._file_failed = ""
@@ -208,7 +211,7 @@ class ShardCore:
         if not self._file_failed:
             # Else claims of groups wait until something can be logged (`_serve_groups`): no time brings that.
             waiting.append(self.requests.groups.waiting)
-        ends = [claims.next_deadline_ns(self._now_us) for claims in waiting if is_free and claims]
+        ends = [claims.next_deadline_ns(self._steady_us) for claims in waiting if is_free and claims]
         times += [at_ns for at_ns in ends if at_ns is not None]
         return min(times) if times else None
 
@@ -226,8 +229,12 @@ class ShardCore:
         kind = type(event)
         if kind is Tick:
             self._now_us, self._now_ns = event.now_us, event.monotonic_ns
-            self.requests.queues.ticked(event.now_us, event.monotonic_ns)
-            self.requests.groups.waiting.now_ns = self.requests.unused.now_ns = event.monotonic_ns
+            self._time_base_us = self._time_base_us or event.now_us - event.monotonic_ns // 1_000
+            self._steady_us = self._time_base_us + event.monotonic_ns // 1_000
+            self.requests.steady_us = self._steady_us
+            self.requests.queues.ticked(self._steady_us, event.now_us, event.monotonic_ns)
+            self.requests.groups.ticked(self._steady_us, event.now_us, event.monotonic_ns)
+            self.requests.unused.now_ns = event.monotonic_ns
             return
         if kind is FramesArrived or kind is ControlReceived:
             if kind is ControlReceived and self._is_quick(event):
@@ -289,7 +296,7 @@ class ShardCore:
             return False
         self.in_hand = event
         if kind is m.JobsClaim:
-            answer = quick.claim(message, self._now_us)
+            answer = quick.claim(message, self._steady_us)
             if answer is not None:
                 # Leases are memory: it waits for nothing that the turn logs.
                 self._effects.append(Reply(event.client, event.corr, answer))
@@ -297,7 +304,7 @@ class ShardCore:
         else:
             has_room = log.is_open and log.fits(self._group.bytes + quick.bytes + _SLACK)
             take = quick.ack if kind is m.JobsAck else quick.next
-            is_done = has_room and take(message, event, self._now_us)
+            is_done = has_room and take(message, event, self._steady_us)
         self.in_hand = None
         return is_done
 
@@ -379,7 +386,7 @@ class ShardCore:
         if isinstance(message, m.JobsNext):
             return not self._consult(self.requests.queues.sizes_for(message))
         if isinstance(message, m.JobsAck | m.SpentMoved):
-            return not self._consult(self.requests.queues.question_of(message, self._now_us))
+            return not self._consult(self.requests.queues.question_of(message, self._steady_us))
         if not isinstance(message, m.RecordsDelete):
             return True
         return not self._group.parts and not self._consult(self.removals.question_of(message, self._now_us))
@@ -494,10 +501,10 @@ class ShardCore:
         if not queues.waiting and not queues.durable.has_left:
             return
         if self.phase is Phase.RECOVERING or self.requests.read_only is not None or is_stuck:
-            self._effects.extend(queues.serve(self._now_us, is_stuck=is_stuck))
+            self._effects.extend(queues.serve(self._steady_us, is_stuck=is_stuck))
             return
         owed: list[Reply] = []
-        self._effects.extend(queues.serve(self._now_us, self._group, owed))
+        self._effects.extend(queues.serve(self._steady_us, self._group, owed))
         (self._replies if self._group.parts else self._effects).extend(owed)
 
     def _serve_groups(self) -> None:
@@ -506,7 +513,7 @@ class ShardCore:
         groups = self.requests.groups
         if not groups.has_work or self._file_failed or self.phase is Phase.RECOVERING:
             return
-        replies = groups.serve(self._group, self._now_us)
+        replies = groups.serve(self._group, self._steady_us)
         (self._replies if self._group.parts else self._effects).extend(replies)
 
     @property
@@ -654,7 +661,7 @@ class ShardCore:
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
         if self.requests.queues.waiting:
-            self._effects.extend(self.requests.queues.serve(self._now_us, news=group.news))
+            self._effects.extend(self.requests.queues.serve(self._steady_us, news=group.news))
         if group.frames or group.refused or group.repeats:
             size = group.bytes + group.volatile_bytes
             self._effects.append(Committed(group.frames, group.records, size, group.refused, group.repeats))

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ringlog.board.board import ProcessSlot
 from ringlog.board.layout import C
-from ringlog.clock import Clock
 from ringlog.limits import QUEUES_LOOK_MS
 
 if TYPE_CHECKING:
@@ -18,16 +17,15 @@ NS_PER_MS = 1_000_000
 class GroupBoard:
     """Writes the words C of a shard's page."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._look_ns = 0
 
-    def beat(self, slot: ProcessSlot, numbers: GroupNumbers, now_ns: int) -> None:
-        """Called in every turn; it looks now and then."""
+    def beat(self, slot: ProcessSlot, numbers: GroupNumbers, now_ns: int, lease_ms: int) -> None:
+        """Called in every turn; it looks now and then. `lease_ms`: the time in which leases are counted."""
         if now_ns < self._look_ns:
             return
         self._look_ns = now_ns + QUEUES_LOOK_MS * NS_PER_MS
-        numbers.sample(self._clock.now_us() // 1_000, now_ns // NS_PER_MS)
+        numbers.sample(lease_ms, now_ns // NS_PER_MS)
         slot.set(C.GROUPS, len(numbers))
         slot.set(C.LAG, numbers.lag)
         slot.set(C.PENDING, numbers.pending)

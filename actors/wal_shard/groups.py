@@ -99,6 +99,7 @@ class Groups:
         self.numbers = GroupNumbers()
         self.has_mover = False
         """Is there a scheduler, which moves dead letters? Without one nothing is set aside."""
+        self._wall_us = self._ahead_ms = 0
         self.waiting = Waiting()
         """Claims that wait, by the number of their group."""
         self._dead: deque[tuple[int, str]] = deque()
@@ -128,6 +129,11 @@ class Groups:
             m.GroupCommit: self._commit,
             m.GroupDelete: self._delete,
         }
+
+    def ticked(self, now_us: int, wall_us: int, monotonic_ns: int) -> None:
+        """Time has come this far; `now_us` is what leases and waits are counted in, as everywhere here."""
+        self._wall_us, self._ahead_ms = wall_us, (wall_us - now_us) // 1_000
+        self.waiting.now_ns = monotonic_ns
 
     def recovered(self) -> None:
         """The directory is filled: what left topics while nobody looked is pending no longer."""
@@ -218,7 +224,7 @@ class Groups:
         self, topic: Topic, group: ConsumerGroup, message: m.GroupClaim, into: Group, now_us: int
     ) -> m.JobsClaimed | None:
         """What there is for this claim; None when there is nothing, or too much is pending."""
-        topic.last_read_us, now_ms = now_us, now_us // 1_000
+        topic.last_read_us, now_ms = self._wall_us, now_us // 1_000
         again = _claimed_before(topic, group, message, now_ms)
         if again is not None:
             return again
@@ -425,7 +431,7 @@ class Groups:
         topic, group = self._find(message, Mode.QUEUE)
         if min(message.idle_ms, message.min_deliveries, message.after) < 0:
             raise InvalidRequest("a number is negative", topic=topic.name)
-        now_ms = now_us // 1_000
+        now_ms, ahead_ms = now_us // 1_000, self._ahead_ms
         entries, more = group.list_pending(
             now_ms, node=message.node, idle_ms=message.idle_ms, min_deliveries=message.min_deliveries,
             after=message.after, limit=min(max(message.limit, 1), PENDING_ROWS_MAX),
@@ -433,11 +439,12 @@ class Groups:
         nodes = sorted({each.node for each in entries})
         place = {node: at for at, node in enumerate(nodes)}
         rows = [
-            (each.first, each.stop - each.first, each.state, each.deliveries, each.begun_ms, each.given_ms,
-             each.until_ms, place[each.node], each.token)
+            (each.first, each.stop - each.first, each.state, each.deliveries, each.begun_ms + ahead_ms,
+             each.given_ms + ahead_ms, each.until_ms + ahead_ms if each.until_ms else 0, place[each.node],
+             each.token)
             for each in entries
         ]  # fmt: skip
-        return m.GroupPendingReply(topic.name, rows, nodes, more, now_ms)
+        return m.GroupPendingReply(topic.name, rows, nodes, more, now_ms + ahead_ms)
 
     def _state(self, message: m.GroupState, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group = self._find(message)
@@ -445,7 +452,9 @@ class Groups:
         group.members.sweep(now_us // 1_000)
         after = group.cursor if group.is_queue else group.committed + 1
         undelivered = topic.live_within(after, topic.head_seq)
-        members = [(each.name, each.seen_ms, each.held) for each in group.members.by_number.values()]
+        members = [
+            (each.name, each.seen_ms + self._ahead_ms, each.held) for each in group.members.by_number.values()
+        ]
         return m.GroupStateReply(
             info_of(topic, group), topic.head_seq, undelivered, group.leased, group.delayed, group.returned,
             self.waiting.of(group.number), sorted(members), group.holder,
@@ -552,7 +561,7 @@ class Groups:
 
     def _serve(self, number: int, into: Group, now_us: int) -> list[Reply]:
         topic = self._by_number[number]
-        if 0 < topic.due_us <= now_us:
+        if 0 < topic.due_us <= self._wall_us:
             # What has expired goes first (QS-1).
             self._removals.want(topic)
             self.waiting.wake(number)

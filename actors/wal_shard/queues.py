@@ -77,6 +77,8 @@ from ringlog.types import Durability
 
 _Kept = TypeVar("_Kept", m.JobsClaimed, m.JobsAcked, m.JobsNacked, m.JobsExtended, m.JobsRejected)
 
+STEP_MS = 10
+"""From so much on the wall clock was set; what is less comes of reading two clocks one after the other."""
 _PLACES_MAX = 64
 """Of a group with more stretches than that nobody is told the places: there is no time to look for one."""
 
@@ -119,7 +121,12 @@ class Queues:
         self.durable = DurableLeases(directory, self._queues, self._links, self._queue)
         removals.on_removed = self._removed
         removals.on_learned = self._learned
+        self._ahead_ms = 0
+        """Of the wall clock, against the time of leases."""
         self._now_us = 0
+        """Of leases and waits, as everywhere here: see Requests.steady_us."""
+        self.wall_us = 0
+        """What records are stamped with, and say of themselves."""
         self._wanted: dict[int, Topic] = {}
         """Queues with claims that wait for what has to be learned first."""
         self._damaged: dict[int, CorruptData] = {}
@@ -208,7 +215,7 @@ class Queues:
     ) -> list[Claimed]:
         """What there is for these claims, shared out among them if they are several."""
         config, queue = topic.config, self._queue(topic)
-        topic.last_read_us = now_us
+        topic.last_read_us = self.wall_us
         if queue.spent_jobs and not self._dead_letters_of(topic):
             queue.restore()
         wishes = [
@@ -287,11 +294,11 @@ class Queues:
             span = self.sizes.to_ask_for(matched.leased, topic.head_seq)
             if span is not None and topic.config.durability != Durability.EPHEMERAL:
                 learn = Learn(*span, has_sizes=True)
-                return self.removals.questions_to_learn([(topic, learn)], now_us)
+                return self.removals.questions_to_learn([(topic, learn)], self.wall_us)
         changes = self._queue(topic).changes
         self._decided = _Decided(message, topic, topic.version, changes, matched)
         if removal is None:
-            return [self.removals.question_about(topic, numbers, now_us)]
+            return [self.removals.question_about(topic, numbers, self.wall_us)]
         self.removals.know_delete(topic, removal)
         return []
 
@@ -311,7 +318,7 @@ class Queues:
         if self.sizes.total(topic.topic_id, seqs) is not None:
             return []
         self._sizes_asked = message
-        return self.removals.questions_to_learn([(topic, Learn(*span, has_sizes=True))], self._now_us)
+        return self.removals.questions_to_learn([(topic, Learn(*span, has_sizes=True))], self.wall_us)
 
     def _known_removal(self, topic: Topic, seqs: I64, numbers: BitMap64) -> Removal | None:
         """What storage would answer, if that is known. Of an ephemeral topic it has to say more."""
@@ -457,7 +464,7 @@ class Queues:
         """The topic's config is another one."""
         queue = self._queues.get(topic.topic_id)
         if queue is not None:
-            queue.backoff = backoff_of(topic)
+            queue.backoff, queue.wall_ahead_ms = backoff_of(topic), self._ahead_ms
             self._note_due(topic)
             self.waiting.wake(topic.topic_id)
 
@@ -500,7 +507,7 @@ class Queues:
         queue = self._queue(topic)
         queue.settle(now_us // 1_000)
         known, more = pending(queue, message.after, min(message.limit, JOBS_PER_REQUEST_MAX))
-        return m.JobsPendingReply(topic.name, [*known], more)
+        return m.JobsPendingReply(topic.name, [each.on_wall(self._ahead_ms) for each in known], more)
 
     def _stats(self, message: m.QueueStats, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         topic = self._found(message)
@@ -521,18 +528,25 @@ class Queues:
         if seq is None:
             return None
         known, put_us = self._put_us.get(topic.topic_id, (0, 0))
-        return put_us // 1_000 if known == seq else self._queue(topic).ages.put_ms(seq)
+        return put_us // 1_000 - self._ahead_ms if known == seq else self._queue(topic).ages.put_ms(seq)
 
     # -- what records say -----------------------------------------------------------------------------
 
-    def ticked(self, now_us: int, monotonic_ns: int) -> None:
+    def ticked(self, now_us: int, wall_us: int, monotonic_ns: int) -> None:
         """Time has come this far."""
-        self._now_us, self.waiting.now_ns = now_us, monotonic_ns
+        ahead_ms = (wall_us - now_us) // 1_000
+        if abs(ahead_ms - self._ahead_ms) >= STEP_MS:
+            # The wall clock was set: what is delayed to a time of it may be ready, or is not yet.
+            self._ahead_ms = ahead_ms
+            for topic_id, queue in self._queues.items():
+                queue.wall_ahead_ms = ahead_ms
+                self.waiting.wake(topic_id)
+        self._now_us, self.wall_us, self.waiting.now_ns = now_us, wall_us, monotonic_ns
 
     def published(self, topic: Topic) -> None:
         """What is staged of a topic is about to be published."""
         if topic.config.type == QUEUE and topic.next_seq > topic.head_seq + 1:
-            self._queue(topic).ages.note(topic.head_seq + 1, topic.last_ts // 1_000)
+            self._queue(topic).ages.note(topic.head_seq + 1, self._now_us // 1_000)
 
     def to_learn_for(self, message: Any) -> list[Question]:
         """What has to be known before this request is looked at: marks that records brought since, or had
@@ -547,7 +561,7 @@ class Queues:
             oldest = queue.oldest_ready(live_of(topic))
             if oldest and topic.topic_id not in self._put_us and queue.ages.put_ms(oldest) is None:
                 learn = Learn(1, 0, oldest)
-        return [] if learn is None else self.removals.questions_to_learn([(topic, learn)], self._now_us)
+        return [] if learn is None else self.removals.questions_to_learn([(topic, learn)], self.wall_us)
 
     def to_learn(self) -> list[Question]:
         """The same for claims that wait."""
@@ -560,7 +574,7 @@ class Queues:
             if self.directory.by_id.get(topic.topic_id) is topic
             and (learn := self._unlearned(topic)) is not None
         ]
-        return self.removals.questions_to_learn(asked, self._now_us) if asked else []
+        return self.removals.questions_to_learn(asked, self.wall_us) if asked else []
 
     def _unlearned(self, topic: Topic) -> Learn | None:
         queue, levels = self._queue(topic), levels_of(topic)
@@ -672,7 +686,7 @@ class Queues:
         held: set[int] = set()
         for topic_id in waiting.woken(now_us):
             topic = self.directory.by_id[topic_id]
-            if self._has_to_wait(topic, now_us):
+            if self._has_to_wait(topic):
                 held.add(topic_id)
                 waiting.wake(topic_id)
             elif not topic.config.logs_leases:
@@ -690,9 +704,9 @@ class Queues:
             replies.append(parked.answer(self.claimed(topic, Claimed([], 0), now_us)))
         return replies
 
-    def _has_to_wait(self, topic: Topic, now_us: int) -> bool:
+    def _has_to_wait(self, topic: Topic) -> bool:
         """Has something to be applied or known before anybody is given jobs of this queue?"""
-        if 0 < topic.due_us <= now_us:
+        if 0 < topic.due_us <= self.wall_us:
             self.removals.want(topic)  # What has expired goes first (QS-1).
             return True
         if self._unlearned(topic) is not None:
@@ -806,7 +820,7 @@ class Queues:
 
     def _adopt(self, topic: Topic, queue: Queue) -> Queue:
         self._queues[topic.topic_id] = queue
-        queue.backoff = backoff_of(topic)
+        queue.backoff, queue.wall_ahead_ms = backoff_of(topic), self._ahead_ms
         # Of jobs that were there before it is only known that they are older than this.
         queue.ages.note(topic.head_seq + 1, self._now_us // 1_000)
         self.numbers.made(topic, queue)

@@ -69,7 +69,7 @@ class QuickJobs:
             last = acked.answers[-1][0]
         return last
 
-    def _usual(self, message: Quick, now_us: int) -> tuple[Topic, Queue] | None:
+    def _usual(self, message: Quick) -> tuple[Topic, Queue] | None:
         """The queue, if it has nothing that has to be looked at first."""
         queues = self._queues
         topic = queues.directory.find(message.topic)
@@ -77,7 +77,7 @@ class QuickJobs:
         if topic is None or queue is None or not _is_plain(topic.config):
             return None
         is_marked = queue.levels or topic.marked_to > queue.marked_to or queue.apart or queue.spent_jobs
-        if is_marked or 0 < topic.due_us <= now_us or queues.is_damaged:
+        if is_marked or 0 < topic.due_us <= queues.wall_us or queues.is_damaged:
             return None
         return topic, queue
 
@@ -85,7 +85,7 @@ class QuickJobs:
 
     def claim(self, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
         """What this claim is given; None when it has to go the long way, or there is nothing for it."""
-        found = self._usual(message, now_us)
+        found = self._usual(message)
         if found is None or message.wait_ms < 0 or not self._is_usual_claim(message):
             return None
         claimed = self._claim(found, message, now_us)
@@ -110,7 +110,7 @@ class QuickJobs:
             now_us // 1_000, deliveries_max=queues.limit_of(topic),
             link=queues.link_of((message.pid, message.born)),
         )  # fmt: skip
-        topic.last_read_us = now_us
+        topic.last_read_us = queues.wall_us
         queues.set_aside += claimed.aside
         return claimed
 
@@ -118,7 +118,7 @@ class QuickJobs:
 
     def ack(self, message: m.JobsAck, event: ControlReceived, now_us: int) -> bool:
         """Gather this ack; False when it has to go the long way."""
-        found = self._usual(message, now_us) if message.call > 0 else None
+        found = self._usual(message) if message.call > 0 else None
         if found is None or self._queues.knows(message.call):
             return False
         acked = self._ack(found, message, now_us)
@@ -134,7 +134,7 @@ class QuickJobs:
     def next(self, message: m.JobsNext, event: ControlReceived, now_us: int) -> bool:
         """Gather the ack of what is done, and give what the claim that came with it is given: that answers
         both, with the ack. False when nothing of it was done."""
-        found = self._usual(message, now_us)
+        found = self._usual(message)
         if found is None or not self._is_usual_claim(message):
             return False
         acked = self._ack(found, message, now_us)

@@ -101,6 +101,8 @@ class Identity:
     shards: int
     incarnation: int
     topics_max: int
+    time_base_us: int = 0
+    """See envelope/boot.py."""
 
 
 class Requests:
@@ -115,6 +117,9 @@ class Requests:
         self._admission = admission
         self._places = places
         self._sealed = checkpoint.sealed
+        self.steady_us = 0
+        """The time in which leases and waits are counted: it runs with the monotonic clock, however the wall
+        clock is set."""
         self.read_only: ReadOnly | None = None
         self.is_pressed = False
         """The governor refuses new records, and more requests wait than are taken in one turn (G-3)."""
@@ -148,6 +153,9 @@ class Requests:
             **self.groups.handlers,
         }
 
+        self._timed = self.queues.handlers.keys() | self.groups.handlers.keys()
+        """Requests about leases and waits: what they are told for the time is `steady_us`."""
+
     @property
     def kinds(self) -> tuple[type[m.Message], ...]:
         """Requests that a shard takes."""
@@ -175,7 +183,8 @@ class Requests:
             elif self.is_pressed and isinstance(event.message, m.Append):
                 answer = self._append_pressed(event.message, event, group, now_us)
             else:
-                answer = handler(event.message, event, group, now_us)
+                is_timed = type(event.message) in self._timed
+                answer = handler(event.message, event, group, self.steady_us if is_timed else now_us)
         except Refused as e:
             self.removals.refuse_delete()
             self.queues.refuse()

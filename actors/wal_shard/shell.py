@@ -116,8 +116,10 @@ class Shell:
         self._is_lenient = is_lenient
         self._has_cold = has_cold
         self._disk_look_ns = 0
-        self._queue_board, self._group_board = QueueBoard(), GroupBoard(self._clock)
-        identity = Identity(boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max)
+        self._queue_board, self._group_board = QueueBoard(), GroupBoard()
+        identity = Identity(
+            boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max, boot.time_base_us
+        )
         self.core = ShardCore(identity, settings)
         self.core.on_look = _looked_at
         self.core.requests.queues.has_mover = self.core.requests.groups.has_mover = schedulers > 0
@@ -344,7 +346,7 @@ class Shell:
         slot.set(P.HEARTBEAT_NS, now_ns)
         groups = self.core.requests.groups.numbers
         self._queue_board.beat(slot, self.core.requests.queues, groups.set_aside, now_ns)
-        self._group_board.beat(slot, groups, now_ns)
+        self._group_board.beat(slot, groups, now_ns, self.core.requests.steady_us // 1_000)
         self._socket.guard(now_ns)
         self._calls.look(now_ns)
         if now_ns >= self._disk_look_ns:

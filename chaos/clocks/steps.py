@@ -20,6 +20,8 @@ SHORT_TTL_MS = 700
 BUSY_LOOK_S = 1.0
 BUSY_MAX = 0.5
 """Part of a processor that one process may use under the light load; a loop without a wait uses all of it."""
+LEASE_MS = 60_000
+BRIEF_LEASE_MS = 3_000
 SUSPEND_S = 7.5
 """Longer than the six seconds after which a process without progress is stuck."""
 
@@ -253,9 +255,31 @@ def suspended(bench: Bench, _: random.Random) -> None:
     bench.need_same(before)
 
 
+def leases(bench: Bench, _: random.Random) -> None:
+    """RF-84: who holds a job, of a queue or of a group, keeps it however the clock is set; its lease ends."""
+    before, clocks = bench.pids, walls(bench)
+    name = f"leases-{time.monotonic_ns()}"
+    bench.client.topics.create(name, type="queue", durability="fsync")
+    bench.client.append_many(name, [b"one", b"two"])
+    holder, other = bench.client.queue(name, node="holder"), bench.client.queue(name, node="other")
+    (job,) = holder.claim(1, lease_ms=LEASE_MS)
+    (brief,) = holder.claim(1, lease_ms=BRIEF_LEASE_MS)
+    for step in (HOUR_S, -HOUR_S, TEN_YEARS_S):
+        clocks.step(step)
+        require(
+            all(each.seq != job.seq for each in other.claim(1, lease_ms=1_000)), f"taken away by {step} s"
+        )
+        job.extend(LEASE_MS)
+        clocks.right()
+    bench.wait("the brief lease to end", lambda: [each.seq for each in other.claim(1)] == [brief.seq])
+    job.ack()
+    bench.need_same(before)
+
+
 CASES: tuple[Case[Bench], ...] = (
     Case("back", ("RF-83",), back),
     Case("forward", ("RF-84",), forward),
+    Case("leases", ("RF-84",), leases),
     Case("last-instant", ("RF-84",), last_instant),
     Case("first-instant", ("RF-83",), first_instant),
     Case("two-minds", ("RF-85",), of_two_minds),

@@ -82,7 +82,8 @@ class JobFacts:
 
     @property
     def deadline(self) -> float:
-        """When the lease ends, in seconds since the epoch on the engine's clock."""
+        """When the lease ends, in seconds since the epoch, by the engine's clock; as if that had not been set
+        since its host booted."""
         return self.lease.deadline_ms / 1_000
 
     @property

@@ -18,6 +18,8 @@ class ActorBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """First incarnation number of this start of the engine: files of other streams below it are history."""
     boot_id: str
     """The kernel's boot identity (D-19)."""
+    time_base_us: int = 0
+    """What is added to monotonic time for the time in which leases and waits are counted; 0 = find one."""
     slot: int
     """Index of its process slot on the board."""
     data_dir: str

@@ -65,12 +65,12 @@ class Apart:
 
     # -- coming and going -----------------------------------------------------------------------------
 
-    def feed(self, marks: Marks, live: Live, cursor: int, now_ms: int) -> None:
+    def feed(self, marks: Marks, live: Live, cursor: int, wall_ms: int) -> None:
         """Take in published jobs' marks. Those that were fed before come again only after `unmark`."""
         again, self._again = self._again, None
         fresh = self._fresh(marks.seqs, live, cursor, again)
         seqs, at_ms, levels = marks.seqs[fresh], marks.at_ms[fresh], marks.levels[fresh]
-        later = at_ms > now_ms
+        later = at_ms > wall_ms
         waiting = bitmap_of(seqs[later])
         self.delayed |= waiting
         self.passed |= waiting
@@ -110,15 +110,16 @@ class Apart:
         self._unripe.clear()
 
     def next_ms(self) -> int | None:
-        """When the next delayed job may be handed out; a job that was deleted may be meant."""
+        """When the next delayed job may be handed out, by the wall; a job that was deleted may be meant."""
         return self._schedule.next_ms() if self.delayed else None
 
-    def settle(self, cursor: int, now_ms: int) -> bool:
-        """What was delayed up to now is ready; False when nothing was."""
-        due_ms = self._schedule.next_ms()
-        if due_ms is None or due_ms > now_ms:
+    def settle(self, cursor: int, now_ms: int, wall_ahead_ms: int = 0) -> bool:
+        """What was delayed up to now is ready; False when nothing was. Delays are of the wall clock, which is
+        so far ahead of `now_ms`."""
+        due_ms, wall_ms = self._schedule.next_ms(), now_ms + wall_ahead_ms
+        if due_ms is None or due_ms > wall_ms:
             return False
-        due = bitmap_of(self._schedule.take(now_ms)) & self.delayed
+        due = bitmap_of(self._schedule.take(wall_ms)) & self.delayed
         self.delayed -= due
         for level, seqs in list(self._later.items()):
             if ours := seqs & due:

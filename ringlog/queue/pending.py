@@ -22,6 +22,11 @@ class Known(NamedTuple):
     failed_ms: int
     reason: str
 
+    def on_wall(self, ahead_ms: int) -> Known:
+        """The same in times of the wall clock, which is so far ahead."""
+        until_ms = self.until_ms and self.until_ms + ahead_ms
+        return self._replace(until_ms=until_ms, failed_ms=self.failed_ms and self.failed_ms + ahead_ms)
+
 
 def pending(queue: Queue, after: int, most: int) -> tuple[list[Known], bool]:
     """Such jobs behind `after`, ascending, at most so many; and whether there are more. Costs what it finds,

@@ -69,6 +69,8 @@ class Queue:
         self.apart = Apart()
         self.ages = Ages()
         self.waits: Waits | None = None
+        self.wall_ahead_ms = 0
+        """Of the wall clock, in which records say until when they are delayed, against the time used here."""
         self.runs = Runs()
         self.known_max = 0
         """Most jobs that may be known: beyond it none is handed out for the first time. 0 = any number."""
@@ -89,7 +91,7 @@ class Queue:
 
     def settle(self, now_ms: int) -> None:
         """What has expired by now is ready again."""
-        if self.apart.delayed and self.apart.settle(self.cursor, now_ms):
+        if self.apart.delayed and self.apart.settle(self.cursor, now_ms, self.wall_ahead_ms):
             self.changes += 1
         if not self._due:
             return
@@ -120,8 +122,11 @@ class Queue:
 
     def next_due_ms(self) -> int | None:
         """When the next lease or delay ends; None = none will."""
-        times = (self._due.next_ms(), self.apart.next_ms())
-        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+        ends_ms, delayed_ms = self._due.next_ms(), self.apart.next_ms()
+        if delayed_ms is None:
+            return ends_ms
+        delayed_ms -= self.wall_ahead_ms
+        return delayed_ms if ends_ms is None else min(ends_ms, delayed_ms)
 
     def _instant(self, row: int) -> int:
         """When this run's state ends; -1 = never. A lease is held at its deadline still (QL-8), a delay is
@@ -393,7 +398,7 @@ class Queue:
         """What the records up to `marked_to` say of when and how urgently they want to be handed out."""
         self.marked_to = marked_to
         self.changes += 1
-        self.apart.feed(marks, live, self.cursor, now_ms)
+        self.apart.feed(marks, live, self.cursor, now_ms + self.wall_ahead_ms)
 
     def match(self, seqs: I64, tokens: U64 | None, node: bytes, now_ms: int) -> Matched:
         """Which of these jobs does `node` hold (QA-3, QA-4, QA-10)? A token of 0 asks for none. Changes

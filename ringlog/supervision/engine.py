@@ -142,6 +142,7 @@ class Engine:
         self._started_ns = clock.monotonic_ns()
         self._plain = configuration.to_plain(config)
         self._boot_id = hardening.boot_id()
+        self._time_base_us = ground.time_base_us(self._boot_id, clock)
         self._notifier = Notifier(environ)
         self._slot = self._show_on_board()
         self._rings = RingKeeper(
@@ -235,6 +236,7 @@ class Engine:
             incarnation=incarnation,
             boot_incarnation=ground.boot_incarnation,
             boot_id=self._boot_id,
+            time_base_us=self._time_base_us,
             slot=spec.slot,
             data_dir=ground.data_dir,
             shm_dir=ground.shm_dir,

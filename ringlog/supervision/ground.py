@@ -69,6 +69,10 @@ class Ground:
                 make_bell(os.path.join(self.shm_dir, f"{spec.name}.bell"))
             undo.pop_all()
 
+    def time_base_us(self, boot_id: str, clock: Clock) -> int:
+        """See run_dir.time_base_us."""
+        return run_dir.time_base_us(self._disk, self.run_dir, boot_id, clock)
+
     def _begin(self, shm_dir: str, expected: int) -> None:
         self.boot_incarnation = self.identity.begin(shm_dir, expected)
 

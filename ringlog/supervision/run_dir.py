@@ -19,11 +19,13 @@ from collections.abc import Callable
 import msgspec
 
 from ringlog.board.layout import BOARD_NAME
+from ringlog.clock import Clock
 from ringlog.errors import DiskError, NotConnected, StartRefused
 from ringlog.storage.disk import Disk, replace_file
 
 SHM_ROOT = "/dev/shm"
 ENGINE_JSON = "engine.json"
+TIME_JSON = "time.json"
 SUPERVISOR_SOCKET = "supervisor.sock"
 _ENGINE_JSON_BYTES_MAX = 65_536
 _SHM_TRIES = 16
@@ -50,6 +52,13 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Where cold segments lie, when that is a directory: clients of this host read them there."""
     schedulers: int = 0
     """How many share the topics: clients find a topic's own by its id."""
+
+
+class TimeBase(msgspec.Struct, frozen=True):
+    """Contents of time.json: wall time less monotonic time, as it was at the first start since the boot."""
+
+    boot_id: str
+    base_us: int
 
 
 def require_private_dir(path: str, what: str) -> None:
@@ -191,3 +200,22 @@ def read_engine_json(run_dir: str) -> EngineInfo:
         return msgspec.json.decode(data, type=EngineInfo)
     except (msgspec.MsgspecError, UnicodeDecodeError) as e:
         raise NotConnected("engine.json does not decode", file=path, reason=str(e)) from None
+
+
+# -- time.json ----------------------------------------------------------------------------------------
+
+
+def time_base_us(disk: Disk, run_dir: str, boot_id: str, clock: Clock) -> int:
+    """What leases and waits are counted from: the same for all engines while the host runs, however its wall
+    clock is set; behind a boot, and where it is not known any more, by the wall clock of now."""
+    try:
+        with open(os.path.join(run_dir, TIME_JSON), "rb") as file:
+            known = msgspec.json.decode(file.read(_ENGINE_JSON_BYTES_MAX), type=TimeBase)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        known = TimeBase("", 0)
+    if known.boot_id == boot_id and known.base_us > 0:
+        return known.base_us
+    base_us = clock.now_us() - clock.monotonic_ns() // 1_000
+    with contextlib.suppress(DiskError):
+        replace_file(disk, run_dir, TIME_JSON, msgspec.json.encode(TimeBase(boot_id, base_us)))
+    return base_us

@@ -116,7 +116,11 @@ class Run:
         self.shard = shard
         self.incarnation = incarnation
         self.disk = world.disk_of(incarnation) if world.disk_of else world.disk
-        identity = Identity(ENGINE_ID.hex(), shard, world.shards, incarnation, world.topics_max)
+        if not world.time_base_us:
+            world.time_base_us = world.clock.now_us() - world.clock.monotonic_ns() // 1_000
+        identity = Identity(
+            ENGINE_ID.hex(), shard, world.shards, incarnation, world.topics_max, world.time_base_us
+        )
         self.core = ShardCore(identity, world.settings)
         self.directory = ""
         self.found = Recovered()
@@ -414,6 +418,8 @@ class World:
     cold: str = ""
     """Directory of the cold tier on the same disk, where segments may have been moved to."""
     boot_id: bytes = b"boot" + bytes(11) + b"\1"
+    time_base_us: int = 0
+    """Of this boot: see envelope/boot.py."""
     boot_incarnation: int = 0
     incarnation: int = 0
     runs: dict[int, Run] = field(default_factory=dict)
@@ -468,6 +474,7 @@ class World:
         """The kernel is another one from now on."""
         number = int.from_bytes(self.boot_id[4:], "big") + 1
         self.boot_id = b"boot" + number.to_bytes(12, "big")
+        self.time_base_us = 0
 
     @property
     def _simulated(self) -> SimulatedDisk:

@@ -12,6 +12,7 @@ from ringlog.board.board import Board
 from ringlog.errors import NotConnected, StartRefused
 from ringlog.storage.disk import RealDisk
 from ringlog.supervision import run_dir as r
+from ringlog.testing.clock import ManualClock
 
 
 @pytest.fixture
@@ -129,3 +130,17 @@ def test_an_unreadable_announcement_is_no_engine(tmp_path: Path, content: bytes)
     (tmp_path / "engine.json").write_bytes(content)
     with pytest.raises(NotConnected, match="does not decode"):
         r.read_engine_json(str(tmp_path))
+
+
+def test_what_leases_are_counted_from_stays_while_the_host_runs_and_is_found_anew_behind_a_boot(
+    tmp_path: Path,
+) -> None:
+    disk, clock = RealDisk(), ManualClock()
+    base_us = clock.now_us() - clock.monotonic_ns() // 1_000
+    assert r.time_base_us(disk, str(tmp_path), "boot-1", clock) == base_us
+    clock.step(3_600)
+    clock.advance(5)
+    assert r.time_base_us(disk, str(tmp_path), "boot-1", clock) == base_us
+    assert r.time_base_us(disk, str(tmp_path), "boot-2", clock) == base_us + 3_600_000_000
+    (tmp_path / r.TIME_JSON).write_bytes(b"{torn")
+    assert r.time_base_us(disk, str(tmp_path), "boot-2", clock) == base_us + 3_600_000_000

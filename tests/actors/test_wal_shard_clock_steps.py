@@ -1,0 +1,160 @@
+"""A wall clock that is set: leases and waits last as long as they were given, delays end when records say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from removal_world import started
+
+from ringlog.envelope import messages as m
+from ringlog.frame import encode_records, frame
+from ringlog.testing.shard_world import World
+
+HOUR_S = 3_600.0
+LEASE_MS = 30_000
+DELAY_S = 20.0
+STEPS = pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S, 10 * 365 * 86_400.0])
+KINDS = pytest.mark.parametrize("kind", ["queue", "durable", "group"])
+
+
+@pytest.fixture
+def world() -> World:
+    return started()
+
+
+class Work:
+    """The same for a queue, one whose leases are in the log, and a group."""
+
+    def __init__(self, world: World, kind: str, jobs: int) -> None:
+        self.world, self.kind = world, kind
+        if kind == "group":
+            world.put("t", durability="fsync")
+            world.request(m.GroupOpen("t", "g", 1))
+        else:
+            world.put("t", type="queue", durability="fsync", leases_durable=kind == "durable")
+        if jobs:
+            world.append("t", [b"job %d" % n for n in range(jobs)])
+
+    def claim(self, node: str, most: int = 9, **options: Any) -> dict[int, int]:
+        """Number -> token of what this one is given."""
+        options = {"lease_ms": LEASE_MS, **options}
+        if self.kind == "group":
+            answer = self.world.request(m.GroupClaim("t", "g", node, most, **options))
+        else:
+            answer = self.world.request(m.JobsClaim("t", node, most, **options))
+        if answer.runs:
+            assert answer.lease_ms == LEASE_MS
+        return {first + n: token + n for first, count, _, token in answer.runs for n in range(count)}
+
+    def _named(self, node: str, jobs: dict[int, int]) -> tuple[str, bytes, bytes]:
+        pack = [np.array(list(each), dtype="<u8").tobytes() for each in (jobs, jobs.values())]
+        return (node, pack[0], pack[1])
+
+    def extend(self, node: str, jobs: dict[int, int]) -> int:
+        """How many are held for another lease."""
+        if self.kind == "group":
+            return self.world.request(m.GroupExtend("t", "g", *self._named(node, jobs), LEASE_MS)).extended
+        return self.world.request(m.JobsExtend("t", *self._named(node, jobs), LEASE_MS)).extended
+
+    def nack(self, node: str, jobs: dict[int, int], delay_ms: int) -> None:
+        if self.kind == "group":
+            self.world.request(m.GroupNack("t", "g", *self._named(node, jobs), delay_ms))
+        else:
+            self.world.request(m.JobsNack("t", *self._named(node, jobs), delay_ms))
+
+    def ack(self, node: str, jobs: dict[int, int]) -> int:
+        if self.kind == "group":
+            return self.world.request(m.GroupAck("t", "g", *self._named(node, jobs))).acked
+        return self.world.request(m.JobsAck("t", *self._named(node, jobs))).acked
+
+
+@KINDS
+@STEPS
+def test_a_held_job_stays_with_its_worker_when_the_clock_is_set(world, kind, step_s):
+    """It was taken away from every worker, and given to another, one hour forward."""
+    work = Work(world, kind, 3)
+    held = work.claim("w", 2)
+    world.clock.step(step_s)
+    assert list(work.claim("other")) == [3]
+    world.runs[0].core.requests.groups.numbers.sample(world.runs[0].core.requests.steady_us // 1_000, 1)
+    assert work.extend("w", held) == 2
+    world.clock.advance(LEASE_MS / 1_000 - 0.1)
+    world.clock.step(-step_s / 2)
+    assert work.claim("other") == {}
+    assert work.ack("w", {1: held[1]}) == 1
+    world.clock.advance(0.2)
+    assert list(work.claim("other")) == [2, 3], "they end by monotonic time, whatever the wall says"
+
+
+@pytest.mark.parametrize("kind", ["durable", "group"])
+@STEPS
+def test_leases_that_are_in_the_log_last_on_over_kills_of_shards_and_engines(world, kind, step_s):
+    """While the host runs; behind another boot the wall clock counts."""
+    work = Work(world, kind, 2)
+    held = work.claim("w", 1)
+    world.clock.step(step_s)
+    world.kill()
+    world.start()
+    assert list(work.claim("other")) == [2]
+    assert work.extend("w", held) == 1
+    world.clock.step(-step_s)
+    world.power_loss(1)
+    world.start()
+    assert work.claim("third") == {}
+    world.clock.advance(LEASE_MS / 1_000 + 0.1)
+    assert list(work.claim("third")) == [1, 2]
+
+
+@KINDS
+@STEPS
+def test_a_job_that_was_given_back_rests_as_long_as_was_said(world, kind, step_s):
+    work = Work(world, kind, 1)
+    work.nack("w", work.claim("w"), 60_000)
+    world.clock.step(step_s)
+    assert work.claim("other") == {}
+    world.clock.advance(60.1)
+    assert list(work.claim("other")) == [1]
+
+
+@pytest.mark.parametrize("step_s", [10.0, -5.0, HOUR_S])
+def test_a_job_that_is_delayed_to_a_time_is_ready_when_the_clock_says_so(world, step_s):
+    """Its time is one of the wall clock by nature. A worker that waits is told at once."""
+    Work(world, "queue", 0)
+    topic = world.topic("t")
+    due_us = world.clock.now_us() + int(DELAY_S * 1e6)
+    columns = encode_records([b"later"], not_before=[due_us])
+    world.send("t", [frame(columns, topic_id=topic.topic_id, producer_id=1, producer_seq=1)])
+    run = world.runs[0]
+    run.step(run.request(900, m.JobsClaim("t", "w", 1, wait_ms=30_000, call=7)))
+    assert 900 not in run.replies
+    world.clock.step(step_s)
+    run.step()
+    assert (900 in run.replies) == (step_s > DELAY_S)
+    left_s = DELAY_S - step_s
+    if left_s > 0:
+        world.clock.advance(left_s - 1)
+        run.step()
+        assert 900 not in run.replies
+        world.clock.advance(1.1)
+        due_ns = run.core.next_deadline_ns()
+        assert due_ns is not None
+        assert due_ns <= world.clock.monotonic_ns(), "it wakes by itself"
+        run.step()
+    assert run.replies[900].runs  # type: ignore[attr-defined]
+
+
+@KINDS
+@STEPS
+def test_what_is_shown_of_held_jobs_is_in_times_of_the_wall_clock(world, kind, step_s):
+    work = Work(world, kind, 1)
+    work.claim("w")
+    world.clock.step(step_s)
+    world.clock.advance(1)
+    now_ms = world.clock.now_us() // 1_000
+    if kind == "group":
+        reply = world.request(m.GroupPending("t", "g"))
+        assert (reply.now_ms, reply.rows[0][6]) == (now_ms, now_ms + LEASE_MS - 1_000)
+    else:
+        assert world.request(m.JobsPending("t", 0, 9)).jobs[0][3] == now_ms + LEASE_MS - 1_000

@@ -21,6 +21,8 @@ _HEADER = struct.Struct("<8sIIIIQQQQQQQQ")
 _NAME = re.compile(r"snapshot-(\d+)\.(\d+)$")
 _OF_ONE = re.compile(r"topics/([0-9a-f]{16})/")
 """Begins the stem of a segment that holds one topic."""
+_ROUTER_FIELDS = [int, str, str, int, int, int, str, int, int]
+"""Number, name, source, id and epoch of the source, flags, filter, position, copies."""
 
 
 class TopicRow(NamedTuple):
@@ -113,9 +115,22 @@ def row_of(topic_id: int, data: bytes) -> TopicRow:
         pairs = list(zip(lost[::2], lost[1::2], strict=True))
         if dead:
             BitMap64.deserialize(dead)
+        _require_unsigned([*row[:3], *row[4:]])
+        for router in rest[15] if len(rest) > 15 else ():
+            if [type(field) for field in router] != _ROUTER_FIELDS:
+                raise ValueError("a router's fields are of other types")
         return TopicRow(topic_id, epoch, name, config["durability"], head, count, max(floors), dead, pairs)
-    except (ValueError, TypeError, KeyError, IndexError) as e:
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as e:
         raise VerifyError("a topic's row makes no sense", topic_id=topic_id, reason=str(e)) from None
+
+
+def _require_unsigned(value: Any) -> None:
+    """No number of a row is negative, but settings; raises ValueError."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            _require_unsigned(each)
+    elif isinstance(value, int) and value < 0:
+        raise ValueError(f"a number is negative: {value}")
 
 
 def facts_in(data: bytes) -> Facts:

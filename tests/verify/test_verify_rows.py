@@ -1,0 +1,48 @@
+"""A row of a snapshot that the engine does not decode is damage for the verifier, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ringlog.errors import CorruptData
+from ringlog.topic.config import TopicConfig
+from ringlog.topic.routers import Router
+from ringlog.topic.row import decode_row, encode_row
+from ringlog.topic.state import Topic
+from ringlog.verify.frame_decoder import VerifyError
+from ringlog.verify.snapshot_decoder import row_of
+
+
+def topic(router: dict[str, Any]) -> Topic:
+    made = Topic(1, 1, "t", TopicConfig.parse({"priority": -5}))
+    facts: dict[str, Any] = {
+        "number": 7, "name": "r", "source": "s", "source_id": 2, "source_epoch": 1, "flags": 3, "filter": "",
+        "cursor": 0,
+    }  # fmt: skip
+    made.routers = {7: Router(**(facts | router))}
+    return made
+
+
+def test_a_sound_row_is_read_by_both() -> None:
+    data = encode_row(topic({}))
+    assert decode_row(1, data).routers[7].name == "r"
+    assert row_of(1, data).name == "t"
+
+
+@pytest.mark.parametrize(
+    "router",
+    [
+        {"source_id": -1}, {"source_epoch": -1}, {"flags": -1}, {"cursor": -1}, {"forwarded": -1},
+        {"number": -1}, {"name": 5}, {"cursor": "0"},
+    ],
+    ids="".join,
+)  # fmt: skip
+def test_a_row_with_a_router_that_none_can_be_is_found(router: dict[str, Any]) -> None:
+    """`verify` said undamaged, and each start of the shard gave up."""
+    data = encode_row(topic(router))
+    with pytest.raises(CorruptData):
+        decode_row(1, data)
+    with pytest.raises(VerifyError):
+        row_of(1, data)

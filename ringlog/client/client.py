@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
@@ -29,9 +28,10 @@ from ringlog.client.session import Session, new_client_id
 from ringlog.client.shared_reads import SharedReads
 from ringlog.client.shell import Shell
 from ringlog.client.topics import Topics
-from ringlog.errors import InvalidRequest, UsageError
+from ringlog.errors import ConfigError, InvalidRequest, UsageError
 from ringlog.limits import CREDIT_DEFAULT, IDEMPOTENCY_KEY_BYTES_MAX
 from ringlog.link.address import Address, parse_url
+from ringlog.link.curve import is_public_key, read_key_file
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Steps, start
 from ringlog.link.protocol import Transport
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 KEY_VARIABLE = "RINGLOG_KEY"
+KEY_FILE_VARIABLE = "RINGLOG_KEY_FILE"
 TIMEOUT_VARIABLE = "RINGLOG_TIMEOUT_MS"
 TIMEOUT_MS_DEFAULT = 10_000
 TIMEOUT_MS_MAX = 3_600_000
@@ -68,7 +69,7 @@ class ClientOptions:
     ) -> None:
         self.address: Address = parse_url(url)
         self.client_id = client_id
-        self.secret_key = key if key is not None else _key_of_environment()
+        self.secret_key = "" if self.address.is_local else _secret_key(key)
         self.timeout_ms = _timeout_ms(timeout_ms)
         self.transport: Transport = _transport(self.address, transport)
 
@@ -85,14 +86,21 @@ def _transport(address: Address, asked: str) -> Transport:
     return "tcp"
 
 
-def _key_of_environment() -> str:
-    path = os.environ.get(f"{KEY_VARIABLE}_FILE")
-    if path:
+def _secret_key(key: str | None) -> str:
+    """The secret key of a TCP connection: of the call, of the key file, of the variable; "" = none. Raises
+    UsageError, which never holds the key."""
+    source, path = "key", os.environ.get(KEY_FILE_VARIABLE)
+    if key is None and path:
         try:
-            return Path(path).read_text().strip()
-        except OSError as e:
-            raise UsageError(f"{KEY_VARIABLE}_FILE cannot be read", reason=e.strerror) from None
-    return os.environ.get(KEY_VARIABLE, "")
+            return read_key_file(path, needs_secret=True).secret.decode()
+        except ConfigError as e:
+            raise UsageError(f"{KEY_FILE_VARIABLE}: {e.message}", **e.detail) from None
+    if key is None:
+        source, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE, "")
+    if key and not is_public_key(key):
+        found = f"{len(key)} characters" if isinstance(key, str) else type(key).__name__
+        raise UsageError(f"{source} must be 40 characters of Z85, the secret_key of a key file, got {found}")
+    return key
 
 
 def _timeout_ms(asked: int | None) -> int:
@@ -120,8 +128,9 @@ def connect(
 
     Without a URL: RINGLOG_URL, else ./ringlog-data/run. Connecting is lazy; `wait` seconds prove it, or
     NotConnected is raised. `timeout_ms` (default RINGLOG_TIMEOUT_MS or 10,000) bounds every request and
-    every ticket. `key` is the secret key of a TCP connection. Without `reconnect` the client ends when its
-    engine goes away. Raises UsageError for options that make no sense.
+    every ticket. `key` is the secret key of a TCP connection (default: that of the key file RINGLOG_KEY_FILE,
+    or RINGLOG_KEY). Without `reconnect` the client ends when its engine goes away. Raises UsageError for
+    options that make no sense.
     """
     options = ClientOptions(url, client_id, key, timeout_ms, transport)
     client = Client(options, reconnect=reconnect)

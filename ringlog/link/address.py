@@ -13,6 +13,7 @@ import xxhash
 
 from ringlog.descriptors import no_room
 from ringlog.errors import UsageError
+from ringlog.link.curve import is_public_key
 
 URL_VARIABLE = "RINGLOG_URL"
 ENGINE_FILE = "engine.json"
@@ -102,8 +103,8 @@ def _server_key(query: str) -> str:
     if name != "server_key" or not equals:
         raise UsageError("unknown option in URL", option=name, known="server_key")
     key = raw if len(raw) == KEY_CHARS else unquote(raw)
-    if len(key) != KEY_CHARS:
-        raise UsageError("a server key has 40 characters", chars=len(key))
+    if not is_public_key(key):
+        raise UsageError("server_key must be 40 characters of Z85, percent-encoded", chars=len(key))
     return key
 
 

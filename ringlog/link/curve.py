@@ -80,7 +80,10 @@ def _facts(path: str, *, is_private: bool) -> dict[str, object]:
         return tomllib.loads(_read(path, _FILE_BYTES_MAX, is_private=is_private))
     except tomllib.TOMLDecodeError:
         # The parser's words may quote the line, and the line may hold the secret.
-        raise ConfigError("key file is not TOML", file=path) from None
+        raise ConfigError(
+            'key file is not TOML: it needs a line public_key = "…" and, in one\'s own, secret_key = "…"',
+            file=path,
+        ) from None
 
 
 def _read(path: str, bytes_max: int, *, is_private: bool) -> str:

@@ -481,6 +481,10 @@ STUCK_AFTER_S_MIN = 3.0
 STUCK_AFTER_S_DEFAULT = 60.0
 """No progress for this long and the process is replaced; longer than the slowest sync we accept."""
 DRAIN_S_DEFAULT = 10.0
+STOP_CHECKPOINT_SHARE = 0.5
+"""Of the drain limit: so long an orderly stop may make checkpoints, before it ends without."""
+STOP_CHECKPOINT_BYTES_MIN = 1 * MIB
+"""Less log of a shard is replayed in a few milliseconds, and a stop does not wait for its checkpoint."""
 ORPHAN_DRAIN_S = 3.0
 """A child whose supervisor died drains no longer: nobody is left to end it, and the next engine waits."""
 RESTART_MAX_DEFAULT = 5

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import select
+from dataclasses import replace
 
 from actors.compactor.checkpoint import Checkpoint, Made, Workplace
 from actors.compactor.pace import Pace
@@ -31,7 +32,7 @@ from ringlog.errors import (
     ShuttingDown,
     Status,
 )
-from ringlog.limits import HEARTBEAT_INTERVAL_MS
+from ringlog.limits import HEARTBEAT_INTERVAL_MS, STOP_CHECKPOINT_BYTES_MIN, STOP_CHECKPOINT_SHARE
 from ringlog.link.shard_requests import ShardRequests
 from ringlog.logs import say
 from ringlog.runtime.router_socket import RouterSocket
@@ -58,6 +59,18 @@ NUMBERS_SHIFT = 24
 """An incarnation has so many bits for numbers of segments."""
 
 
+class _Deadline:
+    """Set from so many seconds after now on."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._end_ns = clock.monotonic_ns() + round(seconds * NS_PER_S)
+
+    def is_set(self) -> bool:
+        """Is the time over?"""
+        return self._clock.monotonic_ns() >= self._end_ns
+
+
 class Shell:
     """One incarnation of the compactor."""
 
@@ -79,6 +92,7 @@ class Shell:
         numbers = [parsed[2] for parsed in stems if parsed is not None]
         # Above all that an earlier incarnation gave, also where the segment is gone again.
         numbers.append(MAKER_COMPACTOR << MAKER_SHIFT | boot.incarnation << NUMBERS_SHIFT)
+        self._drain_s = settings.supervisor.drain_s
         self._passes = Passes()
         self._pace = Pace(self._clock, self._taken_by_shards, self._beat)
         self._place = Workplace(
@@ -104,10 +118,36 @@ class Shell:
                 if not self.turn(shards):
                     poller.poll(self._idle_ms())
         self._slot.set(P.STATE, ProcessState.DRAINING)
+        self._leave_snapshots()
         self._passes.close()
         self._fail(list(self._clients), ShuttingDown("the engine is stopping"))
         self._router.close()
         return ExitCode.OK
+
+    def _leave_snapshots(self) -> None:
+        """Absorb the log of shards that have much of it, so that the next start replays little: as far as
+        that is done within a part of the drain limit. What is not leaves the log as it is."""
+        over = _Deadline(self._clock, self._drain_s * STOP_CHECKPOINT_SHARE)
+
+        def beat() -> None:
+            self._beat()
+            if over.is_set():
+                raise ShuttingDown("no time is left for another checkpoint")
+
+        place = replace(self._place, beat=beat, rest=lambda: None)
+        with contextlib.closing(
+            ShardRequests(self._boot.shm_dir, self._boot.shards, stop=over, beat=self._beat)
+        ) as asking:
+            for number in range(self._boot.shards):
+                shard, started_ns = Shard(asking, number), self._clock.monotonic_ns()
+                try:
+                    if over.is_set() or shard.look(roll=False).log_bytes < STOP_CHECKPOINT_BYTES_MIN:
+                        continue
+                    self._tell(number, Checkpoint(place, shard, shard.plan(roll=True)).run(), started_ns)
+                except InvariantViolation:
+                    raise
+                except RinglogError as e:
+                    say(log, logging.WARNING, "no checkpoint at the stop", shard=number, reason=str(e))
 
     def turn(self, shards: list[Shard]) -> bool:
         """Take requests, then look at one shard if it is its turn; True when there was something to do."""

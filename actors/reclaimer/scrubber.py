@@ -8,6 +8,7 @@ was asked for by hand changes nothing (SG-15).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 from collections.abc import Callable
@@ -119,7 +120,9 @@ class Scrubber:
         """The data part by its own checksums, the others by those of the host's, which lead."""
         findings = []
         try:
-            Segment.open(self._disk, self._data_dir, ref.stem).close()
+            with contextlib.closing(Segment.open(self._disk, self._data_dir, ref.stem)) as segment:
+                fault = segment.tags_fault()
+                findings += [f"{ref.stem}{TAGS}: {fault}"] if fault else []
         except (CorruptData, DiskError) as e:
             findings.append(f"{ref.stem}{IDX}: {e}")
         if self._copies.store is None:

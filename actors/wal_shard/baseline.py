@@ -347,18 +347,33 @@ def segment_tables(disk: Disk, data_dir: str, refs: Iterable[SegmentRef]) -> dic
 
 
 def open_segment(disk: Disk, data_dir: str, stem: str, base: Baseline) -> Segment | None:
-    """Open a segment, making its index anew when it is missing or damaged (SG-5), unless that is the
-    business of the shard that owns it; then None."""
+    """Open a segment, making its index and its tags part anew when they are missing or damaged (SG-5), unless
+    that is the business of the shard that owns it; then None for one without an index.
+
+    Without its tags a segment still has its records: where they cannot be made anew it is opened without.
+    """
+    opened: Segment | None = None
     try:
         if disk.exists(f"{data_dir}/{stem}{IDX}"):
-            return Segment.open(disk, data_dir, stem)
-        reason = "missing"
+            opened = Segment.open(disk, data_dir, stem)
+        reason = "index is missing" if opened is None else opened.tags_fault()
     except CorruptData as e:
         if not disk.exists(f"{data_dir}/{stem}{DATA}"):
             raise
         reason = e.message
-    header = read_data_header(disk, data_dir, stem)
-    if header.shards == base.shards and header.shard != base.shard:
-        return None
-    say(log, logging.WARNING, "index of a segment is made anew", segment=stem, reason=reason)
-    return rebuild_index(disk, data_dir, stem)
+    if not reason:
+        return opened
+    try:
+        header = read_data_header(disk, data_dir, stem)
+        if header.shards == base.shards and header.shard != base.shard:
+            return opened
+        say(log, logging.WARNING, "index of a segment is made anew", segment=stem, reason=reason)
+        made = rebuild_index(disk, data_dir, stem)
+    except (CorruptData, DiskError) as e:
+        if opened is None:
+            raise
+        say(log, logging.ERROR, "tags of a segment cannot be made anew", segment=stem, reason=str(e))
+        return opened
+    if opened is not None:
+        opened.close()
+    return made

@@ -97,6 +97,19 @@ class Segment:
             raise
         return cls(disk, data_dir, stem, fd, header, topics, entries)
 
+    def tags_fault(self) -> str:
+        """Why the tags part that must be there is of no use, by its header and its size; empty = it is.
+
+        Raises DiskError, but for one that is not there.
+        """
+        if not self.header.flags & FLAG_TAGS:
+            return ""
+        try:
+            self._open_tags()
+        except CorruptData as e:
+            return e.message
+        return ""
+
     def close(self) -> None:
         """Let go of the files."""
         self._marks.close()
@@ -273,24 +286,29 @@ class Segment:
     def _tags_index(self) -> TagsIndex:
         if self._tags is not None:
             return self._tags
+        header = self._open_tags()
+        contents = self._disk.read_at(self._tags_fd, header.contents_bytes, TAGS_HEADER_BYTES)
+        self._tags = TagsIndex(header, contents, self._base + TAGS)
+        return self._tags
+
+    def _open_tags(self) -> TagsHeader:
+        """Open the tags part and read its header."""
         path = self._base + TAGS
-        try:
-            self._tags_fd = self._disk.open_read(path)
-        except DiskError as e:
-            if e.errno == errno.ENOENT and self._disk.exists(self._base + IDX):
-                raise CorruptData("tags part is missing", file=path) from None
-            raise
-        head = self._disk.read_at(self._tags_fd, TAGS_HEADER_BYTES, 0)
-        header = TagsHeader.decode(head, path)
+        if self._tags_fd < 0:
+            try:
+                self._tags_fd = self._disk.open_read(path)
+            except DiskError as e:
+                if e.errno == errno.ENOENT and self._disk.exists(self._base + IDX):
+                    raise CorruptData("tags part is missing", file=path) from None
+                raise
+        header = TagsHeader.decode(self._disk.read_at(self._tags_fd, TAGS_HEADER_BYTES, 0), path)
         size = self._disk.size(self._tags_fd)
         mine = (self.header.number, self.header.salt, self.header.topics, self.header.records)
         if (header.number, header.salt, header.topics, header.records) != mine:
             raise CorruptData("tags part of another segment", file=path, number=header.number)
         if size != TAGS_HEADER_BYTES + header.contents_bytes + 4 * header.postings:
             raise CorruptData("tags part does not have its size", file=path, bytes=size)
-        contents = self._disk.read_at(self._tags_fd, header.contents_bytes, TAGS_HEADER_BYTES)
-        self._tags = TagsIndex(header, contents, path)
-        return self._tags
+        return header
 
     # -- deletion marks ---------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from ringlog.errors import RinglogError
 from ringlog.link.shard_requests import Requester
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
+from ringlog.verify.directory import verify_directory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -148,3 +149,21 @@ def test_another_number_of_shards_finds_everything_in_the_snapshots_of_the_old_o
             host.restart()
             with ringlog.connect(host.url) as client:
                 read_back(client, 800)
+
+
+def test_an_orderly_stop_leaves_a_snapshot_so_that_the_next_start_replays_little(tmp_path):
+    with running(tmp_path, shards=1) as host:
+        with ringlog.connect(host.url, wait=10) as client:
+            for name in TOPICS:
+                client.topics.create(name, durability="fsync")
+            for start in range(0, 2_000, 400):
+                write(client, start)
+        host.stop()
+        snapshots = os.listdir(os.path.join(host.data_dir, "meta"))
+        assert any(name.startswith("snapshot-00.") for name in snapshots), snapshots
+        found = verify_directory(host.data_dir, jobs=1)
+        assert not found.is_damaged, found.findings
+        assert not any(report.served for report in found.files if report.kind == "wal"), "nothing to replay"
+        host.start()
+        with ringlog.connect(host.url, wait=10) as client:
+            read_back(client, 2_000)

@@ -12,6 +12,7 @@ from ringlog.aio.queue import Job, Queue
 from ringlog.client.claimed import Jobs
 from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
 from ringlog.client.grouping import GroupWorking, Streaming
+from ringlog.client.job import OnError
 from ringlog.client.pages import Page, Record, Start, Tombstone
 from ringlog.client.queue import GIVE_BACK_S, RETRY_S
 from ringlog.client.redrive import RedriveReport, Where
@@ -79,20 +80,21 @@ class Group:
 
     def jobs(
         self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,
-        ack_behind: bool = False,
+        ack_behind: bool = False, on_error: OnError | None = None, idle_s: float | None = None,
     ) -> AsyncIterator[Job]:  # fmt: skip
-        """Record after record, for ever, each leased to this member."""
+        """Record after record, each leased to this member; ends as Queue.jobs does."""
         return self._leases.jobs(
-            max_in_flight=max_in_flight, lease_ms=lease_ms, auto_extend=auto_extend, ack_behind=ack_behind
-        )
+            max_in_flight=max_in_flight, lease_ms=lease_ms, auto_extend=auto_extend, ack_behind=ack_behind,
+            on_error=on_error, idle_s=idle_s,
+        )  # fmt: skip
 
     def batches(
         self, size: int = 100, *, max_in_flight: int | None = None, lease_ms: int | None = None,
-        auto_extend: bool = True,
+        auto_extend: bool = True, idle_s: float | None = None,
     ) -> AsyncIterator[Jobs[Job]]:  # fmt: skip
         """Batch after batch, acked with the next claim. As Queue.batches."""
         return self._leases.batches(
-            size, max_in_flight=max_in_flight, lease_ms=lease_ms, auto_extend=auto_extend
+            size, max_in_flight=max_in_flight, lease_ms=lease_ms, auto_extend=auto_extend, idle_s=idle_s
         )
 
     async def ack(self, jobs: Iterable[Job]) -> Settled:

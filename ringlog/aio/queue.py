@@ -18,7 +18,19 @@ from ringlog.client.checks import text, whole
 from ringlog.client.claimed import Claimed, Jobs, Leases, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
-from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms, said_of
+from ringlog.client.job import (
+    BACKOFF_MS_MAX,
+    JobFacts,
+    OnError,
+    Slots,
+    backoff_ms,
+    check_idle,
+    check_on_error,
+    forks,
+    report_failure,
+    said_of,
+    short_reason,
+)
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record, Tombstone
 from ringlog.client.queue import (
@@ -106,16 +118,32 @@ class Job(JobFacts):
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
+        if self.is_parents:
+            return False  # What a job forks is no end of it.
+        on_error = self._on_error
         if error is None:
-            if self._behind is not None and not self.lease.is_over:
-                self._behind.add(self)
-                self._behind = None
-            elif not self.lease.is_over or self.lease.is_lost:
-                await self.ack()
-        elif not self.lease.is_over:
+            try:
+                await self._done()
+            except RinglogError as e:
+                if on_error is None:
+                    raise
+                report_failure(on_error, self, e)
+            return False
+        if not self.lease.is_over:
             with suppress(RinglogError):
                 await self._queue.give_up(self, said_of(error))
+        if on_error is None or not isinstance(error, Exception):
+            return False
+        report_failure(on_error, self, error)
+        return True
+
+    async def _done(self) -> None:
+        if self._behind is not None and not self.lease.is_over:
+            self._behind.add(self)
+            self._behind = None
+        elif not self.lease.is_over or self.lease.is_lost:
+            await self.ack()
 
 
 class Queue:
@@ -130,7 +158,10 @@ class Queue:
         self._working = Working(
             text(topic, "topic"), text(node, "node"), SystemClock(), release_on_exit=release_on_exit
         )
-        self._is_closed = False
+        self._closings = 0
+        """How often it was closed: iterations that were begun before end with it."""
+        self._waiting: set[Wish] = set()
+        self._slots: set[Slots] = set()
         self._keeper: Keeper | None = None
         self._unbegun: list[deque[Job]] = []
         self._behind: list[Behind] = []
@@ -182,7 +213,11 @@ class Queue:
         self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, wish: Wish
     ) -> Jobs[Job]:
         steps = self._working.claim(self._shell.session, most, wait_s, lease_ms, wish)
-        return self._jobs_of(await self._claimed(steps, auto_extend, wish))
+        self._waiting.add(wish)
+        try:
+            return self._jobs_of(await self._claimed(steps, auto_extend, wish))
+        finally:
+            self._waiting.discard(wish)
 
     async def _claimed(
         self,
@@ -236,54 +271,71 @@ class Queue:
 
     async def jobs(
         self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,
-        ack_behind: bool = False,
+        ack_behind: bool = False, on_error: OnError | None = None, idle_s: float | None = None,
     ) -> AsyncIterator[Job]:  # fmt: skip
-        """Jobs one after the other, for ever. Close the iterator (`aclosing`) to give back at once what was
-        not begun; the client's end does it at the latest."""
+        """Jobs one after the other; `on_error` and `idle_s` as in ringlog.client.queue.Queue.jobs. Close the
+        iterator (`aclosing`) to give back at once what was not begun; the client's end does it at the
+        latest."""
         lease_ms = check_claimed_for(lease_ms)
+        on_error, idle_s = check_on_error(on_error), check_idle(idle_s)
         slots, unbegun = Slots(check_iteration(max_in_flight)), deque[Job]()
         self._unbegun.append(unbegun)
+        self._slots.add(slots)
+        closings, begun_in = self._closings, forks()
         behind = None
         if ack_behind:
             behind = Behind(self._working, self._shell.session, waits_for_claim=slots.most == 1)
             self._behind.append(behind)
         try:
-            while not self._shell.is_closed:
+            while not self._shell.is_closed and closings == self._closings:
                 if not unbegun:
-                    unbegun += await self._fill(slots, lease_ms, auto_extend, behind)
+                    wait_s = inf if idle_s is None else idle_s
+                    jobs = await self._fill(slots, lease_ms, auto_extend, behind, wait_s)
+                    if jobs is not None and not jobs and idle_s is not None:
+                        return
+                    unbegun += jobs or ()
                 while unbegun:
                     job = unbegun[0]  # It is among those that nobody has begun until it is handed out.
                     is_good = not job.lease.is_lost and await self._is_readable(job)
                     unbegun.popleft()
                     if is_good:
-                        job._behind = behind
+                        job._behind, job._on_error = behind, on_error
                         yield job
                         if behind is not None and (error := behind.take_error()) is not None:
-                            raise error
+                            if on_error is None:
+                                raise error
+                            log.error("jobs of %s were not acked, and come back: %s", self.topic, error)
         except RinglogError:
             if not self._shell.is_closed:
                 raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
             self._unbegun.remove(unbegun)
-            await self._give_back_unbegun(unbegun, GIVE_BACK_S)
+            self._slots.discard(slots)
+            if begun_in == forks():
+                await self._give_back_unbegun(unbegun, GIVE_BACK_S)
             if behind is not None:
                 self._behind.remove(behind)
                 await self._catch_up(behind)
 
     async def batches(
         self, size: int = 100, *, max_in_flight: int | None = None, lease_ms: int | None = None,
-        auto_extend: bool = True,
+        auto_extend: bool = True, idle_s: float | None = None,
     ) -> AsyncIterator[Jobs[Job]]:  # fmt: skip
         """Batch after batch, of claims of up to `max_in_flight` jobs, acked with the next claim. Close the
         iterator (`aclosing`) to give back at once what was not settled."""
         (size, most), lease_ms = check_batches(size, max_in_flight), check_claimed_for(lease_ms)
+        wait_s = inf if (idle_s := check_idle(idle_s)) is None else idle_s
         behind = Behind(self._working, self._shell.session)
         batches = Batches(size, behind)
         self._behind.append(behind)
         clock = self._shell.session.clock
+        closings, begun_in = self._closings, forks()
         try:
-            while not self._shell.is_closed:
-                if not (jobs := await self._next_claim(most, lease_ms)):
+            while not self._shell.is_closed and closings == self._closings:
+                jobs = await self._next_claim(most, lease_ms, wait_s)
+                if jobs is not None and not jobs and idle_s is not None:
+                    return
+                if not jobs:
                     continue
                 batches.begin(jobs.claimed, self._keep() if auto_extend else None)
                 part = batches.next(clock.monotonic_ns())
@@ -298,16 +350,17 @@ class Queue:
                 raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
             self._behind.remove(behind)
-            begun, unbegun = batches.leave()
+            begun, unbegun = batches.leave() if begun_in == forks() else ([], [])
             for leases in begun:
                 await self._give_back(self._working.nack(self._shell.session, leases, 0), leases)
             for leases in unbegun:
                 await self._give_back(self._working.undo(self._shell.session, leases), leases)
             await self._catch_up(behind)
 
-    async def _next_claim(self, most: int, lease_ms: int | None) -> Jobs[Job] | None:
+    async def _next_claim(self, most: int, lease_ms: int | None, wait_s: float) -> Jobs[Job] | None:
+        """None: the engine could not answer."""
         try:
-            return await self._claim(most, inf, lease_ms, False, Wish())
+            return await self._claim(most, wait_s, lease_ms, False, Wish())
         except RinglogError as e:
             await self._pause_after(e)
             return None
@@ -347,21 +400,23 @@ class Queue:
         return False
 
     async def _fill(
-        self, slots: Slots, lease_ms: int | None, auto_extend: bool, behind: Behind | None
-    ) -> Sequence[Job]:
-        """Claim as many as may be in flight; nothing, behind a pause, when the engine cannot answer now."""
+        self, slots: Slots, lease_ms: int | None, auto_extend: bool, behind: Behind | None, wait_s: float
+    ) -> Sequence[Job] | None:
+        """Claim as many as may be in flight; None, behind a pause, when the engine cannot answer now."""
         try:
-            jobs = None
+            jobs: Sequence[Job] | None = None
             if behind is not None and slots.most == 1:
                 jobs = await self._go_on(behind, lease_ms, auto_extend)
             if not jobs:
                 if behind is not None:
                     behind.send()  # Before the claim: the shard takes them in this order.
                 await self._shell.wait(slots.room())
-                jobs = await self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend, Wish())
+                if slots.taken >= slots.most:
+                    return None  # The queue was closed.
+                jobs = await self._claim(slots.most - slots.taken, wait_s, lease_ms, auto_extend, Wish())
         except RinglogError as e:
             await self._pause_after(e)
-            return []
+            return None
         for job in jobs:
             if not job.lease.is_lost:
                 slots.take(job, job._was_lost)
@@ -428,7 +483,7 @@ class Queue:
 
     async def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once."""
-        steps = self._working.reject(self._shell.session, [job.lease], text(reason, "reason"))
+        steps = self._working.reject(self._shell.session, [job.lease], short_reason(text(reason, "reason")))
         if not (await self._settled([job], steps)).is_complete:
             raise job.lost_error()
 
@@ -489,14 +544,19 @@ class Queue:
         return await self._client.topics.delete_records(self.topic, before_seq=head + 1)
 
     async def close(self, timeout: float = GIVE_BACK_S) -> None:
-        """Give back what was claimed and not begun, and let go of files."""
+        """End its loops, also where they wait for jobs, give back what was claimed and not begun, and let go
+        of files."""
+        self._closings += 1
+        for wish in list(self._waiting):
+            self._call_off(wish)
+        for slots in self._slots:
+            slots.wake()
         for unbegun in list(self._unbegun):
             await self._give_back_unbegun(unbegun, timeout)
         for behind in list(self._behind):
             await self._catch_up(behind, timeout)
         with suppress(TimeoutError, RinglogError):
             await self._shell.wait(gather(list(self._undoing)), timeout)
-        self._is_closed = True
         self._working.close()
 
     def restart_in_child(self) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from math import inf
+from typing import Any, Final, Literal, cast
 
 from ringlog.client.leases import Lease
 from ringlog.client.pages import Record
-from ringlog.errors import LeaseLost
+from ringlog.errors import LeaseLost, UsageError
 from ringlog.link.pending import Pending
 from ringlog.payload import RAW, PayloadCodec
 
 BACKOFF_MS = 1_000
 BACKOFF_MS_MAX = 60_000
+REASON_CHARS_MAX = 1_024
 _NOT_DECODED: Final = object()
+OnError = Callable[[Any, Exception], object] | Literal["log"]
+"""Told of a job that failed, and why."""
+log = logging.getLogger("ringlog.client")
 
 
 def backoff_ms(deliveries: int, base_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MS_MAX) -> int:
@@ -22,19 +29,84 @@ def backoff_ms(deliveries: int, base_ms: int = BACKOFF_MS, most_ms: int = BACKOF
 
 
 def said_of(error: BaseException) -> str:
-    """Why a job failed whose block raised this."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """Why a job failed whose block raised this. Never raises, whatever the error's own text does."""
+    kind = type(error).__name__
+    try:
+        text = short_reason(str(error))
+    except Exception as e:  # noqa: BLE001  the job has to be given back all the same
+        return f"{kind} (its text raised {type(e).__name__})"
+    return f"{kind}: {text}" if text else kind
+
+
+def short_reason(text: str) -> str:
+    """The part of a reason that is kept, as text that can be sent: its first line, no lone surrogates."""
+    line = text[:REASON_CHARS_MAX].strip().partition("\n")[0]
+    return line.encode(errors="backslashreplace").decode()
+
+
+def report_failure(on_error: OnError, job: Any, error: Exception) -> None:
+    """Tell a loop's `on_error` that a job has failed; "log" writes it into the log."""
+    if on_error == "log":
+        log.error("job %d of %s failed", job.seq, job.topic, exc_info=error)
+    else:
+        on_error(job, error)
+
+
+def check_on_error(on_error: Any) -> OnError | None:
+    """What to do about jobs that fail; raises UsageError."""
+    if on_error is None or on_error == "log" or callable(on_error):
+        return cast("OnError | None", on_error)
+    raise UsageError('on_error must be a function of (job, error), "log" or None', found=repr(on_error)[:80])
+
+
+def check_idle(idle_s: Any) -> float | None:
+    """After how many seconds without a job a loop ends; raises UsageError."""
+    if idle_s is None:
+        return None
+    if isinstance(idle_s, bool) or not isinstance(idle_s, int | float) or not 0 <= idle_s < inf:
+        raise UsageError("idle_s must be a number of seconds >= 0", found=repr(idle_s)[:80])
+    return float(idle_s)
+
+
+_forks = [0]
+"""How often this process was forked from one that had us imported."""
+
+
+def _count_fork() -> None:
+    _forks[0] += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+def forks() -> int:
+    """A number that is another one in a child."""
+    return _forks[0]
 
 
 class JobFacts:
     """One job and the right to it."""
 
-    __slots__ = ("__weakref__", "_codec", "_slots", "_value", "deliveries", "lease", "record", "topic")
+    __slots__ = (
+        "__weakref__",
+        "_codec",
+        "_forks",
+        "_on_error",
+        "_slots",
+        "_value",
+        "deliveries",
+        "lease",
+        "record",
+        "topic",
+    )
 
     def __init__(
         self, topic: str, record: Record, lease: Lease, deliveries: int, codec: PayloadCodec[Any] = RAW
     ) -> None:
         self._slots: Slots | None = None
+        self._on_error: OnError | None = None
+        """Told when its block fails, instead of who iterates."""
+        self._forks = _forks[0]
         self._codec = codec
         self._value: Any = _NOT_DECODED
         self.topic = topic
@@ -99,6 +171,11 @@ class JobFacts:
         """The payload as UTF-8."""
         return self.record.text()
 
+    @property
+    def is_parents(self) -> bool:
+        """Was this process forked since the job was claimed? Then it is the parent's."""
+        return self._forks != _forks[0]
+
     def leave(self) -> None:
         """It is in flight no longer. With the client's lock held, or in its loop."""
         slots, self._slots = self._slots, None
@@ -138,6 +215,10 @@ class Slots:
     def release(self) -> None:
         """A job was settled, or its lease lost."""
         self.taken -= 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Have who waits for room look again."""
         waits, self._waits = self._waits, []
         for pending in waits:
             pending.resolve(None)

@@ -23,7 +23,19 @@ from ringlog.client.checks import text, whole
 from ringlog.client.claimed import Claimed, Jobs, Leases, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
-from ringlog.client.job import BACKOFF_MS_MAX, JobFacts, Slots, backoff_ms, said_of
+from ringlog.client.job import (
+    BACKOFF_MS_MAX,
+    JobFacts,
+    OnError,
+    Slots,
+    backoff_ms,
+    check_idle,
+    check_on_error,
+    forks,
+    report_failure,
+    said_of,
+    short_reason,
+)
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record, Tombstone
 from ringlog.client.redrive import Redrive, RedriveReport, Where
@@ -110,18 +122,34 @@ class Job(JobFacts):
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
+        if self.is_parents:
+            return False  # What a job forks is no end of it.
+        on_error = self._on_error
         if error is None:
-            if self._behind is not None and not self.lease.is_over:
-                self._queue.ack_behind(self, self._behind)
-                self._behind = None
-            elif not self.lease.is_over or self.lease.is_lost:
-                self.ack()
-        elif not self.lease.is_over:
+            try:
+                self._done()
+            except RinglogError as e:
+                if on_error is None:
+                    raise
+                report_failure(on_error, self, e)
+            return False
+        if not self.lease.is_over:
             # The error of the block is what its caller has to hear of: a lease that is lost besides, or an
             # engine that is gone, gives the job to somebody else by itself.
             with suppress(RinglogError):
                 self._queue.give_up(self, said_of(error))
+        if on_error is None or not isinstance(error, Exception):
+            return False
+        report_failure(on_error, self, error)
+        return True
+
+    def _done(self) -> None:
+        if self._behind is not None and not self.lease.is_over:
+            self._queue.ack_behind(self, self._behind)
+            self._behind = None
+        elif not self.lease.is_over or self.lease.is_lost:
+            self.ack()
 
 
 class Queue:
@@ -136,7 +164,10 @@ class Queue:
         self._working = Working(
             text(topic, "topic"), text(node, "node"), shell.session.clock, release_on_exit=release_on_exit
         )
-        self._is_closed = False
+        self._closings = 0
+        """How often it was closed: iterations that were begun before end with it."""
+        self._waiting: set[Wish] = set()
+        self._slots: set[Slots] = set()
         self._keeper: Keeper | None = None
         self._unbegun: list[deque[Job]] = []
         """Of each iteration, jobs that were claimed and not given out."""
@@ -207,7 +238,11 @@ class Queue:
         self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, wish: Wish
     ) -> Jobs[Job]:
         steps = self._working.claim(self._connection, most, wait_s, lease_ms, wish)
-        return self._jobs_of(self._claimed(steps, auto_extend, wish))
+        self._waiting.add(wish)
+        try:
+            return self._jobs_of(self._claimed(steps, auto_extend, wish))
+        finally:
+            self._waiting.discard(wish)
 
     def _claimed(self, steps: Steps[_C], auto_extend: bool, wish: Wish) -> _C:
         try:
@@ -259,9 +294,14 @@ class Queue:
 
     def jobs(
         self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,
-        ack_behind: bool = False,
+        ack_behind: bool = False, on_error: OnError | None = None, idle_s: float | None = None,
     ) -> Iterator[Job]:  # fmt: skip
-        """Jobs one after the other, for ever: waits when there is none.
+        """Jobs one after the other: waits when there is none, and ends when the queue or the client is closed
+        or, with `idle_s`, when no job came for so many seconds.
+
+        An exception in a `with job:` block gives the job back and ends the loop. With `on_error`, a function
+        of (job, error) or "log", the loop goes on with the next job instead; the function is also told of
+        acks that fail. KeyboardInterrupt and its like end the loop all the same.
 
         Up to `max_in_flight` are claimed and not settled; more are claimed as these are acked, given back or
         lost. Whoever asks for the next one before that waits. Leaving the loop gives back at once what was
@@ -275,45 +315,58 @@ class Queue:
         comes out of the loop with the next job.
         """
         slots = Slots(check_iteration(max_in_flight))
-        return self._iterate(slots, check_claimed_for(lease_ms), auto_extend, ack_behind)
+        return self._iterate(
+            slots, check_claimed_for(lease_ms), auto_extend, ack_behind, check_on_error(on_error),
+            check_idle(idle_s),
+        )  # fmt: skip
 
     def _iterate(
-        self, slots: Slots, lease_ms: int | None, auto_extend: bool, ack_behind: bool
-    ) -> Iterator[Job]:
+        self, slots: Slots, lease_ms: int | None, auto_extend: bool, ack_behind: bool,
+        on_error: OnError | None, idle_s: float | None,
+    ) -> Iterator[Job]:  # fmt: skip
         unbegun: deque[Job] = deque()
         self._unbegun.append(unbegun)
+        self._slots.add(slots)
+        closings, begun_in = self._closings, forks()
         behind = None
         if ack_behind:
             behind = Behind(self._working, self._shell.session, waits_for_claim=slots.most == 1)
             self._behind.append(behind)
         try:
-            while not self._shell.is_closed:
+            while not self._shell.is_closed and closings == self._closings:
                 if not unbegun:
-                    self._fill_again(slots, unbegun, lease_ms, auto_extend, behind)
+                    wait_s = inf if idle_s is None else idle_s
+                    is_idle = self._fill_again(slots, unbegun, lease_ms, auto_extend, behind, wait_s)
+                    if is_idle and idle_s is not None:
+                        return
                 while unbegun:
                     job = unbegun[0]  # It is among those that nobody has begun until it is handed out.
                     is_good = not job.lease.is_lost and self._is_readable(job)
                     unbegun.popleft()
                     if is_good:
-                        job._behind = behind
+                        job._behind, job._on_error = behind, on_error
                         yield job
                         if behind is not None and (error := behind.take_error()) is not None:
-                            raise error
+                            if on_error is None:
+                                raise error
+                            log.error("jobs of %s were not acked, and come back: %s", self.topic, error)
         except RinglogError:
             if not self._shell.is_closed:
                 raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
             self._unbegun.remove(unbegun)
-            self._give_back(unbegun, GIVE_BACK_S)
+            self._slots.discard(slots)
+            if begun_in == forks():
+                self._give_back(unbegun, GIVE_BACK_S)
             if behind is not None:
                 self._behind.remove(behind)
                 self._catch_up(behind, None)
 
     def batches(
         self, size: int = 100, *, max_in_flight: int | None = None, lease_ms: int | None = None,
-        auto_extend: bool = True,
+        auto_extend: bool = True, idle_s: float | None = None,
     ) -> Iterator[Jobs[Job]]:  # fmt: skip
-        """Batch after batch of up to `size` jobs, for ever: waits when there is none.
+        """Batch after batch of up to `size` jobs: waits when there is none, and ends as `jobs` does.
 
         Up to `max_in_flight` jobs (as many as a batch has, if nothing is said; at most 1,000) are claimed at
         once, and the next ones when these are done: of small jobs several batches at a time are faster. The
@@ -326,18 +379,22 @@ class Queue:
         for `jobs(ack_behind=True)`.
         """
         size, most = check_batches(size, max_in_flight)
-        return self._in_batches(size, most, check_claimed_for(lease_ms), auto_extend)
+        return self._in_batches(size, most, check_claimed_for(lease_ms), auto_extend, check_idle(idle_s))
 
     def _in_batches(
-        self, size: int, most: int, lease_ms: int | None, auto_extend: bool
+        self, size: int, most: int, lease_ms: int | None, auto_extend: bool, idle_s: float | None
     ) -> Iterator[Jobs[Job]]:
         behind = Behind(self._working, self._shell.session)
         batches = Batches(size, behind)
         self._behind.append(behind)
         clock = self._shell.session.clock
+        closings, begun_in = self._closings, forks()
         try:
-            while not self._shell.is_closed:
-                if not (jobs := self._next_claim(most, lease_ms)):
+            while not self._shell.is_closed and closings == self._closings:
+                jobs = self._next_claim(most, lease_ms, inf if idle_s is None else idle_s)
+                if jobs is not None and not jobs and idle_s is not None:
+                    return
+                if not jobs:
                     continue
                 with self._shell.locked() as session:
                     batches.begin(jobs.claimed, self._keep(session) if auto_extend else None)
@@ -354,12 +411,14 @@ class Queue:
                 raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
             self._behind.remove(behind)
-            self._give_back_batches(batches)
+            if begun_in == forks():
+                self._give_back_batches(batches)
             self._catch_up(behind, None)
 
-    def _next_claim(self, most: int, lease_ms: int | None) -> Jobs[Job] | None:
+    def _next_claim(self, most: int, lease_ms: int | None, wait_s: float) -> Jobs[Job] | None:
+        """None: the engine could not answer."""
         try:
-            return self._claim(most, inf, lease_ms, False, Wish())
+            return self._claim(most, wait_s, lease_ms, False, Wish())
         except RinglogError as e:
             self._pause_after(e)
             return None
@@ -415,13 +474,14 @@ class Queue:
 
     def _fill_again(
         self, slots: Slots, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool,
-        behind: Behind | None,
-    ) -> None:  # fmt: skip
+        behind: Behind | None, wait_s: float,
+    ) -> bool:  # fmt: skip
         """As `_fill`, and again as long as the engine cannot answer for now (CL-7)."""
         try:
-            self._fill(slots, unbegun, lease_ms, auto_extend, behind)
+            return self._fill(slots, unbegun, lease_ms, auto_extend, behind, wait_s)
         except RinglogError as e:
             self._pause_after(e)
+            return False
 
     def _pause_after(self, error: RinglogError) -> None:
         """Wait a moment before asking again; raises the error when that is of no use."""
@@ -433,25 +493,28 @@ class Queue:
 
     def _fill(
         self, slots: Slots, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool,
-        behind: Behind | None,
-    ) -> None:  # fmt: skip
-        """Claim as many as may be in flight; waits for room, and for jobs."""
+        behind: Behind | None, wait_s: float,
+    ) -> bool:  # fmt: skip
+        """Claim as many as may be in flight; waits for room, and for jobs. Was there none in `wait_s`?"""
         if behind is not None and slots.most == 1:
             job = self._go_on(behind, slots, lease_ms, auto_extend)
             if job is not None:
                 unbegun.append(job)
-                return
+                return False
         with self._shell.locked():
             if behind is not None:
                 behind.send()  # Before the claim: the shard takes them in this order.
             room = slots.room()
         self._shell.wait(room, None)
-        jobs = self._claim(slots.most - slots.taken, inf, lease_ms, auto_extend, Wish())
+        if slots.taken >= slots.most:
+            return False  # The queue was closed.
+        jobs = self._claim(slots.most - slots.taken, wait_s, lease_ms, auto_extend, Wish())
         with self._shell.locked():
             for job in jobs:
                 if not job.lease.is_lost:
                     slots.take(job, job._was_lost)
         unbegun += jobs
+        return not jobs
 
     def _go_on(self, behind: Behind, slots: Slots, lease_ms: int | None, auto_extend: bool) -> Job | None:
         """Ack what is done, and claim the next one in the same request, as far as both are possible."""
@@ -516,7 +579,7 @@ class Queue:
     def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once, whatever its deliveries; the first line of `reason` goes
         with it. Raises InvalidRequest where the queue has none, and LeaseLost."""
-        steps = self._working.reject(self._connection, [job.lease], text(reason, "reason"))
+        steps = self._working.reject(self._connection, [job.lease], short_reason(text(reason, "reason")))
         if not self._settled([job], steps).is_complete:
             raise job.lost_error()
 
@@ -619,13 +682,19 @@ class Queue:
         return self._client.topics.delete_records(self.topic, before_seq=head + 1)
 
     def close(self, timeout: float = GIVE_BACK_S) -> None:
-        """Give back what was claimed and not begun, and let go of files. The client calls it, too."""
+        """End its loops, also where they wait for jobs, give back what was claimed and not begun, and let go
+        of files. The client calls it, too."""
+        self._closings += 1
+        for wish in list(self._waiting):
+            self._call_off(wish)
+        with suppress(RinglogError), self._shell.locked():
+            for slots in self._slots:
+                slots.wake()
         for unbegun in list(self._unbegun):
             self._give_back(unbegun, timeout)
         for behind in list(self._behind):
             self._catch_up(behind, timeout)
         self._shell.wait_all(list(self._undoing), timeout)
-        self._is_closed = True
         self._working.close()
 
     def restart_in_child(self) -> None:
@@ -715,7 +784,7 @@ def check_batches(size: int, max_in_flight: int | None) -> tuple[int, int]:
 
 def rest_of(delay_ms: int | None, reason: str) -> Rest:
     """How a job is given back; None = to rest as its topic says."""
-    reason = text(reason, "reason")
+    reason = short_reason(text(reason, "reason"))
     if delay_ms is None:
         return Rest(0, reason, True)
     delay_ms = whole(delay_ms, "delay_ms")

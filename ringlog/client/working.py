@@ -167,7 +167,7 @@ class Working:
         check_most(most)
         begun_ns = self._clock.monotonic_ns()
         may_settle = wait_s <= 0  # Who waits for jobs gets copies when they come.
-        while True:
+        while not wish.is_over():
             left_ms = math.inf
             if wait_s != math.inf:
                 left_ms = wait_s * 1_000 - (self._clock.monotonic_ns() - begun_ns) / MS
@@ -184,8 +184,8 @@ class Working:
                 yield connection.catch_up(self.topic, message.topic_id)
                 continue
             if message.runs or wish.is_over() or left_ms <= CLAIM_SLICE_MS_MAX:
-                break
-        return (yield from self._claimed(connection, reply, wish))
+                return (yield from self._claimed(connection, reply, wish))
+        return Claimed((), 0, 0, 0)
 
     def next(
         self, connection: QueueConnection, done: Leases, most: int, lease_ms: int | None, wish: Wish

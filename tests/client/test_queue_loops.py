@@ -1,0 +1,155 @@
+"""Loops over jobs: how they end, and what they outlive."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+import ringlog
+import ringlog.aio
+from ringlog.errors import LeaseLost, UsageError
+from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
+from ringlog.testing.real_engine import wait_until
+
+__all__ = ["ringlog_engine", "ringlog_topic"]
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+ERRORS = [
+    Unspeakable(),
+    ValueError("\udcff and more"),
+    ValueError("x" * 20_000_000),
+    ValueError("a\nb"),
+    KeyError(),
+]
+
+
+@pytest.fixture(params=["queue-ring", "queue-ipc", "group-ring"])
+def work(request, ringlog_engine, ringlog_topic):
+    """A client, and what it takes jobs from: as many as there are errors."""
+    kind, transport = request.param.split("-")
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        topic = ringlog_topic()
+        client.topics.create(topic, type="queue" if kind == "queue" else "log")
+        client.append_many(topic, [b"%d" % n for n in range(len(ERRORS))])
+        yield client.queue(topic) if kind == "queue" else client.group(topic, "g", mode="queue")
+
+
+def delayed(work) -> int:
+    return int(work.stats().delayed)
+
+
+@pytest.mark.parametrize("ack_behind", [False, True])
+def test_a_loop_goes_on_behind_jobs_that_fail_and_ends_when_idle(work, ack_behind):
+    """Each failing job is given back to rest, and its own error is what is told, whatever its text."""
+    told = []
+    for job in work.jobs(
+        on_error=lambda job, e: told.append((job.seq, e)), idle_s=0.3, ack_behind=ack_behind
+    ):
+        with job:
+            raise ERRORS[job.seq - 1]
+    assert told == list(enumerate(ERRORS, 1))
+    assert delayed(work) == len(ERRORS)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_without_on_error_the_error_of_the_block_ends_the_loop(work, error):
+    def loop() -> None:
+        for job in work.jobs():
+            with job:
+                raise error
+
+    with pytest.raises(type(error)) as raised:
+        loop()
+    assert raised.value is error
+    assert delayed(work) == 1
+
+
+def test_failures_are_logged_and_acks_that_fail_are_told_too(work, caplog):
+    for job in work.jobs(on_error="log", idle_s=0.3):
+        with job:
+            if job.seq == 2:
+                raise ERRORS[3]
+            if job.seq == 3:
+                job.lease.token += 1  # As if another worker had the job by now.
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError, LeaseLost]
+    for name, wrong in (("on_error", 3), ("idle_s", -1), ("idle_s", "3"), ("idle_s", float("nan"))):
+        with pytest.raises(UsageError, match=name):
+            next(work.jobs(**{name: wrong}))
+
+
+@pytest.mark.parametrize("how", ["jobs", "batches", "full"])
+def test_closing_ends_loops_that_wait(work, how):
+    """For a job, or for room: in another thread, at once."""
+    taken, has_all = [], threading.Event()
+
+    def loop() -> None:
+        jobs = work.batches(10) if how == "batches" else work.jobs(max_in_flight=len(ERRORS))
+        for job in jobs:
+            taken.append(job)
+            if how == "jobs":
+                job.ack()
+            if how == "batches" or len(taken) == len(ERRORS):
+                has_all.set()
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    assert has_all.wait(20)
+    if how != "full":
+        wait_until(lambda: work.stats().waiting == 1, 20, "the loop to wait")
+    work.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert work.stats().waiting == 0
+
+
+def test_a_job_that_forks_is_the_parents(work):
+    """The child that leaves its block, by returning or by an error, settles nothing."""
+    for job in work.jobs(max_in_flight=2, idle_s=0.3):
+        with job:
+            child = 0
+            try:
+                with job:
+                    child = os.fork()
+                    if not child:
+                        raise ZeroDivisionError
+            except ZeroDivisionError:
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            assert not job.lost.is_set()
+    stats = work.stats()
+    assert stats.delayed == 0, "the child gave its job back"
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+async def test_loops_of_asyncio(ringlog_engine, ringlog_topic, transport):
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        topic = ringlog_topic()
+        await client.topics.create(topic, type="queue")
+        queue = client.queue(topic)
+        await queue.put_many([b"x"] * len(ERRORS))
+        told = []
+        async for job in queue.jobs(on_error=lambda job, e: told.append((job.seq, e)), idle_s=0.3):
+            async with job:
+                raise ERRORS[job.seq - 1]
+        assert told == list(enumerate(ERRORS, 1))
+        assert (await queue.stats()).delayed == len(ERRORS)
+        assert [batch async for batch in queue.batches(idle_s=0)] == []
+
+        async def loop() -> None:
+            async for _ in queue.jobs():
+                """There is none."""
+
+        looping = asyncio.ensure_future(loop())
+        while not (await queue.stats()).waiting:
+            await asyncio.sleep(0)
+        await queue.close()
+        async with asyncio.timeout(5):
+            await looping

@@ -185,7 +185,7 @@ class Shell:
         """Bind every socket, or none; raises StartRefused."""
         boot, listeners = self._boot, self._listeners
         places: list[tuple[str, bytes, str, CurveKey | None]] = [
-            (f"ipc://{boot.shm_dir}/{boot.name}.sock", b"i", IPC_DOMAIN, None)
+            (f"ipc://{boot.gateway_socket}", b"i", IPC_DOMAIN, None)
         ]
         if listeners.tcp:
             places.insert(0, (listeners.tcp, b"t", TCP_DOMAIN, listeners.server_key))

@@ -35,6 +35,7 @@ class EngineConnection:
     """A Connection (ringlog.client.connection) of one of the engine's own processes, to read one topic."""
 
     transport: Transport = "ring"
+    is_transport_known = True
     cold_dir = ""
     """Cold segments are asked for: a store that hangs must hold up only who waits for it (TI-9)."""
 

@@ -107,8 +107,11 @@ class Client:
 
     @property
     def transport(self) -> Transport:
-        """How it talks to the engine."""
-        return self._options.transport
+        """How it talks to the engine; `ring` where that is not decided before the engine was met."""
+        session = self._shell.session_or_none
+        if session is not None:
+            return session.transport
+        return "ring" if self._options.transport == "auto" else self._options.transport
 
     @property
     def connection(self) -> Connection:

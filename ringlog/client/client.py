@@ -36,6 +36,7 @@ from ringlog.link.peer import FdSet
 from ringlog.link.pending import Steps, start
 from ringlog.link.protocol import Transport
 from ringlog.payload import RAW, PayloadCodec
+from ringlog.shm import stores_are_ordered
 from ringlog.types import Codec, Durability
 
 if TYPE_CHECKING:
@@ -71,15 +72,18 @@ class ClientOptions:
         self.client_id = client_id
         self.secret_key = "" if self.address.is_local else _secret_key(key)
         self.timeout_ms = _timeout_ms(timeout_ms)
-        self.transport: Transport = _transport(self.address, transport)
+        self.transport: Transport | Literal["auto"] = _transport(self.address, transport)
 
 
-def _transport(address: Address, asked: str) -> Transport:
+def _transport(address: Address, asked: str) -> Transport | Literal["auto"]:
     if asked not in {"auto", "ring", "ipc", "tcp"}:
         raise UsageError("transport is auto, ring, ipc or tcp", found=asked)
     if address.is_local:
         if asked == "tcp":
             raise UsageError("tcp needs an address ringlog://host:port", address=str(address))
+        if asked == "auto":
+            # Where another processor may see our stores in another order there are no rings.
+            return "auto" if stores_are_ordered() else "ipc"
         return "ipc" if asked == "ipc" else "ring"
     if asked not in {"auto", "tcp"}:
         raise UsageError(f"{asked} needs a run directory on this host", address=str(address))
@@ -196,8 +200,8 @@ class Client:
 
     @property
     def transport(self) -> Transport:
-        """How it talks to the engine."""
-        return self._options.transport
+        """How it talks to the engine; `ring` where that is not decided before the engine was met."""
+        return self._shell.session.transport
 
     @property
     def connection(self) -> Connection:

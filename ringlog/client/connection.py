@@ -37,6 +37,11 @@ class Connection(Protocol):
         ...
 
     @property
+    def is_transport_known(self) -> bool:
+        """False while no engine was met and `transport` may turn out to be another one."""
+        ...
+
+    @property
     def data_dir(self) -> str:
         """The engine's data directory; raises NotConnected before the first `locate` on this transport."""
         ...

@@ -32,6 +32,11 @@ class LockedConnection:
         return self._shell.session.transport
 
     @property
+    def is_transport_known(self) -> bool:
+        """False while no engine was met and `transport` may turn out to be another one."""
+        return self._shell.session.is_transport_known
+
+    @property
     def data_dir(self) -> str:
         """The engine's data directory."""
         return self._shell.session.data_dir

@@ -7,11 +7,12 @@ client.connection.Connection.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -67,7 +68,7 @@ from ringlog.frame.settle import (
     entry_error,
 )  # fmt: skip
 from ringlog.limits import LIST_PAGE_MAX, READ_SETTLE_MS
-from ringlog.link.address import Address
+from ringlog.link.address import Address, EngineInfo
 from ringlog.link.delivery import GIVE_BACK_BUSY_NS, Delivery
 from ringlog.link.gateway_links import GatewayLinks, curve_of
 from ringlog.link.local_links import LocalLinks, cold_unavailable
@@ -76,7 +77,10 @@ from ringlog.link.pending import Pending, Steps, resolved, start
 from ringlog.link.protocol import Marks, Transport
 from ringlog.link.runs import Run
 from ringlog.link.timers import Timers
+from ringlog.logs import say
 from ringlog.storage.log_map import LogMap
+
+log = logging.getLogger("ringlog.client")
 
 KEYED_RETRY_S = 0.05
 _SETTLE_ANSWER_MS = 250
@@ -96,7 +100,7 @@ class Session:
         client_id: str,
         timeout_ms: int,
         fds: FdSet,
-        transport: Transport,
+        transport: Transport | Literal["auto"],
         secret_key: str = "",
         reconnect: bool = True,
         clock: Clock | None = None,
@@ -122,23 +126,39 @@ class Session:
         self._state_since_us = self.clock.now_us()
         self._is_closed = False
         self._reconnects = reconnect
+        self._fds, self._secret_key = fds, secret_key
         self.links: LocalLinks | GatewayLinks
-        if transport == "ring":
+        if transport in {"auto", "ring"}:
             self.links = LocalLinks(
                 address.run_dir, client_id=client_id, clock=self.clock, timers=self.timers, fds=fds,
                 on_displaced=self._displaced, on_change=self._links_changed, hears=self.delivery,
+                on_beyond=self._go_by_gateway if transport == "auto" else None,
             )  # fmt: skip
         else:
-            curve = None if address.is_local else curve_of(address.server_key, secret_key)
-            self.links = GatewayLinks(
-                address,
-                clock=self.clock,
-                timers=self.timers,
-                fds=fds,
-                curve=curve,
-                on_change=self._links_changed,
-                hears=self.delivery,
-            )
+            self.links = self._gateway_links()
+        self.is_transport_known = transport != "auto"
+        """Which way this client goes is decided; with `auto` once its engine was met."""
+
+    def _gateway_links(self) -> GatewayLinks:
+        address = self.address
+        return GatewayLinks(
+            address, clock=self.clock, timers=self.timers, fds=self._fds,
+            curve=None if address.is_local else curve_of(address.server_key, self._secret_key),
+            on_change=self._links_changed, hears=self.delivery,
+        )  # fmt: skip
+
+    def _go_by_gateway(self, engine: EngineInfo) -> None:
+        """The engine's shared memory is not there for this process: go by its socket from now on."""
+        say(
+            log, logging.WARNING, "no shared memory in common with the engine: using its socket",
+            shm_dir=engine.shm_dir, socket=engine.gateway_ipc,
+        )  # fmt: skip
+        before, self.links = self.links, self._gateway_links()
+        waiting = before.connect()
+        before.close()
+        self.links.connect().when_done(
+            lambda done: waiting.resolve(None) if done.error is None else waiting.fail(done.error)
+        )
 
     # -- turns: what a shell calls --------------------------------------------------------------------
 
@@ -194,6 +214,7 @@ class Session:
                 self.note("engine_restarted", starts_seen=generation)
             self._topics_generation = generation
             self._topics.clear()
+        self.is_transport_known |= self.links.is_ready
         if self.links.is_ready and self._state is not ClientState.READY:
             self.note("reconnected" if self._state is ClientState.RECONNECTING else "connected")
             self._set_state(ClientState.READY)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from ringlog.client.connection import Connection
 from ringlog.client.local_source import LocalSource
-from ringlog.client.portion import Source
+from ringlog.client.pages import Cursor
+from ringlog.client.portion import Portion, Source
 from ringlog.client.remote_source import RemoteSource
+from ringlog.link.pending import Steps
 
 
 def open_source(
@@ -19,6 +21,45 @@ def open_source(
     """Choose by transport. `is_settling`: whoever reads to the head without waiting finds the copies of what
     was acked at the sources of the topic's routers (RT-20). `is_following`: whoever waits for more keeps the
     topic in use until the source is closed (F39)."""
+    if not connection.is_transport_known:
+        return _LateSource(connection, topic, is_settling=is_settling, is_following=is_following)
     if connection.transport == "ring":
         return LocalSource(connection, topic, is_settling=is_settling, is_following=is_following)
     return RemoteSource(connection, topic, is_settling=is_settling, is_following=is_following)
+
+
+class _LateSource:
+    """A source made before the engine was met: which one it is, the first meeting decides."""
+
+    def __init__(self, connection: Connection, topic: str, *, is_settling: bool, is_following: bool) -> None:
+        self._connection, self._topic = connection, topic
+        self._is_settling, self._is_following = is_settling, is_following
+        self._source: Source | None = None
+
+    def _met(self) -> Steps[Source]:
+        if self._source is None:
+            yield self._connection.resolve(self._topic)  # It meets the engine.
+            self._source = open_source(
+                self._connection, self._topic, is_settling=self._is_settling, is_following=self._is_following
+            )
+        return self._source
+
+    def fetch(self, cursor: Cursor, *, limit: int, bytes_max: int, wait_s: float) -> Steps[Portion]:
+        """See Source."""
+        source = yield from self._met()
+        return (yield from source.fetch(cursor, limit=limit, bytes_max=bytes_max, wait_s=wait_s))
+
+    def seek_time(self, ts_us: int) -> Steps[Cursor]:
+        """See Source."""
+        source = yield from self._met()
+        return (yield from source.seek_time(ts_us))
+
+    def keep_used(self, epoch: int = 0) -> None:
+        """See Source. Nothing is in use before the first fetch."""
+        if self._source is not None:
+            self._source.keep_used(epoch)
+
+    def close(self) -> None:
+        """See Source."""
+        if self._source is not None:
+            self._source.close()

@@ -25,6 +25,8 @@ class ActorBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     data_dir: str
     shm_dir: str
     """Rings, board, sockets and bells of this engine; 0700."""
+    gateway_socket: str = ""
+    """Where the gateway listens for programs of this host."""
     supervisor_pid: int
     shard: int = -1
     shards: int = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -34,6 +35,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     version: str = ""
     supervisor_pid: int = 0
     gateway_ipc: str = ""
+    """Endpoint of the gateway's local socket; a bare name lies in the run directory."""
     gateway_tcp: str = ""
     public_key: str = ""
     cold_dir: str = ""
@@ -112,7 +114,8 @@ def read_engine(run_dir: str) -> EngineInfo | None:
     """Read `engine.json` in `run_dir`, or in `run` below it; None when no engine has left one there."""
     for directory in (Path(run_dir), Path(run_dir) / "run"):
         try:
-            return msgspec.json.decode((directory / ENGINE_FILE).read_bytes(), type=EngineInfo)
+            found = msgspec.json.decode((directory / ENGINE_FILE).read_bytes(), type=EngineInfo)
+            return _with_gateway_in(directory, found)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
@@ -137,6 +140,32 @@ def _not_ours(directory: Path) -> str:
         f"user {os.geteuid()} may not read the run directory{owner}: run program and engine as the same "
         "user, or connect over TCP"
     )
+
+
+def _with_gateway_in(directory: Path, found: EngineInfo) -> EngineInfo:
+    """The endpoint of a socket in the run directory, by the path that this directory has here."""
+    if not found.gateway_ipc or "://" in found.gateway_ipc:
+        return found
+    return msgspec.structs.replace(found, gateway_ipc=f"ipc://{directory.absolute() / found.gateway_ipc}")
+
+
+def is_beyond_shared_memory(engine: EngineInfo) -> bool:
+    """True when this engine runs, and its shared memory is not there for this process.
+
+    So it is for a program in another container that shares the data volume alone. The shared memory of an
+    engine that was killed may be missing, too, but then no gateway accepts connections.
+    """
+    if os.path.isdir(engine.shm_dir) or not engine.gateway_ipc:
+        return False
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        probe.setblocking(False)
+        probe.connect(engine.gateway_ipc.removeprefix("ipc://"))
+    except OSError as e:
+        return isinstance(e, BlockingIOError)
+    finally:
+        probe.close()
+    return True
 
 
 def home_shard(name: str, shards: int) -> int:

@@ -24,6 +24,7 @@ from ringlog.errors import ColdUnavailable, NotConnected
 from ringlog.link.address import (
     EngineInfo,
     home_shard,
+    is_beyond_shared_memory,
     relocator_socket,
     scheduler_socket,
     shard_socket,
@@ -72,12 +73,15 @@ class LocalLinks:
         on_displaced: Callable[[Run], None] | None = None,
         on_change: Callable[[], None] = lambda: None,
         hears: Hears | None = None,
+        on_beyond: Callable[[EngineInfo], None] | None = None,
     ) -> None:
         self._client_id = client_id
         self._clock, self._timers, self._fds = clock, timers, fds
         self._on_displaced = on_displaced
         self._on_change = on_change
         self._hears = hears
+        self._on_beyond = on_beyond
+        """Told of an engine, the first one met, whose shared memory is not there for this process."""
         self._context: zmq.Context[Any] = zmq.Context()
         self._supervisor = self._peer("the supervisor", self._supervisor_changed)
         self._relocator = self._peer("the relocator")
@@ -482,7 +486,12 @@ class LocalLinks:
             link.publication.move(place)
 
     def _adopt_again(self, engine: EngineInfo) -> None:
-        if self._watch.engine is engine and self._board is None:
+        if self._watch.engine is not engine or self._board is not None:
+            return
+        is_first = not self._connecting.is_done
+        if is_first and self._on_beyond is not None and is_beyond_shared_memory(engine):
+            self._on_beyond(engine)
+        else:
             self._adopt(engine)
 
     def _place(self, engine: EngineInfo, shard: int) -> RingPlace:

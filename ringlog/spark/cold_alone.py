@@ -158,6 +158,7 @@ class ColdConnection:
     """What reading asks of client.connection.Connection. Nothing changes, so nothing is waited for."""
 
     transport = "ring"
+    is_transport_known = True
     generation = 1
     shm_dir = ""
 

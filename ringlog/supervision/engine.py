@@ -240,6 +240,7 @@ class Engine:
             slot=spec.slot,
             data_dir=ground.data_dir,
             shm_dir=ground.shm_dir,
+            gateway_socket=run_dir.gateway_socket(ground.run_dir, ground.shm_dir),
             supervisor_pid=os.getpid(),
             shard=spec.shard,
             shards=self.config.wal.shards,
@@ -253,6 +254,7 @@ class Engine:
         """What engine.json says."""
         ground, native = self._ground, self.config.native
         is_tcp = self.config.gateway.enabled and native.endpoint != IPC
+        gateway_ipc = run_dir.announced_gateway(ground.run_dir, ground.shm_dir)
         return EngineInfo(
             engine_id=ground.identity.engine_id,
             start_id=ground.start_id,
@@ -262,7 +264,7 @@ class Engine:
             protocol=PROTOCOL,
             version=ringlog.__version__,
             supervisor_pid=os.getpid(),
-            gateway_ipc=f"ipc://{ground.shm_dir}/{GATEWAY}.sock" if self.config.gateway.enabled else "",
+            gateway_ipc=gateway_ipc if self.config.gateway.enabled else "",
             gateway_tcp=native.endpoint if is_tcp else "",
             public_key=public_key_of(native.curve_key_file) if is_tcp else "",
             cold_dir=self.config.cold.dir,

@@ -161,10 +161,20 @@ def _mark_of(page: ProcessSlot) -> tuple[int, int]:
 
 def _require_user(config: Config) -> None:
     if os.geteuid() == 0 and not config.run.allow_root:
+        if is_in_container():
+            say(log, logging.WARNING, "running as root in a container; prefer a user of its own (USER, --user)")
+            return
         raise StartRefused(
             "running as root is refused: use another user, or say so with --set run.allow_root=true "
             "(or RINGLOG_ALLOW_ROOT=1)"
         )
+
+
+def is_in_container() -> bool:
+    """True in a container, as far as it can be told: a process that is the first one of its pid namespace, or a
+    file or variable that container engines leave."""
+    marks = ("/.dockerenv", "/run/.containerenv")
+    return os.getpid() == 1 or bool(os.environ.get("container")) or any(map(os.path.exists, marks))
 
 
 def _take_lock(disk: Disk, data_dir: str) -> int:

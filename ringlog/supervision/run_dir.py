@@ -27,6 +27,9 @@ SHM_ROOT = "/dev/shm"
 ENGINE_JSON = "engine.json"
 TIME_JSON = "time.json"
 SUPERVISOR_SOCKET = "supervisor.sock"
+GATEWAY_SOCKET = "gateway.sock"
+SOCKET_PATH_BYTES_MAX = 107
+"""Longest path that the kernel takes for a socket."""
 _ENGINE_JSON_BYTES_MAX = 65_536
 _SHM_TRIES = 16
 
@@ -45,6 +48,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     supervisor_pid: int
     """For people."""
     gateway_ipc: str = ""
+    """Endpoint of the gateway's local socket; a bare name lies in the run directory."""
     gateway_tcp: str = ""
     public_key: str = ""
     """CURVE key of the TCP endpoint (Z85)."""
@@ -183,9 +187,27 @@ def announce(disk: Disk, run_dir: str, info: EngineInfo) -> None:
 
 
 def withdraw(disk: Disk, run_dir: str) -> None:
-    """Remove engine.json if it is there."""
-    with contextlib.suppress(DiskError):
-        disk.unlink(os.path.join(run_dir, ENGINE_JSON))
+    """Remove engine.json and the gateway's socket if they are there."""
+    for name in (ENGINE_JSON, GATEWAY_SOCKET):
+        with contextlib.suppress(DiskError):
+            disk.unlink(os.path.join(run_dir, name))
+
+
+def gateway_socket(run_dir: str, shm_dir: str) -> str:
+    """Path of the gateway's local socket.
+
+    It lies in the run directory, which a program in another container may share without sharing /dev/shm; in
+    shared memory where that path is too long for a socket.
+    """
+    path = os.path.join(run_dir, GATEWAY_SOCKET)
+    is_short = len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX
+    return path if is_short else os.path.join(shm_dir, GATEWAY_SOCKET)
+
+
+def announced_gateway(run_dir: str, shm_dir: str) -> str:
+    """What engine.json says of the gateway's local socket: a program may have another path to the same file."""
+    path = gateway_socket(run_dir, shm_dir)
+    return GATEWAY_SOCKET if os.path.dirname(path) == run_dir else f"ipc://{path}"
 
 
 def read_engine_json(run_dir: str) -> EngineInfo:

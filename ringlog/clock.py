@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 import time
 from typing import Protocol
 
-_libc = ctypes.CDLL(None)
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_TIMERSLACK = 29
 _thread = threading.local()
 
@@ -50,11 +51,14 @@ class SystemClock:
         return time.monotonic_ns()
 
     def give_way(self) -> None:
-        os.sched_yield()
+        if hasattr(os, "sched_yield"):
+            os.sched_yield()
+        else:
+            time.sleep(0)
 
     def nap(self, nanoseconds: int) -> None:
         # The kernel stretches a thread's waits by its timer slack, 50 microseconds where nobody lowered it.
-        if not getattr(_thread, "is_exact", False):
+        if _libc is not None and not getattr(_thread, "is_exact", False):
             _thread.is_exact = True
             _libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1))
         time.sleep(nanoseconds / 1e9)

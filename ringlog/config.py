@@ -30,7 +30,8 @@ CONFIG_FILE_BYTES_MAX = 4 * limits.MIB
 
 
 def _shards_by_cpu() -> int:
-    return min(len(os.sched_getaffinity(0)), SHARDS_BY_CPU_MAX)
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cpus, SHARDS_BY_CPU_MAX)
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -12,6 +12,7 @@ import os
 import platform
 import secrets
 import stat
+import sys
 
 from ringlog.errors import RinglogError
 
@@ -22,6 +23,16 @@ ORDERED_MACHINES = frozenset({"x86_64", "AMD64"})
 def stores_are_ordered() -> bool:
     """True when other processors see one's aligned 8-byte stores whole and in the order they were made."""
     return platform.machine() in ORDERED_MACHINES
+
+
+def engine_trouble() -> str:
+    """Why no engine runs on this host, in one line; empty where one does."""
+    if sys.platform == "linux" and stores_are_ordered():
+        return ""
+    return (
+        f"engines need Linux on x86-64, and this is {platform.system()} on {platform.machine()}; "
+        "run one elsewhere and connect to ringlog://HOST:PORT?server_key=..."
+    )
 
 
 def make_file(path: str, size: int, first_bytes: bytes, error: type[RinglogError]) -> None:

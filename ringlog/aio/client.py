@@ -402,5 +402,6 @@ def _finish_all() -> None:
             shell.end_left(EXIT_CLOSE_S)
 
 
-os.register_at_fork(after_in_child=_restart_all_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restart_all_in_child)
 before_end(_finish_all)

@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from ringlog.cores import why_not_used
 from ringlog.errors import DiskError
 from ringlog.frame.kernel import has_kernel
 from ringlog.limits import RING_BYTES_DEFAULT
-from ringlog.shm import ORDERED_MACHINES, stores_are_ordered
+from ringlog.shm import ORDERED_MACHINES, engine_trouble, stores_are_ordered
 
 SYNCS = 100
 SYNC_SLOW_MS = 20.0
@@ -33,8 +32,8 @@ KERNEL_OLDEST = (5, 3)
 """pidfd_open is there from 5.3 on."""
 PYTHON_OLDEST = (3, 11)
 CLOCK_STEP_NS = 1_000_000
-SHM_BYTES_LOW = 4 * RING_BYTES_DEFAULT
-"""Two producers on two shards with default rings."""
+SHM_BYTES_LOW = 2 * RING_BYTES_DEFAULT
+"""Two producers whose rings have grown to the default size."""
 PACKAGES = ("pyzmq", "msgspec", "msgpack", "numpy", "xxhash", "lz4", "zstandard", "psutil", "cyclopts")
 OPTIONAL = ("pyarrow", "py-spy")
 OK, WARN, BAD = "ok", "warn", "bad"
@@ -57,6 +56,10 @@ def doctor(*, data_dir: str | None = None, options: Annotated[Options, Parameter
     data_dir
         Where the data would lie (default: as configured).
     """
+    trouble = engine_trouble()
+    if trouble:
+        print(trouble, file=sys.stderr)
+        return Exit.FAILED
     config = load_config().config
     findings = list(examine(config, data_dir or config.data.dir, options.clock))
     options.printer().rows([finding._asdict() for finding in findings])
@@ -65,11 +68,14 @@ def doctor(*, data_dir: str | None = None, options: Annotated[Options, Parameter
 
 def examine(config: Config, data_dir: str, clock: Clock) -> Iterator[Finding]:
     """Look at everything; each finding stands for itself."""
+    from ringlog.supervision.ground import is_in_container  # Not on every system that has clients.
+
     yield check_kernel(platform.system(), platform.release())
     yield check_machine()
     yield check_python(sys.version_info[:2], platform.python_version())
     yield check_shared_memory(config)
-    yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE))
+    yield check_open_files(_open_files())
+    yield check_user(os.geteuid(), is_allowed=config.run.allow_root or is_in_container())
     yield check_clock(clock)
     yield check_space(config, data_dir)
     yield check_sync(data_dir, clock)
@@ -104,27 +110,45 @@ def check_python(version: tuple[int, ...], text: str) -> Finding:
 
 def check_shared_memory(config: Config, path: str = "/dev/shm") -> Finding:
     """Rings and the board live there; a container gets 64 MiB unless told otherwise."""
+    from ringlog.supervision.ground import needed_shm_bytes
+
     try:
         usage = shutil.disk_usage(path)
     except OSError as e:
         return Finding("shared memory", BAD, f"{path}: {e.strerror}", "mount a tmpfs there")
     found = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free in {path}"
-    if usage.free < config.run.ring_bytes:
-        return Finding("shared memory", BAD, found, "not one ring fits; in a container: --shm-size 1g")
-    if usage.free < max(SHM_BYTES_LOW, 4 * config.run.ring_bytes):
-        return Finding("shared memory", WARN, found, "room for few rings; in a container: --shm-size 1g")
+    needed = needed_shm_bytes(config)
+    if usage.free < needed:
+        advice = f"an engine needs {human_bytes(needed)}: --shm-size=1g for a container, or fewer wal.shards"
+        return Finding("shared memory", BAD, found, advice)
+    if usage.free < needed + SHM_BYTES_LOW:
+        advice = "room for few rings, other clients go by socket; in a container: --shm-size=1g"
+        return Finding("shared memory", WARN, found, advice)
     return Finding("shared memory", OK, found)
 
 
+def _open_files() -> tuple[int, int]:
+    import resource  # Not on every system that has clients.
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def check_user(uid: int, *, is_allowed: bool) -> Finding:
+    """Root is refused, unless told or in a container."""
+    if uid == 0 and not is_allowed:
+        return Finding("user", BAD, "root", "use another user, or set run.allow_root (RINGLOG_ALLOW_ROOT=1)")
+    return Finding("user", WARN if uid == 0 else OK, "root" if uid == 0 else f"uid {uid}")
+
+
 def check_open_files(limits: tuple[int, int]) -> Finding:
-    """Every connection and ring costs descriptors."""
+    """Every connection and ring costs descriptors; -1 is no limit."""
     soft, hard = limits
     found = f"soft {soft}, hard {hard}"
     # An engine's processes raise the soft limit themselves, a client's process has no reason to.
-    if hard != resource.RLIM_INFINITY and hard < OPEN_FILES_LOW:
+    if 0 <= hard < OPEN_FILES_LOW:
         hint = "few connections before an engine takes no new ones; raise it: LimitNOFILE= of the service"
         return Finding("open files", WARN, found, hint)
-    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES_LOW:
+    if 0 <= soft < OPEN_FILES_LOW:
         return Finding("open files", WARN, found, "raise it: ulimit -n 65536, or LimitNOFILE= of the service")
     return Finding("open files", OK, found)
 

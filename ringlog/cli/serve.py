@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from ringlog.cli.outcome import Exit
 from ringlog.cli.settings import Sets
+from ringlog.shm import engine_trouble
 
 
 def serve(
@@ -29,6 +32,10 @@ def serve(
     check
         Only say whether the configuration is good.
     """
+    trouble = engine_trouble()
+    if trouble:
+        print(trouble, file=sys.stderr)
+        return Exit.FAILED
     from ringlog.supervision.serve import serve as run
 
     return run(config_file=config, sets=sets, data_dir=data_dir, check=check)

@@ -36,7 +36,7 @@ from ringlog.link.peer import FdSet
 from ringlog.link.pending import Steps, start
 from ringlog.link.protocol import Transport
 from ringlog.payload import RAW, PayloadCodec
-from ringlog.shm import stores_are_ordered
+from ringlog.shm import engine_trouble
 from ringlog.types import Codec, Durability
 
 if TYPE_CHECKING:
@@ -79,12 +79,12 @@ def _transport(address: Address, asked: str) -> Transport | Literal["auto"]:
     if asked not in {"auto", "ring", "ipc", "tcp"}:
         raise UsageError("transport is auto, ring, ipc or tcp", found=asked)
     if address.is_local:
+        trouble = engine_trouble()
+        if trouble:
+            raise UsageError(trouble, address=str(address))
         if asked == "tcp":
             raise UsageError("tcp needs an address ringlog://host:port", address=str(address))
-        if asked == "auto":
-            # Where another processor may see our stores in another order there are no rings.
-            return "auto" if stores_are_ordered() else "ipc"
-        return "ipc" if asked == "ipc" else "ring"
+        return asked  # type: ignore[return-value]
     if asked not in {"auto", "tcp"}:
         raise UsageError(f"{asked} needs a run directory on this host", address=str(address))
     return "tcp"
@@ -587,5 +587,6 @@ def _close_all() -> None:
     end_dropped(EXIT_CLOSE_S)
 
 
-os.register_at_fork(after_in_child=_restart_all_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restart_all_in_child)
 before_end(_close_all)

@@ -17,8 +17,6 @@ records: then the session is not used again, and everybody who asks is told so (
 from __future__ import annotations
 
 import logging
-import os
-import select
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +29,7 @@ from ringlog.descriptors import SOCKET_DESCRIPTORS, has_room, no_room
 from ringlog.errors import Interrupted, NotConnected, UsageError
 from ringlog.link.peer import FdSet, Reply
 from ringlog.link.pending import Pending, Steps
+from ringlog.link.poll import READABLE, new_bell, new_poll
 
 T = TypeVar("T")
 log = logging.getLogger("ringlog.client")
@@ -69,16 +68,16 @@ class Descriptors:
     def __init__(self) -> None:
         if not has_room(SOCKET_DESCRIPTORS):
             raise NotConnected(no_room())
-        self.epoll = select.epoll()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.epoll = new_poll()
+        self._bell = new_bell()
         self._is_ours = True
         self._is_ending = False
-        self.epoll.register(self._bell, select.EPOLLIN)
+        self.epoll.register(self._bell.fileno(), READABLE)
 
     def watch(self, fd: int) -> None:
         """Wake the sleeper when `fd` is readable."""
         if self._is_ours:
-            self.epoll.register(fd, select.EPOLLIN)
+            self.epoll.register(fd, READABLE)
 
     def unwatch(self, fd: int) -> None:
         """Stop that."""
@@ -88,19 +87,16 @@ class Descriptors:
     def kick(self) -> None:
         """Wake the sleeper: there is an earlier time to wake up at."""
         if self._is_ours:
-            os.eventfd_write(self._bell, 1)
+            self._bell.ring()
 
     def sleep(self, seconds: float) -> list[int]:
         """Wait for a descriptor; returns those that are readable, our own bell excepted."""
         ready = [fd for fd, _ in self.epoll.poll(seconds, _EVENTS_PER_POLL)]
-        if self._bell in ready:
-            ready.remove(self._bell)
-            if self._is_ending:
-                return ready
-            try:
-                os.eventfd_read(self._bell)
-            except BlockingIOError:
-                return ready  # Another sleeper took it.
+        bell = self._bell.fileno()
+        if bell in ready:
+            ready.remove(bell)
+            if not self._is_ending:
+                self._bell.take()
         return ready
 
     def end(self) -> None:
@@ -112,14 +108,14 @@ class Descriptors:
         """In a forked child: close our copies. The set itself is the parent's, changes would be his."""
         self._is_ours = False
         self.epoll.close()
-        os.close(self._bell)
+        self._bell.close()
 
     def close(self) -> None:
         """Give the descriptors back."""
         if self._is_ours:
             self._is_ours = False
             self.epoll.close()
-            os.close(self._bell)
+            self._bell.close()
 
 
 class Shell:

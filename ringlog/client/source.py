@@ -10,8 +10,9 @@ from __future__ import annotations
 from ringlog.client.connection import Connection
 from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Cursor
-from ringlog.client.portion import Portion, Source
+from ringlog.client.portion import Portion, RecordCheck, Source
 from ringlog.client.remote_source import RemoteSource
+from ringlog.errors import InvariantViolation
 from ringlog.link.pending import Steps
 
 
@@ -53,6 +54,12 @@ class _LateSource:
         """See Source."""
         source = yield from self._met()
         return (yield from source.seek_time(ts_us))
+
+    def record_check(self, version: int) -> RecordCheck:
+        """See Source. Nothing was read before the first fetch."""
+        if self._source is None:
+            raise InvariantViolation("records are checked that were never read", topic=self._topic)
+        return self._source.record_check(version)
 
     def keep_used(self, epoch: int = 0) -> None:
         """See Source. Nothing is in use before the first fetch."""

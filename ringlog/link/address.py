@@ -124,9 +124,8 @@ def read_engine(run_dir: str) -> EngineInfo | None:
             raise UsageError(_not_ours(directory), run_dir=run_dir) from None
         except OSError as e:
             if e.errno in {errno.EMFILE, errno.ENFILE}:
-                raise UsageError(
-                    no_room(), run_dir=run_dir
-                ) from None  # A device that fails; whoever keeps looking finds the engine once it is back.
+                raise UsageError(no_room(), run_dir=run_dir) from None
+            # A device that fails; whoever keeps looking finds the engine once it is back.
             raise UsageError("engine.json cannot be read", run_dir=run_dir, reason=e.strerror) from None
     return None
 

@@ -22,8 +22,8 @@ bounds: who breaks them is left to the socket.
 
 from __future__ import annotations
 
-import fcntl
 import os
+import sys
 from typing import Any
 
 from ringlog import shm
@@ -33,6 +33,9 @@ from ringlog.board.mapping import BoardFile, make_board_file
 from ringlog.errors import RingError
 from ringlog.limits import CALL_BYTES_MAX, CALL_RING_BYTES
 from ringlog.ring.doorbell import BellListener, BellRinger, make_bell
+
+if sys.platform != "win32":  # Where clients go by TCP, and import this all the same.
+    import fcntl
 
 BELL = ".bell"
 _ROWS = 2 * CALL_RING_BYTES // layout.CALLS_ROW_BYTES

@@ -405,7 +405,8 @@ def _let_go_after_fork() -> None:
         producer._release_lock()
 
 
-os.register_at_fork(after_in_child=_let_go_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_after_fork)
 
 
 def _entries_of(raw: bytearray) -> NDArray[np.uint64]:

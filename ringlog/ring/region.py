@@ -7,10 +7,10 @@ supervisor when the first is gone.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import secrets
+import sys
 from typing import Any
 
 from ringlog import shm
@@ -19,6 +19,9 @@ from ringlog.errors import RingError
 from ringlog.limits import RING_BYTES_MAX, RING_BYTES_MIN, SETTLE_ENTRIES_DEFAULT, SETTLE_ENTRY_BYTES
 from ringlog.ring import layout
 from ringlog.ring.position import Words, require_words
+
+if sys.platform != "win32":  # Where clients go by TCP, and import this all the same.
+    import fcntl
 
 LOCK_TRIES = 20
 LOCK_WAIT_S = 0.001

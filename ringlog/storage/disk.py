@@ -21,9 +21,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import stat
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -33,12 +33,15 @@ from ringlog.limits import FILL_CHUNK_BYTES
 from ringlog.storage.gather import Buffer, write_fully
 from ringlog.storage.layout import TMP_SUFFIX
 
+if sys.platform != "win32":  # Where clients go by TCP, and import this all the same.
+    import fcntl
+
 _NO_ALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _NO_DIR_SYNC = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
 _HOLDER_BYTES_MAX = 256
 _ZEROS = memoryview(bytes(FILL_CHUNK_BYTES))
-_SAFE_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
-_libc = ctypes.CDLL(None, use_errno=True)
+_SAFE_OPEN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _WAIT_BEFORE, _WRITE = 1, 2  # flags of sync_file_range
 _NO_SYNC_RANGE = frozenset({errno.ENOSYS, errno.ESPIPE, errno.EINVAL, errno.EOPNOTSUPP})
 

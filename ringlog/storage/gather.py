@@ -16,7 +16,7 @@ Buffer = Any
 TRANSIENT_RETRIES_MAX = 8
 """Refusals without progress (EINTR, EAGAIN) one write survives in a row before it fails (ST-12)."""
 
-IOV_MAX = int(os.sysconf("SC_IOV_MAX"))
+IOV_MAX = int(os.sysconf("SC_IOV_MAX")) if hasattr(os, "sysconf") else 16
 _TRANSIENT = frozenset({errno.EINTR, errno.EAGAIN})
 
 

@@ -30,6 +30,7 @@ from ringlog.supervision.tree import KINDS, SCHEDULER, WAL_SHARD, Tree
 log = logging.getLogger("ringlog.supervision")
 
 ORPHAN_GRACE_S = 5.0
+CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
 _ORPHAN_LOOK_S = 0.05
 
 
@@ -48,7 +49,7 @@ class Ground:
         self.run_dir = config.run.dir
         self.start_id = secrets.token_hex(8)
         with contextlib.ExitStack() as undo:
-            _require_user(config)
+            require_user(config)
             self.data_dir = os.path.realpath(config.data.dir)
             run_dir.make_private_dir(disk, self.data_dir, "data directory")
             self._lock = _take_lock(disk, self.data_dir)
@@ -159,10 +160,15 @@ def _mark_of(page: ProcessSlot) -> tuple[int, int]:
         return (0, 0)
 
 
-def _require_user(config: Config) -> None:
+def require_user(config: Config) -> None:
+    """Raise StartRefused for root, unless told or in a container."""
     if os.geteuid() == 0 and not config.run.allow_root:
         if is_in_container():
-            say(log, logging.WARNING, "running as root in a container; prefer a user of its own (USER, --user)")
+            say(
+                log,
+                logging.WARNING,
+                "running as root in a container; prefer a user of its own (USER, --user)",
+            )
             return
         raise StartRefused(
             "running as root is refused: use another user, or say so with --set run.allow_root=true "
@@ -171,10 +177,8 @@ def _require_user(config: Config) -> None:
 
 
 def is_in_container() -> bool:
-    """True in a container, as far as it can be told: a process that is the first one of its pid namespace, or a
-    file or variable that container engines leave."""
-    marks = ("/.dockerenv", "/run/.containerenv")
-    return os.getpid() == 1 or bool(os.environ.get("container")) or any(map(os.path.exists, marks))
+    """True in a container, as far as that shows: pid 1, or a file that container engines leave."""
+    return os.getpid() == 1 or any(map(os.path.exists, CONTAINER_FILES))
 
 
 def _take_lock(disk: Disk, data_dir: str) -> int:

@@ -205,7 +205,7 @@ def gateway_socket(run_dir: str, shm_dir: str) -> str:
 
 
 def announced_gateway(run_dir: str, shm_dir: str) -> str:
-    """What engine.json says of the gateway's local socket: a program may have another path to the same file."""
+    """What engine.json says of that socket: a program may have another path to the same directory."""
     path = gateway_socket(run_dir, shm_dir)
     return GATEWAY_SOCKET if os.path.dirname(path) == run_dir else f"ipc://{path}"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from ringlog.config import Config, Run
 from ringlog.envelope.messages import (
     EngineStatusReply,
     ErrorReply,
@@ -30,9 +31,9 @@ from ringlog.envelope.messages import (
     Welcome,
 )
 from ringlog.envelope.wire import decode, encode
-from ringlog.errors import NotConnected, RinglogError, Status
+from ringlog.errors import NotConnected, RinglogError, StartRefused, Status
 from ringlog.lives import born_of
-from ringlog.supervision import asking
+from ringlog.supervision import asking, ground
 from ringlog.supervision.run_dir import read_engine_json
 
 pytestmark = pytest.mark.slow
@@ -337,7 +338,6 @@ def test_topics_of_the_file_are_made_at_start(start: Start, data_dir: Path, tmp_
         ({"wal__shrds": "2"}, 2, "did you mean wal.shards?"),
         ({"native__endpoint": "tcp://0.0.0.0:5555"}, 2, "native.curve_key_file"),
         ({"data__min_free_bytes": "1000TB"}, 1, "the disk is nearly full"),
-        ({"run__ring_bytes": "1GiB", "wal__shards": "64"}, 1, "/dev/shm is too small"),
     ],
 )
 def test_a_start_that_cannot_be_is_refused_with_a_reason(
@@ -350,13 +350,20 @@ def test_a_start_that_cannot_be_is_refused_with_a_reason(
     assert not (data_dir / "wal").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="about root")
-def test_root_is_refused_unless_told(start: Start, data_dir: Path) -> None:
+def test_root_is_refused_unless_told_or_in_a_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """SEC-26."""
-    engine = start(run__allow_root="false")
-    assert engine.wait() == 1
-    assert "run.allow_root=true" in engine.log
-    assert list(data_dir.iterdir()) == []
+    mark = tmp_path / ".dockerenv"
+    monkeypatch.setattr(ground, "CONTAINER_FILES", (str(mark),))
+    monkeypatch.setattr(ground.os, "geteuid", lambda: 0)
+    with pytest.raises(StartRefused, match=r"run\.allow_root=true"):
+        ground.require_user(Config())
+    ground.require_user(Config(run=Run(allow_root=True)))
+    assert not caplog.records
+    mark.touch()
+    ground.require_user(Config())
+    assert "running as root in a container" in caplog.text
 
 
 def test_a_data_directory_open_to_others_is_refused(start: Start, data_dir: Path) -> None:

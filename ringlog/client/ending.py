@@ -74,4 +74,5 @@ def warn_of_left(unsent: int, unknown: int) -> None:
         )  # fmt: skip
 
 
-os.register_at_fork(after_in_child=tell_multiprocessing)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=tell_multiprocessing)

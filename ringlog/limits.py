@@ -330,6 +330,8 @@ ANSWERS_KEPT_MAX = 4_096
 oldest is forgotten, and its repeat is taken for a new request."""
 ANSWER_ROWS_KEPT_MAX = 65_536
 """Runs and numbers in all of them; the same."""
+EXPIRED_CLAIMS_MAX = 16
+"""Claims in a row of which every job had expired when it was read; then the caller is given no job."""
 CLAIM_SLICE_MS_MAX = 2_000
 """Longest that a client's claim waits in a shard before it asks again: a worker that died meanwhile is given
 nothing after that, and it is shorter than the silence after which a connection is not trusted."""

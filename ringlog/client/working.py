@@ -44,7 +44,13 @@ from ringlog.envelope.messages import (
 from ringlog.envelope.messages import QueueStats as QueueStatsMessage
 from ringlog.errors import NotAQueue, RinglogError, UsageError
 from ringlog.frame.view import FrameView
-from ringlog.limits import CLAIM_JOBS_MAX, CLAIM_SLICE_MS_MAX, JOBS_PER_REQUEST_MAX, NODE_BYTES_MAX
+from ringlog.limits import (
+    CLAIM_JOBS_MAX,
+    CLAIM_SLICE_MS_MAX,
+    EXPIRED_CLAIMS_MAX,
+    JOBS_PER_REQUEST_MAX,
+    NODE_BYTES_MAX,
+)
 from ringlog.link.delivery import Hint
 from ringlog.link.peer import MS, Reply
 from ringlog.link.pending import Pending, Steps
@@ -163,10 +169,11 @@ class Working:
         self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, wish: Wish
     ) -> Steps[Claimed]:
         """Up to `most` jobs with their leases; none when there was none within `wait_s`. What cannot be read
-        is given back."""
+        is given back. Jobs that expire between their lease and the read are gone: others are claimed."""
         check_most(most)
         begun_ns = self._clock.monotonic_ns()
         may_settle = wait_s <= 0  # Who waits for jobs gets copies when they come.
+        expired_claims = 0
         while not wish.is_over():
             left_ms = math.inf
             if wait_s != math.inf:
@@ -183,8 +190,13 @@ class Working:
                 may_settle = False
                 yield connection.catch_up(self.topic, message.topic_id)
                 continue
-            if message.runs or wish.is_over() or left_ms <= CLAIM_SLICE_MS_MAX:
-                return (yield from self._claimed(connection, reply, wish))
+            is_over = wish.is_over() or left_ms <= CLAIM_SLICE_MS_MAX
+            if not message.runs and not is_over:
+                continue
+            claimed = yield from self._claimed(connection, reply, wish)
+            expired_claims += 1
+            if len(claimed) or not message.runs or expired_claims >= EXPIRED_CLAIMS_MAX:
+                return claimed
         return Claimed((), 0, 0, 0)
 
     def next(

@@ -1,0 +1,109 @@
+"""Jobs that expire between their lease and the read: they are skipped, and claims and loops go on."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+import ringlog
+import ringlog.aio
+from ringlog.client import NewRecord
+from ringlog.client.remote_source import received
+from ringlog.client.working import Wish, Working
+from ringlog.clock import SystemClock
+from ringlog.envelope.messages import JobsClaimed
+from ringlog.errors import CorruptData, LeaseLost
+from ringlog.limits import EXPIRED_CLAIMS_MAX
+from ringlog.link.peer import Reply
+from ringlog.link.pending import resolved
+from ringlog.testing.clock import ManualClock
+
+pytestmark = pytest.mark.timeout(60)
+WAIT_S = 20.0
+JOBS = 1_500
+LAST = b"last"
+
+
+@pytest.fixture(params=["ring", "ipc"])
+def transport(request):
+    return request.param
+
+
+@pytest.fixture(params=["queue", "group"])
+def place(request, client, ringlog_topic):
+    """A queue, or a group of a topic, whose records expire one by one while they are claimed."""
+    topic = ringlog_topic(request.param)
+    client.topics.create(topic, type="queue" if request.param == "queue" else "log")
+    now_us = SystemClock().now_us()
+    some = [NewRecord(data=b"%d" % n, expires_at=now_us + 100_000 + 500 * n) for n in range(JOBS)]
+    client.append_many(topic, some)
+    return request.param, topic
+
+
+def opened(client, place):
+    kind, topic = place
+    return client.queue(topic) if kind == "queue" else client.group(topic, "g", mode="queue")
+
+
+def test_single_claims_and_loops_pass_over_expired_jobs(ringlog_engine, client, transport, place):
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as worker:
+        queue = opened(worker, place)
+        for n in range(200):
+            for job in queue.claim(1 + n % 3, wait_ms=0):
+                with suppress(LeaseLost):  # It expired while it was held.
+                    job.ack()
+        client.append(place[1], LAST)
+        for job in queue.jobs(max_in_flight=3):
+            with suppress(LeaseLost):
+                job.ack()
+            if job.data == LAST:
+                break
+
+
+async def test_asyncio_loops_pass_over_expired_jobs(ringlog_engine, client, transport, place):
+    client.append(place[1], LAST)
+    async with ringlog.aio.connect(ringlog_engine.url, wait=10, transport=transport) as worker:
+        async with asyncio.timeout(WAIT_S):
+            async for job in opened(worker, place).jobs(max_in_flight=2):
+                with suppress(LeaseLost):
+                    await job.ack()
+                if job.data == LAST:
+                    break
+
+
+def test_an_answer_without_frames_is_no_damage():
+    assert received("t", 0, 0, memoryview(b"")) == []
+    with pytest.raises(CorruptData):
+        received("t", 0, 0, memoryview(b"\1" * 8))
+
+
+class Answers:
+    """A connection whose shard gives leases, and whose gateway finds none of the records."""
+
+    transport = "ipc"
+
+    def __init__(self):
+        self.asked = []
+
+    def about_jobs(self, message, *, extra_ms=0, is_awaited=False):
+        self.asked.append(message)
+        return resolved(Reply(JobsClaimed("q", 1, 1, 0, 0, [(len(self.asked), 1, 1, 7)]), b""))
+
+
+def claim(connection, clock, wait_s):
+    steps = Working("q", "me", clock).claim(connection, 1, wait_s, None, Wish())
+    value = None
+    try:
+        while True:
+            value = steps.send(value.take() if value is not None else None)
+    except StopIteration as end:
+        return end.value
+
+
+def test_a_claim_asks_again_while_all_it_is_given_has_expired_and_not_for_ever():
+    clock = ManualClock()
+    connection = Answers()
+    assert len(claim(connection, clock, 0.0)) == 0
+    assert len(connection.asked) == EXPIRED_CLAIMS_MAX

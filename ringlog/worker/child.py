@@ -26,7 +26,7 @@ from ringlog.errors import RinglogError
 from ringlog.payload import PayloadCodec
 from ringlog.worker import wire
 from ringlog.worker.job import CurrentJob, Reject, Retry, at_work
-from ringlog.worker.target import load_codec, load_function
+from ringlog.worker.target import load_codec, load_function, require_run
 
 ENDED_ORPHANED = 1
 """Exit status of a process whose worker was gone before it began."""
@@ -57,11 +57,12 @@ class Runner:
         try:
             result = self._function(value)
             if inspect.iscoroutine(result):
-                asyncio.run(result)
+                result = asyncio.run(result)
+            require_run(result)
         except Reject as e:
-            return wire.Refused(self._ms(begun_ns), wire.shortened(str(e)))
+            return wire.Refused(self._ms(begun_ns), wire.shortened(wire.text_of(e)))
         except Retry as e:
-            return wire.Failed(self._ms(begun_ns), wire.shortened(str(e)), delay_ms=e.delay_ms)
+            return wire.Failed(self._ms(begun_ns), wire.shortened(wire.text_of(e)), delay_ms=e.delay_ms)
         except BaseException as e:  # noqa: BLE001  so may the function: also SystemExit, which is no success
             is_last = isinstance(e, MemoryError) or not isinstance(e, Exception)
             return wire.Failed(self._ms(begun_ns), _words(e), _trace(), is_last=is_last)
@@ -72,7 +73,7 @@ class Runner:
 
 
 def _words(error: BaseException, before: str = "") -> str:
-    return wire.shortened(f"{before}{type(error).__name__}: {error}")
+    return wire.shortened(f"{before}{type(error).__name__}: {wire.text_of(error)}")
 
 
 def _trace() -> str:
@@ -93,10 +94,13 @@ def serve(stream: socket.socket, setup: wire.Setup, clock: Clock) -> None:
     if not logging.getLogger().handlers:
         logs.configure(level=setup.log_level, format=setup.log_format, file="", actor="job")
     stream.sendall(wire.packed(wire.Ready()))
+    pid = os.getpid()
     with stream.makefile("rb") as incoming:
         while head := incoming.read(wire.HEAD_BYTES):
             outcome = runner.run(wire.work(incoming.read(wire.length_of(head))).job)
             sys.stdout.flush()
+            if os.getpid() != pid:
+                os._exit(0)  # A job has forked, and this is its child: what it did is no end of the job.
             stream.sendall(wire.packed(outcome))
             if isinstance(outcome, wire.Failed) and outcome.is_last:
                 return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from typing import Any
 
 from ringlog.errors import UsageError
@@ -40,6 +41,11 @@ def check_payload(name: str) -> None:
             raise UsageError(f"a payload is {known} or package.module:codec", found=name) from None
 
 
+_GENERATOR = (
+    "a function for jobs must be a plain function or a coroutine: calling a generator runs none of it"
+)
+
+
 def load(name: str) -> Any:
     """The object of that name. Raises CannotImport when module or object is not there; what the module
     raises when it is imported goes on as it is."""
@@ -64,7 +70,15 @@ def load_function(name: str) -> Any:
     found = load(name)
     if not callable(found):
         raise CannotImport("it is not a function", target=name, found=type(found).__name__)
+    if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
+        raise CannotImport(_GENERATOR, target=name)
     return found
+
+
+def require_run(result: Any) -> None:
+    """Raise TypeError when a function's result shows that none of it has run."""
+    if inspect.isgenerator(result) or inspect.isasyncgen(result) or inspect.isawaitable(result):
+        raise TypeError(f"{_GENERATOR}, found {type(result).__name__}")
 
 
 def load_codec(name: str) -> PayloadCodec[Any]:

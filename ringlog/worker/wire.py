@@ -110,4 +110,14 @@ def work(body: bytes) -> Work:
 
 def shortened(text: str) -> str:
     """As much of a reason or trace as travels: its end, where it is too long."""
-    return text if len(text) <= WORKER_REASON_CHARS_MAX else "…" + text[-WORKER_REASON_CHARS_MAX:]
+    if len(text) > WORKER_REASON_CHARS_MAX:
+        text = "…" + text[-WORKER_REASON_CHARS_MAX:]
+    return text.encode(errors="backslashreplace").decode()  # A lone surrogate does not travel.
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says; never raises."""
+    try:
+        return str(error)
+    except Exception as e:  # noqa: BLE001  a class of the program's may do anything
+        return f"(its text raised {type(e).__name__})"

@@ -51,6 +51,14 @@ def deliver(email: Email):
     note(email.to)
 
 
+def forks(value):
+    child = os.fork()
+    if not child:
+        return  # And is no end of the job.
+    os.waitpid(child, 0)
+    note("parent of " + value)
+
+
 async def later(value):
     note("awaited " + value)
 

@@ -47,6 +47,14 @@ def test_payloads_are_decoded_by_the_codec_that_is_named(workers: Workers, queue
     assert workers.notes() == ["ann", "awaited bob"]
 
 
+def test_a_job_that_forks_ends_with_the_parent(workers: Workers, queue: Queue) -> None:
+    queue.put_many([b"%d" % n for n in range(5)])
+    code, counts, log = workers.run("program:forks", queue.topic, "--payload", "text", "-c", "1")
+    assert (code, counts["job_done"]) == (Exit.DONE, 5)
+    assert workers.notes() == [f"parent of {n}" for n in range(5)]
+    assert len({line["process"] for line in log if line["event"] == "job done"}) == 1
+
+
 def test_what_cannot_be_decoded_is_rejected_with_the_reason(
     workers: Workers, queue: Queue, ringlog_engine: TestEngine
 ) -> None:

@@ -100,7 +100,8 @@ def test_a_payload_that_cannot_be_decoded_is_refused_before_the_function_is_call
 def test_reasons_are_bounded_and_their_end_is_kept(text: str) -> None:
     short = wire.shortened(text)
     assert len(short) <= WORKER_REASON_CHARS_MAX + 1
-    assert text.endswith(short.removeprefix("…") if short != text else text)
+    kept = text.encode(errors="backslashreplace").decode()
+    assert kept.endswith(short.removeprefix("…") if short != text else text)
 
 
 @pytest.mark.parametrize(
@@ -159,3 +160,49 @@ def test_retries_have_no_negative_delay() -> None:
     assert Retry("x").delay_ms is None
     with pytest.raises(UsageError):
         Retry("x", delay_ms=-1)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("error", [Unspeakable(), ValueError("\udcff"), ValueError("x" * 20_000_000)])
+def test_an_error_of_any_text_is_told_in_words_that_travel(error: Exception) -> None:
+    def fails(value: object) -> None:
+        raise error
+
+    outcome = run(fails)
+    assert isinstance(outcome, wire.Failed)
+    assert len(wire.packed(outcome)) < 20 * WORKER_REASON_CHARS_MAX
+    assert type(error).__name__ in outcome.reason or len(str(error)) > WORKER_REASON_CHARS_MAX
+
+
+def _generates(value: object) -> object:
+    yield value
+
+
+async def _generates_later(value: object) -> object:
+    yield value
+
+
+class _Later:
+    async def __call__(self, value: object) -> object:
+        return _generates(value)
+
+
+@pytest.mark.parametrize(
+    "function", [_generates, _generates_later, _Later(), lambda value: _generates([value])]
+)
+def test_a_generator_is_no_job_that_was_done(function) -> None:
+    """Calling it runs none of it."""
+    outcome = run(function)
+    assert isinstance(outcome, wire.Failed)
+    assert "calling a generator runs none of it" in outcome.reason
+
+
+def test_a_generator_function_is_refused_when_a_worker_starts(monkeypatch) -> None:
+    for function in (_generates, _generates_later):
+        monkeypatch.setattr("os.path.join", function)
+        with pytest.raises(UsageError, match="calling a generator runs none of it"):
+            load_function("os.path:join")

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SCALE = "RINGLOG_BENCH_SCALE"
+from ringlog import environment
+
+SCALE = environment.BENCH_SCALE
 """Variable that holds the part of the data to measure with: below 1 to try a benchmark out."""
 RESULTS = Path(__file__).parent / "results"
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from ringlog import limits
+from ringlog import environment, limits
 from ringlog.errors import ConfigError
 
 SHARDS_BY_CPU_MAX = 8
@@ -416,7 +416,7 @@ def _resolve(config: Config, cwd: str) -> Config:
 
 def _find_file(named: str | None, environ: Mapping[str, str], cwd: str) -> str:
     """Path of the file to read; empty when none was named and none lies in the usual places."""
-    wanted = named or environ.get("RINGLOG_CONFIG", "")
+    wanted = named or environ.get(environment.CONFIG, "")
     if wanted:
         return os.path.join(os.path.abspath(cwd), wanted)
     usual = (os.path.join(os.path.abspath(cwd), LOCAL_FILE), SYSTEM_FILE)
@@ -483,6 +483,7 @@ def _unknown(name: str, source: str, known: Sequence[str]) -> ConfigError:
 
 
 def _read_environment(draft: _Draft, environ: Mapping[str, str]) -> None:
+    draft.warnings += environment.oddities(environ, ENVIRONMENT.values())
     for name, variable in ENVIRONMENT.items():
         text = environ.get(variable)
         if text is None or (text == "" and _TYPES[name] is not Text):

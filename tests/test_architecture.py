@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
-    "shm", "governor", "payload", "lives", "tags", "digests", "bounded", "compiled", "cores",
+    "shm", "governor", "payload", "lives", "tags", "digests", "environment", "bounded", "compiled", "cores",
     "descriptors",
 }  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlog import config as c
+from ringlog import environment
+from ringlog.cli.app import run
+from ringlog.cli.outcome import Exit
 from ringlog.errors import ConfigError
 
 
@@ -174,3 +179,65 @@ def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
     except ValueError:
         return
     assert size >= 0
+
+
+# -- variables that are none -----------------------------------------------------------------------------
+
+
+def test_a_mistyped_variable_warns_and_names_the_nearest(tmp_path: Path) -> None:
+    loaded = load(tmp_path, environ={"RINGLOG_WAL_SHARD": "4", "RINGLOG_URI": "x", "RINGLOG_QQQQ": "1"})
+    assert [each.partition(" ")[0] for each in loaded.warnings] == [
+        "RINGLOG_QQQQ", "RINGLOG_URI", "RINGLOG_WAL_SHARD",
+    ]  # fmt: skip
+    assert "did you mean" not in loaded.warnings[0]
+    assert loaded.warnings[1].endswith("did you mean RINGLOG_URL?")
+    assert loaded.warnings[2].endswith("did you mean RINGLOG_WAL_SHARDS?")
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [("RINGLOG_TIMEOUT_MS", "soon", "500"), ("RINGLOG_CORES", "no", "actors"), ("RINGLOG_KERNEL", "off", "0"),
+     ("RINGLOG_SPARK_JVM", "maybe", "1"), ("RINGLOG_BENCH_SCALE", "-1", "0.5")],
+)  # fmt: skip
+def test_a_value_that_cannot_be_read_warns_whoever_reads_it(
+    tmp_path: Path, name: str, wrong: str, right: str
+) -> None:
+    (warning,) = load(tmp_path, environ={name: wrong}).warnings
+    assert warning.startswith(f"{name} must be ")
+    assert repr(wrong) in warning
+    assert not load(tmp_path, environ={name: right}).warnings
+
+
+def test_what_kubernetes_sets_beside_a_service_called_ringlog_is_no_mistake(tmp_path: Path) -> None:
+    names = (
+        "SERVICE_HOST",
+        "SERVICE_PORT",
+        "SERVICE_PORT_TCP",
+        "PORT",
+        "PORT_7000_TCP",
+        "PORT_7000_TCP_ADDR",
+    )
+    assert not load(tmp_path, environ={f"RINGLOG_{name}": "tcp://10.0.0.1:7000" for name in names}).warnings
+
+
+def test_config_check_fails_on_a_variable_that_does_nothing(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("RINGLOG_")]:
+        monkeypatch.delenv(name)
+    assert run(["config", "check"]) == Exit.DONE
+    monkeypatch.setenv("RINGLOG_WAL_SHARD", "4")
+    assert run(["config", "check"]) == Exit.USAGE
+    assert "did you mean RINGLOG_WAL_SHARDS?" in capsys.readouterr().err
+
+
+def test_every_variable_that_is_read_anywhere_is_in_the_table() -> None:
+    known = {*environment.VARIABLES, *c.ENVIRONMENT.values()}
+    root = Path(c.__file__).parent.parent
+    read = {
+        name: str(path)
+        for top in ("ringlog", "actors", "bench", "chaos", "demo", "pyspark_ringlog", ".")
+        for path in (root.glob("*.py") if top == "." else (root / top).rglob("*.py"))
+        for name in re.findall(r"""["'](RINGLOG_[A-Z0-9_]+)["']""", path.read_text())
+    }
+    assert len(read) > 40
+    assert {name: path for name, path in read.items() if name not in known} == {}

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ringlog import environment
 from ringlog.cli.options import Options
 from ringlog.clock import Clock
 from ringlog.errors import StartRefused
-from ringlog.link.address import URL_VARIABLE, read_engine
+from ringlog.link.address import read_engine
 
 READY_S = 30.0
 STOP_S = 30.0
@@ -27,7 +28,7 @@ _MAIN = "import sys; from ringlog.cli import main; sys.exit(main())"
 @contextlib.contextmanager
 def engine_for(options: Options, directory: str) -> Iterator[str]:
     """URL of --url or RINGLOG_URL; without either, of an engine in a new directory below `directory`."""
-    given = options.url or os.environ.get(URL_VARIABLE)
+    given = options.url or os.environ.get(environment.URL)
     if given:
         yield given
         return

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from ringlog import environment
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import Exit
 from ringlog.cli.output import Format, Printer
 from ringlog.cli.places import parse_timeout
 from ringlog.errors import UsageError
-from ringlog.link.address import URL_VARIABLE
 
 SHOWN_MAX = 20
 
@@ -59,7 +59,7 @@ def chaos(
     live = _harness()
     url = options.url or (f"ringlog://{os.path.abspath(data_dir)}/run" if data_dir else None)
     wish = live.Wish(
-        url=url or os.environ.get(URL_VARIABLE) or None, seconds=parse_timeout(for_),
+        url=url or os.environ.get(environment.URL) or None, seconds=parse_timeout(for_),
         kill=[role.strip() for role in kill.split(",") if role.strip()], every_s=parse_timeout(every),
         pause_s=parse_timeout(pause) if pause else 0.0, restart_command=restart_command, per_s=rate,
     )  # fmt: skip

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from ringlog.cli.options import Options
+from ringlog.cli.outcome import Exit
 from ringlog.cli.output import plain
 from ringlog.config import ENVIRONMENT, LoadedConfig, load_config, parse_flags
+from ringlog.environment import VARIABLES
 
 Sets = Annotated[tuple[str, ...], Parameter(name="--set", negative=())]
 Given = Annotated[Options, Parameter(parse=False)]
@@ -31,8 +34,8 @@ def show(*, config: str | None = None, sets: Sets = (), options: Given) -> None:
     options.printer().rows(rows)
 
 
-def check(*, config: str | None = None, sets: Sets = (), options: Given) -> None:
-    """Read the configuration as `serve` would, and fail when it is wrong.
+def check(*, config: str | None = None, sets: Sets = (), options: Given) -> int:
+    """Read the configuration as `serve` would, and fail when it is wrong or a RINGLOG_ variable is ignored.
 
     Parameters
     ----------
@@ -46,17 +49,24 @@ def check(*, config: str | None = None, sets: Sets = (), options: Given) -> None
     loaded = load_config(parse_flags(sets), config_file=config)
     check_listeners(loaded.config)
     warn(loaded, options)
-    facts = {"config": "ok", "file": loaded.file or "none", "warnings": len(loaded.warnings)}
-    options.printer().thing(facts)
+    state = "wrong" if loaded.warnings else "ok"
+    options.printer().thing(
+        {"config": state, "file": loaded.file or "none", "warnings": len(loaded.warnings)}
+    )
+    return Exit.USAGE if loaded.warnings else Exit.DONE
 
 
 def env(*, options: Given) -> None:
-    """List the environment variables the engine reads, and which setting each one sets."""
+    """List the environment variables that ringlog reads, and which setting each one sets."""
     loaded = load_config()
     values = {key: (value, source) for key, value, source in loaded.rows()}
     rows = [
         {"variable": variable, "key": key, "value": plain(values[key][0]), "source": values[key][1]}
         for key, variable in ENVIRONMENT.items()
+    ]
+    rows += [
+        {"variable": name, "key": "", "value": "set" if name in os.environ else "", "source": each.what}
+        for name, each in VARIABLES.items()
     ]
     options.printer().rows(rows)
 

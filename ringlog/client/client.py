@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
+from ringlog import environment
 from ringlog.client.assembler import Assembler
 from ringlog.client.checks import limits_of_group, text
 from ringlog.client.connection import Connection
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
     from ringlog.client.watching import Topics as WatchTopics
 
 T = TypeVar("T")
-KEY_VARIABLE = "RINGLOG_KEY"
-KEY_FILE_VARIABLE = "RINGLOG_KEY_FILE"
-TIMEOUT_VARIABLE = "RINGLOG_TIMEOUT_MS"
 TIMEOUT_MS_DEFAULT = 10_000
 TIMEOUT_MS_MAX = 3_600_000
 log = logging.getLogger("ringlog.client")
@@ -93,14 +91,14 @@ def _transport(address: Address, asked: str) -> Transport | Literal["auto"]:
 def _secret_key(key: str | None) -> str:
     """The secret key of a TCP connection: of the call, of the key file, of the variable; "" = none. Raises
     UsageError, which never holds the key."""
-    source, path = "key", os.environ.get(KEY_FILE_VARIABLE)
+    source, path = "key", os.environ.get(environment.KEY_FILE)
     if key is None and path:
         try:
             return read_key_file(path, needs_secret=True).secret.decode()
         except ConfigError as e:
-            raise UsageError(f"{KEY_FILE_VARIABLE}: {e.message}", **e.detail) from None
+            raise UsageError(f"{environment.KEY_FILE}: {e.message}", **e.detail) from None
     if key is None:
-        source, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE, "")
+        source, key = environment.KEY, os.environ.get(environment.KEY, "")
     if key and not is_public_key(key):
         found = f"{len(key)} characters" if isinstance(key, str) else type(key).__name__
         raise UsageError(f"{source} must be 40 characters of Z85, the secret_key of a key file, got {found}")
@@ -108,7 +106,7 @@ def _secret_key(key: str | None) -> str:
 
 
 def _timeout_ms(asked: int | None) -> int:
-    found: Any = asked if asked is not None else os.environ.get(TIMEOUT_VARIABLE, TIMEOUT_MS_DEFAULT)
+    found: Any = asked if asked is not None else os.environ.get(environment.TIMEOUT_MS, TIMEOUT_MS_DEFAULT)
     try:
         value = int(found)
     except (TypeError, ValueError):

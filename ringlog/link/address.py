@@ -12,11 +12,11 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import msgspec
 import xxhash
 
+from ringlog import environment
 from ringlog.descriptors import no_room
 from ringlog.errors import UsageError
 from ringlog.link.curve import is_public_key
 
-URL_VARIABLE = "RINGLOG_URL"
 ENGINE_FILE = "engine.json"
 DEFAULT_RUN_DIR = "ringlog-data/run"
 _RULE = "ringlog:///run/directory or ringlog://host:port?server_key=<40 characters>"
@@ -62,7 +62,7 @@ class Address:
 def parse_url(url: str | None) -> Address:
     """Read a URL; None means RINGLOG_URL, else the default run directory. Raises UsageError."""
     if url is None:
-        url = os.environ.get(URL_VARIABLE) or f"ringlog://{Path(DEFAULT_RUN_DIR).absolute()}"
+        url = os.environ.get(environment.URL) or f"ringlog://{Path(DEFAULT_RUN_DIR).absolute()}"
     parts = _split(url)
     if parts.scheme != "ringlog":
         raise UsageError("not a ringlog URL", url=url, expected=_RULE)

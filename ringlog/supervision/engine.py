@@ -27,7 +27,7 @@ import zmq
 
 import ringlog
 from ringlog import config as configuration
-from ringlog import hardening, logs, stop_points
+from ringlog import environment, hardening, logs, stop_points
 from ringlog.board.board import P, ProcessSlot, ProcessState
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
@@ -70,7 +70,7 @@ log = logging.getLogger("ringlog.supervision")
 TICK_MS = HEARTBEAT_INTERVAL_MS
 STARTING_TICK_MS = 20
 """While a child is coming up; its READY is a word on the board, which wakes nobody."""
-STOP_POINTS_VARIABLE = "RINGLOG_TEST_STOP_POINTS"
+STOP_POINTS_VARIABLE = environment.STOP_POINTS
 _LINGER_MS = 200
 _TELL_NS = 2 * NS_PER_S
 EXIT_ORDERLY = 0

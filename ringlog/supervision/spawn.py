@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import ringlog
-from ringlog import hardening
+from ringlog import environment, hardening
 
 CHILD_OOM_SCORE = 100
 SUPERVISOR_OOM_SCORE = -500
@@ -34,8 +34,8 @@ _KEPT_VARIABLES = frozenset(
         "VIRTUAL_ENV",
         "LD_LIBRARY_PATH",
         "LD_PRELOAD",
-        "RINGLOG_KERNEL",  # No setting of the engine: which code runs (ringlog/frame/kernel.py).
-        "RINGLOG_CORES",  # The same (ringlog/cores.py).
+        environment.KERNEL,  # No setting of the engine: which code runs (ringlog/frame/kernel.py).
+        environment.CORES,  # The same (ringlog/cores.py).
     }
 )
 _KEPT_PREFIXES = ("LC_", "PYTHON", "MALLOC_")

@@ -154,11 +154,11 @@ def test_the_configuration_names_the_source_of_each_value(
 def test_an_unreadable_variable_is_a_warning_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """KN-1."""
+    """KN-1: and `config check` fails."""
     monkeypatch.setenv("RINGLOG_WAL_SHARDS", "many")
-    assert main(["config", "check"]) == 0
+    assert main(["config", "check"]) == Exit.USAGE
     assert capsys.readouterr().err.startswith("warning: RINGLOG_WAL_SHARDS")
-    assert main(["config", "check", "--quiet"]) == 0
+    assert main(["config", "check", "--quiet"]) == Exit.USAGE
     assert capsys.readouterr().err == ""
 
 

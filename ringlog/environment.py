@@ -1,0 +1,96 @@
+"""Every environment variable that ringlog reads, in one table: engine, clients, commands, bench and Spark.
+
+Those that set a setting are in `config.ENVIRONMENT`; `VARIABLES` are all others. `oddities` says which
+variables that begin like ours are none, since a mistyped one would do nothing, in silence.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+PREFIX = "RINGLOG_"
+
+
+class Variable(NamedTuple):
+    """A variable that sets no setting of the engine."""
+
+    what: str
+    expected: str = ""
+    """What its value is, where not every text will do."""
+    accepts: Callable[[str], bool] = lambda text: True
+
+
+def _one_of(*words: str) -> Variable:
+    return Variable("", " or ".join(words), lambda text: text in words)
+
+
+def _switch(what: str, *words: str) -> Variable:
+    return _one_of(*words)._replace(what=what)
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) > 0
+
+
+def _is_scale(text: str) -> bool:
+    return re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) is not None and float(text) > 0
+
+
+CONFIG = "RINGLOG_CONFIG"
+URL = "RINGLOG_URL"
+KEY = "RINGLOG_KEY"
+KEY_FILE = "RINGLOG_KEY_FILE"
+TIMEOUT_MS = "RINGLOG_TIMEOUT_MS"
+CORES = "RINGLOG_CORES"
+KERNEL = "RINGLOG_KERNEL"
+STOP_POINTS = "RINGLOG_TEST_STOP_POINTS"
+SPARK_JVM = "RINGLOG_SPARK_JVM"
+SPARK_JRE = "RINGLOG_JRE"
+BENCH_SCALE = "RINGLOG_BENCH_SCALE"
+
+VARIABLES: dict[str, Variable] = {
+    CONFIG: Variable("the configuration file"),
+    URL: Variable("clients, command line: the engine"),
+    KEY: Variable("clients: secret key of a TCP connection"),
+    KEY_FILE: Variable("clients: file of that key"),
+    TIMEOUT_MS: Variable("clients: bound of every request", "milliseconds, at least 1", _is_count),
+    CORES: _switch("0: no compiled cores; actors: in the engine's processes alone", "0", "1", "actors"),
+    KERNEL: _switch("0: not the compiled kernel", "0", "1"),
+    SPARK_JVM: _switch("0: Spark reads without the engine's classes for the JVM", "0", "1"),
+    SPARK_JRE: Variable("the Java runtime that Spark was started on"),
+    BENCH_SCALE: Variable("bench: how much of each measurement", "a number above 0", _is_scale),
+    STOP_POINTS: Variable("tests: where processes end"),
+    "RINGLOG_CHAOS_RUN": Variable("chaos: marks processes of a run"),
+    "RINGLOG_CHAOS_KEEP": Variable("chaos: where what was found wrong is kept"),
+    "RINGLOG_BUILD_CORES": _switch("building a wheel: with compiled cores", "0", "1"),
+    "RINGLOG_BUILD_KERNEL": _switch("building: 0 without the kernel, 1 never without it", "0", "1"),
+}
+"""Variable -> what it is."""
+
+_OTHERS_DOING = re.compile(r"RINGLOG_(SERVICE_(HOST|PORT\w*)|PORT(_[0-9]+_(TCP|UDP)(_\w+)?)?)")
+"""Kubernetes sets these in every container beside a service that is called ringlog."""
+
+
+def oddities(environ: Mapping[str, str], settings: Iterable[str]) -> list[str]:
+    """What is wrong with variables that begin like ours: unknown ones, and values that cannot be read.
+
+    `settings` are the variables of settings, whose values are checked elsewhere.
+    """
+    known = [*VARIABLES, *settings]
+    found = []
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or _OTHERS_DOING.fullmatch(name):
+            continue
+        if name not in known:
+            ends = [each.removeprefix(PREFIX) for each in known]
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), ends, n=1, cutoff=0.6)
+            hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
+            found.append(f"{name} is ignored, ringlog knows no such variable{hint}")
+            continue
+        variable = VARIABLES.get(name)
+        if variable is not None and environ[name] and not variable.accepts(environ[name]):
+            found.append(f"{name} must be {variable.expected}, got {environ[name]!r}")
+    return found

@@ -18,7 +18,7 @@ def has_room(count: int) -> bool:
     probes: list[int] = []
     try:
         for _ in range(count):
-            probes.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401  what was opened has to be closed
+            probes.append(os.open(os.devnull, os.O_RDONLY))  # noqa: PERF401  what was opened has to be closed
     except OSError:
         return False
     finally:

@@ -76,7 +76,8 @@ def _count_fork() -> None:
     _forks[0] += 1
 
 
-os.register_at_fork(after_in_child=_count_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
 
 
 def forks() -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from ringlog.errors import ConfigError
 
 KEY_CHARS = 40
+_NO_LINK_NO_WAIT = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _FILE_BYTES_MAX = 4_096
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
@@ -88,7 +89,7 @@ def _facts(path: str, *, is_private: bool) -> dict[str, object]:
 
 def _read(path: str, bytes_max: int, *, is_private: bool) -> str:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | _NO_LINK_NO_WAIT)
     except OSError as e:
         raise ConfigError("key file cannot be opened", file=path, reason=e.strerror) from None
     facts = os.fstat(fd)
@@ -96,6 +97,8 @@ def _read(path: str, bytes_max: int, *, is_private: bool) -> str:
         os.close(fd)
         raise ConfigError("key file is not a regular file", file=path)
     with open(fd, "rb") as file:
+        if not hasattr(os, "geteuid"):
+            is_private = False  # Windows: access control lists say who may read it.
         if is_private and facts.st_mode & 0o077:
             raise ConfigError(
                 "key file is open to others", file=path, mode=oct(facts.st_mode & 0o777), needs="0o600"

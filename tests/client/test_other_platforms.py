@@ -122,8 +122,11 @@ def run(
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_client_by_tcp_works(url: str, system: str) -> None:
-    done = run(system, CLIENT, url)
+def test_a_client_by_tcp_works(url: str, system: str, tmp_path: Path) -> None:
+    key_file = tmp_path / "client.key"
+    key_file.write_text(key_file_text(new_key()))
+    key_file.chmod(0o600)
+    done = run(system, CLIENT, url, environ={"RINGLOG_KEY_FILE": str(key_file)})
     assert done.returncode == 0, done.stderr
     assert "engines need Linux on x86-64" in done.stdout, "asked for an engine on this host"
 

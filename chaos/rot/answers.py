@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 
 from chaos.rot.specimen import COLD, TOPICS, Specimen
 from ringlog.envelope import messages as m
-from ringlog.errors import CorruptData, RinglogError
+from ringlog.errors import CorruptData, RinglogError, TopicHalted
 from ringlog.frame import FrameView, open_frame
 from ringlog.frame.layout import Column
 from ringlog.storage.reader import FrameRun, Mark, Pause, TopicReader
@@ -33,7 +33,7 @@ class Topic:
     state: tuple[Any, ...] = ()
     located: m.Located | None = None
     records: list[Record] = field(default_factory=list)
-    damage: CorruptData | None = None
+    damage: CorruptData | TopicHalted | None = None
     """What reading ended with; the records are those before it."""
     error: str = ""
     """Any other error it ended with."""
@@ -86,7 +86,7 @@ def ask(
     for run in world.runs.values():
         found.announced += run.found.announced
     for name in TOPICS:
-        found.topics[name] = _topic(world, name)
+        found.topics[name] = topic_of(world, name)
     for run in world.runs.values():
         for topic in run.core.directory.by_id.values():
             if topic.name not in found.topics:
@@ -104,7 +104,8 @@ def _contents(disk: SimulatedDisk, path: str) -> bytes:
         disk.close(fd)
 
 
-def _topic(world: World, name: str) -> Topic:
+def topic_of(world: World, name: str) -> Topic:
+    """What clients see of one topic."""
     try:
         run = world.run_of(name)
         state = world.ask(run, m.TopicState(name, touch=False))
@@ -112,7 +113,7 @@ def _topic(world: World, name: str) -> Topic:
         return Topic(state=("none", str(e)))
     if not isinstance(state, m.TopicStateReply):
         return Topic(state=("none", str(state)))
-    kept = run.core.directory.find(name)  # None of one that is halted
+    kept = run.core.directory.any_of(state.topic_id)
     topic = Topic((
         state.topic_id, state.epoch, state.head_seq, state.earliest_seq, state.count, state.bytes,
         state.last_write_ts, state.config, list(kept.lost) if kept is not None else [],
@@ -124,6 +125,8 @@ def _topic(world: World, name: str) -> Topic:
         topic.records = read_all(world.disk, located, mark)
     except Damaged as e:
         topic.records, topic.damage = e.before, e.damage
+    except TopicHalted as e:
+        topic.damage = e
     except (RinglogError, AssertionError) as e:
         topic.error = f"{type(e).__name__}: {e}"
     return topic

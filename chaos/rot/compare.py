@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from chaos.rot.answers import Answers, Topic
 from chaos.rot.specimen import COLD
-from ringlog.errors import CorruptData, RinglogError, StartRefused
+from ringlog.errors import CorruptData, RinglogError, StartRefused, TopicHalted
+from ringlog.segment.layout import DATA as DATA_SUFFIX
 
 
 def compare(truth: Answers, found: Answers, damaged: set[str]) -> str:
@@ -28,7 +29,9 @@ def _unfounded(error: RinglogError, damaged: set[str]) -> str:
     text = f"{error} {error.detail}"
     names = {path.rpartition("/")[2].rpartition(".")[0] or path for path in damaged}
     names |= {path.rpartition("/")[2] for path in damaged} | {str(_file_id(path)) for path in damaged}
-    is_told = isinstance(error, CorruptData | StartRefused) and any(name and name in text for name in names)
+    is_told = isinstance(error, CorruptData | StartRefused | TopicHalted) and any(
+        name and name in text for name in names
+    )
     return "" if is_told else f"refused without naming the damaged file: {type(error).__name__}: {text}"[:600]
 
 
@@ -43,7 +46,10 @@ def _file_id(path: str) -> int:
 def _wrong_topic(name: str, sound: Topic, found: Topic, damaged: set[str], *, is_announced: bool) -> str:
     if found.error:
         # An answer of sorts, where the only copy is gone from its place: nothing was made up.
-        is_absent = "cold_unavailable" in found.error and any(path.startswith(COLD) for path in damaged)
+        # A data part that is not on the host may have been moved since the snapshot: there is a cold tier.
+        is_absent = "cold_unavailable" in found.error and any(
+            path.startswith(COLD) or path.endswith(DATA_SUFFIX) for path in damaged
+        )
         return "" if is_absent else f"topic {name}: {found.error}"
     if found.damage is not None:
         wrong = _unfounded(found.damage, damaged)

@@ -19,15 +19,19 @@ from ringlog.errors import DiskError
 from ringlog.frame import encode_records, frame
 from ringlog.limits import KIB, WAL_HEADER_BYTES
 from ringlog.segment.layout import DATA as DATA_SUFFIX
-from ringlog.storage.layout import META_DIR
+from ringlog.storage.layout import COLD_OWNER, META_DIR
 from ringlog.supervision.identity import Identity
 from ringlog.testing.checkpoints import checkpoint_all
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, ENGINE_ID, Marks, World
 from ringlog.tier.copies import Copies
 from ringlog.tier.local import LocalStore
+from ringlog.tier.ownership import NAME as COLD_ENGINE
+from ringlog.tier.ownership import claim
 
 COLD = "/cold"
+OWNER = f"{DATA}/{META_DIR}/{COLD_OWNER}"
+"""Says that there was a cold tier. Nobody reads what is in it, so it is not among the files to be damaged."""
 SHARDS = 2
 TOPICS = ("alpha", "beta", "gamma", "delta", "eps")
 FILE_BYTES = 24 * KIB
@@ -61,7 +65,7 @@ class Specimen:
         files = self.files if files is None else files
         directories = [*dict.fromkeys([*self.directories, *map(posixpath.dirname, files)])]
         disk = SimulatedDisk(*directories)
-        for path, data in files.items():
+        for path, data in (*files.items(), (OWNER, ENGINE_ID.hex().encode())):
             fd = disk.create(path)
             disk.write_at(fd, [data], 0)
             disk.sync_file(fd)
@@ -164,7 +168,9 @@ def _numbers(*seqs: int) -> bytes:
 
 def _chill(world: World) -> None:
     """Move the oldest segment of each shard to the cold tier, as the relocator does."""
-    copies = Copies(world.disk, DATA, LocalStore(world.disk, COLD))
+    store = LocalStore(world.disk, COLD)
+    assert claim(store, world.disk, DATA, ENGINE_ID.hex()) == ENGINE_ID.hex()
+    copies = Copies(world.disk, DATA, store)
     for shard, run in world.runs.items():
         refs = sorted(run.core.checkpoint.sealed.refs.values(), key=lambda ref: ref.number)
         own = [ref for ref in refs if ref.stem.startswith("topics/")]
@@ -213,7 +219,7 @@ def _files(disk: SimulatedDisk, directories: tuple[str, ...]) -> Iterator[tuple[
     for directory in directories:
         for name in disk.list_dir(directory):
             path = posixpath.join(directory, name)
-            if path not in directories:
+            if path not in (*directories, OWNER, f"{COLD}/{COLD_ENGINE}"):
                 fd = disk.open_read(path)
                 data = disk.read_at(fd, disk.size(fd), 0)
                 disk.close(fd)

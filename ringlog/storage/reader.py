@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 from pyroaring import BitMap64
 
-from ringlog.errors import CorruptData, DiskError, FrameInvalid, NotReady
+from ringlog.errors import ColdUnavailable, CorruptData, DiskError, FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
@@ -505,7 +505,7 @@ class TopicReader:
             return file.window(self._offset, stop)
         except DiskError as e:
             if extent.tier == TIER_COLD:
-                raise _cold_unavailable(self._located.topic, e) from None
+                raise _cold_unavailable(self._located.topic, extent.path, e) from None
             raise
 
     def _opened(self, extent: ExtentFacts) -> WindowFile | None:
@@ -517,7 +517,7 @@ class TopicReader:
             return self._open(self._disk, self._path(extent))
         except DiskError as e:
             if is_cold and (e.errno != errno.ENOENT or self._cold_missing == extent.path):
-                raise _cold_unavailable(self._located.topic, e) from None
+                raise _cold_unavailable(self._located.topic, extent.path, e) from None
             self._cold_missing = extent.path if is_cold else ""
             if e.errno == errno.ENOENT:
                 return None
@@ -671,10 +671,11 @@ def _bitmap(data: bytes) -> BitMap64 | None:
     return BitMap64.deserialize(data) if data else None
 
 
-def _cold_unavailable(topic: str, error: DiskError) -> NotReady:
-    return NotReady(
-        "the place of cold records does not answer", topic=topic, reason="cold_unavailable", errno=error.errno
-    )
+def _cold_unavailable(topic: str, file: str, error: DiskError) -> ColdUnavailable:
+    return ColdUnavailable(
+        "a data part is not on the host, and the cold tier does not answer or does not have it: see that the"
+        " store is there", topic=topic, file=file, errno=error.errno,
+    )  # fmt: skip
 
 
 def _last_seqs(batch: FrameBatch) -> frames.I64:

@@ -8,10 +8,11 @@ from typing import Any
 
 from actors.compactor.checkpoint import Checkpoint, Made, Workplace
 from actors.compactor.shards import Shard
+from actors.compactor.shell import NUMBERS_SHIFT
 from ringlog.config import Storage
 from ringlog.envelope import messages as m
 from ringlog.errors import refusal
-from ringlog.segment.layout import MAKER_COMPACTOR, NumberAllocator, parse_stem
+from ringlog.segment.layout import MAKER_COMPACTOR, MAKER_SHIFT, NumberAllocator, parse_stem
 from ringlog.segment.segment import find_segments
 from ringlog.testing.shard_world import DATA, ENGINE_ID, World
 
@@ -39,9 +40,11 @@ class Asking:
 def workplace(world: World, **storage: Any) -> Workplace:
     """Where a checkpoint of this world works, as at a start of the compactor."""
     parsed = [parse_stem(stem) for stem in find_segments(world.disk, DATA)]
+    numbers = [each[2] for each in parsed if each]
+    numbers.append(MAKER_COMPACTOR << MAKER_SHIFT | world.incarnation << NUMBERS_SHIFT)
     return Workplace(
         disk=world.disk, data_dir=DATA, engine_id=ENGINE_ID, clock=world.clock, storage=Storage(**storage),
-        numbers=NumberAllocator(MAKER_COMPACTOR, [each[2] for each in parsed if each]), beat=lambda: None,
+        numbers=NumberAllocator(MAKER_COMPACTOR, numbers), beat=lambda: None,
     )  # fmt: skip
 
 

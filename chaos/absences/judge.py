@@ -1,0 +1,249 @@
+"""Live through one case and say what was wrong."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from chaos.absences.cases import NEVER_COLD, NO_COLD, NOTHING, SHARDS, Case
+from chaos.rot import answers
+from chaos.rot.specimen import COLD, OWNER, TOPICS, Specimen
+from ringlog.envelope import messages as m
+from ringlog.errors import CorruptData, DiskError, RinglogError, TopicHalted
+from ringlog.segment.layout import DATA as DATA_SUFFIX
+from ringlog.segment.layout import parse_stem
+from ringlog.storage.layout import pack_file, parse_wal_name
+from ringlog.testing.checkpoints import checkpoint
+from ringlog.testing.clock import ManualClock
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.shard_world import DATA, Gone, Marks, World
+from ringlog.verify.directory import verify_directory
+
+LATER_S = 1.0
+CHECKPOINTS = 4
+"""More than snapshots are kept: what the first of them names is forgotten by the last."""
+PRODUCER = 99
+UNSYNCED = "gamma"
+"""The topic of class `disk`: its head may jump over numbers that were reserved and not used."""
+Numbers = dict[str, list[tuple[int, bytes]]]
+
+
+class Judge:
+    """One specimen, and what an engine answers from it when nothing is away."""
+
+    def __init__(self, specimen: Specimen, scratch: Path) -> None:
+        self.specimen = specimen
+        self._scratch = scratch
+        world = self._world(specimen.mount())
+        world.start()
+        self._truth = {name: answers.topic_of(world, name) for name in TOPICS}
+        assert all(each.records and not each.error for each in self._truth.values()), self._truth
+
+    def _world(self, disk: SimulatedDisk) -> World:
+        specimen = self.specimen
+        world = World(
+            disk, shards=2, incarnation=specimen.incarnation + 10, boot_id=specimen.boot_id,
+            clock=ManualClock(specimen.now_us + 1_000_000), cold=COLD, has_cold=True,
+        )  # fmt: skip
+        world._salt = specimen.salt & 0xFFFF | 1 << 20  # none is used twice
+        world.reboot()
+        return world
+
+    def judge(self, case: Case) -> tuple[str, Counter[str]]:
+        """What was wrong, empty when every promise held; and what was done."""
+        specimen, counts = self.specimen, Counter[str]()
+        away = case.away(specimen)
+        disk = specimen.mount({path: data for path, data in specimen.files.items() if path not in away})
+        world = self._world(disk)
+        world.has_cold = case.mode not in {NO_COLD, NEVER_COLD}
+        if case.mode == NEVER_COLD:
+            disk.unlink(OWNER)
+        refused = self._start(world, SHARDS[case.mode])
+        counts["starts"] += 1
+        wrong = self._look(world, case, away, refused, counts)
+        is_refused = bool(refused or counts["halted topics"] or counts["topics of which a part is away"])
+        if not wrong and is_refused and not self._verifier_fails(disk, counts):
+            wrong = "the engine refuses something, and the offline verifier finds nothing"
+        if wrong:
+            return wrong, counts
+        written = self._use(world, counts)
+        made = self._identities(world)
+        world.kill()
+        for path in away:
+            if not disk.exists(path):  # it may have been made anew
+                _put(disk, path, specimen.files[path])
+        world.has_cold = True
+        again = self._start(world, 2)
+        counts["starts"] += 1
+        if again:
+            return f"does not start when {sorted(away)} is back: {again[0]}", counts
+        return self._whole(world, written, made), counts
+
+    # -- one start ------------------------------------------------------------------------------------
+
+    def _start(self, world: World, shards: int) -> list[RinglogError]:
+        """Start every shard that starts; what the others say."""
+        world.shards = shards
+        world.boot_incarnation = world.incarnation + 1
+        world.marks = {shard: Marks() for shard in range(shards)}
+        world.published = {}
+        refused: list[RinglogError] = []
+        for shard in range(shards):
+            try:
+                world.start_shard(shard)
+            except (CorruptData, DiskError) as e:
+                refused.append(e)
+        return refused
+
+    def _look(
+        self, world: World, case: Case, away: set[str], refused: list[RinglogError], counts: Counter[str]
+    ) -> str:
+        """What is wrong with what clients are told while it is away."""
+        for error in refused:
+            counts["shards that stop"] += 1
+            if not _names(error, away):
+                return f"a shard stops without naming what is away: {error}"
+        if announced := _announced(world):
+            return f"announced as lost: {announced}"
+        for name, sound in self._truth.items():
+            found = answers.topic_of(world, name)
+            if found.state[:1] == ("none",):
+                if not refused:
+                    return f"topic {name} is not there: {found.state}"
+                continue
+            if isinstance(found.damage, TopicHalted):
+                counts["halted topics"] += 1
+                if not _names(found.damage, away):
+                    return f"topic {name} is halted for something else: {found.damage}"
+            elif found.error or found.damage:
+                counts["topics of which a part is away"] += 1
+                is_cold = "cold_unavailable" in found.error and any(map(_is_data, away))
+                is_cold &= case.mode != NEVER_COLD or case.path.startswith(COLD)
+                if not is_cold:
+                    return f"topic {name}: {found.error or found.damage}"
+            elif found.records != sound.records:
+                return f"topic {name}: {len(found.records)} records of {len(sound.records)}, and no error"
+            if name != UNSYNCED and found.state[:4] + found.state[8:] != sound.state[:4] + sound.state[8:]:
+                return f"topic {name}: state {found.state} was {sound.state}"
+        if case.path == NOTHING and (refused or counts["halted topics"]):
+            return f"nothing is away, and the engine refuses: {refused}"
+        return ""
+
+    def _use(self, world: World, counts: Counter[str]) -> Numbers:
+        """Write where it is taken, make topics, take checkpoints; what was acknowledged."""
+        written: Numbers = {}
+        for n in range(CHECKPOINTS):
+            for name in (*TOPICS, f"new-{n}"):
+                payload = b"%s while it was away %d" % (name.encode(), n)
+                try:
+                    if name.startswith("new"):
+                        world.put(name, durability="fsync")
+                    first = world.append(name, [payload], producer=PRODUCER)
+                except (RinglogError, Gone):
+                    counts["writes refused"] += 1
+                    continue
+                written.setdefault(name, []).append((first, payload))
+                counts["appends"] += 1
+            world.clock.advance(LATER_S)
+            for shard in list(world.runs):
+                try:
+                    checkpoint(world, shard)
+                    counts["checkpoints"] += 1
+                except RinglogError:
+                    counts["checkpoints that failed"] += 1
+        return written
+
+    @staticmethod
+    def _identities(world: World) -> dict[str, tuple[int, int]]:
+        """(topic id, epoch) of every topic."""
+        return {
+            topic.name: (topic.topic_id, topic.epoch)
+            for run in world.runs.values()
+            for topic in run.core.directory.everyone()
+        }
+
+    def _whole(self, world: World, written: Numbers, made: dict[str, tuple[int, int]]) -> str:
+        """What is missing when everything is back."""
+        if announced := _announced(world):
+            return f"announced as lost when it is back: {announced}"
+        identities = self._identities(world)
+        for name, identity in made.items():
+            if identities.get(name) != identity:
+                return f"topic {name} was {identity} and is {identities.get(name)}"
+        if len(set(identities.values())) < len(identities):
+            return f"topics with one identity: {identities}"
+        for name in {*TOPICS, *written}:
+            found = answers.topic_of(world, name)
+            before = self._truth[name].records if name in self._truth else []
+            expected = [(seq, data) for seq, data, *_ in before] + written.get(name, [])
+            records = [(seq, data) for seq, data, *_ in found.records]
+            if records != expected:
+                missing = sorted(set(expected) - set(records))[:4]
+                why = found.error or found.damage or ""
+                return f"topic {name}: of {len(expected)} records are missing {missing} {why}"
+        for name in {*TOPICS, *written}:
+            head = world.request(m.TopicState(name)).head_seq
+            if world.append(name, [b"the next"], producer=PRODUCER + 1) != head + 1:
+                return f"topic {name}: the next number is not {head + 1}"
+        return ""
+
+    # -- the verifier ---------------------------------------------------------------------------------
+
+    def _verifier_fails(self, disk: SimulatedDisk, counts: Counter[str]) -> bool:
+        """Does the offline verifier exit with damage, too? Asked before the directory is used."""
+        root = self._scratch / "verified"
+        try:
+            for path in self.specimen.files:
+                if disk.exists(path):
+                    _lay(root, path, _contents(disk, path))
+            counts["verifications"] += 1
+            has_cold = (root / COLD[1:]).is_dir()
+            found = verify_directory(
+                str(root / DATA[1:]), jobs=1, cold_dir=str(root / COLD[1:]) if has_cold else ""
+            )
+            return found.is_damaged
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _announced(world: World) -> list[Any]:
+    """What recovery announced, but for the topic whose reserved numbers may be passed over."""
+    found = [each for run in world.runs.values() for each in run.found.announced]
+    return [each for each in found if each[0] != UNSYNCED]
+
+
+def _names(error: Any, away: set[str]) -> bool:
+    """Does an error name one of these files?"""
+    text = f"{error} {error.detail}"
+    names = {path.rpartition("/")[2] for path in away}
+    stems = {path.rpartition(".")[0].removeprefix(f"{DATA}/") for path in away}
+    numbers = {parse_wal_name(name) for name in names} - {None}
+    ids = {str(pack_file(*number)) for number in numbers if number is not None}
+    return any(each in text for each in (*names, *ids, *(stem for stem in stems if parse_stem(stem))))
+
+
+def _is_data(path: str) -> bool:
+    return path.startswith(COLD) or path.endswith(DATA_SUFFIX)
+
+
+def _put(disk: SimulatedDisk, path: str, data: bytes) -> None:
+    fd = disk.create(path)
+    disk.write_at(fd, [data], 0)
+    disk.sync_file(fd)
+    disk.close(fd)
+
+
+def _contents(disk: SimulatedDisk, path: str) -> bytes:
+    fd = disk.open_read(path)
+    try:
+        return disk.read_at(fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+
+
+def _lay(root: Path, path: str, data: bytes) -> None:
+    real = root / path[1:]
+    real.parent.mkdir(parents=True, exist_ok=True)
+    real.write_bytes(data)

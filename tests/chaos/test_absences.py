@@ -1,0 +1,70 @@
+"""Files that are away at one start: the class finds nothing, and what gives up records is caught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from actors.wal_shard.replay import Replay
+from chaos import absences
+from chaos.absences.cases import FEWER_SHARDS, MODES, NEVER_COLD, NO_COLD, SAME, all_cases
+from chaos.order import Account, Order
+from chaos.rot.specimen import make_specimen
+
+
+def ran(tmp_path: Path, seconds: float = 0.0, **settings: object) -> Account:
+    """What a run of the class counts and finds; without time one case of each kind of file and mode."""
+    account = Account()
+    absences.run(Order("absences", 1, seconds, tmp_path, settings), account)
+    return account
+
+
+def test_every_kind_of_file_is_away_once_in_every_mode() -> None:
+    cases = list(all_cases(make_specimen(1)))
+    assert len({case.name for case in cases}) == len(cases)
+    kinds = {mode: {case.kind for case in cases if case.mode == mode} for mode in MODES}
+    hot = {f"{kind} hot" for kind in (".log", ".data", ".idx", ".tags", ".del")}
+    for mode, found in kinds.items():
+        assert found >= hot | {"nothing"}, mode
+    assert kinds[SAME] >= hot | {"snapshot hot", ".data cold"}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("mode", [SAME, NEVER_COLD, FEWER_SHARDS])
+def test_what_was_away_is_there_when_it_is_back(tmp_path: Path, mode: str) -> None:
+    account = ran(tmp_path, modes=[mode])
+    assert not account.findings
+    assert account.counts["cases"] >= 6
+    assert account.counts["appends"] > 50
+    if mode == NEVER_COLD:
+        assert account.counts["halted topics"] > 0
+
+
+def test_a_recovery_that_gives_up_what_is_missing_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Replay.settle_rows
+
+    def leniently(self: Replay, missing: object) -> None:
+        self.is_lenient = True
+        whole(self, missing)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Replay, "settle_rows", leniently)
+    account = ran(tmp_path, modes=[NEVER_COLD], paths=".data")
+    assert any("announced as lost" in each.what for each in account.findings)
+
+
+def test_a_recovery_that_forgets_the_cold_tier_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.wal_shard.recover.Recovery._has_or_had_cold", lambda self: False)
+    account = ran(tmp_path, modes=[NO_COLD], paths="snapshot")
+    assert account.findings
+
+
+def test_a_case_can_be_done_again(tmp_path: Path) -> None:
+    case = next(
+        each for each in all_cases(make_specimen(1)) if each.mode == NEVER_COLD and ".data" in each.path
+    )
+    absences.replay(Order("absences", 1, 1.0, tmp_path), f"1:{case.name}")

@@ -131,7 +131,8 @@ def connect(
     Without a URL: RINGLOG_URL, else ./ringlog-data/run. Connecting is lazy; `wait` seconds prove it, or
     NotConnected is raised. `timeout_ms` (default RINGLOG_TIMEOUT_MS or 10,000) bounds every request and
     every ticket. `key` is the secret key of a TCP connection (default: that of the key file RINGLOG_KEY_FILE,
-    or RINGLOG_KEY). Without `reconnect` the client ends when its engine goes away. Raises UsageError for
+    or RINGLOG_KEY). Without `reconnect` the client ends when its engine goes away, and whatever waits raises
+    NotConnected. Raises UsageError for
     options that make no sense.
     """
     options = ClientOptions(url, client_id, key, timeout_ms, transport)

@@ -126,6 +126,8 @@ class Session:
         self._state_since_us = self.clock.now_us()
         self._is_closed = False
         self._reconnects = reconnect
+        self._ended: NotConnected | None = None
+        """Why everything fails from now on: the engine went away, and the client does not reconnect."""
         self._fds, self._secret_key = fds, secret_key
         self.links: LocalLinks | GatewayLinks
         if transport in {"auto", "ring"}:
@@ -237,6 +239,8 @@ class Session:
 
     def met(self) -> Pending[None]:
         """Done once the engine was met; fails with NotConnected after the timeout, or with AuthFailed."""
+        if self._ended is not None:
+            return _failed(self._ended)
         connecting = self.links.connect()
         if connecting.is_done:
             return connecting
@@ -385,6 +389,8 @@ class Session:
     def about_jobs(self, message: Any, *, extra_ms: int = 0, is_awaited: bool = False) -> Pending[Reply]:
         """Send a request about jobs to who looks after their topic; resolved with what was attached, too.
         `is_awaited`: see Peer.request."""
+        if self._ended is not None:
+            return _failed(self._ended)
         links, info = self.links, self._topics.get(message.topic)
         is_known = info is not None and self._topics_generation == links.generation
         if info is None or not is_known or not isinstance(links, LocalLinks):
@@ -553,6 +559,8 @@ class Session:
 
     def published_since(self, shard: int, seen: Marks, timeout_s: float) -> Pending[bool]:
         """Done with True once the marks differ from `seen`, with False after the timeout."""
+        if self._ended is not None:
+            return _failed(self._ended)
         deadline = self.clock.monotonic_ns() + int(timeout_s * 1e9)
         return self._local().published_since(shard, lambda: self.marks(shard), seen, deadline)
 
@@ -600,6 +608,8 @@ class Session:
     def _end_for_good(self) -> None:
         for stream in self.streams:
             stream.fail_all(lambda was_sent: _gone("unknown" if was_sent else "not_applied"))
+        self._ended = _gone("unknown")
+        self.delivery.fail_all(self._ended)
         self.close()
 
     @property
@@ -611,9 +621,15 @@ class Session:
         """End all connections."""
         if not self._is_closed:
             self._is_closed = True
-            self.links.close()
+            self.links.close(self._ended)
             self.note("closed")
             self._set_state(ClientState.CLOSED)
+
+
+def _failed(error: RinglogError) -> Pending[Any]:
+    pending: Pending[Any] = Pending()
+    pending.fail(error)
+    return pending
 
 
 def _gone(outcome: Outcome) -> NotConnected:

@@ -497,6 +497,11 @@ class Delivery:
             info = (yield links.request(info.shard, request, self._host.deadline_ns())).message
         return info
 
+    def fail_all(self, error: RinglogError) -> None:
+        """No scheduler will be reached any more."""
+        for subscription in list(self._subscriptions.values()):
+            self._fail(subscription, error)
+
     def _fail(self, subscription: Subscription, error: RinglogError) -> None:
         if isinstance(error, Throttled):
             error.detail.setdefault("hint", "fewer subscriptions, or delivery.schedulers")

@@ -186,12 +186,12 @@ class GatewayLinks:
     def disarm(self) -> None:
         """A socket needs no telling that its owner is awake."""
 
-    def close(self) -> list[Run]:
-        """End the connection; returns the runs that were not answered."""
+    def close(self, why: RinglogError | None = None) -> list[Run]:
+        """See Links.close."""
         self._watch.stop()
         left = [run for run in self._outbox if not run.is_abandoned]
         self._outbox.clear()
-        self._peer.close()
+        self._peer.close(why)
         self._context.destroy(0)
         return left
 

@@ -20,7 +20,7 @@ from ringlog.board.topics import TOPIC_LIVE, TopicFacts, TopicTable
 from ringlog.clock import Clock
 from ringlog.descriptors import no_room
 from ringlog.envelope.messages import Located, Message, TopicInfo
-from ringlog.errors import ColdUnavailable, NotConnected
+from ringlog.errors import ColdUnavailable, NotConnected, RinglogError
 from ringlog.link.address import (
     EngineInfo,
     home_shard,
@@ -387,21 +387,23 @@ class LocalLinks:
             link.channel.arm(is_wanted=False)
             link.calls.arm(is_wanted=False)
 
-    def close(self) -> list[Run]:
-        """End everything; returns the runs that were not settled."""
+    def close(self, why: RinglogError | None = None) -> list[Run]:
+        """See Links.close."""
         left: list[Run] = []
         try:
             self._watch.stop()
             for link in self._links:
                 left += link.channel.close()
                 link.publication.close_ring()
+                if why is not None:
+                    link.publication.fail_all(why)
                 link.calls.drop()
-                link.control.close()
-            self._supervisor.close()
-            self._relocator.close()
+                link.control.close(why)
+            self._supervisor.close(why)
+            self._relocator.close(why)
             for number, peer in self._schedulers.items():
                 self._turns[number].drop()
-                peer.close()
+                peer.close(why)
         finally:
             # With the sockets that an interrupt left half made, which nobody else knows of.
             self._context.destroy(0)
@@ -447,7 +449,9 @@ class LocalLinks:
     def _adopt(self, engine: EngineInfo) -> None:
         """A start of the engine we have not seen: move everything there."""
         before, self._board = self._board, None
-        self._tables = {}
+        tables, self._tables = self._tables, {}
+        for table in tables.values():
+            table.close()  # Who reads its words directly finds out that they are of another life.
         try:
             self._board = Board.open(engine.shm_dir, writable=False)
         except BoardError as e:

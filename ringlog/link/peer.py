@@ -268,14 +268,14 @@ class Peer:
             return True
         return happened
 
-    def close(self) -> None:
-        """End the connection; open requests fail."""
+    def close(self, why: RinglogError | None = None) -> None:
+        """End the connection; open requests fail, with `why` if it is given."""
         self._endpoint = ""
         self._drop()
         requests, self._requests = self._requests, {}
         for asked in requests.values():
             self._finish(asked)
-            asked.fail(self._no_answer(asked))
+            asked.fail(why or self._no_answer(asked))
 
     # -- the connection -----------------------------------------------------------------------------
 

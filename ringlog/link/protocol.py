@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ringlog.envelope.messages import Message
+from ringlog.errors import RinglogError
 from ringlog.link.peer import Peer, Reply
 from ringlog.link.pending import Pending
 from ringlog.link.runs import Run
@@ -163,8 +164,11 @@ class Links(Protocol):
         """No more wake-ups are needed: the owner is awake."""
         ...
 
-    def close(self) -> list[Run]:
-        """End all connections; returns the runs that were not settled. Open requests fail."""
+    def close(self, why: RinglogError | None = None) -> list[Run]:
+        """End all connections; returns the runs that were not settled. Open requests fail.
+
+        With `why`, that is their error, and waits for publications fail as well.
+        """
         ...
 
     def let_go_in_child(self) -> None:

@@ -81,6 +81,12 @@ class PublicationWatch:
         if ring is not None:
             ring.close()
 
+    def fail_all(self, why: RinglogError) -> None:
+        """Nothing will be published for this client any more."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.pending.fail(why)
+
     def _look(self) -> None:
         """Answer whoever may go on; arrange the next look for the others."""
         now = self._clock.monotonic_ns()

@@ -20,6 +20,7 @@ from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
 from ringlog.client.job import (
     BACKOFF_MS_MAX,
+    Gone,
     JobFacts,
     OnError,
     Slots,
@@ -162,6 +163,7 @@ class Queue:
         """How often it was closed: iterations that were begun before end with it."""
         self._waiting: set[Wish] = set()
         self._slots: set[Slots] = set()
+        self._gone = Gone()
         self._keeper: Keeper | None = None
         self._unbegun: list[deque[Job]] = []
         self._behind: list[Behind] = []
@@ -360,13 +362,15 @@ class Queue:
     async def _next_claim(self, most: int, lease_ms: int | None, wait_s: float) -> Jobs[Job] | None:
         """None: the engine could not answer."""
         try:
-            return await self._claim(most, wait_s, lease_ms, False, Wish())
+            jobs = await self._claim(most, wait_s, lease_ms, False, Wish())
+            self._gone.is_there()
+            return jobs
         except RinglogError as e:
             await self._pause_after(e)
             return None
 
     async def _pause_after(self, error: RinglogError) -> None:
-        if not error.retriable or self._client.state is ClientState.CLOSED:
+        if self._client.state is ClientState.CLOSED or not self._gone.may_come_back(error):
             raise error
         await asyncio.sleep(RETRY_S)
 
@@ -417,6 +421,7 @@ class Queue:
         except RinglogError as e:
             await self._pause_after(e)
             return None
+        self._gone.is_there()
         for job in jobs:
             if not job.lease.is_lost:
                 slots.take(job, job._was_lost)

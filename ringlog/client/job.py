@@ -10,12 +10,14 @@ from typing import Any, Final, Literal, cast
 
 from ringlog.client.leases import Lease
 from ringlog.client.pages import Record
-from ringlog.errors import LeaseLost, UsageError
+from ringlog.errors import LeaseLost, RinglogError, TopicNotFound, UsageError
 from ringlog.link.pending import Pending
 from ringlog.payload import RAW, PayloadCodec
 
 BACKOFF_MS = 1_000
 BACKOFF_MS_MAX = 60_000
+GONE_LOOKS_MAX = 8
+"""Looks of a loop for a queue that is deleted, a pause apart, before the loop ends: it may be made anew."""
 REASON_CHARS_MAX = 1_024
 _NOT_DECODED: Final = object()
 OnError = Callable[[Any, Exception], object] | Literal["log"]
@@ -192,6 +194,24 @@ class JobFacts:
 
     def __repr__(self) -> str:
         return f"<Job {self.topic} seq={self.seq} deliveries={self.deliveries}>"
+
+
+class Gone:
+    """A queue that loops do not find: perhaps it is just deleted and made anew."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def may_come_back(self, error: RinglogError) -> bool:
+        """Is it of use to ask again after this error, behind a pause?"""
+        if isinstance(error, TopicNotFound):
+            self._looks += 1
+            return self._looks <= GONE_LOOKS_MAX
+        return error.retriable
+
+    def is_there(self) -> None:
+        """It answers."""
+        self._looks = 0
 
 
 class Slots:

@@ -195,6 +195,11 @@ class LocalSource:
             if self._generation != self._connection.generation:
                 self.close()
             located = yield from self._locate(Cursor(epoch, after))
+            if located.epoch < epoch:
+                # What we know is of the life before: the topic was deleted and made anew under us.
+                self.close()
+                tries = yield from self._try_again(tries, located.shard)
+                continue
             if located.epoch != epoch:
                 self._locate_anew()
                 raise StaleEpoch("the topic began another life", topic=self._topic, epoch=located.epoch)

@@ -25,6 +25,7 @@ from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
 from ringlog.client.job import (
     BACKOFF_MS_MAX,
+    Gone,
     JobFacts,
     OnError,
     Slots,
@@ -168,6 +169,7 @@ class Queue:
         """How often it was closed: iterations that were begun before end with it."""
         self._waiting: set[Wish] = set()
         self._slots: set[Slots] = set()
+        self._gone = Gone()
         self._keeper: Keeper | None = None
         self._unbegun: list[deque[Job]] = []
         """Of each iteration, jobs that were claimed and not given out."""
@@ -418,7 +420,9 @@ class Queue:
     def _next_claim(self, most: int, lease_ms: int | None, wait_s: float) -> Jobs[Job] | None:
         """None: the engine could not answer."""
         try:
-            return self._claim(most, wait_s, lease_ms, False, Wish())
+            jobs = self._claim(most, wait_s, lease_ms, False, Wish())
+            self._gone.is_there()
+            return jobs
         except RinglogError as e:
             self._pause_after(e)
             return None
@@ -478,14 +482,16 @@ class Queue:
     ) -> bool:  # fmt: skip
         """As `_fill`, and again as long as the engine cannot answer for now (CL-7)."""
         try:
-            return self._fill(slots, unbegun, lease_ms, auto_extend, behind, wait_s)
+            is_idle = self._fill(slots, unbegun, lease_ms, auto_extend, behind, wait_s)
+            self._gone.is_there()
+            return is_idle
         except RinglogError as e:
             self._pause_after(e)
             return False
 
     def _pause_after(self, error: RinglogError) -> None:
         """Wait a moment before asking again; raises the error when that is of no use."""
-        if not error.retriable or self._client.state is ClientState.CLOSED:
+        if self._client.state is ClientState.CLOSED or not self._gone.may_come_back(error):
             raise error
         with self._shell.locked() as session:
             pause = session.pause(RETRY_S)

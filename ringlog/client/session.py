@@ -442,14 +442,15 @@ class Session:
     ) -> Steps[tuple[Appended, bytes]]:
         """Append one frame under a key, or its records under ids; with what is known of these, as the message
         Appended says it."""
-        deadline, number = self.deadline_ns(), stream.take_seq()
+        deadline, number, looks = self.deadline_ns(), stream.take_seq(), 0
         while True:
             try:
                 return (yield from self._append_keyed_once(stream, frame, number, key, ids, window_ms))
             except (TopicNotFound, StaleEpoch) as e:
                 number = number if e.outcome == "unknown" else stream.take_seq()
                 self.forget(stream.topic)
-                if not stream.create or self.clock.monotonic_ns() >= deadline:
+                looks += 1  # Without `create` once more: perhaps it was deleted and made anew.
+                if (not stream.create and looks > 1) or self.clock.monotonic_ns() >= deadline:
                     raise
             except (Throttled, NotReady, ShuttingDown) as e:
                 # What may be there comes again as it was, to be recognised; a refused number is used up.

@@ -330,9 +330,15 @@ class Stream:
         if isinstance(error, ProducerFenced):
             self._fenced = ProducerFenced(error.message, **error.detail)
         may_retry = isinstance(error, _LATER) or (
-            isinstance(error, _ELSEWHERE) and (self.create or isinstance(error, StaleEpoch))
+            isinstance(error, _ELSEWHERE)
+            # Without `create` it is looked for once more: perhaps it was deleted and made anew.
+            and (self.create or isinstance(error, StaleEpoch) or not shipment.attempts)
         )
         may_retry &= may_be_there or error.outcome == "not_applied"
+        if isinstance(error, _ELSEWHERE):
+            # Also where this shipment is lost: the next one asks where the topic is.
+            self._info = None
+            self._host.forget(self.topic)
         if not may_retry or now + delay_ns >= shipment.deadline_ns:
             if may_be_there:
                 error = type(error)(error.message, outcome="unknown", **error.detail)
@@ -347,9 +353,6 @@ class Stream:
         )  # fmt: skip
         again.refusal = error
         again.is_stamped = again.was_taken_back = may_be_there
-        if isinstance(error, _ELSEWHERE):
-            self._info = None
-            self._host.forget(self.topic)
         self._await(again)
         self._drop_if_finished(shipment)
         insort(self._refused, again, key=lambda each: each.place)

@@ -42,7 +42,7 @@ from ringlog.envelope.messages import (
     TopicInfo,
 )
 from ringlog.envelope.messages import QueueStats as QueueStatsMessage
-from ringlog.errors import NotAQueue, RinglogError, UsageError
+from ringlog.errors import NotAQueue, RinglogError, StaleEpoch, UsageError
 from ringlog.frame.view import FrameView
 from ringlog.limits import (
     CLAIM_JOBS_MAX,
@@ -237,6 +237,8 @@ class Working:
             return claimed
         try:
             yield from self._read(connection, message, reply.attachment, claimed.pieces)
+        except StaleEpoch:
+            claimed.pieces.clear()  # The queue was made anew since: these jobs are gone, others are claimed.
         except RinglogError:
             # What comes before the damage is worked on; the rest is given back, and is an error when nothing
             # comes before it (QC-8).

@@ -1,0 +1,71 @@
+"""Topics that are deleted and made anew under who works with them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import ringlog
+from ringlog.errors import TopicNotFound
+from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
+from ringlog.testing.real_engine import wait_until
+
+__all__ = ["ringlog_engine", "ringlog_topic"]
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+@pytest.mark.parametrize("how", ["jobs", "behind", "batches"])
+def test_loops_over_a_queue_that_is_made_anew_go_on(ringlog_engine, ringlog_topic, transport, how):
+    """No error comes out of them, and no delivery is spent. Large jobs, which are read from the files."""
+    topic, found = ringlog_topic(), []
+    with (
+        ringlog.connect(ringlog_engine.url, wait=10) as steady,
+        ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client,
+    ):
+        queue = client.queue(topic)
+
+        def work() -> None:
+            if how == "batches":
+                for batch in queue.batches(2):
+                    found.extend((job.data, job.deliveries) for job in batch)
+            else:
+                for job in queue.jobs(ack_behind=how == "behind"):
+                    with job:
+                        found.append((job.data, job.deliveries))
+
+        steady.topics.create(topic, type="queue")
+        thread = threading.Thread(target=work)
+        thread.start()
+        before: list[tuple[bytes, int]] = []
+        for life in range(4):
+            payloads = [b"%d" % (life * 10 + n) * 20_000 for n in range(3)]
+            for payload in payloads:
+                steady.queue(topic).put(payload)
+            wait_until(lambda: len(found) % 3 == 0 and found[-3:] != before[-3:], 20, "three jobs")
+            assert sorted(found[-3:]) == sorted((payload, 1) for payload in payloads)
+            before[:] = found
+            steady.topics.delete(topic)
+            steady.topics.create(topic, type="queue")
+        wait_until(lambda: steady.queue(topic).stats().waiting == 1, 20, "the loop to claim")
+        queue.close()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_producers_that_make_no_topic_find_one_that_was_made_anew(ringlog_engine, ringlog_topic, transport):
+    topic = ringlog_topic()
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        client.topics.create(topic)
+        producer = client.producer(topic, linger_ms=0, create=False)
+        for n in range(3):
+            assert producer.send(b"a%d" % n).result(10).epoch == client.topics.state(topic).epoch
+            assert client.append(topic, b"b", create=False).count == 1
+            client.append_many(topic, [b"c"], idempotency_key="key", create=False)
+            client.topics.delete(topic)
+            if n:
+                with pytest.raises(TopicNotFound):
+                    producer.send(b"lost").result(10)
+            client.topics.create(topic)
+        assert producer.send(b"last").result(10).count == 1

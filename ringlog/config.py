@@ -21,7 +21,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ringlog import environment, limits
-from ringlog.errors import ConfigError
+from ringlog.errors import ConfigError, InvalidRequest
+from ringlog.names import check_topic_name
+from ringlog.settings import LOG, TOPIC_SETTINGS, checked, require_effect
 
 SHARDS_BY_CPU_MAX = 8
 SYSTEM_FILE = "/etc/ringlog/ringlog.toml"
@@ -46,7 +48,7 @@ class Data(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where the data lies."""
 
     dir: Annotated[str, Meta(min_length=1, max_length=4096)] = "./ringlog-data"
-    min_free_bytes: Annotated[int, Meta(ge=0)] = 100 * limits.MIB
+    min_free_bytes: Annotated[int, Meta(ge=0, le=limits.COUNT_MAX)] = 100 * limits.MIB
     """With less free space than this the engine refuses to start."""
 
 
@@ -125,11 +127,11 @@ class Cold(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An object store instead: `s3://bucket/prefix`; credentials come from the environment."""
     hot_segments: Annotated[int, Meta(ge=0, le=1 << 20)] = limits.HOT_SEGMENTS_DEFAULT
     """A topic's newest segments that stay on the host's own disk (TI-2)."""
-    hot_bytes: Annotated[int, Meta(ge=0)] = 0
+    hot_bytes: Annotated[int, Meta(ge=0, le=limits.COUNT_MAX)] = 0
     """Most bytes of a topic's segments on the host's own disk; 0 = no bound. The stricter one decides."""
-    interval_s: Annotated[float, Meta(gt=0, le=86_400)] = 5.0
+    interval_s: Annotated[float, Meta(ge=limits.INTERVAL_S_MIN, le=86_400)] = 5.0
     cache_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 40)] = 64 * limits.MIB
-    timeout_s: Annotated[float, Meta(gt=0, le=3_600)] = 30.0
+    timeout_s: Annotated[float, Meta(ge=limits.INTERVAL_S_MIN, le=3_600)] = 30.0
 
 
 class Storage(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -139,17 +141,17 @@ class Storage(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Off: no process works in the background, and log files are kept for ever."""
     segment_records: Annotated[int, Meta(ge=1, le=1 << 31)] = limits.SEGMENT_RECORDS_DEFAULT
     segment_bytes: Annotated[int, Meta(ge=64 * limits.KIB, le=1 << 32)] = limits.SEGMENT_BYTES_DEFAULT
-    segment_age_ms: Annotated[int, Meta(ge=0)] = limits.SEGMENT_AGE_MS_DEFAULT
+    segment_age_ms: Annotated[int, Meta(ge=0, le=limits.DURATION_MS_MAX)] = limits.SEGMENT_AGE_MS_DEFAULT
     """Records wait in the log no longer than this; 0 = as long as it takes to fill a file."""
     own_segment_bytes: Annotated[int, Meta(ge=0, le=1 << 32)] = limits.OWN_SEGMENT_BYTES_DEFAULT
     """Topics with less than this in a pass share a segment."""
     compression: Literal["none", "lz4", "zstd"] = "none"
-    compression_min_bytes: Annotated[int, Meta(ge=0)] = 1_024
+    compression_min_bytes: Annotated[int, Meta(ge=0, le=limits.FRAME_BYTES_MAX)] = 1_024
     compression_saving: Annotated[float, Meta(ge=0, lt=1)] = 0.05
     """A body is kept compressed only when that saves at least this part of it."""
-    reclaim_bytes_per_s: Annotated[int, Meta(ge=1 << 16)] = 64 * limits.MIB
-    reclaim_interval_s: Annotated[float, Meta(gt=0, le=86_400)] = 5.0
-    scrub_bytes_per_s: Annotated[int, Meta(ge=0)] = 4 * limits.MIB
+    reclaim_bytes_per_s: Annotated[int, Meta(ge=1 << 16, le=limits.PACE_BYTES_MAX)] = 64 * limits.MIB
+    reclaim_interval_s: Annotated[float, Meta(ge=limits.INTERVAL_S_MIN, le=86_400)] = 5.0
+    scrub_bytes_per_s: Annotated[int, Meta(ge=0, le=limits.PACE_BYTES_MAX)] = 4 * limits.MIB
     """Pace at which everything at rest is verified over and over (RD-23); 0 = off."""
 
 
@@ -182,7 +184,9 @@ class Supervisor(Section, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """How patient the supervisor is."""
 
     restart_max: Annotated[int, Meta(ge=0, le=1000)] = limits.RESTART_MAX_DEFAULT
-    restart_window_s: Annotated[float, Meta(gt=0, le=86_400)] = limits.RESTART_WINDOW_S_DEFAULT
+    restart_window_s: Annotated[float, Meta(ge=limits.INTERVAL_S_MIN, le=86_400)] = (
+        limits.RESTART_WINDOW_S_DEFAULT
+    )
     drain_s: Annotated[float, Meta(ge=0, le=3_600)] = limits.DRAIN_S_DEFAULT
     stuck_after_s: Annotated[float, Meta(ge=limits.STUCK_AFTER_S_MIN, le=3_600)] = (
         limits.STUCK_AFTER_S_DEFAULT
@@ -459,6 +463,11 @@ def _read_topics(draft: _Draft, tables: dict[str, Any], path: str) -> None:
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise ConfigError(f'topics."{name}" must be a table', file=path)
+        try:
+            check_topic_name(name)
+            require_effect(checked(TOPIC_SETTINGS, table), table.get("type", LOG))
+        except InvalidRequest as e:
+            raise ConfigError(f'topics."{name}": {e.message}', file=path, **e.detail) from None
         draft.topics[name] = table
         draft.sources[f"topics.{name}"] = f"file {path}"
 
@@ -501,6 +510,7 @@ def _read_environment(draft: _Draft, environ: Mapping[str, str]) -> None:
 # -- values -------------------------------------------------------------------------------------------
 
 _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-zµ]*)\s*$")
+_DIGITS_MAX = 64
 _SIZE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE_UNITS |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -521,6 +531,8 @@ def parse_size(text: str) -> int:
     match = _QUANTITY.match(text)
     if not match or match[2] not in _SIZE_UNITS:
         raise ValueError(f"{text!r} is not a size such as 67108864, 64MiB or 1GB")
+    if len(match[1]) > _DIGITS_MAX:
+        raise ValueError(f"{text[:_DIGITS_MAX]!r}... has more than {_DIGITS_MAX} digits")
     number = (
         float(match[1]) * _SIZE_UNITS[match[2]] if "." in match[1] else int(match[1]) * _SIZE_UNITS[match[2]]
     )
@@ -534,6 +546,8 @@ def parse_duration(text: str, unit: str = "s") -> float:
     match = _QUANTITY.match(text)
     if not match or (match[2] or unit) not in _TIME_UNITS:
         raise ValueError(f"{text!r} is not a duration such as 100ms, 5s or 2h")
+    if len(match[1]) > _DIGITS_MAX:
+        raise ValueError(f"{text[:_DIGITS_MAX]!r}... has more than {_DIGITS_MAX} digits")
     return float(match[1]) * _TIME_UNITS[match[2] or unit]
 
 

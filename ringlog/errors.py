@@ -222,7 +222,8 @@ class GroupNotFound(Refused):
 
 
 class GroupIncompatible(Refused):
-    """The consumer group is there in another mode, or the request is one for the other mode."""
+    """The consumer group is there in another mode or with other settings (`differences`), or the request is
+    one for the other mode."""
 
     code, status, http = "group_incompatible", Status.GROUP_INCOMPATIBLE, 409
 
@@ -237,7 +238,8 @@ class ProducerFenced(Refused):
 
 
 class TopicIncompatible(Refused):
-    """The topic exists with another type."""
+    """The topic exists with another type, or with other settings than were asked for; `differences` maps each
+    to (existing, asked for)."""
 
     code, status, http = "topic_exists_incompatible", Status.TOPIC_EXISTS_INCOMPATIBLE, 409
 

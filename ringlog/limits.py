@@ -145,6 +145,23 @@ VOLATILE_BYTES_DEFAULT = 64 * MIB
 """Ephemeral records one shard keeps in memory; beyond it the oldest file of them is evicted."""
 SEQ_MAX = (1 << 63) - 1
 
+# -- settings of topics and groups (ringlog/settings.py). A value outside is refused where it enters ---------
+DURATION_MS_MAX = 36_500 * 86_400_000
+"""Longest duration of a setting, 100 years: in nanoseconds it fits 63 bits, and in microseconds beside a
+time."""
+COUNT_MAX = SEQ_MAX
+"""Largest cap in records or bytes."""
+DELIVERIES_MAX = 1_000_000
+"""Largest `max_deliveries` of a queue or a group."""
+INTERVAL_S_MIN = 0.01
+"""Shortest interval or timeout of the engine's settings: a shorter one would keep a processor busy."""
+PACE_BYTES_MAX = 1 << 40
+"""Largest `…_bytes_per_s`: a budget of a second fits beside all others."""
+CLAIM_JITTER_MS_MAX = 5_000
+PRIORITY_LEVELS_MAX = 256
+"""The priority column of a frame is one byte."""
+TOPIC_PRIORITY_MAX = 1_000
+
 # -- reads ---------------------------------------------------------------------------------------------
 READ_LIMIT_DEFAULT = 256
 READ_LIMIT_MAX = 1_000
@@ -340,8 +357,6 @@ DEAD_LETTERS_PER_CLAIM_MAX = 1_000
 
 QUEUES_SAMPLED_MAX = 1_000
 """Queues that a shard counts anew for the board each time it looks; with more the sums are so much older."""
-GROUP_DELIVERIES_MAX = 1_000_000
-"""Most that a group's `max_deliveries` may be."""
 GROUPS_SAMPLED_MAX = 256
 """Consumer groups, and their members, that it counts anew then; the same."""
 QUEUES_LOOK_MS = 1_000
@@ -511,6 +526,7 @@ HANDSHAKE_MS = 5_000
 STORY_EVENTS_MAX = 256
 
 assert RECORD_BYTES_MAX <= REQUEST_BYTES_MAX < FRAME_BYTES_MAX
+assert DURATION_MS_MAX * 1_000_000 < SEQ_MAX // 2, "a duration in nanoseconds fits beside a time"
 assert FEEDS_PER_SUBSCRIPTION_MAX <= FEEDS_PER_SCHEDULER_MAX
 assert FRAME_BYTES_MAX < 1 << 31, "frame_len and column offsets are 32 bits"
 assert RING_BYTES_MIN // RING_FRAME_FRACTION > 4 * KIB, "the smallest ring takes an ordinary frame"

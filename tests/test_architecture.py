@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
     "shm", "governor", "payload", "lives", "tags", "digests", "environment", "bounded", "compiled", "cores",
-    "descriptors",
+    "settings", "names", "descriptors",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
@@ -201,6 +201,8 @@ PURE_MODULES = {
     "ringlog.compiled",
     "ringlog.limits",
     "ringlog.tags",
+    "ringlog.names",
+    "ringlog.settings",
     "ringlog.digests",
     "ringlog.governor",
     "ringlog.segment.layout",

@@ -15,6 +15,7 @@ from ringlog import environment
 from ringlog.cli.app import run
 from ringlog.cli.outcome import Exit
 from ringlog.errors import ConfigError
+from ringlog.limits import COUNT_MAX, DURATION_MS_MAX, INTERVAL_S_MIN
 
 
 def load(
@@ -241,3 +242,65 @@ def test_every_variable_that_is_read_anywhere_is_in_the_table() -> None:
     }
     assert len(read) > 40
     assert {name: path for name, path in read.items() if name not in known} == {}
+
+
+EXTREMES = [
+    "0", "-1", "1", str(2**63), str(2**64 - 1), "9" * 400, "nan", "inf", "1e400", "0.0000001", "", "x",
+]  # fmt: skip
+
+
+def loaded_or_refused(key: str, text: str, cwd: str) -> tuple[c.LoadedConfig | None, str]:
+    try:
+        return c.load_config({key: text}, {}, cwd), ""
+    except ConfigError as e:
+        return None, str(e)
+
+
+@pytest.mark.parametrize("key", sorted(c.ENVIRONMENT))
+def test_an_extreme_of_any_setting_is_refused_by_name_or_bounded_on_both_sides(
+    tmp_path: Path, key: str
+) -> None:
+    for text in EXTREMES:
+        loaded, refusal = loaded_or_refused(key, text, str(tmp_path))
+        if loaded is None:
+            assert key in refusal
+            continue
+        section, name = key.split(".")
+        value = getattr(getattr(loaded.config, section), name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            assert abs(value) <= COUNT_MAX
+            assert value == 0 or value >= INTERVAL_S_MIN or name in {"compression_saving", "drain_s"}
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "true", str(2**63 - 1), "-1", "[]", "{}"])
+@pytest.mark.parametrize("key", ["cold.interval_s", "storage.segment_age_ms", "supervisor.restart_window_s"])
+def test_an_extreme_in_the_file_is_refused_by_name(tmp_path: Path, key: str, value: str) -> None:
+    section, name = key.split(".")
+    with pytest.raises(ConfigError, match=name):
+        load(tmp_path, f"[{section}]\n{name} = {value}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('durabilty = "fsync"', "did you mean durability"),
+        ("ttl = 5", "has no setting 'ttl'"),
+        ("ttl_ms = 18446744073709551615", f"from 0 to {DURATION_MS_MAX} ms"),
+        ('ttl_ms = "1h"', "ttl_ms must be an integer"),
+        ("lease_ms = 1", "from 100 to 86400000 ms"),
+        ("priority_levels = 3000", "priority_levels has no effect|from 1 to 256"),
+        ('type = "heap"', "type must be one of log, queue, got 'heap'"),
+        ("max_deliveries = 3", "max_deliveries has no effect on a log"),
+        ('type = "queue"\ndead_letter = "a b"', "not a legal topic name"),
+    ],
+)
+def test_a_wrong_setting_of_a_topic_in_the_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        load(tmp_path, f"[topics.orders]\n{text}\n")
+    assert 'topics."orders"' in str(caught.value)
+    assert "ringlog.toml" in str(caught.value)
+
+
+def test_a_topic_of_the_file_has_a_legal_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a legal topic name"):
+        load(tmp_path, '[topics."../x"]\nttl_ms = 5\n')

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, RouterCycle, RouterNotFound, Throttled, TopicIncompatible
 from ringlog.limits import LIST_PAGE_MAX
+from ringlog.names import check_topic_name
 from ringlog.tags import long_form
-from ringlog.topic.names import check_topic_name
 from ringlog.topic.routers import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,

@@ -17,7 +17,7 @@ import numpy as np
 
 from actors.wal_shard.group import Group
 from actors.wal_shard.group_numbers import GroupNumbers
-from actors.wal_shard.job_requests import live_of, node_of, reason_of
+from actors.wal_shard.job_requests import live_of, node_of, reason_of, require_numbers
 from actors.wal_shard.records import frame_of
 from actors.wal_shard.removal import Removals
 from actors.wal_shard.waiting import Waiting
@@ -43,25 +43,21 @@ from ringlog.limits import (
     CLAIM_JOBS_MAX,
     GROUP_BYTES_MAX,
     GROUP_CHANGE_BYTES_MAX,
-    GROUP_DELIVERIES_MAX,
     GROUP_LETTERS_PER_MOVE,
     GROUP_NAME_BYTES_MAX,
-    GROUP_PENDING_MAX,
     GROUP_PENDING_PER_TOPIC_MAX,
     GROUPS_PER_TOPIC_MAX,
     JOBS_PER_REQUEST_MAX,
-    LEASE_MS_MAX,
-    LEASE_MS_MIN,
-    NACK_DELAY_MS_MAX,
     PENDING_ROWS_MAX,
     TAG_BYTES_MAX,
 )
+from ringlog.names import is_topic_name
 from ringlog.queue.again import entries_of, still_held
 from ringlog.queue.state import I64, U64
 from ringlog.queue.tokens import NUMBER_MAX, Tokens
+from ringlog.settings import GROUP_SETTINGS, checked
 from ringlog.tags import kept_match
 from ringlog.topic.directory import Directory
-from ringlog.topic.names import is_topic_name
 from ringlog.topic.retention import Removal, held_from
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
@@ -209,8 +205,9 @@ class Groups:
     ) -> m.Message | None:
         topic, group = self._find(message, Mode.QUEUE)
         node_of(message)
-        if min(message.max, message.wait_ms, message.lease_ms, message.min_idle_ms) < 0:
-            raise InvalidRequest("a number is negative", topic=topic.name)
+        require_numbers(message)
+        if message.max < 0:
+            raise InvalidRequest("a number is negative", field="max", topic=topic.name)
         if self.waiting.sent_again(event, message.call):
             return None
         answer = self._given(topic, group, message, into, now_us)
@@ -231,7 +228,7 @@ class Groups:
         room = GROUP_PENDING_PER_TOPIC_MAX - sum(each.pending for each in topic.groups.values())
         change = group.claim(
             live_of(topic), message.node, min(max(message.max, 1), CLAIM_JOBS_MAX),
-            _lease_ms(message.lease_ms or topic.config.lease_ms), now_ms, self._tokens,
+            message.lease_ms or topic.config.lease_ms, now_ms, self._tokens,
             fresh_max=max(room, 0), min_idle_ms=message.min_idle_ms, call=message.call,
             life=(message.pid, message.born),
         )  # fmt: skip
@@ -242,13 +239,12 @@ class Groups:
         topic, group = self._find(message, Mode.QUEUE)
         node_of(message)
         seqs, _ = _entries(message.seqs, b"")
-        if message.lease_ms < 0 or message.min_idle_ms < 0:
-            raise InvalidRequest("a number is negative", topic=topic.name)
+        require_numbers(message)
         again = _claimed_before(topic, group, message, now_us // 1_000)
         if again is not None:
             return again
         change = group.steal(
-            np.unique(seqs), message.node, _lease_ms(message.lease_ms or topic.config.lease_ms),
+            np.unique(seqs), message.node, message.lease_ms or topic.config.lease_ms,
             now_us // 1_000, self._tokens, min_idle_ms=message.min_idle_ms, call=message.call,
             life=(message.pid, message.born),
         )  # fmt: skip
@@ -298,16 +294,14 @@ class Groups:
         if message.undo:
             return self._undo(message, into, now_us)
         topic, group, found = self._matched(message, now_us)
-        if message.delay_ms < 0:
-            raise InvalidRequest("a number is negative", field="delay_ms")
+        require_numbers(message)
         before = group.answered(message.call)
         if before is not None and before.op in _LEASED:
             before = None  # The claim is taken back: it is as if it had never been made.
         if before is None:
-            delay_ms = min(message.delay_ms, NACK_DELAY_MS_MAX)
             reason = reason_of(message.reason) if group.made.dead_letter else ""
             change = group.nack(
-                found, message.node, delay_ms, now_us // 1_000, call=message.call, reason=reason
+                found, message.node, message.delay_ms, now_us // 1_000, call=message.call, reason=reason
             )
             self._log(topic, change, into)
             self.waiting.wake(group.number)
@@ -332,9 +326,8 @@ class Groups:
 
     def _extend(self, message: m.GroupExtend, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group, found = self._matched(message, now_us)
-        if message.lease_ms < 0:
-            raise InvalidRequest("a number is negative", field="lease_ms")
-        before, lease_ms = group.answered(message.call), _lease_ms(message.lease_ms or topic.config.lease_ms)
+        require_numbers(message)
+        before, lease_ms = group.answered(message.call), message.lease_ms or topic.config.lease_ms
         deadline = now_us // 1_000 + lease_ms if before is None else before.until_ms
         if before is None:
             change = group.extend(found, message.node, lease_ms, now_us // 1_000, call=message.call)
@@ -633,7 +626,7 @@ def info_of(topic: Topic, group: ConsumerGroup, *, created: bool = False) -> m.G
     made = group.made
     return m.GroupInfo(
         topic.name, made.key, made.name, int(made.mode), made.tags, created, group.cursor, group.floor,
-        group.pending, made.deliveries_max, made.dead_letter,
+        group.pending, made.deliveries_max, made.dead_letter, made.pending_max, made.member_max,
     )  # fmt: skip
 
 
@@ -655,17 +648,26 @@ def _made(message: m.GroupOpen) -> Made:
         kept_match(message.tags, "tags")
     if len(message.tags.encode()) > TAG_BYTES_MAX + 1:
         raise InvalidRequest("not a filter of tags", field="tags", found=message.tags[:64])
+    checked(
+        GROUP_SETTINGS,
+        {
+            "max_in_flight": message.pending_max, "member_max_in_flight": message.member_max,
+            "max_deliveries": message.max_deliveries,
+        },
+        "group",
+    )  # fmt: skip
     limits = (message.pending_max, message.member_max)
-    if min(limits) < 0 or max(limits) > GROUP_PENDING_MAX:
-        raise InvalidRequest("out of range", field="max_in_flight", found=list(limits), max=GROUP_PENDING_MAX)
+    if any(limits) and message.mode != Mode.QUEUE:
+        raise InvalidRequest(
+            "max_in_flight and member_max_in_flight have no effect on a group in mode stream",
+            field="max_in_flight" if limits[0] else "member_max_in_flight",
+        )  # fmt: skip
     return Made(message.group, Mode(message.mode), message.tags, *limits, *_dead_letters(message))
 
 
 def _dead_letters(message: m.GroupOpen) -> tuple[int, str]:
     """How often a record of a new group is given out at most, and where it goes then."""
     most, target = message.max_deliveries, message.dead_letter
-    if not 0 <= most <= GROUP_DELIVERIES_MAX:
-        raise InvalidRequest("out of range", field="max_deliveries", found=most, max=GROUP_DELIVERIES_MAX)
     if target and (not is_topic_name(target) or target == message.topic or message.mode != Mode.QUEUE):
         raise InvalidRequest(
             "not a topic for the dead letters of this group", field="dead_letter", found=target[:64],
@@ -722,7 +724,3 @@ def _entries(data: bytes, given: bytes) -> tuple[I64, U64 | None]:
 
 def _bytes_of(seqs: list[int]) -> bytes:
     return np.array(seqs, dtype="<i8").tobytes()
-
-
-def _lease_ms(wanted: int) -> int:
-    return min(max(wanted, LEASE_MS_MIN), LEASE_MS_MAX)

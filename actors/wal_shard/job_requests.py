@@ -12,19 +12,27 @@ from ringlog.errors import BatchTooLarge, CorruptData, Internal, InvalidRequest
 from ringlog.limits import (
     DEAD_LETTER_REASON_BYTES_MAX,
     JOBS_PER_REQUEST_MAX,
-    LEASE_MS_MAX,
-    LEASE_MS_MIN,
     NODE_BYTES_MAX,
 )
 from ringlog.queue.apart import Marks
 from ringlog.queue.backoff import Backoff
 from ringlog.queue.live import Live
 from ringlog.queue.state import I64, U64, Matched
+from ringlog.settings import CALL_SETTINGS
 from ringlog.topic.retention import front_of
 from ringlog.topic.state import Topic
 
 Names = m.JobsAck | m.JobsNack | m.JobsExtend | m.JobsReject | m.JobsNext
 """Requests that name jobs."""
+
+
+_NUMBERS: dict[type[m.Message], tuple[str, ...]] = {
+    kind: tuple(name for name in CALL_SETTINGS if name in kind.__struct_fields__)
+    for kind in (
+        m.JobsClaim, m.JobsNext, m.JobsNack, m.JobsExtend, m.GroupClaim, m.GroupSteal, m.GroupNack,
+        m.GroupExtend,
+    )
+}  # fmt: skip
 
 
 def levels_of(topic: Topic) -> int:
@@ -99,9 +107,11 @@ def reason_of(text: str) -> str:
     return line[: DEAD_LETTER_REASON_BYTES_MAX - 3].decode(errors="ignore") + "..."
 
 
-def lease_ms_of(wanted: int) -> int:
-    """How long a lease lasts, as near to what is wanted as it may be."""
-    return min(max(wanted, LEASE_MS_MIN), LEASE_MS_MAX)
+def require_numbers(message: Any) -> None:
+    """Raise InvalidRequest, naming the field, for a number of a request that is out of its range."""
+    for name in _NUMBERS[type(message)]:
+        if value := getattr(message, name):
+            CALL_SETTINGS[name].check(value)
 
 
 def skipped_of(matched: Matched) -> I64:

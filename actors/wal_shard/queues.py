@@ -29,13 +29,13 @@ from actors.wal_shard.job_requests import (
     bytes_of,
     damage_of,
     entries,
-    lease_ms_of,
     levels_of,
     live_of,
     marks_of,
     node_of,
     numbers_of,
     reason_of,
+    require_numbers,
     skipped_of,
     was_deleted,
 )
@@ -63,7 +63,6 @@ from ringlog.limits import (
     GROUP_BYTES_MAX,
     JOBS_PER_REQUEST_MAX,
     LINKS_MAX,
-    NACK_DELAY_MS_MAX,
 )
 from ringlog.queue.again import entries_of, still_held
 from ringlog.queue.pending import pending
@@ -155,7 +154,8 @@ class Queues:
     ) -> m.Message | None:
         topic = self._found(message)
         node_of(message)
-        if min(message.max, message.wait_ms, message.lease_ms, message.pid, message.born) < 0:
+        require_numbers(message)
+        if min(message.max, message.pid, message.born) < 0:
             raise InvalidRequest("a number is negative", topic=topic.name)
         if self.waiting.sent_again(event, message.call):
             return None
@@ -179,7 +179,8 @@ class Queues:
         topic = self._found(message)
         node_of(message)
         entries(message)
-        if min(message.max, message.lease_ms, message.pid, message.born) < 0:
+        require_numbers(message)
+        if min(message.max, message.pid, message.born) < 0:
             raise InvalidRequest("a number is negative", topic=topic.name)
         answer: Any = self._answers.get(message.call)
         if not isinstance(answer, m.JobsClaimed):
@@ -221,7 +222,7 @@ class Queues:
         wishes = [
             Wish(
                 node_of(each), min(max(each.max, 1), CLAIM_JOBS_MAX),
-                lease_ms_of(each.lease_ms or config.lease_ms), self.link_of((each.pid, each.born)),
+                each.lease_ms or config.lease_ms, self.link_of((each.pid, each.born)),
                 each.by_number,
             )
             for each in messages
@@ -428,9 +429,8 @@ class Queues:
         answer = self._answers.get(message.call)
         if answer is not None and not isinstance(answer, m.JobsClaimed):
             return answer  # Else the claim is taken back: it is as if it had never been made.
-        if message.delay_ms < 0:
-            raise InvalidRequest("a number is negative", field="delay_ms")
-        queue, delay_ms = self._queue(topic), min(message.delay_ms, NACK_DELAY_MS_MAX)
+        require_numbers(message)
+        queue, delay_ms = self._queue(topic), message.delay_ms
         reason = reason_of(message.reason)
         if reason:
             queue.failed(matched, reason, now_us // 1_000)
@@ -472,9 +472,8 @@ class Queues:
         topic, matched = self._matched(message, now_us)
         if (answer := self._answers.get(message.call)) is not None:
             return answer
-        if message.lease_ms < 0:
-            raise InvalidRequest("a number is negative", field="lease_ms")
-        lease_ms = lease_ms_of(message.lease_ms or topic.config.lease_ms)
+        require_numbers(message)
+        lease_ms = message.lease_ms or topic.config.lease_ms
         deadline = self._queue(topic).extend(matched, lease_ms, now_us // 1_000)
         self.durable.extended(topic, message, matched, deadline, group, now_us // 1_000)
         self.waiting.wake(topic.topic_id)

@@ -23,7 +23,14 @@ from actors.wal_shard.job_requests import live_of
 from actors.wal_shard.queue_numbers import live_count
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
-from ringlog.limits import CLAIM_JOBS_MAX, JOBS_PER_REQUEST_MAX, LEASE_MS_MAX, LEASE_MS_MIN, NODE_BYTES_MAX
+from ringlog.limits import (
+    CLAIM_JOBS_MAX,
+    DURATION_MS_MAX,
+    JOBS_PER_REQUEST_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    NODE_BYTES_MAX,
+)
 from ringlog.queue.state import Claimed, Queue
 from ringlog.topic.config import QUEUE, TopicConfig
 from ringlog.topic.retention import Removal, front_of
@@ -86,7 +93,7 @@ class QuickJobs:
     def claim(self, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
         """What this claim is given; None when it has to go the long way, or there is nothing for it."""
         found = self._usual(message)
-        if found is None or message.wait_ms < 0 or not self._is_usual_claim(message):
+        if found is None or not 0 <= message.wait_ms <= DURATION_MS_MAX or not self._is_usual_claim(message):
             return None
         claimed = self._claim(found, message, now_us)
         if not claimed.runs:
@@ -97,14 +104,16 @@ class QuickJobs:
         return self._queues.keep(message.call, self._queues.claimed(topic, claimed, now_us, acked))
 
     def _is_usual_claim(self, message: m.JobsClaim | m.JobsNext) -> bool:
-        if message.call <= 0 or min(message.max, message.lease_ms, message.pid, message.born) < 0:
+        if message.call <= 0 or min(message.max, message.pid, message.born) < 0:
+            return False
+        if message.lease_ms and not LEASE_MS_MIN <= message.lease_ms <= LEASE_MS_MAX:
             return False
         return 1 <= len(message.node.encode()) <= NODE_BYTES_MAX and not self._queues.knows(message.call)
 
     def _claim(self, found: tuple[Topic, Queue], message: m.JobsClaim | m.JobsNext, now_us: int) -> Claimed:
         topic, queue = found
         queues = self._queues
-        lease_ms = min(max(message.lease_ms or topic.config.lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
+        lease_ms = message.lease_ms or topic.config.lease_ms
         claimed = queue.claim(
             live_of(topic), message.node.encode(), min(max(message.max, 1), CLAIM_JOBS_MAX), lease_ms,
             now_us // 1_000, deliveries_max=queues.limit_of(topic),

@@ -28,6 +28,7 @@ from ringlog.frame.settle import (
     WORDS,
 )
 from ringlog.limits import DEDUP_IDS_PER_WRITE_MAX, IDEMPOTENCY_KEY_BYTES_MAX
+from ringlog.settings import CALL_SETTINGS
 from ringlog.topic.idempotency import Remembered
 from ringlog.topic.state import Topic
 
@@ -39,6 +40,7 @@ def check(message: m.Append, batch: frames.FrameBatch) -> None:
     key, ids = message.idempotency_key, message.ids
     if not key and not ids:
         return
+    CALL_SETTINGS["window_ms"].check(message.window_ms)
     if len(key.encode()) > IDEMPOTENCY_KEY_BYTES_MAX:
         raise InvalidRequest("idempotency key too long", max=IDEMPOTENCY_KEY_BYTES_MAX)
     if len(batch) != 1:

@@ -67,12 +67,13 @@ from ringlog.limits import (
     RECORD_BYTES_MAX,
     REQUEST_BYTES_MAX,
 )
+from ringlog.names import check_topic_name
 from ringlog.segment.layout import parse_stem
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.dedup import SESSION_BIT
 from ringlog.topic.directory import Directory, Halt
 from ringlog.topic.idempotency import Remembered
-from ringlog.topic.names import check_topic_name, home_shard
+from ringlog.topic.names import home_shard
 from ringlog.topic.retention import held_from
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
@@ -89,7 +90,7 @@ def may_log(message: m.Message) -> bool:
     return isinstance(message, CHANGES) or (isinstance(message, m.ProducerState) and message.owner != 0)
 
 
-_MODES = ("upsert", "create", "merge")
+_MODES = ("upsert", "create", "merge", "update")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +245,7 @@ class Requests:
             if message.mode == "merge":
                 raise TopicNotFound("no such topic", topic=message.topic)
             return self.info(self._create(message.topic, message.config, group), created=True)
-        if message.mode == "merge":
+        if message.mode in {"merge", "update"}:
             config = topic.config.merged(message.config, topic.name)
         else:
             config = TopicConfig.parse(message.config, topic.name)

@@ -10,7 +10,7 @@ from ringlog.client import topics
 from ringlog.client.group_facts import GroupSummary
 from ringlog.client.grouping import list_groups
 from ringlog.client.pages import TagFilter
-from ringlog.client.topics import Deletion, TopicDescription, TopicMerge, TopicRemoval, TopicSummary
+from ringlog.client.topics import Deletion, ExistOk, TopicDescription, TopicMerge, TopicRemoval, TopicSummary
 from ringlog.limits import LIST_PAGE_DEFAULT
 
 
@@ -20,8 +20,9 @@ class Topics:
     def __init__(self, shell: LoopShell) -> None:
         self._shell = shell
 
-    async def create(self, topic: str, *, exist_ok: bool = False, **config: Any) -> TopicDescription:
-        """Make a topic with these settings."""
+    async def create(self, topic: str, *, exist_ok: ExistOk = False, **config: Any) -> TopicDescription:
+        """Make a topic with these settings; one that is there has to have them (`exist_ok=True`), or gets
+        them (`exist_ok="update"`)."""
         return await self._shell.run(topics.create(self._shell.session, topic, exist_ok, config))
 
     async def configure(self, topic: str, **config: Any) -> TopicDescription:

@@ -12,7 +12,7 @@ from ringlog.clock import Clock
 from ringlog.digests import digest_of_id
 from ringlog.errors import InvalidRequest, UsageError
 from ringlog.frame.columns import encode_records
-from ringlog.limits import DEDUP_ID_BYTES_MAX, KEY_BYTES_MAX, NODE_BYTES_MAX, TAG_BYTES_MAX
+from ringlog.limits import DEDUP_ID_BYTES_MAX, DURATION_MS_MAX, KEY_BYTES_MAX, NODE_BYTES_MAX, TAG_BYTES_MAX
 
 Payload = bytes | bytearray | memoryview
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
@@ -112,8 +112,8 @@ def fields_of(record: Any) -> tuple[Any, dict[str, Any]] | None:
 
 
 def _positive(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise UsageError(f"{name} is a positive number of milliseconds", found=value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= DURATION_MS_MAX:
+        raise UsageError(f"{name} must be an integer from 1 to {DURATION_MS_MAX} ms", found=repr(value)[:64])
     return value
 
 

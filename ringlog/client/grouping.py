@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+from ringlog.client.checks import number
 from ringlog.client.claimed import Claimed
 from ringlog.client.group_facts import GroupMember, GroupStats, GroupSummary, PendingEntry
 from ringlog.client.leases import Lease, call_number, words_of
@@ -64,10 +65,11 @@ from ringlog.envelope.messages import (
     JobsReject,
     TopicInfo,
 )
-from ringlog.errors import LeaseLost, RinglogError, UsageError
+from ringlog.errors import GroupIncompatible, LeaseLost, RinglogError, UsageError
 from ringlog.limits import JOBS_PER_REQUEST_MAX, PENDING_ROWS_MAX, SEQ_MAX
 from ringlog.link.peer import MS, Reply
 from ringlog.link.pending import Pending, Steps
+from ringlog.settings import differences, told
 from ringlog.tags import long_form, parse_match
 
 MODES = {"queue": 1, "stream": 2}
@@ -99,23 +101,32 @@ class GroupWorking(Working):
 
     def __init__(
         self, topic: str, name: str, mode: str, node: str, clock: Clock, *, start: Start = STORED,
-        tags: TagFilter | None = None, max_in_flight: int = 0, member_max_in_flight: int = 0,
-        min_idle_ms: int = 0, create: bool = True, max_deliveries: int = 0, dead_letter: str = "",
-        release_on_exit: bool = True,
+        tags: TagFilter | None = None, max_in_flight: int | None = None,
+        member_max_in_flight: int | None = None, min_idle_ms: int = 0, create: bool = True,
+        max_deliveries: int | None = None, dead_letter: str | None = None, release_on_exit: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(topic, node, clock, release_on_exit=release_on_exit)
         if mode not in MODES:
             raise UsageError("a group's mode is queue or stream", found=mode)
-        if min(max_in_flight, member_max_in_flight, min_idle_ms) < 0:
-            raise UsageError("a limit is not negative", max_in_flight=max_in_flight, min_idle_ms=min_idle_ms)
+        without_effect = {
+            "max_in_flight": max_in_flight, "member_max_in_flight": member_max_in_flight,
+            "min_idle_ms": min_idle_ms,
+        }  # fmt: skip
+        for setting, value in without_effect.items():
+            if value and mode != "queue":
+                raise UsageError(f"{setting} has no effect on a group in mode {mode}")
         self.name, self.mode = name, mode
         self.tags = parse_match(tags, "tags").text if tags is not None else ""
         self.key = f"{name}@{self.tags}" if self.tags else name
         self.group = self.key
         self.filters = Filters(tag=tag_filter(tags))
         self._start = start
-        self._limits = max_in_flight, member_max_in_flight
-        self._dead_letters = max_deliveries, dead_letter
+        named = {
+            "max_in_flight": max_in_flight, "member_max_in_flight": member_max_in_flight,
+            "max_deliveries": max_deliveries, "dead_letter": dead_letter,
+        }  # fmt: skip
+        self._named: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        """Settings that the program named: a group that is there has to have them."""
         self._min_idle_ms = min_idle_ms
         self._stolen = b""
         self._create = create
@@ -170,14 +181,31 @@ class GroupWorking(Working):
     def open(self, connection: QueueConnection) -> Steps[GroupInfo]:
         """Make the group, unless it is there; raises GroupIncompatible."""
         first = yield from self._first(connection, self._start)
-        most, dead_letter = self._dead_letters
+        named = self._named
         opened = GroupOpen(
-            self.topic, self.name, MODES[self.mode], self.tags, first, *self._limits, self.node,
-            max_deliveries=most, dead_letter=dead_letter,
+            self.topic, self.name, MODES[self.mode], self.tags, first, named.get("max_in_flight", 0),
+            named.get("member_max_in_flight", 0), self.node, max_deliveries=named.get("max_deliveries", 0),
+            dead_letter=named.get("dead_letter", ""),
         )  # fmt: skip
         info: GroupInfo = (yield connection.about_jobs(opened)).message
+        if not info.created:
+            self._require_same(info)
         self._is_open = True
         return info
+
+    def _require_same(self, info: GroupInfo) -> None:
+        """Raise GroupIncompatible when the group has other settings than the program named."""
+        existing = {
+            "max_in_flight": info.pending_max, "member_max_in_flight": info.member_max,
+            "max_deliveries": info.max_deliveries, "dead_letter": info.dead_letter,
+        }  # fmt: skip
+        found = differences(self._named, existing)
+        if found:
+            raise GroupIncompatible(
+                f"group {self.key} of topic {self.topic} exists with other settings: {told(found)}. "
+                "Settings of a group are fixed when it is made: name the ones it has, or delete it first",
+                topic=self.topic, group=self.key, differences=found,
+            )  # fmt: skip
 
     def _first(self, connection: QueueConnection, start: Start) -> Steps[int]:
         """The first position behind a place to start."""
@@ -220,10 +248,9 @@ class GroupWorking(Working):
     ) -> Steps[Claimed]:  # fmt: skip
         """Those of these that are pending, whoever holds them."""
         yield from self.known(connection)
-        if len(seqs) > JOBS_PER_REQUEST_MAX or min_idle_ms < 0:
-            raise UsageError(
-                "too many at once, or a time is negative", seqs=len(seqs), min_idle_ms=min_idle_ms
-            )
+        min_idle_ms = number(min_idle_ms, "min_idle_ms")
+        if len(seqs) > JOBS_PER_REQUEST_MAX:
+            raise UsageError("too many records at once", seqs=len(seqs), max=JOBS_PER_REQUEST_MAX)
         if not seqs:
             return Claimed((), 0, 0, 0)
         thief = GroupWorking(

@@ -17,7 +17,7 @@ from ringlog.client.results import Appended, AppendedOnce
 from ringlog.client.stream import Stream
 from ringlog.digests import DIGEST_BYTES
 from ringlog.errors import BatchTooLarge, InvalidRequest, UsageError
-from ringlog.limits import DEDUP_IDS_PER_WRITE_MAX
+from ringlog.limits import DEDUP_IDS_PER_WRITE_MAX, DURATION_MS_MAX
 from ringlog.link.pending import Steps
 
 if TYPE_CHECKING:
@@ -30,8 +30,10 @@ def check_window(window_ms: int | None) -> int:
     """A window of its own as it travels; 0 = the topic's."""
     if window_ms is None:
         return 0
-    if not isinstance(window_ms, int) or isinstance(window_ms, bool) or window_ms <= 0:
-        raise UsageError("dedup_window_ms is a positive number of milliseconds", found=window_ms)
+    if not isinstance(window_ms, int) or isinstance(window_ms, bool) or not 0 < window_ms <= DURATION_MS_MAX:
+        raise UsageError(
+            f"dedup_window_ms must be an integer from 1 to {DURATION_MS_MAX} ms", found=repr(window_ms)[:64]
+        )
     return window_ms
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ringlog.client.batches import Batches
 from ringlog.client.behind import Behind
-from ringlog.client.checks import text, whole
+from ringlog.client.checks import number, text, whole
 from ringlog.client.claimed import Claimed, Jobs, Leases, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
@@ -44,7 +44,7 @@ from ringlog.client.results import Appended, ClientState, PendingJob, QueueStats
 from ringlog.client.topics import Deletion
 from ringlog.client.working import Rest, Wish, Working, check_most
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound, UsageError
-from ringlog.limits import CLAIM_JOBS_MAX
+from ringlog.limits import CLAIM_JOBS_MAX, LEASE_MS_MIN
 from ringlog.link.peer import Reply
 from ringlog.link.pending import Pending, Steps, start
 from ringlog.payload import RAW, PayloadCodec
@@ -745,21 +745,14 @@ def lost_before(topic: str, settled: Settled) -> LeaseLost:
 
 def check_claim(most: int, wait_ms: int, lease_ms: int | None) -> tuple[int, int, int | None]:
     """The same; raises UsageError for numbers that make no sense, and so do the others."""
-    most, wait_ms, lease_ms = whole(most, "max"), whole(wait_ms, "wait_ms"), check_claimed_for(lease_ms)
+    most, wait_ms, lease_ms = whole(most, "max"), number(wait_ms, "wait_ms"), check_claimed_for(lease_ms)
     check_most(most)
-    if wait_ms < 0:
-        raise UsageError("a time is not negative", wait_ms=wait_ms)
     return most, wait_ms, lease_ms
 
 
 def check_claimed_for(lease_ms: int | None) -> int | None:
     """How long jobs of a claim are held; None or 0 = as long as the topic says."""
-    if lease_ms is None:
-        return None
-    lease_ms = whole(lease_ms, "lease_ms")
-    if lease_ms < 0:
-        raise UsageError("a time is not negative", lease_ms=lease_ms)
-    return lease_ms
+    return None if lease_ms is None else number(lease_ms, "lease_ms")
 
 
 def is_by_number(order: str) -> bool:
@@ -793,15 +786,11 @@ def rest_of(delay_ms: int | None, reason: str) -> Rest:
     reason = short_reason(text(reason, "reason"))
     if delay_ms is None:
         return Rest(0, reason, True)
-    delay_ms = whole(delay_ms, "delay_ms")
-    if delay_ms < 0:
-        raise UsageError("a time is not negative", delay_ms=delay_ms)
-    return Rest(delay_ms, reason)
+    return Rest(number(delay_ms, "delay_ms"), reason)
 
 
 def check_lease(lease_ms: int) -> int:
     """How long a job is held."""
-    lease_ms = whole(lease_ms, "lease_ms")
-    if lease_ms <= 0:
-        raise UsageError("lease_ms is positive", found=lease_ms)
-    return lease_ms
+    if whole(lease_ms, "lease_ms") == 0:
+        raise UsageError("lease_ms must say how long the job is held, got 0", found=0, min=LEASE_MS_MIN)
+    return number(lease_ms, "lease_ms")

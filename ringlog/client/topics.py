@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from ringlog.client.checks import text
+from ringlog.client.checks import text, topic_settings
 from ringlog.client.group_facts import GroupSummary
 from ringlog.client.pages import TagFilter, check_after, tag_filter
 from ringlog.client.session import Session
@@ -26,7 +26,11 @@ from ringlog.envelope.messages import (
 from ringlog.errors import InvalidRequest, TopicIncompatible, TopicNotFound, UsageError
 from ringlog.limits import LIST_PAGE_DEFAULT, LIST_PAGE_MAX
 from ringlog.link.pending import Steps, start
-from ringlog.types import Durability
+from ringlog.settings import LOG, differences, resolved, told
+
+ExistOk = bool | Literal["update"]
+"""What `create` does about a topic that is there: refuse it, compare it, or configure it."""
+EXIST_OK = (False, True, "update")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +98,43 @@ class Deletion:
     bytes: int
 
 
-def plain_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration as it travels: enumerations by their names."""
-    return {name: value.label if isinstance(value, Durability) else value for name, value in config.items()}
-
-
-def create(session: Session, topic: str, exist_ok: bool, config: dict[str, Any]) -> Steps[TopicDescription]:
-    """Make a topic; an existing one is left as it is, and refused unless `exist_ok`."""
+def create(
+    session: Session, topic: str, exist_ok: ExistOk, config: dict[str, Any]
+) -> Steps[TopicDescription]:
+    """Make a topic. One that is there is refused, or has to have these settings, or gets them."""
     topic = text(topic, "topic")
+    if exist_ok not in EXIST_OK:
+        raise UsageError('exist_ok must be False, True or "update"', found=repr(exist_ok)[:80])
+    named = topic_settings(config)
     yield session.met()
-    put = TopicPut(topic, plain_config(config), "create")
+    # The type goes with an update, so that a topic of another type is refused before it is changed.
+    is_update = exist_ok == "update"
+    put = TopicPut(topic, {"type": LOG} | named if is_update else named, "update" if is_update else "create")
     info = yield from session.ask_by_name(topic, put)
     if not info.created and not exist_ok:
         raise TopicIncompatible("the topic exists", topic=topic, epoch=info.epoch, hint="exist_ok=True")
+    if not info.created:
+        _require_same(topic, {"type": LOG} | resolved(named), info.config)
     return TopicDescription(topic, info.epoch, info.created, info.config)
+
+
+def _require_same(topic: str, asked: dict[str, Any], existing: dict[str, Any]) -> None:
+    """Raise TopicIncompatible, naming each difference, when a topic is not what was asked for."""
+    found = differences(asked, existing)
+    if found:
+        hint = "" if "type" in found else '; exist_ok="update" changes them'
+        raise TopicIncompatible(
+            f"topic {topic} exists with other settings: {told(found)}{hint}", topic=topic, differences=found
+        )
 
 
 def configure(session: Session, topic: str, config: dict[str, Any]) -> Steps[TopicDescription]:
     """Change the named settings of an existing topic."""
     topic = text(topic, "topic")
+    named = topic_settings(config)
 
     def change(_: TopicInfo) -> TopicPut:
-        return TopicPut(topic, plain_config(config), "merge")
+        return TopicPut(topic, named, "merge")
 
     info: TopicInfo = session.remember((yield from session.about(topic, change)))
     return TopicDescription(topic, info.epoch, False, info.config)
@@ -224,11 +243,13 @@ class Topics:
         self._client = client
         """Lasts as long as it is of use."""
 
-    def create(self, topic: str, *, exist_ok: bool = False, **config: Any) -> TopicDescription:
+    def create(self, topic: str, *, exist_ok: ExistOk = False, **config: Any) -> TopicDescription:
         """Make a topic with these settings (durability="fsync", ttl_ms=…, cap_records=…, discard=…, …).
 
-        An existing topic is never changed: it is described if `exist_ok`, else TopicIncompatible. Raises
-        InvalidRequest naming the setting that is wrong.
+        An existing topic is refused. With `exist_ok=True` it is described, if its type and the settings that
+        this call names are as asked for (no `type` = "log"). With `exist_ok="update"` the named settings are
+        changed as by `configure`. Raises TopicIncompatible naming each difference with both values, and
+        InvalidRequest naming a setting that does not exist, with the nearest name, or has a wrong value.
         """
         return self._shell.ask(lambda session: start(create(session, topic, exist_ok, config)))
 

@@ -26,7 +26,7 @@ NUMBERS = (
 )  # fmt: skip
 TEXTS = (
     "", "a", "a*", "a/b", "a/+/#", "..", "$x", "t\0", "\0", "\n", "é", "\U0001f600", "a" * 300, "tag", "Eq",
-    "Glob", "Levels", "log", "queue", "create", "upsert", "merge", "seq", "fsync", "reject",
+    "Glob", "Levels", "log", "queue", "create", "upsert", "merge", "update", "seq", "fsync", "reject",
 )  # fmt: skip
 CONFIG = (
     "type", "ttl_ms", "cap_records", "cap_bytes", "discard", "durable", "durability", "priority", "lease_ms",

@@ -1,42 +1,37 @@
-"""What a topic is configured to be: read from a request, normalised once, stored whole. Pure.
+"""What a topic is configured to be: read from a request, checked once, stored whole. Pure.
 
-Unknown fields are ignored; a wrong type, an unknown word or a number out of range is InvalidRequest
-that names the field; what is documented as clamped is clamped, so that the stored and echoed value is
-the one in force. A config always states its class: `durability` decides, else `durable` means fsync
-or disk. To add a field: give it a default here and a row in the table; stored configs without it
-then read as that default.
+The rows of ringlog/settings.py say what each field takes. A request with an unknown name, a wrong type, an
+unknown word, a number out of range or a setting without effect on this type of topic raises InvalidRequest
+that names the field. What the log holds was accepted by some version: numbers are moved into today's ranges,
+names of later versions are passed over. A config always states its class: `durability` decides, else
+`durable` means fsync or disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
 
 from ringlog.errors import CorruptData, InvalidRequest, TopicIncompatible
-from ringlog.limits import (
-    EXPIRE_UNUSED_MS_MIN,
-    IDEMPOTENCY_KEYS_PER_TOPIC,
-    IDEMPOTENCY_KEYS_PER_TOPIC_MAX,
-    LEASE_MS_MAX,
-    LEASE_MS_MIN,
-    NACK_DELAY_MS_MAX,
+from ringlog.limits import IDEMPOTENCY_KEYS_PER_TOPIC
+from ringlog.settings import (
+    DISCARD_OLD,
+    DISCARD_REJECT,
+    LOG,
+    QUEUE,
+    TOPIC_SETTINGS,
+    checked,
+    defaults,
+    fitted,
+    require_effect,
+    resolved,
 )
-from ringlog.topic.names import check_topic_name
 from ringlog.types import Durability
 
-U64_MAX = (1 << 64) - 1
-PRIORITY_MAX = 1_000
-CLAIM_JITTER_MS_MAX = 5_000
-PRIORITY_LEVELS_MAX = 256
-"""The priority column of a frame is one byte."""
-
-LOG = "log"
-QUEUE = "queue"
-DISCARD_OLD = "old"
-DISCARD_REJECT = "reject"
+__all__ = ["DISCARD_OLD", "DISCARD_REJECT", "LOG", "QUEUE", "TopicConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +110,19 @@ class TopicConfig:
 
     def merged(self, given: Mapping[str, Any], topic: str = "") -> TopicConfig:
         """Return this config with only the named fields changed; the same checks as `parse`."""
-        if not isinstance(given, Mapping):
-            raise InvalidRequest("a topic config must be an object", field="config", found=_type_of(given))
-        changed = {name: check(name, given[name]) for name, check in _CHECKS.items() if name in given}
-        durable = changed.pop("durable", None)
-        if durable is not None and "durability" not in changed:
-            changed["durability"] = Durability.FSYNC if durable else Durability.DISK
-        config = replace(self, **changed)
+        named = checked(TOPIC_SETTINGS, _mapping(given))
+        config = self._changed(named)
+        require_effect(named, config.type)
         if topic and config.type == QUEUE and config.dead_letter == topic:
             raise InvalidRequest("a queue cannot be its own dead letter", field="dead_letter", topic=topic)
         return config
+
+    def _changed(self, values: Mapping[str, Any]) -> TopicConfig:
+        """This config with other values, which were checked."""
+        changed = resolved(values)
+        if "durability" in changed:
+            changed["durability"] = Durability.parse(changed["durability"])
+        return replace(self, **changed)
 
     def require_type_of(self, existing: TopicConfig, topic: str) -> None:
         """Raise TopicIncompatible when this config would change an existing topic's type (C-7)."""
@@ -159,16 +157,14 @@ class TopicConfig:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> TopicConfig:
-        """Decode what the log holds; fields of later versions are ignored, missing ones take defaults.
+        """Decode what the log holds. Fields of later versions are ignored, missing ones take defaults, and
+        numbers that an earlier version accepted are moved into today's ranges.
 
         Raises CorruptData for anything that `to_bytes` of no version could have written.
         """
         try:
             given = _decoder.decode(data)
-            unused_ms = given.get("expire_unused_ms")
-            if type(unused_ms) is int and 0 < unused_ms < EXPIRE_UNUSED_MS_MIN:
-                given["expire_unused_ms"] = EXPIRE_UNUSED_MS_MIN  # Stored when it had no effect.
-            return cls.parse(given)
+            return cls()._changed(fitted(TOPIC_SETTINGS, given))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, InvalidRequest) as e:
             raise CorruptData("stored topic config does not decode", reason=str(e)) from None
 
@@ -176,113 +172,12 @@ class TopicConfig:
 _decoder = msgspec.msgpack.Decoder(dict[str, Any])
 _FIELDS = tuple(field.name for field in fields(TopicConfig))
 
-Check = Callable[[str, Any], Any]
+
+def _mapping(given: object) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        found = "null" if given is None else type(given).__name__
+        raise InvalidRequest(f"a topic config must be an object, got {found}", field="config", found=found)
+    return given
 
 
-def _type_of(value: object) -> str:
-    return "null" if value is None else type(value).__name__
-
-
-def _wrong_type(field: str, expected: str, value: object) -> InvalidRequest:
-    return InvalidRequest("wrong type", field=field, expected=expected, found=_type_of(value))
-
-
-def _boolean(field: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong_type(field, "boolean", value)
-    return value
-
-
-def _integer(field: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _wrong_type(field, "integer", value)
-    return value
-
-
-def _unsigned(field: str, value: Any) -> int:
-    number = _integer(field, value)
-    if not 0 <= number <= U64_MAX:
-        raise InvalidRequest("out of range", field=field, min=0, max=U64_MAX, found=str(number)[:32])
-    return number
-
-
-def _none_or_from(low: int) -> Check:
-    """Check an unsigned field that is 0 or at least `low`."""
-
-    def check(field: str, value: Any) -> int:
-        number = _unsigned(field, value)
-        if 0 < number < low:
-            raise InvalidRequest("out of range", field=field, min=low, max=U64_MAX, found=str(number), none=0)
-        return number
-
-    return check
-
-
-def _clamped(low: int, high: int) -> Check:
-    """Check an unsigned field and move it into [low, high]."""
-    return lambda field, value: min(max(_unsigned(field, value), low), high)
-
-
-def _one_of(*words: str) -> Check:
-    def check(field: str, value: Any) -> str:
-        if not isinstance(value, str):
-            raise _wrong_type(field, "string", value)
-        if value not in words:
-            raise InvalidRequest("not one of the words", field=field, words=list(words), found=value[:64])
-        return value
-
-    return check
-
-
-_class_word = _one_of(*(each.label for each in Durability))
-
-
-def _durability(field: str, value: Any) -> Durability:
-    return Durability.parse(_class_word(field, value))
-
-
-def _priority(field: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    return min(max(_integer(field, value), -PRIORITY_MAX), PRIORITY_MAX)
-
-
-def _dead_letter(field: str, value: Any) -> str | None:
-    if value is not None:
-        check_topic_name(value, field)
-    return value if value is None else str(value)
-
-
-_CHECKS: dict[str, Check] = {
-    "type": _one_of(LOG, QUEUE),
-    "ttl_ms": _unsigned,
-    "cap_records": _unsigned,
-    "cap_bytes": _unsigned,
-    "discard": _one_of(DISCARD_OLD, DISCARD_REJECT),
-    "durable": _boolean,
-    "durability": _durability,
-    "priority": _priority,
-    "auto_priority": _boolean,
-    "auto_create": _boolean,
-    "idempotency_window_ms": _unsigned,
-    "idempotency_max": _clamped(1, IDEMPOTENCY_KEYS_PER_TOPIC_MAX),
-    "dedupe_node": _boolean,
-    "lease_ms": _clamped(LEASE_MS_MIN, LEASE_MS_MAX),
-    "backoff_ms": _clamped(0, NACK_DELAY_MS_MAX),
-    "backoff_max_ms": _clamped(0, NACK_DELAY_MS_MAX),
-    "claim_jitter_ms": _clamped(0, CLAIM_JITTER_MS_MAX),
-    "max_deliveries": _unsigned,
-    "dead_letter": _dead_letter,
-    "dead_letter_keep_expiry": _boolean,
-    "leases_durable": _boolean,
-    "record_priority": _boolean,
-    "starvation_ms": _unsigned,
-    "retain_until_acked": _boolean,
-    "hard_cap_records": _unsigned,
-    "hard_cap_bytes": _unsigned,
-    "priority_levels": _clamped(1, PRIORITY_LEVELS_MAX),
-    "expire_unused_ms": _none_or_from(EXPIRE_UNUSED_MS_MIN),
-    "compression": _one_of("none", "lz4", "zstd"),
-}
-
-assert set(_CHECKS) == {*_FIELDS, "durable"}, "every field has its check"
+assert TopicConfig().to_dict() == defaults(TOPIC_SETTINGS), "every field has its row, with its default"

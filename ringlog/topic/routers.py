@@ -12,8 +12,8 @@ from typing import Any
 
 from ringlog.errors import InvalidRequest
 from ringlog.limits import ROUTER_FILTER_BYTES_MAX, ROUTER_NAME_BYTES_MAX
+from ringlog.names import check_topic_name, is_router_name
 from ringlog.tags import kept_match, parse_match
-from ringlog.topic.names import check_topic_name, is_router_name
 
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE = "exactly_once"

@@ -26,6 +26,7 @@ from pyroaring import BitMap64
 from ringlog.digests import DIGEST_BYTES, digest_of_key
 from ringlog.errors import CorruptData, InvalidRequest, InvariantViolation
 from ringlog.group.saved import load, save
+from ringlog.limits import SEQ_MAX
 from ringlog.queue import durable
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.dedup import Producer
@@ -135,7 +136,7 @@ def decode_row(topic_id: int, data: Any) -> Topic:
 
 def _fill(topic: Topic, row: _Row) -> None:
     topic.head_seq, topic.next_seq = row.head_seq, row.head_seq + 1
-    topic.last_ts, topic.last_read_us, topic.due_us = row.last_ts, row.last_read_us, row.due_us
+    topic.last_ts, topic.last_read_us, topic.due_us = row.last_ts, row.last_read_us, min(row.due_us, SEQ_MAX)
     topic.count = topic.staged_count = row.count
     topic.bytes = topic.staged_bytes = row.bytes
     topic.is_reserving = bool(row.flags & IS_RESERVING)

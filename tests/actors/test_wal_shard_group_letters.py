@@ -18,7 +18,7 @@ from ringlog.errors import (
     NotReady,
     StaleEpoch,
 )
-from ringlog.limits import GROUP_DELIVERIES_MAX, GROUP_LETTERS_PER_MOVE
+from ringlog.limits import DELIVERIES_MAX, GROUP_LETTERS_PER_MOVE
 from ringlog.testing.shard_world import World
 
 RETURNED = 3
@@ -177,7 +177,7 @@ def test_what_leaves_the_topic_is_moved_no_more(world: World) -> None:
     "wrong",
     [
         {"max_deliveries": -1, "dead_letter": "dead"},
-        {"max_deliveries": GROUP_DELIVERIES_MAX + 1, "dead_letter": "dead"},
+        {"max_deliveries": DELIVERIES_MAX + 1, "dead_letter": "dead"},
         {"max_deliveries": 3},
         {"dead_letter": "t"},
         {"dead_letter": "no/../name\0"},

@@ -14,8 +14,8 @@ from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, Status, TopicNotFound
 from ringlog.frame.view import open_frame
+from ringlog.limits import LEASE_MS_MIN
 from ringlog.testing.shard_world import World
-from ringlog.topic.config import LEASE_MS_MIN
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 LEASE_S = 30.0
@@ -194,7 +194,7 @@ def test_nack_and_extend(world):
 def test_lengths_and_names_are_held_to_their_bounds(world):
     """QC-1, QA-2, QN-1, N-6d."""
     make(world, 2)
-    assert claim(world, 0, lease_ms=1).deadline == world.clock.now_us() // 1_000 + LEASE_MS_MIN
+    assert claim(world, 0, lease_ms=LEASE_MS_MIN).deadline == world.clock.now_us() // 1_000 + LEASE_MS_MIN
     with pytest.raises(BatchTooLarge) as large:
         ack(world, list(range(1, 1_002)))
     assert large.value.detail == {"seqs": 1_001, "max": 1_000}
@@ -207,6 +207,7 @@ def test_lengths_and_names_are_held_to_their_bounds(world):
         m.JobsClaim("q", "w", -1),
         m.JobsNack("q", "w", words([1]), delay_ms=-1),
         m.JobsExtend("q", "w", words([1]), lease_ms=-1),
+        m.JobsClaim("q", "w", lease_ms=LEASE_MS_MIN - 1),
     ):
         with pytest.raises(InvalidRequest):
             world.request(wrong)

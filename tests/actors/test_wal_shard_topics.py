@@ -27,6 +27,7 @@ from ringlog.frame.settle import (
     WORDS,
     entry_error,
 )
+from ringlog.limits import DURATION_MS_MAX
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 
@@ -539,7 +540,7 @@ def test_ids_survive_restarts_and_checkpoints_do_not_lengthen_their_windows(keye
     producer = Producer(keyed)
     producer.append("a", b"x", ids=ids_of("usual"))
     producer.append("a", b"y", ids=ids_of("short"), window_ms=500)
-    producer.append("a", b"z", ids=ids_of("long"), window_ms=1 << 70)
+    producer.append("a", b"z", ids=ids_of("long"), window_ms=DURATION_MS_MAX)
     for restart in (keyed.kill, keyed.stop, lambda: keyed.power_loss(7)):
         restart()
         keyed.start()

@@ -322,9 +322,8 @@ def test_hangup_and_quit_leave_the_engine_running(start: Start) -> None:
 
 def test_topics_of_the_file_are_made_at_start(start: Start, data_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "ringlog.toml"
-    file.write_text('[topics."orders.eu"]\ncap_records = 7\n[topics.bad]\ncap_records = "x"\n')
+    file.write_text('[topics."orders.eu"]\ncap_records = 7\n')
     engine = start(environ={"RINGLOG_CONFIG": str(file)}).ready()
-    engine.wait_until(lambda: "topic of the configuration not made" in engine.log, "the refusal of `bad`")
     assert engine.stop() == 0
     file.write_text('[topics."orders.eu"]\ncap_records = 8\n')
     engine = start(environ={"RINGLOG_CONFIG": str(file)}).ready()

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlog.errors import CorruptData, InvalidRequest, TopicIncompatible
-from ringlog.limits import EXPIRE_UNUSED_MS_MIN
-from ringlog.topic.config import U64_MAX, TopicConfig
+from ringlog.limits import DURATION_MS_MAX, EXPIRE_UNUSED_MS_MIN
+from ringlog.settings import FLAG, NAME, TOPIC_SETTINGS, WHOLE
+from ringlog.topic.config import TopicConfig
 from ringlog.types import Durability
 
+U64_MAX = (1 << 64) - 1
 DEFAULTS = {
     "type": "log", "ttl_ms": 0, "cap_records": 0, "cap_bytes": 0, "discard": "old", "durable": False,
     "durability": "disk", "priority": None, "auto_priority": True, "auto_create": True,
@@ -45,13 +47,32 @@ def test_an_empty_config_lists_every_field_with_its_default():
 
 def test_queue_fields_of_a_log_are_kept():
     """C-2."""
-    config = TopicConfig.parse({"type": "log", "lease_ms": 500, "dead_letter": "dead"})
-    assert (config.lease_ms, config.dead_letter) == (500, "dead")
+    assert TopicConfig.parse({"type": "log", "lease_ms": 500}).lease_ms == 500
+    echo = TopicConfig.parse({"ttl_ms": 5}).to_dict()
+    assert TopicConfig.parse(echo).to_dict() == echo
 
 
-def test_unknown_fields_are_ignored():
-    """C-3."""
-    assert TopicConfig.parse({"colour": "red", "ttl_ms": 5}).to_dict() == {**DEFAULTS, "ttl_ms": 5}
+@pytest.mark.parametrize("field", [name for name, row in TOPIC_SETTINGS.items() if row.only])
+def test_a_setting_that_does_nothing_on_this_type_is_refused(field):
+    """A program that sets it expects something; its default says nothing and is accepted."""
+    row = TOPIC_SETTINGS[field]
+    other = {FLAG: not row.default, NAME: "dead"}.get(row.kind, row.high)
+    with pytest.raises(InvalidRequest, match=f"{field} has no effect on a log"):
+        TopicConfig.parse({field: other})
+    assert TopicConfig.parse({field: row.default}) == TopicConfig()
+    assert TopicConfig.parse({"type": "queue", field: other}).to_dict()[field] == other
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [("durabilty", "durability"), ("ttl", "ttl_ms"), ("cap_record", "cap_records"), ("colour", ""), ("", "")],
+)
+def test_an_unknown_field_is_refused_with_the_nearest_name(given, nearest):
+    with pytest.raises(InvalidRequest) as caught:
+        TopicConfig.parse({given: 5, "ttl_ms": 5})
+    assert caught.value.detail.get("nearest", "") == nearest
+    assert (f"did you mean {nearest}?" in str(caught.value)) == bool(nearest)
+    assert repr(given) in str(caught.value)
 
 
 @pytest.mark.parametrize("field", UNSIGNED)
@@ -102,7 +123,7 @@ def test_null_is_legal_only_where_said(field):
 
 @pytest.mark.parametrize("field", sorted(NULLABLE))
 def test_null_clears_a_nullable_field(field):
-    config = TopicConfig.parse({"priority": 5, "dead_letter": "dead"}).merged({field: None})
+    config = TopicConfig.parse({"type": "queue", "priority": 5, "dead_letter": "dead"}).merged({field: None})
     assert config.to_dict()[field] is None
 
 
@@ -110,23 +131,30 @@ def test_null_clears_a_nullable_field(field):
     ("field", "given", "stored"),
     [
         ("priority", -1001, -1000), ("priority", -1000, -1000), ("priority", 1000, 1000),
-        ("priority", 10**30, 1000), ("lease_ms", 0, 100), ("lease_ms", 99, 100), ("lease_ms", 100, 100),
+        ("priority", 10**6, 1000), ("lease_ms", 0, 100), ("lease_ms", 99, 100), ("lease_ms", 100, 100),
         ("lease_ms", 86_400_000, 86_400_000), ("lease_ms", U64_MAX, 86_400_000),
         ("claim_jitter_ms", 5000, 5000), ("claim_jitter_ms", 5001, 5000), ("priority_levels", 0, 1),
-        ("priority_levels", 257, 256),
+        ("priority_levels", 257, 256), ("ttl_ms", U64_MAX, DURATION_MS_MAX),
+        ("max_deliveries", U64_MAX, 10**6), ("cap_bytes", U64_MAX, (1 << 63) - 1), ("expire_unused_ms", 0, 0),
     ],
 )  # fmt: skip
-def test_a_clamped_field_shows_the_clamped_value(field, given, stored):
-    """C-4, N-8."""
-    assert TopicConfig.parse({field: given}).to_dict()[field] == stored
+def test_a_number_out_of_range_is_refused_and_fitted_where_an_earlier_version_stored_it(field, given, stored):
+    kind = {"type": "queue"}
+    if given == stored:
+        assert TopicConfig.parse({**kind, field: given}).to_dict()[field] == stored
+    else:
+        with pytest.raises(InvalidRequest, match=f"{field} must be an integer from .* got {given}") as caught:
+            TopicConfig.parse({**kind, field: given})
+        assert caught.value.detail["field"] == field
+    old = msgspec.msgpack.encode({**TopicConfig.parse(kind).to_dict(), field: given})
+    assert TopicConfig.from_bytes(old).to_dict()[field] == stored
 
 
-@pytest.mark.parametrize(
-    "field", ["ttl_ms", "cap_records", "cap_bytes", "expire_unused_ms", "max_deliveries"]
-)
-def test_the_largest_unsigned_value_is_kept(field):
-    config = TopicConfig.parse({field: U64_MAX})
-    assert TopicConfig.from_bytes(config.to_bytes()).to_dict()[field] == U64_MAX
+@pytest.mark.parametrize("field", [row.name for row in TOPIC_SETTINGS.values() if row.kind == WHOLE])
+def test_the_largest_and_the_smallest_value_are_kept(field):
+    for value in (TOPIC_SETTINGS[field].low, TOPIC_SETTINGS[field].high):
+        config = TopicConfig.parse({"type": "queue", field: value})
+        assert TopicConfig.from_bytes(config.to_bytes()).to_dict()[field] == value
 
 
 @pytest.mark.parametrize(
@@ -150,7 +178,6 @@ def test_a_queue_is_not_its_own_dead_letter():
     with pytest.raises(InvalidRequest) as caught:
         TopicConfig.parse({"type": "queue", "dead_letter": "jobs"}, "jobs")
     assert caught.value.detail["field"] == "dead_letter"
-    assert TopicConfig.parse({"type": "log", "dead_letter": "jobs"}, "jobs").dead_letter == "jobs"
     assert TopicConfig.parse({"type": "queue", "dead_letter": "dead"}, "jobs").dead_letter == "dead"
 
 
@@ -197,25 +224,28 @@ def test_a_config_is_a_value():
     assert hash(config) == hash(TopicConfig())
 
 
+def in_range(field):
+    row = TOPIC_SETTINGS[field]
+    return st.integers(row.low, row.high) | st.just(0 if row.zero else row.low)
+
+
 @given(
     st.fixed_dictionaries(
         {},
         optional={
-            **{field: st.integers(0, U64_MAX) for field in UNSIGNED},
+            **{field: in_range(field) for field in UNSIGNED},
             **{field: st.booleans() for field in BOOLEANS},
-            "expire_unused_ms": st.just(0) | st.integers(EXPIRE_UNUSED_MS_MIN, U64_MAX),
-            "type": st.sampled_from(["log", "queue"]),
             "discard": st.sampled_from(["old", "reject"]),
             "durability": st.sampled_from([each.label for each in Durability]),
             "compression": st.sampled_from(["none", "lz4", "zstd"]),
-            "priority": st.none() | st.integers(),
+            "priority": st.none() | st.integers(-1_000, 1_000),
             "dead_letter": st.sampled_from([None, "dead", "a:b.c-d_e", "x" * 255]),
         },
     )
 )
 def test_every_legal_config_survives_its_own_echo_and_the_log(given):
     """C-4: normalising what was normalised changes nothing."""
-    config = TopicConfig.parse(given)
+    config = TopicConfig.parse({"type": "queue", **given})
     assert TopicConfig.parse(config.to_dict()) == config
     assert TopicConfig.from_bytes(config.to_bytes()) == config
 
@@ -270,7 +300,7 @@ def test_any_stored_bytes_end_in_a_config_or_in_corrupt_data(data):
     assert isinstance(config, TopicConfig)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x90", b"\x81\xa6ttl_ms\xff", b"\xc1", b"\x81\x01\x02"])
+@pytest.mark.parametrize("data", [b"", b"\x90", b"\x81\xa6ttl_ms\xc0", b"\xc1", b"\x81\x01\x02"])
 def test_stored_bytes_that_are_no_config_are_corrupt(data):
     with pytest.raises(CorruptData):
         TopicConfig.from_bytes(data)

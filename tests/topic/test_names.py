@@ -7,7 +7,8 @@ import pytest
 import xxhash
 
 from ringlog.errors import InvalidRequest
-from ringlog.topic.names import check_topic_name, home_shard, is_topic_name, shard_of, shards_of
+from ringlog.names import check_topic_name, is_topic_name
+from ringlog.topic.names import home_shard, shard_of, shards_of
 
 VECTORS = {
     1: [0] * 16,

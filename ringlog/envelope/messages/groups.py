@@ -47,8 +47,10 @@ class GroupInfo(Message, frozen=True):
     pending: Seq
     """Positions that were given out and are not done."""
     max_deliveries: U32 = 0
-    """As it was made; so is the next one."""
+    """As it was made; so are the next ones."""
     dead_letter: Name = ""
+    pending_max: U32 = 0
+    member_max: U32 = 0
 
 
 class GroupClaim(Message, frozen=True):

@@ -15,7 +15,8 @@ class TopicPut(Message, frozen=True):
     config: dict[str, Any] = {}
     mode: Name = "upsert"
     """`upsert` = PUT; `create` refuses nothing but leaves an existing topic as it is; `merge` changes
-    only the named fields of an existing topic and is topic_not_found for an absent one."""
+    only the named fields of an existing topic and is topic_not_found for an absent one; `update` is `merge`
+    for an existing topic and `create` for an absent one."""
 
 
 class TopicInfo(Message, frozen=True):

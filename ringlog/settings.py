@@ -1,0 +1,259 @@
+"""Every setting of topics, consumer groups and calls, in one table: name, type, unit, range, default. Pure.
+
+Client, command line, configuration file and shard check values against the same rows, so that a value that
+one of them takes can be lived with by all others. A value outside its range is refused where it enters, with
+the setting, the value and the limit in the text. What a log or a snapshot of an earlier version holds is
+moved into the range instead (`fit`): stored bytes never keep a shard from starting.
+
+Ranges are chosen so that arithmetic on them fits 63 bits: a duration in nanoseconds, a time plus a duration
+in microseconds, a count plus a count.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringlog.errors import InvalidRequest
+from ringlog.limits import (
+    CLAIM_JITTER_MS_MAX,
+    COUNT_MAX,
+    DELIVERIES_MAX,
+    DURATION_MS_MAX,
+    EXPIRE_UNUSED_MS_MIN,
+    GROUP_PENDING_MAX,
+    IDEMPOTENCY_KEYS_PER_TOPIC,
+    IDEMPOTENCY_KEYS_PER_TOPIC_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    NACK_DELAY_MS_MAX,
+    PRIORITY_LEVELS_MAX,
+    TOPIC_PRIORITY_MAX,
+)
+from ringlog.names import check_topic_name
+from ringlog.types import Durability
+
+LOG = "log"
+QUEUE = "queue"
+DISCARD_OLD = "old"
+DISCARD_REJECT = "reject"
+
+WHOLE, FLAG, WORD, NAME = "integer", "boolean", "word", "topic name"
+_SHOWN_CHARS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One row of the table."""
+
+    name: str
+    kind: str
+    default: Any
+    low: int = 0
+    high: int = 0
+    unit: str = ""
+    zero: str = ""
+    """What 0 stands for; it is accepted although it may lie below `low`."""
+    words: tuple[str, ...] = ()
+    is_nullable: bool = False
+    only: str = ""
+    """The one type of topic on which it has an effect; "" = on every type."""
+
+    def check(self, value: Any) -> Any:
+        """Return the value, or raise InvalidRequest that names setting, value and limit."""
+        if value is None and self.is_nullable:
+            return None
+        if not self._is_of_type(value):
+            found = "null" if value is None else type(value).__name__
+            raise InvalidRequest(
+                f"{self.name} must be {self.allowed}, got {found}", field=self.name, expected=self.kind,
+                found=found,
+            )  # fmt: skip
+        if self.words and value not in self.words:
+            raise InvalidRequest(
+                f"{self.name} must be {self.allowed}, got {_shown(value)}", field=self.name,
+                words=list(self.words), found=value[:_SHOWN_CHARS_MAX],
+            )  # fmt: skip
+        if self.kind == NAME:
+            check_topic_name(value, self.name)
+        if self.kind == WHOLE and not self._is_in_range(value):
+            raise InvalidRequest(
+                f"{self.name} must be {self.allowed}, got {_shown(value)}", field=self.name, min=self.low,
+                max=self.high, found=_shown(value),
+            )  # fmt: skip
+        return value
+
+    def fit(self, value: Any) -> Any:
+        """Return the value moved into the range; raises InvalidRequest for another type or word."""
+        if self.kind == WHOLE and self._is_of_type(value) and not self._is_in_range(value):
+            return min(max(value, self.low), self.high)
+        return self.check(value)
+
+    @property
+    def allowed(self) -> str:
+        """What the setting takes, in words."""
+        if self.kind == FLAG:
+            found = "true or false"
+        elif self.kind == NAME:
+            found = "a topic name"
+        elif self.words:
+            found = f"one of {', '.join(self.words)}"
+        else:
+            found = f"an integer from {self.low} to {self.high}"
+            found += f" {self.unit}" if self.unit else ""
+            found += f" (0 = {self.zero})" if self.zero else ""
+        return f"{found}, or null" if self.is_nullable else found
+
+    def _is_of_type(self, value: Any) -> bool:
+        if self.kind == WHOLE:
+            return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, bool if self.kind == FLAG else str)
+
+    def _is_in_range(self, value: int) -> bool:
+        return self.low <= value <= self.high or (value == 0 and bool(self.zero))
+
+
+def _flag(name: str, default: bool, only: str = "") -> Setting:
+    return Setting(name=name, kind=FLAG, default=default, only=only)
+
+
+def _word(name: str, default: str, *words: str) -> Setting:
+    return Setting(name=name, kind=WORD, default=default, words=words)
+
+
+def _whole(name: str, default: int | None, low: int, high: int, unit: str = "", **more: Any) -> Setting:
+    return Setting(name=name, kind=WHOLE, default=default, low=low, high=high, unit=unit, **more)
+
+
+def _table(*rows: Setting) -> Mapping[str, Setting]:
+    return {row.name: row for row in rows}
+
+
+TOPIC_SETTINGS = _table(
+    _word("type", LOG, LOG, QUEUE),
+    _whole("ttl_ms", 0, 0, DURATION_MS_MAX, "ms", zero="never"),
+    _whole("cap_records", 0, 0, COUNT_MAX, "records", zero="no bound"),
+    _whole("cap_bytes", 0, 0, COUNT_MAX, "bytes", zero="no bound"),
+    _word("discard", DISCARD_OLD, DISCARD_OLD, DISCARD_REJECT),
+    _flag("durable", False),
+    _word("durability", Durability.DISK.label, *(each.label for each in Durability)),
+    _whole("priority", None, -TOPIC_PRIORITY_MAX, TOPIC_PRIORITY_MAX, is_nullable=True),
+    _flag("auto_priority", True),
+    _flag("auto_create", True),
+    _whole("idempotency_window_ms", 120_000, 0, DURATION_MS_MAX, "ms", zero="nothing is remembered"),
+    _whole(
+        "idempotency_max", IDEMPOTENCY_KEYS_PER_TOPIC, 1, IDEMPOTENCY_KEYS_PER_TOPIC_MAX, "keys and dedup ids"
+    ),
+    _flag("dedupe_node", True),
+    _whole("lease_ms", 30_000, LEASE_MS_MIN, LEASE_MS_MAX, "ms"),
+    _whole("backoff_ms", 0, 0, NACK_DELAY_MS_MAX, "ms", zero="none", only=QUEUE),
+    _whole("backoff_max_ms", 60_000, 0, NACK_DELAY_MS_MAX, "ms", only=QUEUE),
+    _whole("claim_jitter_ms", 0, 0, CLAIM_JITTER_MS_MAX, "ms", zero="none", only=QUEUE),
+    _whole("max_deliveries", 0, 0, DELIVERIES_MAX, "deliveries", zero="no bound", only=QUEUE),
+    Setting(name="dead_letter", kind=NAME, default=None, is_nullable=True, only=QUEUE),
+    _flag("dead_letter_keep_expiry", False, QUEUE),
+    _flag("leases_durable", False, QUEUE),
+    _flag("record_priority", False, QUEUE),
+    _whole("priority_levels", 3, 1, PRIORITY_LEVELS_MAX, "levels", only=QUEUE),
+    _whole("starvation_ms", 30_000, 0, DURATION_MS_MAX, "ms", zero="never", only=QUEUE),
+    _flag("retain_until_acked", False),
+    _whole("hard_cap_records", 0, 0, COUNT_MAX, "records", zero="no bound"),
+    _whole("hard_cap_bytes", 0, 0, COUNT_MAX, "bytes", zero="no bound"),
+    _whole("expire_unused_ms", 0, EXPIRE_UNUSED_MS_MIN, DURATION_MS_MAX, "ms", zero="never"),
+    _word("compression", "none", "none", "lz4", "zstd"),
+)
+"""Fields of a topic's configuration (semantics section 5). `durable` is shorthand for two words of
+`durability`. To add one: a row here and a field of TopicConfig; stored configurations without it read as the
+default."""
+
+GROUP_SETTINGS = _table(
+    _whole("max_in_flight", 0, 0, GROUP_PENDING_MAX, "records", zero="as many as there may be"),
+    _whole("member_max_in_flight", 0, 0, GROUP_PENDING_MAX, "records", zero="as many as there may be"),
+    _whole("max_deliveries", 0, 0, DELIVERIES_MAX, "deliveries", zero="no bound"),
+)
+"""Numbers of a consumer group, fixed when it is made."""
+
+CALL_SETTINGS = _table(
+    _whole("lease_ms", 0, LEASE_MS_MIN, LEASE_MS_MAX, "ms", zero="as long as the topic says"),
+    _whole("delay_ms", 0, 0, NACK_DELAY_MS_MAX, "ms", zero="at once"),
+    _whole("wait_ms", 0, 0, DURATION_MS_MAX, "ms", zero="not at all"),
+    _whole("min_idle_ms", 0, 0, DURATION_MS_MAX, "ms", zero="whatever"),
+    _whole("window_ms", 0, 0, DURATION_MS_MAX, "ms", zero="as long as the topic says"),
+)
+"""Numbers that a request has of its own, by their names in messages."""
+
+
+def defaults(table: Mapping[str, Setting]) -> dict[str, Any]:
+    """The default of every setting."""
+    return {name: row.default for name, row in table.items()}
+
+
+def checked(table: Mapping[str, Setting], given: Mapping[str, Any], what: str = "topic") -> dict[str, Any]:
+    """Return what was given, each value checked; raises InvalidRequest, for an unknown name with the nearest
+    one."""
+    for name in given:
+        if name not in table:
+            raise unknown(name, table, what)
+    return {name: table[name].check(value) for name, value in given.items()}
+
+
+def require_effect(named: Mapping[str, Any], kind: str) -> None:
+    """Raise InvalidRequest for a setting that is named and does nothing on topics of this type."""
+    for name, value in named.items():
+        row = TOPIC_SETTINGS[name]
+        if row.only and row.only != kind and value != row.default:
+            raise InvalidRequest(
+                f"{name} has no effect on a {kind}: it is a setting of topics of type {row.only}",
+                field=name, type=kind,
+            )  # fmt: skip
+
+
+def fitted(table: Mapping[str, Setting], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a log or a snapshot holds: numbers moved into their ranges, names of later versions left
+    out. Raises InvalidRequest for what no version can have written."""
+    return {name: table[name].fit(value) for name, value in stored.items() if name in table}
+
+
+def unknown(name: object, known: Iterable[str], what: str = "topic") -> InvalidRequest:
+    """The refusal of a setting that does not exist."""
+    nearest = nearest_name(str(name), list(known))
+    hint = f"; did you mean {nearest}?" if nearest else ""
+    detail: dict[str, Any] = {"nearest": nearest} if nearest else {}
+    return InvalidRequest(
+        f"a {what} has no setting {_shown(name)}{hint}", field=str(name)[:_SHOWN_CHARS_MAX], **detail
+    )
+
+
+def nearest_name(name: str, known: Sequence[str]) -> str:
+    """The known name that is most like this one; "" = none is."""
+    return next(iter(difflib.get_close_matches(name[:_SHOWN_CHARS_MAX], known, n=1, cutoff=0.5)), "")
+
+
+def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A topic's settings as a configuration states them: `durable` becomes a word of `durability`, unless
+    that is given (C-5)."""
+    found = dict(given)
+    durable = found.pop("durable", None)
+    if durable is not None and "durability" not in found:
+        found["durability"] = (Durability.FSYNC if durable else Durability.DISK).label
+    return found
+
+
+def differences(asked: Mapping[str, Any], existing: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """(existing, asked for) of each setting that is asked for and is otherwise."""
+    return {name: (existing.get(name), value) for name, value in asked.items() if existing.get(name) != value}
+
+
+def told(differing: Mapping[str, tuple[Any, Any]]) -> str:
+    """Differences in words."""
+    return "; ".join(f"{name} is {now!r}, asked for {asked!r}" for name, (now, asked) in differing.items())
+
+
+def _shown(value: object) -> str:
+    """The value for an error: short, and without making a huge number into text."""
+    if isinstance(value, int) and value.bit_length() > 8 * _SHOWN_CHARS_MAX:
+        return f"{'-' if value < 0 else ''}2**{value.bit_length() - 1} or more"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}..."

@@ -1,0 +1,260 @@
+"""Every accepted value of every setting can be lived with: each is refused by name, or works forever.
+
+For each row of ringlog/settings.py and each extreme value a shard lives through create, append, claim, kill,
+recovery, snapshot and an orderly restart. A value that a shard refuses is refused with the setting, the value
+and the limit in the text; after that the shard goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_world import checkpoint_all, new_world
+from msgspec import structs
+
+from ringlog.envelope import messages as m
+from ringlog.errors import InvalidRequest
+from ringlog.frame import encode_records, frame
+from ringlog.limits import CLAIM_JITTER_MS_MAX, DURATION_MS_MAX
+from ringlog.settings import CALL_SETTINGS, FLAG, GROUP_SETTINGS, QUEUE, TOPIC_SETTINGS, WHOLE, Setting
+from ringlog.testing.shard_world import Unanswered, World, refusals
+from ringlog.topic.config import TopicConfig
+
+HUGE = (2**31, 2**63 - 1, 2**63, 2**64 - 1, 2**64 // 1_000)
+WRONG = (float("nan"), float("inf"), 1.5, "1", "", True, None, [], {}, b"1")
+
+
+def extremes(row: Setting) -> list[Any]:
+    """Values at and beyond the limits of a setting, and of other types."""
+    edges = [row.low - 1, row.low, row.low + 1, row.high - 1, row.high, row.high + 1]
+    return list(dict.fromkeys([0, 1, -1, *edges, -(2**63), *HUGE])) if row.kind == WHOLE else [0, 1, -1]
+
+
+CASES = [
+    pytest.param(row, value, id=f"{row.name}={value!r}")
+    for row in TOPIC_SETTINGS.values()
+    for value in [*extremes(row), *WRONG, *row.words]
+]
+
+
+def live(world: World, config: dict[str, Any]) -> None:
+    """One life of a topic with this configuration: all kinds of requests, every kind of death."""
+    world.put("t", **config)
+    world.append("t", [b"a", b"b", b"c"])
+    world.request(m.Append("t", 1, idempotency_key="k"), frame(encode_records([b"d"]), topic_id=0))
+    use(world, config)
+    world.kill()
+    world.start()
+    use(world, config)
+    checkpoint_all(world)
+    world.append("t", [b"e"])
+    world.kill()
+    world.start()
+    use(world, config)
+    world.stop()
+    world.start()
+    use(world, config)
+    world.put("t", **config)
+    world.power_loss(seed=1)
+    world.start()
+    for run in world.runs.values():
+        run.core.check()
+
+
+def use(world: World, config: dict[str, Any]) -> None:
+    """What clients do with a topic, now and a day later."""
+    is_queue = config.get("type") == QUEUE
+    for _ in range(2):
+        world.append("t", [b"more"])
+        world.request(m.TopicState("t"))
+        world.records("t")
+        world.request(m.TopicState("t"))
+        if is_queue:
+            for first, count, _, token in claimed_runs(world):
+                seqs = np.arange(first, first + count, dtype="<u8").tobytes()
+                tokens = np.arange(token, token + count, dtype="<u8").tobytes()
+                world.request(m.JobsNack("t", "w", seqs, tokens, has_backoff=True))
+            world.request(m.QueueStats("t"))
+        world.tick(86_400.0)
+        if world.run_of("t").core.directory.find("t") is None:
+            world.put("t", **config)  # It went unused (expire_unused_ms).
+
+
+def claimed_runs(world: World) -> list[tuple[int, int, int, int]]:
+    """Runs of a claim; one that waits for its cohort is answered when that is over (claim_jitter_ms)."""
+    run = world.run_of("t")
+    try:
+        return world.ask(run, m.JobsClaim("t", "w", 2)).runs
+    except Unanswered:
+        world.tick(CLAIM_JITTER_MS_MAX / 1_000)
+        return run.replies.popitem()[1].runs
+
+
+@pytest.mark.parametrize(("row", "value"), CASES)
+def test_a_topic_setting_is_refused_by_name_or_works_forever(row: Setting, value: Any) -> None:
+    config = {row.name: value}
+    if row.only or row.name == "lease_ms":
+        config = {"type": QUEUE, "record_priority": True, "dead_letter": "dead"} | config
+    world = new_world()
+    world.put("other")
+    if is_legal(row, value):
+        live(world, config)
+    else:
+        with pytest.raises(InvalidRequest) as caught:
+            world.put("t", **config)
+        require_told(caught.value, row, value)
+    world.append("other", [b"goes on"])
+    world.kill()
+    world.start()
+    assert len(world.records("other")) == 1
+
+
+def is_legal(row: Setting, value: Any) -> bool:
+    """May this setting have this value, as its row reads?"""
+    if value is None:
+        return row.is_nullable
+    if row.kind == WHOLE:
+        in_range = type(value) is int and row.low <= value <= row.high
+        return in_range or (value == 0 and type(value) is int and bool(row.zero))
+    if row.kind == FLAG:
+        return isinstance(value, bool)
+    return value in row.words if row.words else value == "1"
+
+
+def require_told(error: InvalidRequest, row: Setting, value: Any) -> None:
+    """The text names the setting, the value and the limit."""
+    assert error.detail["field"] == row.name
+    assert row.name in str(error)
+    if row.kind == WHOLE and type(value) is int:
+        assert f"from {row.low} to {row.high}" in error.message
+        assert str(value) in error.message
+
+
+@pytest.mark.parametrize("row", [row for row in TOPIC_SETTINGS.values() if row.kind == WHOLE])
+def test_a_number_that_an_earlier_version_stored_is_moved_into_the_range(row: Setting) -> None:
+    """In the log and in a snapshot: neither keeps the shard from starting, whatever it holds."""
+    for stored in (max(row.low - 1, 0), row.high + 1, 2**64 - 1):
+        kind = QUEUE if row.only else "log"
+        old = TopicConfig(**{"type": kind, row.name: stored})  # As `parse` of that version let it be.
+        kept = TopicConfig.from_bytes(old.to_bytes()).to_dict()[row.name]
+        assert kept == min(max(stored, row.low), row.high) or (stored == 0 and row.zero)
+        world = new_world()
+        world.put("t", type=kind)
+        world.topic("t").config = old
+        world.put("t", "merge", discard="reject")  # Logs the whole configuration.
+        world.append("t", [b"a"])
+        world.kill()
+        world.start()
+        assert world.topic("t").config.to_dict()[row.name] == kept
+        assert [payload for _, payload in world.records("t")] == [b"a"]
+        checkpoint_all(world)
+        world.append("t", [b"b"])
+        world.kill()
+        world.start()
+        world.run_of("t").core.check()
+        assert len(world.records("t")) == 2
+
+
+PLACEHOLDER = 0x1122334455667788
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 2**31, 2**53, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("field", ["event_ts", "expires_at", "not_before"])
+@pytest.mark.parametrize("config", [{}, {"ttl_ms": DURATION_MS_MAX}, {"type": QUEUE}], ids=str)
+def test_a_record_lives_with_any_time_of_its_own(config: dict[str, Any], field: str, value: int) -> None:
+    world = new_world()
+    world.put("t", **config)
+    topic_id = world.topic("t").topic_id
+    for number in range(1, 3):
+        columns = encode_records([b"a", b"b"], **{field: [PLACEHOLDER, PLACEHOLDER]})
+        # As a client of another make may send it: ours refuses what is negative, by name.
+        columns.pieces[:] = [
+            bytes(each).replace(PLACEHOLDER.to_bytes(8, "little"), value.to_bytes(8, "little", signed=True))
+            for each in columns.pieces
+        ]
+        data = frame(columns, topic_id=topic_id, producer_id=5, producer_seq=number)
+        assert not any(each is not None for each in refusals(world.send("t", [data])))
+        use(world, config)
+        world.kill()
+        world.start()
+        use(world, config)
+        checkpoint_all(world)
+    world.kill()
+    world.start()
+    use(world, config)
+    world.run_of("t").core.check()
+
+
+CALLS = [
+    (m.JobsClaim("q", "w"), "lease_ms"), (m.JobsClaim("q", "w"), "wait_ms"),
+    (m.JobsClaim("q", "w", call=7), "lease_ms"), (m.JobsClaim("q", "w", call=7), "wait_ms"),
+    (m.JobsNext("q", "w", b"", b"", call=7), "lease_ms"), (m.JobsNack("q", "w", b""), "delay_ms"),
+    (m.JobsExtend("q", "w", b""), "lease_ms"), (m.GroupClaim("q", "g", "w"), "lease_ms"),
+    (m.GroupClaim("q", "g", "w"), "wait_ms"), (m.GroupClaim("q", "g", "w"), "min_idle_ms"),
+    (m.GroupNack("q", "g", "w", b""), "delay_ms"), (m.GroupExtend("q", "g", "w", b""), "lease_ms"),
+    (m.GroupSteal("q", "g", "w", b""), "lease_ms"), (m.GroupSteal("q", "g", "w", b""), "min_idle_ms"),
+    (m.Append("q", 1, idempotency_key="k"), "window_ms"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("message", "name"), CALLS, ids=[f"{type(each).__name__}.{name}" for each, name in CALLS]
+)
+def test_a_number_of_a_request_is_refused_by_name_or_works(message: Any, name: str) -> None:
+    row = CALL_SETTINGS[name]
+    for value in extremes(row):
+        world = new_world()
+        world.put("q", type=QUEUE)
+        world.append("q", [b"a", b"b", b"c"])
+        world.request(m.GroupOpen("q", "g", 1))
+        asked = structs.replace(message, **{name: value})
+        attachment = frame(encode_records([b"d"]), topic_id=0) if name == "window_ms" else None
+        if is_legal(row, value):
+            world.request(asked, attachment)
+        else:
+            with pytest.raises(InvalidRequest) as caught:
+                world.request(asked, attachment)
+            require_told(caught.value, row, value)
+        world.tick(60.0)
+        world.run_of("q").core.check()
+        world.kill()
+        world.start()
+        world.run_of("q").core.check()
+        checkpoint_all(world)
+        world.kill()
+        world.start()
+        assert len(world.records("q")) >= 3
+
+
+GROUP_FIELDS = {
+    "max_in_flight": "pending_max",
+    "member_max_in_flight": "member_max",
+    "max_deliveries": "max_deliveries",
+}
+
+
+@pytest.mark.parametrize("row", GROUP_SETTINGS.values(), ids=lambda row: row.name)
+def test_a_setting_of_a_group_is_refused_by_name_or_works_forever(row: Setting) -> None:
+    for value in extremes(row):
+        world = new_world()
+        world.put("t")
+        world.append("t", [b"a", b"b"])
+        opened = m.GroupOpen("t", "g", 1, dead_letter="dead", **{GROUP_FIELDS[row.name]: value})
+        if not is_legal(row, value):
+            with pytest.raises(InvalidRequest) as caught:
+                world.request(opened)
+            require_told(caught.value, row, value)
+            world.kill()
+            world.start()
+            continue
+        world.request(opened)
+        assert world.request(m.GroupClaim("t", "g", "w", 1)).runs
+        world.kill()
+        world.start()
+        checkpoint_all(world)
+        world.kill()
+        world.start()
+        world.request(m.GroupState("t", "g"))
+        world.run_of("t").core.check()

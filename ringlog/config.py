@@ -102,6 +102,7 @@ class Limits(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_limit: Annotated[int, Meta(ge=1, le=limits.READ_LIMIT_MAX)] = limits.READ_LIMIT_MAX
     """Most records in one answer of the gateway."""
     max_topics: Annotated[int, Meta(ge=1, le=10_000_000)] = limits.TOPICS_MAX_DEFAULT
+    """Of all shards together; a further one is Throttled."""
     max_routers: Annotated[int, Meta(ge=0, le=1_000_000)] = limits.ROUTERS_MAX_DEFAULT
 
 
@@ -346,7 +347,21 @@ def load_config(
         _require_known(name, "flag")
         draft.put(name, _from_text(name, text), "flag")
     config = _resolve(_assemble(draft), cwd)
+    if absent := _absent_places(config):
+        draft.warnings.append(absent)
     return LoadedConfig(config, draft.sources, tuple(draft.warnings), path)
+
+
+def _absent_places(config: Config) -> str:
+    """What is configured and is not there now, in words; empty when nothing is. The engine starts without it:
+    a volume may be mounted later."""
+    place = config.cold.dir
+    if not place or os.path.isdir(place):
+        return ""
+    return (
+        f"there is no directory {place} (cold.dir): until it is mounted, segments in it cannot be read and "
+        "none is moved to it"
+    )
 
 
 def parse_flags(pairs: Sequence[str]) -> dict[str, str]:

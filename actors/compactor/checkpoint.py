@@ -17,14 +17,13 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from actors.compactor.logfile import read_log
 from actors.compactor.marking import mark_removed
-from actors.compactor.sealing import Appends, Ordered, Sizes, TopicCut
+from actors.compactor.sealing import Appends, Live, Ordered, Sizes, TopicCut
 from actors.compactor.shards import Shard
 from ringlog import stop_points
 from ringlog.clock import Clock
@@ -144,7 +143,7 @@ class Checkpoint:
         sizes = Sizes(storage.segment_records, storage.segment_bytes, storage.own_segment_bytes)
         refs: list[m.SegmentRef] = []
         for cuts in ordered.segments(sizes):
-            ref = self._make_segment(ordered, cuts, live.deleted)
+            ref = self._make_segment(ordered, cuts, live)
             if ref is not None:
                 refs.append(ref)
         stop_points.hit("compact_before_register")
@@ -153,9 +152,7 @@ class Checkpoint:
         stop_points.hit("compact_after_register")
         ordered.note_sealed(self._sealed)
 
-    def _make_segment(
-        self, ordered: Ordered, cuts: list[TopicCut], deleted: dict[int, Any]
-    ) -> m.SegmentRef | None:
+    def _make_segment(self, ordered: Ordered, cuts: list[TopicCut], live: Live) -> m.SegmentRef | None:
         place, storage = self.place, self.place.storage
         created_us = place.clock.now_us()
         writer = SegmentWriter(
@@ -171,7 +168,8 @@ class Checkpoint:
                     cut.epoch,
                     runs,
                     earliest_seq=cut.earliest_seq,
-                    dead=deleted.get(cut.topic_id),
+                    dead=live.deleted.get(cut.topic_id),
+                    codec=live.codecs.get(cut.topic_id),
                 )
                 place.beat()
             ref = writer.finish()

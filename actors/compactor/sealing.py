@@ -21,6 +21,7 @@ from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import End, FrameBatch
 from ringlog.frame.layout import FrameType
+from ringlog.types import Codec
 
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
@@ -144,9 +145,11 @@ class Live(NamedTuple):
     earliest: U64
     deleted: dict[int, BitMap64]
     """Only of topics that have some."""
+    codecs: dict[int, Codec]
+    """Only of topics that want one."""
 
 
-def decode_live(rows: Any, deleted: bytes) -> Live:
+def decode_live(rows: Any, deleted: bytes, codecs: bytes = b"") -> Live:
     """Read a LiveReply with its attached part; ids come ascending. Raises CorruptData for nonsense."""
     table = np.frombuffer(rows, dtype="<u8").reshape(-1, LIVE_WORDS)
     ids, epochs, earliest, starts, stops = (np.ascontiguousarray(column) for column in table.T)
@@ -156,22 +159,30 @@ def decode_live(rows: Any, deleted: bytes) -> Live:
         int(ids[i]): BitMap64.deserialize(deleted[int(starts[i]) : int(stops[i])])
         for i in np.flatnonzero(stops > starts).tolist()
     }
-    return Live(ids, epochs, earliest, found)
+    wanted = np.frombuffer(codecs, dtype=np.uint8)
+    if len(wanted) not in {0, len(ids)} or (wanted > max(Codec)).any():
+        raise CorruptData("what a shard says of its topics makes no sense", codecs=len(codecs))
+    return Live(
+        ids, epochs, earliest, found, {int(ids[i]): Codec(wanted[i]) for i in np.flatnonzero(wanted).tolist()}
+    )
 
 
 def joined(parts: list[Live]) -> Live:
     """Answers about ascending ids as one."""
     if not parts:
         none = np.zeros(0, dtype=np.uint64)
-        return Live(none, none, none, {})
+        return Live(none, none, none, {}, {})
     merged: dict[int, BitMap64] = {}
+    codecs: dict[int, Codec] = {}
     for part in parts:
         merged |= part.deleted
+        codecs |= part.codecs
     return Live(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.epochs for part in parts]),
         np.concatenate([part.earliest for part in parts]),
         merged,
+        codecs,
     )
 
 

@@ -58,7 +58,7 @@ class Shard:
             answer = self._ask(m.LiveAsk(len(asked)), m.LiveReply, attachment=asked.astype("<u8").tobytes())
             if len(answer.attachment) != len(asked) * LIVE_WORDS * 8:
                 raise CorruptData("a shard spoke of other topics than it was asked of", shard=self.number)
-            live = decode_live(answer.attachment, answer.message.deleted)
+            live = decode_live(answer.attachment, answer.message.deleted, answer.message.codecs)
             if not np.array_equal(live.ids, asked):
                 raise CorruptData("a shard spoke of other topics than it was asked of", shard=self.number)
             parts.append(live)

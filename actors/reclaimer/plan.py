@@ -23,6 +23,7 @@ from ringlog.envelope.messages import SegmentRef
 from ringlog.limits import PACKS_MAX, SMALL_SEGMENTS_MAX
 from ringlog.segment.layout import parse_stem
 from ringlog.topic.names import shard_of
+from ringlog.types import Codec
 
 Table = NDArray[Any]
 NONE = BitMap64()
@@ -35,6 +36,8 @@ class Live:
     epoch: int
     earliest_seq: int
     deleted: BitMap64 = field(default_factory=BitMap64)
+    codec: Codec = Codec.NONE
+    """In which the topic wants its records kept; NONE = as storage.compression says."""
 
 
 @dataclass(frozen=True, slots=True)

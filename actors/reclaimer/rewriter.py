@@ -131,6 +131,7 @@ class Rewriter:
                 writer.add_topic(
                     group[0].topic_id, group[0].epoch, self._runs(group),
                     earliest_seq=live.earliest_seq if live else 1, dead=_dead(live),
+                    codec=live.codec if live else None,
                 )  # fmt: skip
             return writer.finish()
         except BaseException:

@@ -44,6 +44,7 @@ from ringlog.storage.disk import Disk
 from ringlog.storage.layout import TMP_SUFFIX
 from ringlog.tier.copies import Copies
 from ringlog.topic.names import shards_of
+from ringlog.types import Codec
 
 log = logging.getLogger("ringlog.reclaimer")
 LIVE_TOPICS_PER_ASK = 1_024
@@ -428,9 +429,13 @@ def _refs(sources: Iterable[Held]) -> list[m.SegmentRef]:
 def _lives_in(reply: m.LiveReply, attachment: Any) -> dict[int, Live]:
     """Topic -> what is alive of it."""
     rows = np.frombuffer(attachment, dtype="<u8").reshape(-1, 5)
+    codecs = reply.codecs or bytes(len(rows))
     return {
         topic_id: Live(
-            epoch, earliest, BitMap64.deserialize(reply.deleted[start:stop]) if stop > start else BitMap64()
+            epoch,
+            earliest,
+            BitMap64.deserialize(reply.deleted[start:stop]) if stop > start else BitMap64(),
+            Codec(codec),
         )
-        for topic_id, epoch, earliest, start, stop in rows.tolist()
+        for (topic_id, epoch, earliest, start, stop), codec in zip(rows.tolist(), codecs, strict=True)
     }

@@ -42,6 +42,7 @@ from ringlog.runtime.workers import Loop, Workers
 from ringlog.signals import StopFlag
 from ringlog.storage.disk import RealDisk
 from ringlog.tier.copies import Copies
+from ringlog.tier.local import LocalStore
 from ringlog.tier.opening import open_store
 from ringlog.tier.ownership import claim
 from ringlog.tier.store import SegmentStore
@@ -193,8 +194,9 @@ class Shell:
             self._requests.close()
 
     def _is_ours(self) -> bool:
-        """Nothing is moved to a store that is not known to be this engine's alone."""
-        if self._owner == self._boot.engine_id:
+        """Nothing is moved to a store that is not known to be this engine's alone. A directory is asked
+        before each round: its volume may have been unmounted, and what is written then fills another disk."""
+        if self._owner == self._boot.engine_id and not isinstance(self._store, LocalStore):
             return True
         try:
             self._owner = claim(self._store, self._disk, self._boot.data_dir, self._boot.engine_id)

@@ -38,6 +38,7 @@ from ringlog.topic.directory import Directory
 from ringlog.topic.row import encode_row
 from ringlog.topic.sealed import Sealed, owned_by
 from ringlog.topic.state import Topic
+from ringlog.types import Codec
 
 LIVE_TOPICS_MAX = 65_536
 PRUNED_PER_REQUEST = 4_096
@@ -135,19 +136,22 @@ class Checkpoint:
                 max=LIVE_TOPICS_MAX,
             )  # fmt: skip
         rows: list[int] = []
-        deleted = bytearray()
+        deleted, codecs = bytearray(), bytearray()
         for topic_id in np.frombuffer(data, dtype="<u8").tolist():
             topic = self._directory.any_of(topic_id)
             if topic is None:
                 rows += (topic_id, 0, 0, 0, 0)
+                codecs.append(0)
                 continue
             start = len(deleted)
             if topic.dead:
                 deleted += topic.dead.serialize()
             rows += (topic_id, topic.epoch, topic.earliest_seq, start, len(deleted))
+            codecs.append(int(Codec[topic.config.compression.upper()]))
         # What is called dead is left out for good: its deletion must be durable first (RC-3, DL-12).
         self._await_durable(group)
-        return m.LiveReply(message.topics, bytes(deleted)), np.array(rows, dtype="<u8").tobytes()
+        wanted = bytes(codecs) if any(codecs) else b""
+        return m.LiveReply(message.topics, bytes(deleted), wanted), np.array(rows, dtype="<u8").tobytes()
 
     def _await_durable(self, group: Group) -> None:
         """Let the answer wait until everything so far is durable."""

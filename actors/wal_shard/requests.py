@@ -128,6 +128,8 @@ class Requests:
         """Appends that were refused for that."""
         self.free_slots = 1 << 32
         """Slots for topics that shared memory has now, as the shell last counted them."""
+        self.topics_elsewhere: Callable[[int], int] = lambda own: 0
+        """Publishes how many topics this shard has and returns how many all other shards have."""
         self._without_slot: list[Topic] = []
         """Topics that were created and have no slot yet."""
         self.retired: list[Topic] = []
@@ -280,11 +282,8 @@ class Requests:
         parsed = TopicConfig.parse(config or {}, name)
         if (halt := self._directory.halt_of(name)) is not None:
             raise halt.error()
-        if self._me.topics_max and len(self._directory) >= self._me.topics_max:
-            raise Throttled(
-                "too many topics", limit="max_topics", max=self._me.topics_max, retry_after_ms=1_000
-            )
         self._require_slot()
+        self._require_room()
         topic_id, epoch = self._directory.next_identity()
         topic = Topic(topic_id, epoch, name, parsed)
         self._directory.add(topic)
@@ -292,6 +291,18 @@ class Requests:
         self.unused.note(topic)
         group.add_control(create_frame(topic), topic)
         return topic
+
+    def _require_room(self) -> None:
+        """Raise Throttled where the engine has as many topics as it may. The place is claimed first and
+        counted then: of shards that claim the last one at the same time none or one gets it, never two."""
+        most, own = self._me.topics_max, len(self._directory)
+        if not most or own + 1 + self.topics_elsewhere(own + 1) <= most:
+            return
+        self.topics_elsewhere(own)
+        raise Throttled(
+            f"the engine has as many topics as limits.max_topics allows ({most})", limit="max_topics",
+            max=most, retry_after_ms=1_000,
+        )  # fmt: skip
 
     def _require_slot(self) -> None:
         """Raise Throttled where shared memory has no room to publish one more topic."""
@@ -405,6 +416,7 @@ class Requests:
         self.groups.forget(topic)
         self.unused.forget(topic)
         self.retired.append(topic)
+        self.topics_elsewhere(len(self._directory))
 
     # -- appends by message ---------------------------------------------------------------------------
 

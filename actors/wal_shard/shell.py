@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import select
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -125,6 +126,7 @@ class Shell:
         self.core.requests.queues.has_mover = self.core.requests.groups.has_mover = schedulers > 0
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
+        self.core.requests.topics_elsewhere = self._topics_elsewhere
         self._governing = Governing(self._slot, self._clock.monotonic_ns(), is_reacting=is_governed)
         self._table = TopicTable.create(boot.shm_dir, boot.shard)
         self._announcer = Announcer(boot, self._board, schedulers, is_rousing=is_rousing)
@@ -151,6 +153,7 @@ class Shell:
             self._disk, self._clock, self._directory, boot.read_only_ms, min(FIRST_FILE_BYTES, file_bytes)
         )
         self._lock = -1
+        self._order = threading.Lock()
         self._stop: Stop | None = None
         self._turns = 0
         self._idle_sleeps = 0
@@ -525,6 +528,15 @@ class Shell:
             self._announcer.tell(effect.news)
         self._has_published = True
 
+    def _topics_elsewhere(self, own: int) -> int:
+        """Say how many topics this shard has, and count those of the others. A shard that has not recovered
+        since the engine was started says 0."""
+        self._slot.set(P.TOPICS, own)
+        # A lock's exchange orders the write before the reads: of two shards at least one sees the other's.
+        with self._order:
+            pages = map(self._board.process, range(self._board.processes))
+            return sum(page.get(P.TOPICS) for page in pages if page is not self._slot and page.get(P.SHARD))
+
     def _count_slots(self) -> None:
         """Have room for the topics of some turns ahead: what is created and committed must be published."""
         self.core.requests.free_slots = self._table.reserve(SLOTS_AHEAD)
@@ -671,6 +683,7 @@ class Shell:
         slot = self._slot
         self._publish_topics(ev.PublishTopics(self.core.directory.everyone()))
         self._count_slots()
+        self._topics_elsewhere(len(self.core.directory))
         self._announcer.begin()
         # Our predecessor may have died between a topic that it showed and this word.
         slot.add(P.TOPICS_CHANGED, 1)

@@ -138,6 +138,8 @@ class P(IntEnum):
     """Bytes of a torn tail that recovery dropped."""
     REQUESTS = 31
     TOPICS = 32
+    """Topics of the shard, those that it is about to make included; all shards together have at most
+    limits.max_topics."""
     RING_BYTES = 33
     """Bytes waiting in rings when last looked at."""
     SETTLED = 34

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
@@ -95,8 +96,11 @@ class SegmentWriter:
         *,
         earliest_seq: int = 1,
         dead: BitMap64 | None = None,
+        codec: Codec | None = None,
     ) -> int:
         """Add the living records of one topic; topics come in ascending order.
+
+        `codec` is the one that the topic wants; None or NONE: the segment's own.
 
         `runs` are buffers with batches of verified append frames of this topic and epoch, ascending and
         without doubles. Dead are the numbers below `earliest_seq` and those in `dead`. Returns the bytes
@@ -108,14 +112,15 @@ class SegmentWriter:
         self._last_topic = topic_id
         rest = iter(runs)
         ahead = list(islice(rest, 2))
-        if len(ahead) == 1 and self._stays_as_it_is(ahead[0][1], earliest_seq, dead):
+        packing = replace(self._packing, codec=codec) if codec else self._packing
+        if len(ahead) == 1 and self._stays_as_it_is(ahead[0][1], earliest_seq, dead, packing):
             self._add_lone(ahead[0][0], ahead[0][1], topic_id, epoch)
             return self._written + self._waiting_bytes
         coalescer = Coalescer(earliest_seq=earliest_seq, dead=dead)
         start = self._index.records
         for stretches in coalescer.frames(chain(ahead, rest)):
             self._add_frame(
-                seal_frame(stretches, topic_id=topic_id, epoch=epoch, salt=self._salt, packing=self._packing)
+                seal_frame(stretches, topic_id=topic_id, epoch=epoch, salt=self._salt, packing=packing)
             )
         if self._index.topic_frames:
             self._note_blanks(coalescer, start)
@@ -123,7 +128,10 @@ class SegmentWriter:
             self._tags.end_topic()
         return self._written + self._waiting_bytes
 
-    def _stays_as_it_is(self, batch: FrameBatch, earliest_seq: int, dead: BitMap64 | None) -> bool:
+    @staticmethod
+    def _stays_as_it_is(
+        batch: FrameBatch, earliest_seq: int, dead: BitMap64 | None, packing: Packing
+    ) -> bool:
         """Is this one frame, all alive, that coalescing and compressing would leave as it is?
 
         Most topics of a pack have just one, and it costs half of what the general way does.
@@ -135,7 +143,7 @@ class SegmentWriter:
             count <= SEALED_FRAME_RECORDS
             and first >= earliest_seq
             and not (dead and dead.range_cardinality(first, first + count))
-            and (self._packing.codec == Codec.NONE or int(batch.total_bytes[0]) < self._packing.min_bytes)
+            and (packing.codec == Codec.NONE or int(batch.total_bytes[0]) < packing.min_bytes)
         )
 
     def _add_lone(self, buffer: Any, batch: FrameBatch, topic_id: int, epoch: int) -> None:

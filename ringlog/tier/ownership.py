@@ -2,17 +2,20 @@
 
 The object `engine` holds the id of the engine whose segments lie there. The first one writes it. Before the
 first segment is moved, the same id is written to `meta/cold-owner` of the data directory, and stays there. An
-engine that lacks the setting of its cold tier knows by it where missing data parts may be.
+engine that lacks the setting of its cold tier knows by it where missing data parts may be. Once the store
+has confirmed whose it is, `meta/cold-owner` says that too: a store without the object is another place from
+then on, such as a mount point without its volume, and nothing is written there.
 """
 
 from __future__ import annotations
 
-from ringlog.errors import CorruptData
+from ringlog.errors import ColdUnavailable, CorruptData
 from ringlog.storage.disk import Disk, replace_file
 from ringlog.storage.layout import COLD_OWNER, META_DIR
 from ringlog.tier.store import ColdMissing, SegmentStore
 
 NAME = "engine"
+_CONFIRMED = b" confirmed"
 _ID_BYTES_MAX = 64
 
 
@@ -25,19 +28,40 @@ def claim(store: SegmentStore, disk: Disk, data_dir: str, engine_id: str) -> str
     owner = _owner(store)
     if owner != engine_id and owner:
         return owner
-    if not disk.exists(f"{directory}/{COLD_OWNER}"):
+    is_confirmed = _said(disk, directory).endswith(_CONFIRMED)
+    if not owner and is_confirmed:
+        raise ColdUnavailable(
+            "the cold store is not the one that this engine moved segments to: it lacks the file `engine`. "
+            "Mount its volume, or correct cold.dir or cold.url",
+            file=NAME,
+        )  # fmt: skip
+    if not owner:
         replace_file(disk, directory, COLD_OWNER, engine_id.encode())
-    if owner:
-        return owner
-    store.put(NAME, f"{directory}/{COLD_OWNER}")
-    owner = _owner(store)
+        store.put(NAME, f"{directory}/{COLD_OWNER}")
+        owner = _owner(store)
     if not owner:
         raise CorruptData("cold store does not keep whose it is", file=NAME)
+    if not is_confirmed:
+        replace_file(disk, directory, COLD_OWNER, engine_id.encode() + _CONFIRMED)
     return owner
+
+
+def _said(disk: Disk, directory: str) -> bytes:
+    """What the data directory says of its cold store; empty when it never had one."""
+    path = f"{directory}/{COLD_OWNER}"
+    if not disk.exists(path):
+        return b""
+    fd = disk.open_read(path)
+    try:
+        return disk.read_at(fd, _ID_BYTES_MAX, 0)
+    finally:
+        disk.close(fd)
 
 
 def _owner(store: SegmentStore) -> str:
     try:
+        if not store.exists(NAME):
+            return ""
         return store.get_range(NAME, 0, _ID_BYTES_MAX).decode("ascii", "replace")
     except ColdMissing:
         return ""

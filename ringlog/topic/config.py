@@ -81,7 +81,7 @@ class TopicConfig:
     """The topic is removed when nobody used it for this long; 0 = never. Said when it is made: later it may
     become longer, or 0."""
     compression: str = "none"
-    """Codec of frames written by the library's own producers: none, lz4 or zstd."""
+    """Codec of the topic's records in segments: none (as storage.compression says), lz4 or zstd."""
 
     @property
     def logs_leases(self) -> bool:

@@ -141,7 +141,7 @@ def live_of(**topics):
     ids = sorted(int(name[1:]) for name in topics)
     facts = [topics[f"t{each}"] for each in ids]
     words = [np.array(column, np.uint64) for column in (ids, *zip(*facts, strict=True))]
-    return Live(*words, {})
+    return Live(*words, {}, {})
 
 
 def kept(ordered, sizes=None):

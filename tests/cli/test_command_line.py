@@ -162,6 +162,14 @@ def test_an_unreadable_variable_is_a_warning_on_stderr(
     assert capsys.readouterr().err == ""
 
 
+def test_a_cold_directory_that_is_not_there_fails_the_check(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["config", "check", "--set", f"cold.dir={tmp_path}"]) == 0
+    assert main(["config", "check", "--set", f"cold.dir={tmp_path}/not-mounted"]) == Exit.USAGE
+    assert "there is no directory" in capsys.readouterr().err
+
+
 def test_a_listener_that_serve_would_refuse_is_refused_by_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check", "--set", "native.endpoint=tcp://0.0.0.0:4100"]) == Exit.USAGE
     assert "curve_key_file" in capsys.readouterr().err

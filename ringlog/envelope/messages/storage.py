@@ -66,6 +66,9 @@ class LiveReply(Message, frozen=True):
     topics: U32
     deleted: bytes = b""
     """Portable 64-bit roaring bitmaps of numbers deleted one by one, one behind the other."""
+    codecs: bytes = b""
+    """The codec in which each topic wants its records kept (types.Codec), a byte each; 0 = as
+    storage.compression says. Empty: all of them are 0."""
 
 
 class SegmentsChange(Message, frozen=True):

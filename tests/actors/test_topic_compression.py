@@ -1,0 +1,55 @@
+"""A topic's `compression` is applied: by the compactor, beside topics that ask for another or for none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from checkpoint_world import checkpoint_all, new_world
+
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.testing.shard_world import World
+from ringlog.types import Codec
+
+PAYLOADS = [b"the same words again and again " * 40 for _ in range(50)]
+
+
+def stored_codecs(world: World, name: str) -> set[Codec]:
+    """Codecs of the frames of a topic in its segments."""
+    found: set[Codec] = set()
+    run = world.run_of(name)
+    topic_id = world.topic(name).topic_id
+    for extent in run.core.requests.located(world.topic(name), 0).extents:
+        if not extent.path.startswith("wal/"):
+            batch = frames.scan(memoryview(run.read(extent.path))[: extent.stop & ~7], extent.start)
+            own = batch.take(np.flatnonzero(batch.words[:, layout.W_TOPIC] == topic_id))
+            found |= {Codec(int(codec)) for codec in frames.codecs_of(own.words)}
+    return found
+
+
+@pytest.mark.parametrize("storage", ["none", "lz4"])
+def test_each_topic_of_a_segment_has_its_own_codec(storage: str) -> None:
+    world = new_world()
+    wanted = {"plain": "none", "quick": "lz4", "small": "zstd"}
+    for name, compression in wanted.items():
+        world.put(name, compression=compression)
+        world.append(name, PAYLOADS)
+    checkpoint_all(world, compression=storage)
+    for name, compression in wanted.items():
+        expected = Codec[(compression if compression != "none" else storage).upper()]
+        assert stored_codecs(world, name) == {expected}
+        assert [payload for _, payload in world.records(name)] == PAYLOADS
+
+
+def test_a_changed_codec_holds_for_what_is_sealed_from_then_on() -> None:
+    world = new_world()
+    world.put("t")
+    world.append("t", PAYLOADS)
+    checkpoint_all(world)
+    world.put("t", "merge", compression="zstd")
+    world.append("t", PAYLOADS)
+    checkpoint_all(world)
+    assert stored_codecs(world, "t") == {Codec.NONE, Codec.ZSTD}
+    world.kill()
+    world.start()
+    assert [payload for _, payload in world.records("t")] == PAYLOADS * 2

@@ -270,7 +270,7 @@ class Checkpoint:
         return number
 
     def _absorbed(self) -> list[int]:
-        return [file.file_id for file in self.plan.files]
+        return list(dict.fromkeys([file.file_id for file in self.plan.files]))
 
     def _unlink(self, paths: list[str]) -> None:
         disk, data_dir = self.place.disk, self.place.data_dir

@@ -117,10 +117,11 @@ class Checkpoint:
     def _open(self, message: m.CheckpointOpen, event: ControlReceived, group: Group, now_us: int) -> Answer:
         self._prune()
         files = [
-            m.Extent(self._places.paths[each], each, self._places.salts[each], WAL_HEADER_BYTES, stop)
+            m.Extent(self._places.paths[each], each, self._places.salts[each], *stretch)
             for each, stop in sorted(self._places.closed().items())
+            for stretch in self._places.whole(each, WAL_HEADER_BYTES, stop) or [(stop, stop)]
         ]
-        self._planned = [each.file_id for each in files]
+        self._planned = list(dict.fromkeys([each.file_id for each in files]))
         size = sum([each.stop - each.start for each in files]) + self._log.offset
         segments = list(self.sealed.refs.values()) if message.segments else []
         return m.CheckpointPlan(

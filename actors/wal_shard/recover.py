@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import logging
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,6 +67,7 @@ from ringlog.storage.log_register import read_register, register_name, registere
 from ringlog.storage.recovery import (
     FileScan,
     Mark,
+    PassedOver,
     Piece,
     Read,
     Tail,
@@ -78,7 +80,7 @@ from ringlog.storage.recovery import (
     sealed_behind,
 )
 from ringlog.topic.directory import Halt
-from ringlog.topic.names import shards_of
+from ringlog.topic.names import shard_of, shards_of
 from ringlog.topic.sealed import MissingSegment
 
 log = logging.getLogger("ringlog.shard")
@@ -120,6 +122,8 @@ class _File:
     """A life that serves reads alone synced it: all of it is shown, though no later file repeats it."""
     is_absorbed: bool = False
     """A snapshot stands for it: nothing in it is replayed."""
+    given_up: list[PassedOver] = field(default_factory=list)
+    """Damaged frames of class memory in it, ascending."""
     is_damaged: bool = False
     """Cut at damage by an earlier recovery; what lies behind is looked at only to know what was lost."""
 
@@ -219,6 +223,7 @@ class Recovery:
         self.stops: dict[int, int] = {}
         self.salts: dict[int, int] = {}
         self.paths: dict[int, str] = {}
+        self.holes: dict[int, list[tuple[int, int]]] = {}
         self._base = Baseline(shard, shards)
         self._missing: list[MissingSegment] = []
         self._siblings: list[_File] = []
@@ -286,7 +291,10 @@ class Recovery:
                     _note_doubt(self.found.in_doubt, piece)
             return self.found
         for file, pieces in doubts:
+            left = deque(file.given_up)
             for piece in pieces:
+                while left and left[0].offset < piece.stop:
+                    self._replay.copy_loss(left.popleft(), self.found.group)
                 excluded = self._excluded(file, piece)
                 self._replay.copy(piece, self.found.group, self._origin(file), excluded=excluded)
         for topic in self._replay.name_stand_ins(self.found.group):
@@ -663,7 +671,9 @@ class Recovery:
 
         A read-only recovery looks first and applies then, `up_to` where the file is surely durable.
         """
-        scan = FileScan(file.header, up_to or file.limit or file.size, read)
+        scan = FileScan(
+            file.header, up_to or file.limit or file.size, read, known_durable=self._evidence(file)
+        )
         self._replay.has_damage |= file.is_damaged
         origin = self._origin(file)
         pieces: list[Piece] = []
@@ -672,9 +682,31 @@ class Recovery:
             if not is_applied:
                 continue
             if up_to or not self._is_read_only:
+                self._give_up(file, scan)
                 self._replay.apply(piece, origin, excluded=self._excluded(file, piece))
             pieces = [each for each in [*pieces, piece] if each.stop > scan.durable]
+        if is_applied and (up_to or not self._is_read_only):
+            self._give_up(file, scan)
         return scan, pieces
+
+    def _give_up(self, file: _File, scan: FileScan) -> None:
+        """Announce as lost what the scan passed over, as far as it is ours and lies nowhere else."""
+        file_id = file.header.file_id
+        for lost in scan.passed_over[len(file.given_up) :]:
+            file.given_up.append(lost)
+            self.holes.setdefault(file_id, []).append((lost.offset, lost.stop))
+            absorbed = self._base.absorbed(file_id, np.array([lost.topic_id], dtype=np.uint64))
+            is_copied = not file.limit and any(
+                lost.offset >= claim.stop and shard_of(lost.topic_id, claim.shards) == claim.shard
+                for claim in file.claims
+            )
+            if is_copied or (absorbed is not None and bool(absorbed[0])):
+                continue
+            say(
+                log, logging.ERROR, "a damaged record of class memory is given up", file=file.path,
+                offset=lost.offset, topic_id=lost.topic_id, first_seq=lost.first_seq, last_seq=lost.last_seq,
+            )  # fmt: skip
+            self._replay.give_up(lost, self._origin(file))
 
     def _origin(self, file: _File) -> Origin:
         header = file.header

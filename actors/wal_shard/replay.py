@@ -59,7 +59,7 @@ from ringlog.limits import RECORDS_PER_BYTE_MAX
 from ringlog.queue.change import JobsChange
 from ringlog.segment.layout import parse_stem
 from ringlog.storage.layout import beyond
-from ringlog.storage.recovery import Piece
+from ringlog.storage.recovery import PassedOver, Piece
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.directory import Directory, Halt
 from ringlog.topic.idempotency import Remembered
@@ -522,6 +522,33 @@ class Replay:
             self._open[topic.topic_id] = topic
 
     # -- damage ---------------------------------------------------------------------------------------
+
+    def give_up(self, lost: PassedOver, origin: Origin) -> None:
+        """Announce records of class memory as lost, whose frame is damaged, where it lies in the log."""
+        topic = self.directory.by_id.get(lost.topic_id)
+        if topic is None or topic.epoch != lost.epoch or not self._is_mine(lost.topic_id):
+            return
+        self.touched.add(lost.topic_id)
+        self._heard[lost.topic_id] = self._moment
+        if lost.last_seq < topic.next_seq:
+            first = max(lost.first_seq, self._held.get(lost.topic_id, 0) + 1, topic.earliest_seq)
+            first = max(first, self.sealed.sealed_to(lost.topic_id) + 1)
+            if first <= lost.last_seq and topic.live_within(first, lost.last_seq):
+                self._lose_below(topic, first, lost.last_seq)
+            return
+        if lost.first_seq > topic.next_seq and not (self.has_damage or self.is_lenient):
+            raise CorruptData(
+                "records are missing before a frame", topic=topic.name, expected_seq=topic.next_seq,
+                found_seq=lost.first_seq, file=origin.path, offset=lost.offset,
+            )  # fmt: skip
+        self._lose(topic, lost.last_seq)
+
+    def copy_loss(self, lost: PassedOver, group: Group) -> None:
+        """Say of records that were given up that they are lost, in front of the copy of what lies behind."""
+        topic = self.directory.by_id.get(lost.topic_id)
+        if topic is not None and any(a <= lost.first_seq and lost.last_seq <= b for a, b in topic.lost):
+            loss = RangeLost(lost.first_seq, lost.last_seq)
+            group.add_control(frame_of(loss, topic.topic_id, topic.epoch), topic)
 
     def lose_log(self, shard: int, shards: int, size: int) -> None:
         """So many bytes of that shard's log are gone at this place, and nobody knows what they held.

@@ -670,6 +670,7 @@ class Shell:
         places.paths.update(recovery.paths)
         places.salts.update(recovery.salts)
         places.stops.update(recovery.stops)
+        places.holes.update(recovery.holes)
         places.foreign.update(found.foreign)
         return found, replay
 

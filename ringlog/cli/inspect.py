@@ -104,6 +104,8 @@ def _wal(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
         durable = max([walk.durable, *(m.durable_stop for m in _behind(data, walk.stop, header.salt))])
         say = report.damage if durable > walk.stop else report.remark
         say(f"frames end: {walk.reason}; bytes up to {durable} were durable", walk.stop)
+    for passed in walk.passed:
+        report.remark(f"records {passed.first}..{passed.last} of class memory are damaged", passed.offset)
     facts = {"kind": "wal", **header.facts(), "frames_end": walk.stop, "durable": walk.durable}
     return facts | {"groups": len(walk.marks)}, rows
 

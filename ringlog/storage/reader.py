@@ -589,6 +589,11 @@ class TopicReader:
         seen = np.maximum.accumulate(np.where(wanted, last, 0))
         wanted[1:] &= last[1:] > seen[:-1]
         wanted &= last > self.cursor
+        lost = self._located.lost
+        for range_first, range_last in zip(lost[::2], lost[1::2], strict=True):
+            # What is announced as lost is not there, if perhaps as damaged bytes.
+            bases = ours.words[:, layout.W_BASE_SEQ].astype(np.int64)
+            wanted &= (bases < range_first) | (last > range_last)
         return ours if wanted.all() else ours.take(np.flatnonzero(wanted))
 
     def _deliver(self, extent: ExtentFacts, window: Window, fresh: FrameBatch) -> FrameRun | Pause | None:

@@ -24,6 +24,7 @@ from ringlog.frame.batch import End, FrameBatch
 from ringlog.frame.routed import is_sound, resolve
 from ringlog.limits import FRAME_BYTES_MAX, RECOVERY_READ_BYTES, WAL_HEADER_BYTES
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY, WalHeader
+from ringlog.types import Durability
 
 Read = Callable[[int, int], bytes]
 """(offset, length) -> the bytes there, fewer only at the end of the file."""
@@ -46,6 +47,7 @@ _decode_mark = msgspec.msgpack.Decoder(Mark).decode
 _MARK_HEAD = np.uint64(
     (layout.FrameType.GROUP_MARK << layout.TYPE_SHIFT) | (layout.VERSION << layout.VERSION_SHIFT)
 )
+_BAD_BODY = "body does not verify"
 _HEAD_MASK = np.uint64(0xFFFFFFFF_00000000)
 
 
@@ -78,6 +80,17 @@ class Piece:
         return Piece(self.file_offset, self.buffer, self.batch.take(slice(row, None)))
 
 
+class PassedOver(NamedTuple):
+    """An append whose body does not verify, and which its class allows to be lost."""
+
+    offset: int
+    stop: int
+    topic_id: int
+    epoch: int
+    first_seq: int
+    last_seq: int
+
+
 class Tail(Enum):
     """How a file ends."""
 
@@ -105,6 +118,10 @@ class FileScan:
     orderly: bool = False
     copied: Mark | None = None
     """The MARK_COPIED mark, if there is one."""
+    known_durable: int = 0
+    """How far others say that a sync had succeeded."""
+    passed_over: list[PassedOver] = field(default_factory=list)
+    """Those before the piece that was yielded last, or before the end."""
     _ends: deque[tuple[int, int]] = field(default_factory=deque)
     """(offset, seal of the frame that ends there) where groups begin, from `durable` on."""
 
@@ -125,9 +142,30 @@ class FileScan:
                 self.stop = piece.stop
                 self.last_seal = int(batch.words[-1, layout.W_SEAL_XXH3])
                 yield self._resolved(piece)
+            if batch.reason == _BAD_BODY and self._pass_over():
+                continue
             if not len(batch) or not _goes_on(buffer, batch):
                 self.reason = "padding in a file" if batch.end is End.PAD else batch.reason
                 return
+
+    def _pass_over(self) -> bool:
+        """Go on behind the append at `stop`, whose header verifies and whose body does not, if it is of class
+        memory: that class promises nothing, so it keeps nobody from what else there is."""
+        head = self.read(self.stop, layout.HEADER_BYTES)
+        words = frames.words_of(memoryview(head)).reshape(1, -1)
+        tail = int(words[0, layout.W_TAIL])
+        durability = tail >> layout.FLAGS_SHIFT & layout.DURABILITY_MASK
+        is_append = int(frames.types_of(words)[0]) == layout.FrameType.APPEND
+        if not is_append or durability != Durability.MEMORY:
+            return False
+        if max(self.known_durable, self.durable, look_behind(self).durable) <= self.stop:
+            return False  # a torn end, which nobody was promised either
+        stop, first = self.stop + _total_at(head), int(words[0, layout.W_BASE_SEQ])
+        last = first + int(frames.counts_of(words)[0]) - 1
+        topic_id, epoch = int(words[0, layout.W_TOPIC]), int(frames.epochs_of(words)[0])
+        self.passed_over.append(PassedOver(self.stop, stop, topic_id, epoch, first, last))
+        self.stop, self.last_seal = stop, int(words[0, layout.W_SEAL_XXH3])
+        return True
 
     def _resolved(self, piece: Piece) -> Piece:
         """With copies as the appends they stand for; `_believe` looked at the frames that hold them."""
@@ -147,7 +185,7 @@ class FileScan:
         checks = (
             ("malformed header", frames.first_true(frames.malformed(batch.words))),
             ("seal does not verify", frames.first_bad_seal(batch, self.header.salt)),
-            ("body does not verify", frames.first_bad_body(buffer, batch)),
+            (_BAD_BODY, frames.first_bad_body(buffer, batch)),
         )
         cut, reason = len(batch), ""
         for text, row in checks:

@@ -24,6 +24,7 @@ from ringlog.limits import FRAME_BYTES_MAX, MIB
 from ringlog.storage.disk import Disk
 from ringlog.storage.reader import ExtentFacts
 from ringlog.tags import TagMatch
+from ringlog.types import Durability
 
 WINDOW_BYTES = 1 * MIB
 _ROOM_MIN = 1_024
@@ -267,7 +268,9 @@ class Tail:
         rows = np.flatnonzero(wanted)
         if not len(rows):
             return
-        ours = _ascending(found.take(rows))
+        ours = _without_given_up(buffer, _ascending(found.take(rows)))
+        if not len(ours):
+            return
         for fault in (frames.first_bad_seal(ours, extent.salt), frames.first_bad_body(buffer, ours)):
             if fault is not None:
                 raise self._damage(extent, origin + int(ours.places[fault]), "checksum does not match")
@@ -301,6 +304,17 @@ def _extended(
 def _read(files: Disk, fd: int, at: int, length: int) -> NDArray[np.uint8]:
     buffer = np.empty(length, dtype=np.uint8)
     return buffer[: files.read_into(fd, buffer, at) & ~7]
+
+
+def _without_given_up(buffer: Any, batch: FrameBatch) -> FrameBatch:
+    """Without frames of class memory whose body does not verify: recovery gives them up."""
+    kept = batch
+    while (bad := frames.first_bad_body(buffer, kept)) is not None:
+        flags = int(kept.words[bad, layout.W_TAIL]) >> layout.FLAGS_SHIFT
+        if flags & layout.DURABILITY_MASK != Durability.MEMORY:
+            break
+        kept = kept.take(np.delete(np.arange(len(kept)), bad))
+    return kept
 
 
 def _ascending(batch: FrameBatch) -> FrameBatch:

@@ -191,6 +191,7 @@ class Run:
         core.places.paths.update(recovery.paths)
         core.places.salts.update(recovery.salts)
         core.places.stops.update(recovery.stops)
+        core.places.holes.update(recovery.holes)
         core.places.foreign.update(self.found.foreign)
         found = self.found
         if is_read_only:

@@ -173,6 +173,8 @@ def put_together(found: Verification) -> None:
         report.served = report.stored
     for report in [*in_force, *segments]:
         found.stories.hold(report)
+    for report in in_force:
+        found.stories.give_up(report)
     found.topics = list(found.stories.summaries())
     unreadable = [report.path for report in found.files if report.is_damaged]
     whole = FileReport(".", "directory")

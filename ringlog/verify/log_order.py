@@ -31,6 +31,8 @@ def judge_log(reports: Sequence[FileReport], snapshots: Sequence[FileReport] = (
     ordered = in_order(reports)
     by_id = {int(report.more["file_id"]): report for report in ordered}
     claims, damaged = _claims(ordered)
+    for report in ordered:
+        _judge_passed(report, ordered, claims)
     serving = _serving(ordered, claims)
     for report in ordered:
         if report.header["incarnation"] not in serving:
@@ -57,6 +59,19 @@ def _claims(ordered: Sequence[FileReport]) -> tuple[Claims, set[int]]:
                 said = (report.header["shards"], report.header["shard"], stop)
                 claims.setdefault(file_id, []).append(said)
     return claims, damaged
+
+
+def _judge_passed(report: FileReport, ordered: Sequence[FileReport], claims: Claims) -> None:
+    """Damaged records that are above all that was durable are a torn end, whatever their class."""
+    torn = report.more.pop("torn", None)
+    if torn is None:
+        return
+    file_id = report.more["file_id"]
+    known = [stop for _, _, stop in claims.get(file_id, ())]
+    known += [each.more["prev"][1] for each in ordered if each.more["prev"][0] == file_id]
+    if max(known, default=0) <= torn.more["stop"]:
+        for name in ("frames", "records", "stored", "facts", "more", "findings"):
+            setattr(report, name, getattr(torn, name))
 
 
 def _serving(ordered: Sequence[FileReport], claims: Claims) -> set[int]:

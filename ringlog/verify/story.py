@@ -112,6 +112,13 @@ class Stories:
             for first, last in ranges:
                 topic.removed.add_range(first, last + 1)
 
+    def give_up(self, report: FileReport) -> None:
+        """Take what an engine passes over in a log file, and announces as lost, if it lies nowhere else."""
+        for _, topic_id, epoch, first, last in report.more["passed"]:
+            topic = self.topic(topic_id, epoch)
+            topic.lost += without([(first, last)], join(topic.stored))
+            topic.head = max(topic.head, last)
+
     def tell(self, facts: Iterable[Fact]) -> list[str]:
         """Take what control frames say; returns what makes no sense."""
         wrong = []

@@ -22,6 +22,8 @@ HEADER_BYTES = 4096
 _HEADER = struct.Struct("<8sIIIIQQ16s16sQQQQQQ")
 _MAGIC = b"RLOGWAL1"
 _APPEND, _MARK, _KEY, _ROUTED = 1, 12, 14, 15
+_MEMORY = 1
+"""The class of an append that promises nothing."""
 _FRAME_HEADER_BYTES = 80
 _MARK_FIELDS = 7
 _COPIED = 1
@@ -78,6 +80,16 @@ class Mark(NamedTuple):
     damaged: list[int]
 
 
+class Passed(NamedTuple):
+    """A damaged append that is given up: where it lies, and which numbers it had."""
+
+    offset: int
+    topic_id: int
+    epoch: int
+    first: int
+    last: int
+
+
 class Seen(NamedTuple):
     """One valid frame: where it lies, what its header says, and its seal."""
 
@@ -112,12 +124,16 @@ class Walk:
     salt: int
     is_deep: bool = False
     """Look into every body, not only at its checksum."""
+    passes_to: int = 0
+    """From here on a damaged append of any class ends the frames; 0 = nowhere."""
     stop: int = HEADER_BYTES
     reason: str = ""
     """Why the frames end at `stop`; empty = zeros or the end of the file."""
     durable: int = HEADER_BYTES
     last_seal: int = 0
     marks: list[Mark] = field(default_factory=list)
+    passed: list[Passed] = field(default_factory=list)
+    """Damaged appends of class memory, which an engine gives up and passes over."""
 
     def frames(self) -> Iterator[Seen]:
         """Yield valid frames in order, up to the first that is none."""
@@ -128,11 +144,35 @@ class Walk:
                 if seen.frame.type == _MARK:
                     self._follow(seen)
             except VerifyError as e:
+                if self._pass():
+                    continue
                 self.reason = e.message
                 return
             self.stop = seen.offset + seen.frame.total
             self.last_seal = seen.seal
             yield seen
+
+    def _pass(self) -> bool:
+        """Step behind an append of class memory whose header verifies and whose body does not."""
+        at, data = self.stop, self.data
+        if at + _FRAME_HEADER_BYTES > len(data):
+            return False
+        (seal,) = struct.unpack_from("<Q", data, at + 72)
+        if xxhash.xxh3_64_intdigest(bytes(data[at : at + 72]), self.salt) != seal:
+            return False
+        frame_len, kind = struct.unpack_from("<IB", data, at)
+        body_sum = struct.unpack_from("<Q", data, at + 64)[0]
+        stop = at + 4 + frame_len
+        body = bytes(data[at + _FRAME_HEADER_BYTES : stop])
+        if kind != _APPEND or data[at + 61] & 3 != _MEMORY or stop > len(data):
+            return False
+        if xxhash.xxh3_64_intdigest(body) == body_sum or 0 < self.passes_to <= at:
+            return False
+        topic_id, base_seq = struct.unpack_from("<QQ", data, at + 8)
+        count, epoch = struct.unpack_from("<II", data, at + 32)
+        self.passed.append(Passed(at, topic_id, epoch, base_seq, base_seq + count - 1))
+        self.stop, self.last_seal = stop, seal
+        return True
 
     def _follow(self, seen: Seen) -> None:
         mark = mark_of(seen)
@@ -178,22 +218,37 @@ def verify_wal(path: str, data: bytes, *, is_deep: bool = False) -> FileReport:
         _without_header(report, data, e)
         return report
     report.header = header.facts()
-    walk = Walk(data, header.salt, is_deep)
+    durable = _fill(report, header, Walk(data, header.salt, is_deep))
+    if any(passed[0] >= durable for passed in report.more["passed"]):
+        # Unless others say that these were durable, it is a torn end.
+        torn = report.more["torn"] = FileReport(path, "wal", bytes=len(data), header=report.header)
+        _fill(torn, header, Walk(data, header.salt, is_deep, passes_to=durable))
+    return report
+
+
+def _fill(report: FileReport, header: Header, walk: Walk) -> int:
+    """Take what a walk finds; returns up to where the file itself says that it was durable."""
+    data = walk.data
     for seen in walk.frames():
         _take(report, seen)
+    for passed in walk.passed:
+        what = f"records {passed.first}..{passed.last} of topic {passed.topic_id:x} are damaged"
+        report.remark(f"{what}: of class memory, an engine gives them up", passed.offset)
     behind = marks_behind(data, walk.stop, header.salt)
+    durable = max([walk.durable, *(mark.durable_stop for mark in behind)])
     report.more = {
         "file_id": header.file_id,
         "prev": (header.prev_file, header.prev_stop, header.prev_seal),
         "stop": walk.stop,
         "last_seal": walk.last_seal,
         "reason": walk.reason or ("bytes behind the last frame" if _has_more(data, walk.stop) else ""),
-        "durable": max([walk.durable, *(mark.durable_stop for mark in behind)]),
+        "durable": durable,
         "ends": {mark.offset: mark.prev_seal for mark in walk.marks} | {walk.stop: walk.last_seal},
         "groups": len(walk.marks),
+        "passed": [tuple(passed) for passed in walk.passed],
         "copied": [mark._asdict() for mark in walk.marks[:2] if mark.flags & _COPIED],
     }
-    return report
+    return durable
 
 
 def _without_header(report: FileReport, data: bytes, error: VerifyError) -> None:

@@ -24,6 +24,7 @@ def verify(
     deep: Annotated[bool, Parameter(negative=())] = False,
     jobs: int = 0,
     cold_dir: str = "",
+    without_cold: Annotated[bool, Parameter(negative=())] = False,
     options: Given,
 ) -> int:
     """Read every byte of a data directory with a decoder of its own, and account for every record.
@@ -38,11 +39,15 @@ def verify(
         Processes to read with (default: one a CPU).
     cold_dir
         The cold tier, when it is a directory; without it only the indexes of cold segments are verified.
+    without_cold
+        Accept that records in the cold tier are not verified. Otherwise the exit code is 1 if there are any.
     """
     refuse_running(data_dir)
     found = verify_directory(data_dir, is_deep=deep, jobs=jobs, cold_dir=cold_dir)
     show(found, options.printer())
-    return Exit.DAMAGE if found.is_damaged else Exit.DONE
+    if found.is_damaged:
+        return Exit.DAMAGE
+    return Exit.FAILED if found.is_incomplete and not without_cold else Exit.DONE
 
 
 def refuse_running(data_dir: str) -> None:
@@ -74,7 +79,8 @@ def show(found: Verification, printer: Printer) -> None:
     for finding in found.findings:
         place = f"{finding.path}" + (f" at {finding.offset}" if finding.offset else "")
         printer.say(f"{finding.severity}: {place}: {finding.what}")
-    printer.thing({"verdict": "damaged" if found.is_damaged else "whole", **totals(found, is_human=True)})
+    verdict = "whole" if not found.is_incomplete else "whole but for what is unreachable"
+    printer.thing({"verdict": "damaged" if found.is_damaged else verdict, **totals(found, is_human=True)})
 
 
 def totals(found: Verification, *, is_human: bool = False) -> dict[str, Any]:
@@ -95,6 +101,7 @@ def facts_of(found: Verification) -> dict[str, Any]:
     """Everything, for programs."""
     return {
         "damaged": found.is_damaged,
+        "incomplete": found.is_incomplete,
         **totals(found),
         "topics": [topic._asdict() for topic in found.topics],
         "findings": [finding._asdict() for finding in found.findings],

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from ringlog.errors import UsageError
-from ringlog.verify.findings import DAMAGE, FileReport, Finding
+from ringlog.verify.findings import DAMAGE, UNREACHABLE, FileReport, Finding
 from ringlog.verify.frame_decoder import VerifyError
 from ringlog.verify.identity_decoder import verify_identity
 from ringlog.verify.log_order import judge_log
@@ -60,6 +60,11 @@ class Verification:
     def is_damaged(self) -> bool:
         """Is anything wrong?"""
         return any(finding.severity == DAMAGE for finding in self.findings)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Could some records not be looked at?"""
+        return any(finding.severity == UNREACHABLE for finding in self.findings)
 
 
 def verify_directory(
@@ -187,10 +192,10 @@ def put_together(found: Verification) -> None:
         for first, last in topic.gaps:
             whole.damage(f"records {first}..{last} of {topic.topic} are nowhere" + _because(unreadable))
     found.files.append(whole)
-    order = {DAMAGE: 0}
+    order = {DAMAGE: 0, UNREACHABLE: 1}
     found.findings = sorted(
         (finding for report in found.files for finding in report.findings),
-        key=lambda finding: (order.get(finding.severity, 1), finding.path, finding.offset),
+        key=lambda finding: (order.get(finding.severity, 2), finding.path, finding.offset),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 DAMAGE = "damage"
+UNREACHABLE = "unreachable"
 REMARK = "remark"
 
 Range = tuple[int, int]
@@ -17,7 +18,8 @@ Range = tuple[int, int]
 
 
 class Finding(NamedTuple):
-    """Something worth saying about one file. `damage` fails a verification, a `remark` does not."""
+    """Something worth saying about one file. `damage` fails a verification, `unreachable` leaves it
+    incomplete, a `remark` does neither."""
 
     path: str
     offset: int
@@ -59,6 +61,10 @@ class FileReport:
     def damage(self, what: str, offset: int = 0) -> None:
         """Note something that must not be."""
         self.findings.append(Finding(self.path, offset, DAMAGE, what))
+
+    def unreachable(self, what: str) -> None:
+        """Note something that could not be looked at."""
+        self.findings.append(Finding(self.path, 0, UNREACHABLE, what))
 
     def remark(self, what: str, offset: int = 0) -> None:
         """Note something that may be."""

@@ -147,7 +147,7 @@ def verify_segment(root: str, stem: str, *, is_deep: bool = False, cold_dir: str
         report.more["tier"] = "cold"
         # Only who knows what is in force can judge this: it may be a segment that is being removed.
         report.more["no_data"] = bool(cold_dir) and os.path.isdir(cold_dir)
-        report.remark("the data part is in the cold tier: only index, tags and marks were verified")
+        report.unreachable("the data part is in the cold tier: only index, tags and marks were verified")
     else:
         report.damage("there is no data part and no index that says what it held")
     _hold(report, walked, index)

@@ -127,6 +127,8 @@ def test_a_cold_directory_is_backed_up_and_restored_beside_the_rest(tmp_path: Pa
         shutil.rmtree(cold)
         restored.rename(cold)
         assert run(["verify", str(data), "--deep", "--cold-dir", str(cold)]) == Exit.DONE
+        assert run(["verify", str(data)]) == Exit.FAILED, "records in the cold tier were not looked at"
+        assert run(["verify", str(data), "--without-cold"]) == Exit.DONE
         running.start()
         with ringlog.connect(running.url, wait=10) as client:
             assert contents(client) == before

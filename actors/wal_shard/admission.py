@@ -24,6 +24,8 @@ from ringlog.frame.facts import record_facts
 from ringlog.frame.kernel import number_rows
 from ringlog.frame.measure import Fault, measure, measure_alike
 from ringlog.frame.settle import (
+    CAP_BYTES,
+    CAP_RECORDS,
     FLAG_DEDUPED,
     FLAGS_SHIFT,
     S_COMMIT_TS,
@@ -568,13 +570,11 @@ class Admission:
         config = topic.config
         count = int(frames.counts_of(intake.batch.words[row : row + 1])[0])
         size = int(intake.accounted[row])
-        if (config.cap_records and count > config.cap_records) or (
-            config.cap_bytes and size > config.cap_bytes
-        ):
-            most = (
-                config.cap_records if config.cap_records and count > config.cap_records else config.cap_bytes
-            )
-            self._refuse(intake, row, Status.RECORD_TOO_LARGE, size, most, 1)
+        if config.cap_records and count > config.cap_records:
+            self._refuse(intake, row, Status.RECORD_TOO_LARGE, count, config.cap_records, CAP_RECORDS)
+            return True
+        if config.cap_bytes and size > config.cap_bytes:
+            self._refuse(intake, row, Status.RECORD_TOO_LARGE, size, config.cap_bytes, CAP_BYTES)
             return True
         full = (config.cap_records and topic.staged_count + count > config.cap_records) or (
             config.cap_bytes and topic.staged_bytes + size > config.cap_bytes

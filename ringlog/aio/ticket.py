@@ -8,7 +8,7 @@ from typing import Any
 from ringlog.aio.shell import LoopShell
 from ringlog.client.batch import Batch
 from ringlog.client.results import Appended
-from ringlog.client.ticket import own_result
+from ringlog.errors import RinglogError
 
 
 class Ticket:
@@ -28,8 +28,12 @@ class Ticket:
     async def result(self, timeout: float | None = None) -> Appended:
         """Await the fate; TimeoutError after `timeout` seconds, and the ticket is still open then."""
         if not self._batch.is_done:
-            await self._shell.wait(self._batch, timeout)
-        return own_result(self._batch, self._index)
+            try:
+                await self._shell.wait(self._batch, timeout)
+            except RinglogError:
+                if not self._batch.is_done:
+                    raise
+        return self._batch.own_result(self._index)
 
     def __await__(self) -> Generator[Any, None, Appended]:
         return self.result().__await__()

@@ -7,6 +7,7 @@ only counts what is still missing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,12 +37,31 @@ _STATUS_MASK = np.uint64(0xFFFF << STATUS_SHIFT)
 _COUNT_MASK = 0xFFFFFFFF
 
 
+def joined(frames: Sequence[bytearray]) -> tuple[bytearray, NDArray[np.int64]]:
+    """Frames in one buffer, with their offsets."""
+    offsets = np.zeros(len(frames) + 1, dtype=np.int64)
+    np.cumsum([len(frame) for frame in frames], out=offsets[1:])
+    return bytearray().join(frames), offsets
+
+
 class Batch(Pending[Appended]):
     """Resolved with an Appended (one frame) or AppendedEach (many); fails with the first refusal."""
 
     __slots__ = (
-        "bytes", "commit_ts", "deduped", "epoch", "failed_frames", "first_error", "frame_records", "frames",
-        "missing", "records", "seqs", "stream",
+        "bytes",
+        "commit_ts",
+        "deduped",
+        "epoch",
+        "errors",
+        "failed_frames",
+        "first_error",
+        "frame_records",
+        "frames",
+        "is_gathered",
+        "missing",
+        "records",
+        "seqs",
+        "stream",
     )  # fmt: skip
 
     def __init__(self, stream: Stream) -> None:
@@ -59,6 +79,10 @@ class Batch(Pending[Appended]):
         self.failed_frames = 0
         self.frame_records = 1
         self.first_error: RinglogError | None = None
+        self.is_gathered = False
+        """Records that a producer gathered: they are one frame by chance, and each has a fate of its own."""
+        self.errors: dict[int, RinglogError] | None = None
+        """Of a frame that was split into one a record: why records failed, by index."""
         self.seqs: NDArray[np.uint64] | None = None
         """(frames,) first number of each frame; None for a batch of one frame."""
 
@@ -72,6 +96,38 @@ class Batch(Pending[Appended]):
         self.records, self.frame_records = count, records
         self.frames = self.missing = -(-count // records)
         self.seqs = np.zeros(self.frames, dtype=np.uint64)
+
+    def split(self) -> None:
+        """Become a batch of one frame a record: what the frame was refused for may concern one of them."""
+        self.errors = {}
+        self.expect_each(self.records)
+
+    def own_result(self, index: int) -> Appended:
+        """What became of one record of a batch of one frame, or of the whole batch for index -1.
+
+        Raises what the record failed for. The batch is done.
+        """
+        if index >= 0 and self.errors is not None and self.seqs is not None:
+            if index in self.errors:
+                raise self.errors[index]
+            seq = int(self.seqs[index])
+            stream = self.stream
+            return Appended(
+                stream.topic, self.epoch, seq, seq, 1, stream.met_durability, self.deduped, self.commit_ts
+            )
+        whole = self.take()
+        if index < 0:
+            return whole
+        seq = whole.first_seq + index if whole.first_seq else 0
+        return Appended(
+            whole.topic, whole.epoch, seq, seq, 1, whole.durability, whole.deduped, whole.commit_ts
+        )
+
+    def own_error(self, index: int) -> Exception | None:
+        """As own_result: why that failed, None when it is done well or not done."""
+        if index >= 0 and self.errors is not None:
+            return self.errors.get(index) if self.is_done else None
+        return self.error if isinstance(self.error, Exception) else None
 
     def settle_one(self, entry: list[int]) -> None:
         """The only frame was appended."""
@@ -100,8 +156,11 @@ class Batch(Pending[Appended]):
         if not self.missing:
             self._finish_all()
 
-    def lose(self, count: int, error: RinglogError) -> None:
-        """This many frames will not be tried any further."""
+    def lose(self, rows: NDArray[Any], error: RinglogError) -> None:
+        """These frames will not be tried any further."""
+        count = len(rows)
+        if self.errors is not None:
+            self.errors |= dict.fromkeys(rows.tolist(), error)
         self.failed_frames += count
         self.missing -= count
         if self.first_error is None:
@@ -112,7 +171,7 @@ class Batch(Pending[Appended]):
     def _finish_all(self) -> None:
         error = self.first_error
         if error is not None:
-            if self.is_each:
+            if self.is_each and self.errors is None:
                 error.detail |= {"failed": self.failed_frames, "of": self.frames}
             lost = min(self.failed_frames * self.frame_records, self.records)
             acked = self.records - lost if self.is_each else 0

@@ -16,7 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ringlog.client.assembler import RECORD_OVERHEAD_BYTES, Assembler
-from ringlog.client.batch import Batch
+from ringlog.client.batch import Batch, joined
 from ringlog.client.checks import text
 from ringlog.client.fields import column_values, digest_of, fields_of
 from ringlog.client.once import append_once
@@ -34,6 +34,7 @@ from ringlog.errors import (
 )
 from ringlog.frame import codec as frame_codec
 from ringlog.frame.layout import HEADER_BYTES
+from ringlog.frame.view import open_frame
 from ringlog.limits import BATCH_RECORDS_MAX, RECORD_BYTES_MAX, REQUEST_BYTES_MAX
 from ringlog.link.pending import Pending, Steps, resolved
 from ringlog.link.timers import Timer
@@ -41,6 +42,10 @@ from ringlog.payload import RAW, PayloadCodec
 from ringlog.types import Codec, Durability
 
 FRAME_OVERHEAD_BYTES = HEADER_BYTES + 16
+COLUMN_LISTS = (
+    "keys", "tags", "nodes", "headers", "metas", "event_ts", "expires_at", "not_before", "priorities",
+)  # fmt: skip
+"""Columns beside the payload, as frame.columns.encode_records takes them and FrameView.records gives them."""
 EACH_PART_RECORDS = 8_192
 """One-record frames are handed over in runs of this many, so that the first are on their way early."""
 
@@ -122,6 +127,7 @@ class ProducerCore:
             disable_backpressure=options.disable_backpressure,
         )  # fmt: skip
         self.stream.on_batch_done = self._batch_done
+        self.stream.on_split = self._frames_of_each
         self._encode = None if options.payload is RAW else options.payload.encode
         self._keyed: Stream | None = None
         self._open: Batch | None = None
@@ -210,9 +216,36 @@ class ProducerCore:
         try:
             frame = self._frame(records)
         except RinglogError as e:
-            self.stream.reject(batch, e)
+            if len(records.payloads) > 1:
+                self._send_each_alone(batch, records)
+            else:
+                self.stream.reject(batch, e)
             return
         self.stream.ship(batch, frame, np.array([0, len(frame)], dtype=np.int64))
+
+    def _send_each_alone(self, batch: Batch, records: Assembler) -> None:
+        """They cannot be one frame: send those that can be one each, and say of each other one why not."""
+        batch.split()
+        failed: dict[int, RinglogError] = {}
+        frames: list[bytearray] = []
+        for row in range(len(records.payloads)):
+            try:
+                frames.append(self._frame(records.only([row])))
+            except RinglogError as e:
+                failed[row] = e
+        self.stream.ship_rows(batch, frames, [row for row in range(batch.frames) if row not in failed])
+        for row, error in failed.items():
+            batch.lose(np.array([row]), error)
+
+    def _frames_of_each(self, frame: Any) -> tuple[bytearray, NDArray[np.int64]]:
+        """A frame for each record of a frame of ours: (frames, their offsets)."""
+        found = open_frame(frame, seed=None, verify=False).records()
+        records = Assembler()
+        records.payloads = found.payloads
+        records.columns = {
+            name: values for name in COLUMN_LISTS if (values := getattr(found, name)) is not None
+        }
+        return joined([self._frame(records.only([row])) for row in range(len(found.payloads))])
 
     def add_frame(self, records: Assembler) -> Batch:
         """Send these records as one frame of their own, behind what was gathered."""
@@ -275,6 +308,7 @@ class ProducerCore:
 
     def _begin(self) -> Batch:
         batch = self._open = Batch(self.stream)
+        batch.is_gathered = True
         session = self.session
         self._linger = session.timers.at(session.clock.monotonic_ns() + self._linger_ns, self._linger_over)
         return batch

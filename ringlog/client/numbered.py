@@ -80,7 +80,7 @@ class NumberedStream(Stream):
         self, shipment: Shipment, frames: NDArray[Any], error: RinglogError, *, by_shard: bool
     ) -> None:
         """The frame's owner learns it, and nothing is tried again."""
-        self._lose(shipment, len(frames), error)
+        self._lose(shipment, frames, error)
 
 
 class NumberedProducer:

@@ -24,19 +24,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringlog.client.batch import Batch, Shipment
+from ringlog.client.batch import Batch, Shipment, joined
 from ringlog.descriptors import explained
 from ringlog.envelope.messages import ProducerState, ProducerStateReply, TopicInfo
 from ringlog.errors import (
+    BatchTooLarge,
     ConnectionTrouble,
     NotConnected,
     NotReady,
+    PayloadTooLarge,
     ProducerFenced,
+    RecordTooLarge,
     RequestTimeout,
     RinglogError,
     ShuttingDown,
     StaleEpoch,
     Throttled,
+    TopicFull,
     TopicNotFound,
 )
 from ringlog.limits import PRESSURE_RETRY_MS
@@ -47,6 +51,8 @@ from ringlog.types import Durability
 RETRY_MS = 20
 RETRY_MS_MAX = 1_000
 _LATER = (Throttled, NotReady, ShuttingDown)
+_OF_ONE_RECORD = (RecordTooLarge, BatchTooLarge, PayloadTooLarge, TopicFull)
+"""Refusals of a frame that its records, each sent alone, may not all meet."""
 _ELSEWHERE = (StaleEpoch, TopicNotFound)
 SESSION_BIT = 1 << 63
 
@@ -91,6 +97,8 @@ class Stream:
         self.records_acked = self.records_failed = self.records_deduped = 0
         self.frames_sent = self.bytes_sent = self.retries = 0
         self.on_batch_done: Callable[[Batch, RinglogError | None], None] | None = None
+        self.on_split: Callable[[Any], tuple[bytearray, NDArray[np.int64]]] | None = None
+        """Makes a frame for each record of one frame: (frames, their offsets)."""
         self._host = host
         self._timeout_ns = (timeout_ms or host.timeout_ms) * MS
         self.met_durability = durability or Durability.DISK
@@ -133,10 +141,21 @@ class Stream:
             self._enqueue(Shipment(batch, buffer, offsets, deadline, rows))
             start_row += count
 
+    def ship_rows(self, batch: Batch, frames: Sequence[bytearray], rows: Sequence[int]) -> None:
+        """Send some frames of a batch that was split, those of these records."""
+        batch.bytes = sum(map(len, frames))
+        self.pending_records += batch.records
+        self.pending_bytes += batch.bytes
+        self.frames_sent += len(rows)
+        self.bytes_sent += batch.bytes
+        deadline = self._host.clock.monotonic_ns() + self._timeout_ns
+        if rows:
+            self._enqueue(Shipment(batch, *joined(frames), deadline, np.array(rows)))
+
     def reject(self, batch: Batch, error: RinglogError) -> None:
         """A new batch could not be made into frames."""
         self.pending_records += batch.records
-        batch.lose(batch.missing, error)
+        batch.lose(np.arange(batch.missing), error)
 
     def displaced(self, shipment: Shipment) -> None:
         """The engine was restarted before this was settled: send it again under the same numbers."""
@@ -342,7 +361,10 @@ class Stream:
         if not may_retry or now + delay_ns >= shipment.deadline_ns:
             if may_be_there:
                 error = type(error)(error.message, outcome="unknown", **error.detail)
-            self._lose(shipment, len(frames), error)
+            if by_shard and isinstance(error, _OF_ONE_RECORD) and shipment.batch.is_gathered:
+                self._split(shipment)
+                return
+            self._lose(shipment, frames, error)
             return
         self.retries += len(frames)
         self._host.retries += len(frames)
@@ -397,9 +419,25 @@ class Stream:
         if shipment.settled >= shipment.count:
             self._live.discard(shipment)
 
-    def _lose(self, shipment: Shipment, count: int, error: RinglogError) -> None:
+    def _lose(self, shipment: Shipment, frames: NDArray[Any], error: RinglogError) -> None:
         self._drop_if_finished(shipment)
-        shipment.batch.lose(count, error)
+        shipment.batch.lose(shipment.rows_in_batch(frames), error)
+
+    def _split(self, shipment: Shipment) -> None:
+        """A gathered frame was refused for what may be one record's fault: send a frame for each."""
+        batch = shipment.batch
+        batch.is_gathered = False
+        batch.split()
+        self._drop_if_finished(shipment)
+        assert self.on_split is not None, "gathered frames are made by a producer"
+        buffer, offsets = self.on_split(shipment.buffer)
+        again = Shipment(
+            batch, buffer, offsets, shipment.deadline_ns, np.arange(batch.frames), shipment.attempts + 1,
+            shipment.order,
+        )  # fmt: skip
+        self._await(again)
+        insort(self._refused, again, key=lambda each: each.place)
+        self._host.timers.at(self._host.clock.monotonic_ns(), self._flush)
 
     def _expire(self, shipment: Shipment) -> None:
         was_sent = shipment.was_sent
@@ -432,6 +470,7 @@ class Stream:
         shipment.abandon()
         self._live.discard(shipment)
         if left:
-            shipment.batch.lose(left, error)
+            frames = np.arange(shipment.count - left, shipment.count)
+            shipment.batch.lose(shipment.rows_in_batch(frames), error)
         # What of it is on its way has a lower number than all that comes: it is appended before, or never.
         self.landed(shipment)

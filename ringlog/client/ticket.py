@@ -13,15 +13,6 @@ if TYPE_CHECKING:
     from ringlog.client.shell import Shell
 
 
-def own_result(batch: Batch, index: int) -> Appended:
-    """The result of one record of a batch of one frame, or of the whole batch for index -1."""
-    whole = batch.take()
-    if index < 0:
-        return whole
-    seq = whole.first_seq + index if whole.first_seq else 0
-    return Appended(whole.topic, whole.epoch, seq, seq, 1, whole.durability, whole.deduped, whole.commit_ts)
-
-
 class Ticket:
     """Resolves by itself when the engine settled the records (CL-3). Thread-safe."""
 
@@ -47,12 +38,11 @@ class Ticket:
             raise RequestTimeout(
                 "not settled yet", outcome="unknown", topic=batch.stream.topic, timeout_s=timeout
             )
-        return own_result(batch, self._index)
+        return batch.own_result(self._index)
 
     def error(self) -> Exception | None:
         """The reason of a failure; None when it is done well or not done."""
-        found = self._batch.error
-        return found if isinstance(found, Exception) else None
+        return self._batch.own_error(self._index)
 
     def on_done(self, fn: Callable[[Ticket], None]) -> None:
         """Call `fn(ticket)` when the fate is known, from whichever thread learns it; at once if it is."""

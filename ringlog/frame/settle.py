@@ -41,6 +41,8 @@ FENCED = (
     "the producer's name has another owner: one of this name was opened later on this topic. End this one, "
     "and give producers that live at the same time names of their own"
 )
+CAP_BYTES, CAP_RECORDS = 1, 2
+"""What a frame that is too large exceeds: the third detail of RECORD_TOO_LARGE; 0 = the record limit."""
 DETAILS: dict[Status, tuple[str, tuple[str, ...]]] = {
     Status.INVALID_REQUEST: ("invalid frame", ("field", "found")),
     Status.BATCH_TOO_LARGE: ("too many records in one write", ("records", "max")),
@@ -84,6 +86,9 @@ def entry_error(entry: Any, topic: str) -> Refused | None:
     except (ValueError, KeyError):
         message, names = "refused", ()
     facts: dict[str, Any] = {name: int(entry[word]) for name, word in zip(names, _DETAIL_WORDS, strict=False)}
+    if status == Status.RECORD_TOO_LARGE and facts["exceeds_cap"] == CAP_RECORDS:
+        message = "more records in one write than cap_records of the topic"
+        facts = {"records": facts["bytes"], "max": facts["max"], "exceeds_cap": 1}
     if status == Status.STORAGE_READ_ONLY:
         facts["directory"] = f"wal/shard-{facts.pop('shard'):02d}"
     if status == Status.TOPIC_HALTED:

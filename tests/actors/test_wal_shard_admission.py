@@ -338,10 +338,11 @@ def test_reject_caps_are_exact_also_within_one_group(world):
 def test_a_write_that_could_never_fit_is_refused_for_good(world):
     """W-13: record_too_large with exceeds_cap, not topic_full."""
     world.put("f", "merge", discard="reject", cap_records=4, cap_bytes=100)
-    for payloads in ([b"x"] * 5, [b"x" * 101]):
+    for payloads, unit, size, most in (([b"x"] * 5, "records", 5, 4), ([b"x" * 101], "bytes", 101, 100)):
         error = refusals(world.send("f", [world.frame_for("f", payloads)]))[0]
         assert error is not None
         assert (error.status, error.detail["exceeds_cap"]) == (Status.RECORD_TOO_LARGE, 1)
+        assert (error.detail[unit], error.detail["max"]) == (size, most)
         assert not error.retriable
 
 

@@ -23,7 +23,7 @@ from msgspec import Meta, Struct
 from ringlog import environment, limits
 from ringlog.errors import ConfigError, InvalidRequest
 from ringlog.names import check_topic_name
-from ringlog.settings import LOG, TOPIC_SETTINGS, checked, require_effect
+from ringlog.settings import LOG, TOPIC_SETTINGS, checked, require_effect, require_no_auto_create
 
 SHARDS_BY_CPU_MAX = 8
 SYSTEM_FILE = "/etc/ringlog/ringlog.toml"
@@ -481,6 +481,7 @@ def _read_topics(draft: _Draft, tables: dict[str, Any], path: str) -> None:
         try:
             check_topic_name(name)
             require_effect(checked(TOPIC_SETTINGS, table), table.get("type", LOG))
+            require_no_auto_create(table)
         except InvalidRequest as e:
             raise ConfigError(f'topics."{name}": {e.message}', file=path, **e.detail) from None
         draft.topics[name] = table

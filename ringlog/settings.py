@@ -199,6 +199,16 @@ def checked(table: Mapping[str, Setting], given: Mapping[str, Any], what: str = 
     return {name: table[name].check(value) for name, value in given.items()}
 
 
+def require_no_auto_create(named: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for `auto_create = false` where a topic is made or configured on its own."""
+    if named.get("auto_create") is False:
+        raise InvalidRequest(
+            "auto_create has no effect here: it decides about writes that carry a configuration. To keep a "
+            "producer from making a topic, open it with create=False",
+            field="auto_create",
+        )
+
+
 def require_effect(named: Mapping[str, Any], kind: str) -> None:
     """Raise InvalidRequest for a setting that is named and does nothing on topics of this type."""
     for name, value in named.items():

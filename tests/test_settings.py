@@ -291,6 +291,7 @@ def test_an_extreme_in_the_file_is_refused_by_name(tmp_path: Path, key: str, val
         ("priority_levels = 3000", "priority_levels has no effect|from 1 to 256"),
         ('type = "heap"', "type must be one of log, queue, got 'heap'"),
         ("max_deliveries = 3", "max_deliveries has no effect on a log"),
+        ("auto_create = false", "auto_create has no effect here"),
         ('type = "queue"\ndead_letter = "a b"', "not a legal topic name"),
     ],
 )

@@ -51,7 +51,7 @@ class AppendFlows:
         """Check the frames, find the topic or make it, and send them on. Raises Refused."""
         message: m.Append = request.message
         sent = check_frames(message, request.data, self._bytes_max)
-        if message.create and (sent.topic_id == 0 or message.config is not None):
+        if message.create is not False and (sent.topic_id == 0 or message.config is not None):
             return (yield from self._append_creating(request))
         info = yield Resolve(message.topic)
         if sent.topic_id not in {0, info.topic_id}:

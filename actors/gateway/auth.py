@@ -163,4 +163,4 @@ def router_names(found: m.RouterInfo) -> list[str]:
 
 def needs_admin_to_create(principal: Principal, message: m.Append) -> bool:
     """True when this append may write but not create: an inline config needs `admin` too (W-6)."""
-    return bool(message.create and message.config and ADMIN not in principal.scopes)
+    return bool(message.create is not False and message.config and ADMIN not in principal.scopes)

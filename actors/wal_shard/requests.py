@@ -427,7 +427,7 @@ class Requests:
         topic = self._directory.find(message.topic)
         is_new = topic is None
         if topic is None:
-            if not message.create or self._elsewhere(message.topic) is not None:
+            if not _may_create(message) or self._elsewhere(message.topic) is not None:
                 raise TopicNotFound("no such topic", topic=message.topic)
             self._require_ids(batch, message.topic, 0)
             if not self._admission.is_any_sound(intake):
@@ -687,6 +687,13 @@ def is_in_doubt(topic: Topic, words: Any) -> bool:
     """May the frame with this (10,) header have been stored before its topic was halted?"""
     producer = topic.producers.get(int(words[layout.W_PRODUCER_ID]))
     return producer is not None and int(words[layout.W_PRODUCER_SEQ]) <= producer.highest
+
+
+def _may_create(message: m.Append) -> bool:
+    """May this write make its topic, if it is absent? (W-5)"""
+    if message.create is not None:
+        return message.create
+    return TopicConfig.parse(message.config or {}, message.topic).auto_create
 
 
 def head_base_frame(topic: Topic) -> bytearray:

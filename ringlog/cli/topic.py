@@ -99,6 +99,7 @@ def create(
     *,
     type: str | None = None,
     exist_ok: Annotated[bool, Parameter(negative=())] = False,
+    update: Annotated[bool, Parameter(negative=())] = False,
     flags: Flags | None = None,
     options: Given,
 ) -> None:
@@ -111,13 +112,15 @@ def create(
     type
         log (the default) or queue.
     exist_ok
-        An existing topic is left as it is.
+        Accept an existing topic of this type that has the settings given here.
+    update
+        Give an existing topic of this type the settings given here.
     """
     values = (flags or ConfigFlags()).values()
     if type is not None:
         values["type"] = type
     with options.connect() as client:
-        info = client.topics.create(topic, exist_ok=exist_ok, **values)
+        info = client.topics.create(topic, exist_ok="update" if update else exist_ok, **values)
     options.printer().thing(facts_of(info))
 
 

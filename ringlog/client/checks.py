@@ -11,7 +11,16 @@ from typing import Any
 
 from ringlog.errors import InvalidRequest, UsageError
 from ringlog.names import check_topic_name
-from ringlog.settings import CALL_SETTINGS, GROUP_SETTINGS, TOPIC_SETTINGS, WHOLE, Setting, checked, unknown
+from ringlog.settings import (
+    CALL_SETTINGS,
+    GROUP_SETTINGS,
+    TOPIC_SETTINGS,
+    WHOLE,
+    Setting,
+    checked,
+    require_no_auto_create,
+    unknown,
+)
 from ringlog.types import Durability
 
 WHOLE_MAX = (1 << 63) - 1
@@ -68,7 +77,9 @@ def number(value: Any, name: str) -> int:
 def topic_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a topic as they travel: enumerations by their names, whole numbers as `int`. Raises
     InvalidRequest for an unknown name, with the nearest one, and for a value that is not allowed."""
-    return checked(TOPIC_SETTINGS, {name: _plain(name, value) for name, value in config.items()})
+    named = checked(TOPIC_SETTINGS, {name: _plain(name, value) for name, value in config.items()})
+    require_no_auto_create(named)
+    return named
 
 
 def _plain(name: str, value: Any) -> Any:

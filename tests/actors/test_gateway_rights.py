@@ -95,7 +95,7 @@ def test_every_setting_that_names_a_topic_has_its_scope() -> None:
     found = set()
     for name in TopicConfig().to_dict():
         try:
-            parsed = TopicConfig.parse({name: "some.topic"})
+            parsed = TopicConfig.parse({"type": "queue", name: "some.topic"})
         except InvalidRequest:
             continue
         assert parsed.to_dict()[name] == "some.topic"

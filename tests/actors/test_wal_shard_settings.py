@@ -15,7 +15,7 @@ from checkpoint_world import checkpoint_all, new_world
 from msgspec import structs
 
 from ringlog.envelope import messages as m
-from ringlog.errors import InvalidRequest
+from ringlog.errors import InvalidRequest, TopicNotFound
 from ringlog.frame import encode_records, frame
 from ringlog.limits import CLAIM_JITTER_MS_MAX, DURATION_MS_MAX
 from ringlog.settings import CALL_SETTINGS, FLAG, GROUP_SETTINGS, QUEUE, TOPIC_SETTINGS, WHOLE, Setting
@@ -43,7 +43,10 @@ def live(world: World, config: dict[str, Any]) -> None:
     """One life of a topic with this configuration: all kinds of requests, every kind of death."""
     world.put("t", **config)
     world.append("t", [b"a", b"b", b"c"])
-    world.request(m.Append("t", 1, idempotency_key="k"), frame(encode_records([b"d"]), topic_id=0))
+    world.request(
+        m.Append("t", 1, idempotency_key="k"),
+        frame(encode_records([b"d"]), topic_id=0, producer_id=7, producer_seq=1),
+    )
     use(world, config)
     world.kill()
     world.start()
@@ -210,7 +213,11 @@ def test_a_number_of_a_request_is_refused_by_name_or_works(message: Any, name: s
         world.append("q", [b"a", b"b", b"c"])
         world.request(m.GroupOpen("q", "g", 1))
         asked = structs.replace(message, **{name: value})
-        attachment = frame(encode_records([b"d"]), topic_id=0) if name == "window_ms" else None
+        attachment = (
+            frame(encode_records([b"d"]), topic_id=0, producer_id=7, producer_seq=1)
+            if name == "window_ms"
+            else None
+        )
         if is_legal(row, value):
             world.request(asked, attachment)
         else:
@@ -258,3 +265,32 @@ def test_a_setting_of_a_group_is_refused_by_name_or_works_forever(row: Setting) 
         world.start()
         world.request(m.GroupState("t", "g"))
         world.run_of("t").core.check()
+
+
+@pytest.mark.parametrize(
+    ("create", "config", "is_made"),
+    [
+        (None, None, True), (None, {}, True), (None, {"auto_create": True, "ttl_ms": 5_000}, True),
+        (None, {"auto_create": False}, False), (False, None, False), (False, {"auto_create": True}, False),
+        (True, None, True), (True, {"auto_create": False}, True),
+    ],
+)  # fmt: skip
+def test_a_write_makes_its_topic_as_it_and_its_configuration_say(
+    create: bool | None, config: dict[str, Any] | None, is_made: bool
+) -> None:
+    """W-5."""
+    world = new_world()
+    write = m.Append("t", 1, create=create, config=config)
+    data = frame(encode_records([b"a"]), topic_id=0, producer_id=7, producer_seq=1)
+    if not is_made:
+        with pytest.raises(TopicNotFound):
+            world.request(write, data)
+        assert world.run_of("t").core.directory.find("t") is None
+        return
+    assert world.request(write, data).created
+    stored = world.topic("t").config.to_dict()
+    assert stored["auto_create"] is (config or {}).get("auto_create", True)
+    world.kill()
+    world.start()
+    assert world.topic("t").config.to_dict() == stored
+    assert [payload for _, payload in world.records("t")] == [b"a"]

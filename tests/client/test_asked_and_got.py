@@ -52,6 +52,15 @@ def test_a_value_out_of_range_is_refused_by_name(
         client.topics.configure(topic, **{name: value})
 
 
+def test_auto_create_that_would_do_nothing_is_refused(client: Any, ringlog_topic: Any) -> None:
+    topic = ringlog_topic()
+    with pytest.raises(InvalidRequest, match="create=False"):
+        client.topics.create(topic, auto_create=False)
+    client.topics.create(topic, auto_create=True)
+    with pytest.raises(InvalidRequest, match="auto_create has no effect"):
+        client.topics.configure(topic, auto_create=False)
+
+
 def test_numbers_of_numpy_and_durabilities_are_values_like_others(client: Any, ringlog_topic: Any) -> None:
     made = client.topics.create(ringlog_topic(), ttl_ms=np.int64(60_000), durability=Durability.FSYNC)
     assert (made.config["ttl_ms"], made.config["durability"]) == (60_000, "fsync")

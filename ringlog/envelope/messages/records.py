@@ -22,7 +22,8 @@ class Append(Message, frozen=True):
 
     topic: Name
     frames: U32
-    create: bool = False
+    create: bool | None = False
+    """None: as `auto_create` of `config` says, which is true unless it says otherwise (W-5)."""
     config: dict[str, Any] | None = None
     idempotency_key: str = ""
     disable_backpressure: bool = False

@@ -75,7 +75,7 @@ from actors.wal_shard.places import Places
 from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.records import HeadReserved, frame_of
 from actors.wal_shard.removal import OF_QUEUES, Question
-from actors.wal_shard.requests import Identity, Requests, explain_halted, may_log
+from actors.wal_shard.requests import Identity, Requests, explain_full, explain_halted, may_log
 from actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
@@ -145,8 +145,8 @@ class ShardCore:
         self.on_look: Callable[[ControlReceived], None] = lambda _: None
         """Called with each, for tests that have something break over it."""
         self.waiting = Waiting.NOTHING
-        self.is_disk_low = False
-        """The shell was told that the device is nearly full: no more records, but deletes go on (ST-13)."""
+        self.disk_missing_bytes = 0
+        """So much must become free on a full device: no more records, but deletes go on (ST-13)."""
         self.story: deque[tuple[int, Waiting, Any]] = deque(maxlen=STORY_EVENTS_MAX)
         """The last completions: when, in which state, what. Told when an invariant breaks."""
         self._group = Group()
@@ -426,12 +426,14 @@ class ShardCore:
     def _take(self, event: FramesArrived | ControlReceived, room: Room) -> None:
         if isinstance(event, FramesArrived):
             latch = self.requests.read_only
-            closed = Status.INTERNAL if room is Room.NONE or self.is_disk_low else None
+            closed = Status.INTERNAL if room is Room.NONE or self.disk_missing_bytes else None
             closed = closed if latch is None else Status.STORAGE_READ_ONLY
             intake = self.admission.open(event.buffer, event.batch, event.position)
             self.admission.admit(intake, self.directory.by_id, self._now_us, closed)
             if latch is not None:
                 latch.explain(intake)
+            elif self.disk_missing_bytes:
+                explain_full(intake, self.disk_missing_bytes)
             if self.directory.halted:
                 explain_halted(intake, self.directory.halted)
             self._group.add_intake(intake)
@@ -441,8 +443,9 @@ class ShardCore:
             self._roll_asks.append(event)
             return
         can_log = room is Room.NOW and not (
-            self.is_disk_low and isinstance(event.message, m.Append | m.Route)
+            self.disk_missing_bytes > 0 and isinstance(event.message, m.Append | m.Route)
         )
+        self.requests.disk_missing_bytes = self.disk_missing_bytes
         reply = self.requests.handle(event, self._group, self._now_us, can_log=can_log)
         if reply is None:
             return

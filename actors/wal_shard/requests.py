@@ -50,6 +50,7 @@ from ringlog.errors import (
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.settle import (
+    DISK_FULL,
     FENCED,
     S_COMMIT_TS,
     S_COUNT_STATUS,
@@ -122,6 +123,8 @@ class Requests:
         """The time in which leases and waits are counted: it runs with the monotonic clock, however the wall
         clock is set."""
         self.read_only: ReadOnly | None = None
+        self.disk_missing_bytes = 0
+        """So much more must be free on the device before records are taken."""
         self.is_pressed = False
         """The governor refuses new records, and more requests wait than are taken in one turn (G-3)."""
         self.pressed_away = 0
@@ -475,6 +478,11 @@ class Requests:
                 return repeat
         if read_only is not None:
             raise read_only.refusal(batch.words if batch is not None else None)
+        if self.disk_missing_bytes:
+            raise Internal(
+                DISK_FULL.format(missing=self.disk_missing_bytes), reason="disk_full",
+                missing_bytes=self.disk_missing_bytes,
+            )  # fmt: skip
         raise Internal("the engine could not write", reason="no_log_space")
 
     def _repeated(
@@ -498,6 +506,8 @@ class Requests:
         group.add_intake(intake)
         if self.read_only is not None:
             self.read_only.explain(intake)
+        elif self.disk_missing_bytes:
+            explain_full(intake, self.disk_missing_bytes)
         return self._appended(topic, False, intake.entries)
 
     @staticmethod
@@ -666,6 +676,14 @@ class Requests:
             )
             for file_id, offset in places
         ]
+
+
+def explain_full(intake: Intake, missing_bytes: int) -> None:
+    """Complete the entries of frames that were refused because the device is nearly full."""
+    entries = intake.entries
+    statuses = entries[:, S_COUNT_STATUS] >> np.uint64(STATUS_SHIFT) & np.uint64(0xFFFF)
+    for row in np.flatnonzero(statuses == int(Status.INTERNAL)).tolist():
+        entries[row][S_FIRST_SEQ] = missing_bytes
 
 
 def explain_halted(intake: Intake, halted: dict[int, Halt]) -> None:

@@ -43,6 +43,7 @@ from ringlog.board.board import Board
 from ringlog.board.layout import H, Mark, P, ProcessState
 from ringlog.board.topics import TopicFacts, TopicTable, encode_order
 from ringlog.clock import Clock, SystemClock
+from ringlog.config import from_plain
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
@@ -363,7 +364,11 @@ class Shell:
         self._disk_look_ns = now_ns + round(DISK_LOOK_S * NS_PER_S)
         page = self._board.process(self._boot.shards + RECLAIMER_AFTER_SHARDS)
         is_fresh = now_ns - page.get(P.HEARTBEAT_NS) < DISK_WORD_NS
-        self.core.is_disk_low = bool(page.get(P.DISK_LOW)) and is_fresh
+        is_low = bool(page.get(P.DISK_LOW)) and is_fresh
+        missing = 0
+        if is_low:
+            missing = max(from_plain(self._boot.config).data.min_free_bytes - page.get(P.DISK_FREE), 1)
+        self.core.disk_missing_bytes = missing
 
     def _sleep(self) -> None:
         """Wait for a bell, a message, a file or the next deadline; look once more after saying so."""

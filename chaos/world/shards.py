@@ -86,7 +86,8 @@ class ShardActor:
         self.turns += 1
         busy = self._do_slow_things()
         events: list[Any] = []
-        run.core.is_disk_low = self.engine.weather.is_full and self.engine.options["says_low"]
+        is_low = self.engine.weather.is_full and self.engine.options["says_low"]
+        run.core.disk_missing_bytes = 4_096 if is_low else 0
         if run.core.wants_intake:
             events += self._drain_rings()
             events += self._requests()

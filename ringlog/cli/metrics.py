@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import Exit
-from ringlog.cli.status import READY, run_dir_of
+from ringlog.cli.status import READ_ONLY, READY, RECOVERING, readiness, run_dir_of
 from ringlog.envelope.messages import EngineStatusReply
 from ringlog.errors import RinglogError, UsageError
 from ringlog.governor import Step
@@ -138,13 +138,21 @@ def _counter(name: str, text: str, number: float) -> Family:
 def families(status: EngineStatusReply) -> Iterator[Family]:
     """All there is of one status."""
     yield _gauge("up", "1: the engine answers.", 1)
-    yield _gauge("ready", "1: every process serves.", status.state == READY)
+    yield _gauge("ready", "1: every process serves.", readiness(status) == READY)
     labels = ("version", "engine_id", "state")
     info: Rows = [((status.version, status.engine_id, status.state), 1.0)]
     yield "gauge", "engine_info", "Which engine it is, and its state.", labels, info
     yield _gauge("uptime_seconds", "Since its start.", status.uptime_s)
     yield _gauge("recovery_seconds", "What recovery took at its start.", status.recovery_s)
     yield _gauge("disk_free_bytes", "Free in the data directory's file system.", status.disk_free_bytes)
+    missing = "Bytes that must become free before records are taken; 0: they are."
+    yield _gauge("disk_missing_bytes", missing, status.disk_missing_bytes)
+    yield _gauge("read_only_shards", "Shards that serve reads alone.", _in_state(status, READ_ONLY))
+    yield _gauge("recovering_shards", "Shards that replay their logs.", _in_state(status, RECOVERING))
+    done = min((each.progress for each in status.processes), default=1.0)
+    yield _gauge("recovery_ratio", "How far the shard that has most to replay is.", done)
+    yield _counter("scrub_findings", "Faults that the scrub found.", status.findings)
+    yield _gauge("quarantined_segments", "Segments whose data part is damaged.", status.quarantined)
     yield _gauge("shards", "Shards of the engine.", status.shards)
     yield _gauge("rings", "Rings of clients.", status.rings)
     yield _gauge("routers", "Routers.", status.routers)
@@ -153,6 +161,10 @@ def families(status: EngineStatusReply) -> Iterator[Family]:
     yield from _of_pressure(status)
     yield from _of_delivery(status)
     yield from _of_jobs(status)
+
+
+def _in_state(status: EngineStatusReply, state: str) -> int:
+    return sum(each.state == state for each in status.processes)
 
 
 def _of_processes(status: EngineStatusReply) -> Iterable[Family]:

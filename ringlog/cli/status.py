@@ -27,6 +27,8 @@ from ringlog.errors import ConnectionTrouble, RinglogError, UsageError
 from ringlog.link.address import ENGINE_FILE, parse_url
 
 READY = "ready"
+DISK_FULL = "disk_full"
+RECOVERING = "recovering"
 READ_ONLY = "read_only"
 """A shard's directory takes no writes: it serves reads alone."""
 WATCH_EVERY_S = 1.0
@@ -90,15 +92,45 @@ def run_dir_of(options: Options) -> str:
 
 
 def _readiness(options: Options, printer: Printer) -> int:
-    state = readiness(_look(options))
-    printer.thing({"state": state})
+    found = _look(options)
+    state = readiness(found)
+    printer.thing({"state": state, "problems": problems(found)})
     return Exit.DONE if state == READY else Exit.FAILED
 
 
 def readiness(found: EngineStatusReply) -> str:
-    """The state for health checks: an engine is not ready while a shard of it takes no writes."""
+    """The state for health checks: an engine is not ready while it, or a shard of it, takes no writes."""
     is_read_only = any(each.state == READ_ONLY for each in found.processes)
-    return READ_ONLY if found.state == READY and is_read_only else found.state
+    if found.state != READY:
+        return found.state
+    if is_read_only:
+        return READ_ONLY
+    return DISK_FULL if found.disk_missing_bytes else READY
+
+
+def problems(found: EngineStatusReply) -> list[str]:
+    """What an operator should know: logs that are replayed, a full disk, a directory without
+    writes, and damage that the scrub found."""
+    said = [
+        f"{each.name} replays its log, {each.progress:.1%} done"
+        for each in found.processes
+        if each.state == RECOVERING
+    ]
+    said += [
+        f"{each.name} serves reads alone: its directory takes no writes"
+        for each in found.processes
+        if each.state == READ_ONLY
+    ]
+    if found.disk_missing_bytes:
+        said.append(
+            f"no disk space: writes are refused until {human_bytes(found.disk_missing_bytes)} more are free"
+        )
+    if found.findings or found.quarantined:
+        said.append(
+            f"the scrub found {found.findings} faults, {found.quarantined} segments are damaged: see the "
+            "log, and ringlog verify"
+        )
+    return said
 
 
 def _watch(options: Options, printer: Printer) -> None:
@@ -120,7 +152,8 @@ def show(found: EngineStatusReply, printer: Printer, consumers: Sequence[Consume
     """Print one status: for programs as one object, for people as a summary and tables of processes, of
     pressure and of delivery."""
     if printer.format is not Format.TABLE:
-        printer.thing(_plain(found) | {"consumers": [_plain(each) for each in consumers]})
+        more = {"consumers": [_plain(each) for each in consumers], "problems": problems(found)}
+        printer.thing(_plain(found) | more)
         return
     printer.thing(
         {
@@ -135,6 +168,8 @@ def show(found: EngineStatusReply, printer: Printer, consumers: Sequence[Consume
             "routers": f"{found.routers}, {found.router_lag} behind" if found.routers else found.routers,
         }
     )
+    for problem in problems(found):
+        printer.say(f"problem: {problem}")
     printer.say("")
     printer.rows([row_of(process) for process in found.processes])
     if found.pressure:

@@ -43,6 +43,9 @@ FENCED = (
 )
 CAP_BYTES, CAP_RECORDS = 1, 2
 """What a frame that is too large exceeds: the third detail of RECORD_TOO_LARGE; 0 = the record limit."""
+DISK_FULL = (
+    "no disk space: the engine takes records again when {missing} more bytes are free (data.min_free_bytes)"
+)
 DETAILS: dict[Status, tuple[str, tuple[str, ...]]] = {
     Status.INVALID_REQUEST: ("invalid frame", ("field", "found")),
     Status.BATCH_TOO_LARGE: ("too many records in one write", ("records", "max")),
@@ -52,7 +55,7 @@ DETAILS: dict[Status, tuple[str, tuple[str, ...]]] = {
     Status.PAYLOAD_TOO_LARGE: ("frame too large", ("bytes", "max")),
     Status.TOPIC_FULL: ("topic is full", ("cap_records", "cap_bytes", "head_seq", "earliest_seq")),
     Status.THROTTLED: ("throttled", ("retry_after_ms", "max")),
-    Status.INTERNAL: ("the engine could not write", ()),
+    Status.INTERNAL: ("the engine could not write", ("missing_bytes",)),
     Status.NOT_READY: ("not ready", ("retry_after_ms",)),
     Status.SHUTTING_DOWN: ("shutting down", ()),
     Status.CORRUPT_FRAME: ("frame does not verify", ("offset",)),
@@ -89,6 +92,11 @@ def entry_error(entry: Any, topic: str) -> Refused | None:
     if status == Status.RECORD_TOO_LARGE and facts["exceeds_cap"] == CAP_RECORDS:
         message = "more records in one write than cap_records of the topic"
         facts = {"records": facts["bytes"], "max": facts["max"], "exceeds_cap": 1}
+    if status == Status.INTERNAL:
+        missing = facts.pop("missing_bytes")
+        if missing:
+            message = DISK_FULL.format(missing=missing)
+            facts |= {"reason": "disk_full", "missing_bytes": missing}
     if status == Status.STORAGE_READ_ONLY:
         facts["directory"] = f"wal/shard-{facts.pop('shard'):02d}"
     if status == Status.TOPIC_HALTED:

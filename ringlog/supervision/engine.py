@@ -73,6 +73,8 @@ STARTING_TICK_MS = 20
 STOP_POINTS_VARIABLE = environment.STOP_POINTS
 _LINGER_MS = 200
 _TELL_NS = 2 * NS_PER_S
+_ANNOUNCE_START_NS = NS_PER_S // 5
+"""A start that takes longer says where it can be asked how far it is."""
 EXIT_ORDERLY = 0
 EXIT_DEGRADED = 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -175,10 +177,12 @@ class Engine:
             state=self.state,
             stop=self.stop,
             clock=clock,
+            min_free_bytes=config.data.min_free_bytes,
         )
         self._drain: Drain | None = None
         self._failure = ""
         self._tell_at_ns = self._started_ns + _TELL_NS
+        self._is_start_announced = False
 
     def run(self) -> int:
         """Run until stopped; see run_engine."""
@@ -395,8 +399,12 @@ class Engine:
             self._on_ready(info)
 
     def _tell_recovery(self, shards: list[Ward]) -> None:
-        """How far a long recovery is, now and then."""
+        """How far a long recovery is, now and then; and where `ringlog status` can ask."""
         now = self._clock.monotonic_ns()
+        if not self._is_start_announced and now >= self._started_ns + _ANNOUNCE_START_NS:
+            self._is_start_announced = True
+            with contextlib.suppress(DiskError):
+                self._ground.announce_start(self.info())
         if now < self._tell_at_ns:
             return
         self._tell_at_ns = now + _TELL_NS

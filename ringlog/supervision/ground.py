@@ -115,6 +115,10 @@ class Ground:
         """Say in engine.json that the engine is ready."""
         run_dir.announce(self._disk, self.run_dir, info)
 
+    def announce_start(self, info: run_dir.EngineInfo) -> None:
+        """Say in starting.json where an engine that is not ready yet can be asked."""
+        run_dir.announce_start(self._disk, self.run_dir, info)
+
     def close(self) -> None:
         """Remove the announcement and the shared memory, then release the lock. Every child must be dead."""
         self.board.close()

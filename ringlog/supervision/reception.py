@@ -53,10 +53,12 @@ class Reception:
         state: Callable[[], str],
         stop: Callable[[str], None],
         clock: Clock,
+        min_free_bytes: int,
     ) -> None:
         """`slot` is the supervisor's own; `state` says how the engine is; `stop` begins the drain."""
         self._info, self._rings, self._children = info, rings, children
         self._slot, self._state, self._stop, self._clock = slot, state, stop, clock
+        self._min_free_bytes = min_free_bytes
 
     def take(self, message: Message, answer: Answer) -> None:
         """Answer one request, now or, for RingOpen, when its shard has answered."""
@@ -118,7 +120,15 @@ class Reception:
             router_lag=sum(ward.slot.get(D.ROUTER_LAG) for ward in wards),
             queues=queues(wards),
             groups=groups(wards),
+            disk_missing_bytes=max((self._missing_on_disk(ward) for ward in wards), default=0),
+            findings=sum(ward.slot.get(P.FINDINGS) for ward in wards),
+            quarantined=sum(ward.slot.get(P.QUARANTINED) for ward in wards),
         )
+
+    def _missing_on_disk(self, ward: Ward) -> int:
+        """What the reclaimer says that must be free before shards take records again."""
+        is_low = ward.child is not None and ward.slot.get(P.DISK_LOW)
+        return max(self._min_free_bytes - ward.slot.get(P.DISK_FREE), 1) if is_low else 0
 
     def _process(self, ward: Ward, now: int) -> ProcessStatus:
         slot, is_alive = ward.slot, ward.child is not None
@@ -139,6 +149,7 @@ class Reception:
             busy_ratio=min(slot.get(P.BUSY_NS) / alive_ns, 1.0) if alive_ns > 0 else 0.0,
             resident_bytes=self._children.resident_bytes(ward),
             last_exit=ward.given_up or (str(ward.last_exit) if ward.last_exit else ""),
+            progress=slot.get(P.PROGRESS) / 1_000 if slot.state == ProcessState.RECOVERING else 1.0,
         )
 
 

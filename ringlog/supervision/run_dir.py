@@ -25,6 +25,7 @@ from ringlog.storage.disk import Disk, replace_file
 
 SHM_ROOT = "/dev/shm"
 ENGINE_JSON = "engine.json"
+STARTING_JSON = "starting.json"
 TIME_JSON = "time.json"
 SUPERVISOR_SOCKET = "supervisor.sock"
 GATEWAY_SOCKET = "gateway.sock"
@@ -184,11 +185,18 @@ def remove_shm_dir(path: str) -> None:
 def announce(disk: Disk, run_dir: str, info: EngineInfo) -> None:
     """Write engine.json as a whole: the engine is ready."""
     replace_file(disk, run_dir, ENGINE_JSON, msgspec.json.encode(info))
+    with contextlib.suppress(DiskError):
+        disk.unlink(os.path.join(run_dir, STARTING_JSON))
+
+
+def announce_start(disk: Disk, run_dir: str, info: EngineInfo) -> None:
+    """Write starting.json: the engine is not ready, but says how far it is. Clients do not look at it."""
+    replace_file(disk, run_dir, STARTING_JSON, msgspec.json.encode(info))
 
 
 def withdraw(disk: Disk, run_dir: str) -> None:
-    """Remove engine.json and the gateway's socket if they are there."""
-    for name in (ENGINE_JSON, GATEWAY_SOCKET):
+    """Remove engine.json, starting.json and the gateway's socket if they are there."""
+    for name in (ENGINE_JSON, STARTING_JSON, GATEWAY_SOCKET):
         with contextlib.suppress(DiskError):
             disk.unlink(os.path.join(run_dir, name))
 
@@ -211,8 +219,13 @@ def announced_gateway(run_dir: str, shm_dir: str) -> str:
 
 
 def read_engine_json(run_dir: str) -> EngineInfo:
-    """Read engine.json; raises NotConnected when there is none or it is no announcement."""
+    """Read engine.json, or the starting.json of an engine that is not ready.
+
+    Raises NotConnected when there is neither or it is no announcement.
+    """
     path = os.path.join(run_dir, ENGINE_JSON)
+    if not os.path.exists(path) and os.path.exists(os.path.join(run_dir, STARTING_JSON)):
+        path = os.path.join(run_dir, STARTING_JSON)
     try:
         with open(path, "rb") as file:
             data = file.read(_ENGINE_JSON_BYTES_MAX)

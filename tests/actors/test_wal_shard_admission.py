@@ -381,7 +381,7 @@ def test_what_is_there_already_is_a_repeat_also_while_nothing_can_be_written(wor
     first = int(world.send("f", [bytearray(sent[0])])[0][S_FIRST_SEQ])
     world.kill()
     world.start()
-    world.run_of("f").core.is_disk_low = True
+    world.run_of("f").core.disk_missing_bytes = 4_096
     fresh = world.frame_for("f", [b"new"], producer=9, seq=4)
     if by_socket:
         message = m.Append("f", 2)
@@ -392,7 +392,10 @@ def test_what_is_there_already_is_a_repeat_also_while_nothing_can_be_written(wor
     assert int(entries[0][S_FIRST_SEQ]) == first
     assert int(entries[0][S_COUNT_STATUS]) >> FLAGS_SHIFT == FLAG_DEDUPED
     assert [error and error.status for error in refusals(entries)] == [None, Status.INTERNAL]
-    with pytest.raises(Refused):
+    refused = refusals(entries)[1]
+    assert refused is not None
+    assert (refused.detail["reason"], refused.detail["missing_bytes"]) == ("disk_full", 4_096)
+    with pytest.raises(Refused, match=r"no disk space: .* 4096 more bytes"):
         world.request(m.Append("f", 1), bytearray(fresh))
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 import ringlog
 from ringlog.cli.output import Format, Printer
-from ringlog.cli.status import readiness, show
+from ringlog.cli.status import problems, readiness, show
 from ringlog.envelope import messages as m
+from ringlog.errors import RinglogError
+from ringlog.supervision import asking
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.actors.test_scheduler_engine import Link, feed_of
@@ -39,6 +45,57 @@ def test_an_engine_with_a_read_only_shard_is_not_ready() -> None:
     shard = structs.replace(PROCESS, state="read_only")
     assert readiness(structs.replace(FOUND, processes=[PROCESS, shard])) == "read_only"
     assert readiness(structs.replace(FOUND, state="starting", processes=[shard])) == "starting"
+
+
+def test_what_an_operator_should_know_is_said_and_a_full_disk_is_not_ready() -> None:
+    assert problems(FOUND) == []
+    full = structs.replace(FOUND, disk_missing_bytes=3 << 20)
+    assert readiness(full) == "disk_full"
+    assert problems(full) == ["no disk space: writes are refused until 3.0 MiB more are free"]
+    replaying = structs.replace(PROCESS, state="recovering", progress=0.25)
+    starting = structs.replace(FOUND, state="starting", processes=[replaying])
+    assert readiness(starting) == "starting"
+    assert problems(starting) == ["wal_shard-00 replays its log, 25.0% done"]
+    read_only = structs.replace(FOUND, processes=[structs.replace(PROCESS, state="read_only")])
+    assert problems(read_only) == ["wal_shard-00 serves reads alone: its directory takes no writes"]
+    rotten = structs.replace(FOUND, findings=2, quarantined=1)
+    assert readiness(rotten) == "ready"
+    assert problems(rotten)[0].startswith("the scrub found 2 faults, 1 segments are damaged")
+
+
+def state_of(pid: int) -> str:
+    """As the kernel shows it; T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.slow
+def test_an_engine_that_replays_its_log_says_how_far_it_is(tmp_path: Path) -> None:
+    """It was "no engine is running here" until the start was over."""
+    with engine(
+        wal={"shards": 1}, storage={"enabled": False}, directory=str(tmp_path / "engine"),
+        environ={"RINGLOG_TEST_STOP_POINTS": "recovery_mid_replay:1:pause"},
+    ) as running:  # fmt: skip
+        with ringlog.connect(running.url, wait=10) as client:
+            client.topics.create("t", durability="fsync")
+            client.append("t", b"x")
+        running.crash()
+        before = running.begin_start()
+        seen: list[m.EngineStatusReply] = []
+
+        def is_replaying() -> bool:
+            with suppress(RinglogError):
+                seen.append(asking.status(running.run_dir, 1.0))
+            return bool(seen) and bool(problems(seen[-1]))
+
+        wait_until(is_replaying, 20.0, "a status of the start")
+        assert readiness(seen[-1]) == "starting"
+        assert "wal_shard-00 replays its log" in problems(seen[-1])[0]
+        shard = seen[-1].processes[0].pid
+        wait_until(lambda: state_of(shard) == "T", 20.0, "the shard to pause in its replay")
+        os.kill(shard, signal.SIGCONT)
+        running.end_start(before)
+        found = asking.status(running.run_dir, 5.0)
+        assert (readiness(found), problems(found)) == ("ready", [])
 
 
 def printed(format: Format) -> str:

@@ -24,6 +24,8 @@ class ProcessStatus(Message, frozen=True):
     busy_ratio: float
     resident_bytes: Seq
     last_exit: str
+    progress: float = 1.0
+    """Of a shard that replays its log: the part that is done."""
 
 
 class PressureStatus(Message, frozen=True):
@@ -144,6 +146,12 @@ class EngineStatusReply(Message, frozen=True):
     """Positions of sources that are not forwarded yet, summed over routers."""
     queues: QueuesStatus | None = None
     groups: GroupsStatus | None = None
+    disk_missing_bytes: Seq = 0
+    """So much more must be free before records are taken; 0 = they are."""
+    findings: U64 = 0
+    """What the scrub found wrong since the start."""
+    quarantined: U64 = 0
+    """Segments whose data part is damaged."""
 
 
 class Drain(Message, frozen=True):

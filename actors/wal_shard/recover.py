@@ -497,6 +497,9 @@ class Recovery:
             except CorruptData as e:
                 if stream == self._shard or stream >= self._shards:
                     self._damage(e.message, **e.detail)
+                    self.found.aside.append(name)
+                    # Our own is replaced when our first file is begun; of others nobody writes one.
+                    self.found.unused += [name] if stream % self._shards == self._shard != stream else []
                 continue
             if entry is None:
                 self._require_unregistered([file for file in files if file.stream == stream], name)

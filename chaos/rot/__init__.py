@@ -25,6 +25,7 @@ from chaos.rot.bench import Bench
 from chaos.rot.cases import Case, all_cases, kind_of, last_frames
 from chaos.rot.compare import compare
 from chaos.rot.specimen import Specimen, make_specimen
+from chaos.rot.truncated import after_truncate
 from ringlog.errors import CorruptData
 from ringlog.limits import WAL_HEADER_BYTES
 
@@ -32,6 +33,8 @@ KNOWN: dict[str, Any] = {"bits": 1, "cases_share": 0.4, "bytes_max": 0, "only": 
 LAST_FRAME_STEP = 40
 """Of the last acknowledged frames each so many-th byte is flipped."""
 PATH_CHARS = 120
+OF_THE_LOG = {".log", "snapshot", "log-"}
+"""Kinds of files without which a start needs `wal.corruption = truncate`."""
 
 
 def run(order: Order, account: Account) -> None:
@@ -126,6 +129,11 @@ def _large(order: Order, account: Account, bench: Bench, until: float, only: lis
 
 def judge_case(bench: Bench, case: Case, account: Account) -> str:
     """What was wrong; empty when every promise held."""
+    # Where the end of a stream is gone with what spoke of it, nobody knows what was there.
+    if not case.reaches_end and any(kind_of(path) in OF_THE_LOG for path in case.damaged):
+        account.did("truncations", 1, "RF-123")
+        if wrong := after_truncate(bench.specimen, case.files):
+            return f"with truncate: {wrong}"
     if not case.reaches_end:
         return bench.judge_all(
             case.files, set(case.damaged), is_quiet=case.is_quiet, is_kept=case.is_kept, is_loss=case.is_loss

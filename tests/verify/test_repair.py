@@ -16,7 +16,8 @@ import pytest
 
 from chaos.rot.answers import Answers, ask
 from chaos.rot.specimen import TOPICS, Specimen, make_specimen
-from ringlog.cli.repair import QUARANTINE, Plan, build, plan_repair
+from ringlog.cli.repair import Plan, build, plan_repair
+from ringlog.storage.layout import QUARANTINE_DIR
 from ringlog.testing.shard_world import DATA
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import DAMAGE, join, size_of, without
@@ -115,7 +116,7 @@ def files_of(root: Path, cold: dict[str, bytes]) -> dict[str, bytes]:
     found = {
         f"{DATA}/{path.relative_to(root)}": path.read_bytes()
         for path in root.rglob("*")
-        if path.is_file() and QUARANTINE not in path.relative_to(root).parts
+        if path.is_file() and QUARANTINE_DIR not in path.relative_to(root).parts
     }
     return found | cold
 

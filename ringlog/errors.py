@@ -2,6 +2,7 @@
 
 RinglogError                      code, detail, retriable, outcome
 ├─ UsageError                     the caller's argument or handle is wrong
+│  ├─ CalledInside                a reader used by a signal handler that interrupted the reader
 │  └─ WrongLoop                   an asyncio handle used from another loop
 ├─ Interrupted                    an exception from outside hit the client in the middle of its work
 ├─ ConfigError                    a setting is unknown, unreadable or impossible
@@ -69,6 +70,12 @@ class UsageError(RinglogError):
     """The caller's argument or handle is wrong; nothing was sent."""
 
     code = "usage"
+
+
+class CalledInside(UsageError):
+    """A reader was used by a signal handler that interrupted a call of the same reader."""
+
+    code = "called_inside"
 
 
 class WrongLoop(UsageError):

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
+from ringlog.errors import CalledInside
+
 
 class Closes(Protocol):
     """What lets go of its files when it is told to."""
@@ -25,13 +27,23 @@ class Borrowed(Generic[S]):
         self._source = source
         self._lock = threading.Lock()
         self._is_over = False
+        self._user = 0
+        """The thread that reads now; 0 = none does."""
 
     @contextmanager
     def use(self) -> Iterator[S]:
         """Read from it, one thread at a time."""
+        if self._user == threading.get_ident():
+            raise CalledInside(
+                "a reader was used by a signal handler that interrupted a call of it; use another one there"
+            )
         try:
             with self._lock:
-                yield self._source
+                self._user = threading.get_ident()
+                try:
+                    yield self._source
+                finally:
+                    self._user = 0
         finally:
             # Looked at with the lock free: whoever ends it later finds it so and closes it himself.
             if self._is_over:

@@ -341,14 +341,17 @@ class Shell:
             if deadline is not None and self.now_s() >= deadline:
                 return
             self.require_open()  # What close did not settle, nobody will.
-            if self._leader is None or self._leader is self._background:
+            leader = self._leader
+            if leader is None or leader is self._background or leader is threading.current_thread():
+                # We lead already where a signal handler interrupted our sleep: it does so in our place.
                 self._lead(pending, deadline)
             else:
                 self._follow(pending, deadline)
 
     def _lead(self, pending: Pending[Any], deadline: float | None) -> None:
         """Serve everybody until our own result is there or our time is up."""
-        me = self._leader = threading.current_thread()
+        me, before = threading.current_thread(), self._leader
+        self._leader = me
         self._leads += 1
         begun_ns = self._clock.monotonic_ns()
         try:
@@ -366,7 +369,7 @@ class Shell:
             waited = min(self._clock.monotonic_ns() - begun_ns, 8 * LOOK_ON_NS_MAX)
             self._usual_wait_ns += (waited - self._usual_wait_ns) >> 3
             if self._leader is me:
-                self._leader = None
+                self._leader = me if before is me else None
             self.see_to_it()
 
     def _fire_due(self) -> None:

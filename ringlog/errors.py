@@ -11,6 +11,7 @@ RinglogError                      code, detail, retriable, outcome
 ├─ ConnectionTrouble
 │  ├─ NotConnected                no engine answers there
 │  ├─ RequestTimeout              the engine did not answer in time; outcome unknown
+│  ├─ ShardsChanged               within the client: what was asked has to be asked elsewhere
 │  └─ AuthFailed                  the engine does not know this key
 ├─ Refused                        the engine said no; one subclass for each code
 │  ├─ InvalidRequest  BatchTooLarge  RecordTooLarge  Unauthorized  Forbidden
@@ -123,6 +124,11 @@ class NotConnected(ConnectionTrouble):
 
 class RequestTimeout(ConnectionTrouble):
     """The engine did not answer in time; whether it acted is unknown."""
+
+
+class ShardsChanged(ConnectionTrouble):
+    """The engine was started with another number of shards while this was open: whoever has its topic now is
+    asked again. Within the client alone."""
 
 
 class AuthFailed(ConnectionTrouble):

@@ -52,6 +52,7 @@ from ringlog.errors import (
     Refused,
     RequestTimeout,
     RinglogError,
+    ShardsChanged,
     ShuttingDown,
     StaleEpoch,
     Throttled,
@@ -266,8 +267,18 @@ class Session:
         return start(self._ask_steps(shard, message, extra_ms, attachment))
 
     def ask_topic(self, info: TopicInfo, message: Message, *, attachment: Any = None) -> Pending[Any]:
-        """Send a request about a topic to its shard."""
-        return self.ask(info.shard, message, attachment=attachment)
+        """Send a request about a topic to its shard, also when that is another one meanwhile."""
+        return start(self._ask_topic_steps(info, message, attachment))
+
+    def _ask_topic_steps(self, info: TopicInfo, message: Message, attachment: Any) -> Steps[Any]:
+        shard = info.shard
+        while True:
+            try:
+                return (yield from self._ask_steps(shard, message, 0, attachment))
+            except ShardsChanged:
+                # As it was: whatever makes it harmless when it is sent twice does so over there as well.
+                found: TopicInfo = yield self.resolve(info.topic)
+                shard = found.shard
 
     def _ask_steps(self, shard: int, message: Message, extra_ms: int, attachment: Any) -> Steps[Any]:
         yield self.met()
@@ -367,9 +378,15 @@ class Session:
         """Ask whoever looks after the name: the shard it is at home with, or the one that shard points to,
         since the number of shards has changed after the topic was made. Raises NotReady when that one points
         to another."""
-        info: TopicInfo = yield self.ask(self.links.home(topic), message)
-        if not info.topic_id:
-            info = yield self.ask(info.shard, message)
+        while True:
+            try:
+                yield self.met()  # Who has the name is known from then on.
+                info: TopicInfo = yield self.ask(self.links.home(topic), message)
+                if not info.topic_id:
+                    info = yield self.ask(info.shard, message)
+                break
+            except ShardsChanged:
+                continue
         if not info.topic_id:
             raise NotReady("the shards do not agree on who looks after this name", topic=topic)
         return self.remember(info)
@@ -402,8 +419,8 @@ class Session:
         return asked
 
     def _jobs_refused(self, asked: Pending[Reply], error: RinglogError, message: Any, extra_ms: int) -> bool:
-        """Where the topic is not there any more, it is perhaps made anew, and elsewhere."""
-        if not isinstance(error, TopicNotFound):
+        """Where the topic is not there any more, it is perhaps made anew, or elsewhere."""
+        if not isinstance(error, TopicNotFound | ShardsChanged):
             return False
         self.forget(message.topic)
         again = start(self._jobs_steps(message, extra_ms))
@@ -411,16 +428,23 @@ class Session:
         return True
 
     def _jobs_steps(self, message: Any, extra_ms: int) -> Steps[Reply]:
-        info: TopicInfo = yield self.resolve(message.topic)
-        reply: Reply
-        try:
-            reply = yield self.links.request(info.shard, message, self.deadline_ns(extra_ms), by_ring=True)
-        except TopicNotFound:
-            # Perhaps it is made anew, and elsewhere.
-            self.forget(message.topic)
-            info = yield self.resolve(message.topic)
-            reply = yield self.links.request(info.shard, message, self.deadline_ns(extra_ms), by_ring=True)
-        return reply
+        has_looked = False
+        while True:
+            info: TopicInfo = yield self.resolve(message.topic)
+            try:
+                reply: Reply = yield self.links.request(
+                    info.shard, message, self.deadline_ns(extra_ms), by_ring=True
+                )
+            except ShardsChanged:
+                continue
+            except TopicNotFound:
+                # Perhaps it is made anew, and elsewhere.
+                if has_looked:
+                    raise
+                has_looked = True
+                self.forget(message.topic)
+                continue
+            return reply
 
     # -- writing --------------------------------------------------------------------------------------
 

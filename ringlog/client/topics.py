@@ -23,7 +23,7 @@ from ringlog.envelope.messages import (
     TopicState,
     TopicStateReply,
 )
-from ringlog.errors import InvalidRequest, TopicIncompatible, TopicNotFound, UsageError
+from ringlog.errors import InvalidRequest, ShardsChanged, TopicIncompatible, TopicNotFound, UsageError
 from ringlog.limits import LIST_PAGE_DEFAULT, LIST_PAGE_MAX
 from ringlog.link.pending import Steps, start
 from ringlog.settings import LOG, differences, resolved, told
@@ -215,14 +215,18 @@ class TopicMerge:
         session = self._session
         yield session.met()
         if not self._pages:
-            self._pages = [[] for _ in range(session.links.shards)]
-            self._after = [""] * len(self._pages)
+            self._begin_at("")
         found: list[TopicSummary] = []
         while len(found) < self._page_size:
             for shard, after in enumerate(self._after):
                 if not self._pages[shard] and after is not None:
                     request = TopicList(self._prefix, after, self._page_size)
-                    reply: TopicListReply = yield session.ask(shard, request)
+                    try:
+                        reply: TopicListReply = yield session.ask(shard, request)
+                    except ShardsChanged:
+                        # Others have the topics now: all of them are asked, from where the list had come.
+                        self._begin_at(self._last)
+                        return found + (yield from self.next_page())
                     self._pages[shard] = list(reply.topics)
                     self._after[shard] = reply.topics[-1].topic if reply.more and reply.topics else None
             heads = [(page[0].topic.encode(), shard) for shard, page in enumerate(self._pages) if page]
@@ -233,6 +237,11 @@ class TopicMerge:
                 found.append(summary_of(reply_of))
             self._last = reply_of.topic
         return found
+
+    def _begin_at(self, last: str) -> None:
+        """Ask every shard for what comes behind this topic."""
+        self._pages = [[] for _ in range(self._session.links.shards)]
+        self._after = [last] * len(self._pages)
 
 
 class Topics:

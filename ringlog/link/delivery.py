@@ -423,7 +423,14 @@ class Delivery:
         names = subscription.names and number == NAMES_SCHEDULER
         for first in range(0, len(feeds) or int(names), FEEDS_PER_MESSAGE_MAX):
             told = [
-                Feed(feed, state.topic, state.info.topic_id, state.info.shard, state.info.slot, state.after)
+                Feed(
+                    feed,
+                    state.topic,
+                    state.info.topic_id,
+                    self._shard_of(state),
+                    state.info.slot,
+                    state.after,
+                )
                 for feed in feeds[first : first + FEEDS_PER_MESSAGE_MAX]
                 if (state := subscription.feeds.get(feed)) is not None
             ]
@@ -443,6 +450,12 @@ class Delivery:
                     return
                 assert isinstance(reply.message, Subscribed)
                 break
+
+    def _shard_of(self, state: _FeedState) -> int:
+        """Where its scheduler is to look for it: a shard that there is, also when the engine has fewer now.
+        What is not found where we say is sought then, as behind any restart."""
+        links = self._host.links
+        return min(state.info.shard, links.shards - 1) if links.transport == "ring" else state.info.shard
 
     def _seek(self, subscription: Subscription, feed: int, state: _FeedState) -> None:
         """A shard that restarted may show a topic elsewhere. If the topic is no more its reader will see."""

@@ -20,7 +20,7 @@ from ringlog.board.topics import TOPIC_LIVE, TopicFacts, TopicTable
 from ringlog.clock import Clock
 from ringlog.descriptors import no_room
 from ringlog.envelope.messages import Located, Message, TopicInfo
-from ringlog.errors import ColdUnavailable, NotConnected, RinglogError
+from ringlog.errors import ColdUnavailable, NotConnected, RinglogError, ShardsChanged
 from ringlog.link.address import (
     EngineInfo,
     home_shard,
@@ -93,6 +93,8 @@ class LocalLinks:
         self._board_trouble = ""
         self._connecting: Pending[None] = Pending()
         self._tables: dict[int, TopicTable] = {}
+        self._shards = 0
+        """As many as the engine had that we moved to last."""
 
     # -- facts --------------------------------------------------------------------------------------
 
@@ -452,6 +454,9 @@ class LocalLinks:
         tables, self._tables = self._tables, {}
         for table in tables.values():
             table.close()  # Who reads its words directly finds out that they are of another life.
+        # Topics are dealt out by the number of shards: what is open belongs to other shards perhaps.
+        elsewhere = [] if engine.shards == self._shards else self._take_back()
+        self._shards = engine.shards
         try:
             self._board = Board.open(engine.shm_dir, writable=False)
         except BoardError as e:
@@ -467,6 +472,17 @@ class LocalLinks:
         if before is not None:
             before.close()  # Only now: the links looked at its words until they were moved.
         self._on_change()
+        for asked in elsewhere:
+            asked.fail_with(
+                ShardsChanged(
+                    "the engine has another number of shards now", request=asked.kind, shards=engine.shards,
+                    outcome="unknown" if asked.was_sent else "not_applied",
+                )
+            )  # fmt: skip
+
+    def _take_back(self) -> list[Asked]:
+        """All requests that are open at shards."""
+        return [asked for link in self._links for asked in link.control.take_back()]
 
     def _move(self, engine: EngineInfo, *, is_there: bool) -> None:
         # First: the supervisor may answer at once, and who waited for that asks a shard right away.

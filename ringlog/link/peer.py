@@ -119,6 +119,11 @@ class Asked(Pending[Reply]):
         self.timer: Timer | None = None
         self.retry: Timer | None = None
 
+    def fail_with(self, error: RinglogError) -> None:
+        """It will have no answer from here."""
+        if self.on_refused is None or not self.on_refused(error):
+            self.fail(error)
+
     def doze(self) -> None:
         """Whoever waits goes to sleep: from here on its time counts, if it did not before."""
         if self.timer is None and not self.is_done:
@@ -267,6 +272,13 @@ class Peer:
             self._went_down()
             return True
         return happened
+
+    def take_back(self) -> list[Asked]:
+        """Forget all open requests; who takes them fails them (Asked.fail_with)."""
+        taken, self._requests = list(self._requests.values()), {}
+        for asked in taken:
+            self._finish(asked)
+        return taken
 
     def close(self, why: RinglogError | None = None) -> None:
         """End the connection; open requests fail, with `why` if it is given."""
@@ -473,9 +485,7 @@ class Peer:
                 return
             del self._requests[envelope.corr]
             self._finish(asked)
-            error = _refused(message, is_repeat=asked.is_repeat)
-            if asked.on_refused is None or not asked.on_refused(error):
-                asked.fail(error)
+            asked.fail_with(_refused(message, is_repeat=asked.is_repeat))
             return
         del self._requests[envelope.corr]
         self._finish(asked)

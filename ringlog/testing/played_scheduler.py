@@ -70,7 +70,7 @@ class PlayedHost:
         """Requests to shards, which the test answers."""
         self.played = [PlayedScheduler() for _ in range(schedulers)]
         self.links: Any = self
-        self.schedulers = schedulers
+        self.schedulers, self.shards, self.transport = schedulers, 4, "ring"
         self.delivery = Delivery(self, give_back_ns)
 
     def scheduler(self, number: int) -> PlayedScheduler:

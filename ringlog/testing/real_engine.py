@@ -61,6 +61,10 @@ class TestEngine:
         self._clock = SystemClock()
         self._shm_dir_known = ""
 
+    def change(self, key: str, value: Any) -> None:
+        """One setting of the next start, as `wal.shards`; others stay as they are."""
+        self._settings[key] = value
+
     # -- life ---------------------------------------------------------------------------------------
 
     def start(self) -> EngineInfo:

@@ -132,7 +132,7 @@ class Workload:
 
     def configure(self, topic: str, **config: Any) -> None:
         """Another configuration, told apart by a time to live that ends after the test."""
-        ttl_ms = self.world.clock.now_us()
+        ttl_ms = 10**12 + self.world.clock.now_us() % 10**12
         self.wish(Wish(topic, True, ttl_ms=ttl_ms), durability=CLASSES[topic], **config)
         self.world.clock.advance(0.001)
 

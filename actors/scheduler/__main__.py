@@ -13,7 +13,7 @@ def build(boot: ActorBoot) -> Shell:
     settings = config.from_plain(boot.config)
     return Shell(
         boot, schedulers=settings.delivery.schedulers, routers_max=settings.limits.max_routers,
-        is_governed=settings.governor.enabled,
+        is_governed=settings.governor.enabled, record_bytes=settings.limits.max_record_bytes,
     )  # fmt: skip
 
 

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
 import numpy as np
 import xxhash
 
-from actors.scheduler.letters import columns_of
+from actors.scheduler.letter_stamps import letter_columns
 from actors.scheduler.sources import EngineConnection
 from ringlog import stop_points
 from ringlog.board.board import BoardError, BoardUnstable
@@ -31,23 +29,11 @@ from ringlog.clock import Clock
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, NotConnected, NotReady, RinglogError, TopicNotFound
 from ringlog.frame.codec import frame
-from ringlog.frame.columns import (
-    DEAD_LETTER_DELIVERIES,
-    DEAD_LETTER_FROM,
-    DEAD_LETTER_GROUP,
-    DEAD_LETTER_LAST_FAILURE,
-    DEAD_LETTER_NACKS,
-    DEAD_LETTER_REASON,
-    DEAD_LETTER_SRC_ID,
-    DEAD_LETTER_SRC_SEQ,
-    STAMPED_KEYS,
-)
 from ringlog.frame.settle import WORDS, entry_error
 from ringlog.limits import (
     DEAD_LETTERS_LOOK_ANYWAY_S,
     DEAD_LETTERS_LOOK_MS,
     DEAD_LETTERS_PAUSE_S_MAX,
-    META_BYTES_MAX,
 )
 from ringlog.link.local_links import LocalLinks
 from ringlog.link.pending import Steps, start
@@ -64,7 +50,11 @@ PAUSE_S_MIN = 0.25
 class DeadLetters:
     """What scheduler 0 does for the queues of all shards."""
 
-    def __init__(self, links: LocalLinks, connection: EngineConnection, clock: Clock) -> None:
+    def __init__(
+        self, links: LocalLinks, connection: EngineConnection, clock: Clock, record_bytes: int
+    ) -> None:
+        """`record_bytes`: most bytes of a record that shards take."""
+        self._record_bytes = record_bytes
         self._links, self._connection, self._clock = links, connection, clock
         self._is_closed = False
         self.moved = 0
@@ -179,7 +169,8 @@ class DeadLetters:
         """Append a copy of each; returns those whose copies are durable. Raises when none is."""
         frames = [
             frame(
-                _columns(record, spent, times[record.seq]), topic_id=target.topic_id,
+                letter_columns(record, spent, times[record.seq], self._record_bytes),
+                topic_id=target.topic_id,
                 producer_id=producer_of(
                     spent.topic_id, spent.epoch, record.seq, spent.number, tokens.get(record.seq, 0)
                 ),
@@ -213,28 +204,3 @@ def _gone(spent: m.SpentJobs, done: Sequence[int], tokens: dict[int, int]) -> m.
         given = np.array([tokens[seq] for seq in done], dtype="<u8").tobytes()
         return m.GroupSpentMoved(spent.topic, spent.topic_id, spent.number, seqs, given)
     return m.SpentMoved(spent.topic, spent.topic_id, seqs)
-
-
-def _columns(record: Record, spent: m.SpentJobs, deliveries: int) -> Any:
-    """A job as its copy is stored: everything, but its own expiry only if that is wanted, and where it comes
-    from."""
-    stamps = {
-        DEAD_LETTER_FROM: spent.topic, DEAD_LETTER_DELIVERIES: str(deliveries),
-        DEAD_LETTER_SRC_SEQ: str(record.seq),
-    }  # fmt: skip
-    if spent.group:
-        stamps |= {DEAD_LETTER_GROUP: spent.group, DEAD_LETTER_SRC_ID: str(spent.topic_id)}
-    if record.seq in spent.reasons:
-        stamps[DEAD_LETTER_REASON] = spent.reasons[record.seq]
-        at_ms, nacks = spent.failed.get(record.seq, (0, 0))
-        stamps |= {DEAD_LETTER_LAST_FAILURE: str(at_ms)} if at_ms else {}
-        stamps |= {DEAD_LETTER_NACKS: str(nacks)} if nacks else {}
-    fields: dict[str, Any] = msgspec.json.decode(record.meta_json) if record.meta_json else {}
-    # What an earlier move stamped says nothing of this one, and what a writer did is forged.
-    kept = {name: value for name, value in fields.items() if name not in STAMPED_KEYS}
-    meta, headers = msgspec.json.encode(kept | stamps), dict(record.headers)
-    if len(meta) > META_BYTES_MAX:
-        # Too large to be stamped: then the headers say it.
-        meta = record.meta_json or b""
-        headers |= {name: value.encode() for name, value in stamps.items()}
-    return columns_of(record, meta, headers, keeps_expiry=spent.keeps_expiry)

@@ -38,7 +38,13 @@ from ringlog.errors import (
     StaleEpoch,
     TopicNotFound,
 )
-from ringlog.limits import CREDIT_DEFAULT, LINK_SILENCE_MS, LIST_PAGE_MAX, ROUTERS_LOOK_S
+from ringlog.limits import (
+    CREDIT_DEFAULT,
+    LINK_SILENCE_MS,
+    LIST_PAGE_MAX,
+    RECORD_BYTES_MAX,
+    ROUTERS_LOOK_S,
+)
 from ringlog.link.address import EngineInfo, scheduler_of, scheduler_socket
 from ringlog.link.local_links import LocalLinks
 from ringlog.link.peer import FdSet, Peer
@@ -64,7 +70,7 @@ class Forwarder:
 
     def __init__(
         self, boot: ActorBoot, number: int, *, schedulers: int, routers_max: int, clock: Clock, fds: FdSet,
-        reply: Callable[[bytes, m.Message, int], object],
+        reply: Callable[[bytes, m.Message, int], object], record_bytes: int = RECORD_BYTES_MAX,
     ) -> None:  # fmt: skip
         self._boot, self._number, self._schedulers = boot, number, schedulers
         self.clock, self._reply, self._fds = clock, reply, fds
@@ -75,7 +81,7 @@ class Forwarder:
         self.connection = EngineConnection(self.links, clock, self.timers)
         self.routing = Routing(boot.shards)
         self._sources = Sources(self.connection, clock)
-        self._dead_letters = DeadLetters(self.links, self.connection, clock)
+        self._dead_letters = DeadLetters(self.links, self.connection, clock, record_bytes)
         self._letters = Letters(self.links, self.connection, clock)
         self.objects = RouterObjects(self, boot.incarnation, routers_max)
         self._settling = Settling(self)

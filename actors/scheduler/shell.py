@@ -37,6 +37,7 @@ from ringlog.limits import (
     AGING_TICK_MS,
     DURABLE_LOOK_MS,
     HEARTBEAT_INTERVAL_MS,
+    RECORD_BYTES_MAX,
     ROUTERS_MAX_DEFAULT,
     TURNS_PER_MESSAGE_MAX,
 )
@@ -80,7 +81,7 @@ class Shell:
 
     def __init__(
         self, boot: ActorBoot, *, schedulers: int = 1, routers_max: int = ROUTERS_MAX_DEFAULT,
-        is_governed: bool = True, clock: Clock | None = None,
+        is_governed: bool = True, record_bytes: int = RECORD_BYTES_MAX, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self._boot = boot
         self._clock = clock or SystemClock()
@@ -111,7 +112,7 @@ class Shell:
         self._poll = select.poll()
         self.forwarder = Forwarder(
             boot, number, schedulers=schedulers, routers_max=routers_max, clock=self._clock,
-            fds=_Descriptors(self._poll), reply=self._router.send,
+            fds=_Descriptors(self._poll), reply=self._router.send, record_bytes=record_bytes,
         )  # fmt: skip
         self._perform: dict[type, Callable[[Any], Any]] = {ev.Tell: self._tell, ev.LookAt: self._look}
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from ringlog.client.pages import Record, Tombstone
 from ringlog.envelope.messages import GroupInfo, TopicInfo
@@ -16,15 +19,29 @@ from ringlog.frame.columns import (
 from ringlog.limits import DEAD_LETTERS_BYTES_PER_MOVE, DEAD_LETTERS_PER_MOVE, SEQ_MAX
 
 _DIGITS_MAX = 20
+_FROM = DEAD_LETTER_FROM.encode()
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def noted(letter: Record, name: str) -> str | None:
     """What was noted when the record was given up: in its metadata, or in headers where there was no room."""
-    if letter.meta_json and DEAD_LETTER_FROM.encode() in letter.meta_json:
-        found = letter.meta.get(name)
+    fields = _stamped(letter.meta_json or b"")
+    if fields is not None:
+        found = fields.get(name)
         return None if found is None else str(found)
     value = letter.headers.get(name)
     return None if value is None else value.decode(errors="replace")
+
+
+def _stamped(meta: bytes) -> dict[str, Any] | None:
+    """Metadata in which it was noted; None where the headers say it."""
+    if _FROM not in meta:
+        return None
+    try:
+        fields: dict[str, Any] = _decode(meta)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return fields if DEAD_LETTER_FROM in fields else None
 
 
 def is_letter_of(topic: str, item: Record | Tombstone, group: str = "") -> bool:

@@ -114,9 +114,13 @@ DEAD_LETTER_NACKS = "$dead_letter_nacks"
 DEAD_LETTER_GROUP = "$dead_letter_group"
 DEAD_LETTER_SRC_ID = "$dead_letter_src_id"
 """Of a group's letter: the number of its topic, which no other topic of that name ever has (ST-15)."""
+DEAD_LETTER_HEADERS_LEFT_OUT = "$dead_letter_headers_left_out"
+"""How many of the job's headers had no room beside what is noted; only of a job that fills all there is."""
+DEAD_LETTER_META = "$dead_letter_meta"
+"""The job's metadata as text, where that was no JSON object."""
 STAMPED_KEYS = frozenset({
     DEAD_LETTER_FROM, DEAD_LETTER_DELIVERIES, DEAD_LETTER_SRC_SEQ, DEAD_LETTER_REASON, DEAD_LETTER_GROUP,
-    DEAD_LETTER_SRC_ID, DEAD_LETTER_LAST_FAILURE, DEAD_LETTER_NACKS,
+    DEAD_LETTER_SRC_ID, DEAD_LETTER_LAST_FAILURE, DEAD_LETTER_NACKS, DEAD_LETTER_HEADERS_LEFT_OUT,
 })  # fmt: skip
 """Keys in the metadata of a dead letter: where it comes from, how often it was handed out, why (QD-6)."""
 

@@ -9,12 +9,17 @@ import pytest
 import ringlog
 from actors.scheduler.dead_letters import producer_of
 from ringlog import stop_points
-from ringlog.client import Client
+from ringlog.client import EARLIEST, Client
 from ringlog.client.letters import in_parts
 from ringlog.client.pages import Record
 from ringlog.client.queue import Queue
 from ringlog.errors import LeaseLost
-from ringlog.limits import DEAD_LETTERS_BYTES_PER_MOVE, DEAD_LETTERS_PER_MOVE, META_BYTES_MAX
+from ringlog.limits import (
+    DEAD_LETTERS_BYTES_PER_MOVE,
+    DEAD_LETTERS_PER_MOVE,
+    META_BYTES_MAX,
+    RECORD_BYTES_MAX,
+)
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 
@@ -171,6 +176,28 @@ def test_a_target_that_takes_nothing_holds_up_no_other_and_loses_nothing(running
         client.topics.configure("full", cap_records=3)
         wait_until(lambda: stuck.stats().dead_lettered == 2, MOVED_S, "the jobs to be moved after all")
         assert [record.data for record in letters(client, "full")] == [b"there", b"a", b"b"]
+
+
+@SLOW
+@pytest.mark.parametrize("record_bytes", [RECORD_BYTES_MAX, 2_000])
+def test_a_job_as_large_as_a_record_may_be_becomes_a_dead_letter_and_comes_back(record_bytes: int):
+    """What is noted of it does not count: it was ready for ever, and nobody could claim it."""
+    with (
+        engine(delivery={"schedulers": 1}, limits={"max_record_bytes": record_bytes}) as small,
+        ringlog.connect(small.url, wait=20) as client,
+    ):
+        queue = make(client)
+        job = bytes(range(256)) * (record_bytes // 256) + bytes(record_bytes % 256)
+        queue.put_many([job, job[:-60], job[:-5]])
+        fail_all(queue)
+        wait_until(lambda: is_moved(queue, 3), MOVED_S, "the jobs to be moved")
+        assert [letter.data for letter in queue.dead_letters()] == [job, job[:-60], job[:-5]]
+        members = client.group("jobs.log", "g", mode="queue", start=EARLIEST, dead_letter="dead")
+        client.append("jobs.log", job)
+        members.reject(members.claim(wait_ms=20_000)[0], "no")
+        wait_until(lambda: len(list(members.dead_letters())) == 1, MOVED_S, "the record to be moved")
+        assert queue.redrive().moved == 3
+        assert [each.data for each in queue.claim(9, wait_ms=20_000)] == [job, job[:-60], job[:-5]]
 
 
 @SLOW

@@ -1,0 +1,118 @@
+"""Every job can become a dead letter: what is noted finds room, or makes some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from actors.scheduler.letter_stamps import letter_columns
+from ringlog.client.letters import is_letter_of, noted, place_of
+from ringlog.client.pages import Record
+from ringlog.envelope import messages as m
+from ringlog.frame import open_frame
+from ringlog.frame.codec import frame
+from ringlog.limits import (
+    DEAD_LETTER_REASON_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    HEADERS_PER_RECORD_MAX,
+    META_BYTES_MAX,
+    META_KEYS_MAX,
+    RECORD_BYTES_MAX,
+)
+
+GROUP = "g" * 255
+TOPIC = "t" * 255
+REASON = "r" * DEAD_LETTER_REASON_BYTES_MAX
+
+
+def spent(group: str = "") -> m.SpentJobs:
+    return m.SpentJobs(
+        TOPIC, 7, 1, "dead", [(1, 1, 3)], {1: REASON}, group, 9, [5], {1: (1_700_000_000_000, 12)}
+    )
+
+
+def large_meta(size: int = META_BYTES_MAX, keys: int = 1) -> bytes:
+    fields = {f"k{n}": 1 for n in range(keys - 1)}
+    fields["x"] = "x" * (size - len(msgspec.json.encode(fields | {"x": ""})))
+    return msgspec.json.encode(fields)
+
+
+def many_headers(count: int = HEADERS_PER_RECORD_MAX, size: int = HEADER_BYTES_MAX) -> dict[str, bytes]:
+    each = size // count - 3
+    return {f"h{n:02d}": bytes(each) for n in range(count)}
+
+
+JOBS: dict[str, dict[str, Any]] = {
+    "small": {"data": b"x"},
+    "as large as a record may be": {"data": bytes(RECORD_BYTES_MAX)},
+    "almost as large": {"data": bytes(RECORD_BYTES_MAX - 50)},
+    "with metadata, as large": {"data": bytes(RECORD_BYTES_MAX - META_BYTES_MAX), "meta_json": large_meta()},
+    "full of metadata": {"data": b"x", "meta_json": large_meta()},
+    "as many keys as there may be": {"data": b"x", "meta_json": large_meta(5_000, META_KEYS_MAX)},
+    "full of headers": {"data": b"x", "headers": many_headers()},
+    "few headers, full": {"data": b"x", "headers": many_headers(2)},
+    "as large, full of headers": {"data": bytes(RECORD_BYTES_MAX), "headers": many_headers()},
+    "as large, few headers, full": {"data": bytes(RECORD_BYTES_MAX), "headers": many_headers(2)},
+    "full of everything": {
+        "data": bytes(RECORD_BYTES_MAX - META_BYTES_MAX), "meta_json": large_meta(keys=META_KEYS_MAX),
+        "headers": many_headers(),
+    },
+    "metadata that is no object": {"data": b"x", "meta_json": b"[1]"},
+    "metadata that is no JSON": {"data": b"x", "meta_json": b"\xff{"},
+    "no object, as large": {"data": bytes(RECORD_BYTES_MAX - 8), "meta_json": b'"' + b"x" * 6 + b'"'},
+    "forged": {
+        "data": bytes(RECORD_BYTES_MAX - 200), "meta_json": b'{"$dead_letter_from":"else","own":1}',
+        "headers": {"$dead_letter_src_seq": b"99", "$dead_letter_nacks": b"x", "own": b"2"},
+    },
+}  # fmt: skip
+
+
+def moved(job: dict[str, Any], group: str = "", record_bytes: int = RECORD_BYTES_MAX) -> Record:
+    """The letter that a job becomes."""
+    record = Record(seq=1, ts=0, **job)
+    view = open_frame(frame(letter_columns(record, spent(group), 3, record_bytes), topic_id=8), seed=None)
+    found = view.records()
+    return Record(
+        seq=1, ts=0, data=bytes(found.payloads[0]), meta_json=found.metas[0] if found.metas else None,
+        headers=dict(found.headers[0]) if found.headers else {},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("group", ["", GROUP], ids=["queue", "group"])
+@pytest.mark.parametrize("name", JOBS)
+def test_every_job_becomes_a_dead_letter_that_says_where_it_comes_from(name: str, group: str) -> None:
+    job = JOBS[name]
+    letter = moved(job, group)
+    assert letter.data == job["data"]
+    assert len(letter.data) + len(letter.meta_json or b"") <= RECORD_BYTES_MAX
+    assert is_letter_of(TOPIC, letter, group)
+    assert not is_letter_of(TOPIC, letter, "other")
+    assert noted(letter, "$dead_letter_src_seq") == "1"
+    assert noted(letter, "$dead_letter_reason") == REASON
+    assert noted(letter, "$dead_letter_nacks") == "12"
+    assert place_of(letter, 7) == (1 if group else 0)
+    own = {key: value for key, value in job.get("headers", {}).items() if not key.startswith("$")}
+    kept = {key: value for key, value in letter.headers.items() if not key.startswith("$")}
+    left_out = int(noted(letter, "$dead_letter_headers_left_out") or 0)
+    assert len(kept) + left_out == len(own)
+    assert kept == dict(list(own.items())[: len(kept)])
+    # A letter that fails is moved again, and says of itself what is true then.
+    again = moved({"data": letter.data, "meta_json": letter.meta_json, "headers": letter.headers}, group)
+    assert noted(again, "$dead_letter_src_seq") == "1"
+    assert len(again.data) + len(again.meta_json or b"") <= RECORD_BYTES_MAX
+
+
+def test_metadata_is_kept_where_it_is_an_object() -> None:
+    letter = moved({"data": bytes(100), "meta_json": b'{"own":[1,2.50]}'}, record_bytes=150)
+    assert letter.meta_json == b'{"own":[1,2.50]}'
+    assert noted(letter, "$dead_letter_from") == TOPIC
+    stamped = moved({"data": bytes(100), "meta_json": b'{"own":[1,2.50]}'})
+    assert stamped.meta["own"] == [1, 2.5]
+    assert not stamped.headers
+
+
+def test_metadata_that_is_no_object_becomes_a_field_of_one() -> None:
+    letter = moved({"data": b"x", "meta_json": b"[1]"})
+    assert letter.meta["$dead_letter_meta"] == "[1]"

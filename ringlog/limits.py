@@ -361,6 +361,8 @@ GROUPS_SAMPLED_MAX = 256
 """Consumer groups, and their members, that it counts anew then; the same."""
 QUEUES_LOOK_MS = 1_000
 """How often it looks: no oftener than its heart beats anyway."""
+DEAD_LETTER_TOPICS_MAX = 64
+"""Topics that dead letters of one may lead to, one behind the other: so many are looked at for a cycle."""
 DEAD_LETTER_REASON_BYTES_MAX = 256
 """Of why a job was rejected the first line is kept, up to so many bytes."""
 WORKERS_WATCHED_MAX = 1_024

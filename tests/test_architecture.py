@@ -171,6 +171,7 @@ SHELL_SIDE: dict[str, str] = {
     "actors.scheduler.source_uses": "asks shards for the sources of routers",
     "actors.scheduler.dead_letters": "reads spent jobs, sends their copies to shards",
     "actors.scheduler.letters": "reads dead letters, sends their copies to shards",
+    "actors.scheduler.letter_stamps": "makes the copies of dead letters from records as readers see them",
     "actors.scheduler.copies": "makes the frames of a pass with the writer of segments",
     "actors.scheduler.router_objects": "asks shards to make routers and topics",
     "actors.scheduler.settling": "asks other schedulers and looks at the topic tables of shards",

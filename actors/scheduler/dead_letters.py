@@ -21,7 +21,7 @@ from actors.scheduler.sources import EngineConnection
 from ringlog import stop_points
 from ringlog.board.board import BoardError, BoardUnstable
 from ringlog.board.layout import Q
-from ringlog.client.letters import in_parts
+from ringlog.client.letters import in_parts, letter_cycle, targets_of
 from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Record
 from ringlog.client.pieces import Piece
@@ -124,6 +124,7 @@ class DeadLetters:
         target = yield from self._target(spent.dead_letter)
         if target.topic_id == spent.topic_id:
             raise InvalidRequest("a queue cannot be its own dead letter", topic=spent.topic)
+        yield from self._require_no_cycle(spent.topic, spent.dead_letter)
         for first, count, _ in spent.runs:
             try:
                 # What is not there any more was deleted meanwhile, and its shard knows.
@@ -153,6 +154,24 @@ class DeadLetters:
             return (yield from self._by_name(name, message))
         except TopicNotFound:
             return (yield from self._by_name(name, m.TopicPut(name, {}, "create")))
+
+    def _require_no_cycle(self, topic: str, target: str) -> Steps[None]:
+        """Who makes a topic looks before, but two may do so at the same time: no job goes in a circle."""
+        walk = letter_cycle(topic, target)
+        try:
+            name = next(walk)
+            while True:
+                name = walk.send((yield from self._targets_of(name)))
+        except StopIteration:
+            return
+
+    def _targets_of(self, name: str) -> Steps[tuple[str, ...]]:
+        try:
+            info = yield from self._by_name(name, m.TopicResolve(name))
+            listed: m.GroupListReply = yield from self._connection.ask(info.shard, m.GroupList(name))
+        except TopicNotFound:
+            return ()
+        return targets_of(info.config, listed.groups)
 
     def _by_name(self, name: str, message: m.Message) -> Steps[m.TopicInfo]:
         info: m.TopicInfo = yield from self._connection.ask(home_shard(name, self._links.shards), message)

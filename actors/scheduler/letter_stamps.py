@@ -1,4 +1,4 @@
-"""What is noted in a dead letter, and where there is room for it. Pure.
+"""What is noted in a dead letter, and where there is room for it.
 
 In the metadata, if the copy is then no larger than a record may be; else in the headers, which do not count
 towards that. Where a job fills both, its last headers go, and the letter says how many. So every job can

@@ -15,7 +15,7 @@ from ringlog.client.checks import number
 from ringlog.client.claimed import Claimed
 from ringlog.client.group_facts import GroupMember, GroupStats, GroupSummary, PendingEntry
 from ringlog.client.leases import Lease, call_number, words_of
-from ringlog.client.letters import dead_letter_of_group
+from ringlog.client.letters import dead_letter_of_group, require_no_cycle
 from ringlog.client.pages import (
     STORED,
     Cursor,
@@ -182,10 +182,13 @@ class GroupWorking(Working):
         """Make the group, unless it is there; raises GroupIncompatible."""
         first = yield from self._first(connection, self._start)
         named = self._named
+        dead_letter = named.get("dead_letter", "")
+        if dead_letter:
+            yield from require_no_cycle(connection, self.topic, dead_letter)
         opened = GroupOpen(
             self.topic, self.name, MODES[self.mode], self.tags, first, named.get("max_in_flight", 0),
             named.get("member_max_in_flight", 0), self.node, max_deliveries=named.get("max_deliveries", 0),
-            dead_letter=named.get("dead_letter", ""),
+            dead_letter=dead_letter,
         )  # fmt: skip
         info: GroupInfo = (yield connection.about_jobs(opened)).message
         if not info.created:

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
 from ringlog.client.pages import Record, Tombstone
 from ringlog.envelope.messages import GroupInfo, TopicInfo
-from ringlog.errors import InvalidRequest
+from ringlog.errors import Forbidden, InvalidRequest, TopicNotFound
 from ringlog.frame.columns import (
     DEAD_LETTER_FROM,
     DEAD_LETTER_GROUP,
     DEAD_LETTER_SRC_ID,
     DEAD_LETTER_SRC_SEQ,
 )
-from ringlog.limits import DEAD_LETTERS_BYTES_PER_MOVE, DEAD_LETTERS_PER_MOVE, SEQ_MAX
+from ringlog.limits import (
+    DEAD_LETTER_TOPICS_MAX,
+    DEAD_LETTERS_BYTES_PER_MOVE,
+    DEAD_LETTERS_PER_MOVE,
+    SEQ_MAX,
+)
+from ringlog.link.pending import Pending, Steps
+from ringlog.settings import QUEUE
 
 _DIGITS_MAX = 20
 _FROM = DEAD_LETTER_FROM.encode()
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class LettersConnection(Protocol):
+    """What asks about topics by their names."""
+
+    def letter_targets(self, topic: str) -> Pending[tuple[str, ...]]:
+        """Ask where the dead letters of a topic go, the queue's and those of its groups."""
+        ...
 
 
 def noted(letter: Record, name: str) -> str | None:
@@ -74,6 +89,55 @@ def dead_letter_of_group(info: GroupInfo) -> str:
             "this group has no dead letters", topic=info.topic, group=info.group, field="dead_letter"
         )
     return info.dead_letter
+
+
+def letter_cycle(topic: str, target: str) -> Generator[str, tuple[str, ...], None]:
+    """Raise InvalidRequest if dead letters of `topic` that go to `target` may come back to it.
+
+    Yields names of topics, and is sent where the dead letters of each go.
+    """
+    paths: dict[str, tuple[str, ...]] = {target: (topic, target)}
+    waiting = [target]
+    while waiting:
+        at = waiting.pop(0)
+        if at == topic:
+            raise InvalidRequest(
+                f"dead letters must not come back to where they are from: {' -> '.join(paths[at])}",
+                field="dead_letter", topic=topic, found=target,
+            )  # fmt: skip
+        for following in (yield at):
+            if following in paths:
+                continue
+            if len(paths) >= DEAD_LETTER_TOPICS_MAX:
+                raise InvalidRequest(
+                    "dead letters lead to too many topics", field="dead_letter", topic=topic,
+                    max=DEAD_LETTER_TOPICS_MAX,
+                )  # fmt: skip
+            paths[following] = (*paths[at], following)
+            waiting.append(following)
+
+
+def targets_of(config: Mapping[str, Any], groups: Iterable[GroupInfo]) -> tuple[str, ...]:
+    """Where dead letters of a topic go: a queue's own, and those of its groups."""
+    own = config.get("dead_letter") if config.get("type") == QUEUE else None
+    found = [own, *(group.dead_letter for group in groups)]
+    return tuple(str(name) for name in found if name)
+
+
+def require_no_cycle(connection: LettersConnection, topic: str, target: str) -> Steps[None]:
+    """Raise InvalidRequest if dead letters of `topic` that go to `target` may come back to it, as far as the
+    topics on the way may be looked at."""
+    walk = letter_cycle(topic, target)
+    try:
+        name = next(walk)
+        while True:
+            try:
+                found: tuple[str, ...] = yield connection.letter_targets(name)
+            except (TopicNotFound, Forbidden):
+                found = ()
+            name = walk.send(found)
+    except StopIteration:
+        return
 
 
 def in_parts(records: Sequence[Record], most: int = DEAD_LETTERS_PER_MOVE) -> list[Sequence[Record]]:

@@ -65,6 +65,10 @@ class LockedConnection:
         """Who is this topic?"""
         return self._begin(lambda session: session.resolve(topic))
 
+    def letter_targets(self, topic: str) -> Pending[tuple[str, ...]]:
+        """Where do the dead letters of a topic go?"""
+        return self._begin(lambda session: session.letter_targets(topic))
+
     def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
         """Where do records after `after` lie?"""
         return self._begin(lambda session: session.locate(topic, after, epoch))

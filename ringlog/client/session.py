@@ -18,6 +18,7 @@ import numpy as np
 
 from ringlog.board.topics import TopicFacts
 from ringlog.client.batch import Shipment
+from ringlog.client.letters import targets_of
 from ringlog.client.pages import Cursor
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState
 from ringlog.client.stream import RETRY_MS_MAX, Stream, class_met
@@ -27,6 +28,8 @@ from ringlog.descriptors import explained
 from ringlog.envelope.messages import (
     Append,
     ColdRead,
+    GroupList,
+    GroupListReply,
     Locate,
     Located,
     Message,
@@ -390,6 +393,16 @@ class Session:
         if not info.topic_id:
             raise NotReady("the shards do not agree on who looks after this name", topic=topic)
         return self.remember(info)
+
+    def letter_targets(self, topic: str) -> Pending[tuple[str, ...]]:
+        """Ask where the dead letters of a topic go, the queue's and those of its groups. Not from memory."""
+        return start(self._letters_steps(topic))
+
+    def _letters_steps(self, topic: str) -> Steps[tuple[str, ...]]:
+        yield self.met()
+        info = yield from self.ask_by_name(topic, TopicResolve(topic))
+        listed: GroupListReply = yield self.ask_topic(info, GroupList(topic))
+        return targets_of(info.config, listed.groups)
 
     def about(self, topic: str, make: Any) -> Steps[Any]:
         """Ask a topic's shard `make(info)`; once more when the topic turns out to be another than we knew."""

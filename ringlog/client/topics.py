@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ringlog.client.checks import text, topic_settings
 from ringlog.client.group_facts import GroupSummary
+from ringlog.client.letters import require_no_cycle
 from ringlog.client.pages import TagFilter, check_after, tag_filter
 from ringlog.client.session import Session
 from ringlog.client.shell import Shell
@@ -26,7 +27,7 @@ from ringlog.envelope.messages import (
 from ringlog.errors import InvalidRequest, ShardsChanged, TopicIncompatible, TopicNotFound, UsageError
 from ringlog.limits import LIST_PAGE_DEFAULT, LIST_PAGE_MAX
 from ringlog.link.pending import Steps, start
-from ringlog.settings import LOG, differences, resolved, told
+from ringlog.settings import LOG, QUEUE, differences, resolved, told
 
 ExistOk = bool | Literal["update"]
 """What `create` does about a topic that is there: refuse it, compare it, or configure it."""
@@ -110,6 +111,8 @@ def create(
     # The type goes with an update, so that a topic of another type is refused before it is changed.
     is_update = exist_ok == "update"
     put = TopicPut(topic, {"type": LOG} | named if is_update else named, "update" if is_update else "create")
+    if put.config.get("type") == QUEUE:
+        yield from _check_letters(session, topic, put.config)
     info = yield from session.ask_by_name(topic, put)
     if not info.created and not exist_ok:
         raise TopicIncompatible("the topic exists", topic=topic, epoch=info.epoch, hint="exist_ok=True")
@@ -128,6 +131,13 @@ def _require_same(topic: str, asked: dict[str, Any], existing: dict[str, Any]) -
         )
 
 
+def _check_letters(session: Session, topic: str, config: dict[str, Any]) -> Steps[None]:
+    """Raise InvalidRequest where dead letters would come back to the topic."""
+    target = config.get("dead_letter")
+    if isinstance(target, str) and target:
+        yield from require_no_cycle(session, topic, text(target, "dead_letter"))
+
+
 def configure(session: Session, topic: str, config: dict[str, Any]) -> Steps[TopicDescription]:
     """Change the named settings of an existing topic."""
     topic = text(topic, "topic")
@@ -136,6 +146,7 @@ def configure(session: Session, topic: str, config: dict[str, Any]) -> Steps[Top
     def change(_: TopicInfo) -> TopicPut:
         return TopicPut(topic, named, "merge")
 
+    yield from _check_letters(session, topic, named)
     info: TopicInfo = session.remember((yield from session.about(topic, change)))
     return TopicDescription(topic, info.epoch, False, info.config)
 

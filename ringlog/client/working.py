@@ -70,6 +70,10 @@ class QueueConnection(Connection, Protocol):
         """Send one to who looks after its topic."""
         ...
 
+    def letter_targets(self, topic: str) -> Pending[tuple[str, ...]]:
+        """Ask where the dead letters of a topic go, the queue's and those of its groups."""
+        ...
+
 
 APART_MAX = 256
 """Claims with acks that are asked for apart, at most, after some in a row had to be."""

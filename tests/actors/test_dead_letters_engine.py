@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import zmq
 
 import ringlog
 from actors.scheduler.dead_letters import producer_of
@@ -13,15 +14,19 @@ from ringlog.client import EARLIEST, Client
 from ringlog.client.letters import in_parts
 from ringlog.client.pages import Record
 from ringlog.client.queue import Queue
-from ringlog.errors import LeaseLost
+from ringlog.envelope import messages as m
+from ringlog.envelope.wire import decode, encode
+from ringlog.errors import InvalidRequest, LeaseLost
 from ringlog.limits import (
     DEAD_LETTERS_BYTES_PER_MOVE,
     DEAD_LETTERS_PER_MOVE,
     META_BYTES_MAX,
     RECORD_BYTES_MAX,
 )
+from ringlog.link.address import shard_socket
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
+from ringlog.topic.names import home_shard
 
 SLOW = pytest.mark.slow
 MOVED_S = 30.0
@@ -202,18 +207,77 @@ def test_a_job_as_large_as_a_record_may_be_becomes_a_dead_letter_and_comes_back(
 
 @SLOW
 def test_dead_letters_of_dead_letters(running: TestEngine):
-    """QD-9: a queue as target has an ordinary ready job; mutual targets are legal."""
+    """QD-9: a queue as target has an ordinary ready job, which may go on to a third."""
     with ringlog.connect(running.url, wait=20) as client:
-        first, second = make(client, "a", dead_letter="b"), make(client, "b", dead_letter="a")
+        first, second = make(client, "a", dead_letter="b"), make(client, "b", dead_letter="c")
+        third = make(client, "c", dead_letter="d")
         first.put(b"ping")
         fail_all(first)
         (job,) = second.claim(wait_ms=20_000)
         assert (job.data, job.deliveries, job.meta[STAMPS[0]]) == (b"ping", 1, "a")
         job.nack()
         fail_all(second, 1)
-        (job,) = first.claim(wait_ms=20_000)
-        assert (job.seq, job.deliveries, job.meta[STAMPS[0]]) == (2, 1, "b")
+        (job,) = third.claim(wait_ms=20_000)
+        assert (job.seq, job.deliveries, job.meta[STAMPS[0]]) == (1, 1, "b")
         job.ack()
+
+
+@SLOW
+def test_dead_letters_that_would_come_back_are_refused_whoever_is_configured_last(running: TestEngine):
+    """A job would circle for ever."""
+    with (
+        ringlog.connect(running.url, wait=20) as client,
+        ringlog.connect(running.url, wait=20) as other,
+    ):
+        make(client, "one", dead_letter="two")
+        for each in (client, other):
+            with pytest.raises(InvalidRequest, match="two -> one -> two") as refused:
+                make(each, "two", dead_letter="one")
+            assert refused.value.detail["field"] == "dead_letter"
+        make(client, "two", dead_letter="three")
+        make(client, "three")
+        for each in (client, other):
+            with pytest.raises(InvalidRequest, match="three -> one -> two -> three"):
+                each.topics.configure("three", dead_letter="one")
+        # By way of groups: of the target, and of the topic that the letters would come back to.
+        for name in ("log", "letters"):
+            client.topics.create(name)
+        client.group("log", "g", mode="queue", dead_letter="letters").stats()
+        for each in (client, other):
+            with pytest.raises(InvalidRequest, match="letters -> log -> letters"):
+                each.group("letters", "back", mode="queue", dead_letter="log").stats()
+            with pytest.raises(InvalidRequest, match="letters -> log -> letters"):
+                each.topics.configure("letters", dead_letter="log")
+        assert [each.group for each in client.topics.groups("letters")] == []
+        client.topics.configure("three", dead_letter="log")
+        with pytest.raises(InvalidRequest, match="letters -> one -> two -> three -> log -> letters"):
+            client.group("letters", "far", mode="queue", dead_letter="one").stats()
+        # Two letters to one topic, and a diamond, are no cycle.
+        make(client, "four", dead_letter="log")
+
+
+@SLOW
+def test_two_topics_that_were_made_at_once_never_pass_a_job_in_a_circle(running: TestEngine):
+    """Nobody who made one of them could see the other: the mover looks again."""
+    with ringlog.connect(running.url, wait=20) as client:
+        first = make(client, "a", dead_letter="b")
+        # What a client does that looked before the other one was there.
+        put = m.TopicPut("b", {"type": "queue", "dead_letter": "a"}, "create")
+        with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+            peer.setsockopt(zmq.LINGER, 0)
+            shard = home_shard("b", 2)
+            peer.connect(shard_socket(running.info.shm_dir, shard))
+            peer.send(encode(put, 1))
+            assert peer.poll(20_000)
+            assert isinstance(decode(peer.recv()).message, m.TopicInfo)
+        first.put(b"job")
+        fail_all(first)
+        said = "dead letters must not come back"
+        wait_until(lambda: said in running.log_path.read_text(), MOVED_S, "the mover to refuse")
+        assert client.queue("b").stats().ready == 0
+        client.topics.configure("b", dead_letter=None)
+        (job,) = client.queue("b").claim(wait_ms=60_000)
+        assert job.data == b"job"
 
 
 @SLOW

@@ -76,7 +76,7 @@ from ringlog.link.address import Address, EngineInfo
 from ringlog.link.delivery import GIVE_BACK_BUSY_NS, Delivery
 from ringlog.link.gateway_links import GatewayLinks, curve_of
 from ringlog.link.local_links import LocalLinks, cold_unavailable
-from ringlog.link.peer import MS, FdSet, Reply
+from ringlog.link.peer import FINAL_REASONS, MS, FdSet, Reply
 from ringlog.link.pending import Pending, Steps, resolved, start
 from ringlog.link.protocol import Marks, Transport
 from ringlog.link.runs import Run
@@ -490,6 +490,8 @@ class Session:
                 if (not stream.create and looks > 1) or self.clock.monotonic_ns() >= deadline:
                     raise
             except (Throttled, NotReady, ShuttingDown) as e:
+                if e.detail.get("reason") in FINAL_REASONS:
+                    raise
                 # What may be there comes again as it was, to be recognised; a refused number is used up.
                 number = number if e.outcome == "unknown" else stream.take_seq()
                 asked_s = min(int(e.detail.get("retry_after_ms", 0) or 0), RETRY_MS_MAX) / 1_000

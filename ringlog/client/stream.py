@@ -44,7 +44,7 @@ from ringlog.errors import (
     TopicNotFound,
 )
 from ringlog.limits import PRESSURE_RETRY_MS
-from ringlog.link.peer import MS
+from ringlog.link.peer import FINAL_REASONS, MS
 from ringlog.link.pending import Pending, Steps, start
 from ringlog.types import Durability
 
@@ -354,6 +354,7 @@ class Stream:
             and (self.create or isinstance(error, StaleEpoch) or not shipment.attempts)
         )
         may_retry &= may_be_there or error.outcome == "not_applied"
+        may_retry &= error.detail.get("reason") not in FINAL_REASONS
         if isinstance(error, _ELSEWHERE):
             # Also where this shipment is lost: the next one asks where the topic is.
             self._info = None

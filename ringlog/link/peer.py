@@ -50,7 +50,7 @@ _NOT_ADMITTED = 400
 """What ZAP says of a key that is not known; 300 and 500 are trouble of its own."""
 _PAUSES = frozenset({Status.NOT_READY, Status.SHUTTING_DOWN})
 _FOR_NOW = _PAUSES | {Status.THROTTLED, Status.STORAGE_READ_ONLY}
-_FINAL = frozenset({"cold_unavailable", "shard_failed"})
+FINAL_REASONS = frozenset({"cold_unavailable", "shard_failed"})
 """Reasons that waiting does not help against, or that are for who asked to wait for (TI-10, PR-12)."""
 
 
@@ -479,7 +479,7 @@ class Peer:
             return  # Answered already, or given up.
         message = envelope.message
         if isinstance(message, ErrorReply):
-            is_final = message.detail.get("reason") in _FINAL
+            is_final = message.detail.get("reason") in FINAL_REASONS
             if asked.is_patient and message.status in _PAUSES and not is_final:
                 self._retry_later(envelope.corr, asked, message)
                 return

@@ -16,7 +16,7 @@ from ringlog.clock import Clock
 from ringlog.envelope.messages import RingOpen
 from ringlog.errors import RinglogError
 from ringlog.limits import RING_BYTES_MIN
-from ringlog.link.peer import MS, FdSet, Reply
+from ringlog.link.peer import FINAL_REASONS, MS, FdSet, Reply
 from ringlog.link.pending import Pending, resolved
 from ringlog.link.ring_channel import OPEN_REQUEST_NS, OPEN_RETRY_NS, ClientRing, RingPlace
 from ringlog.link.timers import Timer, Timers
@@ -113,7 +113,7 @@ class PublicationWatch:
     def _look_again(self) -> None:
         self._timer = None
         ring = self._ring
-        if ring is not None and ring.producer.consumer_closed:
+        if ring is not None and (ring.producer.consumer_closed or ring.producer.is_removed):
             self._ring = None
             ring.close()
         if self._ring is None:
@@ -132,12 +132,15 @@ class PublicationWatch:
         opening.when_done(lambda done: self._opened(place, done))
 
     def _opened(self, place: RingPlace, opening: Pending[Reply]) -> None:
+        if self._opening is opening:
+            self._opening = None
         if self._place is not place:
             return  # Asked of an engine that is no more; its successor removes what it may have left.
-        self._opening = None
         try:
             self._ring = ClientRing(place, opening.take().message, self._fds)
-        except RinglogError:
+        except RinglogError as e:
+            if e.detail.get("reason") in FINAL_REASONS:
+                self.fail_all(e)
             return  # The back-up timer looks at the board and tries again.
         self._ring.want(Wants.PUBLICATION if self._waiters else 0)
         self._look()

@@ -27,11 +27,19 @@ import numpy as np
 
 from ringlog.clock import Clock
 from ringlog.envelope.messages import Append, RingClose, RingOpen, RingOpened
-from ringlog.errors import CorruptFrame, InvariantViolation, RingError, RinglogError, Throttled
+from ringlog.errors import (
+    CorruptFrame,
+    InvariantViolation,
+    NotReady,
+    Outcome,
+    RingError,
+    RinglogError,
+    Throttled,
+)
 from ringlog.frame.settle import WORDS
 from ringlog.limits import RING_BYTES_MAX, RING_FRAME_FRACTION, RING_GROWTH
 from ringlog.link.address import shard_bell
-from ringlog.link.peer import MS, FdSet, Peer, Reply
+from ringlog.link.peer import FINAL_REASONS, MS, FdSet, Peer, Reply
 from ringlog.link.pending import Pending
 from ringlog.link.runs import InFlight, Run
 from ringlog.link.timers import Timer, Timers
@@ -253,12 +261,16 @@ class RingChannel:
         opening.when_done(lambda done: self._opened(place, done))
 
     def _opened(self, place: RingPlace, opening: Pending[Reply]) -> None:
-        if self._place is not place or self._opening is not opening:
+        is_awaited = self._opening is opening
+        if is_awaited:
+            self._opening = None
+        if self._place is not place or not is_awaited:
             if opening.error is None:
                 # Made by an engine that came meanwhile, for a place we have left: nobody will use it.
                 self._let_go(place, opening.take().message.ring)
+            if is_awaited:
+                self._try_again()  # Asking it was how the end of the engine before was noticed.
             return
-        self._opening = None
         try:
             ring = ClientRing(place, opening.take().message, self._fds)
         except RinglogError as e:
@@ -289,8 +301,20 @@ class RingChannel:
             self._by_message_until_ns = now + BY_MESSAGE_NS
             self._push()
             return
+        if error.detail.get("reason") in FINAL_REASONS:
+            self._fail_waiting(error)
+            return
         # Frames wait for the next try or their deadline.
         self._retry = self._timers.at(now + OPEN_RETRY_NS, self._try_again)
+
+    def _fail_waiting(self, error: RinglogError) -> None:
+        """No shard will take them. What is submitted later asks for a ring again."""
+        waiting, self._outbox = self._outbox, deque()
+        for run in waiting:
+            if not run.is_abandoned:
+                outcome: Outcome = "unknown" if run.was_taken_back else "not_applied"
+                failed = NotReady(error.message, outcome=outcome, **error.detail)
+                run.fail_next(run.count - run.settled, failed)
 
     def _grow(self, ring: ClientRing, frame_bytes: int) -> None:
         """Ask for a larger ring: this one was full, or cannot take a frame of this size."""

@@ -262,12 +262,12 @@ class RingKeeper:
             link.close()
 
     def shard_failed(self, shard: int, reason: str) -> None:
-        """No further incarnation will come: nobody will ever drain these rings."""
+        """No further incarnation will come: nobody will ever drain these rings. They are removed, which their
+        clients notice; asking for another one they are told why."""
         self._failed[shard] = reason
         for ring in tuple(self._rings[shard].values()):
             self._answer(ring, error_reply(NotReady("the shard failed", reason="shard_failed", shard=shard)))
-            if ring.life == Life.LEAVING:
-                self._remove(ring)
+            self._remove(ring)
 
     def links(self) -> dict[int, ShardLink]:
         """Shard -> link of those that serve."""

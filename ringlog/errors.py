@@ -302,6 +302,15 @@ class NotReady(Refused):
     retriable = True
 
 
+SHARD_FAILED = "shard_failed"
+"""Reason of NotReady about a shard that was given up: not waiting helps, but the engine's next start."""
+
+
+def is_shard_failed(error: BaseException) -> bool:
+    """The shard this is about was given up (PR-12)."""
+    return isinstance(error, NotReady) and error.detail.get("reason") == SHARD_FAILED
+
+
 class ColdUnavailable(NotReady):
     """The cold tier's store did not answer or could not do it (TI-10); nothing is known to be lost.
 

@@ -51,6 +51,7 @@ from ringlog.errors import (
     StaleEpoch,
     Throttled,
     TopicNotFound,
+    is_shard_failed,
 )
 from ringlog.limits import (
     CREDIT_MAX,
@@ -456,7 +457,8 @@ class Gateway:
         return m.Subscribed(message.subscription, -1, self._identity.incarnation), None
 
     def _known(self, feed: m.Feed) -> Generator[Any, Any, m.TopicInfo | None]:
-        """The topic a feed is of; None when there is none, or another one, under the name."""
+        """The topic a feed is of; None when there is none, or another one, under the name, or its shard was
+        given up: its reader finds out which, and others have their turns."""
         try:
             info = yield Resolve(feed.topic)
             if info.topic_id != feed.topic_id:
@@ -464,6 +466,10 @@ class Gateway:
                 self._asker.forget(feed.topic)
                 info = yield Resolve(feed.topic)
         except TopicNotFound:
+            return None
+        except NotReady as e:
+            if not is_shard_failed(e):
+                raise
             return None
         return info if info.topic_id == feed.topic_id else None
 

@@ -39,6 +39,7 @@ from actors.scheduler.events import (
     NewsRows,
     Pressed,
     Seen,
+    ShardGivenUp,
     Tell,
     Unsent,
 )
@@ -103,6 +104,7 @@ class Scheduler:
             DurableMoved: self._durable,
             Pressed: self._pressed,
             NamesChanged: self._names,
+            ShardGivenUp: self._given_up,
             Unsent: self._unsent,
             FactsSeen: self._seen,
         }
@@ -323,6 +325,7 @@ class Scheduler:
                 topic.idle.pop(feed, None)
             else:
                 topic.idle[feed] = None
+        feed.is_alarmed |= self.shards[topic.shard].is_given_up
         if feed.state is State.IDLE and feed.is_dirty:
             self.turns.offer(feed, self._now_ms)
 
@@ -476,6 +479,13 @@ class Scheduler:
         """Told at the next tick: many changes are one."""
         self._names_changed = bool(self._named)
 
+    def _given_up(self, given_up: ShardGivenUp) -> None:
+        shard = self.shards[given_up.shard]
+        shard.is_given_up = True
+        for topics in (shard.topics, shard.strong):
+            for topic in topics.values():
+                self._alarm(topic)
+
     def _seen(self, seen: FactsSeen) -> None:
         look, shard = seen.look, self.shards[seen.look.shard]
         facts: Iterable[Seen | None] = seen.facts if seen.facts is not None else [None] * len(look.topics)
@@ -483,6 +493,8 @@ class Scheduler:
             if not topic.feeds:
                 continue
             topic.seen_ms = self._now_ms
+            if fact is None and shard.is_given_up:
+                continue
             if fact is None:
                 shard.to_look[topic] = None
                 self._is_shard_down = True

@@ -60,6 +60,13 @@ class Pressed:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardGivenUp:
+    """A shard failed, and none comes after it in this life of the engine."""
+
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
 class NamesChanged:
     """Topics of a shard were made or removed."""
 
@@ -125,4 +132,4 @@ class LookAt:
     """To be told once what was seen has been told."""
 
 
-Event = Asked | NewsRows | DurableMoved | Pressed | NamesChanged | Unsent | FactsSeen
+Event = Asked | NewsRows | DurableMoved | Pressed | ShardGivenUp | NamesChanged | Unsent | FactsSeen

@@ -154,6 +154,8 @@ class Shard:
         self.durable: tuple[int, int] = (0, 0)
         self.gap_ns = 0
         """Least time between two wake-ups of one of its topics; 0 = no pressure (G-3)."""
+        self.is_given_up = False
+        """It says nothing any more: those who follow its topics are told to find that out."""
         self.to_look: dict[Topic, None] = {}
         """Topics whose slots are to be read again."""
 

@@ -99,6 +99,8 @@ class Shell:
         self._look_for_news_ns = 0
         self._routers_look_ns = 0
         self._names = [0] * boot.shards
+        self._given_up: set[int] = set()
+        self._shards_look_ns = 0
         self._latency = self._slot.histogram(H.COMMIT)
         self._latency_ns = 0
         self._said: dict[int, bytes] = {}
@@ -152,6 +154,8 @@ class Shell:
         events: list[Any] = [Tick(0, now_ns)]
         # First what somebody waits for: whoever gives a turn back has time.
         self._gather_news(events, now_ns)
+        if now_ns >= self._shards_look_ns:
+            self._gather_given_up(events, now_ns)
         if self._router.has_input():
             for link, envelope, attachment in self._router.receive(REQUESTS_PER_TURN):
                 self._take_in(events, link, envelope, attachment)
@@ -277,6 +281,13 @@ class Shell:
             self._look_for_news_ns = now_ns + AGING_TICK_MS * _NS_PER_MS
             return None
         return reader
+
+    def _gather_given_up(self, events: list[Any], now_ns: int) -> None:
+        self._shards_look_ns = now_ns + HEARTBEAT_INTERVAL_MS * _NS_PER_MS
+        for shard, page in enumerate(self._pages):
+            if page.state is ProcessState.GIVEN_UP and shard not in self._given_up:
+                self._given_up.add(shard)
+                events.append(ev.ShardGivenUp(shard))
 
     def _gather_names(self, events: list[Any]) -> None:
         for shard, page in enumerate(self._pages):

@@ -10,6 +10,7 @@ from ringlog.client.events import WatchEvent
 from ringlog.client.shared_reads import SharedReads
 from ringlog.client.topics import TopicMerge
 from ringlog.client.watching import TurnResult, WatchCore, WatchedTopic, WatchOptions
+from ringlog.errors import is_shard_failed
 from ringlog.limits import LIST_PAGE_MAX
 from ringlog.link.delivery import Subscription, Turn
 from ringlog.link.pending import Pending, start
@@ -48,8 +49,8 @@ class Watch:
     async def next(self, timeout: float | None = None) -> WatchEvent | None:
         """The next event; None after `timeout` seconds without one, or when no topic is left to follow.
 
-        Raises CorruptData for damage and TopicHalted for a topic of which a file is missing, once for each
-        topic; the other topics go on.
+        Raises CorruptData for damage, TopicHalted for a topic of which a file is missing, and NotReady for
+        one whose shard was given up (reason shard_failed): once for each topic; the other topics go on.
         """
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
@@ -168,8 +169,9 @@ class Watch:
             subscription.names_changed = False  # First: who sets it again meanwhile has us look again.
             try:
                 await self._look_for_names(is_new=True)
-            except BaseException:
-                subscription.names_changed = True
+            except BaseException as e:
+                # As in the watch for threads: what a shard that was given up has would never be told.
+                subscription.names_changed |= not is_shard_failed(e)
                 raise
         return self._shell.session.delivery.take(subscription)
 

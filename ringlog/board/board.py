@@ -41,7 +41,7 @@ class ProcessSlot:
     def state(self) -> ProcessState:
         """P.STATE; FAILED for a number that is no state."""
         number = self._words[P.STATE]
-        return ProcessState(number) if number <= ProcessState.FAILED else ProcessState.FAILED
+        return ProcessState(number) if number <= ProcessState.GIVEN_UP else ProcessState.FAILED
 
     def set_mark(self, which: Mark, file_id: int, offset: int) -> None:
         """Move a mark to (file_id, offset bytes); also repairs what a dead writer left half done."""

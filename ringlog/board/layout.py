@@ -233,6 +233,8 @@ class ProcessState(IntEnum):
     DRAINING = 4
     STOPPED = 5
     FAILED = 6
+    GIVEN_UP = 7
+    """Failed, and no further incarnation comes before the next start of the engine."""
 
 
 class Mark(IntEnum):

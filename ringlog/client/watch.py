@@ -10,6 +10,7 @@ from ringlog.client.events import WatchEvent
 from ringlog.client.shared_reads import SharedReads
 from ringlog.client.topics import TopicMerge
 from ringlog.client.watching import TurnResult, WatchCore, WatchedTopic, WatchOptions
+from ringlog.errors import is_shard_failed
 from ringlog.limits import LIST_PAGE_MAX
 from ringlog.link.delivery import Delivery, Subscription, Turn
 from ringlog.link.pending import start
@@ -64,8 +65,8 @@ class Watch:
     def next(self, timeout: float | None = None) -> WatchEvent | None:
         """The next event; None after `timeout` seconds without one, or when no topic is left to follow.
 
-        Raises CorruptData for damage and TopicHalted for a topic of which a file is missing, once for each
-        topic; the other topics go on.
+        Raises CorruptData for damage, TopicHalted for a topic of which a file is missing, and NotReady for
+        one whose shard was given up (reason shard_failed): once for each topic; the other topics go on.
         """
         core, deadline = self._core, self._shell.now_s() + timeout if timeout else None
         subscription = self.subscription
@@ -187,8 +188,9 @@ class Watch:
         try:
             with self._files.use():
                 self._look_for_names(is_new=True)
-        except BaseException:
-            subscription.names_changed = True
+        except BaseException as e:
+            # A shard that was given up would be asked again and again: new names come with the next start.
+            subscription.names_changed |= not is_shard_failed(e)
             raise
         return Delivery.take(subscription)
 

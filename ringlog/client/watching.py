@@ -43,9 +43,11 @@ from ringlog.errors import (
     CorruptData,
     DiskError,
     NotReady,
+    RinglogError,
     TopicHalted,
     TopicNotFound,
     UsageError,
+    is_shard_failed,
 )
 from ringlog.limits import (
     CREDIT_DEFAULT,
@@ -129,7 +131,8 @@ class WatchedTopic:
     is_caught_up: bool = False
     is_strong: bool = False
     is_halted: bool = False
-    """The watch said that the topic is halted; it goes on when the engine finds the missing file."""
+    """The watch said that the topic is halted, or its shard was given up; it goes on when the engine finds
+    the missing file, or is started again."""
 
 
 @dataclass(slots=True)
@@ -265,6 +268,9 @@ class WatchCore:
         if topic is None:
             return TurnResult()
         result = TurnResult(after=topic.cursor.seq)
+        if turn.error is not None:
+            self._halt(topic, result, turn.error)
+            return result
         if turn.hint is not None and isinstance(topic.source, LocalSource):
             hint = turn.hint
             topic.source.take_hint(hint.first_seq, hint.file_id, hint.offset, hint.stop)
@@ -283,19 +289,27 @@ class WatchCore:
         except TopicNotFound:
             self._gone(topic, result, "deleted")
         except _AGAIN as e:
-            result.again_s = RETRY_S if e.detail.get("reason") != "cold_unavailable" else 1.0
+            if is_shard_failed(e):
+                self._halt(topic, result, e)
+            else:
+                result.again_s = RETRY_S if e.detail.get("reason") != "cold_unavailable" else 1.0
         except CorruptData as e:
             self._drop(topic)
             result.is_over, result.error = True, e
         except TopicHalted as e:
-            result.again_s, result.error = HALTED_RETRY_S, None if topic.is_halted else e
-            topic.is_halted = True
+            self._halt(topic, result, e)
         else:
             topic.is_halted = False
             if sequence >= 0:
                 page = self._left_to_others(topic, turn, page, sequence)
             self._take(topic, page, turn, result, now_s(), is_blind=is_blind)
         return result
+
+    @staticmethod
+    def _halt(topic: WatchedTopic, result: TurnResult, error: RinglogError) -> None:
+        """Nothing comes before the next start of the engine, which is said once."""
+        result.again_s, result.error = HALTED_RETRY_S, None if topic.is_halted else error
+        topic.is_halted = True
 
     def shared(self, turn: Turn) -> bool:
         """The shortest way: what another watch of this client has just read is what this one would read.

@@ -40,6 +40,7 @@ from ringlog.errors import (
     ShuttingDown,
     Throttled,
     UsageError,
+    is_shard_failed,
 )
 from ringlog.limits import CREDIT_MAX, FEEDS_PER_MESSAGE_MAX, FEEDS_PER_SUBSCRIPTION_MAX, LINK_SILENCE_MS
 from ringlog.link.address import scheduler_of
@@ -110,6 +111,8 @@ class Turn:
     """When it was offered."""
     is_own: bool = False
     """Nobody gave it: its reader wants to look, and nothing is to be given back."""
+    error: RinglogError | None = None
+    """What is to be said of the feed instead of reading it."""
 
 
 @dataclass(slots=True)
@@ -119,6 +122,8 @@ class _FeedState:
     scheduler: int
     after: int
     turn: Turn | None = None
+    error: RinglogError | None = None
+    """To be said in the next turn, since one is out."""
     is_sought: bool = False
     """Its scheduler does not find it where we said it is; its shard is asked, or will be."""
 
@@ -146,6 +151,10 @@ class Subscription:
     def has_news(self) -> bool:
         """There is something to look at without waiting."""
         return bool(self.ready) or self.names_changed or self.failure is not None
+
+
+def _nobody_tells() -> InvalidRequest:
+    return InvalidRequest("nobody tells of news here: delivery.schedulers = 0", instead="reader()")
 
 
 class Delivery:
@@ -251,6 +260,8 @@ class Delivery:
             state.after = max(state.after, after)
             if state.turn is turn:
                 state.turn = None
+                if state.error is not None:
+                    self._say(subscription, turn.feed, state, state.error)
             rows = self._taken.setdefault(state.scheduler, [])
             rows += (subscription.number, turn.feed, state.after, int(is_consumed))
 
@@ -302,6 +313,23 @@ class Delivery:
             self._over.clear()
 
     # -- what schedulers say ----------------------------------------------------------------------------
+
+    def schedulers_changed(self, schedulers: int) -> None:
+        """Deal out feeds anew among those that there are. A connection to each comes, and with it is said
+        what it is to look after; without schedulers all subscriptions end as a new one would."""
+        if not schedulers:
+            self.fail_all(_nobody_tells())
+            return
+        for subscription in self._subscriptions.values():
+            if not subscription.schedulers:
+                continue  # Not said to anybody yet.
+            for state in subscription.feeds.values():
+                state.scheduler = scheduler_of(state.info.topic_id, schedulers)
+            subscription.schedulers = {state.scheduler for state in subscription.feeds.values()}
+            if subscription.names:
+                subscription.schedulers.add(NAMES_SCHEDULER)
+        for number in {number for each in self._subscriptions.values() for number in each.schedulers}:
+            self._host.links.scheduler(number)
 
     def scheduler_up(self, number: int) -> None:
         """It knows nothing of us: say everything again."""
@@ -378,7 +406,7 @@ class Delivery:
         yield self._host.met()
         schedulers = self._host.links.schedulers
         if not schedulers:
-            raise InvalidRequest("nobody tells of news here: delivery.schedulers = 0", instead="reader()")
+            raise _nobody_tells()
         if len(subscription.feeds) + len(wanted) > FEEDS_PER_SUBSCRIPTION_MAX:
             raise UsageError("too many topics in one subscription", max=FEEDS_PER_SUBSCRIPTION_MAX)
         numbers = []
@@ -392,8 +420,9 @@ class Delivery:
             numbers.append(feed)
         if subscription.names and NAMES_SCHEDULER not in subscription.schedulers:
             by_scheduler.setdefault(NAMES_SCHEDULER, [])
+        # All before the first is told: with another number of schedulers they are dealt out anew.
+        subscription.schedulers.update(by_scheduler)
         for number, feeds in by_scheduler.items():
-            subscription.schedulers.add(number)
             if feeds and not self._is_followed(number, feeds, subscription):
                 self._host.links.expect_turns(number)
             yield start(self._send_steps(subscription, number, feeds))
@@ -422,22 +451,14 @@ class Delivery:
         host = self._host
         names = subscription.names and number == NAMES_SCHEDULER
         for first in range(0, len(feeds) or int(names), FEEDS_PER_MESSAGE_MAX):
-            told = [
-                Feed(
-                    feed,
-                    state.topic,
-                    state.info.topic_id,
-                    self._shard_of(state),
-                    state.info.slot,
-                    state.after,
+            part = feeds[first : first + FEEDS_PER_MESSAGE_MAX]
+            while subscription.failure is None and number in subscription.schedulers:
+                told = self._told(subscription, number, part)
+                if not told and not names:
+                    break
+                request = Subscribe(
+                    subscription.number, told, subscription.credit, subscription.strong, names
                 )
-                for feed in feeds[first : first + FEEDS_PER_MESSAGE_MAX]
-                if (state := subscription.feeds.get(feed)) is not None
-            ]
-            if not told and not names:
-                continue
-            request = Subscribe(subscription.number, told, subscription.credit, subscription.strong, names)
-            while True:
                 try:
                     reply = yield host.links.scheduler(number).request(request, host.deadline_ns())
                 except _LATER:
@@ -450,6 +471,15 @@ class Delivery:
                     return
                 assert isinstance(reply.message, Subscribed)
                 break
+
+    def _told(self, subscription: Subscription, number: int, feeds: list[int]) -> list[Feed]:
+        """What a scheduler is told of feeds: of those that it looks after."""
+        found = [(feed, subscription.feeds.get(feed)) for feed in feeds]
+        return [
+            Feed(feed, state.topic, state.info.topic_id, self._shard_of(state), state.info.slot, state.after)
+            for feed, state in found
+            if state is not None and state.scheduler == number
+        ]
 
     def _shard_of(self, state: _FeedState) -> int:
         """Where its scheduler is to look for it: a shard that there is, also when the engine has fewer now.
@@ -483,7 +513,11 @@ class Delivery:
             for subscription, feed, state, asking in asked:
                 try:
                     info = yield asking
-                except (*_LATER, ConnectionTrouble):
+                except (*_LATER, ConnectionTrouble) as e:
+                    if is_shard_failed(e):
+                        state.is_sought = False
+                        self._say(subscription, feed, state, e)
+                        continue
                     # Nor is no answer in time the word of its shard: nobody will tell us to look again.
                     again.append((subscription, feed))
                     continue
@@ -500,6 +534,13 @@ class Delivery:
                 self._sought.extend(again)
                 yield host.pause(AGAIN_NS / 1e9)
         self._is_seeking = False
+
+    def _say(self, subscription: Subscription, feed: int, state: _FeedState, error: RinglogError) -> None:
+        """Have a feed's reader hear why nothing comes, behind what it reads now."""
+        state.error = error if state.turn is not None else None
+        if state.turn is None:
+            turn = Turn(feed, OPEN_END, None, self._now_ns(), is_own=True, error=error)
+            self._offer(subscription, state, turn)
 
     def _ask_place(self, state: _FeedState) -> Steps[TopicInfo]:
         """Ask the name's home, or whom it points to."""

@@ -20,7 +20,7 @@ from ringlog.board.topics import TOPIC_LIVE, TopicFacts, TopicTable
 from ringlog.clock import Clock
 from ringlog.descriptors import no_room
 from ringlog.envelope.messages import Located, Message, TopicInfo
-from ringlog.errors import ColdUnavailable, NotConnected, RinglogError, ShardsChanged
+from ringlog.errors import ColdUnavailable, NotConnected, NotReady, RinglogError, ShardsChanged
 from ringlog.link.address import (
     EngineInfo,
     home_shard,
@@ -93,8 +93,8 @@ class LocalLinks:
         self._board_trouble = ""
         self._connecting: Pending[None] = Pending()
         self._tables: dict[int, TopicTable] = {}
-        self._shards = 0
-        """As many as the engine had that we moved to last."""
+        self._shards = self._dealt = 0
+        """As many shards, and schedulers, as the engine had that we moved to last."""
 
     # -- facts --------------------------------------------------------------------------------------
 
@@ -495,6 +495,9 @@ class LocalLinks:
             has_it = is_there and number < engine.schedulers
             self._turns[number].drop()
             peer.point_at(scheduler_socket(engine.shm_dir, number) if has_it else "")
+        if engine.schedulers != self._dealt:
+            self._dealt = engine.schedulers
+            self._deal_anew(engine.schedulers)
         for shard, link in enumerate(self._links):
             place = self._place(engine, shard) if is_there and shard < engine.shards else None
             link.calls.drop()
@@ -504,6 +507,20 @@ class LocalLinks:
                 link.control.point_at("")  # Connected again with the next request.
             link.channel.move(place)
             link.publication.move(place)
+
+    def _deal_anew(self, schedulers: int) -> None:
+        """Topics are dealt out by the number of schedulers: what they were asked is not for the same ones."""
+        if self._hears is not None:
+            self._hears.schedulers_changed(schedulers)
+        for number, peer in list(self._schedulers.items()):
+            # Routers are the affair of the first one, however many there are.
+            for asked in peer.take_back("Subscribe" if number < schedulers else ""):
+                asked.fail_with(
+                    NotReady(
+                        "the engine has another number of schedulers now", request=asked.kind,
+                        schedulers=schedulers, outcome="unknown" if asked.was_sent else "not_applied",
+                    )
+                )  # fmt: skip
 
     def _adopt_again(self, engine: EngineInfo) -> None:
         if self._watch.engine is not engine or self._board is not None:

@@ -273,10 +273,11 @@ class Peer:
             return True
         return happened
 
-    def take_back(self) -> list[Asked]:
-        """Forget all open requests; who takes them fails them (Asked.fail_with)."""
-        taken, self._requests = list(self._requests.values()), {}
+    def take_back(self, kind: str = "") -> list[Asked]:
+        """Forget all open requests, or those of one kind; who takes them fails them (Asked.fail_with)."""
+        taken = [asked for asked in self._requests.values() if not kind or asked.kind == kind]
         for asked in taken:
+            del self._requests[asked.corr]
             self._finish(asked)
         return taken
 

@@ -52,6 +52,10 @@ class Hears(Protocol):
         """Turns came through shared memory, rows as in the message; unless `is_complete` some are missing."""
         ...
 
+    def schedulers_changed(self, schedulers: int) -> None:
+        """The engine was started with another number of them; connections to those come next."""
+        ...
+
 
 class Links(Protocol):
     """All connections of one client."""

@@ -273,7 +273,7 @@ class Children:
         decision = restart.decide(ward.spec, ward.history, exit, now)
         if isinstance(decision, GiveUp):
             ward.given_up = decision.reason
-            ward.slot.set(P.STATE, ProcessState.FAILED)
+            ward.slot.set(P.STATE, ProcessState.GIVEN_UP)
             say(log, logging.CRITICAL, "child given up", child=ward.spec.name, reason=decision.reason)
             return [Change(DOWN, ward), Change(GIVEN_UP, ward)]
         ward.start_at_ns = decision.until_ns if isinstance(decision, Wait) else now

@@ -71,6 +71,30 @@ def test_a_feed_has_one_turn_and_the_next_when_it_is_given_back_behind() -> None
     assert len(world.links[A].turns) == 2
 
 
+def test_who_follows_topics_of_a_shard_that_was_given_up_is_told_to_find_out() -> None:
+    """Once for each feed, also for those that come later; what was published may be read to its end."""
+    world = World()
+    failed, other = world.topic(0, 0), world.topic(1, 0)
+    world.subscribe(A, 1, [(1, failed, 0), (2, other, 0)])
+    world.append(failed, 3)
+    world.turn()
+    world.changed.add((0, 0))
+    world.is_shard_down = True
+    world.turn(ev.ShardGivenUp(0))
+    world.take(A, (1, 1, 2))
+    world.take(A, (1, 1, 2))
+    world.take(A, (1, 1, 3))
+    assert untils(world) == [(1, 3), (1, FIND_OUT), (1, 3)]
+    world.subscribe(B, 1, [(1, failed, 3)])
+    world.take(B, (1, 1, 3))
+    world.wait(3_000)
+    assert untils(world, B) == [(1, FIND_OUT)]
+    assert len(untils(world)) == 3
+    world.append(other)
+    world.turn()
+    assert untils(world)[3:] == [(2, 1)]
+
+
 def test_a_reader_that_lags_is_told_no_place() -> None:
     world = World()
     topic = world.topic(0, 0)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
 import pytest
 
 import ringlog
+import ringlog.aio
+from ringlog.client import LATEST, Page
 from ringlog.errors import NotReady
+from ringlog.link.address import home_shard
 from ringlog.testing.real_engine import engine, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
@@ -78,3 +82,90 @@ def test_everything_that_needs_a_failed_shard_is_refused_at_once(transport):
         assert producer.send(b"later").result(WAIT_S)
         assert {record.data for record in client.reader("t")} >= {b"0", b"1", b"after", b"later"}
         assert [job.data for job in queue.claim(10)][:1] == [b"job"]
+
+
+FAILED = [name for name in (f"w{number}" for number in range(20)) if home_shard(name, 2) == 0][:2]
+OTHER = next(name for name in (f"w{number}" for number in range(20)) if home_shard(name, 2) == 1)
+
+
+def said(watch):
+    """The next event, or "failed" where the watch says that a topic's shard was given up."""
+    try:
+        event = watch.next(WAIT_S)
+    except NotReady as e:
+        return "failed" if (e.detail["reason"], e.detail["shard"]) == ("shard_failed", 0) else e
+    assert event is not None, "the watch is silent"
+    return event
+
+
+def until_record(watch, topic, data):
+    """What a watch says until the record comes."""
+    events = []
+    while True:
+        event = said(watch)
+        events.append(event)
+        if isinstance(event, Page) and event.topic == topic and data in [record.data for record in event]:
+            return events
+
+
+def test_a_watch_hears_of_each_topic_of_a_failed_shard_once_and_has_the_others():
+    with engine(
+        wal={"shards": 2}, gateway={"enabled": True}, delivery={"schedulers": 1},
+        supervisor={"restart_max": 1},
+    ) as running, ringlog.connect(running.url, wait=10) as writer:  # fmt: skip
+        for topic in (*FAILED, OTHER):
+            writer.append(topic, b"0")
+        clients = [ringlog.connect(running.url, wait=10, transport=each) for each in ("ring", "ipc")]
+        watches = [
+            client.watch(topics, start=LATEST).open()
+            for client in clients
+            for topics in ([*FAILED, OTHER], "w*")
+        ]
+        running.kill("wal_shard", shard=0)
+        running.wait_ready()
+        fail_shard(running, 0)
+        for number, watch in enumerate(watches):
+            failed = 0
+            while failed < len(FAILED):
+                failed += said(watch) == "failed"
+            # A pattern's watch may say once more that it cannot list that shard's topics.
+            may_list = number % 2
+            for data in (b"1", b"2"):
+                writer.append(OTHER, data)
+                failed += until_record(watch, OTHER, data).count("failed")
+            assert failed <= len(FAILED) + may_list
+        # Who subscribes again is told again at most, and has what there is.
+        for kind in ("scheduler", "gateway"):
+            running.kill(kind)
+            writer.append(OTHER, kind.encode())
+            for watch in watches:
+                until_record(watch, OTHER, kind.encode())
+        running.restart()
+        for topic in (*FAILED, OTHER):
+            writer.append(topic, b"after")
+        for watch in watches:
+            left = {*FAILED, OTHER}
+            while left:
+                event = said(watch)
+                if isinstance(event, Page) and b"after" in [record.data for record in event]:
+                    left.discard(event.topic)
+        for client in clients:
+            client.close()
+
+
+async def test_with_asyncio_a_watch_that_waits_hears_of_a_failed_shard():
+    with engine(
+        wal={"shards": 2},
+        delivery={"schedulers": 1},
+        supervisor={"restart_max": 0},
+    ) as running:
+        async with ringlog.aio.connect(running.url, wait=10) as client:
+            await client.append(FAILED[0], b"0")
+            watch = client.watch(FAILED[0], start=LATEST)
+            await watch.next(WAIT_S)
+            waiting = asyncio.ensure_future(watch.next())
+            await asyncio.to_thread(fail_shard, running, 0)
+            with pytest.raises(NotReady) as caught:
+                async with asyncio.timeout(WAIT_S):
+                    await waiting
+            assert caught.value.detail["reason"] == "shard_failed"

@@ -1,0 +1,79 @@
+"""The next start of the engine has other schedulers than the last: live watches go on with those it has."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import ringlog
+import ringlog.aio
+from ringlog.client import LATEST, Page
+from ringlog.errors import InvalidRequest
+from ringlog.supervision import asking
+from ringlog.testing.real_engine import engine, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+WAIT_S = 20.0
+TOPICS = [f"t{number}" for number in range(12)]
+SETTINGS = {"wal": {"shards": 1}, "gateway": {"enabled": True}, "delivery": {"schedulers": 3}}
+
+
+def feeds_of(running, number):
+    """Feeds that a scheduler knows."""
+    return sum(each.feeds for each in asking.consumers(running.run_dir, number, 64, WAIT_S).consumers)
+
+
+def test_feeds_are_dealt_out_anew_and_without_schedulers_a_watch_fails_as_a_new_one_does():
+    with engine(**SETTINGS) as running, ringlog.connect(running.url, wait=10) as writer:
+        for topic in TOPICS:
+            writer.append(topic, b"0")
+        clients = [ringlog.connect(running.url, wait=10, transport=each) for each in ("ring", "ipc")]
+        watches = [
+            client.watch(topics, start=LATEST).open() for client in clients for topics in (TOPICS, "t*")
+        ]
+        for schedulers in (1, 2):
+            running.stop()
+            running.change("delivery.schedulers", schedulers)
+            running.start()
+            new = b"%d schedulers" % schedulers
+            for topic in TOPICS:
+                writer.append(topic, new)
+            for watch in watches:
+                left = set(TOPICS)
+                while left:
+                    event = watch.next(WAIT_S)
+                    assert event is not None, f"nothing of {left} with {schedulers} schedulers"
+                    if isinstance(event, Page) and new in [record.data for record in event]:
+                        left.discard(event.topic)
+            wait_until(
+                lambda schedulers=schedulers: all(feeds_of(running, number) for number in range(schedulers)),
+                WAIT_S, "each scheduler to look after some of the feeds",
+            )  # fmt: skip
+        running.stop()
+        running.change("delivery.schedulers", 0)
+        running.start()
+        for client, watch in zip([each for each in clients for _ in range(2)], watches, strict=True):
+            with pytest.raises(InvalidRequest) as of_new:
+                client.watch(TOPICS).open()
+            with pytest.raises(InvalidRequest) as of_live:
+                list(watch)
+            assert str(of_live.value) == str(of_new.value)
+            watch.close()
+        for client in clients:
+            client.close()
+
+
+async def test_with_asyncio_a_watch_fails_when_the_schedulers_are_gone():
+    with engine(**SETTINGS) as running:
+        async with ringlog.aio.connect(running.url, wait=10) as client:
+            await client.append("t", b"0")
+            watch = client.watch("t", start=LATEST)
+            await watch.next(WAIT_S)
+            waiting = asyncio.ensure_future(watch.next())
+            await asyncio.to_thread(running.stop)
+            running.change("delivery.schedulers", 0)
+            await asyncio.to_thread(running.start)
+            with pytest.raises(InvalidRequest, match=r"delivery\.schedulers = 0"):
+                async with asyncio.timeout(WAIT_S):
+                    await waiting

@@ -331,9 +331,9 @@ class Client:
 
         A frame leaves when it has `max_frame_records` or `max_frame_bytes`, or `linger_ms` after its first
         record. `max_buffer_bytes` bounds what is not settled. `durability` asks for more than the topic's
-        class. `codec` compresses frames. A `name` makes the producer's identity last: the engine remembers
-        what it settled of it, and `producer.resume()` asks. With `disable_backpressure` pressure is no reason
-        to refuse its frames; limits and a full intake are.
+        class. `codec` compresses frames (default: as the topic's `compression` says). A `name` makes the
+        producer's identity last: the engine remembers what it settled of it, and `producer.resume()` asks.
+        With `disable_backpressure` pressure is no reason to refuse its frames; limits and a full intake are.
         """
         options = ProducerOptions(
             linger_ms, max_frame_records, max_frame_bytes, max_buffer_bytes, on_full,

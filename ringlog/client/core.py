@@ -35,7 +35,7 @@ from ringlog.errors import (
 from ringlog.frame import codec as frame_codec
 from ringlog.frame.layout import HEADER_BYTES
 from ringlog.frame.view import open_frame
-from ringlog.limits import BATCH_RECORDS_MAX, RECORD_BYTES_MAX, REQUEST_BYTES_MAX
+from ringlog.limits import BATCH_RECORDS_MAX, COMPRESS_BYTES_MIN, RECORD_BYTES_MAX, REQUEST_BYTES_MAX
 from ringlog.link.pending import Pending, Steps, resolved
 from ringlog.link.timers import Timer
 from ringlog.payload import RAW, PayloadCodec
@@ -60,7 +60,8 @@ class ProducerOptions:
     max_buffer_bytes: int = 32 << 20
     on_full: str = "wait"
     durability: Durability | None = None
-    codec: Codec = Codec.NONE
+    codec: Codec | None = None
+    """None = the topic's `compression`, once it is known."""
     payload: PayloadCodec[Any] = RAW
     create: bool = True
     name: str | None = None
@@ -97,10 +98,10 @@ def parse_durability(value: Durability | str | None) -> Durability | None:
         raise UsageError(str(e)) from None
 
 
-def parse_codec(value: Codec | str | None) -> Codec:
+def parse_codec(value: Codec | str | None) -> Codec | None:
     """A frame codec by its name or itself; raises UsageError."""
     if value is None or isinstance(value, Codec):
-        return value or Codec.NONE
+        return value
     try:
         return Codec[value.upper()]
     except (KeyError, AttributeError):
@@ -319,12 +320,12 @@ class ProducerCore:
 
     def _frame(self, records: Assembler) -> bytearray:
         # A class of 0 asks for nothing beyond the topic's own.
-        options = self.options
-        if len(records.payloads) == 1 and not records.columns and options.codec is Codec.NONE:
+        options, codec = self.options, self._codec_for(records)
+        if len(records.payloads) == 1 and not records.columns and codec is Codec.NONE:
             return single_frame(
                 records.payloads[0], durability=options.durability or 0, payload_kind=options.payload.kind
             )
-        if not records.columns and options.codec is Codec.NONE:
+        if not records.columns and codec is Codec.NONE:
             whole, _ = frame_codec.frames_of(
                 records.payloads, len(records.payloads), topic_id=0,
                 durability=options.durability or Durability.EPHEMERAL, payload_kind=options.payload.kind,
@@ -333,8 +334,16 @@ class ProducerCore:
         columns = records.encode()
         return frame_codec.frame(
             columns, topic_id=0, durability=options.durability or Durability.EPHEMERAL,
-            payload_kind=options.payload.kind, codec=options.codec,
+            payload_kind=options.payload.kind, codec=codec,
         )  # fmt: skip
+
+    def _codec_for(self, records: Assembler) -> Codec:
+        if self.options.codec is not None:
+            return self.options.codec
+        info = self.session.known(self.topic)
+        if info is None or records.bytes < COMPRESS_BYTES_MIN:
+            return Codec.NONE
+        return Codec[str(info.config.get("compression", "none")).upper()]
 
     def append_once(self, records: Assembler, window_ms: int) -> Steps[Appended]:
         """Append records with dedup ids, by message: those that are new."""

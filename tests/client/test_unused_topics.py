@@ -21,10 +21,10 @@ from ringlog.testing.pytest_plugin import ringlog_engine
 
 __all__ = ["ringlog_engine"]
 pytestmark = [pytest.mark.timeout(120)]
-PERIOD_MS = 1_000
-LONG_S = 3.5
+PERIOD_MS = 2_000
+LONG_S = 5.0
 """Well past the period."""
-CLAIM_MS = 5_000
+CLAIM_MS = 8_000
 GONE_S = 30.0
 _numbers = itertools.count()
 

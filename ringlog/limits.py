@@ -506,6 +506,14 @@ STOP_CHECKPOINT_SHARE = 0.5
 """Of the drain limit: so long an orderly stop may make checkpoints, before it ends without."""
 STOP_CHECKPOINT_BYTES_MIN = 1 * MIB
 """Less log of a shard is replayed in a few milliseconds, and a stop does not wait for its checkpoint."""
+PASS_END_S = 1.0
+"""So long a compactor that stops waits for the next step of a pass, which ends it; then it goes without."""
+INTAKE_END_S = 2.0
+"""So long a shard that stops takes what producers go on writing; they send the rest to the next engine."""
+GATEWAY_DRAIN_SHARE = 0.5
+"""Of the drain limit: so long a gateway that stops waits for answers of shards."""
+BACKGROUND_DRAIN_S = 3.0
+"""A process that gives way to everybody may never come to its end; then it is killed, which loses nothing."""
 ORPHAN_DRAIN_S = 3.0
 """A child whose supervisor died drains no longer: nobody is left to end it, and the next engine waits."""
 RESTART_MAX_DEFAULT = 5

@@ -11,6 +11,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable
+from threading import current_thread, main_thread
 from types import FrameType
 
 _NOTED_MAX = 64
@@ -20,7 +21,11 @@ _DRAIN_BYTES = 4_096
 class SignalInbox:
     """Signals that came and were not taken yet, in order. One per process, in its main thread."""
 
-    def __init__(self, signals: Iterable[signal.Signals]) -> None:
+    def __init__(
+        self, signals: Iterable[signal.Signals], on_signal: Callable[[signal.Signals], None] = lambda _: None
+    ) -> None:
+        """`on_signal` is called for each as it comes, in the main thread, whatever that is doing."""
+        self._on_signal = on_signal
         self._noted: deque[signal.Signals] = deque(maxlen=_NOTED_MAX)
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -28,6 +33,7 @@ class SignalInbox:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._noted.append(signal.Signals(number))
+        self._on_signal(signal.Signals(number))
 
     def fileno(self) -> int:
         """Descriptor that is readable when a signal may have come; `take` makes it quiet again."""
@@ -60,18 +66,24 @@ class SignalInbox:
 
 
 class StopFlag:
-    """Set by SIGTERM and SIGINT, the first of which calls `on_stop`. SIGHUP calls `on_hangup` and sets
-    nothing."""
+    """Set by SIGTERM and SIGINT, the first of which calls `on_stop` as it comes. SIGHUP calls `on_hangup` at
+    the next look of the main thread, and sets nothing. Any thread may ask `is_set`."""
 
     def __init__(self, on_hangup: Callable[[], None], on_stop: Callable[[], None] = lambda: None) -> None:
-        self._inbox = SignalInbox((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         self._on_hangup = on_hangup
         self._on_stop = on_stop
         self._is_set = False
+        self._inbox = SignalInbox((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._came)
+
+    def _came(self, number: signal.Signals) -> None:
+        # Not when somebody looks: who looks may be another thread, and only this one may change handlers.
+        if number != signal.SIGHUP and not self._is_set:
+            self._is_set = True
+            self._on_stop()
 
     def is_set(self) -> bool:
         """True from the first SIGTERM or SIGINT on."""
-        if self._inbox.has_any():
+        if self._inbox.has_any() and current_thread() is main_thread():
             self.drain()
         return self._is_set
 
@@ -88,9 +100,6 @@ class StopFlag:
         for number in self._inbox.take():
             if number == signal.SIGHUP:
                 self._on_hangup()
-            elif not self._is_set:
-                self._is_set = True
-                self._on_stop()
 
     def close(self) -> None:
         """Put back the handlers that were there before."""

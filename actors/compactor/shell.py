@@ -33,7 +33,7 @@ from ringlog.errors import (
     Status,
 )
 from ringlog.limits import HEARTBEAT_INTERVAL_MS, STOP_CHECKPOINT_BYTES_MIN, STOP_CHECKPOINT_SHARE
-from ringlog.link.shard_requests import ShardRequests
+from ringlog.link.shard_requests import ShardRequests, Stopping
 from ringlog.logs import say
 from ringlog.runtime.router_socket import RouterSocket
 from ringlog.segment.layout import (
@@ -98,8 +98,9 @@ class Shell:
         self._place = Workplace(
             disk=self._disk, data_dir=boot.data_dir, engine_id=bytes.fromhex(boot.engine_id),
             storage=settings.storage, clock=self._clock, numbers=NumberAllocator(MAKER_COMPACTOR, numbers),
-            beat=self._beat, rest=self._pace.rest,
+            beat=self._step, rest=self._rest,
         )  # fmt: skip
+        self._stop: Stopping | None = None
         self._clients: dict[int, tuple[bytes, int]] = {}
         """Operators' requests that wait: ticket -> (reply address, correlation id)."""
         self._tickets = 0
@@ -109,16 +110,18 @@ class Shell:
         poller = select.poll()
         poller.register(stop.fileno(), select.POLLIN)
         poller.register(self._router.fileno(), select.POLLIN)
-        with contextlib.closing(ShardRequests(
-            self._boot.shm_dir, self._boot.shards, stop=stop, beat=self._beat
-        )) as asking:  # fmt: skip
-            shards = [Shard(asking, number) for number in range(self._boot.shards)]
-            self._slot.set(P.STATE, ProcessState.READY)
-            while not stop.is_set():
-                if not self.turn(shards):
-                    poller.poll(self._idle_ms())
+        self._stop = stop
+        asking = ShardRequests(self._boot.shm_dir, self._boot.shards, stop=stop, beat=self._beat)
+        shards = [Shard(asking, number) for number in range(self._boot.shards)]
+        self._slot.set(P.STATE, ProcessState.READY)
+        while not stop.is_set():
+            if not self.turn(shards):
+                poller.poll(self._idle_ms())
         self._slot.set(P.STATE, ProcessState.DRAINING)
-        self._leave_snapshots()
+        if not self._passes.is_abandoned:
+            # Of one that still runs in its thread these are the sockets, and the place where it writes.
+            asking.close()
+            self._leave_snapshots()
         self._passes.close()
         self._fail(list(self._clients), ShuttingDown("the engine is stopping"))
         self._router.close()
@@ -129,12 +132,15 @@ class Shell:
         that is done within a part of the drain limit. What is not leaves the log as it is."""
         over = _Deadline(self._clock, self._drain_s * STOP_CHECKPOINT_SHARE)
 
-        def beat() -> None:
-            self._beat()
+        def rest() -> None:
             if over.is_set():
                 raise ShuttingDown("no time is left for another checkpoint")
 
-        place = replace(self._place, beat=beat, rest=lambda: None)
+        def beat() -> None:
+            self._beat()
+            rest()
+
+        place = replace(self._place, beat=beat, rest=rest)
         with contextlib.closing(
             ShardRequests(self._boot.shm_dir, self._boot.shards, stop=over, beat=self._beat)
         ) as asking:
@@ -169,6 +175,22 @@ class Shell:
         self._slot.set(P.HEARTBEAT_NS, now_ns)
         self._router.guard(now_ns)
 
+    def _is_stopping(self) -> bool:
+        return self._stop is not None and self._stop.is_set()
+
+    def _step(self) -> None:
+        """Between two steps of a pass. It may end behind each: what it has begun is begun anew."""
+        self._beat()
+        self._end_if_stopping()
+
+    def _rest(self) -> None:
+        self._end_if_stopping()
+        self._pace.rest()
+
+    def _end_if_stopping(self) -> None:
+        if self._is_stopping():
+            raise ShuttingDown("told to stop in the middle of a pass")
+
     def _taken_by_shards(self) -> tuple[int, int]:
         pages = [self._board.process(1 + number) for number in range(self._boot.shards)]
         return sum([page.get(P.GROUPS) for page in pages]), sum([page.get(P.BYTES) for page in pages])
@@ -183,7 +205,9 @@ class Shell:
             if not self._schedule.is_due(shard.number, waiting, started_ns):
                 return
             self._pace.is_urgent = look.log_bytes >= BACKLOG_BYTES
-            made = self._passes.run(Checkpoint(self._place, shard, shard.plan()).run, look.log_bytes)
+            made = self._passes.run(
+                Checkpoint(self._place, shard, shard.plan()).run, look.log_bytes, self._is_stopping
+            )
         except ShuttingDown:
             self._schedule.failed(shard.number, self._clock.monotonic_ns())
         except InvariantViolation:

@@ -14,6 +14,7 @@ def build(boot: ActorBoot) -> Shell:
     return Shell(
         boot, Listeners.of(settings), settings.limits, ring_bytes=settings.run.ring_bytes,
         schedulers=settings.delivery.schedulers, is_governed=settings.governor.enabled,
+        drain_s=settings.supervisor.drain_s,
     )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ from ringlog.errors import (
     ConfigError,
     CorruptData,
     DiskError,
+    ExitCode,
     Internal,
     InvalidRequest,
     NotConnected,
@@ -50,6 +51,8 @@ from ringlog.errors import (
 )
 from ringlog.governor import Step
 from ringlog.limits import (
+    DRAIN_S_DEFAULT,
+    GATEWAY_DRAIN_SHARE,
     GOVERNOR_SAMPLE_MS,
     HEARTBEAT_INTERVAL_MS,
     RING_FRAME_FRACTION,
@@ -116,10 +119,11 @@ class Shell:
 
     def __init__(
         self, boot: ActorBoot, listeners: Listeners, bounds: Limits, *, ring_bytes: int, schedulers: int = 0,
-        is_governed: bool = True, clock: Clock | None = None,
+        is_governed: bool = True, clock: Clock | None = None, drain_s: float = DRAIN_S_DEFAULT,
     ) -> None:  # fmt: skip
         require_libzmq()
         self._boot, self._listeners = boot, listeners
+        self._drain_s = drain_s * GATEWAY_DRAIN_SHARE
         self._clock = clock or SystemClock()
         self._disk = RealDisk()
         self._timers = Timers()
@@ -211,12 +215,16 @@ class Shell:
             self._fds.watch(fd)
         self._slot.set(P.STATE, ProcessState.READY)
         say(log, logging.INFO, "ready", endpoints=self.endpoints, keys=len(self._keys))
-        is_draining = False
+        give_up_ns = 0
         while self._stop is None:
-            if stop.is_set() and not is_draining:
-                is_draining = True
+            if stop.is_set() and not give_up_ns:
+                give_up_ns = self._clock.monotonic_ns() + round(self._drain_s * 1e9)
                 self._slot.set(P.STATE, ProcessState.DRAINING)
                 self._events.append(DrainRequested())
+            elif give_up_ns and self._clock.monotonic_ns() >= give_up_ns:
+                # Who waits asks again, as he would of a gateway that died: the next one is given the answer.
+                say(log, logging.WARNING, "shards answer too late", held=self.core.requests_held)
+                self._stop = Stop(ExitCode.OK, "drain limit reached")
             is_busy = self.turn()
             if not is_busy and self._stop is None:
                 self._sleep()

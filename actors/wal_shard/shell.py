@@ -58,7 +58,7 @@ from ringlog.errors import (
     RingError,
     StartRefused,
 )
-from ringlog.limits import DISK_LOOK_S, GATHER_LOOK_US, HEARTBEAT_INTERVAL_MS
+from ringlog.limits import DISK_LOOK_S, GATHER_LOOK_US, HEARTBEAT_INTERVAL_MS, INTAKE_END_S
 from ringlog.logs import say
 from ringlog.ring.doorbell import BellListener
 from ringlog.runtime.router_socket import RouterSocket
@@ -217,11 +217,16 @@ class Shell:
             log, logging.INFO, "ready", shard=self._boot.shard, topics=len(self.core.directory),
             compiled=cores.are_used(),
         )  # fmt: skip
-        is_draining = False
+        is_draining, stopped_ns = False, 0
         while self._ended_by() is None:
             events = self._gather()
-            if stop.is_set() and not is_draining and not self._rings.has_pending():
-                is_draining = True
+            if stop.is_set() and not is_draining:
+                stopped_ns = stopped_ns or self._clock.monotonic_ns()
+                is_late = self._clock.monotonic_ns() - stopped_ns >= INTAKE_END_S * NS_PER_S
+                # Whoever goes on writing would keep the rings from ever being empty.
+                is_draining = is_late or not self._rings.has_pending()
+            if is_draining and stopped_ns:
+                stopped_ns = 0
                 self._slot.set(P.STATE, ProcessState.DRAINING)
                 stop_points.hit("drain_mid")
                 events.append(DrainRequested())

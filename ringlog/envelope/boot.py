@@ -34,6 +34,8 @@ class ActorBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """The effective configuration (config.Config as plain values)."""
     is_background: bool = False
     """It tidies up behind the others, at the lowest priority."""
+    is_expendable: bool = False
+    """It keeps no promise and begins anew what was begun: when its supervisor dies it is killed."""
     read_only_ms: int = 0
     """Not 0: serve reads without writing anything, and look after so many milliseconds, then again, whether
     the directory takes writes; end when it does."""

@@ -14,14 +14,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 import msgspec
 
 from ringlog import config, hardening, logs, stop_points
-from ringlog.board.board import Board
+from ringlog.board.board import Board, ProcessSlot
 from ringlog.board.layout import P, ProcessState
 from ringlog.clock import SystemClock
 from ringlog.envelope.boot import ActorBoot, load_boot
@@ -78,11 +77,14 @@ def run_process(build: Build, arguments: list[str]) -> int:
     except (ConfigError, StartRefused) as e:
         print(f"cannot boot: {e}", file=sys.stderr)  # noqa: T201  no log yet
         return ExitCode.CANNOT_BOOT
-    if not hardening.die_with_parent(boot.supervisor_pid):
+    # Who drains as an orphan keeps the next engine waiting: that is for those who keep promises.
+    last_signal = signal.SIGKILL if boot.is_expendable else signal.SIGTERM
+    if not hardening.die_with_parent(boot.supervisor_pid, last_signal):
         return ExitCode.ORPHANED
-    stop = StopFlag(logs.reopen, partial(_bound_drain, boot.supervisor_pid))
+    stopping = _Stopping(boot.supervisor_pid)
+    stop = StopFlag(logs.reopen, stopping.begin)
     try:
-        return _run(build, boot, stop)
+        return _run(build, boot, stop, stopping)
     finally:
         if stop.is_set():
             # The interpreter, when it ends, takes the handler away before the process is gone.
@@ -94,8 +96,19 @@ def _show_stacks(_number: int, _frame: FrameType | None) -> None:
     faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
 
 
-def _bound_drain(supervisor_pid: int) -> None:
-    hardening.end_if_orphaned(supervisor_pid, ORPHAN_DRAIN_S, ExitCode.ORPHANED)
+class _Stopping:
+    """What the first signal to stop does by itself, whatever the actor is in the middle of."""
+
+    def __init__(self, supervisor_pid: int) -> None:
+        self._supervisor_pid = supervisor_pid
+        self.slot: ProcessSlot | None = None
+
+    def begin(self) -> None:
+        """Before it serves an actor owes nobody anything: a recovery, however long, is begun anew."""
+        if self.slot is not None and self.slot.state == ProcessState.STARTING:
+            self.slot.set(P.STATE, ProcessState.STOPPED)
+            os._exit(ExitCode.OK)
+        hardening.end_if_orphaned(self._supervisor_pid, ORPHAN_DRAIN_S, ExitCode.ORPHANED)
 
 
 def _read_boot(arguments: list[str]) -> ActorBoot:
@@ -127,12 +140,16 @@ def _confine(boot: ActorBoot) -> None:
     )
 
 
-def _run(build: Build, boot: ActorBoot, stop: StopFlag) -> int:
-    slot: Any = None
+def _run(build: Build, boot: ActorBoot, stop: StopFlag, stopping: _Stopping) -> int:
+    slot: ProcessSlot | None = None
     is_built = False
     try:
         slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
         _announce(slot, boot)
+        stopping.slot = slot
+        if stop.is_set():
+            slot.set(P.STATE, ProcessState.STOPPED)
+            return ExitCode.OK
         runner = build(boot)
         is_built = True
         code = ExitCode(runner.run(stop))
@@ -145,7 +162,7 @@ def _run(build: Build, boot: ActorBoot, stop: StopFlag) -> int:
     return code
 
 
-def _announce(slot: Any, boot: ActorBoot) -> None:
+def _announce(slot: ProcessSlot, boot: ActorBoot) -> None:
     slot.set(P.PID, os.getpid())
     slot.set(P.INCARNATION, boot.incarnation)
     slot.set(P.STARTED_NS, SystemClock().monotonic_ns())

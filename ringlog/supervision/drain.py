@@ -6,9 +6,11 @@ import logging
 import signal
 
 from ringlog.clock import Clock
+from ringlog.limits import BACKGROUND_DRAIN_S
 from ringlog.logs import say
 from ringlog.supervision.children import Children, Ward
 from ringlog.supervision.restart import NS_PER_S
+from ringlog.supervision.tree import AWAITED_BY_NOBODY, LOWERED
 
 log = logging.getLogger("ringlog.supervision")
 
@@ -27,6 +29,7 @@ class Drain:
         self._stages = [self._of(order) for order in sorted(orders)]
         self._stage = -1
         self._deadline_ns: int | None = None
+        self._lowered_deadline_ns: int | None = None
 
     def _of(self, order: int) -> list[Ward]:
         return [w for w in self._children.wards if w.spec.stop_order == order and w.child is not None]
@@ -34,7 +37,11 @@ class Drain:
     def look(self) -> bool:
         """Take the next step that is due; True when every child is dead."""
         if not self._is_stage_over():
-            if self._deadline_ns is not None and self._clock.monotonic_ns() >= self._deadline_ns:
+            now_ns = self._clock.monotonic_ns()
+            if self._lowered_deadline_ns is not None and now_ns >= self._lowered_deadline_ns:
+                self._lowered_deadline_ns = None
+                self._kill_lowered()
+            if self._deadline_ns is not None and now_ns >= self._deadline_ns:
                 self._kill_stage()
             return False
         while self._stage + 1 < len(self._stages):
@@ -57,6 +64,9 @@ class Drain:
         exit = ward.last_exit
         if exit is None:
             return False
+        if ward.spec.kind in AWAITED_BY_NOBODY and exit.status == -signal.SIGKILL and exit.why:
+            # It keeps no promise, and what it had begun is begun anew: we ended it, not chance.
+            return True
         # A child that had not begun to serve has nothing to put in order.
         return exit.is_orderly or (exit.status == -signal.SIGTERM and not exit.was_ready)
 
@@ -65,10 +75,18 @@ class Drain:
 
     def _begin(self, stage: int) -> None:
         self._stage = stage
-        self._deadline_ns = self._clock.monotonic_ns() + self._drain_ns
+        now_ns = self._clock.monotonic_ns()
+        self._deadline_ns = now_ns + self._drain_ns
+        self._lowered_deadline_ns = now_ns + min(self._drain_ns, round(BACKGROUND_DRAIN_S * NS_PER_S))
         for ward in self._stages[stage]:
             if ward.child is not None:
                 ward.child.send(signal.SIGTERM)
+
+    def _kill_lowered(self) -> None:
+        """They get the processor when nobody else wants it: on a busy host never."""
+        for ward in self._stages[self._stage]:
+            if ward.spec.kind in LOWERED:
+                self._children.kill(ward, "no time to end by itself")
 
     def _kill_stage(self) -> None:
         # After SIGKILL there is nothing left to do but to wait for the death itself.

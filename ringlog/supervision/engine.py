@@ -250,6 +250,7 @@ class Engine:
             shards=self.config.wal.shards,
             config=self._plain,
             is_background=spec.kind in LOWERED,
+            is_expendable=spec.kind in AWAITED_BY_NOBODY,
             read_only_ms=read_only_ms,
             test_stop_points=test_stop_points,
         )

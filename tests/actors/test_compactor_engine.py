@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -167,3 +170,61 @@ def test_an_orderly_stop_leaves_a_snapshot_so_that_the_next_start_replays_little
         host.start()
         with ringlog.connect(host.url, wait=10) as client:
             read_back(client, 2_000)
+
+
+def in_the_middle_of_a_pass(host):
+    """Returns the compactor's pid: it stands still where the stop point is."""
+    with ringlog.connect(host.url, wait=10) as client:
+        for name in TOPICS:
+            client.topics.create(name, durability="fsync")
+        # Every full file of the log is there to absorb.
+        for start in range(0, 4_000, 400):
+            write(client, start)
+    pid = host.pid_of("compactor")
+    wait_until(lambda: state_of(pid) == "T", 30.0, "the compactor to stand still")
+    return pid
+
+
+def state_of(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+PAUSED = {"RINGLOG_TEST_STOP_POINTS": "compact_mid_read:1:pause"}
+
+
+def test_a_stop_in_the_middle_of_a_pass_is_orderly_and_soon(tmp_path):
+    """SD-1: a pass ends behind any of its steps, and what it has begun is begun anew."""
+    with running(tmp_path, shards=1, environ=PAUSED) as host:
+        compactor = in_the_middle_of_a_pass(host)
+        with ThreadPoolExecutor(1) as pool:
+            stopped = pool.submit(host.stop)
+            wait_until(lambda: "engine stops" in host.log_path.read_text(), 20.0, "the stop to begin")
+            os.kill(compactor, signal.SIGCONT)
+            assert stopped.result() == 0
+        assert "main thread" not in host.log_path.read_text()
+        host.start()
+        with ringlog.connect(host.url, wait=10) as client:
+            read_back(client, 4_000)
+
+
+def test_a_compactor_that_stands_still_costs_a_stop_its_limit_and_not_its_order(tmp_path):
+    """It keeps no promise to anybody: it is ended, and nothing is degraded."""
+    with running(tmp_path, shards=1, environ=PAUSED, supervisor={"drain_s": 1.0}) as host:
+        in_the_middle_of_a_pass(host)
+        assert host.stop() == 0
+
+
+def test_an_orphaned_compactor_does_not_keep_the_next_engine_waiting(tmp_path):
+    with running(tmp_path, shards=1, environ=PAUSED) as host:
+        compactor = in_the_middle_of_a_pass(host)
+        pidfd = os.pidfd_open(compactor)
+        host.kill("supervisor")
+        try:
+            # It still stands: not even a stopped process outlives its supervisor.
+            assert select.select([pidfd], [], [], 20.0)[0]
+        finally:
+            os.close(pidfd)
+        host.start()
+        with ringlog.connect(host.url, wait=10) as client:
+            read_back(client, 4_000)

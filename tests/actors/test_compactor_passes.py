@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from actors.compactor.passes import BACKLOG_BYTES, Passes
-from ringlog.errors import CorruptData
+from ringlog.errors import CorruptData, ShuttingDown
 
 
 @pytest.fixture
@@ -43,6 +43,17 @@ def test_what_a_pass_raises_arrives(passes):
 
     with pytest.raises(CorruptData, match="a log file"):
         passes.run(fail, 0)
+
+
+def test_a_pass_that_does_not_come_to_its_end_is_left_alone_at_the_stop(passes, monkeypatch):
+    monkeypatch.setattr("actors.compactor.passes.PASS_END_S", 0.01)
+    may_end = threading.Event()
+    try:
+        with pytest.raises(ShuttingDown):
+            passes.run(may_end.wait, 0, lambda: True)
+        assert passes.is_abandoned
+    finally:
+        may_end.set()
 
 
 @pytest.mark.parametrize("waiting", [0, BACKLOG_BYTES])

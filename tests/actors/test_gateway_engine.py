@@ -259,6 +259,29 @@ def test_secrets_are_in_no_log_and_no_command_line(house):
         assert secret.decode() not in line
 
 
+def test_a_gateway_that_holds_requests_of_a_slow_shard_stops_in_order():
+    """SD-1: it does not wait for its last answer until it is killed. Who asked asks the next engine."""
+    with engine(wal={"shards": 1}, gateway={"enabled": True}, supervisor={"drain_s": 4.0}) as running:
+        shard, gateway = running.pid_of("wal_shard"), running.pid_of("gateway")
+        with (
+            ringlog.connect(running.url, wait=10, transport="ipc", timeout_ms=60_000) as client,
+            ThreadPoolExecutor(2) as pool,
+        ):
+            client.append("t", b"x")
+            os.kill(shard, signal.SIGSTOP)
+            try:
+                held = pool.submit(client.append, "t", b"y")
+                wait_until(lambda: client._shell.session.links.open_requests, 10.0, "the request to be sent")
+                stopped = pool.submit(running.stop)
+                wait_until(lambda: not Path(f"/proc/{gateway}").exists(), 20.0, "the gateway to end")
+            finally:
+                os.kill(shard, signal.SIGCONT)
+            assert stopped.result() == 0
+            running.start()
+            assert held.result(30.0).last_seq == 2
+            assert [record.data for record in client.read("t").records] == [b"x", b"y"]
+
+
 def test_an_orphaned_gateway_does_not_wait_for_a_shard_that_is_gone():
     """RF-5: without a supervisor nobody ends a drain, and the next engine would wait for it."""
     # The second life of a shard stands still in its recovery.

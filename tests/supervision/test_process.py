@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -28,14 +29,23 @@ from ringlog.supervision.run_dir import open_life_line, orphans_alive
 
 SLOT = 3
 PROGRAM = """
-import os, select, sys
+import os, select, signal, sys, threading, time
 from ringlog import errors
+from ringlog.board.board import Board, P, ProcessState
 from ringlog.runtime.process import main
 
 what = sys.argv.pop(2)
 
 class Actor:
+    def __init__(self, boot):
+        self.slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
+
     def run(self, stop):
+        if what == "recover":
+            print("up", flush=True)
+            while True:
+                time.sleep(0.01)
+        self.slot.set(P.STATE, ProcessState.READY)
         if what == "raise":
             raise errors.InvariantViolation("W2 is false", story=["first", "second"], seq=7)
         if what == "facts":
@@ -45,10 +55,26 @@ class Actor:
             print(status["NoNewPrivs"].strip(), resource.getrlimit(resource.RLIMIT_CORE)[0], oct(mask),
                   status["Name"].strip(), flush=True)
             return 0
-        print("up", flush=True)
         if what == "linger":
-            import logging, signal
+            import logging
             logging.shutdown = lambda: (print("ends", flush=True), signal.pause())
+        if what == "deaf":
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGALRM})
+            print("up", flush=True)
+            while True:
+                signal.pause()
+        print("up", flush=True)
+        if what == "thread":
+            # As a pass of the compactor: another thread looks first, and the main one waits for it.
+            seen = []
+            def look():
+                while not stop.is_set():
+                    time.sleep(0.001)
+                seen.append(stop.is_set())
+            thread = threading.Thread(target=look)
+            thread.start()
+            thread.join()
+            return 0 if seen == [True] else 1
         while not stop.is_set():
             select.select([stop.fileno()], [], [])
         return 0
@@ -58,9 +84,15 @@ def build(boot):
         raise errors.StartRefused("not here")
     if what == "typo":
         raise NameError("x")
-    return Actor()
+    return Actor(boot)
 
 main(build)
+"""
+
+PARENT = """
+import os, subprocess, sys
+boot = sys.argv[2].replace('"supervisor_pid":-1', f'"supervisor_pid":{os.getpid()}')
+subprocess.run([sys.executable, "-c", sys.argv[1], boot, "deaf"], check=False)
 """
 
 
@@ -70,16 +102,20 @@ def shm(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(
-    shm: Path, what: str, *, pass_fds: tuple[int, ...] = (), **changes: object
-) -> subprocess.Popen[str]:
+def boot_for(shm: Path, **changes: object) -> str:
     plain = config.to_plain(config.load_config({"log.format": "json"}, {}, str(shm)).config)
     facts: dict[str, object] = {
         "kind": "wal_shard", "name": "wal_shard-00", "engine_id": "0" * 32, "incarnation": 9,
         "boot_incarnation": 8, "boot_id": "0" * 32, "slot": SLOT, "data_dir": str(shm), "shm_dir": str(shm),
         "supervisor_pid": os.getpid(), "config": plain,
     }  # fmt: skip
-    boot = dump_boot(ActorBoot(**{**facts, **changes}))
+    return dump_boot(ActorBoot(**{**facts, **changes}))
+
+
+def start(
+    shm: Path, what: str, *, pass_fds: tuple[int, ...] = (), **changes: object
+) -> subprocess.Popen[str]:
+    boot = boot_for(shm, **changes)
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, boot, what],
         stdout=subprocess.PIPE,
@@ -108,10 +144,45 @@ def test_a_stop_signal_ends_the_wait_and_the_actor_ends_well(shm: Path, number: 
     process = start(shm, "wait")
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
-    assert page(shm) == (ProcessState.STARTING, process.pid, 9)
+    assert page(shm) == (ProcessState.READY, process.pid, 9)
     process.send_signal(number)
     code, _, _ = finish(process)
     assert (code, page(shm)[0]) == (ExitCode.OK, ProcessState.STOPPED)
+
+
+def test_any_thread_may_look_first_whether_to_stop(shm: Path) -> None:
+    """`signal only works in main thread` ended a compactor that was told to stop within a pass."""
+    process = start(shm, "thread")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == ExitCode.OK
+
+
+def test_an_actor_that_does_not_serve_yet_ends_at_once_and_well(shm: Path) -> None:
+    """A recovery takes as long as it takes, and may be begun anew at any point."""
+    process = start(shm, "recover")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert (finish(process)[0], page(shm)[0]) == (ExitCode.OK, ProcessState.STOPPED)
+
+
+def test_an_actor_that_keeps_no_promise_dies_with_its_supervisor(shm: Path) -> None:
+    """It drains nothing as an orphan: the next engine would wait for it. This one hears no other signal."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, PROGRAM, boot_for(shm, is_expendable=True, supervisor_pid=-1)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "up\n"
+    pidfd = os.pidfd_open(page(shm)[1])
+    try:
+        parent.kill()
+        parent.communicate(timeout=30)
+        assert select.select([pidfd], [], [], 30.0)[0], "it is dead"
+    finally:
+        os.close(pidfd)
 
 
 def test_hangup_and_quit_do_not_end_an_actor(shm: Path) -> None:

@@ -42,7 +42,7 @@ RING_BYTES_DEFAULT = 32 * MIB
 RING_BYTES_MIN = 64 * KIB
 RING_BYTES_MAX = 1 << 30
 COMPRESS_BYTES_MIN = 1 * KIB
-"""Producers compress larger frames as their topic says: for smaller ones the work costs more than it saves."""
+"""Producers compress larger frames as their topic says; smaller ones gain less than the work costs."""
 RING_BYTES_FIRST = 256 * KIB
 """A ring begins so small and grows by use up to run.ring_bytes: a container has 64 MiB of /dev/shm."""
 RING_GROWTH = 8

@@ -1,16 +1,27 @@
-"""What topics and routers may be called. Pure."""
+"""What topics and routers may be called, and which text can travel at all. Pure."""
 
 from __future__ import annotations
 
 import re
 
-from ringlog.errors import InvalidRequest
+from ringlog.errors import InvalidRequest, UsageError
 from ringlog.limits import ROUTER_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 
 _TOPIC_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{TOPIC_NAME_BYTES_MAX - 1}}}")
 _ROUTER_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:>-]{{0,{ROUTER_NAME_BYTES_MAX - 1}}}")
 _RULE = "1 to 255 of A-Z a-z 0-9 . _ : - and the first a letter or a digit"
 _SHOWN_CHARS_MAX = 64
+
+
+def utf8(text: str, name: str) -> bytes:
+    """The argument `name` as it travels; raises UsageError for text that UTF-8 cannot hold."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as e:
+        raise UsageError(
+            f"{name} must be text that UTF-8 can hold, got a lone surrogate at character {e.start}",
+            found=ascii(text[e.start : e.start + 8]),
+        ) from None
 
 
 def is_topic_name(name: object) -> bool:

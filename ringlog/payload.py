@@ -2,15 +2,59 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from ringlog.errors import UsageError
+from ringlog.names import utf8
 from ringlog.types import PayloadKind
 
 T = TypeVar("T")
+_PATH_CHARS_MAX = 128
+
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+def json_of(value: Any, name: str) -> bytes:
+    """Compact JSON; raises UsageError for what JSON has no word for, and says where NaN or an infinity is."""
+    try:
+        encoded = _encode_json(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as e:
+        raise UsageError(f"{name} cannot be written as JSON", reason=str(e)) from None
+    # They are written as null, and would come back as None.
+    if b"null" in encoded:
+        _require_finite(value, name)
+    return encoded
+
+
+def _is_finite(plain: Any) -> bool:
+    """Has it only numbers that are some? False also where that cannot be told as fast."""
+    try:
+        json.dumps(plain, allow_nan=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _require_finite(value: Any, name: str) -> None:
+    plain = msgspec.to_builtins(value, str_keys=True)
+    if _is_finite(plain):
+        return
+    left: list[tuple[str, Any]] = [("", plain)]
+    while left:
+        path, part = left.pop()
+        if isinstance(part, float) and not isfinite(part):
+            at = f" at {path[:_PATH_CHARS_MAX]}" if path else ""
+            raise UsageError(f"{name} cannot be written as JSON: {part}{at} is no number that JSON has")
+        if isinstance(part, dict):
+            left += [(f"{path}.{key}" if path else str(key), inner) for key, inner in part.items()]
+        elif isinstance(part, list | tuple):
+            left += [(f"{path}[{at}]", inner) for at, inner in enumerate(part)]
 
 
 class PayloadCodec(Protocol[T]):
@@ -55,10 +99,7 @@ class _Text:
         """UTF-8; raises UsageError for what is no text."""
         if not isinstance(value, str):
             raise UsageError("a TEXT payload is a str", found=type(value).__name__)
-        try:
-            return value.encode()
-        except UnicodeEncodeError as e:
-            raise UsageError("text cannot be written as UTF-8", reason=str(e)) from None
+        return utf8(value, "data")
 
     def decode(self, data: bytes) -> str:
         """The text."""
@@ -69,15 +110,11 @@ class _Json:
     kind = PayloadKind.JSON
 
     def __init__(self) -> None:
-        self._encode = msgspec.json.Encoder().encode
         self._decode = msgspec.json.Decoder().decode
 
     def encode(self, value: Any) -> bytes:
         """Compact JSON; raises UsageError for what JSON has no word for."""
-        try:
-            return self._encode(value)
-        except (TypeError, ValueError, OverflowError, RecursionError) as e:
-            raise UsageError("a value cannot be written as JSON", reason=str(e)) from None
+        return json_of(value, "a value")
 
     def decode(self, data: bytes) -> Any:
         """The value."""

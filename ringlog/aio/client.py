@@ -19,7 +19,7 @@ from ringlog.aio.shell import LoopShell
 from ringlog.aio.topics import Topics
 from ringlog.aio.watch import Watch
 from ringlog.client.assembler import Assembler
-from ringlog.client.checks import limits_of_group, text
+from ringlog.client.checks import limits_of_group, node_name, seconds, seconds_to_end, start_at, tags_of, text
 from ringlog.client.client import ClientOptions, checked_key
 from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
@@ -120,8 +120,9 @@ class Client:
 
     async def wait_ready(self, timeout: float) -> None:
         """Wait until the engine was met; raises NotConnected after `timeout` seconds, and AuthFailed."""
+        wait_s = seconds(timeout, "timeout")
         try:
-            await self._shell.wait(self._shell.session.links.connect(), timeout)
+            await self._shell.wait(self._shell.session.links.connect(), wait_s)
         except TimeoutError:
             raise self._shell.session.no_engine(timeout_s=timeout) from None
 
@@ -281,7 +282,7 @@ class Client:
         release_on_exit: bool = True,
     ) -> Queue:  # fmt: skip
         """A queue, as the worker `node` sees it. See ringlog.client.Client.queue."""
-        queue = Queue(self, self._shell, topic, node or self._node, payload, release_on_exit)
+        queue = Queue(self, self._shell, topic, node_name(node, self._node), payload, release_on_exit)
         self._queues.add(queue)
         return queue
 
@@ -291,8 +292,8 @@ class Client:
     ) -> Group:  # fmt: skip
         """A consumer group of a topic, as its member `node` sees it. See ringlog.client.Client.group."""
         working = GroupWorking(
-            text(topic, "topic"), text(name, "name"), text(mode, "mode"), text(node or self._node, "node"),
-            SystemClock(), start=start, tags=tags, **limits_of_group(limits),
+            text(topic, "topic"), text(name, "name"), text(mode, "mode"), node_name(node, self._node),
+            SystemClock(), start=start_at(start), tags=tags_of(tags), **limits_of_group(limits),
         )  # fmt: skip
         group = Group(self, self._shell, working)
         self._queues.add(group.leases)
@@ -305,7 +306,7 @@ class Client:
 
         Readers and tailers end with it and let go of their files; what they handed out stays valid.
         """
-        shell = self._shell
+        shell, timeout = self._shell, seconds_to_end(timeout)
         if shell.is_closed:
             return CloseReport(0, 0, 0)
         session = shell.session_or_none
@@ -354,8 +355,12 @@ class Client:
     ) -> ProducerCore:
         session = self._shell.session
         key = (topic, durability, create, is_pressing)
-        core = self._appenders.get(key)
+        try:
+            core = self._appenders.get(key)
+        except TypeError:
+            core = None  # What has no hash is refused below.
         if core is None:
+            text(topic, "topic")
             options = ProducerOptions(
                 linger_ms=0, max_frame_records=1, max_buffer_bytes=1 << 40, durability=durability,
                 create=create, disable_backpressure=is_pressing,

@@ -9,12 +9,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ringlog.aio.queue import Job, Queue
+from ringlog.client.checks import commit_every, flag, number, pending_options, position, seqs_of, start_at
 from ringlog.client.claimed import Jobs
 from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
 from ringlog.client.grouping import GroupWorking, Streaming
 from ringlog.client.job import OnError
 from ringlog.client.pages import Page, Record, Start, Tombstone
-from ringlog.client.queue import GIVE_BACK_S, RETRY_S
+from ringlog.client.queue import GIVE_BACK_S, RETRY_S, check_claimed_for
 from ringlog.client.redrive import RedriveReport, Where
 from ringlog.client.results import ClientState, Settled
 from ringlog.client.working import Wish
@@ -38,7 +39,8 @@ class Leases(Queue):
         self, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None, auto_extend: bool
     ) -> Jobs[Job]:
         """See Group.steal."""
-        wish = Wish()
+        auto_extend, lease_ms = flag(auto_extend, "auto_extend"), check_claimed_for(lease_ms)
+        min_idle_ms, wish = number(min_idle_ms, "min_idle_ms"), Wish()
         steps = self._working.steal(self._shell.session, seqs, min_idle_ms, lease_ms, wish)
         return self._jobs_of(await self._claimed(steps, auto_extend, wish))
 
@@ -128,13 +130,14 @@ class Group:
         auto_extend: bool = False,
     ) -> Jobs[Job]:  # fmt: skip
         """Lease those of these records that are pending, whoever holds them."""
-        return await self._leases.steal(sorted(set(seqs)), min_idle_ms, lease_ms, auto_extend)
+        return await self._leases.steal(seqs_of(seqs), min_idle_ms, lease_ms, auto_extend)
 
     async def pending(
         self, *, node: str = "", idle_ms: int = 0, min_deliveries: int = 0, after: int = 0, limit: int = 100
     ) -> list[PendingEntry]:
         """What was given out and is not done."""
-        steps = self._working.pending(self._shell.session, node, idle_ms, min_deliveries, after, limit)
+        asked = pending_options(node, idle_ms, min_deliveries, after, limit)
+        steps = self._working.pending(self._shell.session, *asked)
         return await self._shell.run(steps)
 
     async def leave(self) -> int:
@@ -149,7 +152,7 @@ class Group:
     ) -> AsyncIterator[Record | Tombstone]:
         """Every record behind what is committed, in order, for ever. Close the iterator (`aclosing`) to
         commit at once what is done."""
-        streaming = Streaming(self._working, auto_commit_ms, SystemClock())
+        streaming = Streaming(self._working, commit_every(auto_commit_ms), SystemClock())
         await self._shell.run(streaming.begin(self._shell.session))
         self._streaming = streaming
         try:
@@ -180,6 +183,8 @@ class Group:
 
     async def commit(self, seq: int | None = None) -> None:
         """Everything up to `seq` is done, or everything that was given out so far."""
+        if seq is not None:
+            seq = position(seq, "seq")
         streaming = self._streaming
         if streaming is None:
             raise UsageError("nothing is read from this group", group=self.name)
@@ -188,6 +193,7 @@ class Group:
 
     async def seek(self, start: Start) -> int:
         """Have the group go on from there; the first number that is given out."""
+        start = start_at(start)
         self._streaming = None
         return await self._shell.run(self._working.seek(self._shell.session, start))
 

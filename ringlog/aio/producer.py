@@ -9,6 +9,7 @@ from typing import Generic, TypeVar, Unpack
 
 from ringlog.aio.shell import LoopShell
 from ringlog.aio.ticket import Ticket
+from ringlog.client.checks import seconds, text
 from ringlog.client.core import CLOSED, OF_PARENT, ProducerCore, ProducerOptions, size_of
 from ringlog.client.fields import NewRecord, RecordFields
 from ringlog.client.pages import Record
@@ -23,7 +24,7 @@ class Producer(Generic[T]):
     """Async context manager: leaving it flushes, and raises when something was not appended."""
 
     def __init__(self, shell: LoopShell, topic: str, options: ProducerOptions) -> None:
-        self.topic = topic
+        self.topic = text(topic, "topic")
         self._shell = shell
         self._options = options
         self._core_of_loop: ProducerCore | None = None
@@ -49,13 +50,14 @@ class Producer(Generic[T]):
     async def send_each(self, payloads: Sequence[T], /, *, records_per_frame: int = 1) -> Ticket:
         """Send every record as a frame of its own; one ticket for all."""
         core = self._core()
-        parts = core.frames_of(core.encode_all(payloads), records_per_frame)
+        encoded = core.encode_all(payloads)
+        parts = core.frames_of(encoded, records_per_frame)
         await self._room(core, sum([len(buffer) for buffer, _ in parts]))
-        return Ticket(self._shell, core.add_each(parts, len(payloads), records_per_frame))
+        return Ticket(self._shell, core.add_each(parts, len(encoded), records_per_frame))
 
     async def flush(self, timeout: float | None = None) -> FlushReport:
         """Send what was gathered and wait until everything has its fate, at most `timeout` seconds."""
-        core = self._core()
+        core, timeout = self._core(), seconds(timeout, "timeout")
         try:
             await self._shell.wait(core.idle(), timeout)
         except TimeoutError:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ringlog.client.batches import Batches
 from ringlog.client.behind import Behind
-from ringlog.client.checks import text, whole
+from ringlog.client.checks import at_least, codec, flag, position, seconds, seconds_to_end, text
 from ringlog.client.claimed import Claimed, Jobs, Leases, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
@@ -25,12 +25,13 @@ from ringlog.client.job import (
     OnError,
     Slots,
     backoff_ms,
-    check_idle,
     check_on_error,
     forks,
+    job_of,
+    jobs_of,
+    reason_of,
     report_failure,
     said_of,
-    short_reason,
 )
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record, Tombstone
@@ -155,9 +156,12 @@ class Queue:
         release_on_exit: bool = True,
     ) -> None:  # fmt: skip
         self._client, self._shell = client, shell
-        self._codec = payload
+        self._codec = codec(payload)
         self._working = Working(
-            text(topic, "topic"), text(node, "node"), SystemClock(), release_on_exit=release_on_exit
+            text(topic, "topic"),
+            text(node, "node"),
+            SystemClock(),
+            release_on_exit=flag(release_on_exit, "release_on_exit"),
         )
         self._closings = 0
         """How often it was closed: iterations that were begun before end with it."""
@@ -204,6 +208,7 @@ class Queue:
     ) -> Jobs[Job]:  # fmt: skip
         """Lease up to `max` jobs, behind the acks of those that are `done`."""
         max, wait_ms, lease_ms = check_claim(max, wait_ms, lease_ms)
+        auto_extend, done = flag(auto_extend, "auto_extend"), jobs_of(done, "done")
         wish = Wish(by_number=is_by_number(order))
         if done:
             jobs = await self._claim_after(done, max, lease_ms, auto_extend, wish)
@@ -278,8 +283,9 @@ class Queue:
         """Jobs one after the other; `on_error` and `idle_s` as in ringlog.client.queue.Queue.jobs. Close the
         iterator (`aclosing`) to give back at once what was not begun; the client's end does it at the
         latest."""
-        lease_ms = check_claimed_for(lease_ms)
-        on_error, idle_s = check_on_error(on_error), check_idle(idle_s)
+        lease_ms, auto_extend = check_claimed_for(lease_ms), flag(auto_extend, "auto_extend")
+        ack_behind = flag(ack_behind, "ack_behind")
+        on_error, idle_s = check_on_error(on_error), seconds(idle_s, "idle_s")
         slots, unbegun = Slots(check_iteration(max_in_flight)), deque[Job]()
         self._unbegun.append(unbegun)
         self._slots.add(slots)
@@ -326,7 +332,8 @@ class Queue:
         """Batch after batch, of claims of up to `max_in_flight` jobs, acked with the next claim. Close the
         iterator (`aclosing`) to give back at once what was not settled."""
         (size, most), lease_ms = check_batches(size, max_in_flight), check_claimed_for(lease_ms)
-        wait_s = inf if (idle_s := check_idle(idle_s)) is None else idle_s
+        wait_s = inf if (idle_s := seconds(idle_s, "idle_s")) is None else idle_s
+        auto_extend = flag(auto_extend, "auto_extend")
         behind = Behind(self._working, self._shell.session)
         batches = Batches(size, behind)
         self._behind.append(behind)
@@ -466,7 +473,7 @@ class Queue:
         together = settled_together(jobs)
         if together is not None:
             return await self._settled_together(together, rest)
-        jobs = list(jobs)
+        jobs = list(jobs_of(jobs))
         session, leases = self._shell.session, [job.lease for job in jobs]
         if rest is None:
             return await self._settled(jobs, self._working.ack(session, leases))
@@ -488,7 +495,7 @@ class Queue:
 
     async def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once."""
-        steps = self._working.reject(self._shell.session, [job.lease], short_reason(text(reason, "reason")))
+        steps = self._working.reject(self._shell.session, [job_of(job).lease], reason_of(reason))
         if not (await self._settled([job], steps)).is_complete:
             raise job.lost_error()
 
@@ -501,7 +508,7 @@ class Queue:
     async def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
         """Hold these jobs up to `lease_ms` from now."""
         lease_ms = check_lease(lease_ms)
-        leases = [job.lease for job in jobs]
+        leases = [job.lease for job in jobs_of(jobs)]
         return await self._shell.run(self._working.extend(self._shell.session, leases, lease_ms))
 
     async def stats(self) -> QueueStats:
@@ -510,7 +517,7 @@ class Queue:
 
     async def pending(self, limit: int = 100, *, after: int = 0) -> list[PendingJob]:
         """The first jobs behind `after` that were handed out and are not done."""
-        after, limit = whole(after, "after"), whole(limit, "limit")
+        after, limit = position(after, "after"), at_least(limit, "limit", 1)
         return await self._shell.run(self._working.known_jobs(self._shell.session, after, limit))
 
     async def peek(self, limit: int = 1) -> list[Record]:
@@ -551,6 +558,7 @@ class Queue:
     async def close(self, timeout: float = GIVE_BACK_S) -> None:
         """End its loops, also where they wait for jobs, give back what was claimed and not begun, and let go
         of files."""
+        timeout = seconds_to_end(timeout)
         self._closings += 1
         for wish in list(self._waiting):
             self._call_off(wish)

@@ -7,11 +7,12 @@ from math import inf
 from typing import TypeVar
 
 from ringlog.aio.shell import LoopShell
+from ringlog.client.checks import at_least, flag, start_at, text
 from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import EARLIEST, Cursor, Filters, Page, Record, Start, TagFilter, Tombstone
 from ringlog.client.portion import Source
 from ringlog.client.read_ahead import ReadAhead
-from ringlog.client.reader import read_page, resolve_filters, resolve_start
+from ringlog.client.reader import read_page, reader_options, resolve_filters, resolve_start
 from ringlog.client.source import open_source
 from ringlog.client.tailer import TailBatch, batches_of
 from ringlog.errors import UsageError
@@ -29,6 +30,7 @@ class Reader:
         self, shell: LoopShell, topic: str, start: Start = EARLIEST, *, follow: bool = False,
         tags: TagFilter | None = None, node: str | list[str] | None = None,
     ) -> None:  # fmt: skip
+        topic, start, follow, tags, node = reader_options(topic, start, follow, tags, node)
         self._shell = shell
         self._topic = topic
         self._follow = follow
@@ -43,10 +45,11 @@ class Reader:
 
     def seek(self, start: Start) -> None:
         """Go on from there."""
-        self._start = start
+        self._start = start_at(start)
 
     async def pages(self, limit: int = READ_LIMIT_MAX) -> AsyncIterator[Page]:
         """Iterate page by page; with `follow` never ends by itself."""
+        limit = at_least(limit, "limit", 1)
         while not self._is_closed:
             page = await self._run(self._page_steps(limit))
             if page.tombstone is None and not len(page) and page.caught_up and not self._follow:
@@ -124,8 +127,9 @@ class Tailer:
 
     def __init__(self, shell: LoopShell, topic: str, start: Start = EARLIEST, *, follow: bool = True) -> None:
         self._shell = shell
-        self._topic = topic
-        self._follow = follow
+        self._topic = text(topic, "topic")
+        self._follow = flag(follow, "follow")
+        start = start_at(start)
         self._source: LocalSource | None = None
         self._start: Start | None = start
         self._is_closed = False

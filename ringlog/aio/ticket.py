@@ -7,6 +7,7 @@ from typing import Any
 
 from ringlog.aio.shell import LoopShell
 from ringlog.client.batch import Batch
+from ringlog.client.checks import seconds
 from ringlog.client.results import Appended
 from ringlog.errors import RinglogError
 
@@ -27,6 +28,7 @@ class Ticket:
 
     async def result(self, timeout: float | None = None) -> Appended:
         """Await the fate; TimeoutError after `timeout` seconds, and the ticket is still open then."""
+        timeout = seconds(timeout, "timeout")
         if not self._batch.is_done:
             try:
                 await self._shell.wait(self._batch, timeout)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ringlog.aio.shell import LoopShell
 from ringlog.client import topics
+from ringlog.client.checks import text
 from ringlog.client.group_facts import GroupSummary
 from ringlog.client.grouping import list_groups
 from ringlog.client.pages import TagFilter
@@ -44,7 +45,7 @@ class Topics:
 
     async def groups(self, topic: str) -> tuple[GroupSummary, ...]:
         """The consumer groups of a topic, in byte order of names."""
-        return await self._shell.run(list_groups(self._shell.session, topic))
+        return await self._shell.run(list_groups(self._shell.session, text(topic, "topic")))
 
     async def delete(self, topic: str, *, if_empty: bool = False) -> TopicRemoval:
         """Remove a topic, all it holds, and its routers; true when there was one."""

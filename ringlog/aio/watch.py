@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from ringlog.aio.shell import LoopShell
+from ringlog.client.checks import seconds
 from ringlog.client.events import WatchEvent
 from ringlog.client.shared_reads import SharedReads
 from ringlog.client.topics import TopicMerge
@@ -52,7 +53,7 @@ class Watch:
         Raises CorruptData for damage, TopicHalted for a topic of which a file is missing, and NotReady for
         one whose shard was given up (reason shard_failed): once for each topic; the other topics go on.
         """
-        loop = asyncio.get_running_loop()
+        timeout, loop = seconds(timeout, "timeout"), asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         await self.open()
         while not self._is_closed:

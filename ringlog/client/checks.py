@@ -1,4 +1,5 @@
-"""What users give, as the client's inside takes it: whole numbers and names, or a UsageError that says which.
+"""What users give, as the client's inside takes it, or a UsageError that names the parameter, what it
+has to be and what it is. Every public call sends its arguments through here before anything else.
 
 Whoever computes with NumPy has numbers of its types; they are as good as others.
 """
@@ -6,11 +7,18 @@ Whoever computes with NumPy has numbers of its types; they are as good as others
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from math import inf
 from typing import Any
 
+import numpy as np
+
+from ringlog.client.pages import Cursor, Position, Start, TagFilter
 from ringlog.errors import InvalidRequest, UsageError
-from ringlog.names import check_topic_name
+from ringlog.limits import DURATION_MS_MAX, SEQ_MAX
+from ringlog.names import check_topic_name, utf8
+from ringlog.payload import PayloadCodec
 from ringlog.settings import (
     CALL_SETTINGS,
     GROUP_SETTINGS,
@@ -21,12 +29,17 @@ from ringlog.settings import (
     require_no_auto_create,
     unknown,
 )
-from ringlog.types import Durability
+from ringlog.tags import parse_match
+from ringlog.types import Durability, PayloadKind
 
 WHOLE_MAX = (1 << 63) - 1
 _GROUP_LIMITS = {**GROUP_SETTINGS, "min_idle_ms": CALL_SETTINGS["min_idle_ms"]}
 _GROUP_OPTIONS = ("create", "dead_letter", "release_on_exit")
 _SHOWN_CHARS_MAX = 80
+_EPOCH_MAX = _DELIVERIES_MAX = (1 << 32) - 1
+_PRODUCER_ID_MAX = (1 << 64) - 1
+SECONDS_MAX = 1e9
+"""Longest time to wait that is a number, some thirty years."""
 
 
 def whole(value: Any, name: str) -> int:
@@ -47,11 +60,157 @@ def whole(value: Any, name: str) -> int:
     return found
 
 
+def at_least(value: Any, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
+    """A whole number from `low` to `high`."""
+    found = whole(value, name)
+    if found < low:
+        raise UsageError(f"{name} must be >= {low}, got {found}")
+    if found > high:
+        raise UsageError(f"{name} must be <= {high}, got {found}")
+    return found
+
+
 def text(value: Any, name: str) -> str:
-    """A string; raises UsageError for everything else."""
+    """A string that UTF-8 can hold; raises UsageError for everything else."""
     if not isinstance(value, str):
         raise UsageError(f"{name} is a string", found=_shown(value))
+    if not value.isascii():
+        utf8(value, name)
     return value
+
+
+def flag(value: Any, name: str) -> bool:
+    """True or False; raises UsageError for everything else, such as "no"."""
+    if value is True or value is False:
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    raise UsageError(f"{name} must be True or False, got {_shown(value)}")
+
+
+def seconds(value: Any, name: str) -> float | None:
+    """A time to wait; None or infinity = without an end. Raises UsageError."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise UsageError(f"{name} must be a number of seconds, got {_shown(value)}")
+    found = float(value) if -WHOLE_MAX < value < WHOLE_MAX else float(f"{value}")
+    if found == inf:
+        return None
+    if not 0 <= found <= SECONDS_MAX:
+        raise UsageError(f"{name} must be from 0 to {SECONDS_MAX:.0f} seconds, got {_shown(value)}")
+    return found
+
+
+def seconds_to_end(value: Any, name: str = "timeout") -> float:
+    """How long closing may take; None or infinity = as long as can be said."""
+    found = seconds(value, name)
+    return SECONDS_MAX if found is None else found
+
+
+def node_name(value: Any, otherwise: str) -> str:
+    """The worker's name; without one, `otherwise`."""
+    return otherwise if value is None or value == "" else text(value, "node")
+
+
+def sequence(value: Any, name: str) -> Sequence[Any]:
+    """Several things, which may be looked at more than once; raises UsageError for one, or for text."""
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Iterable):
+        raise UsageError(f"{name} must be an iterable such as a list, got {type(value).__name__}")
+    return value if isinstance(value, Sequence | np.ndarray) else list(value)  # type: ignore[return-value]
+
+
+def codec(value: Any, name: str = "payload") -> PayloadCodec[Any]:
+    """How payloads are made from values; raises UsageError for what cannot do that."""
+    try:
+        is_codec = callable(value.encode) and callable(value.decode) and isinstance(value.kind, PayloadKind)
+    except AttributeError:
+        is_codec = False
+    if not is_codec:
+        raise UsageError(
+            f"{name} must be RAW, TEXT, JSON or have encode, decode and kind, got {_shown(value)}"
+        )
+    found: PayloadCodec[Any] = value
+    return found
+
+
+def position(value: Any, name: str) -> int:
+    """A position of a topic, to go on behind; raises UsageError for what cannot be one."""
+    return at_least(value, name, 0, SEQ_MAX)
+
+
+def cursor_of(value: Any, name: str) -> Cursor:
+    """A place to go on behind: a cursor, or a position of whichever life the topic has."""
+    if not isinstance(value, Cursor):
+        return Cursor(0, position(value, name))
+    return Cursor(at_least(value.epoch, f"{name}.epoch", 0, _EPOCH_MAX), position(value.seq, f"{name}.seq"))
+
+
+def start_at(value: Any, name: str = "start") -> Start:
+    """A place to start; raises UsageError for what is none."""
+    if isinstance(value, Position):
+        return value
+    if isinstance(value, datetime):
+        return time_at(value, name)
+    if isinstance(value, str | bytes) or not (isinstance(value, Cursor) or hasattr(value, "__index__")):
+        raise UsageError(
+            f"{name} must be EARLIEST, LATEST, a Cursor, a position or a datetime, got {_shown(value)}"
+        )
+    return cursor_of(value, name)
+
+
+def time_at(value: Any, name: str) -> datetime:
+    """A time with its zone."""
+    if not isinstance(value, datetime):
+        raise UsageError(f"{name} must be a datetime with a time zone, got {_shown(value)}")
+    if value.tzinfo is None:
+        raise UsageError(f"{name}: a time to start at needs a time zone", found=str(value))
+    return value
+
+
+def seqs_of(value: Any, name: str = "seqs") -> list[int]:
+    """Numbers of records, ascending, each once."""
+    return sorted({position(seq, name) for seq in sequence(value, name)})
+
+
+def pending_options(
+    node: Any, idle_ms: Any, min_deliveries: Any, after: Any, limit: Any
+) -> tuple[str, int, int, int, int]:
+    """What is asked of a group's pending list."""
+    return (
+        text(node, "node"), at_least(idle_ms, "idle_ms", 0, DURATION_MS_MAX),
+        at_least(min_deliveries, "min_deliveries", 0, _DELIVERIES_MAX), position(after, "after"),
+        at_least(limit, "limit", 1),
+    )  # fmt: skip
+
+
+def commit_every(auto_commit_ms: Any) -> int | None:
+    """How often what is done is committed; None = only when the program says so."""
+    return None if auto_commit_ms is None else at_least(auto_commit_ms, "auto_commit_ms", 0, DURATION_MS_MAX)
+
+
+def producer_id(value: Any) -> int:
+    """The id of a producer whose frames the program numbers itself."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _PRODUCER_ID_MAX:
+        raise UsageError(f"producer_id must be a whole number from 1 to 2**64 - 1, got {_shown(value)}")
+    return value
+
+
+def nodes_of(value: Any, name: str = "node") -> list[str]:
+    """Nodes whose records are left out: one, several, or none."""
+    if value is None:
+        return []
+    return [text(one, name) for one in ([value] if isinstance(value, str) else sequence(value, name))]
+
+
+def tags_of(value: Any, name: str = "tags") -> TagFilter | None:
+    """A filter of tags; raises InvalidRequest for what is none."""
+    if value is not None:
+        parse_match(value, name)
+    found: TagFilter | None = value
+    return found
 
 
 def limits_of_group(limits: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,7 +219,12 @@ def limits_of_group(limits: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in limits.items():
         if name not in _GROUP_LIMITS and name not in _GROUP_OPTIONS:
             raise _usage(unknown(name, [*_GROUP_LIMITS, *_GROUP_OPTIONS], "group"))
-        found[name] = _within(_GROUP_LIMITS[name], value) if name in _GROUP_LIMITS else value
+        if name in _GROUP_LIMITS:
+            found[name] = _within(_GROUP_LIMITS[name], value)
+        elif name == "dead_letter":
+            found[name] = None if value is None else text(value, name)
+        else:
+            found[name] = flag(value, name)
     if found.get("dead_letter"):
         try:
             check_topic_name(found["dead_letter"], "dead_letter")

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from ringlog import environment
 from ringlog.client.assembler import Assembler
-from ringlog.client.checks import limits_of_group, text
+from ringlog.client.checks import (
+    limits_of_group,
+    node_name,
+    seconds,
+    seconds_to_end,
+    sequence,
+    start_at,
+    tags_of,
+    text,
+)
+from ringlog.client.checks import producer_id as checked_producer_id
 from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
 from ringlog.client.dropped import end_dropped, end_shell, end_with, forget_in_child
@@ -36,6 +46,7 @@ from ringlog.link.curve import is_public_key, read_key_file
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Steps, start
 from ringlog.link.protocol import Transport
+from ringlog.names import utf8
 from ringlog.payload import RAW, PayloadCodec
 from ringlog.shm import engine_trouble
 from ringlog.types import Codec, Durability
@@ -210,9 +221,10 @@ class Client:
     def wait_ready(self, timeout: float) -> None:
         """Wait until the engine was met; raises NotConnected after `timeout` seconds, and AuthFailed as soon
         as it says that it does not admit the key."""
+        wait_s = seconds(timeout, "timeout")
         with self._shell.locked() as session:
             connecting = session.links.connect()
-        if not self._shell.wait(connecting, timeout):
+        if not self._shell.wait(connecting, wait_s):
             raise self._shell.session.no_engine(timeout_s=timeout)
         connecting.take()
 
@@ -352,6 +364,7 @@ class Client:
         """
         from ringlog.client.numbered import NumberedProducer
 
+        topic, producer_id = text(topic, "topic"), checked_producer_id(producer_id)
         return NumberedProducer(self._shell, topic, producer_id, parse_durability(durability), self)
 
     # -- reading ------------------------------------------------------------------------------------
@@ -383,11 +396,14 @@ class Client:
         )  # fmt: skip
         return self.run(steps)
 
-    def reader(self, topic: str, start: Start = EARLIEST, *, follow: bool = False, **options: Any) -> Reader:
+    def reader(
+        self, topic: str, start: Start = EARLIEST, *, follow: bool = False, tags: TagFilter | None = None,
+        node: str | list[str] | None = None,
+    ) -> Reader:  # fmt: skip
         """Iterate over records and tombstones; with `follow` wait for more for ever."""
         from ringlog.client.reader import Reader
 
-        reader = Reader(self, topic, start, follow=follow, **options)
+        reader = Reader(self, topic, start, follow=follow, tags=tags, node=node)
         self._readers.add(reader)
         return reader
 
@@ -430,6 +446,8 @@ class Client:
 
         Waits until there is one; an empty list after `timeout` seconds.
         """
+        timeout = seconds(timeout, "timeout")
+        watches = our_watches(watches)
         if self._shell.session.delivery.is_late:
             with self._shell.locked() as session:
                 session.delivery.give_back()
@@ -458,7 +476,13 @@ class Client:
         from ringlog.client.queue import Queue
 
         queue = Queue(
-            self, self._shell, self._connection, topic, node or self.client_id, payload, release_on_exit
+            self,
+            self._shell,
+            self._connection,
+            topic,
+            node_name(node, self.client_id),
+            payload,
+            release_on_exit,
         )
         self._queues.add(queue)
         return queue
@@ -484,7 +508,8 @@ class Client:
 
         working = GroupWorking(
             text(topic, "topic"), text(name, "name"), text(mode, "mode"),
-            text(node or self.client_id, "node"), self._shell.session.clock, start=start, tags=tags,
+            node_name(node, self.client_id), self._shell.session.clock, start=start_at(start),
+            tags=tags_of(tags),
             **limits_of_group(limits),
         )  # fmt: skip
         group = Group(self, self._shell, self._connection, working)
@@ -499,7 +524,7 @@ class Client:
         Readers and tailers end with it and let go of their files; what they handed out stays valid. Jobs that
         were claimed and not begun are given back.
         """
-        shell = self._shell
+        shell, timeout = self._shell, seconds_to_end(timeout)
         if shell.is_closed:
             return CloseReport(0, 0, 0)
         if not shell.torn_by:
@@ -529,8 +554,12 @@ class Client:
     ) -> ProducerCore:
         """The producer behind `append`: one record a frame, sent at once."""
         key = (topic, durability, create, is_pressing)
-        core = self._appenders.get(key)
+        try:
+            core = self._appenders.get(key)
+        except TypeError:
+            core = None  # What has no hash is refused below.
         if core is None:
+            text(topic, "topic")
             options = ProducerOptions(
                 linger_ms=0,
                 max_frame_records=1,
@@ -560,13 +589,22 @@ def _new_session(options: ClientOptions, reconnect: bool, fds: FdSet) -> Session
     )  # fmt: skip
 
 
+def our_watches(watches: Any) -> list[Watch]:
+    """Watches that were given; raises UsageError for anything else."""
+    from ringlog.client.watch import Watch
+
+    found = list(sequence(watches, "watches"))
+    for watch in found:
+        if not isinstance(watch, Watch):
+            raise UsageError(f"watches must be watches of this client, got {type(watch).__name__}")
+    return found
+
+
 def checked_key(key: str | None) -> str:
     """An idempotency key as it travels; "" is none (I-1)."""
     if key is None:
         return ""
-    if not isinstance(key, str):
-        raise UsageError("an idempotency key is a str", found=type(key).__name__)
-    size = len(key.encode())
+    size = len(utf8(text(key, "idempotency_key"), "idempotency_key"))
     if size > IDEMPOTENCY_KEY_BYTES_MAX:
         raise InvalidRequest("idempotency key too long", bytes=size, max=IDEMPOTENCY_KEY_BYTES_MAX)
     return key

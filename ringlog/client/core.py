@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ringlog.client.assembler import RECORD_OVERHEAD_BYTES, Assembler
 from ringlog.client.batch import Batch, joined
-from ringlog.client.checks import text
+from ringlog.client.checks import at_least, flag, sequence, text, whole
+from ringlog.client.checks import codec as codec_of
 from ringlog.client.fields import column_values, digest_of, fields_of
 from ringlog.client.once import append_once
 from ringlog.client.results import Appended, FlushReport, ProducerStats
@@ -77,8 +78,15 @@ class ProducerOptions:
         for name, value, low, high in bounds:
             if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
                 raise UsageError(f"{name} out of range", found=value, min=low, max=high)
-        if self.on_full not in {"wait", "raise"}:
+            if name != "linger_ms":
+                whole(value, name)
+        if text(self.on_full, "on_full") not in {"wait", "raise"}:
             raise UsageError("on_full is wait or raise", found=self.on_full)
+        codec_of(self.payload)
+        flag(self.create, "create")
+        flag(self.disable_backpressure, "disable_backpressure")
+        if self.name is not None:
+            named_producer_id(self.name)
 
 
 CLOSED = "the producer is closed"
@@ -181,7 +189,7 @@ class ProducerCore:
         """
         if self._encode is None and type(items) in {list, tuple}:
             return items
-        return [self.encode(value) for value in items]
+        return [self.encode(value) for value in sequence(items, "payloads")]
 
     def fields(self, record: dict[str, Any]) -> dict[str, Any]:
         """Check a record's fields; values by frame column."""
@@ -266,7 +274,7 @@ class ProducerCore:
         if self.are_plain(items):
             records.take(items)
             return records
-        for item in items:
+        for item in sequence(items, "records"):
             found = fields_of(item)
             if found is None:
                 records.add(self.encode(item))
@@ -284,8 +292,7 @@ class ProducerCore:
 
         Touches nothing of the producer, so that it needs no lock.
         """
-        if records < 1:
-            raise UsageError("a frame holds at least one record", records_per_frame=records)
+        records = at_least(records, "records_per_frame", 1)
         step = max(EACH_PART_RECORDS // records, 1) * records
         return [
             frame_codec.frames_of(

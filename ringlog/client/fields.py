@@ -8,16 +8,23 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from ringlog.client.checks import sequence
 from ringlog.clock import Clock
 from ringlog.digests import digest_of_id
 from ringlog.errors import InvalidRequest, UsageError
 from ringlog.frame.columns import encode_records
 from ringlog.limits import DEDUP_ID_BYTES_MAX, DURATION_MS_MAX, KEY_BYTES_MAX, NODE_BYTES_MAX, TAG_BYTES_MAX
+from ringlog.names import utf8
+from ringlog.payload import json_of
 
 Payload = bytes | bytearray | memoryview
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _MICROSECOND = timedelta(microseconds=1)
-_encode_json = msgspec.json.Encoder().encode
+MICROSECONDS_MAX = (1 << 63) - 1
+_OTHER_UNITS = {"seconds": 1, "milliseconds": 1_000, "nanoseconds": 1_000_000_000}
+_UNIT_FROM_S, _UNIT_TO_S = 631_152_000, 4_102_444_800
+"""1990 and 2100: what lies between them when it is read in another unit was not meant in microseconds,
+where it would be in the first weeks of 1970 or in a far future. A datetime says such a time all the same."""
 
 
 class RecordFields(TypedDict, total=False):
@@ -89,7 +96,7 @@ def digest_of(dedup_id: Any) -> bytes:
     """A dedup id as it travels; raises UsageError, InvalidRequest."""
     if not isinstance(dedup_id, str) or not dedup_id:
         raise UsageError("a dedup id is a str that is not empty", found=type(dedup_id).__name__)
-    if len(dedup_id) > DEDUP_ID_BYTES_MAX or len(dedup_id.encode()) > DEDUP_ID_BYTES_MAX:
+    if len(dedup_id) > DEDUP_ID_BYTES_MAX or len(utf8(dedup_id, "dedup_id")) > DEDUP_ID_BYTES_MAX:
         raise InvalidRequest("dedup id too long", max=DEDUP_ID_BYTES_MAX)
     return digest_of_id(dedup_id)
 
@@ -123,6 +130,11 @@ def _microseconds(name: str, value: Any) -> int:
             raise UsageError(f"{name} needs a time zone", found=value.isoformat())
         return (value - _EPOCH) // _MICROSECOND
     if isinstance(value, int) and not isinstance(value, bool):
+        if not -MICROSECONDS_MAX <= value <= MICROSECONDS_MAX:
+            raise UsageError(f"{name} must be within {MICROSECONDS_MAX} microseconds, got {str(value)[:32]}")
+        for unit, per_second in _OTHER_UNITS.items():
+            if _UNIT_FROM_S * per_second <= value < _UNIT_TO_S * per_second:
+                raise UsageError(f"{name} is in microseconds since the epoch; {value} looks like {unit}")
         return value
     raise UsageError(f"{name} is a datetime or microseconds since the epoch", found=type(value).__name__)
 
@@ -137,7 +149,7 @@ def _bytes(name: str, value: Any) -> bytes:
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{name} is a str", found=type(value).__name__)
-    _require_bounded(name, len(value) if value.isascii() else len(value.encode(errors="surrogatepass")))
+    _require_bounded(name, len(value) if value.isascii() else len(utf8(value, name)))
     return value
 
 
@@ -153,6 +165,14 @@ def _priority(name: str, value: Any) -> int:
 
 
 def _headers(name: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        pairs = list(sequence(value, name))
+        encode_records([b""], headers=[pairs])
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            names = [key for key, _ in pairs]
+            repeated = next(key for at, key in enumerate(names) if key in names[:at])
+            raise UsageError(f"headers must have each name once, got {repeated[:64]!r} more than once")
     encode_records([b""], headers=[value])
     return value
 
@@ -166,10 +186,7 @@ def _meta(name: str, value: Any) -> bytes:
 def _meta_json(value: Any) -> bytes:
     if not isinstance(value, Mapping):
         raise UsageError("meta is a mapping", found=type(value).__name__)
-    try:
-        return _encode_json(dict(value))
-    except (TypeError, ValueError, OverflowError, RecursionError) as e:
-        raise UsageError("meta cannot be written as JSON", reason=str(e)) from None
+    return json_of(dict(value), "meta")
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {

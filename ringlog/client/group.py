@@ -18,12 +18,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ringlog.client.checks import (
+    commit_every,
+    flag,
+    number,
+    pending_options,
+    position,
+    seconds_to_end,
+    seqs_of,
+    start_at,
+)
 from ringlog.client.claimed import Jobs
 from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
 from ringlog.client.grouping import GroupWorking, Streaming
 from ringlog.client.job import OnError
 from ringlog.client.pages import Page, Record, Start, Tombstone
-from ringlog.client.queue import GIVE_BACK_S, RETRY_S, Job, Queue
+from ringlog.client.queue import GIVE_BACK_S, RETRY_S, Job, Queue, check_claimed_for
 from ringlog.client.redrive import RedriveReport, Where
 from ringlog.client.results import ClientState, Settled
 from ringlog.client.working import Wish
@@ -49,7 +59,8 @@ class Leases(Queue):
         self, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None, auto_extend: bool
     ) -> Jobs[Job]:
         """See Group.steal."""
-        wish = Wish()
+        auto_extend, lease_ms = flag(auto_extend, "auto_extend"), check_claimed_for(lease_ms)
+        min_idle_ms, wish = number(min_idle_ms, "min_idle_ms"), Wish()
         steps = self._working.steal(self._connection, seqs, min_idle_ms, lease_ms, wish)
         return self._jobs_of(self._claimed(steps, auto_extend, wish))
 
@@ -152,14 +163,15 @@ class Group:
     ) -> Jobs[Job]:  # fmt: skip
         """Lease those of these records that are pending, whoever holds them, if nothing was done about them
         for `min_idle_ms`. Who held them finds his lease lost."""
-        return self._leases.steal(sorted(set(seqs)), min_idle_ms, lease_ms, auto_extend)
+        return self._leases.steal(seqs_of(seqs), min_idle_ms, lease_ms, auto_extend)
 
     def pending(
         self, *, node: str = "", idle_ms: int = 0, min_deliveries: int = 0, after: int = 0, limit: int = 100
     ) -> list[PendingEntry]:
         """What was given out and is not done, by number: of one member, untouched for so long, given out so
         often. Looking changes nothing."""
-        steps = self._working.pending(self._connection, node, idle_ms, min_deliveries, after, limit)
+        asked = pending_options(node, idle_ms, min_deliveries, after, limit)
+        steps = self._working.pending(self._connection, *asked)
         return self._client.run(steps)
 
     def leave(self) -> int:
@@ -180,7 +192,7 @@ class Group:
         `auto_commit_ms` (0 = with each record), before waiting for more, and at the end; with None only
         `commit` does.
         """
-        streaming = Streaming(self._working, auto_commit_ms, self._shell.session.clock)
+        streaming = Streaming(self._working, commit_every(auto_commit_ms), self._shell.session.clock)
         self._client.run(streaming.begin(self._connection))
         self._streaming = streaming
         return self._iterate(streaming)
@@ -219,6 +231,8 @@ class Group:
     def commit(self, seq: int | None = None) -> None:
         """Everything up to `seq` is done, or everything that was given out so far; durable as the topic's
         class asks when this returns. Raises LeaseLost when somebody else reads the group now."""
+        if seq is not None:
+            seq = position(seq, "seq")
         streaming = self._streaming
         if streaming is None:
             raise UsageError("nothing is read from this group", group=self.name)
@@ -230,6 +244,7 @@ class Group:
         """Have the group go on from there, back or forth: EARLIEST, LATEST, the number to go on after, or a
         time. Nothing is pending then, and every lease has ended. Returns the first number that is given
         out."""
+        start = start_at(start)
         self._streaming = None
         return self._client.run(self._working.seek(self._connection, start))
 
@@ -254,6 +269,7 @@ class Group:
 
     def close(self, timeout: float = GIVE_BACK_S) -> None:
         """Give back what was claimed and not begun, and let go of files. The client calls it, too."""
+        timeout = seconds_to_end(timeout)
         self._streaming = None
         self._leases.close(timeout)
 

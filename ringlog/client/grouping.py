@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from ringlog.client.checks import number
 from ringlog.client.claimed import Claimed
 from ringlog.client.group_facts import GroupMember, GroupStats, GroupSummary, PendingEntry
 from ringlog.client.leases import Lease, call_number, words_of
@@ -251,7 +250,6 @@ class GroupWorking(Working):
     ) -> Steps[Claimed]:  # fmt: skip
         """Those of these that are pending, whoever holds them."""
         yield from self.known(connection)
-        min_idle_ms = number(min_idle_ms, "min_idle_ms")
         if len(seqs) > JOBS_PER_REQUEST_MAX:
             raise UsageError("too many records at once", seqs=len(seqs), max=JOBS_PER_REQUEST_MAX)
         if not seqs:
@@ -335,8 +333,6 @@ class Streaming:
     """Reading a stream group: where the reader is, what is done, and when to say so."""
 
     def __init__(self, working: GroupWorking, auto_commit_ms: int | None, clock: Clock) -> None:
-        if auto_commit_ms is not None and auto_commit_ms < 0:
-            raise UsageError("a time is not negative", auto_commit_ms=auto_commit_ms)
         self._working, self._clock = working, clock
         self._every_ns = None if auto_commit_ms is None else auto_commit_ms * MS
         self._source: Source | None = None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
-from math import inf
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, cast
 
 from ringlog.client.leases import Lease
@@ -46,6 +45,32 @@ def short_reason(text: str) -> str:
     return line.encode(errors="backslashreplace").decode()
 
 
+def reason_of(reason: Any) -> str:
+    """Why a program gives a job back, as it is kept; raises UsageError for what is no text. A lone surrogate
+    in it is no reason to refuse it: this is said where something has failed already."""
+    if not isinstance(reason, str):
+        raise UsageError(f"reason must be a str, got {type(reason).__name__}")
+    return short_reason(reason)
+
+
+def job_of(job: Any, name: str = "job") -> Any:
+    """A job; raises UsageError for anything else."""
+    if not isinstance(job, JobFacts):
+        raise UsageError(f"{name} must be a job that was claimed, got {type(job).__name__}")
+    return job
+
+
+def jobs_of(jobs: Any, name: str = "jobs") -> Any:
+    """Several jobs; raises UsageError for anything else. A claim stays one: it makes its jobs when asked."""
+    from ringlog.client.claimed import Jobs
+
+    if isinstance(jobs, Jobs):
+        return jobs
+    if isinstance(jobs, str | bytes) or not isinstance(jobs, Iterable):
+        raise UsageError(f"{name} must be an iterable of jobs, got {type(jobs).__name__}")
+    return [job_of(job, name) for job in jobs]
+
+
 def report_failure(on_error: OnError, job: Any, error: Exception) -> None:
     """Tell a loop's `on_error` that a job has failed; "log" writes it into the log."""
     if on_error == "log":
@@ -59,15 +84,6 @@ def check_on_error(on_error: Any) -> OnError | None:
     if on_error is None or on_error == "log" or callable(on_error):
         return cast("OnError | None", on_error)
     raise UsageError('on_error must be a function of (job, error), "log" or None', found=repr(on_error)[:80])
-
-
-def check_idle(idle_s: Any) -> float | None:
-    """After how many seconds without a job a loop ends; raises UsageError."""
-    if idle_s is None:
-        return None
-    if isinstance(idle_s, bool) or not isinstance(idle_s, int | float) or not 0 <= idle_s < inf:
-        raise UsageError("idle_s must be a number of seconds >= 0", found=repr(idle_s)[:80])
-    return float(idle_s)
 
 
 _forks = [0]

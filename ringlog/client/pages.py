@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from ringlog.errors import InvalidRequest, UsageError
 from ringlog.frame.layout import Column
-from ringlog.limits import NODE_BYTES_MAX, SEQ_MAX
+from ringlog.limits import NODE_BYTES_MAX
+from ringlog.names import utf8
 from ringlog.tags import parse_match
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     expires_at: int | None = None
     not_before: int | None = None
     priority: int = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = [getattr(self, name) for name in self.__struct_fields__]
+        values[self.__struct_fields__.index("headers")] = dict(self.headers)
+        return type(self), tuple(values)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -127,13 +133,6 @@ TagFilter: TypeAlias = "str | Sequence[str]"
 ["tag", "Levels", pattern]: `/` stands between levels, `+` for any one, a last `#` for all that follow."""
 
 
-def check_after(seq: object) -> int:
-    """Return a position to start after; raises UsageError for what cannot be one."""
-    if not isinstance(seq, int) or isinstance(seq, bool) or not 0 <= seq <= SEQ_MAX:
-        raise UsageError("a position is a whole number from 0", found=seq, max=SEQ_MAX)
-    return seq
-
-
 class Filters(NamedTuple):
     """What to leave out: records of these nodes, and records whose tag does not match."""
 
@@ -161,7 +160,7 @@ def node_filter(node: str | Sequence[str] | None) -> frozenset[bytes]:
     """Read a node filter (NF-2, NF-8); raises InvalidRequest for an id that is too long."""
     if not node:
         return frozenset()
-    ids = frozenset(one.encode() for one in ([node] if isinstance(node, str) else node))
+    ids = frozenset(utf8(one, "node") for one in ([node] if isinstance(node, str) else node))
     longest = max(map(len, ids))
     if longest > NODE_BYTES_MAX:
         raise InvalidRequest("a node id is too long", bytes=longest, max=NODE_BYTES_MAX)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar, Unpack
 
+from ringlog.client.checks import seconds, text
 from ringlog.client.core import CLOSED, OF_PARENT, ProducerCore, ProducerOptions, size_of
 from ringlog.client.fields import NewRecord, RecordFields
 from ringlog.client.pages import Record
@@ -23,7 +24,7 @@ class Producer(Generic[T]):
     """Context manager: leaving it flushes, and raises when something was not appended. Thread-safe."""
 
     def __init__(self, shell: Shell, topic: str, options: ProducerOptions, client: object) -> None:
-        self.topic = topic
+        self.topic = text(topic, "topic")
         self._shell = shell
         self._client = client
         """Lasts as long as it is of use."""
@@ -78,17 +79,18 @@ class Producer(Generic[T]):
         record does not undo the others: the error says how many failed.
         """
         core = self._core
-        parts = core.frames_of(core.encode_all(payloads), records_per_frame)
+        encoded = core.encode_all(payloads)
+        parts = core.frames_of(encoded, records_per_frame)
         size = sum([len(buffer) for buffer, _ in parts])
         with self._shell.locked() as session:
             self._require_room(size)
-            batch = self._core.add_each(parts, len(payloads), records_per_frame)
+            batch = self._core.add_each(parts, len(encoded), records_per_frame)
             session.links.pump()
         return Ticket(self._shell, batch)
 
     def flush(self, timeout: float | None = None) -> FlushReport:
         """Send what was gathered and wait until everything has its fate, at most `timeout` seconds."""
-        shell = self._shell
+        shell, timeout = self._shell, seconds(timeout, "timeout")
         with shell.locked():
             idle = self._core.idle()
         shell.wait(idle, timeout)

@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ringlog.client.batches import Batches
 from ringlog.client.behind import Behind
-from ringlog.client.checks import number, text, whole
+from ringlog.client.checks import (
+    at_least,
+    codec,
+    flag,
+    number,
+    position,
+    seconds,
+    seconds_to_end,
+    text,
+    whole,
+)
 from ringlog.client.claimed import Claimed, Jobs, Leases, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
@@ -30,12 +40,13 @@ from ringlog.client.job import (
     OnError,
     Slots,
     backoff_ms,
-    check_idle,
     check_on_error,
     forks,
+    job_of,
+    jobs_of,
+    reason_of,
     report_failure,
     said_of,
-    short_reason,
 )
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record, Tombstone
@@ -161,9 +172,12 @@ class Queue:
         payload: PayloadCodec[Any] = RAW, release_on_exit: bool = True,
     ) -> None:  # fmt: skip
         self._client, self._shell, self._connection = client, shell, connection
-        self._codec = payload
+        self._codec = codec(payload)
         self._working = Working(
-            text(topic, "topic"), text(node, "node"), shell.session.clock, release_on_exit=release_on_exit
+            text(topic, "topic"),
+            text(node, "node"),
+            shell.session.clock,
+            release_on_exit=flag(release_on_exit, "release_on_exit"),
         )
         self._closings = 0
         """How often it was closed: iterations that were begun before end with it."""
@@ -229,6 +243,7 @@ class Queue:
         leases had ended.
         """
         max, wait_ms, lease_ms = check_claim(max, wait_ms, lease_ms)
+        auto_extend, done = flag(auto_extend, "auto_extend"), jobs_of(done, "done")
         wish = Wish(by_number=is_by_number(order))
         if done:
             jobs = self._claim_after(done, max, lease_ms, auto_extend, wish)
@@ -318,8 +333,9 @@ class Queue:
         """
         slots = Slots(check_iteration(max_in_flight))
         return self._iterate(
-            slots, check_claimed_for(lease_ms), auto_extend, ack_behind, check_on_error(on_error),
-            check_idle(idle_s),
+            slots, check_claimed_for(lease_ms), flag(auto_extend, "auto_extend"),
+            flag(ack_behind, "ack_behind"), check_on_error(on_error),
+            seconds(idle_s, "idle_s"),
         )  # fmt: skip
 
     def _iterate(
@@ -381,7 +397,10 @@ class Queue:
         for `jobs(ack_behind=True)`.
         """
         size, most = check_batches(size, max_in_flight)
-        return self._in_batches(size, most, check_claimed_for(lease_ms), auto_extend, check_idle(idle_s))
+        return self._in_batches(
+            size, most, check_claimed_for(lease_ms), flag(auto_extend, "auto_extend"),
+            seconds(idle_s, "idle_s"),
+        )  # fmt: skip
 
     def _in_batches(
         self, size: int, most: int, lease_ms: int | None, auto_extend: bool, idle_s: float | None
@@ -585,7 +604,7 @@ class Queue:
     def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once, whatever its deliveries; the first line of `reason` goes
         with it. Raises InvalidRequest where the queue has none, and LeaseLost."""
-        steps = self._working.reject(self._connection, [job.lease], short_reason(text(reason, "reason")))
+        steps = self._working.reject(self._connection, [job_of(job).lease], reason_of(reason))
         if not self._settled([job], steps).is_complete:
             raise job.lost_error()
 
@@ -597,7 +616,7 @@ class Queue:
         together = settled_together(jobs)
         if together is not None:
             return self._settled_together(together, rest)
-        jobs = list(jobs)
+        jobs = list(jobs_of(jobs))
         leases = [job.lease for job in jobs]
         if rest is None:
             return self._settled(jobs, working.ack(connection, leases))
@@ -630,7 +649,7 @@ class Queue:
     def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
         """Hold these jobs up to `lease_ms` from now, which may be earlier than before."""
         lease_ms = check_lease(lease_ms)
-        leases = [job.lease for job in jobs]
+        leases = [job.lease for job in jobs_of(jobs)]
         return self._client.run(self._working.extend(self._connection, leases, lease_ms))
 
     # -- looking --------------------------------------------------------------------------------------
@@ -642,7 +661,7 @@ class Queue:
     def pending(self, limit: int = 100, *, after: int = 0) -> list[PendingJob]:
         """The first jobs behind `after` that were handed out and are not done: who holds them, until when,
         how often they were handed out, why they failed. Looking changes nothing."""
-        after, limit = whole(after, "after"), whole(limit, "limit")
+        after, limit = position(after, "after"), at_least(limit, "limit", 1)
         return self._client.run(self._working.known_jobs(self._connection, after, limit))
 
     def peek(self, limit: int = 1) -> list[Record]:
@@ -690,6 +709,7 @@ class Queue:
     def close(self, timeout: float = GIVE_BACK_S) -> None:
         """End its loops, also where they wait for jobs, give back what was claimed and not begun, and let go
         of files. The client calls it, too."""
+        timeout = seconds_to_end(timeout)
         self._closings += 1
         for wish in list(self._waiting):
             self._call_off(wish)
@@ -757,7 +777,7 @@ def check_claimed_for(lease_ms: int | None) -> int | None:
 
 def is_by_number(order: str) -> bool:
     """Is a claim to be given the lowest numbers, whatever their priority?"""
-    if order not in ORDERS:
+    if text(order, "order") not in ORDERS:
         raise UsageError("a claim is by priority or by number", order=order, known=list(ORDERS))
     return order == "seq"
 
@@ -783,7 +803,7 @@ def check_batches(size: int, max_in_flight: int | None) -> tuple[int, int]:
 
 def rest_of(delay_ms: int | None, reason: str) -> Rest:
     """How a job is given back; None = to rest as its topic says."""
-    reason = short_reason(text(reason, "reason"))
+    reason = reason_of(reason)
     if delay_ms is None:
         return Rest(0, reason, True)
     return Rest(number(delay_ms, "delay_ms"), reason)

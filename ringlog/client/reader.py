@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringlog.client.borrowed import Borrowed
+from ringlog.client.checks import at_least, cursor_of, flag, nodes_of, start_at, tags_of, text, time_at
 from ringlog.client.connection import Connection
 from ringlog.client.pages import (
     EARLIEST,
@@ -28,7 +29,6 @@ from ringlog.client.pages import (
     Start,
     TagFilter,
     Tombstone,
-    check_after,
     node_filter,
     tag_filter,
 )
@@ -170,11 +170,11 @@ def read(
 
     `start`, a time with its zone, instead of `after`: from the first record committed then or later.
     """
-    cursor = after if isinstance(after, Cursor) else Cursor(0, check_after(after))
-    if limit < 0 or max_bytes < 0 or wait_ms < 0:
-        raise UsageError(
-            "a read's limits are not negative", limit=limit, max_bytes=max_bytes, wait_ms=wait_ms
-        )
+    topic, cursor = text(topic, "topic"), cursor_of(after, "after")
+    limit, max_bytes = at_least(limit, "limit"), at_least(max_bytes, "max_bytes")
+    wait_ms, tags, node = at_least(wait_ms, "wait_ms"), tags_of(tags), nodes_of(node)
+    if start is not None:
+        time_at(start, "start")
     filters = yield from resolve_filters(connection, topic, tags, node)
     source = open_source(connection, topic, is_settling=True)
     try:
@@ -211,8 +211,6 @@ def resolve_start(connection: Connection, source: Source, topic: str, start: Sta
     if start is EARLIEST:
         return Cursor(0, 0)
     if isinstance(start, datetime):
-        if start.tzinfo is None:
-            raise UsageError("a time to start at needs a time zone", found=str(start))
         wanted_us = (start - _EPOCH_TIME) // timedelta(microseconds=1)
         return (yield from source.seek_time(max(wanted_us, 0)))
     if start is LATEST:
@@ -221,7 +219,14 @@ def resolve_start(connection: Connection, source: Source, topic: str, start: Sta
         return latest
     if isinstance(start, Position):
         raise UsageError("not a place to start", found=repr(start))
-    return Cursor(0, check_after(start))
+    return cursor_of(start, "start")
+
+
+def reader_options(
+    topic: Any, start: Any, follow: Any, tags: Any, node: Any
+) -> tuple[str, Start, bool, TagFilter | None, list[str]]:
+    """What a reader was given, checked before anything is sent."""
+    return text(topic, "topic"), start_at(start), flag(follow, "follow"), tags_of(tags), nodes_of(node)
 
 
 class Reader:
@@ -239,6 +244,7 @@ class Reader:
         self, client: Runs, topic: str, start: Start = EARLIEST, *, follow: bool = False,
         tags: TagFilter | None = None, node: str | list[str] | None = None,
     ) -> None:  # fmt: skip
+        topic, start, follow, tags, node = reader_options(topic, start, follow, tags, node)
         self._client = client
         self._topic = topic
         self._follow = follow
@@ -259,10 +265,13 @@ class Reader:
 
     def seek(self, start: Start) -> None:
         """Go on from there."""
-        self._start = start
+        self._start = start_at(start)
 
     def pages(self, limit: int = READ_LIMIT_MAX) -> Iterator[Page]:
         """Iterate page by page; with `follow` never ends by itself."""
+        return self._pages(at_least(limit, "limit", 1))
+
+    def _pages(self, limit: int) -> Iterator[Page]:
         while not self._is_closed:
             page = self._next_page(limit)
             if page.tombstone is None and not len(page) and page.caught_up and not self._follow:

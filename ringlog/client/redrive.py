@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
+from ringlog.client.checks import at_least, position, sequence
 from ringlog.client.letters import in_parts
 from ringlog.client.pages import Record
 from ringlog.client.session import Session
@@ -40,10 +42,18 @@ class Redrive:
     """One call of redrive: which letters, how many, how fast."""
 
     def __init__(self, working: Working, where: Where, limit: int | None, rate: float | None) -> None:
-        if (limit is not None and limit < 0) or (rate is not None and not rate > 0):
-            raise UsageError("a limit is not negative, a rate is above 0", limit=limit, rate=rate)
+        if limit is not None:
+            limit = at_least(limit, "limit")
+        if rate is not None and (
+            isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < inf
+        ):
+            raise UsageError(f"rate must be a number above 0, got {repr(rate)[:80]}")
         self._working = working
-        self._where = where if where is None or callable(where) else frozenset(where)
+        self._where = (
+            where
+            if where is None or callable(where)
+            else frozenset(position(seq, "where") for seq in sequence(where, "where"))
+        )
         self._left = limit
         self._rate = rate
         self._dead = ""

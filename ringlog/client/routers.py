@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ringlog.client.checks import SECONDS_MAX, at_least, flag, seconds, tags_of, text
 from ringlog.client.pages import TagFilter
 from ringlog.client.session import Session
 from ringlog.client.shell import Shell
@@ -18,7 +19,7 @@ from ringlog.envelope.messages import (
     RouterList,
     RouterListReply,
 )
-from ringlog.errors import NotReady, UsageError
+from ringlog.errors import NotReady
 from ringlog.limits import LIST_PAGE_DEFAULT, LIST_PAGE_MAX, ROUTER_SETTLE_MS_MAX
 from ringlog.link.pending import Steps, start
 
@@ -71,12 +72,16 @@ def create(
     session: Session, name: str, source: str, dest: str, options: RouterOptions
 ) -> Steps[RouterDescription]:
     """Make a router, or change the one of this name."""
-    wanted: Any = options.filter
+    name, source, dest = text(name, "name"), text(source, "source"), text(dest, "dest")
+    guarantee = text(options.guarantee, "guarantee")
+    keeps_node = flag(options.preserve_node, "preserve_node")
+    keeps_tag = flag(options.preserve_tag, "preserve_tag")
+    wanted: Any = tags_of(options.filter, "filter")
     if wanted is not None and not isinstance(wanted, str):
         wanted = list(wanted)
     order = RouterCreate(
-        name, source, dest, wanted, options.preserve_node, options.preserve_tag, options.create_dest,
-        options.allow_cycle, options.guarantee,
+        name, source, dest, wanted, keeps_node, keeps_tag, flag(options.create_dest, "create_dest"),
+        flag(options.allow_cycle, "allow_cycle"), guarantee,
     )  # fmt: skip
     # Either may be made with it: what was known of them is asked for again.
     session.forget(source)
@@ -86,23 +91,24 @@ def create(
 
 def get(session: Session, name: str, settle_s: float) -> Steps[RouterDescription]:
     """A router, perhaps when it has forwarded all that its source holds now."""
-    found, _ = yield from _settled(session, name, settle_s)
+    found, _ = yield from _settled(session, name, settle_s, "settle_s")
     return found
 
 
 def settle(session: Session, name: str, timeout_s: float) -> Steps[RouterDescription]:
     """Wait until everything that the source holds now was forwarded."""
-    found, wanted = yield from _settled(session, name, timeout_s)
+    found, wanted = yield from _settled(session, name, timeout_s, "timeout_s")
     if found.cursor < wanted:
         raise NotReady("the router is behind its source", router=name, lag=found.lag, wanted=wanted)
     return found
 
 
-def _settled(session: Session, name: str, timeout_s: float) -> Steps[tuple[RouterDescription, int]]:
+def _settled(
+    session: Session, name: str, timeout_s: float, parameter: str
+) -> Steps[tuple[RouterDescription, int]]:
     """The router when it has reached what is its source's head now, or after the time; and that head."""
-    if not timeout_s >= 0:
-        raise UsageError("a wait is not negative", found=timeout_s)
-    deadline_ns = session.clock.monotonic_ns() + round(timeout_s * 1e9)
+    name, wait_s = text(name, "name"), seconds(timeout_s, parameter)
+    deadline_ns = session.clock.monotonic_ns() + round((SECONDS_MAX if wait_s is None else wait_s) * 1e9)
     info: RouterInfo = yield session.ask_about_routers(RouterGet(name))
     wanted = info.cursor + info.lag
     while info.cursor < wanted:
@@ -116,7 +122,7 @@ def _settled(session: Session, name: str, timeout_s: float) -> Steps[tuple[Route
 
 def delete(session: Session, name: str) -> Steps[bool]:
     """Remove a router; False when there was none."""
-    reply: RouterDeleted = yield session.ask_about_routers(RouterDelete(name))
+    reply: RouterDeleted = yield session.ask_about_routers(RouterDelete(text(name, "name")))
     return reply.deleted
 
 
@@ -124,11 +130,9 @@ class RouterPages:
     """Routers page by page, by name."""
 
     def __init__(self, session: Session, prefix: str, source: str, dest: str, page_size: int) -> None:
-        if not 1 <= page_size <= LIST_PAGE_MAX:
-            raise UsageError("page_size out of range", found=page_size, min=1, max=LIST_PAGE_MAX)
         self._session = session
-        self._wanted = (prefix, source, dest)
-        self._page_size = page_size
+        self._wanted = (text(prefix, "prefix"), text(source, "source"), text(dest, "dest"))
+        self._page_size = at_least(page_size, "page_size", 1, LIST_PAGE_MAX)
         self._after = ""
         self._has_more = True
 
@@ -186,7 +190,9 @@ class Routers:
         """All routers whose name begins with `prefix`, in byte order of names, fetched page by page; of one
         source, or to one destination, if named."""
         self._shell.require_open()
-        pages = RouterPages(self._shell.session, prefix, source, dest, page_size)
+        return self._paged(RouterPages(self._shell.session, prefix, source, dest, page_size))
+
+    def _paged(self, pages: RouterPages) -> Iterator[RouterDescription]:
         while page := self._shell.ask(lambda _: start(pages.next_page())):
             yield from page
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.client.borrowed import Borrowed
+from ringlog.client.checks import flag, seconds, start_at, text
 from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import EARLIEST, Cursor, Record, Start, Tombstone
 from ringlog.client.pieces import FramePiece, Piece, open_run_frame, visible_pieces
@@ -189,6 +190,7 @@ class Tailer:
     """
 
     def __init__(self, client: Runs, topic: str, start: Start = EARLIEST, *, follow: bool = True) -> None:
+        topic, start, follow = text(topic, "topic"), start_at(start), flag(follow, "follow")
         if client.connection.transport != "ring":
             raise UsageError(
                 "a tailer reads the engine's files and must run on its host",
@@ -217,11 +219,12 @@ class Tailer:
 
     def seek(self, start: Start) -> None:
         """Go on from there."""
-        self._start = start
+        self._start = start_at(start)
         self._ready.clear()
 
     def next(self, timeout: float | None = None) -> TailBatch | Tombstone | None:
         """Return the next item, or None after `timeout` seconds without one; None = wait for ever."""
+        timeout = seconds(timeout, "timeout")
         self._settle_start()
         if self._ready and not self._source.is_current:
             self._ready.clear()  # Read ahead, and some of it may have been deleted since (DL-9).

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ringlog.client.batch import Batch
+from ringlog.client.checks import seconds
 from ringlog.client.results import Appended
 from ringlog.errors import RequestTimeout
 
@@ -33,7 +34,7 @@ class Ticket:
         Raises what they were refused for, RequestTimeout (outcome unknown) when the engine did not settle
         in time, and RequestTimeout too when `timeout` ended first: then the ticket is still open.
         """
-        batch = self._batch
+        batch, timeout = self._batch, seconds(timeout, "timeout")
         if not batch.is_done and not self._shell.wait(batch, timeout):
             raise RequestTimeout(
                 "not settled yet", outcome="unknown", topic=batch.stream.topic, timeout_s=timeout

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ringlog.client.checks import text, topic_settings
+from ringlog.client.checks import at_least, flag, position, text, topic_settings
 from ringlog.client.group_facts import GroupSummary
 from ringlog.client.letters import require_no_cycle
-from ringlog.client.pages import TagFilter, check_after, tag_filter
+from ringlog.client.pages import TagFilter, tag_filter
 from ringlog.client.session import Session
 from ringlog.client.shell import Shell
 from ringlog.envelope.messages import (
@@ -153,7 +153,7 @@ def configure(session: Session, topic: str, config: dict[str, Any]) -> Steps[Top
 
 def state(session: Session, topic: str, touch: bool) -> Steps[TopicSummary]:
     """A topic's numbers."""
-    topic = text(topic, "topic")
+    topic, touch = text(topic, "topic"), flag(touch, "touch")
     reply = yield from session.about(topic, lambda _: TopicState(topic, touch))
     if reply.is_fed:
         yield session.catch_up(topic, reply.topic_id)
@@ -163,7 +163,7 @@ def state(session: Session, topic: str, touch: bool) -> Steps[TopicSummary]:
 
 def delete(session: Session, topic: str, if_empty: bool) -> Steps[TopicRemoval]:
     """Remove a topic, and the routers that lead to it or from it."""
-    topic = text(topic, "topic")
+    topic, if_empty = text(topic, "topic"), flag(if_empty, "if_empty")
     try:
         info: TopicInfo = yield session.resolve(topic)
     except TopicNotFound:
@@ -179,7 +179,7 @@ def delete(session: Session, topic: str, if_empty: bool) -> Steps[TopicRemoval]:
 def delete_records(session: Session, topic: str, before_seq: int, match: TagFilter | None) -> Steps[Deletion]:
     """Delete records for good: below `before_seq`, by tag, or both."""
     topic = text(topic, "topic")
-    check_after(before_seq)
+    before_seq = position(before_seq, "before_seq")
     if match is not None:
         tag_filter(match)
     elif not before_seq:
@@ -212,11 +212,9 @@ class TopicMerge:
     """Pages of all shards, merged by name; each name once, in byte order."""
 
     def __init__(self, session: Session, prefix: str, page_size: int) -> None:
-        if not 1 <= page_size <= LIST_PAGE_MAX:
-            raise UsageError("page_size out of range", found=page_size, min=1, max=LIST_PAGE_MAX)
         self._session = session
-        self._prefix = prefix
-        self._page_size = page_size
+        self._prefix = text(prefix, "prefix")
+        self._page_size = at_least(page_size, "page_size", 1, LIST_PAGE_MAX)
         self._pages: list[list[TopicStateReply]] = []
         self._after: list[str | None] = []
         self._last = ""
@@ -284,7 +282,9 @@ class Topics:
     def list(self, prefix: str = "", *, page_size: int = LIST_PAGE_DEFAULT) -> Iterator[TopicSummary]:
         """All topics whose name begins with `prefix`, in byte order of names, fetched page by page."""
         self._shell.require_open()
-        merge = TopicMerge(self._shell.session, prefix, page_size)
+        return self._merged(TopicMerge(self._shell.session, prefix, page_size))
+
+    def _merged(self, merge: TopicMerge) -> Iterator[TopicSummary]:
         while page := self._shell.ask(lambda _: start(merge.next_page())):
             yield from page
 
@@ -292,7 +292,7 @@ class Topics:
         """The consumer groups of a topic, in byte order of names; raises TopicNotFound."""
         from ringlog.client.grouping import list_groups
 
-        return self._shell.ask(lambda session: start(list_groups(session, topic)))
+        return self._shell.ask(lambda session: start(list_groups(session, text(topic, "topic"))))
 
     def delete(self, topic: str, *, if_empty: bool = False) -> TopicRemoval:
         """Remove a topic, all it holds, and its routers. The result is true when there was one, and names the

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ringlog.client.borrowed import Borrowed
+from ringlog.client.checks import seconds
 from ringlog.client.events import WatchEvent
 from ringlog.client.shared_reads import SharedReads
 from ringlog.client.topics import TopicMerge
@@ -68,6 +69,7 @@ class Watch:
         Raises CorruptData for damage, TopicHalted for a topic of which a file is missing, and NotReady for
         one whose shard was given up (reason shard_failed): once for each topic; the other topics go on.
         """
+        timeout = seconds(timeout, "timeout")
         core, deadline = self._core, self._shell.now_s() + timeout if timeout else None
         subscription = self.subscription
         while not self._is_closed:

@@ -18,6 +18,7 @@ from fnmatch import translate
 from re import compile as compile_pattern
 from typing import Literal, TypeAlias
 
+from ringlog.client.checks import at_least, flag, nodes_of, sequence, start_at, tags_of, text
 from ringlog.client.connection import Connection
 from ringlog.client.events import CaughtUp, Lagged, TopicDeleted, WatchEvent, decode_cursors, encode_cursors
 from ringlog.client.local_source import LocalSource
@@ -51,6 +52,7 @@ from ringlog.errors import (
 )
 from ringlog.limits import (
     CREDIT_DEFAULT,
+    CREDIT_MAX,
     FEEDS_PER_SUBSCRIPTION_MAX,
     READ_BYTES_DEFAULT,
     READ_BYTES_MAX,
@@ -96,23 +98,24 @@ def watch_options(
 ) -> WatchOptions:  # fmt: skip
     """Check what `watch` was given; raises UsageError or InvalidRequest."""
     if isinstance(topics, Mapping):
-        wanted = dict(topics)
+        wanted = {text(name, "topics"): start_at(where, "topics") for name, where in topics.items()}
     else:
-        wanted = dict.fromkeys([topics] if isinstance(topics, str) else topics, start)
+        names = [topics] if isinstance(topics, str) else sequence(topics, "topics")
+        wanted = dict.fromkeys([text(name, "topics") for name in names], start_at(start))
     if not 1 <= len(wanted) <= FEEDS_PER_SUBSCRIPTION_MAX:
         raise UsageError("name the topics to watch", found=len(wanted), min=1, max=FEEDS_PER_SUBSCRIPTION_MAX)
-    if consistency not in {"eventual", "strong"}:
+    if text(consistency, "consistency") not in {"eventual", "strong"}:
         raise UsageError("consistency is eventual or strong", found=consistency)
-    if limit < 0 or max_bytes < 0:
-        raise UsageError("a watch's limits are not negative", limit=limit, max_bytes=max_bytes)
+    limit, max_bytes = at_least(limit, "limit"), at_least(max_bytes, "max_bytes")
+    node = nodes_of(node)
     node_filter(node)
-    tag_filter(tags)
     return WatchOptions(
         {name: where for name, where in wanted.items() if _WILD not in name},
         {name: where for name, where in wanted.items() if _WILD in name},
-        tags, node, min(limit or WATCH_LIMIT_DEFAULT, WATCH_LIMIT_MAX),
-        min(max_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX), consistency, credit, lenient,
-        decode_cursors(cursor),
+        tags_of(tags), node, min(limit or WATCH_LIMIT_DEFAULT, WATCH_LIMIT_MAX),
+        min(max_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX), consistency,
+        at_least(credit, "credit", 1, CREDIT_MAX), flag(lenient, "lenient"),
+        decode_cursors(text(cursor, "cursor")),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from ringlog.client.inline import Stretch, inline_of
 from ringlog.client.leases import Lease, call_number, lists_of, words_of
 from ringlog.client.letters import dead_letter_of, is_letter_of
 from ringlog.client.local_source import LocalSource
-from ringlog.client.pages import Record, Tombstone, check_after
+from ringlog.client.pages import Record, Tombstone
 from ringlog.client.pieces import FramePiece, visible_pieces
 from ringlog.client.remote_source import received
 from ringlog.client.results import PendingJob, QueueStats, Settled
@@ -401,9 +401,6 @@ class Working:
 
     def known_jobs(self, connection: QueueConnection, after: int, limit: int) -> Steps[list[PendingJob]]:
         """Jobs that were handed out and are not done."""
-        check_after(after)
-        if limit < 1:
-            raise UsageError("limit is at least 1", found=limit)
         found: list[PendingJob] = []
         while len(found) < limit:
             asked = min(limit - len(found), JOBS_PER_REQUEST_MAX)

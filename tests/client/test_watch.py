@@ -249,7 +249,7 @@ def test_nonsense_is_refused_by_name(client):
     for wrong, what in (
         ({"topics": []}, "name the topics"),
         ({"topics": "t", "consistency": "perhaps"}, "consistency"),
-        ({"topics": "t", "limit": -1}, "not negative"),
+        ({"topics": "t", "limit": -1}, "limit must be >= 0, got -1"),
         ({"topics": "t", "credit": 0}, "credit"),
     ):
         with pytest.raises(UsageError, match=what):

@@ -1,0 +1,222 @@
+"""What no parameter takes is refused by every public call, over rings and ipc, for threads and for loops:
+with a UsageError or a refusal that says which, before anything waits; and the client works afterwards.
+
+Calls and parameters are found by looking at the classes, so a new parameter is tried by itself. One that
+takes a value of the list has a row in TAKEN.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import ringlog
+import ringlog.aio
+from ringlog.client.fields import RecordFields
+from ringlog.client.group_facts import GroupLimits
+from ringlog.client.pages import Cursor
+from ringlog.errors import InvalidRequest, UsageError
+from ringlog.names import utf8
+from ringlog.settings import TOPIC_SETTINGS
+
+NAN = float("nan")
+TOPIC, QUEUE = "bad-arguments.topic", "bad-arguments.queue"
+BAD: dict[str, Any] = {
+    "an object": object(), "a lone surrogate": "\ud800", "NaN": NAN, "2.5": 2.5, "-5": -5, "2**70": 1 << 70,
+    "bytes": b"\xff", "a set with NaN": {NAN}, "a mapping": {"a": NAN}, "a list": [object()],
+}  # fmt: skip
+TAKEN: dict[str, set[str]] = {
+    "data": {"bytes"},
+    "key": {"bytes"},
+    "event_ts": {"-5"},
+    "expires_at": {"-5"},
+    "not_before": {"-5"},
+    "reason": {"a lone surrogate"},
+    "linger_ms": {"2.5"},
+    "timeout": {"2.5"},
+    "timeout_s": {"2.5"},
+    "settle_s": {"2.5"},
+    "idle_s": {"2.5"},
+    "rate": {"2.5"},
+    "topics.priority": {"-5"},
+}
+"""What parameters of these names take."""
+NOT_FOR_USERS = {"run", "restart_in_child", "give_up", "ack_behind"}
+"""Methods of one part of the client for another."""
+GOOD: dict[str, Any] = {
+    "topic": TOPIC, "data": b"x", "name": "n", "source": TOPIC, "dest": "other", "topics": [TOPIC],
+    "records": [b"x"],
+    "payloads": [b"x"], "jobs": [], "seqs": [1], "after": 0, "start": 0, "lease_ms": 1_000, "producer_id": 7,
+    "timeout": 1.0, "watches": [],
+}  # fmt: skip
+UNDER_NAMES: dict[str, list[str]] = {
+    "record": list(RecordFields.__annotations__),
+    "limits": list(GroupLimits.__annotations__),
+    "config": list(TOPIC_SETTINGS),
+}
+"""What a call takes as `**record` and the like."""
+
+
+def parameters_of(method: Any) -> Iterator[tuple[str, bool, bool]]:
+    """(name, is it given by place only, is it needed) of each parameter."""
+    for parameter in list(inspect.signature(method).parameters.values())[1:]:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            yield from ((name, False, False) for name in UNDER_NAMES[parameter.name])
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            is_needed = parameter.default is parameter.empty
+            yield parameter.name, parameter.kind is parameter.POSITIONAL_ONLY, is_needed
+
+
+def calls_of(holder: Any, label: str) -> Iterator[tuple[str, str, tuple[Any, ...], dict[str, Any]]]:
+    """(label, method, arguments) of every call with one bad value."""
+    for method in dir(type(holder)):
+        found = getattr(type(holder), method)
+        if method.startswith("_") or method in NOT_FOR_USERS or not inspect.isfunction(found):
+            continue
+        parameters = list(parameters_of(found))
+        for name, _, _ in parameters:
+            for kind, bad in BAD.items():
+                if kind in TAKEN.get(name, ()) or kind in TAKEN.get(f"{label}.{name}", ()):
+                    continue
+                needed = [other for other, _, is_needed in parameters if is_needed]
+                given = {other: GOOD.get(other) for other in needed} | {name: bad}
+                places = [given.pop(other) for other, is_place, _ in parameters if is_place]
+                yield f"{label}.{method}({name}={kind})", method, tuple(places), given
+
+
+def holders_of(client: Any) -> Iterator[tuple[str, Any]]:
+    yield "client", client
+    yield "topics", client.topics
+    yield "routers", client.routers
+    yield "queue", client.queue(QUEUE)
+    yield "group", client.group(TOPIC, "work", mode="queue")
+    yield "producer", client.producer(TOPIC)
+    yield "reader", client.reader(TOPIC)
+    yield "watch", client.watch(TOPIC)
+
+
+def verdict(error: BaseException | None, found: object) -> str:
+    """ "" for a refusal that may be; else what came instead."""
+    if error is None:
+        return f"it was taken: {found!r}"[:120]
+    str(error).encode()
+    return "" if isinstance(error, UsageError | InvalidRequest) else repr(error)
+
+
+def try_all(client: ringlog.Client) -> list[str]:
+    wrong, tried = [], 0
+    for label, holder in holders_of(client):
+        for told, method, places, given in calls_of(holder, label):
+            found = error = None
+            try:
+                found = getattr(holder, method)(*places, **given)
+            except Exception as e:  # noqa: BLE001  it is what the test is about
+                error = e
+            tried += 1
+            if came := verdict(error, found):
+                wrong.append(f"{told}: {came}")
+    assert tried > 1_000
+    return wrong
+
+
+async def try_all_in_loop(client: ringlog.aio.Client) -> list[str]:
+    wrong, tried = [], 0
+    for label, holder in holders_of(client):
+        for told, method, places, given in calls_of(holder, label):
+            found = error = None
+            try:
+                found = getattr(holder, method)(*places, **given)
+                # What iterates looks at its arguments when it begins.
+                if inspect.isasyncgen(found):
+                    found = await asyncio.wait_for(anext(found), 2)
+                elif inspect.isawaitable(found):
+                    found = await asyncio.wait_for(found, 2)
+            except Exception as e:  # noqa: BLE001  it is what the test is about
+                error = e
+            tried += 1
+            if came := verdict(error, found):
+                wrong.append(f"{told}: {came}")
+    assert tried > 1_000
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def engine(ringlog_engine: Any) -> Any:
+    with ringlog.connect(ringlog_engine.url, wait=10) as client:
+        client.topics.create(TOPIC, exist_ok=True)
+        client.topics.create(QUEUE, type="queue", exist_ok=True)
+        client.append(TOPIC, b"first")
+    return ringlog_engine
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_a_client_refuses_what_no_parameter_takes(engine: Any, transport: Any) -> None:
+    with ringlog.connect(engine.url, transport=transport, wait=10) as client:
+        assert try_all(client) == []
+        seq = client.append(TOPIC, b"after").last_seq
+        assert client.read(TOPIC, seq - 1).bytes() == [b"after"]
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_an_asyncio_client_refuses_what_no_parameter_takes(engine: Any, transport: Any) -> None:
+    async def main() -> None:
+        async with ringlog.aio.connect(engine.url, transport=transport, wait=10) as client:
+            assert await try_all_in_loop(client) == []
+            seq = (await client.append(TOPIC, b"after")).last_seq
+            assert (await client.read(TOPIC, seq - 1)).bytes() == [b"after"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_wrong_arguments_are_told_where_there_is_no_engine(tmp_path: Any, transport: Any) -> None:
+    with ringlog.connect(f"ringlog://{tmp_path}", transport=transport) as client:
+        for call in (
+            lambda: client.append("\ud800", b""),
+            lambda: client.append([TOPIC], b""),  # type: ignore[arg-type]
+            lambda: client.append(TOPIC, b"", create="no"),  # type: ignore[arg-type]
+            lambda: client.append_many(TOPIC, 5),  # type: ignore[arg-type]
+            lambda: client.read(5),  # type: ignore[arg-type]
+            lambda: client.read(TOPIC, Cursor(0, -5)),
+            lambda: client.read(TOPIC, limit=2.5),  # type: ignore[arg-type]
+            lambda: client.reader(TOPIC, Cursor(1, -1)),
+            lambda: client.producer(TOPIC, payload=5),  # type: ignore[call-overload]
+            lambda: client.topics.state("\ud800"),
+            lambda: client.routers.delete("\ud800"),
+        ):
+            with pytest.raises(UsageError):
+                call()
+
+
+def test_a_refusal_names_the_parameter_and_what_it_takes(engine: Any) -> None:
+    with ringlog.connect(engine.url, wait=10) as client:
+        with pytest.raises(UsageError, match="wait_ms must be >= 0, got -5"):
+            client.read(TOPIC, wait_ms=-5)
+        with pytest.raises(UsageError, match=r"after.seq must be >= 0, got -5"):
+            client.read(TOPIC, Cursor(0, -5))
+        with pytest.raises(UsageError, match="follow must be True or False, got 'no'"):
+            client.reader(TOPIC, follow="no")  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="topic must be text that UTF-8 can hold"):
+            client.append("\ud800", b"")
+
+
+def test_the_error_of_a_job_is_told_whatever_text_its_worker_gives(engine: Any) -> None:
+    with ringlog.connect(engine.url, wait=10) as client:
+        client.topics.create("bad-arguments.surrogates", type="queue")
+        queue = client.queue("bad-arguments.surrogates")
+        queue.put(b"job")
+        with pytest.raises(ValueError, match="the job's own"), queue.claim()[0]:
+            raise ValueError("the job's own \ud800")
+        (job,) = queue.claim(wait_ms=10_000)
+        assert job.deliveries == 2
+        job.nack(reason="\ud800")
+
+
+def test_text_is_what_utf8_can_hold() -> None:
+    assert utf8("é", "name") == b"\xc3\xa9"
+    with pytest.raises(UsageError, match="name must be text that UTF-8 can hold, got a lone surrogate"):
+        utf8("ab\ud800", "name")

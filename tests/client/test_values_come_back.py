@@ -1,0 +1,131 @@
+"""Values come back as they were put, or are refused: numbers that JSON lacks, repeated headers, times in
+another unit; and what was read can be pickled and copied."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+import ringlog
+from ringlog.client.fields import NewRecord
+from ringlog.client.pages import Cursor, Record, Tombstone
+from ringlog.errors import UsageError
+from ringlog.payload import JSON, msgspec_codec
+
+NAN, INF = float("nan"), float("inf")
+
+
+@dataclasses.dataclass
+class Reading:
+    value: float
+    unit: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("value", "at"),
+    [
+        (NAN, "nan is no"), ([1, None, -INF], r"-inf at \[2\]"), ({"a": [{"b": NAN}]}, r"nan at a\[0\].b"),
+        ({"a": None, "b": (1.5, INF)}, r"inf at b\[1\]"), (Reading(NAN), "nan at value"),
+    ],
+)  # fmt: skip
+def test_a_number_that_json_lacks_is_refused_with_its_place(value: Any, at: str) -> None:
+    with pytest.raises(UsageError, match=at):
+        JSON.encode(value)
+
+
+@pytest.mark.parametrize("value", [None, [None, 1.5], {"null": "null"}, 5, {"a": {"b": [None]}}])
+def test_none_and_the_word_null_are_json(value: Any) -> None:
+    assert JSON.decode(JSON.encode(value)) == value
+
+
+def test_a_typed_payload_refuses_them_too() -> None:
+    codec = msgspec_codec(Reading)
+    assert codec.decode(codec.encode(Reading(1.5))) == Reading(1.5)
+    with pytest.raises(UsageError, match="inf at value"):
+        codec.encode(Reading(INF))
+
+
+def test_metadata_and_payloads_with_nan_are_refused(client: ringlog.Client, ringlog_topic: Any) -> None:
+    topic = ringlog_topic()
+    with pytest.raises(UsageError, match=r"meta cannot be written as JSON: nan at a.b"):
+        client.append(topic, b"", meta={"a": {"b": NAN}})
+    with pytest.raises(UsageError, match=r"meta cannot be written as JSON: inf at a"):
+        client.append_many(topic, [NewRecord(data=b"", meta={"a": INF})])
+    with client.producer(topic, payload=JSON) as producer, pytest.raises(UsageError, match=r"nan at \[1\]"):
+        producer.send([None, NAN])
+    client.append(topic, b"", meta={"a": None})
+    (record,) = client.read(topic).records
+    assert record.meta == {"a": None}
+
+
+def test_headers_come_back_as_given_and_a_repeated_name_is_refused(
+    client: ringlog.Client, ringlog_topic: Any
+) -> None:
+    topic, pairs = ringlog_topic(), [("b", b"1"), ("a", b"2")]
+    client.append(topic, b"", headers=dict(pairs))
+    client.append(topic, b"", headers=iter(pairs))  # type: ignore[arg-type]
+    assert [list(record.headers.items()) for record in client.read(topic).records] == [pairs, pairs]
+    with pytest.raises(UsageError, match="headers must have each name once, got 'a' more than once"):
+        client.append(topic, b"", headers=[("a", b"1"), ("a", b"2")])  # type: ignore[arg-type]
+
+
+def test_an_empty_key_and_an_empty_tag_mean_none(client: ringlog.Client, ringlog_topic: Any) -> None:
+    topic = ringlog_topic()
+    client.append(topic, b"", key=b"", tag="")
+    (record,) = client.read(topic).records
+    assert (record.key, record.tag) == (None, None)
+
+
+@pytest.mark.parametrize("field", ["expires_at", "event_ts", "not_before"])
+@pytest.mark.parametrize(
+    ("unit", "value"),
+    [("seconds", 1_764_000_000), ("milliseconds", 1_764_000_000_000), ("nanoseconds", 1_764_000_000 * 10**9)],
+)
+def test_a_time_in_another_unit_is_refused_with_the_unit_named(
+    client: ringlog.Client, ringlog_topic: Any, field: Any, unit: str, value: int
+) -> None:
+    with pytest.raises(
+        UsageError, match=f"{field} is in microseconds since the epoch; {value} looks like {unit}"
+    ):
+        client.append(ringlog_topic(), b"", **{field: value})
+
+
+def test_times_in_microseconds_and_datetimes_come_back(client: ringlog.Client, ringlog_topic: Any) -> None:
+    topic = ringlog_topic()
+    early = datetime(1970, 1, 1, 0, 29, 24, tzinfo=UTC)
+    for event_ts in (0, 5, 1_764_000_000_000_000, early):
+        client.append(topic, b"", event_ts=event_ts)
+    found = [record.event_ts for record in client.read(topic).records]
+    assert found == [0, 5, 1_764_000_000_000_000, 1_764_000_000]
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_what_was_read_can_be_pickled_and_copied(
+    client: ringlog.Client, ringlog_topic: Any, again: Callable[[Any], Any]
+) -> None:
+    topic = ringlog_topic()
+    client.append(topic, b"plain")
+    client.append(topic, b"full", key=b"k", tag="t", meta={"a": 1}, headers={"h": b"v"}, priority=3)
+    page = client.read(topic)
+    for record in page.records:
+        other: Record = again(record)
+        assert other == record
+        assert other.meta == record.meta
+    for value in (Tombstone(topic, 1, 2, "ttl", 3, 4), Cursor(1, 2), page.cursor):
+        assert again(value) == value
+        assert type(again(value)) is type(value)
+
+
+def test_the_record_of_a_job_can_be_pickled(client: ringlog.Client, ringlog_topic: Any) -> None:
+    topic = ringlog_topic()
+    client.topics.create(topic, type="queue")
+    queue = client.queue(topic)
+    queue.put(b"job", headers={"h": b"v"})
+    with queue.claim()[0] as job:
+        assert pickle.loads(pickle.dumps((job.record, job.data))) == (job.record, b"job")

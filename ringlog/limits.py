@@ -208,6 +208,9 @@ AGING_TICK_MS = 50
 LAG_LOOKS_MAX = 4_096
 """Subscriptions and feeds looked at for how far their readers are behind, those first whose link has been
 silent for longest."""
+LAG_ANNOUNCED_MS = 5_000
+"""A consumer that has lacked something for so long is announced: by its watch (Lagged) when it reads, by a
+warning in the log and a problem in `status` also when it does not."""
 LAGS_PER_MESSAGE_MAX = 256
 """Consumers told of in one answer, those that are furthest behind."""
 DURABLE_LOOK_MS = 20

@@ -44,7 +44,7 @@ from actors.scheduler.events import (
     Unsent,
 )
 from actors.scheduler.feeds import Feed, Hint, Link, Shard, State, Subscription, Topic
-from actors.scheduler.lag import lags
+from actors.scheduler.lag import Lag, lags
 from actors.scheduler.turns import Turns
 from ringlog.contract import Tick
 from ringlog.envelope import messages as m
@@ -142,9 +142,9 @@ class Scheduler:
         """Does anybody want the shard's news?"""
         return self.shards[shard].is_followed
 
-    def largest_lag_ms(self) -> int:
-        """How long the subscription that is furthest behind has had something to take."""
-        return max((lag.lag_ms for lag in lags(self.links.values(), self._now_ms, 1)), default=0)
+    def furthest_behind(self) -> Lag | None:
+        """The subscription that has lacked something for longest."""
+        return next(iter(lags(self.links.values(), self._now_ms, 1)), None)
 
     @property
     def topics(self) -> int:
@@ -376,6 +376,10 @@ class Scheduler:
                 is_behind = after < topic.until and not topic.is_lost
                 if is_behind and self.turns.gathering and after >= topic.offered_until:
                     is_behind = topic not in self.turns.gathering
+                if is_behind:
+                    feed.stays_behind(now_ms)
+                else:
+                    feed.lacks_ms = -1
                 if feed.is_alarmed or is_behind:
                     self.turns.offer(feed, now_ms)
                 else:

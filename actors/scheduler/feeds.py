@@ -81,7 +81,10 @@ class Topic:
 class Feed:
     """One topic of one subscription."""
 
-    __slots__ = ("after", "dirty_ms", "is_alarmed", "number", "state", "subscription", "topic")
+    __slots__ = (
+        "after", "dirty_ms", "is_alarmed", "lacks_ms", "mark", "mark_ms", "number", "state", "subscription",
+        "topic",
+    )  # fmt: skip
 
     def __init__(self, subscription: Subscription, number: int, topic: Topic, after: int) -> None:
         self.subscription, self.number, self.topic = subscription, number, topic
@@ -91,6 +94,26 @@ class Feed:
         """Since when it has wanted the turn that it waits for or has."""
         self.is_alarmed = False
         """Its topic is not what it was: a turn is due whatever its position."""
+        self.lacks_ms = -1
+        """Since when there has been something that its reader does not have, over several turns; -1: it had
+        everything when it was given the turn that it has."""
+        self.mark = self.mark_ms = 0
+        """How far its topic reached then: once its reader is there, what it lacks is no older than that."""
+
+    def stays_behind(self, now_ms: int) -> None:
+        """It gave a turn back, and there is more."""
+        if self.lacks_ms < 0:
+            self.lacks_ms = self.dirty_ms
+        elif self.after < self.mark:
+            return
+        else:
+            self.lacks_ms = self.mark_ms
+        self.mark, self.mark_ms = self.topic.until, now_ms
+
+    @property
+    def since_ms(self) -> int:
+        """Since when its reader has lacked something, of one that has a turn or waits."""
+        return self.dirty_ms if self.lacks_ms < 0 else self.lacks_ms
 
     @property
     def is_dirty(self) -> bool:

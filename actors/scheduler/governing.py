@@ -8,18 +8,23 @@ instance is. What it holds back itself is in none of the figures, nor is what wa
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
 from actors.scheduler import events as ev
 from actors.scheduler.core import Scheduler
+from actors.scheduler.lag import Lag
 from ringlog.board import pressure
 from ringlog.board.board import Board, ProcessSlot
 from ringlog.board.histogram import HistogramSnapshot
 from ringlog.board.layout import BANDS, D, G, H, P
 from ringlog.governor import Governor, Sample, Step, coalesce_ns, of_averages
-from ringlog.limits import GOVERNOR_SAMPLE_MS
+from ringlog.limits import GOVERNOR_SAMPLE_MS, LAG_ANNOUNCED_MS
+from ringlog.logs import say
+
+log = logging.getLogger("ringlog.scheduler")
 
 _SAMPLE_NS = GOVERNOR_SAMPLE_MS * 1_000_000
 _LAG_LOOK_NS = 1_000_000_000
@@ -40,6 +45,7 @@ class Governing:
         """Time since the last sample in which there was nothing to do, for whoever rests to add to."""
         self._sampled_ns, self._due_ns = now_ns, now_ns + _SAMPLE_NS
         self._lag_ns = 0
+        self._is_lag_announced = False
         self._standing: int | None = None
         self._told: HistogramSnapshot = page.histogram(H.COMMIT).snapshot()
         self._groups = 0
@@ -94,7 +100,9 @@ class Governing:
             page.set(D.BAND_LOWEST + band, core.turns.by_band[band])
         if now_ns - self._lag_ns >= _LAG_LOOK_NS:
             self._lag_ns = now_ns
-            page.set(D.LAG_MS, core.largest_lag_ms())
+            furthest = core.furthest_behind()
+            page.set(D.LAG_MS, furthest.lag_ms if furthest is not None else 0)
+            self._announce(furthest)
         if self._is_first:
             self._sample_instance(now_ns)
             pressure.publish(page, self._instance, self._instance.own, now_ns)
@@ -102,6 +110,21 @@ class Governing:
         page.set(G.DELAY_NS, round(self._own.latency_ns))
         page.set(G.WAITED_NS, self._waited_before_ns + core.turns.gathered_ns)
         page.set(G.SAMPLED_NS, now_ns)
+
+    def _announce(self, furthest: Lag | None) -> None:
+        """Say that somebody is behind, and that nobody is any more, whether he reads or not."""
+        is_late = furthest is not None and furthest.lag_ms >= LAG_ANNOUNCED_MS
+        if is_late == self._is_lag_announced:
+            return
+        self._is_lag_announced = is_late
+        if furthest is not None and is_late:
+            say(
+                log, logging.WARNING, "a consumer is behind", lag_s=round(furthest.lag_ms / 1_000, 1),
+                consumer=f"{furthest.link.hex()}/{furthest.number}", turns_out=furthest.told,
+                waiting=furthest.waiting,
+            )  # fmt: skip
+        else:
+            say(log, logging.INFO, "no consumer is behind any more")
 
     def _sample_instance(self, now_ns: int) -> None:
         others = [page for page in self._schedulers[1:] if pressure.is_believed(page, now_ns)]

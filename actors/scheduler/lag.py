@@ -1,7 +1,9 @@
-"""How far consumers are behind: for how long they have had something to take that they did not. Pure.
+"""How far consumers are behind: how old the oldest is that they could have and do not. Pure.
 
-A reader that has nothing to take is not behind, however quiet it is. Looking is bounded: of a subscription
-that is too large only who waits counts, not who was told, and beyond the bound nobody is looked at.
+A reader that takes turn after turn and never has everything is behind as well; one that begins with a
+backlog, since it began. A reader that has nothing to take is not, however quiet it is. Looking is bounded: of
+a subscription that is too large only who waits counts, not who was told, and beyond the bound nobody is
+looked at.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def lags(links: Iterable[Link], now_ms: int, most: int) -> list[Lag]:
         since_ms = subscription.ready.oldest_ms if subscription.ready is not None else None
         if len(subscription.feeds) <= budget:
             budget -= len(subscription.feeds)
-            since_ms = _earliest(since_ms, _told_ms(subscription))
+            since_ms = _earliest(since_ms, _oldest_ms(subscription))
         waiting = len(subscription.ready) if subscription.ready is not None else 0
         found.append(
             Lag(
@@ -50,12 +52,12 @@ def lags(links: Iterable[Link], now_ms: int, most: int) -> list[Lag]:
     return heapq.nlargest(most, found)
 
 
-def _told_ms(subscription: Subscription) -> int | None:
-    """Since when the oldest turn that is out was wanted."""
-    if subscription.free == subscription.credit:
+def _oldest_ms(subscription: Subscription) -> int | None:
+    """Since when the feed that is furthest behind has lacked something."""
+    if subscription.free == subscription.credit and subscription.ready is None:
         return None
-    told = (feed.dirty_ms for feed in subscription.feeds.values() if feed.state is State.TOLD)
-    return min(told, default=None)
+    behind = (feed.since_ms for feed in subscription.feeds.values() if feed.state is not State.IDLE)
+    return min(behind, default=None)
 
 
 def _earliest(one: int | None, other: int | None) -> int | None:

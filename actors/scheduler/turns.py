@@ -56,6 +56,8 @@ class Turns:
         self.shed: dict[Subscription, None] = {}
         """Subscriptions in which only bands that are shed wait, and have credit, and get none."""
         self._telling: dict[Link, None] = {}
+        self._first = 0
+        """Grows, so that another link is told first each time."""
 
     @property
     def gathered_due_ns(self) -> int | None:
@@ -208,13 +210,20 @@ class Turns:
             self._left_ready(feed)
         elif feed.state is State.TOLD:
             feed.subscription.free += 1
-        feed.state = State.IDLE
+        feed.state, feed.lacks_ms = State.IDLE, -1
         feed.topic.idle[feed] = None
 
     # -- what links are told --------------------------------------------------------------------------
 
     def say_turns(self) -> None:
-        for link in list(self._telling):
+        """Say all turns that were given. Links take turns in being the first who is told: who is may begin to
+        read while the others are told, and under load that is an advantage."""
+        links = list(self._telling)
+        if len(links) > 1:
+            self._first += 1
+            first = self._first % len(links)
+            links = links[first:] + links[:first]
+        for link in links:
             self.say_turns_of(link)
 
     def say_turns_of(self, link: Link) -> None:

@@ -24,6 +24,7 @@ from ringlog.envelope.messages import (
     QueuesStatus,
 )
 from ringlog.errors import ConnectionTrouble, RinglogError, UsageError
+from ringlog.limits import LAG_ANNOUNCED_MS
 from ringlog.link.address import ENGINE_FILE, parse_url
 
 READY = "ready"
@@ -110,7 +111,7 @@ def readiness(found: EngineStatusReply) -> str:
 
 def problems(found: EngineStatusReply) -> list[str]:
     """What an operator should know: logs that are replayed, a full disk, a directory without
-    writes, and damage that the scrub found."""
+    writes, consumers that lag, and damage that the scrub found."""
     said = [
         f"{each.name} replays its log, {each.progress:.1%} done"
         for each in found.processes
@@ -125,6 +126,8 @@ def problems(found: EngineStatusReply) -> list[str]:
         said.append(
             f"no disk space: writes are refused until {human_bytes(found.disk_missing_bytes)} more are free"
         )
+    if found.delivery is not None and found.delivery.lag_s * 1_000 >= LAG_ANNOUNCED_MS:
+        said.append(f"a consumer has been behind for {human_seconds(found.delivery.lag_s)}")
     if found.findings or found.quarantined:
         said.append(
             f"the scrub found {found.findings} faults, {found.quarantined} segments are damaged: see the "

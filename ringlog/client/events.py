@@ -47,7 +47,7 @@ class Lagged:
     behind: int
     """Positions between the reader and the head."""
     waited_s: float
-    """How long news of the topic had waited for the reader."""
+    """How old the oldest is, about, that the reader does not have."""
 
 
 WatchEvent: TypeAlias = Page | Tombstone | CaughtUp | TopicDeleted | Lagged

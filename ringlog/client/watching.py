@@ -54,6 +54,7 @@ from ringlog.limits import (
     CREDIT_DEFAULT,
     CREDIT_MAX,
     FEEDS_PER_SUBSCRIPTION_MAX,
+    LAG_ANNOUNCED_MS,
     READ_BYTES_DEFAULT,
     READ_BYTES_MAX,
     WATCH_LIMIT_DEFAULT,
@@ -66,7 +67,7 @@ from ringlog.types import Durability
 
 Topics: TypeAlias = str | Iterable[str] | Mapping[str, Start]
 Consistency: TypeAlias = Literal["eventual", "strong"]
-LAGGED_AFTER_S = 5.0
+LAGGED_AFTER_S = LAG_ANNOUNCED_MS / 1_000
 """News that waited so long for its reader are a backlog (SC-2)."""
 RETRY_S = 0.1
 HALTED_RETRY_S = 5.0
@@ -120,6 +121,21 @@ def watch_options(
 
 
 @dataclass(slots=True)
+class Late:
+    """How old the oldest is that a reader does not have, who reads on and does not catch up."""
+
+    since_s: float
+    mark: int
+    """The topic's head then: once the reader is there, what it lacks is no older than `mark_s`."""
+    mark_s: float
+
+    def read(self, seq: int, head_seq: int, now_s: float) -> None:
+        """The reader is at `seq` now, which is not the head."""
+        if seq >= self.mark:
+            self.since_s, self.mark, self.mark_s = self.mark_s, head_seq, now_s
+
+
+@dataclass(slots=True)
 class WatchedTopic:
     """One topic of a watch."""
 
@@ -132,6 +148,8 @@ class WatchedTopic:
     has_begun: bool = False
     """A turn of it was read: its life is known."""
     is_caught_up: bool = False
+    late: Late | None = None
+    """It had caught up and is behind, which was not said."""
     is_strong: bool = False
     is_halted: bool = False
     """The watch said that the topic is halted, or its shard was given up; it goes on when the engine finds
@@ -455,9 +473,10 @@ class WatchCore:
                 topic.head_seq = page.head_seq
                 result.events.append(self.caught_up(topic))
             return
-        waited_s = now_s - turn.since_ns / 1e9
-        if topic.is_caught_up and behind > len(page) and waited_s >= LAGGED_AFTER_S:
-            topic.is_caught_up = False
+        waited_s = now_s - (topic.late.since_s if topic.late is not None else turn.since_ns / 1e9)
+        may_lag = topic.is_caught_up or topic.late is not None
+        if may_lag and behind > len(page) and waited_s >= LAGGED_AFTER_S:
+            topic.is_caught_up, topic.late = False, None
             result.events.append((Lagged(name, behind, round(waited_s, 3)), None))
             return  # Alone: records that wait behind it might be deleted before they are given (DL-9).
         cursor = page.cursor
@@ -469,7 +488,10 @@ class WatchCore:
             result.events.append((page, cursor))
         topic.cursor, topic.head_seq, topic.has_begun = cursor, page.head_seq, True
         if cursor.seq < page.head_seq:
-            topic.is_caught_up = False
+            if topic.is_caught_up:
+                topic.is_caught_up, topic.late = False, Late(turn.since_ns / 1e9, page.head_seq, now_s)
+            elif topic.late is not None:
+                topic.late.read(cursor.seq, page.head_seq, now_s)
         elif not topic.is_caught_up:
             result.events.append(self.caught_up(topic))
         result.after, result.is_consumed = cursor.seq, bool(len(page) or gap is not None)
@@ -477,7 +499,7 @@ class WatchCore:
     @staticmethod
     def caught_up(topic: WatchedTopic) -> tuple[CaughtUp, Cursor]:
         """Its backlog has ended, or there was none."""
-        topic.is_caught_up = True
+        topic.is_caught_up, topic.late = True, None
         return CaughtUp(topic.info.topic, topic.head_seq), topic.cursor
 
     def _gone(self, topic: WatchedTopic, result: TurnResult, reason: str) -> None:

@@ -194,6 +194,11 @@ def test_one_that_may_not_react_says_how_it_is_all_the_same(running: Engine) -> 
 # -- how far consumers are behind -------------------------------------------------------------------------
 
 
+def furthest_ms(world: World) -> int:
+    furthest = world.core.furthest_behind()
+    return furthest.lag_ms if furthest is not None else 0
+
+
 def test_lag_is_for_how_long_there_has_been_something_to_take() -> None:
     world = World()
     told, waiting, quiet = (world.topic(0, slot) for slot in range(3))
@@ -208,11 +213,32 @@ def test_lag_is_for_how_long_there_has_been_something_to_take() -> None:
     first, second = lags(world.core.links.values(), world.now_ms, 8)
     assert first == (500, A, 1, 2, 1, 1, 1)
     assert second == (0, B, 2, 1, 0, 0, 32)
-    assert world.core.largest_lag_ms() == 500
+    assert furthest_ms(world) == 500
     world.take(A, (1, 1, 1))
-    assert world.core.largest_lag_ms() == 300
+    assert furthest_ms(world) == 300
     world.take(A, (1, 2, 1))
-    assert world.core.largest_lag_ms() == 0
+    assert furthest_ms(world) == 0
+
+
+def test_a_reader_that_takes_turn_after_turn_and_never_has_everything_is_behind() -> None:
+    world = World()
+    topic, lagging, keeping = world.topic(0, 0), 0, 0
+    world.subscribe(A, 1, [(1, topic, 0)])
+    world.subscribe(B, 1, [(1, topic, 0)])
+    for _ in range(100):
+        world.append(topic, 10)
+        world.turn()
+        world.wait(100)
+        lagging, keeping = lagging + 5, topic.head
+        world.take(A, (1, 1, lagging))
+        # More is there again before it says that it has all that there was.
+        world.append(topic)
+        world.turn()
+        world.take(B, (1, 1, keeping))
+    slow, quick = lags(world.core.links.values(), world.now_ms, 8)
+    assert (slow.link, quick.link) == (A, B)
+    assert 4_000 <= slow.lag_ms <= 10_000
+    assert quick.lag_ms <= 200
 
 
 def test_beyond_the_bound_only_who_waits_counts(monkeypatch: pytest.MonkeyPatch) -> None:

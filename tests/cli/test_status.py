@@ -48,17 +48,19 @@ def test_an_engine_with_a_read_only_shard_is_not_ready() -> None:
 
 
 def test_what_an_operator_should_know_is_said_and_a_full_disk_is_not_ready() -> None:
-    assert problems(FOUND) == []
-    full = structs.replace(FOUND, disk_missing_bytes=3 << 20)
+    assert problems(FOUND) == ["a consumer has been behind for 7.5 s"]
+    quiet = structs.replace(FOUND, delivery=m.DeliveryStatus([0, 0, 0, 0, 0], 0, 2, 3, 40, 99, 0.001, 4.9))
+    assert problems(quiet) == []
+    full = structs.replace(quiet, disk_missing_bytes=3 << 20)
     assert readiness(full) == "disk_full"
     assert problems(full) == ["no disk space: writes are refused until 3.0 MiB more are free"]
     replaying = structs.replace(PROCESS, state="recovering", progress=0.25)
-    starting = structs.replace(FOUND, state="starting", processes=[replaying])
+    starting = structs.replace(quiet, state="starting", processes=[replaying])
     assert readiness(starting) == "starting"
     assert problems(starting) == ["wal_shard-00 replays its log, 25.0% done"]
-    read_only = structs.replace(FOUND, processes=[structs.replace(PROCESS, state="read_only")])
+    read_only = structs.replace(quiet, processes=[structs.replace(PROCESS, state="read_only")])
     assert problems(read_only) == ["wal_shard-00 serves reads alone: its directory takes no writes"]
-    rotten = structs.replace(FOUND, findings=2, quarantined=1)
+    rotten = structs.replace(quiet, findings=2, quarantined=1)
     assert readiness(rotten) == "ready"
     assert problems(rotten)[0].startswith("the scrub found 2 faults, 1 segments are damaged")
 

@@ -62,7 +62,7 @@ class DeliveryStatus(Message, frozen=True):
     turns_told: U64
     latency_s: float
     lag_s: float
-    """For how long the consumer that is furthest behind has had something to take."""
+    """For how long the consumer that is furthest behind has lacked something, over all its turns."""
 
 
 class ConsumersAsk(Message, frozen=True):

@@ -1,0 +1,103 @@
+"""Who is behind all the time has his share, whoever else is: of links, of subscriptions, of feeds in one."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from actors.scheduler import events as ev
+from ringlog.envelope import messages as m
+from tests.actors.scheduler_world import MS, World
+
+ROUNDS = 200
+
+
+class Orderly(World):
+    """Notes in which order links are told, and the turns that each has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[bytes] = []
+
+    def _perform(self, effect: Any) -> Any:
+        if isinstance(effect, ev.Tell) and isinstance(effect.message, m.Turns):
+            self.told.append(effect.link)
+        return super()._perform(effect)
+
+    def give_back(self, link: bytes, turns: list[list[int]]) -> None:
+        """One record further each: with many published they stay behind."""
+        rows = [(number, feed, self.feeds[link, number, feed][1] + 1) for number, feed, *_ in turns]
+        self.take(link, *rows)
+
+
+@pytest.mark.parametrize("gap_ms", [0, 20])
+def test_links_that_are_behind_all_the_time_have_equal_shares(gap_ms: int) -> None:
+    """Each gives its turns back when it likes; some come in bursts, as from a link that got no processor."""
+    world, rng = Orderly(), random.Random(7)
+    links = [b"link %d" % number for number in range(24)]
+    topics = [world.topic(0, slot) for slot in range(6)]
+    for number, link in enumerate(links):
+        feeds = [(feed, topic, 0) for feed, topic in enumerate(topics)]
+        world.subscribe(link, 1, feeds, credit=1 + number % 3)
+    world.turn(ev.Pressed((gap_ms * MS,) * 2, False))
+    for topic in topics:
+        world.append(topic, 100 * ROUNDS)
+    world.turn()
+    given: Counter[tuple[bytes, int]] = Counter()
+    for number in range(ROUNDS):
+        world.now_ms += 1
+        world.is_checked = not number % 20
+        for link in rng.sample(links, len(links)):
+            turns, world.links[link].turns = world.links[link].turns[:1], world.links[link].turns[1:]
+            assert turns, "a link that is behind has a turn"
+            given.update((link, turn[1]) for turn in turns)
+            world.give_back(link, turns)
+    by_link = Counter[bytes]()
+    for (link, _), many in given.items():
+        by_link[link] += many
+    assert set(by_link.values()) == {ROUNDS}
+    for link in links:
+        shares = [given[link, feed] for feed in range(len(topics))]
+        assert max(shares) - min(shares) <= 2, "topics of one value have equal shares of a reader"
+
+
+def test_who_falls_behind_waits_for_no_more_than_those_before_him() -> None:
+    world = Orderly()
+    many = 50
+    busy = [(slot, world.topic(0, slot), 0) for slot in range(many)]
+    late = world.topic(0, many)
+    world.subscribe(b"a", 1, [*busy, (many, late, 0)], credit=2)
+    for _, topic, _ in busy:
+        world.append(topic, 1_000)
+    world.turn()
+    world.append(late)
+    world.turn()
+    turns = 0
+    while not any(turn[1] == many for turn in world.links[b"a"].turns):
+        first, world.links[b"a"].turns = world.links[b"a"].turns[:1], world.links[b"a"].turns[1:]
+        world.give_back(b"a", first)
+        world.now_ms += 1
+        turns += 1
+        assert turns <= many, "those that have been served since are behind who came later"
+
+
+def test_links_take_turns_in_being_told_first() -> None:
+    world = Orderly()
+    links = [b"link %d" % number for number in range(5)]
+    topic = world.topic(0, 0)
+    for link in links:
+        world.subscribe(link, 1, [(1, topic, 0)])
+    first = Counter[bytes]()
+    for _ in range(10 * len(links)):
+        world.told.clear()
+        world.append(topic)
+        world.turn()
+        assert sorted(world.told) == links
+        first[world.told[0]] += 1
+        # The quickest is always the same: giving back first is not to be rewarded.
+        for link in links:
+            world.take(link, (1, 1, topic.head))
+    assert set(first.values()) == {10}

@@ -1,0 +1,109 @@
+"""Watchers under a busy writer: each has its share; who is behind is announced, whether he reads or not."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import ringlog
+from ringlog.cli.status import problems
+from ringlog.client import LATEST, CaughtUp, Lagged, Page
+from ringlog.testing.real_engine import engine, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+WAIT_S = 30.0
+WATCHERS = 5
+BATCH, BATCHES = 500, 200
+SHARE = 10
+"""The slowest has at least one in so many of what the quickest has, however few processors there are."""
+
+
+@pytest.fixture(scope="module")
+def running():
+    with engine(wal={"shards": 1}, delivery={"schedulers": 1}) as running:
+        yield running
+
+
+class Watcher(threading.Thread):
+    def __init__(self, url, topic, is_over):
+        super().__init__(daemon=True)
+        self._url, self._topic, self._is_over = url, topic, is_over
+        self.count, self.error = 0, None
+        self.is_open = threading.Event()
+
+    def run(self):
+        try:
+            with ringlog.connect(self._url, wait=10) as client, client.watch(self._topic, limit=200) as watch:
+                watch.open()
+                self.is_open.set()
+                while not self._is_over.is_set():
+                    event = watch.next(0.1)
+                    self.count += len(event) if isinstance(event, Page) else 0
+        except Exception as e:  # noqa: BLE001  judged by the test
+            self.error = e
+
+
+def test_watchers_of_a_busy_topic_get_on_alike(running):
+    over = threading.Event()
+    with ringlog.connect(running.url, wait=10) as writer:
+        writer.topics.create("busy", durability="disk")
+        watchers = [Watcher(running.url, "busy", over) for _ in range(WATCHERS)]
+        for watcher in watchers:
+            watcher.start()
+            assert watcher.is_open.wait(WAIT_S)
+        worst = 1.0
+        for batch in range(BATCHES):
+            writer.append_many("busy", [b"x" * 100] * BATCH)
+            counts = [watcher.count for watcher in watchers]
+            if batch > BATCHES // 4:
+                worst = min(worst, min(counts) / max(*counts, 1))
+        wait_until(
+            lambda: all(watcher.count >= BATCH * BATCHES for watcher in watchers),
+            WAIT_S,
+            "all to have it all",
+        )
+        over.set()
+        for watcher in watchers:
+            watcher.join(WAIT_S)
+        assert [watcher.error for watcher in watchers] == [None] * WATCHERS
+        assert worst >= 1 / SHARE
+
+
+def test_who_does_not_read_is_announced_and_hears_it_when_he_does(running):
+    with ringlog.connect(running.url, wait=10) as client:
+        client.topics.create("left")
+        watch = client.watch("left", start=LATEST, limit=10).open()
+        assert isinstance(watch.next(WAIT_S), CaughtUp)
+        assert not problems(running.status())
+        for _ in range(30):
+            client.append("left", b"x")
+        wait_until(lambda: problems(running.status()), WAIT_S, "status to name the problem")
+        assert "a consumer has been behind for" in problems(running.status())[0]
+        assert "a consumer is behind" in running.log_path.read_text()
+        event = watch.next(WAIT_S)
+        assert isinstance(event, Lagged), event
+        count = 0
+        while count < 30:
+            event = watch.next(WAIT_S)
+            count += len(event) if isinstance(event, Page) else 0
+        assert isinstance(watch.next(WAIT_S), CaughtUp)
+        wait_until(lambda: not problems(running.status()), WAIT_S, "the problem to be over")
+        watch.close()
+
+
+def test_who_reads_on_and_falls_behind_hears_it_once(running):
+    with ringlog.connect(running.url, wait=10) as client:
+        client.topics.create("slow")
+        watch = client.watch("slow", start=LATEST, limit=1).open()
+        assert isinstance(watch.next(WAIT_S), CaughtUp)
+        events = []
+        # One record read for each twenty written: what it lacks grows old, though each turn is a fresh one.
+        while not any(isinstance(event, Lagged) for event in events):
+            client.append_many("slow", [b"x"] * 20)
+            events.append(watch.next(WAIT_S))
+        assert all(isinstance(event, Page) for event in events[:-1])
+        assert events[-1].behind > len(events)
+        for _ in range(50):
+            assert isinstance(watch.next(WAIT_S), Page)
+        watch.close()

@@ -23,6 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     directory = (options.dir or BUILD / f"demo-{os.getpid()}").absolute()
     directory.mkdir(parents=True)
+    os.environ.update(_scratch(directory))
     # SIGTERM ends like Ctrl-C: through every `finally`.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     plan = Plan(
@@ -75,6 +76,15 @@ def _picture(options: argparse.Namespace) -> Path | None:
         print(f"Spark's part is left out: {lacking}", file=sys.stderr)
         return None
     return Path(options.out).with_suffix(".png").absolute()
+
+
+def _scratch(directory: Path) -> dict[str, str]:
+    """Variables by which Python, Spark and JVM put temporary files below `directory`: who is killed, as some
+    of ours are, cannot remove them, and a JVM keeps its counters in /tmp whatever it is told."""
+    scratch = directory / "tmp"
+    scratch.mkdir()
+    java = f'{os.environ.get("JDK_JAVA_OPTIONS", "")} "-Djava.io.tmpdir={scratch}" -XX:-UsePerfData'
+    return {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch), "JDK_JAVA_OPTIONS": java.strip()}
 
 
 def _save_log(directory: Path) -> None:

@@ -135,9 +135,10 @@ def test_words_are_shared(tmp_path: Path) -> None:
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "demo", "--dir", str(tmp_path / "work")]
     command += ["--out", str(tmp_path / "demo.json"), *arguments]
+    (tmp_path / "temporary").mkdir()
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")},
     )  # fmt: skip
 
 
@@ -170,6 +171,7 @@ def test_a_small_run_with_a_kill_loses_doubles_and_reorders_nothing(tmp_path: Pa
     assert stage["left"]["read"] + stage["rest"]["read"] + found["deleted"] + found["evicted"] == 8000
     assert "reason cap" in out
     assert not (tmp_path / "work").exists()
+    assert not os.listdir(tmp_path / "temporary")
 
 
 @pytest.mark.slow
@@ -182,3 +184,4 @@ def test_an_interrupt_ends_everything_it_started(tmp_path: Path, data_dir: Path)
     _, err = child.communicate(timeout=40)
     assert child.returncode == 130, err
     assert not (tmp_path / "work").exists()
+    assert not os.listdir(tmp_path / "temporary")
